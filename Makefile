@@ -1,0 +1,45 @@
+# The front door. Every target works from a fresh clone with python3 (3.11+), make and the package index.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+EXTRAS := spark,grpc,console,redis,otel,delta,iceberg,dev
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo up test test-long check lint bench clean
+
+help:           ## Show the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "==> creating $(VENV) with contrailmq and every extra (once; a few minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+install: $(STAMP) ## Create .venv with the package (editable) and every extra
+
+demo: $(STAMP)  ## The main job, end to end, in a temporary directory
+	@echo "==> demo"
+	@$(BIN)/contrailmq demo
+
+test: $(STAMP)  ## Everything that must pass
+	@echo "==> tests"
+	@$(BIN)/python -m pytest -q -m "not long and not interop"
+
+test-long: $(STAMP) ## The full counts of the fault tests
+	@echo "==> long tests"
+	@CONTRAILMQ_LONG=1 $(BIN)/python -m pytest -q -m "not interop"
+
+check: $(STAMP) ## Format, lint, strict types, tidy
+	@echo "==> ruff format --check";     $(BIN)/ruff format --check src tests
+	@echo "==> ruff check";              $(BIN)/ruff check src tests
+	@echo "==> mypy --strict";           $(BIN)/mypy
+	@echo "==> tidy";                    $(BIN)/python -m pytest -q tests/test_tidy.py
+
+lint: $(STAMP)  ## Format and fix what can be fixed
+	@$(BIN)/ruff format src tests
+	@$(BIN)/ruff check --fix src tests
+
+clean:          ## Remove caches and the virtual environment
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache dist

@@ -1,0 +1,9 @@
+"""ContrailMQ: RocketMQ for people who live in Python and Spark."""
+
+from contrailmq._version import __version__
+
+if not __debug__:
+    # Invariants of the store and the wire are asserts: without them a broken invariant would be written to disk.
+    raise RuntimeError("contrailmq needs asserts: start Python without -O and without PYTHONOPTIMIZE")
+
+__all__ = ["__version__"]
