@@ -1,0 +1,101 @@
+"""Messages: what users send, what the log stores, and the small encodings both share.
+
+Everything else in the package stands on this room and it imports nothing of ours. It knows no sockets and no files.
+
+A `Message` is what a producer hands over. The broker turns it into a record of the commit log (`store/record.py`), and
+a `StoredMessage` is that record seen from Python. All attributes beyond topic, body and flag travel as properties.
+"""
+
+from contrailmq.message.compression import (
+    Compression,
+    SysFlag,
+    compress,
+    decompress,
+)
+from contrailmq.message.errors import (
+    ContrailError,
+    MessageError,
+)
+from contrailmq.message.identity import (
+    Host,
+    PhysicalOffset,
+    QueueOffset,
+    UniqueId,
+    create_unique_id,
+    decode_host,
+    encode_host,
+    java_hash,
+    offset_message_id,
+    parse_offset_message_id,
+    parse_unique_id,
+    tags_code,
+)
+from contrailmq.message.model import (
+    BODY_BYTES_MAX,
+    Message,
+    MessageQueue,
+    StoredMessage,
+    check_message,
+)
+from contrailmq.message.names import (
+    DLQ_PREFIX,
+    GROUP_BYTES_MAX,
+    LONG_TOPIC_BYTES_MAX,
+    RETRY_PREFIX,
+    TOPIC_BYTES_MAX,
+    SystemTopic,
+    check_group,
+    check_topic,
+    dlq_topic,
+    is_system_topic,
+    retry_topic,
+)
+from contrailmq.message.properties import (
+    PROPERTIES_BYTES_MAX,
+    RESERVED_PROPERTIES,
+    Property,
+    decode_properties,
+    encode_properties,
+)
+
+__all__ = [
+    "BODY_BYTES_MAX",
+    "DLQ_PREFIX",
+    "GROUP_BYTES_MAX",
+    "LONG_TOPIC_BYTES_MAX",
+    "PROPERTIES_BYTES_MAX",
+    "RESERVED_PROPERTIES",
+    "RETRY_PREFIX",
+    "TOPIC_BYTES_MAX",
+    "Compression",
+    "ContrailError",
+    "Host",
+    "Message",
+    "MessageError",
+    "MessageQueue",
+    "PhysicalOffset",
+    "Property",
+    "QueueOffset",
+    "StoredMessage",
+    "SysFlag",
+    "SystemTopic",
+    "UniqueId",
+    "check_group",
+    "check_message",
+    "check_topic",
+    "compress",
+    "create_unique_id",
+    "decode_host",
+    "decode_properties",
+    "decompress",
+    "dlq_topic",
+    "encode_host",
+    "encode_properties",
+    "is_system_topic",
+    "java_hash",
+    "offset_message_id",
+    "parse_offset_message_id",
+    "parse_unique_id",
+    "retry_topic",
+    "tags_code",
+]

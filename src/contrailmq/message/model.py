@@ -1,0 +1,250 @@
+"""What users send (`Message`) and what the log holds (`StoredMessage`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from contrailmq.message.compression import SysFlag, decompress
+from contrailmq.message.errors import MessageError
+from contrailmq.message.identity import Host, decode_host, offset_message_id
+from contrailmq.message.names import check_topic
+from contrailmq.message.properties import RESERVED_PROPERTIES, Property, decode_properties
+
+BODY_BYTES_MAX: Final = 4 * 1024 * 1024  # RocketMQ's default maxMessageSize, on clients and brokers
+
+
+class MessageQueue(NamedTuple):
+    """One queue of a topic on one broker group. Sorts as RocketMQ's rebalance sorts: topic, broker, queue id."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class Message:
+    """A message to send.
+
+    `tags` is one tag that filters select by; `keys` are business keys the broker indexes. `delay_level` is one of the
+    broker's levels (1 to 18 by default), `delay` seconds or a timedelta, `deliver_at` epoch milliseconds or an aware
+    datetime; give at most one of the three. `properties` are the user's own; reserved names are refused.
+
+        Message("Orders", b"...", tags="paid", keys=["o-17"], properties={"region": "eu"})
+    """
+
+    __slots__ = ("body", "flag", "properties", "topic")
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        flag: int = 0,
+        delay_level: int = 0,
+        delay: float | timedelta | None = None,
+        deliver_at: int | datetime | None = None,
+        wait_store_ok: bool = True,
+        sharding_key: str | None = None,
+    ) -> None:
+        self.topic, self.body, self.flag = topic, body, flag
+        own = self.properties = {} if properties is None else _user_properties(properties)
+        if tags:
+            own[Property.TAGS] = tags
+        if keys:
+            own[Property.KEYS] = keys if isinstance(keys, str) else _joined_keys(keys)
+        own[Property.WAIT] = "true" if wait_store_ok else "false"
+        if sharding_key is not None:
+            own[Property.SHARDING_KEY] = sharding_key
+        if delay_level or delay is not None or deliver_at is not None:
+            own.update(_delay_properties(delay_level, delay, deliver_at))
+
+    @property
+    def tags(self) -> str | None:
+        return self.properties.get(Property.TAGS)
+
+    @property
+    def keys(self) -> list[str]:
+        return self.properties.get(Property.KEYS, "").split()
+
+    @property
+    def delay_level(self) -> int:
+        return int(self.properties.get(Property.DELAY, 0))
+
+    @property
+    def unique_key(self) -> str | None:
+        return self.properties.get(Property.UNIQUE_KEY)
+
+    def __repr__(self) -> str:
+        return f"Message(topic={self.topic!r}, {len(self.body)} bytes, properties={self.properties!r})"
+
+
+def check_message(message: Message, *, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+    """What a producer checks before it sends: names, an existing body within the limit."""
+    check_topic(message.topic)
+    if not isinstance(message.body, bytes | bytearray | memoryview):
+        raise MessageError(f"the body is {type(message.body).__name__}, not bytes: encode it first", field="body")
+    if not message.body:
+        raise MessageError(
+            "the body is empty: RocketMQ's clients refuse that, send at least one byte", field="body", size=0
+        )
+    if len(message.body) > body_bytes_max:
+        raise MessageError(
+            f"the body has {len(message.body)} bytes, the limit is {body_bytes_max}: split it or raise maxMessageSize",
+            field="body",
+            size=len(message.body),
+            limit=body_bytes_max,
+        )
+
+
+def _user_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    own = dict(properties)
+    for name, value in own.items():
+        field = f"properties[{name[:64]}]"
+        if name in RESERVED_PROPERTIES:
+            raise MessageError(f"property {name!r} is RocketMQ's own: choose another name", field=field)
+        if not name.strip() or not isinstance(value, str) or not value.strip():
+            raise MessageError(
+                f"property {name!r} has a blank name or value: readers drop such a property", field=field
+            )
+    return own
+
+
+def _joined_keys(keys: Iterable[str]) -> str:
+    parts = list(keys)
+    for key in parts:
+        if " " in key or not key:
+            raise MessageError(f"key {key!r} is empty or holds a space: a space separates keys", field="keys")
+    return " ".join(parts)
+
+
+def _delay_properties(
+    level: int, delay: float | timedelta | None, deliver_at: int | datetime | None
+) -> Iterable[tuple[str, str]]:
+    if bool(level) + (delay is not None) + (deliver_at is not None) > 1:
+        raise MessageError("give one of delay_level, delay and deliver_at, not several", field="delay")
+    if level:
+        if level < 0:
+            raise MessageError(f"delay_level is {level}: levels count from 1", field="delay_level", size=level)
+        return [(Property.DELAY, str(level))]
+    if delay is not None:
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        if seconds < 0:
+            raise MessageError(f"delay is {seconds} s: it cannot be negative", field="delay")
+        return [(Property.TIMER_DELAY_MS, str(round(seconds * 1000)))]
+    if isinstance(deliver_at, datetime):
+        if deliver_at.tzinfo is None:
+            raise MessageError(
+                "deliver_at has no time zone: pass an aware datetime or epoch milliseconds", field="deliver_at"
+            )
+        deliver_at = round(deliver_at.timestamp() * 1000)
+    return [(Property.TIMER_DELIVER_MS, str(deliver_at))]
+
+
+class StoredMessage:
+    """A record of the log. Immutable by convention; body and properties are decoded when first asked for.
+
+    `stored_body` and `encoded_properties` are the bytes on disk; `body` is decompressed. `message_id` is the unique id
+    that the sender knows (the offset id where the sender gave none).
+    """
+
+    __slots__ = (
+        "_body",
+        "_properties",
+        "body_crc",
+        "born_host_bytes",
+        "born_time_ms",
+        "encoded_properties",
+        "flag",
+        "magic",
+        "physical_offset",
+        "prepared_transaction_offset",
+        "queue_id",
+        "queue_offset",
+        "reconsume_times",
+        "size_bytes",
+        "store_host_bytes",
+        "store_time_ms",
+        "stored_body",
+        "sys_flag",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        stored_body: bytes,
+        encoded_properties: bytes,
+        size_bytes: int,
+        magic: int,
+        body_crc: int,
+        queue_id: int,
+        flag: int,
+        queue_offset: int,
+        physical_offset: int,
+        sys_flag: int,
+        born_time_ms: int,
+        born_host_bytes: bytes,
+        store_time_ms: int,
+        store_host_bytes: bytes,
+        reconsume_times: int,
+        prepared_transaction_offset: int,
+    ) -> None:
+        self.topic, self.stored_body, self.encoded_properties = topic, stored_body, encoded_properties
+        self.size_bytes, self.magic, self.body_crc = size_bytes, magic, body_crc
+        self.queue_id, self.flag, self.queue_offset = queue_id, flag, queue_offset
+        self.physical_offset, self.sys_flag = physical_offset, sys_flag
+        self.born_time_ms, self.born_host_bytes = born_time_ms, born_host_bytes
+        self.store_time_ms, self.store_host_bytes = store_time_ms, store_host_bytes
+        self.reconsume_times, self.prepared_transaction_offset = reconsume_times, prepared_transaction_offset
+        self._body: bytes | None = None
+        self._properties: dict[str, str] | None = None
+
+    @property
+    def body(self) -> bytes:
+        if self._body is None:
+            self._body = decompress(self.stored_body, self.sys_flag)
+        return self._body
+
+    @property
+    def properties(self) -> dict[str, str]:
+        if self._properties is None:
+            self._properties = decode_properties(self.encoded_properties)
+        return self._properties
+
+    @property
+    def tags(self) -> str | None:
+        return self.properties.get(Property.TAGS)
+
+    @property
+    def keys(self) -> list[str]:
+        return self.properties.get(Property.KEYS, "").split()
+
+    @property
+    def born_host(self) -> Host:
+        return decode_host(self.born_host_bytes)
+
+    @property
+    def store_host(self) -> Host:
+        return decode_host(self.store_host_bytes)
+
+    @property
+    def message_id(self) -> str:
+        return self.properties.get(Property.UNIQUE_KEY) or self.offset_message_id
+
+    @property
+    def offset_message_id(self) -> str:
+        return offset_message_id(self.store_host_bytes, self.physical_offset)
+
+    @property
+    def transaction_type(self) -> int:
+        return self.sys_flag & SysFlag.TRANSACTION_MASK
+
+    def __repr__(self) -> str:
+        return (
+            f"StoredMessage(topic={self.topic!r}, queue_id={self.queue_id}, queue_offset={self.queue_offset}, "
+            f"physical_offset={self.physical_offset}, size_bytes={self.size_bytes}, message_id={self.message_id!r})"
+        )

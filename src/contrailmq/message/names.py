@@ -1,0 +1,80 @@
+"""Topic and group names: RocketMQ's rules, system topics, retry and dead-letter topics."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from contrailmq.message.errors import MessageError
+
+TOPIC_BYTES_MAX: Final = 127  # record V1 stores the length as a signed byte
+LONG_TOPIC_BYTES_MAX: Final = 255  # %RETRY% and %DLQ% topics: group names may have 255 - 7 characters
+GROUP_BYTES_MAX: Final = 255
+
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+_NAME = re.compile(r"[%|a-zA-Z0-9_+-]+\Z")  # '+' stands in pop retry topics only, and RocketMQ's table lets it pass
+
+
+class SystemTopic:
+    """Topics that a broker keeps for itself."""
+
+    AUTO_CREATE: Final = "TBW102"
+    SCHEDULE: Final = "SCHEDULE_TOPIC_XXXX"
+    HALF: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+    OP_HALF: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+    CHECK_MAX_TIME: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+    TRACE: Final = "RMQ_SYS_TRACE_TOPIC"
+    SELF_TEST: Final = "SELF_TEST_TOPIC"
+    BENCHMARK: Final = "BenchmarkTest"
+    OFFSET_MOVED: Final = "OFFSET_MOVED_EVENT"
+    TIMER: Final = "rmq_sys_wheel_timer"
+    CHECKPOINT: Final = "CHECKPOINT_TOPIC"
+    PREFIX: Final = "rmq_sys_"
+
+
+_SYSTEM_TOPICS: Final = frozenset(
+    value for name, value in vars(SystemTopic).items() if name.isupper() and name != "PREFIX"
+)
+
+
+def is_system_topic(topic: str) -> bool:
+    """Whether the name is one of RocketMQ's fixed system topics; cluster and broker names are a broker's to add."""
+    return topic in _SYSTEM_TOPICS or topic.startswith(SystemTopic.PREFIX)
+
+
+def retry_topic(group: str) -> str:
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    return DLQ_PREFIX + group
+
+
+def check_topic(topic: str) -> None:
+    """Raise `MessageError` unless the name is a legal topic."""
+    limit = LONG_TOPIC_BYTES_MAX if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) else TOPIC_BYTES_MAX
+    _check_name(topic, field="topic", limit=limit)
+
+
+def check_group(group: str) -> None:
+    """Raise `MessageError` unless the name is a legal producer or consumer group."""
+    _check_name(group, field="group", limit=GROUP_BYTES_MAX)
+
+
+def _check_name(name: str, *, field: str, limit: int) -> None:
+    if not name or name.isspace():
+        raise MessageError(f"the {field} name is blank: give one of 1 to {limit} characters", field=field, size=0)
+    if not _NAME.match(name):
+        bad = sorted(set(re.sub(r"[%|a-zA-Z0-9_+-]", "", name)))
+        raise MessageError(
+            f"{field} {name[:64]!r} has forbidden characters {''.join(bad)[:32]!r}: use letters, digits, % | _ -",
+            field=field,
+        )
+    if len(name) > limit:
+        raise MessageError(
+            f"{field} {name[:64]!r}... has {len(name)} characters, the limit is {limit}: shorten it",
+            field=field,
+            size=len(name),
+            limit=limit,
+        )

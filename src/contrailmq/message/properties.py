@@ -1,0 +1,123 @@
+"""Properties: a flat map of text to text that travels with every message.
+
+    properties := (name 0x01 value 0x02)*          UTF-8, at most 32,767 bytes; the last 0x02 may be missing
+
+Names in upper case are RocketMQ's own (`Property`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from contrailmq.message.errors import MessageError
+
+PROPERTIES_BYTES_MAX: Final = 32_767  # the record stores the length as a signed 16-bit number
+
+
+class Property:
+    """Names of RocketMQ's own properties. Users may not set the reserved ones themselves."""
+
+    KEYS: Final = "KEYS"
+    TAGS: Final = "TAGS"
+    WAIT: Final = "WAIT"
+    DELAY: Final = "DELAY"
+    RETRY_TOPIC: Final = "RETRY_TOPIC"
+    REAL_TOPIC: Final = "REAL_TOPIC"
+    REAL_QUEUE_ID: Final = "REAL_QID"
+    TRANSACTION_PREPARED: Final = "TRAN_MSG"
+    PRODUCER_GROUP: Final = "PGROUP"
+    MIN_OFFSET: Final = "MIN_OFFSET"
+    MAX_OFFSET: Final = "MAX_OFFSET"
+    BUYER_ID: Final = "BUYER_ID"
+    ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+    TRANSFER_FLAG: Final = "TRANSFER_FLAG"
+    CORRECTION_FLAG: Final = "CORRECTION_FLAG"
+    MQ2_FLAG: Final = "MQ2_FLAG"
+    RECONSUME_TIME: Final = "RECONSUME_TIME"
+    MESSAGE_REGION: Final = "MSG_REGION"
+    TRACE_SWITCH: Final = "TRACE_ON"
+    UNIQUE_KEY: Final = "UNIQ_KEY"
+    EXTEND_UNIQUE_INFO: Final = "EXTEND_UNIQ_INFO"
+    MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
+    CONSUME_START_TIME: Final = "CONSUME_START_TIME"
+    INNER_NUM: Final = "INNER_NUM"
+    INNER_BASE: Final = "INNER_BASE"
+    DUPLICATE_INFO: Final = "DUP_INFO"
+    CHECK_IMMUNITY_SECONDS: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+    TRANSACTION_PREPARED_QUEUE_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
+    TRANSACTION_ID: Final = "__transactionId__"
+    TRANSACTION_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
+    INSTANCE_ID: Final = "INSTANCE_ID"
+    CORRELATION_ID: Final = "CORRELATION_ID"
+    REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
+    TTL: Final = "TTL"
+    ARRIVE_TIME: Final = "ARRIVE_TIME"
+    PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"
+    CLUSTER: Final = "CLUSTER"
+    MESSAGE_TYPE: Final = "MSG_TYPE"
+    POP_CHECKPOINT: Final = "POP_CK"
+    POP_CHECKPOINT_OFFSET: Final = "POP_CK_OFFSET"
+    FIRST_POP_TIME: Final = "1ST_POP_TIME"
+    SHARDING_KEY: Final = "__SHARDINGKEY"
+    FORWARD_QUEUE_ID: Final = "PROPERTY_FORWARD_QUEUE_ID"
+    REDIRECT: Final = "REDIRECT"
+    INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
+    INNER_MULTI_QUEUE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
+    TRACE_CONTEXT: Final = "TRACE_CONTEXT"
+    TIMER_DELAY_SECONDS: Final = "TIMER_DELAY_SEC"
+    TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
+    TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+    TIMER_OUT_MS: Final = "TIMER_OUT_MS"
+    TIMER_ENQUEUE_MS: Final = "TIMER_ENQUEUE_MS"
+    TIMER_DEQUEUE_MS: Final = "TIMER_DEQUEUE_MS"
+    TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
+    TIMER_DELETE_UNIQUE_KEY: Final = "TIMER_DEL_UNIQKEY"
+    TIMER_DELAY_LEVEL: Final = "TIMER_DELAY_LEVEL"
+    BORN_HOST: Final = "__BORNHOST"
+    BORN_TIMESTAMP: Final = "BORN_TIMESTAMP"
+    DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+    DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
+    CRC32: Final = "__CRC32#"
+
+
+RESERVED_PROPERTIES: Final = frozenset(value for name, value in vars(Property).items() if name.isupper())
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """The property string with its trailing separator, in the map's order (RocketMQ 5.2+ and Go write it so).
+
+    Raises `MessageError` for a name or value that holds a separator: such a property would come back as others.
+    """
+    text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
+    # One count finds a stray separator anywhere; only then is it worth finding out where.
+    if text.count("\x02") != len(properties) or text.count("\x01") != len(properties):
+        for name, value in properties.items():
+            if "\x01" in name or "\x02" in name or "\x01" in value or "\x02" in value:
+                raise MessageError(
+                    f"property {name[:64]!r} holds a separator (U+0001 or U+0002): encode the value first",
+                    field=f"properties[{name[:64]}]",
+                )
+    data = text.encode()
+    if len(data) > PROPERTIES_BYTES_MAX:
+        raise MessageError(
+            f"the properties take {len(data)} bytes, the limit is {PROPERTIES_BYTES_MAX}: move data into the body",
+            field="properties",
+            size=len(data),
+            limit=PROPERTIES_BYTES_MAX,
+        )
+    return data
+
+
+def decode_properties(data: bytes | str | memoryview) -> dict[str, str]:
+    """The map behind a property string: tolerant as Java's MessageDecoder.string2messageProperties.
+
+    A piece needs three characters, a name and a value; anything less is dropped. Of two equal names the last wins.
+    """
+    text = data if isinstance(data, str) else str(data, "utf-8", "replace")
+    properties: dict[str, str] = {}
+    for piece in text.split("\x02"):
+        name, _, value = piece.partition("\x01")
+        if name and value:
+            properties[name] = value
+    return properties
