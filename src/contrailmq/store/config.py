@@ -1,0 +1,425 @@
+"""StoreConfig: RocketMQ's MessageStoreConfig in Python names.
+
+Every field is RocketMQ's key in snake case with RocketMQ's default (`mappedFileSizeCommitLog` is
+`mapped_file_size_commit_log`); `from_properties` reads RocketMQ's own files. Keys that RocketMQ knows and that mean
+nothing here are listed in WITHOUT_EFFECT and named once when the store opens. Keys that RocketMQ does not have are in
+the last group.
+
+File sizes: 0 means "not given": `resolved()` takes the size from the files that exist, else RocketMQ's default. A store
+written with other sizes therefore opens without its broker.conf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from contrailmq.store.errors import StoreConfigError
+from contrailmq.store.files import Files
+from contrailmq.store.index_sizes import read_index_sizes
+
+GIB: Final = 1 << 30
+MIB: Final = 1 << 20
+
+COMMIT_LOG_FILE_BYTES: Final = GIB
+CONSUME_QUEUE_UNIT_BYTES: Final = 20
+CONSUME_QUEUE_FILE_BYTES: Final = 300_000 * CONSUME_QUEUE_UNIT_BYTES
+BATCH_QUEUE_UNIT_BYTES: Final = 46
+BATCH_QUEUE_FILE_BYTES: Final = 300_000 * BATCH_QUEUE_UNIT_BYTES
+CONSUME_QUEUE_EXT_FILE_BYTES: Final = 48 * MIB
+INDEX_SLOTS: Final = 5_000_000
+INDEX_UNITS: Final = 20_000_000
+
+_MESSAGE_BYTES_MIN: Final = 10  # RocketMQ ignores a smaller maxMessageSize
+_DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+
+
+class FlushDiskType(enum.StrEnum):
+    ASYNC_FLUSH = "ASYNC_FLUSH"
+    SYNC_FLUSH = "SYNC_FLUSH"
+
+
+class BrokerRole(enum.StrEnum):
+    ASYNC_MASTER = "ASYNC_MASTER"
+    SYNC_MASTER = "SYNC_MASTER"
+    SLAVE = "SLAVE"
+
+
+# key -> why it has no effect here. Reading such a key is not an error: a RocketMQ file is used unchanged.
+WITHOUT_EFFECT: Final[Mapping[str, str]] = {
+    "useReentrantLockWhenPutMessage": "there is one writer, the put lock is never contended",
+    "useABSLock": "there is one writer, the put lock is never contended",
+    "spinLockCollisionRetreatOptimalDegree": "there is one writer, the put lock is never contended",
+    "topicQueueLockNum": "queue offsets are assigned under the one put lock",
+    "debugLockEnable": "the put lock is never contended",
+    "putMsgIndexHightWater": "unused by RocketMQ too",
+    "maxAsyncPutMessageRequests": "the broker bounds requests per connection",
+    "storePathDLedgerCommitLog": "DLedger logs are not supported",
+    "writeWithoutMmap": "the log is written through its mapping",
+    "putConsumeQueueDataByFileChannel": "queues are always written with pwrite",
+    "enableRunningFlagsInFlush": "a failed sync always makes the store read-only",
+    "enableBuildConsumeQueueConcurrently": "dispatch uses what the put already knows, nothing is parsed twice",
+    "batchDispatchRequestThreadPoolNums": "dispatch uses what the put already knows, nothing is parsed twice",
+    "enableAcceleratedRecovery": "RocksDB stores are not supported",
+    "maxRecoveryCommitlogFiles": "RocksDB stores are not supported",
+    "mappedFileSwapEnable": "mappings are cheap here and are not swapped",
+    "commitLogSwapMapInterval": "mappings are cheap here and are not swapped",
+    "coldDataFlowControlEnable": "cold reads always go to a bounded worker",
+    "coldDataScanEnable": "cold reads always go to a bounded worker",
+    "accessMessageInMemoryHotRatio": "belongs to cold-data flow control",
+    "deleteConsumeQueueFilesInterval": "deleting a queue file does not disturb puts here",
+}
+
+# Python field -> RocketMQ key, where the snake-case rule does not lead back to RocketMQ's spelling.
+_ODD_KEYS: Final[Mapping[str, str]] = {
+    "path": "storePathRootDir",
+    "enabled_append_prop_crc": "enabledAppendPropCRC",
+    "force_verify_prop_crc": "forceVerifyPropCRC",
+    "check_crc_on_recover": "checkCRCOnRecover",
+    "read_un_committed": "readUnCommitted",
+}
+_OLD_KEYS: Final[Mapping[str, str]] = {  # spellings of older 4.x
+    "mapedFileSizeCommitLog": "mappedFileSizeCommitLog",
+    "mapedFileSizeConsumeQueue": "mappedFileSizeConsumeQueue",
+    "haSlaveFallbehindMax": "haMaxGapNotInSync",
+}
+
+_Enum = TypeVar("_Enum", bound=enum.StrEnum)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Settings:
+    """Everything but the path, in the groups of RocketMQ's documents."""
+
+    # --- paths and sizes (0: taken from the files that exist, else the default)
+    store_path_commit_log: str = ""
+    read_only_commit_log_store_paths: str = ""
+    mapped_file_size_commit_log: int = 0
+    mapped_file_size_consume_queue: int = 0
+    mapper_file_size_batch_consume_queue: int = 0
+    enable_consume_queue_ext: bool = False
+    mapped_file_size_consume_queue_ext: int = CONSUME_QUEUE_EXT_FILE_BYTES
+    bit_map_length_consume_queue_ext: int = 64
+    mapped_file_size_timer_log: int = 100 * MIB
+    max_hash_slot_num: int = 0
+    max_index_num: int = 0
+    store_type: str = "default"
+    # --- put
+    max_message_size: int = 4 * MIB
+    os_page_cache_busy_time_out_mills: int = 1000
+    duplication_enable: bool = False
+    max_msgs_num_batch: int = 64
+    auto_message_version_on_topic_len: bool = True
+    enabled_append_prop_crc: bool = False
+    force_verify_prop_crc: bool = False
+    check_crc_on_recover: bool = True
+    enable_lmq: bool = False
+    enable_multi_dispatch: bool = False
+    max_lmq_consume_queue_num: int = 20_000
+    put_message_timeout: int = 8000
+    # --- flush and commit
+    flush_disk_type: FlushDiskType = FlushDiskType.ASYNC_FLUSH
+    flush_interval_commit_log: int = 500
+    flush_commit_log_timed: bool = True
+    flush_commit_log_least_pages: int = 4
+    flush_commit_log_thorough_interval: int = 10_000
+    commit_interval_commit_log: int = 200
+    commit_commit_log_least_pages: int = 4
+    commit_commit_log_thorough_interval: int = 200
+    flush_interval_consume_queue: int = 1000
+    flush_consume_queue_least_pages: int = 2
+    flush_consume_queue_thorough_interval: int = 60_000
+    sync_flush_timeout: int = 5000
+    transient_store_pool_enable: bool = False
+    transient_store_pool_size: int = 5
+    fast_fail_if_no_buffer_in_store_pool: bool = False
+    warm_maped_file_enable: bool = False
+    flush_least_pages_when_warm_maped_file: int = 4096
+    wake_flush_when_put_message: bool = False
+    wake_commit_when_put_message: bool = True
+    # --- cleaning
+    delete_when: str = "04"
+    file_reserved_time: int = 72
+    delete_file_batch_max: int = 10
+    clean_resource_interval: int = 10_000
+    delete_commit_log_files_interval: int = 100
+    destroy_maped_file_interval_forcibly: int = 120_000
+    redelete_hanged_file_interval: int = 120_000
+    disk_max_used_space_ratio: int = 75
+    disk_space_warning_level_ratio: int = 90
+    disk_space_clean_forcibly_ratio: int = 85
+    clean_file_forcibly_enable: bool = True
+    replicas_per_disk_partition: int = 1
+    logical_disk_space_clean_forcibly_threshold: float = 0.8
+    # --- read
+    max_transfer_bytes_on_message_in_memory: int = 262_144
+    max_transfer_count_on_message_in_memory: int = 32
+    max_transfer_bytes_on_message_in_disk: int = 65_536
+    max_transfer_count_on_message_in_disk: int = 8
+    access_message_in_memory_max_ratio: int = 40
+    max_filter_message_size: int = 16_000
+    travel_cq_file_num_when_get_message: int = 1
+    default_query_max_num: int = 32
+    message_index_enable: bool = True
+    message_index_safe: bool = False
+    offset_check_in_slave: bool = False
+    disk_fall_recorded: bool = True
+    read_un_committed: bool = False
+    max_consume_queue_scan: int = 20_000
+    sample_count_threshold: int = 5000
+    data_read_ahead_enable: bool = True
+    pull_batch_max_message_count: int = 160
+    # --- replication
+    broker_role: BrokerRole = BrokerRole.ASYNC_MASTER
+    ha_listen_port: int = 10_912
+    ha_master_address: str = ""
+    ha_send_heartbeat_interval: int = 5000
+    ha_housekeeping_interval: int = 20_000
+    ha_transfer_batch_size: int = 32_768
+    ha_max_gap_not_in_sync: int = 256 * MIB
+    slave_timeout: int = 3000
+    total_replicas: int = 1
+    in_sync_replicas: int = 1
+    min_in_sync_replicas: int = 1
+    all_ack_in_sync_state_set: bool = False
+    enable_auto_in_sync_replicas: bool = False
+    ha_flow_control_enable: bool = False
+    max_ha_transfer_byte_in_second: int = 100 * MIB
+    ha_max_time_slave_not_catchup: int = 15_000
+    sync_from_last_file: bool = False
+    async_learner: bool = False
+    max_slave_resend_length: int = 256 * MIB
+    sync_master_flush_offset_when_startup: bool = False
+    # --- delay and timer
+    message_delay_level: str = _DELAY_LEVELS
+    flush_delay_offset_interval: int = 10_000
+    timer_wheel_enable: bool = True
+    timer_precision_ms: int = 1000
+    timer_roll_window_slot: int = 172_800
+    timer_max_delay_sec: int = 259_200
+    timer_flush_interval_ms: int = 1000
+    timer_get_message_thread_num: int = 3
+    timer_put_message_thread_num: int = 3
+    timer_congest_num_each_slot: int = 2_147_483_647
+    timer_enable_retry_until_success: bool = False
+    timer_skip_unknown_error: bool = False
+    timer_stop_enqueue: bool = False
+    timer_stop_dequeue: bool = False
+    timer_warm_enable: bool = False
+    timer_enable_check_metrics: bool = True
+    timer_check_metrics_when: str = "05"
+    disappear_time_after_start: int = -1
+    # --- dispatch and recovery
+    recheck_reput_offset_from_cq: bool = False
+    enable_compaction: bool = True
+    correct_logic_min_offset_force_interval: int = 300_000
+    # --- ContrailMQ's own
+    pre_write_commit_log: str = "auto"  # "on" | "off" | "auto" (on under SYNC_FLUSH): pwrite the next file ahead
+    prefault_bytes: int = 16 * MIB  # how far ahead of the write position pages are faulted in; bounds resident memory
+    open_files_max: int = 0  # cap of queue files kept open; 0: from the descriptor limit
+    store_host_address: str = "127.0.0.1:10911"  # written as STOREHOST by an embedded store
+    queue_write_buffer_bytes: int = 4096  # units kept per queue before they are written with one pwrite
+
+
+class StoreConfig(_Settings):
+    """Settings of one store directory; frozen. `StoreConfig(path, flush_disk_type="SYNC_FLUSH")`."""
+
+    __slots__ = ("path", "unused_keys")
+    path: Path
+    unused_keys: tuple[str, ...]
+
+    def __init__(self, path: str | Path, **settings: object) -> None:
+        known = _field_types()
+        for name, value in settings.items():
+            if name not in known:
+                raise StoreConfigError(name, value, "no such setting")
+        values = {name: _converted(name, value, known[name]) for name, value in settings.items()}
+        super().__init__(**values)  # type: ignore[arg-type]
+        object.__setattr__(self, "path", Path(path))
+        object.__setattr__(self, "unused_keys", ())
+        self._check()
+
+    @classmethod
+    def from_properties(
+        cls, source: str | Path | Mapping[str, str], *, path: str | Path | None = None, **settings: object
+    ) -> StoreConfig:
+        """From RocketMQ's own file or mapping. `path` and `settings` win over what it says; keys of others are left."""
+        texts = dict(source) if isinstance(source, Mapping) else read_properties(Path(source))
+        texts = {_OLD_KEYS.get(key, key): text for key, text in texts.items()}
+        known = {rocketmq_key(name): name for name in _field_types()}
+        root = path if path is not None else texts.get("storePathRootDir", Path.home() / "store")
+        values: dict[str, object] = {known[key]: text for key, text in texts.items() if key in known}
+        config = cls(root, **(values | settings))
+        object.__setattr__(config, "unused_keys", tuple(sorted(key for key in texts if key in WITHOUT_EFFECT)))
+        return config
+
+    @staticmethod
+    def known_keys() -> frozenset[str]:
+        """RocketMQ's spellings of all keys that belong to the store, with or without effect here."""
+        with_effect = {rocketmq_key(name) for name in _field_types()}
+        return frozenset(with_effect | set(WITHOUT_EFFECT) | {"storePathRootDir"})
+
+    def replaced(self, **settings: object) -> StoreConfig:
+        """A copy with some settings changed."""
+        values: dict[str, object] = {name: getattr(self, name) for name in _field_types()}
+        copy = StoreConfig(self.path, **(values | settings))
+        object.__setattr__(copy, "unused_keys", self.unused_keys)
+        return copy
+
+    def resolved(self, files: Files) -> StoreConfig:
+        """A copy in which every file size is known: as given, else as the files that exist, else RocketMQ's default."""
+        slots, units = self.max_hash_slot_num, self.max_index_num
+        if not slots or not units:
+            found = read_index_sizes(files, self.index_path)
+            slots, units = slots or found.slots or INDEX_SLOTS, units or found.units or INDEX_UNITS
+        queue_size = self.mapped_file_size_consume_queue or _size_below(files, self.consume_queue_path, depth=3)
+        return self.replaced(
+            mapped_file_size_commit_log=self.mapped_file_size_commit_log
+            or max(_size_below(files, path, depth=1) for path in self.commit_log_paths)
+            or COMMIT_LOG_FILE_BYTES,
+            mapped_file_size_consume_queue=_rounded_up(
+                queue_size or CONSUME_QUEUE_FILE_BYTES, CONSUME_QUEUE_UNIT_BYTES
+            ),
+            mapper_file_size_batch_consume_queue=self.mapper_file_size_batch_consume_queue
+            or _size_below(files, self.batch_queue_path, depth=3)
+            or BATCH_QUEUE_FILE_BYTES,
+            max_hash_slot_num=slots,
+            max_index_num=units,
+        )
+
+    @property
+    def commit_log_paths(self) -> tuple[Path, ...]:
+        """The directories that hold commit-log files: one, or RocketMQ's comma-separated list; read-only ones last."""
+        writable = [part.strip() for part in self.store_path_commit_log.split(",") if part.strip()]
+        frozen = [part.strip() for part in self.read_only_commit_log_store_paths.split(",") if part.strip()]
+        ordered = sorted(set(writable) - set(frozen)) + sorted(set(frozen))
+        return tuple(Path(part) for part in ordered) or (self.path / "commitlog",)
+
+    @property
+    def consume_queue_path(self) -> Path:
+        return self.path / "consumequeue"
+
+    @property
+    def consume_queue_ext_path(self) -> Path:
+        return self.path / "consumequeue_ext"
+
+    @property
+    def batch_queue_path(self) -> Path:
+        return self.path / "batchconsumequeue"
+
+    @property
+    def index_path(self) -> Path:
+        return self.path / "index"
+
+    @property
+    def checkpoint_path(self) -> Path:
+        return self.path / "checkpoint"
+
+    @property
+    def abort_path(self) -> Path:
+        return self.path / "abort"
+
+    @property
+    def lock_path(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def is_sync_flush(self) -> bool:
+        return self.flush_disk_type is FlushDiskType.SYNC_FLUSH
+
+    @property
+    def is_slave(self) -> bool:
+        return self.broker_role is BrokerRole.SLAVE
+
+    @property
+    def uses_write_buffer_pool(self) -> bool:
+        """RocketMQ 5.x: whatever the flush type, but not on a slave."""
+        return self.transient_store_pool_enable and not self.is_slave
+
+    @property
+    def pre_writes_commit_log(self) -> bool:
+        return self.pre_write_commit_log == "on" or (self.pre_write_commit_log == "auto" and self.is_sync_flush)
+
+    def _check(self) -> None:
+        if self.store_type != "default":
+            raise StoreConfigError("storeType", self.store_type, "only 'default' (files) is supported, not RocksDB")
+        if self.max_message_size < _MESSAGE_BYTES_MIN:
+            raise StoreConfigError("maxMessageSize", self.max_message_size, f"at least {_MESSAGE_BYTES_MIN}")
+        if self.pre_write_commit_log not in ("on", "off", "auto"):
+            raise StoreConfigError("preWriteCommitLog", self.pre_write_commit_log, "on, off or auto")
+        for name in _field_types():
+            value = getattr(self, name)
+            if name.startswith(("mapped_file_size", "max_hash", "max_index")) and value < 0:
+                raise StoreConfigError(rocketmq_key(name), value, "must not be negative")
+
+
+def read_properties(path: Path) -> dict[str, str]:
+    """A Java properties file, as far as RocketMQ's use them: key=value, comments, no line continuation."""
+    texts: dict[str, str] = {}
+    for line in path.read_text("utf-8").splitlines():
+        stripped = line.strip()
+        if not stripped or stripped[0] in "#!":
+            continue
+        key, _, value = stripped.partition("=")
+        texts[key.strip()] = value.strip()
+    return texts
+
+
+def rocketmq_key(name: str) -> str:
+    """`mapped_file_size_commit_log` -> `mappedFileSizeCommitLog`."""
+    if name in _ODD_KEYS:
+        return _ODD_KEYS[name]
+    return re.sub(r"_([a-z0-9])", lambda match: match.group(1).upper(), name)
+
+
+def _field_types() -> dict[str, str]:
+    return {field.name: str(field.type) for field in dataclasses.fields(_Settings)}
+
+
+def _converted(name: str, value: object, kind: str) -> object:
+    """A Python value or RocketMQ's text as the field's type; an unusable one names the key."""
+    key = rocketmq_key(name)
+    if kind == "FlushDiskType":
+        return _member(FlushDiskType, key, value)
+    if kind == "BrokerRole":
+        return _member(BrokerRole, key, value)
+    if kind == "bool":
+        text = str(value).lower()
+        if text not in ("true", "false"):
+            raise StoreConfigError(key, value, "true or false")
+        return text == "true"
+    try:
+        if kind == "int":
+            return int(str(value))
+        if kind == "float":
+            return float(str(value))
+    except ValueError:
+        raise StoreConfigError(key, value, "a number is needed") from None
+    return str(value)
+
+
+def _member(kind: type[_Enum], key: str, value: object) -> _Enum:
+    try:
+        return kind(str(value))
+    except ValueError:
+        raise StoreConfigError(key, value, "one of " + ", ".join(kind)) from None
+
+
+def _rounded_up(size_bytes: int, unit_bytes: int) -> int:
+    return -(-size_bytes // unit_bytes) * unit_bytes
+
+
+def _size_below(files: Files, directory: Path, *, depth: int) -> int:
+    """Size of the first non-empty file with a 20-digit name `depth` levels below; 0 when there is none."""
+    for entry in files.list_directory(directory):
+        if depth > 1:
+            if not files.is_file(entry) and (size := _size_below(files, entry, depth=depth - 1)):
+                return size
+        elif len(entry.name) == 20 and entry.name.isdigit() and files.is_file(entry) and (size := files.size(entry)):
+            return size
+    return 0

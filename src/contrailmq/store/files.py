@@ -1,0 +1,240 @@
+"""The one door to the operating system.
+
+Every file operation of the store goes through a `Files` object: so that tests can put a faulty twin in its place
+(forgetting what was not synced, filling up, failing), and so that three rules hold everywhere:
+
+* Nothing here holds the interpreter lock while it waits for a disk. CPython 3.11's `mmap.flush` does (seen: a 253 ms
+  stall of every other thread), so ranges are synced with `msync` through ctypes, and whole files with `os.fdatasync`.
+  On Linux fdatasync also writes pages that were dirtied through a shared mapping.
+* A directory entry is durable only when its directory was synced: `open(create=True)`, `rename` and `unlink` leave
+  that to the caller's `sync_directory`, because one sync may serve many entries.
+* A file that is written through a mapping is allocated for real first (`allocate`): on a sparse file a full disk is a
+  SIGBUS in the middle of a store, on an allocated one it is ENOSPC here.
+
+Errors are plain OSError; the callers know which file and purpose and translate.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import resource
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+PAGE_BYTES: Final = 4096  # RocketMQ's OS_PAGE_SIZE, a constant whatever the real page size
+
+MADV_NORMAL: Final = mmap.MADV_NORMAL
+MADV_RANDOM: Final = mmap.MADV_RANDOM
+MADV_SEQUENTIAL: Final = mmap.MADV_SEQUENTIAL
+MADV_WILLNEED: Final = mmap.MADV_WILLNEED
+MADV_DONTNEED: Final = mmap.MADV_DONTNEED
+
+_MS_SYNC: Final = 4
+_MADV_POPULATE_WRITE: Final = 23  # Linux 5.14: fault pages in for writing, without writing them
+
+# struct flock on 64-bit Linux: l_type:i16 l_whence:i16 pad l_start:i64 l_len:i64 l_pid:i32 pad
+_FLOCK: Final = struct.Struct("hhxxxxqqixxxx")
+
+_libc = ctypes.CDLL(None, use_errno=True)  # a CDLL call releases the interpreter lock
+_libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.munlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class DiskUsage(NamedTuple):
+    """Of one partition. `used_ratio` is RocketMQ's: used / (used + usable), in whole percent rounded up, as 0.0-1.0."""
+
+    total_bytes: int
+    used_bytes: int
+    free_bytes: int
+
+    @property
+    def used_ratio(self) -> float:
+        reachable = self.used_bytes + self.free_bytes
+        return -(-self.used_bytes * 100 // reachable) / 100 if reachable > 0 else -1.0
+
+
+class Files:
+    """Thin, stateless, and thread-safe; all offsets and sizes are bytes."""
+
+    def open(self, path: Path, *, writable: bool = True, create: bool = False) -> int:
+        """A descriptor. With `create`, makes the file when it is absent (and needs `sync_directory` to be durable)."""
+        flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        return os.open(path, flags, 0o644)
+
+    def close(self, descriptor: int) -> None:
+        os.close(descriptor)
+
+    def pread(self, descriptor: int, size_bytes: int, position: int) -> bytes:
+        """Up to `size_bytes` (fewer only at the end of the file)."""
+        data = os.pread(descriptor, size_bytes, position)
+        if len(data) == size_bytes or not data:
+            return data
+        parts = [data]
+        got = len(data)
+        while got < size_bytes:
+            more = os.pread(descriptor, size_bytes - got, position + got)
+            if not more:
+                break
+            parts.append(more)
+            got += len(more)
+        return b"".join(parts)
+
+    def preadv(self, descriptor: int, buffers: Sequence[bytearray | memoryview], position: int) -> int:
+        """Fill the buffers from `position`; the count of bytes read (short at the end of the file)."""
+        return os.preadv(descriptor, buffers, position)
+
+    def pwrite(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        """All of `data`, or an OSError."""
+        written = os.pwrite(descriptor, data, position)
+        if written == len(data):
+            return
+        view = memoryview(data).cast("B")
+        while written < len(view):
+            written += os.pwrite(descriptor, view[written:], position + written)
+
+    def truncate(self, descriptor: int, size_bytes: int) -> None:
+        """Set the length; growing leaves a hole that reads as zeros."""
+        os.ftruncate(descriptor, size_bytes)
+
+    def allocate(self, descriptor: int, size_bytes: int, position: int = 0) -> None:
+        """Reserve real blocks for [position, position + size): grows the file, reads as zeros, ENOSPC now not later."""
+        os.posix_fallocate(descriptor, position, size_bytes)
+
+    def map(self, descriptor: int, size_bytes: int, *, writable: bool) -> mmap.mmap:
+        """Map [0, size) shared. On CPython 3.11 the mapping holds its own duplicate of the descriptor."""
+        protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+        return mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED, prot=protection)
+
+    def unmap(self, mapping: mmap.mmap) -> bool:
+        """True when unmapped; False while a reader still holds a view of it (it goes with the last view)."""
+        try:
+            mapping.close()
+        except BufferError:
+            return False
+        return True
+
+    def sync(self, descriptor: int) -> None:
+        """fdatasync: data, and the metadata needed to read it, of everything written to this file by any way."""
+        os.fdatasync(descriptor)
+
+    def sync_map(self, mapping: mmap.mmap, start: int, size_bytes: int) -> None:
+        """msync of the pages that hold [start, start + size) of a writable mapping."""
+        base = start - start % mmap.PAGESIZE
+        self._call_on_range(_libc.msync, mapping, base, start + size_bytes - base, _MS_SYNC)
+
+    def advise(self, mapping: mmap.mmap, advice: int, start: int = 0, size_bytes: int | None = None) -> None:
+        base = start - start % mmap.PAGESIZE
+        length = (len(mapping) if size_bytes is None else start + size_bytes) - base
+        mapping.madvise(advice, base, length)
+
+    def prefault(self, mapping: mmap.mmap, start: int, size_bytes: int) -> bool:
+        """Fault pages in for writing, without the interpreter lock; False where the kernel cannot (before 5.14)."""
+        base = start - start % mmap.PAGESIZE
+        size = min(start + size_bytes, len(mapping)) - base
+        try:
+            self._call_on_range(_libc.madvise, mapping, base, size, _MADV_POPULATE_WRITE)
+        except OSError:
+            return False
+        return True
+
+    def lock_memory(self, mapping: mmap.mmap) -> None:
+        """mlock; an OSError (limit reached) is for the caller to report, never fatal."""
+        self._call_on_range(_libc.mlock, mapping, 0, len(mapping))
+
+    def unlock_memory(self, mapping: mmap.mmap) -> None:
+        self._call_on_range(_libc.munlock, mapping, 0, len(mapping))
+
+    def sync_directory(self, path: Path) -> None:
+        """Make creations, renames and removals in this directory durable."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        os.replace(source, target)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def remove_directory(self, path: Path) -> None:
+        """Only if empty (OSError otherwise)."""
+        os.rmdir(path)
+
+    def make_directory(self, path: Path) -> None:
+        """With its parents; each new entry is durable on return."""
+        missing = []
+        current = path
+        while not current.is_dir():
+            missing.append(current)
+            current = current.parent
+        for directory in reversed(missing):
+            directory.mkdir(exist_ok=True)
+            self.sync_directory(directory.parent)
+
+    def list_directory(self, path: Path) -> list[Path]:
+        """Entries in name order; empty when the directory does not exist."""
+        try:
+            return sorted(path.iterdir())
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def is_file(self, path: Path) -> bool:
+        return path.is_file()
+
+    def size(self, path: Path) -> int:
+        return os.stat(path).st_size
+
+    def mtime_ms(self, path: Path) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
+
+    def disk_usage(self, path: Path) -> DiskUsage:
+        """Of the partition that holds `path` (or its nearest existing parent)."""
+        while not path.exists() and path != path.parent:
+            path = path.parent
+        status = os.statvfs(path)
+        total = status.f_blocks * status.f_frsize
+        return DiskUsage(total, total - status.f_bfree * status.f_frsize, status.f_bavail * status.f_frsize)
+
+    def lock_file(self, descriptor: int) -> int:
+        """Try an exclusive POSIX record lock on byte 0, as Apache does: 0 when taken, else the owner's pid.
+
+        Not flock: that would not exclude a running Apache broker. The lock vanishes when ANY descriptor of that file
+        in this process is closed, so keep exactly one open. -1 stands for an owner that the kernel does not name.
+        """
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
+        except (BlockingIOError, PermissionError):
+            request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, request))
+            return pid if kind != fcntl.F_UNLCK and pid > 0 else -1
+        return 0
+
+    def raise_descriptor_limit(self) -> int:
+        """Lift the soft limit of open files to the hard one; the limit now in force."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft < hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return hard
+
+    def _call_on_range(
+        self, function: ctypes._NamedFuncPointer, mapping: mmap.mmap, start: int, size_bytes: int, *extra: int
+    ) -> None:
+        anchor = ctypes.c_char.from_buffer(mapping)  # pins the mapping: it cannot be closed under the call
+        try:
+            if function(ctypes.addressof(anchor) + start, size_bytes, *extra) != 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+        finally:
+            del anchor
