@@ -4,6 +4,7 @@ from contrailmq.store.clock import Clock, ManualClock, SystemClock
 from contrailmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from contrailmq.store.errors import StoreError
 from contrailmq.store.files import Files
+from contrailmq.store.record import check_record, decode_record, encode_record
 
 __all__ = [
     "BrokerRole",
@@ -14,4 +15,7 @@ __all__ = [
     "StoreConfig",
     "StoreError",
     "SystemClock",
+    "check_record",
+    "decode_record",
+    "encode_record",
 ]

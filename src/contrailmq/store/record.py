@@ -1,0 +1,534 @@
+"""The record of the commit log: RocketMQ's bytes for one message, encoded, decoded and judged.
+
+    record := size:i32 magic:i32 body_crc:i32 queue_id:i32 flag:i32 queue_offset:i64 physical_offset:i64 sys_flag:i32
+              born_time:i64 born_host store_time:i64 store_host reconsume_times:i32 prepared_transaction_offset:i64
+              body_length:i32 body topic_length:(i8 | i16) topic properties_length:i16 properties
+    host   := ip:(4 | 16 bytes) port:i32                     (16 where the sysFlag bit of that host says IPv6)
+    blank  := size:i32 magic:i32                             (ends a file; size counts to the end of the file)
+
+Everything is big-endian and signed. The topic length is one byte under magic V1 and two under V2, which is used for
+topics over 127 bytes only. With both hosts IPv4 the part up to and including `body_length` has 88 bytes; that is the
+common case and has its own path. Two host families and two magics make the header classes of `_HEADS`.
+
+A record may end with a property that checks the whole of it (enabledAppendPropCRC, MessageDecoder.createCrc32):
+
+    crc_property := "__CRC32#" 0x01 ten digits 0x02          (CRC-32 of all bytes before it, & 0x7FFFFFFF, decimal,
+                                                              least significant digit first, padded with zeros)
+
+`check_record` judges any bytes in bounded time without raising. `decode_record` is for records judged whole.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from mmap import mmap
+from typing import Final, NamedTuple
+
+from contrailmq.message import (
+    BODY_BYTES_MAX,
+    LONG_TOPIC_BYTES_MAX,
+    PROPERTIES_BYTES_MAX,
+    TOPIC_BYTES_MAX,
+    ContrailError,
+    MessageError,
+    Property,
+    StoredMessage,
+    SysFlag,
+    decode_properties,
+)
+
+__all__ = [
+    "BLANK_BYTES",
+    "BLANK_MAGIC",
+    "CRC_PROPERTY_BYTES",
+    "MAGIC_V1",
+    "MAGIC_V2",
+    "BatchPart",
+    "Buffer",
+    "CorruptRecordError",
+    "Kind",
+    "RecordFacts",
+    "Scan",
+    "Verdict",
+    "body_crc",
+    "check_record",
+    "decode_record",
+    "encode_batch",
+    "encode_blank",
+    "encode_record",
+    "read_facts",
+    "scan_records",
+    "split_batch",
+    "unwrap_inner_batch",
+]
+
+Buffer = bytes | bytearray | memoryview | mmap
+
+MAGIC_V1: Final = -626843481  # 0xDAA320A7
+MAGIC_V2: Final = -626843477  # 0xDAA320AB, topics over 127 bytes
+BLANK_MAGIC: Final = -875286124  # 0xCBD43194
+BLANK_BYTES: Final = 8
+CRC_PROPERTY_BYTES: Final = 20
+RECORD_SLACK_BYTES: Final = 64 * 1024  # a record may exceed maxMessageSize by this (CommitLog since 4.9.4)
+
+_HOSTS_V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_HEADS: Final = {  # which hosts are IPv6 -> everything up to and including body_length
+    0: struct.Struct(">iiiiiqqiq8sq8siqi"),
+    SysFlag.BORN_HOST_V6: struct.Struct(">iiiiiqqiq20sq8siqi"),
+    SysFlag.STORE_HOST_V6: struct.Struct(">iiiiiqqiq8sq20siqi"),
+    _HOSTS_V6: struct.Struct(">iiiiiqqiq20sq20siqi"),
+}
+_HEAD_V4: Final = _HEADS[0]
+_SIZE_AND_MAGIC: Final = struct.Struct(">ii")
+_FRONT: Final = struct.Struct(">iiiiiqqi")  # size .. sys_flag: what decides how the rest is read
+_LENGTH: Final = struct.Struct(">i")
+_I16: Final = struct.Struct(">h")
+assert _HEAD_V4.size == 88
+assert _HEADS[_HOSTS_V6].size == 88 + 24
+assert _FRONT.size == 40
+RECORD_BYTES_MIN: Final = _HEAD_V4.size + 1 + 2  # empty body, topic and properties
+
+
+class CorruptRecordError(ContrailError):
+    """Bytes that should be a record are not one. `verdict` says what is wrong, `position` where."""
+
+    def __init__(self, verdict: Verdict, position: int) -> None:
+        super().__init__(f"no whole record at {position}: {verdict.kind.value}, {verdict.reason}")
+        self.verdict, self.position = verdict, position
+
+
+class Kind(enum.Enum):
+    """What stands at a position of the log."""
+
+    WHOLE = "whole"
+    BLANK = "blank"  # the rest of this file is unused
+    NOTHING = "nothing"  # unwritten space
+    TORN = "torn"  # a record begins here but its bytes end too soon
+    CORRUPT = "corrupt"
+
+
+class Verdict(NamedTuple):
+    """What `check_record` found. `size_bytes` is the record's (or blank's) own claim where it is believable, else 0."""
+
+    kind: Kind
+    size_bytes: int
+    reason: str
+
+
+_WHOLE: Final = ""
+
+
+def encode_record(
+    topic: str,
+    body: bytes,
+    properties: bytes,
+    *,
+    queue_id: int,
+    queue_offset: int,
+    physical_offset: int,
+    born_host: bytes,
+    store_host: bytes,
+    born_time_ms: int,
+    store_time_ms: int,
+    flag: int = 0,
+    sys_flag: int = 0,
+    reconsume_times: int = 0,
+    prepared_transaction_offset: int = 0,
+    long_topics: bool = True,
+    with_record_crc: bool = False,
+    body_bytes_max: int = BODY_BYTES_MAX,
+) -> bytes:
+    """One record. `long_topics` allows magic V2; the IPv6 bits are set from the hosts, as the store of RocketMQ does.
+
+    Raises `MessageError` naming the field, its size and the limit; nothing half-built is ever returned.
+    """
+    topic_bytes = topic.encode()
+    magic = MAGIC_V1 if len(topic_bytes) <= TOPIC_BYTES_MAX else MAGIC_V2
+    if with_record_crc and properties and properties[-1] != 2:
+        properties += b"\x02"  # otherwise the last value would swallow the CRC property
+    properties_length = len(properties) + (CRC_PROPERTY_BYTES if with_record_crc else 0)
+    _check_sizes(topic_bytes, len(body), properties_length, long_topics=long_topics, body_bytes_max=body_bytes_max)
+    if len(born_host) == 20:
+        sys_flag |= SysFlag.BORN_HOST_V6
+    if len(store_host) == 20:
+        sys_flag |= SysFlag.STORE_HOST_V6
+    head = _HEADS[sys_flag & _HOSTS_V6]
+    topic_length = len(topic_bytes).to_bytes(1 if magic == MAGIC_V1 else 2, "big")
+    size = head.size + len(body) + len(topic_length) + len(topic_bytes) + 2 + properties_length
+    try:
+        packed = head.pack(
+            size,
+            magic,
+            body_crc(body),
+            queue_id,
+            flag,
+            queue_offset,
+            physical_offset,
+            sys_flag,
+            born_time_ms,
+            born_host,
+            store_time_ms,
+            store_host,
+            reconsume_times,
+            prepared_transaction_offset,
+            len(body),
+        )
+    except struct.error as exc:
+        raise MessageError(
+            f"a number of the record does not fit its field ({exc}): queue_id={queue_id} flag={flag} "
+            f"queue_offset={queue_offset} physical_offset={physical_offset} sys_flag={sys_flag}",
+            field="record",
+        ) from exc
+    record = b"".join((packed, body, topic_length, topic_bytes, properties_length.to_bytes(2, "big"), properties))
+    return record + encode_crc_property(zlib.crc32(record) & 0x7FFFFFFF) if with_record_crc else record
+
+
+def _check_sizes(
+    topic: bytes, body_length: int, properties_length: int, *, long_topics: bool, body_bytes_max: int
+) -> None:
+    """The size rules, in the reference's order (MessageExtEncoder)."""
+    for field, size, limit, remedy in (
+        ("properties", properties_length, PROPERTIES_BYTES_MAX, "move data into the body"),
+        ("body", body_length, body_bytes_max, "split it or raise maxMessageSize"),
+        ("topic", len(topic), LONG_TOPIC_BYTES_MAX if long_topics else TOPIC_BYTES_MAX, "shorten it"),
+    ):
+        if size > limit:
+            raise MessageError(
+                f"{field}: {size} bytes, the limit is {limit}: {remedy}", field=field, size=size, limit=limit
+            )
+    if not topic:
+        raise MessageError("topic: 0 bytes, a record needs a topic: name one", field="topic", size=0, limit=1)
+
+
+def encode_blank(free_bytes: int) -> bytes:
+    """What ends a file whose last `free_bytes` stay unused."""
+    assert free_bytes >= BLANK_BYTES  # the roll-over rule keeps 8 bytes free in every file
+    return _SIZE_AND_MAGIC.pack(free_bytes, BLANK_MAGIC)
+
+
+def encode_crc_property(crc: int) -> bytes:
+    """The property that checks a whole record: `crc` is already masked to 31 bits."""
+    assert 0 <= crc <= 0x7FFFFFFF
+    return b"__CRC32#\x01" + str(crc)[::-1].ljust(10, "0").encode() + b"\x02"
+
+
+def body_crc(body: bytes | memoryview) -> int:
+    """The body checksum as stored: CRC-32 without its top bit, 0 for an empty body."""
+    return zlib.crc32(body) & 0x7FFFFFFF if body else 0
+
+
+# -------------------------------------------------------------------------------------------------------------- judge
+
+
+def check_record(
+    buffer: Buffer,
+    position: int = 0,
+    *,
+    limit: int | None = None,
+    physical_offset: int | None = None,
+    check_body_crc: bool = True,
+    check_record_crc: bool = False,
+) -> Verdict:
+    """Judge the bytes at `position`, which run to `limit` (by default the end of the buffer).
+
+    Follows CommitLog.checkMessageAndReturnSize, and is stricter where that costs nothing: lengths may not be negative,
+    and with `physical_offset` given the record must say that it lies there, so that an old record that survived a
+    truncation is not taken for a new one.
+    """
+    end = len(buffer) if limit is None else limit
+    left = end - position
+    if left < BLANK_BYTES:
+        rest = bytes(buffer[position:end]) if left > 0 else b""
+        kind = Kind.TORN if any(rest) else Kind.NOTHING
+        return Verdict(kind, 0, f"{max(left, 0)} bytes are left, a record needs {RECORD_BYTES_MIN}")
+    size, magic = _SIZE_AND_MAGIC.unpack_from(buffer, position)
+    if magic == BLANK_MAGIC:
+        if BLANK_BYTES <= size <= left:
+            return Verdict(Kind.BLANK, size, "end of file")
+        return Verdict(Kind.CORRUPT, 0, f"a blank of {size} bytes where {left} are left")
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        if size == 0 and magic == 0:
+            return Verdict(Kind.NOTHING, 0, "unwritten space")
+        return Verdict(Kind.CORRUPT, 0, f"magic {magic & 0xFFFFFFFF:#010x} is no record's")
+    if size < RECORD_BYTES_MIN:
+        return Verdict(Kind.CORRUPT, 0, f"size {size} is below the smallest record's {RECORD_BYTES_MIN}")
+    if size > left:
+        return Verdict(Kind.TORN, size, f"a record of {size} bytes where {left} are left")
+    reason = _fault(buffer, position, size, magic, physical_offset, check_body_crc, check_record_crc)
+    return Verdict(Kind.CORRUPT if reason else Kind.WHOLE, size, reason)
+
+
+def _fault(
+    buffer: Buffer,
+    position: int,
+    size: int,
+    magic: int,
+    physical_offset: int | None,
+    check_body_crc: bool,
+    check_record_crc: bool,
+) -> str:
+    """What is wrong inside a record of believable size and magic; empty when nothing is."""
+    _, _, crc, _, _, _, own_offset, sys_flag = _FRONT.unpack_from(buffer, position)
+    head_size = _HEADS[sys_flag & _HOSTS_V6].size
+    end = position + size
+    width = 1 if magic == MAGIC_V1 else 2
+    body = position + head_size
+    if body + width + 2 > end:
+        return f"its header does not fit into {size} bytes"
+    body_length: int = _LENGTH.unpack_from(buffer, body - 4)[0]
+    topic = body + body_length + width
+    if body_length < 0 or topic + 2 > end:
+        return f"body length {body_length} does not fit into {size} bytes"
+    topic_length: int = buffer[topic - 1] if width == 1 else _I16.unpack_from(buffer, topic - 2)[0]
+    properties = topic + topic_length + 2
+    if topic_length < 0 or (width == 1 and topic_length > TOPIC_BYTES_MAX) or properties > end:
+        return f"topic length {topic_length} does not fit into {size} bytes"
+    properties_length: int = _I16.unpack_from(buffer, properties - 2)[0]
+    if properties + properties_length != end:
+        return f"its parts have {properties + properties_length - position} bytes, its size says {size}"
+    if check_record_crc:
+        return _crc_property_fault(buffer, position, end)
+    if check_body_crc and body_length and zlib.crc32(buffer[body : body + body_length]) & 0x7FFFFFFF != crc:
+        return f"body checksum differs from the stored {crc}"
+    if physical_offset is not None and own_offset != physical_offset:
+        return f"it says physical offset {own_offset} but lies at {physical_offset}"
+    return _WHOLE
+
+
+def _crc_property_fault(buffer: Buffer, position: int, end: int) -> str:
+    stored = bytes(buffer[end - CRC_PROPERTY_BYTES : end])
+    if not stored.startswith(b"__CRC32#\x01") or not stored[9:19].isdigit() or stored[19] != 2:
+        return "the record checksum property is missing"
+    crc = zlib.crc32(buffer[position : end - CRC_PROPERTY_BYTES]) & 0x7FFFFFFF
+    return _WHOLE if stored == encode_crc_property(crc) else f"record checksum differs from the computed {crc}"
+
+
+class Scan(NamedTuple):
+    """A walk over records: where each begins, how long each is, and what ended the walk at `position`."""
+
+    positions: list[int]
+    sizes: list[int]
+    position: int
+    verdict: Verdict
+
+
+def scan_records(
+    buffer: Buffer, position: int, limit: int, *, base_offset: int | None, check_body_crc: bool = True
+) -> Scan:
+    """Walk whole records from `position` to the first thing that is not one, or to `limit`.
+
+    `base_offset` is the physical offset of the buffer's first byte (None: do not compare). The loop handles the common
+    shape (V1, IPv4) inline and leaves every doubt to `check_record`: 1 us per record besides the checksum.
+    """
+    positions: list[int] = []
+    sizes: list[int] = []
+    unpack, length_of, crc32 = _FRONT.unpack_from, _LENGTH.unpack_from, zlib.crc32
+    while True:
+        if position + RECORD_BYTES_MIN <= limit:
+            size, magic, crc, _, _, _, own_offset, sys_flag = unpack(buffer, position)
+            end = position + size
+            if (
+                magic == MAGIC_V1
+                and not sys_flag & _HOSTS_V6
+                and size >= RECORD_BYTES_MIN
+                and end <= limit
+                and (base_offset is None or own_offset == base_offset + position)
+            ):
+                body = position + 88
+                body_end = body + length_of(buffer, position + 84)[0]
+                if body <= body_end <= end - 3:
+                    properties = body_end + 3 + buffer[body_end]
+                    if (
+                        properties <= end
+                        and buffer[body_end] < 128
+                        and (buffer[properties - 2] << 8) + buffer[properties - 1] == end - properties
+                        and (not check_body_crc or body_end == body or crc32(buffer[body:body_end]) & 0x7FFFFFFF == crc)
+                    ):
+                        positions.append(position)
+                        sizes.append(size)
+                        position = end
+                        continue
+        verdict = check_record(
+            buffer,
+            position,
+            limit=limit,
+            physical_offset=None if base_offset is None else base_offset + position,
+            check_body_crc=check_body_crc,
+        )
+        if verdict.kind is not Kind.WHOLE:
+            return Scan(positions, sizes, position, verdict)
+        positions.append(position)
+        sizes.append(verdict.size_bytes)
+        position += verdict.size_bytes
+
+
+# ------------------------------------------------------------------------------------------------------------- decode
+
+
+def decode_record(buffer: Buffer, position: int = 0) -> StoredMessage:
+    """The record at `position` as a message. Raises `CorruptRecordError` for lengths that cannot be; checks no CRC."""
+    try:
+        size, magic, *_ = fields = _HEAD_V4.unpack_from(buffer, position)
+        sys_flag = fields[7]
+        if sys_flag & _HOSTS_V6:
+            head = _HEADS[sys_flag & _HOSTS_V6]
+            fields = head.unpack_from(buffer, position)
+            body = position + head.size
+        else:
+            body = position + 88
+        body_end = body + fields[14]
+        if magic == MAGIC_V1:
+            topic = body_end + 1
+            topic_end = topic + buffer[body_end]
+        elif magic == MAGIC_V2:
+            topic = body_end + 2
+            topic_end = topic + _I16.unpack_from(buffer, body_end)[0]
+        else:
+            raise CorruptRecordError(check_record(buffer, position), position)
+        end = position + size
+        properties_length = (buffer[topic_end] << 8) + buffer[topic_end + 1]
+        if not body <= body_end < topic <= topic_end or topic_end + 2 + properties_length != end or end > len(buffer):
+            raise CorruptRecordError(check_record(buffer, position), position)
+    except (struct.error, IndexError) as exc:
+        raise CorruptRecordError(check_record(buffer, position), position) from exc
+    return StoredMessage(
+        str(buffer[topic:topic_end], "utf-8", "replace"),
+        bytes(buffer[body:body_end]),
+        bytes(buffer[topic_end + 2 : end]),
+        *fields[:14],
+    )
+
+
+class RecordFacts(NamedTuple):
+    """What dispatch needs to know of a record (RocketMQ's DispatchRequest)."""
+
+    topic: str
+    queue_id: int
+    physical_offset: int
+    size_bytes: int
+    store_time_ms: int
+    queue_offset: int
+    sys_flag: int
+    prepared_transaction_offset: int
+    properties: dict[str, str]
+
+    @property
+    def tags(self) -> str | None:
+        return self.properties.get(Property.TAGS)
+
+    @property
+    def keys(self) -> str | None:
+        return self.properties.get(Property.KEYS)
+
+    @property
+    def unique_key(self) -> str | None:
+        return self.properties.get(Property.UNIQUE_KEY)
+
+
+def read_facts(buffer: Buffer, position: int) -> RecordFacts:
+    """The facts of a whole record, without touching its body."""
+    fields = _HEAD_V4.unpack_from(buffer, position)
+    size, magic, sys_flag = fields[0], fields[1], fields[7]
+    head = _HEADS[sys_flag & _HOSTS_V6]
+    if head is not _HEAD_V4:
+        fields = head.unpack_from(buffer, position)
+    topic = position + head.size + fields[14] + (1 if magic == MAGIC_V1 else 2)
+    topic_length = buffer[topic - 1] if magic == MAGIC_V1 else _I16.unpack_from(buffer, topic - 2)[0]
+    topic_end = topic + topic_length
+    return RecordFacts(
+        str(buffer[topic:topic_end], "utf-8", "replace"),
+        fields[3],
+        fields[6],
+        size,
+        fields[10],
+        fields[5],
+        sys_flag,
+        fields[13],
+        decode_properties(bytes(buffer[topic_end + 2 : position + size])),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ batches
+
+_BATCH_HEAD: Final = struct.Struct(">iiiii")  # size, magic 0, crc 0, flag, body length
+
+
+class BatchPart(NamedTuple):
+    """One message of a client's batch: what differs from part to part."""
+
+    flag: int
+    body: bytes
+    properties: bytes
+
+
+def encode_batch(parts: Iterable[BatchPart]) -> bytes:
+    """A batch body as clients send it (MessageDecoder.encodeMessages)."""
+    pieces: list[bytes] = []
+    for flag, body, properties in parts:
+        if len(properties) > PROPERTIES_BYTES_MAX:
+            raise MessageError(
+                f"properties: {len(properties)} bytes, the limit is {PROPERTIES_BYTES_MAX}: move data into the body",
+                field="properties",
+                size=len(properties),
+                limit=PROPERTIES_BYTES_MAX,
+            )
+        size = _BATCH_HEAD.size + len(body) + 2 + len(properties)
+        pieces += (_BATCH_HEAD.pack(size, 0, 0, flag, len(body)), body, _I16.pack(len(properties)), properties)
+    return b"".join(pieces)
+
+
+def split_batch(batch: bytes) -> list[BatchPart]:
+    """The parts of a client's batch body. Raises `MessageError` where a length does not fit."""
+    parts: list[BatchPart] = []
+    position, end = 0, len(batch)
+    while position < end:
+        if end - position < _BATCH_HEAD.size + 2:
+            raise _bad_batch(len(parts), f"{end - position} bytes are left, a part needs {_BATCH_HEAD.size + 2}")
+        size, _, _, flag, body_length = _BATCH_HEAD.unpack_from(batch, position)
+        body = position + _BATCH_HEAD.size
+        properties = body + body_length + 2
+        if body_length < 0 or properties > end:
+            raise _bad_batch(len(parts), f"its body of {body_length} bytes does not fit into the batch's {end}")
+        properties_length = _I16.unpack_from(batch, properties - 2)[0]
+        following = properties + properties_length
+        if properties_length < 0 or following > end or following - position != size:
+            raise _bad_batch(len(parts), f"its parts have {following - position} bytes, its size says {size}")
+        parts.append(BatchPart(flag, batch[body : properties - 2], batch[properties:following]))
+        position = following
+    return parts
+
+
+def _bad_batch(index: int, reason: str) -> MessageError:
+    return MessageError(f"part {index} of the batch is malformed: {reason}", field="body")
+
+
+def unwrap_inner_batch(message: StoredMessage) -> Sequence[StoredMessage]:
+    """The messages inside an inner-batch record (topics with queue.type=BatchCQ), or the message itself."""
+    if not message.sys_flag & SysFlag.INNER_BATCH:
+        return [message]
+    base = int(message.properties.get(Property.INNER_BASE, message.queue_offset))
+    return [
+        StoredMessage(
+            message.topic,
+            part.body,
+            part.properties,
+            len(part.body),
+            message.magic,
+            body_crc(part.body),
+            message.queue_id,
+            part.flag,
+            base + index,
+            message.physical_offset,
+            message.sys_flag & ~(SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP | SysFlag.COMPRESSED),
+            message.born_time_ms,
+            message.born_host_bytes,
+            message.store_time_ms,
+            message.store_host_bytes,
+            message.reconsume_times,
+            message.prepared_transaction_offset,
+        )
+        for index, part in enumerate(split_batch(message.body))
+    ]
