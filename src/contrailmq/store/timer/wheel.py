@@ -45,7 +45,7 @@ class Slot(NamedTuple):
     time_ms: int
     first_position: int
     last_position: int
-    count: int
+    timers: int
     magic: int = 0
 
     @property
@@ -111,18 +111,18 @@ class TimerWheel:
         tick = slot.time_ms // self.precision_ms
         assert tick > 0
         assert slot.first_position <= slot.last_position
-        count = max(-_COUNT_MAX, min(slot.count, _COUNT_MAX))
+        count = max(-_COUNT_MAX, min(slot.timers, _COUNT_MAX))
         self._changed[tick % self.slots] = _SLOT.pack(tick, slot.first_position, slot.last_position, count, slot.magic)
 
     def add(self, time_ms: int, position: int, *, change: int) -> None:
         """Chain one more unit into a slot. `change` is +1 for a timer and -1 for a mark that deletes one."""
         slot = self.get(time_ms)
         first = position if slot.is_empty else slot.first_position
-        self.put(slot._replace(first_position=first, last_position=position, count=slot.count + change))
+        self.put(slot._replace(first_position=first, last_position=position, timers=slot.timers + change))
 
     def shut(self, slot: Slot) -> None:
         """Close a slot: all its timers up to its last position were delivered."""
-        self.put(slot._replace(first_position=NO_POSITION, count=0))
+        self.put(slot._replace(first_position=NO_POSITION, timers=0))
 
     def occupied(self, from_ms: int, to_ms: int) -> Iterator[Slot]:
         """Slots with timers, in time order, from `from_ms` up to and without `to_ms`; looks at each place once."""
