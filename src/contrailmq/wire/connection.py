@@ -159,9 +159,9 @@ class Connection(asyncio.Protocol):
             self._arm(deadline_s)
         return future
 
-    def oneway(self, code: int, ext: Fields | None = None, body: bytes = b"") -> None:
+    def oneway(self, code: int, ext: Fields | None = None, body: bytes = b"", remark: str | None = None) -> None:
         """Send a request that is never answered. ConnectionClosedError when the connection is known to be gone."""
-        self._send(encode_request(code, ext, body, opaque=self._take_opaque(), is_oneway=True))
+        self._send(encode_request(code, ext, body, opaque=self._take_opaque(), is_oneway=True, remark=remark))
 
     async def writable(self) -> None:
         """Wait until the peer reads again; raises ConnectionClosedError when it never will."""

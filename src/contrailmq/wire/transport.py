@@ -217,6 +217,8 @@ class RemotingClient:
 
     `sign` is called with (code, ext, body) before a request is encoded and may add ext fields (see `acl`). Requests
     that a server sends to us go to the functions given to `register`; other codes are answered as not supported.
+    `tls_server_name` is the name that certificates are checked against, in place of the address that was dialled.
+    `on_connect` is told the address of every connection that was opened.
     """
 
     def __init__(
@@ -224,10 +226,13 @@ class RemotingClient:
         *,
         tls: ssl.SSLContext | None = None,
         sign: SignHook | None = None,
+        tls_server_name: str | None = None,
         connect_timeout_s: float = 3.0,
         limits: Limits = DEFAULT_LIMITS,
+        on_connect: Callable[[str], None] | None = None,
     ) -> None:
         self._tls, self._sign, self._connect_timeout_s, self._limits = tls, sign, connect_timeout_s, limits
+        self._tls_server_name, self._on_connect = tls_server_name, on_connect
         self._connections: dict[str, Connection] = {}
         self._dialling: dict[str, asyncio.Task[Connection]] = {}
         self._handlers: dict[int, ClientHandler] = {}
@@ -245,11 +250,13 @@ class RemotingClient:
             await connection.writable()
         return await connection.invoke(code, self._signed(code, ext, body), body, timeout_s)
 
-    async def oneway(self, address: str, code: int, ext: Fields | None = None, body: bytes = b"") -> None:
+    async def oneway(
+        self, address: str, code: int, ext: Fields | None = None, body: bytes = b"", remark: str | None = None
+    ) -> None:
         """Send without an answer; returns when the bytes are queued on an open connection."""
         connection = await self.connect(address)
         await connection.writable()
-        connection.oneway(code, self._signed(code, ext, body), body)
+        connection.oneway(code, self._signed(code, ext, body), body, remark)
 
     def register(self, code: int, handler: ClientHandler) -> None:
         """Serve requests of this code that servers send to us; the handler returns a response frame or None."""
@@ -313,7 +320,11 @@ class RemotingClient:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _transport, connection = await loop.create_connection(
-                    lambda: Connection(self._requested, limits=self._limits), host, port, ssl=self._tls
+                    lambda: Connection(self._requested, limits=self._limits),
+                    host,
+                    port,
+                    ssl=self._tls,
+                    server_hostname=self._tls_server_name if self._tls is not None else None,
                 )
         except TimeoutError as exc:
             raise ConnectError(address, f"no connection within {self._connect_timeout_s:g} s") from exc
@@ -321,6 +332,8 @@ class RemotingClient:
             raise ConnectError(address, exc.strerror or str(exc)) from exc
         self._connections[address] = connection
         connection.on_close.append(lambda gone: self._forget(address, gone))
+        if self._on_connect is not None:
+            self._on_connect(address)
         return connection
 
     def _dialled(self, address: str, done: asyncio.Task[Connection]) -> None:
