@@ -3,13 +3,16 @@
 from contrailmq.store.clock import Clock, ManualClock, SystemClock
 from contrailmq.store.commit_log import CommitLog
 from contrailmq.store.config import BrokerRole, FlushDiskType, StoreConfig
+from contrailmq.store.consume_queue import Boundary
 from contrailmq.store.errors import StoreError
 from contrailmq.store.files import Files
 from contrailmq.store.flush import LogFlusher
 from contrailmq.store.record import check_record, decode_record, encode_record
 from contrailmq.store.status import GetStatus, PutStatus
+from contrailmq.store.recovery import RecoveryReport, recover
 
 __all__ = [
+    "Boundary",
     "BrokerRole",
     "Clock",
     "CommitLog",
@@ -19,10 +22,12 @@ __all__ = [
     "LogFlusher",
     "ManualClock",
     "PutStatus",
+    "RecoveryReport",
     "StoreConfig",
     "StoreError",
     "SystemClock",
     "check_record",
     "decode_record",
     "encode_record",
+    "recover",
 ]
