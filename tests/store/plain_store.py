@@ -129,9 +129,7 @@ class PlainStore:
 
     def units(self) -> dict[tuple[str, int], list[tuple[int, int, int]]]:
         return {
-            (queue.topic, queue.queue_id): [
-                tuple(unit) for _, unit in queue.scan(queue.min_offset, queue.max_offset)
-            ]
+            (queue.topic, queue.queue_id): [tuple(unit) for _, unit in queue.scan(queue.min_offset, queue.max_offset)]
             for queue in self.queues
         }
 

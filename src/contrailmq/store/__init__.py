@@ -8,8 +8,8 @@ from contrailmq.store.errors import StoreError
 from contrailmq.store.files import Files
 from contrailmq.store.flush import LogFlusher
 from contrailmq.store.record import check_record, decode_record, encode_record
-from contrailmq.store.status import GetStatus, PutStatus
 from contrailmq.store.recovery import RecoveryReport, recover
+from contrailmq.store.status import GetStatus, PutStatus
 
 __all__ = [
     "Boundary",
