@@ -4,6 +4,6 @@ Reading order: `codes` (the number tables), `header` and `frame` (one command, m
 fields), `bodies` (JSON bodies), then `connection` and `transport` (the only files here that do I/O).
 """
 
-from contrailmq.wire import acl, codes, frame, header, requests, transport
+from contrailmq.wire import acl, admin_bodies, codes, frame, header, requests, transport
 
-__all__ = ["acl", "codes", "frame", "header", "requests", "transport"]
+__all__ = ["acl", "admin_bodies", "codes", "frame", "header", "requests", "transport"]
