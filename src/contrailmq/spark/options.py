@@ -1,0 +1,101 @@
+"""Options of the sources and the sink: texts from Spark to typed values, with errors that name option and remedy.
+
+Spark hands over a case-insensitive map whose values are all text. An option that nobody reads is an error, not a
+warning: a mistyped `endingOfsets` would otherwise read too much without a word.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from contrailmq.spark.columns import OptionError
+
+OffsetsJson = dict[str, dict[str, dict[int, int]]]  # topic -> broker name ("" for any) -> queue id -> offset
+EARLIEST: Final = -2  # in offsets given as JSON, as in Kafka's connector
+LATEST: Final = -1
+ANY_BROKER: Final = ""
+
+
+class Options:
+    """Option texts by name, whatever the case. Reading is by typed methods; unknown names raise at construction."""
+
+    def __init__(self, given: Mapping[str, str], *, known: Collection[str], passed_through: str = "") -> None:
+        by_lower = {name.lower(): name for name in known}
+        self._texts: dict[str, str] = {}
+        self.passed: dict[str, str] = {}
+        for key, value in given.items():
+            lower = key.lower()
+            if passed_through and lower.startswith(passed_through):
+                self.passed[key[len(passed_through) :]] = value
+                continue
+            name = by_lower.get(lower)
+            if name is None:
+                close = difflib.get_close_matches(lower, by_lower, n=1)
+                hint = f": did you mean {by_lower[close[0]]}?" if close else f"; known are {', '.join(sorted(known))}"
+                raise OptionError(f"unknown option {key!r}{hint}")
+            self._texts[name] = str(value)
+
+    def text(self, name: str, default: str | None = None) -> str | None:
+        return self._texts.get(name, default)
+
+    def required(self, *names: str) -> str:
+        """The value under the first of several equal names."""
+        for name in names:
+            if self._texts.get(name):
+                return self._texts[name]
+        raise OptionError(f"option {names[0]} is missing" + (f" (or {', '.join(names[1:])})" if names[1:] else ""))
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        text = self._texts.get(name, str(default)).lower()
+        if text not in ("true", "false"):
+            raise OptionError(f"option {name} is {text!r}: it takes true or false")
+        return text == "true"
+
+    def number(self, name: str, default: int, *, least: int = 0) -> int:
+        text = self._texts.get(name, str(default))
+        try:
+            value = int(text)
+        except ValueError:
+            raise OptionError(f"option {name} is {text!r}: it takes a whole number") from None
+        if value < least:
+            raise OptionError(f"option {name} is {value}: the least is {least}")
+        return value
+
+    def choice(self, name: str, *allowed: str) -> str:
+        """One of the allowed words; the first is the default."""
+        text = self._texts.get(name, allowed[0]).lower()
+        if text not in allowed:
+            raise OptionError(f"option {name} is {text!r}: it takes {' or '.join(allowed)}")
+        return text
+
+    def names(self, *aliases: str) -> list[str] | None:
+        """A comma list under the first of several equal option names."""
+        for alias in aliases:
+            if alias in self._texts:
+                found = [part.strip() for part in self._texts[alias].split(",") if part.strip()]
+                if not found:
+                    raise OptionError(f"option {alias} is empty: name at least one")
+                return found
+        return None
+
+
+def parse_offsets(text: str, option: str) -> OffsetsJson:
+    """Offsets from `{"topic": {"broker": {"0": 23}}}`; the broker level may be left out where a store has one."""
+    try:
+        tree = json.loads(text)
+        found: OffsetsJson = {}
+        for topic, brokers in tree.items():
+            if all(not isinstance(value, dict) for value in brokers.values()):
+                brokers = {ANY_BROKER: brokers}
+            found[topic] = {
+                broker: {int(queue): int(offset) for queue, offset in queues.items()}
+                for broker, queues in brokers.items()
+            }
+    except (ValueError, AttributeError, TypeError) as exc:
+        raise OptionError(
+            f'option {option} is not offsets as JSON, {{"topic": {{"broker": {{"0": 23}}}}}}: {text[:80]!r} ({exc})'
+        ) from exc
+    return found

@@ -1,0 +1,238 @@
+"""A store directory seen from outside: its log files, how far they may be read, and how to cut them into ranges.
+
+**How far.** A live or crashed store holds unwritten space, and after a recovery by RocketMQ also stale bytes behind the
+end that look like good records. So a reader may neither stop at the first thing it does not understand (damage would
+hide everything behind it) nor read on from there (stale records would rise again). The confirmed end settles it:
+
+1. Everything below the highest end that any consume queue points to was once a whole record. What is not one today is
+   damage, and is reported.
+2. From there the chain is followed as far as records are whole, CRC included. What follows is not part of the log.
+
+Without consume queues rule 2 starts at the last log file that begins with a record, as a broker's recovery does.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from contrailmq.message import ContrailError
+from contrailmq.spark.records import Records
+from contrailmq.spark.scan import BadStretch, Range, scan
+from contrailmq.store.record import BLANK_MAGIC
+
+RANGE_BYTES: Final = 64 * 1024 * 1024  # of log per task
+UNIT_BYTES: Final = 20
+_UNIT: Final = struct.Struct(">qiq")  # physical offset, size, tags code
+_PRE_BLANK_SIZE: Final = 2147483647  # RocketMQ fills the head of a queue that starts late with such units
+assert _UNIT.size == UNIT_BYTES
+
+
+class StoreFilesError(ContrailError):
+    """A directory is not a store that this host can read."""
+
+
+class LogFile(NamedTuple):
+    """One commit-log file: the physical offset of its first byte, and its size."""
+
+    path: str
+    base: int
+    size_bytes: int
+
+
+class QueueFiles(NamedTuple):
+    """The files of one consume queue, in order."""
+
+    topic: str
+    queue_id: int
+    paths: tuple[str, ...]
+
+
+def find_stores(pattern: str) -> list[str]:
+    """Store directories behind a comma list of paths and globs, sorted; each must hold a commit log."""
+    found: list[str] = []
+    for text in pattern.split(","):
+        matches = sorted(glob.glob(text.strip())) if glob.has_magic(text) else [text.strip()]
+        if not matches:
+            raise StoreFilesError(f"nothing matches {text.strip()!r} on host {socket.gethostname()}")
+        found.extend(os.path.abspath(match) for match in matches)
+    for store in found:
+        log_files(store)
+    return list(dict.fromkeys(found))
+
+
+def log_files(store: str) -> list[LogFile]:
+    """The commit-log files of a store (or of a commitlog directory itself) in order, empty ones left out."""
+    folder = _log_folder(store)
+    files: list[LogFile] = []
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file() and entry.name.isdecimal())
+        for name in names:
+            path = os.path.join(folder, name)
+            size_bytes = os.stat(path).st_size
+            if size_bytes:
+                files.append(LogFile(path, int(name), size_bytes))
+    except OSError as exc:
+        raise StoreFilesError(
+            f"host {socket.gethostname()} cannot read {folder}: {exc.strerror}; every executor needs the store's path"
+        ) from exc
+    return files
+
+
+def _log_folder(store: str) -> str:
+    folder = os.path.join(store, "commitlog")
+    if os.path.isdir(folder):
+        return folder
+    if os.path.isdir(store) and any(name.isdecimal() and len(name) == 20 for name in os.listdir(store)):
+        return store
+    state = "has no commitlog directory" if os.path.isdir(store) else "is not a directory"
+    raise StoreFilesError(f"{store} {state} on host {socket.gethostname()}: give the root directory of a store")
+
+
+def queue_files(store: str, topics: Iterable[str] | None = None) -> list[QueueFiles]:
+    """Every consume queue of a store, or those of the named topics."""
+    root = Path(store, "consumequeue")
+    if not root.is_dir():
+        return []
+    wanted = None if topics is None else set(topics)
+    found: list[QueueFiles] = []
+    for topic in sorted(root.iterdir()):
+        if (wanted is not None and topic.name not in wanted) or not topic.is_dir():
+            continue
+        for queue in topic.iterdir():
+            if queue.name.isdecimal() and queue.is_dir():
+                paths = sorted(str(path) for path in queue.iterdir() if path.name.isdecimal())
+                found.append(QueueFiles(topic.name, int(queue.name), tuple(paths)))
+    return sorted(found)
+
+
+def read_units(queue: QueueFiles, first: int = 0, stop: int = 2**63 - 1) -> Units:
+    """The valid units of a queue between two queue offsets as a structured array."""
+    parts = []
+    for path in queue.paths:
+        base = int(os.path.basename(path)) // UNIT_BYTES
+        low = max(0, first - base)
+        count = min(stop - base, os.stat(path).st_size // UNIT_BYTES) - low
+        if count <= 0:
+            continue
+        raw = np.fromfile(path, dtype=_RAW_UNIT, count=count, offset=low * UNIT_BYTES)
+        valid = (raw["size"] > 0) & (raw["physical_offset"] >= 0)
+        count = len(raw) if valid.all() else int(np.argmin(valid))
+        units = np.empty(count, dtype=UNIT)
+        for name in ("physical_offset", "size", "tags_code"):
+            units[name] = raw[name][:count]
+        units["queue_offset"] = np.arange(base + low, base + low + count)
+        parts.append(units[units["size"] != _PRE_BLANK_SIZE])
+    return np.concatenate(parts) if parts else np.empty(0, dtype=UNIT)
+
+
+_RAW_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+Units = npt.NDArray[np.void]
+UNIT: Final = np.dtype([("physical_offset", "i8"), ("size", "i8"), ("tags_code", "i8"), ("queue_offset", "i8")])
+
+
+def queue_end(queue: QueueFiles) -> int:
+    """The end of the newest record that a queue points to, or 0."""
+    for path in reversed(queue.paths):
+        with open(path, "rb", buffering=0) as file:
+            low, high = 0, os.fstat(file.fileno()).st_size // UNIT_BYTES
+            while low < high:  # units fill a file from its start: find the first that is not one
+                middle = (low + high) // 2
+                if _unit_at(file.fileno(), middle)[1] > 0:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low:
+                physical_offset, size_bytes, _ = _unit_at(file.fileno(), low - 1)
+                return 0 if size_bytes == _PRE_BLANK_SIZE else physical_offset + size_bytes
+    return 0
+
+
+def _unit_at(descriptor: int, index: int) -> tuple[int, int, int]:
+    physical_offset, size_bytes, tags_code = _UNIT.unpack(os.pread(descriptor, UNIT_BYTES, index * UNIT_BYTES))
+    return physical_offset, size_bytes, tags_code
+
+
+def confirmed_end(store: str, *, known_end: int = 0) -> int:
+    """The physical offset up to which the log may be read. `known_end` is an end found earlier, from which to go on."""
+    files = log_files(store)
+    if not files:
+        return known_end
+    dispatched = known_end or max((queue_end(queue) for queue in queue_files(store)), default=0)
+    if dispatched == 0:
+        file = next((file for file in reversed(files) if first_record(file) is not None), files[0])
+        return _follow_whole(files, file.base)
+    return max(dispatched, _follow_whole(files, dispatched))
+
+
+def first_record(file: LogFile) -> Records | None:
+    """The header of the file's first record, None when the file does not begin with one."""
+    limit = file.base + file.size_bytes
+    part = Range(file.path, file.base, file.base, file.base + 1, limit, is_aligned=True)
+    item = next(iter(scan(part, check_crc=False)), None)
+    return item if isinstance(item, Records) else None
+
+
+def _is_blank(file: LogFile) -> bool:
+    """Whether the file holds nothing but filler: RocketMQ leaves such a file behind a message too large for one."""
+    with open(file.path, "rb") as opened:
+        return opened.read(8)[4:] == BLANK_MAGIC.to_bytes(4, "big", signed=True)
+
+
+def _follow_whole(files: list[LogFile], position: int) -> int:
+    """Where the chain of whole records that passes `position` ends; a file's filler leads to the next file."""
+    for file in files:
+        end = file.base + file.size_bytes
+        if end <= position:
+            continue
+        if position < file.base:
+            if _is_blank(file):
+                continue
+            if first_record(file) is None:
+                return position
+            position = file.base
+        for item in scan(Range(file.path, file.base, position, end, end, is_aligned=True), check_crc=True):
+            if isinstance(item, BadStretch):
+                return item.start
+            position = file.base + int(item.position[-1] + item.size[-1])
+    return position
+
+
+def plan_ranges(store: str, start: int, stop: int, *, range_bytes: int = RANGE_BYTES) -> list[Range]:
+    """Cut the log between two physical offsets, both the beginning of a record, into ranges of about equal size."""
+    ranges: list[Range] = []
+    for file in log_files(store):
+        low, high = max(start, file.base), min(stop, file.base + file.size_bytes)
+        if low >= high:
+            continue
+        count = max(1, round((high - low) / range_bytes))
+        cuts = [low + (high - low) * index // count for index in range(count)] + [high]
+        ranges.extend(
+            Range(file.path, file.base, cuts[index], cuts[index + 1], limit=high, is_aligned=index == 0)
+            for index in range(count)
+        )
+    return ranges
+
+
+def record_at_or_after(store: str, position: int, end: int) -> int:
+    """The first record that begins at or after a physical offset, or `end`."""
+    for file in log_files(store):
+        stop = min(end, file.base + file.size_bytes)
+        low = max(position, file.base)
+        if low >= stop:
+            continue
+        if low == file.base:
+            return low
+        part = Range(file.path, file.base, low, stop, stop, is_aligned=False)
+        item = next(iter(scan(part, check_crc=False, block_rows=1)), None)
+        if isinstance(item, Records):
+            return file.base + int(item.position[0])
+    return end

@@ -1,0 +1,59 @@
+"""Fixtures of the Spark tests: golden stores unpacked once, and one Spark session for all tests that need one."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+STORES = ("clean", "kill9", "kill9-recovered", "kill9-lag", "torn", "torn-half", "torn-mid", "direct", "direct-crc")
+
+
+@pytest.fixture(scope="session")
+def golden_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The directory of a golden store, unpacked once; tests only read it."""
+    unpacked: dict[str, str] = {}
+
+    def store(name: str) -> str:
+        if name not in unpacked:
+            unpacked[name] = unpack(name, tmp_path_factory.mktemp(name))
+        return unpacked[name]
+
+    return store
+
+
+def unpack(name: str, folder: Path) -> str:
+    """A fresh copy of a golden store that a test may change."""
+    with tarfile.open(GOLDEN / f"store-5.5.0-{name}.tar.gz") as packed:
+        packed.extractall(folder, filter="data")
+    return str(folder / "store")
+
+
+def expected(name: str) -> dict[str, Any]:
+    """What Apache's own classes say about a golden store."""
+    found: dict[str, Any] = json.loads((GOLDEN / f"store-5.5.0-{name}.expected.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One session for all tests: two cores, three tries per task, little memory."""
+    import contrailmq.spark
+
+    session = contrailmq.spark.session(
+        "tests",
+        master="local[2,3]",
+        spark_driver_memory="1g",
+        **{
+            "spark.sql.shuffle.partitions": "2",
+            "spark.local.dir": str(tmp_path_factory.mktemp("spark-local")),
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        },
+    )
+    yield session
+    session.stop()

@@ -1,0 +1,273 @@
+"""The vectorised decoder against what Apache's own classes say, and against the plain decoder of one record."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import contrailmq
+from contrailmq.message import decode_properties, encode_host
+from contrailmq.spark.columns import View, choose_view
+from contrailmq.spark.decode import Decoder, Selection
+from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
+from contrailmq.spark.property_table import parse_properties
+from contrailmq.spark.scan import BadStretch, CorruptLogError, Range, scan_buffer
+from contrailmq.spark.store_files import confirmed_end, log_files
+from contrailmq.store.record import decode_record, encode_blank, encode_record
+from spark.conftest import STORES, expected
+
+ALL = Selection(with_system_topics=True)
+
+
+def rows_of(store: str, **given_settings: Any) -> list[dict[str, Any]]:
+    chosen = LogSettings(**{"selection": ALL, **given_settings})
+    parts = plan_parts(store, log_files(store)[0].base, confirmed_end(store), chosen)
+    return [row for part in parts for batch in read_part(part, chosen) for row in batch.to_pylist()]
+
+
+def as_java_says(row: dict[str, Any]) -> dict[str, Any]:
+    """A row in the names of expected.json, as far as both have the fact."""
+    return {
+        "topic": row["topic"],
+        "queueId": row["queueId"],
+        "queueOffset": row["queueOffset"],
+        "commitLogOffset": row["physicalOffset"],
+        "sysFlag": row["sysFlag"],
+        "flag": row["flag"],
+        "bornTimestamp": round(row["bornTimestamp"].timestamp() * 1000),
+        "storeTimestamp": round(row["storeTimestamp"].timestamp() * 1000),
+        "bodySha256": hashlib.sha256(row["body"]).hexdigest(),
+        "properties": dict(row["properties"]),
+        "reconsumeTimes": row["reconsumeTimes"],
+        "id": row["msgId"],
+        "bornHost": host_bytes(row["bornHost"]),
+        "storeHost": host_bytes(row["storeHost"]),
+    }
+
+
+def host_bytes(text: str) -> bytes:
+    ip, _, port = text.rpartition(":")
+    return encode_host(ip.strip("[]"), int(port))
+
+
+def java_facts(message: dict[str, Any]) -> dict[str, Any]:
+    facts = {name: value for name, value in message.items() if name in as_java_says_names}
+    facts["id"] = message["uniqKey"] or message["msgId"]
+    facts["bornHost"], facts["storeHost"] = host_bytes(message["bornHost"]), host_bytes(message["storeHost"])
+    return facts
+
+
+as_java_says_names = {
+    *("topic", "queueId", "queueOffset", "commitLogOffset", "sysFlag", "flag", "bornTimestamp", "storeTimestamp"),
+    *("bodySha256", "properties", "reconsumeTimes"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "range_bytes"),
+    [*((name, size) for name in STORES if name != "torn-mid" for size in (64 << 20, 20_000)), ("direct", 333)],
+)
+def test_every_row_equals_what_java_says(golden_store: Callable[[str], str], name: str, range_bytes: int) -> None:
+    """Also when the log is cut into ranges at arbitrary bytes: 333 is about one record."""
+    rows = [row for row in rows_of(golden_store(name), range_bytes=range_bytes) if row["sysFlag"] & 12 not in (4, 12)]
+    java = expected(name)
+    assert confirmed_end(golden_store(name)) == java["maxPhyOffset"]
+    assert [as_java_says(row) for row in rows] == [java_facts(message) for message in java["messages"]]
+
+
+@pytest.mark.parametrize("range_bytes", [64 << 20, 9_999])
+def test_damage_below_the_confirmed_end_is_reported_with_its_position(
+    golden_store: Callable[[str], str], range_bytes: int
+) -> None:
+    with pytest.raises(CorruptLogError, match="606629") as caught:
+        rows_of(golden_store("torn-mid"), range_bytes=range_bytes)
+    assert (caught.value.start, caught.value.stop) == (606629, 606970)
+    rows = rows_of(golden_store("torn-mid"), skip_corrupt=True, range_bytes=range_bytes)
+    java = expected("torn-mid")
+    before = [row for row in rows if row["physicalOffset"] < 606629]
+    assert [as_java_says(row) for row in before] == [java_facts(message) for message in java["messages"]]
+    assert len(rows) - len(before) == 8  # good records behind the damage, which a recovery would cut
+
+
+@pytest.mark.parametrize("topic", ["GoldenPlain", "GoldenLarge", "GoldenBulk"])
+def test_planning_from_the_queues_gives_the_same_rows(golden_store: Callable[[str], str], topic: str) -> None:
+    chosen = Selection(topics=frozenset([topic]))
+    store = golden_store("clean")
+    from_log = rows_of(store, selection=chosen, plan="log", range_bytes=5000)
+    assert from_log
+    assert rows_of(store, selection=chosen, plan="queue", range_bytes=5000) == from_log
+    assert rows_of(store, selection=chosen, plan="queue") == from_log
+
+
+def test_queues_that_lag_behind_the_log_lose_no_row(golden_store: Callable[[str], str]) -> None:
+    topics = frozenset(row["topic"] for row in rows_of(golden_store("kill9-lag")))
+    rows = rows_of(golden_store("kill9-lag"), selection=Selection(topics=topics))
+    assert len(rows) == 1395
+
+
+def test_system_topics_and_unfinished_transactions_are_left_out_by_default(golden_store: Callable[[str], str]) -> None:
+    rows = rows_of(golden_store("clean"), selection=Selection())
+    topics = {row["topic"] for row in rows}
+    assert "GoldenTx" in topics
+    assert not topics & {"SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_wheel_timer"}
+    assert len(rows_of(golden_store("direct"), selection=Selection())) == 51
+    assert len(rows_of(golden_store("direct"))) == 61
+
+
+def test_real_topic_and_queue_of_parked_messages_come_back_on_request(golden_store: Callable[[str], str]) -> None:
+    store = golden_store("clean")
+    parked = [
+        row
+        for row in rows_of(store)
+        if row["topic"] in ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_wheel_timer")
+    ]
+    restored = rows_of(store, selection=Selection(with_system_topics=True, restore_real_topic=True))
+    by_offset = {row["physicalOffset"]: row for row in restored}
+    assert parked
+    for row in parked:
+        properties = dict(row["properties"])
+        assert by_offset[row["physicalOffset"]]["topic"] == properties["REAL_TOPIC"]
+        assert by_offset[row["physicalOffset"]]["queueId"] == int(properties["REAL_QID"])
+    delayed = rows_of(store, selection=Selection(topics=frozenset(["GoldenDelay"]), restore_real_topic=True))
+    assert len(delayed) > len(rows_of(store, selection=Selection(topics=frozenset(["GoldenDelay"]))))
+
+
+def test_offset_and_time_ranges_are_half_open(golden_store: Callable[[str], str]) -> None:
+    store = golden_store("clean")
+    key = ("GoldenBulk", 0)
+    bulk = [r for r in rows_of(store) if (r["topic"], r["queueId"]) == key]
+    chosen = Selection(topics=frozenset(["GoldenBulk"]), starting_offsets={key: 3}, ending_offsets={key: 7})
+    rows = [r for r in rows_of(store, selection=chosen) if r["queueId"] == 0]
+    assert rows == bulk[3:7]
+    begin, end = (round(bulk[at]["storeTimestamp"].timestamp() * 1000) for at in (5, 50))
+    within = rows_of(store, selection=Selection(with_system_topics=True, begin_ms=begin, end_ms=end))
+    assert within == [r for r in rows_of(store) if begin <= round(r["storeTimestamp"].timestamp() * 1000) < end]
+
+
+def test_only_chosen_columns_are_made_in_the_given_order(golden_store: Callable[[str], str]) -> None:
+    view = choose_view("queueOffset, TOPIC", None, None)
+    assert list(rows_of(golden_store("clean"), view=view)[0]) == ["queueOffset", "topic"]
+    assert "properties" not in choose_view(None, "none").columns
+    raw = rows_of(golden_store("clean"), view=choose_view("properties", "string"))[0]["properties"]
+    whole = rows_of(golden_store("clean"))[0]["properties"]
+    assert decode_properties(raw) == dict(whole)
+
+
+def test_kafka_style_has_kafkas_columns(golden_store: Callable[[str], str]) -> None:
+    rows = rows_of(golden_store("clean"), view=choose_view(style="kafka"), selection=Selection())
+    native = rows_of(golden_store("clean"), selection=Selection())
+    assert list(rows[0]) == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"]
+    assert [row["value"] for row in rows] == [row["body"] for row in native]
+    assert {h["key"]: h["value"].decode() for h in rows[0]["headers"]} == dict(native[0]["properties"])
+
+
+PIECES = st.lists(
+    st.sampled_from(["TAGS", "KEYS", "a", "b", "", "\x01", "\x02", "\x00", "é", "😀", "value", "x=y", " "]), max_size=12
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PIECES, max_size=6))
+def test_properties_parse_as_the_plain_decoder_parses_them(rows: list[list[str]]) -> None:
+    """Empty names and values, missing last separators, repeated names, 0x01 inside values, rows without any."""
+    raw = ["".join(pieces).encode() for pieces in rows]
+    table = parse_properties(pa.array(raw, pa.binary()))
+    assert [dict(row) for row in table.maps().to_pylist()] == [decode_properties(data) for data in raw]
+    assert table.column("TAGS").to_pylist() == [decode_properties(data).get("TAGS") for data in raw]
+
+
+def make_log(random_state: random.Random, count: int) -> tuple[bytes, int]:
+    """Random records from a base that is not 0: all header shapes, odd bodies, bodies that hold magics and records."""
+    base = random_state.choice([0, 1 << 30, 123 * 4096])
+    data = bytearray()
+    for number in range(count):
+        born = encode_host(random_state.choice(["10.0.0.1", "fd00::1"]), 1234)
+        store = encode_host(random_state.choice(["10.0.0.2", "fd00::2"]), 10911)
+        body = random_state.choice([b"", b"x" * number, b"\xda\xa3\x20\xa7" * 5, bytes(data[-200:]), bytes(2000)])
+        record = encode_record(
+            topic=random_state.choice(["T", "Orders", "%RETRY%" + "g" * 200]),
+            body=body,
+            properties=random_state.choice([b"", b"TAGS\x01a\x02", b"KEYS\x01k 1\x02UNIQ_KEY\x01U%d" % number]),
+            queue_id=number % 3,
+            queue_offset=number,
+            physical_offset=base + len(data),
+            born_time_ms=1_700_000_000_000 + number,
+            born_host=born,
+            store_time_ms=1_700_000_000_500 + number,
+            store_host=store,
+        )
+        data += record
+    data += encode_blank(500)
+    data += bytes(500 - 8)
+    return bytes(data), base
+
+
+def reference(data: bytes, base: int) -> list[tuple[int, str, bytes, str]]:
+    rows, position = [], 0
+    while data[position + 4 : position + 8] != bytes.fromhex("cbd43194"):
+        message = decode_record(data, position)
+        assert message.physical_offset == base + position
+        rows.append((message.physical_offset, message.topic, message.body, message.message_id))
+        position += message.size_bytes
+    return rows
+
+
+def scanned(data: bytes, base: int, cuts: list[int]) -> tuple[list[tuple[int, str, bytes, str]], list[BadStretch]]:
+    decoder = Decoder(View(), ALL)
+    rows, stretches = [], []
+    edges = sorted({0, *cuts, len(data)})
+    for start, stop in itertools.pairwise(edges):
+        part = Range("log", base, base + start, base + stop, base + len(data), is_aligned=start == 0)
+        for item in scan_buffer(data, part, check_crc=True, block_bytes=1000):
+            if isinstance(item, BadStretch):
+                stretches.append(item)
+            else:
+                rows += [
+                    (r["physicalOffset"], r["topic"], r["body"], r["msgId"]) for r in decoder.decode(item).to_pylist()
+                ]
+    return rows, stretches
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_cuts_of_any_log_give_every_record_once(seed: int) -> None:
+    rng = random.Random(seed)
+    data, base = make_log(rng, 60)
+    for _ in range(4):
+        cuts = [rng.randrange(len(data)) for _ in range(rng.randrange(30))]
+        assert scanned(data, base, cuts) == (reference(data, base), [])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_flipped_byte_costs_one_record_and_is_reported_whatever_the_cuts(seed: int) -> None:
+    """Any byte of size, magic, offset, lengths or body: all other records come through, and the damage is told."""
+    rng = random.Random(seed)
+    data, base = make_log(rng, 40)
+    whole = reference(data, base)
+    for _ in range(10):
+        victim = rng.randrange(len(whole))
+        begin = whole[victim][0] - base
+        offset = begin + rng.choice([0, 1, 2, 3, 4, 7, 28, 35])
+        damaged = bytearray(data)
+        damaged[offset] ^= 1 << rng.randrange(8)
+        cuts = [rng.randrange(len(data)) for _ in range(rng.randrange(20))]
+        rows, stretches = scanned(bytes(damaged), base, cuts)
+        assert rows == whole[:victim] + whole[victim + 1 :], (seed, victim, offset - begin, cuts)
+        assert stretches
+        assert {stretch.start for stretch in stretches} == {base + begin}
+
+
+def test_the_kernels_need_no_pyspark() -> None:
+    code = "import sys; sys.modules['pyspark'] = None; import contrailmq.spark.log_plan, contrailmq.spark"
+    source = str(Path(contrailmq.__file__).parents[1])
+    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": source})
