@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 EXTRAS := spark,grpc,console,redis,otel,delta,iceberg,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test test-long check lint bench clean
+.PHONY: help install demo test test-long interop check lint clean
 
 help:           ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ test: $(STAMP)  ## Everything that must pass
 test-long: $(STAMP) ## The full counts of the fault tests
 	@echo "==> long tests"
 	@CONTRAILMQ_LONG=1 $(BIN)/python -m pytest -q -m "not interop"
+
+interop: $(STAMP) ## Against Apache's own programs (needs Java and Maven; skips with the reason where they are missing)
+	@echo "==> interop"
+	@$(BIN)/python -m pytest -q tests/interop
 
 check: $(STAMP) ## Format, lint, strict types, tidy
 	@echo "==> ruff format --check";     $(BIN)/ruff format --check src tests

@@ -1,10 +1,31 @@
 """ContrailMQ: RocketMQ for people who live in Python and Spark."""
 
 from contrailmq._version import __version__
+from contrailmq.client.results import (
+    ConsumeFromWhere,
+    ConsumeResult,
+    MessageModel,
+    SendResult,
+    SendStatus,
+    TransactionState,
+)
+from contrailmq.client.subscription import SqlFilter
 from contrailmq.message import Message, MessageQueue, StoredMessage
 
 if not __debug__:
     # Invariants of the store and the wire are asserts: without them a broken invariant would be written to disk.
     raise RuntimeError("contrailmq needs asserts: start Python without -O and without PYTHONOPTIMIZE")
 
-__all__ = ["Message", "MessageQueue", "StoredMessage", "__version__"]
+__all__ = [
+    "ConsumeFromWhere",
+    "ConsumeResult",
+    "Message",
+    "MessageModel",
+    "MessageQueue",
+    "SendResult",
+    "SendStatus",
+    "SqlFilter",
+    "StoredMessage",
+    "TransactionState",
+    "__version__",
+]

@@ -8,10 +8,8 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
-from operator import mul
 from typing import Final, NamedTuple, NewType
 
 from contrailmq.message.errors import MessageError
@@ -19,11 +17,14 @@ from contrailmq.message.errors import MessageError
 PhysicalOffset = NewType("PhysicalOffset", int)  # byte address in the commit log
 QueueOffset = NewType("QueueOffset", int)  # entry number in one consume queue
 
-# 31 ** k modulo 2 ** 32: a hash is then one C-level sum of products instead of a Python loop (a third of the time for
-# 40 units). _WEIGHTS[n] fits a text of n units; longer texts go block by block.
+# A Java hash is the text read as a number in base 31. int() parses base 31 in C, but only digits below 31: so each unit
+# is split into two digits, unit = 31 * high + low, which two translations do. 0.9 us for 32 characters, where a sum of
+# products takes 2.6 us and a loop 3.7 us.
+_DIGITS: Final = b"0123456789abcdefghijklmnopqrstu"
+_HIGH: Final = bytes(_DIGITS[unit // 31] for unit in range(256))
+_LOW: Final = bytes(_DIGITS[unit % 31] for unit in range(256))
 _BLOCK_UNITS: Final = 256
 _POWERS: Final = [pow(31, k, 1 << 32) for k in range(_BLOCK_UNITS + 1)]
-_WEIGHTS: Final = [tuple(reversed(_POWERS[:n])) for n in range(_BLOCK_UNITS + 1)]
 
 
 def java_hash(text: str, *, seed: int = 0) -> int:
@@ -31,19 +32,15 @@ def java_hash(text: str, *, seed: int = 0) -> int:
 
     `seed` is the hash of a text that stands before this one: `java_hash(b, seed=java_hash(a)) == java_hash(a + b)`.
     """
-    if text.isascii():
-        units: Sequence[int] = text.encode("ascii")
-    else:
-        data = text.encode("utf-16-be", "surrogatepass")
-        units = struct.unpack(f">{len(data) // 2}H", data)
-    count = len(units)
-    if count <= _BLOCK_UNITS:
-        hashed: int = seed * _POWERS[count] + sum(map(mul, units, _WEIGHTS[count]))
+    count = len(text)
+    if 0 < count <= _BLOCK_UNITS and text.isascii():
+        units = text.encode()
+        hashed = seed * _POWERS[count] + 31 * int(units.translate(_HIGH), 31) + int(units.translate(_LOW), 31)
     else:
         hashed = seed
-        for start in range(0, count, _BLOCK_UNITS):
-            block = units[start : start + _BLOCK_UNITS]
-            hashed = hashed * _POWERS[len(block)] + sum(map(mul, block, _WEIGHTS[len(block)]))
+        data = text.encode("utf-16-be", "surrogatepass")
+        for unit in struct.unpack(f">{len(data) // 2}H", data):
+            hashed = (31 * hashed + unit) & 0xFFFFFFFF
     hashed &= 0xFFFFFFFF
     return hashed - 0x100000000 if hashed & 0x80000000 else hashed
 

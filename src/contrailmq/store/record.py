@@ -200,7 +200,7 @@ def _check_sizes(
                 f"{field}: {size} bytes, the limit is {limit}: {remedy}", field=field, size=size, limit=limit
             )
     if not topic:
-        raise MessageError("topic: 0 bytes, a record needs a topic: name one", field="topic", size=0, limit=1)
+        raise MessageError("topic: 0 bytes, a record needs at least 1: name one", field="topic", size=0, limit=1)
 
 
 def encode_blank(free_bytes: int) -> bytes:
@@ -289,6 +289,10 @@ def _fault(
     properties_length: int = _I16.unpack_from(buffer, properties - 2)[0]
     if properties + properties_length != end:
         return f"its parts have {properties + properties_length - position} bytes, its size says {size}"
+    if not buffer[properties - 3] or (properties_length and not buffer[end - 1]):
+        # The body checksum ends before topic and properties. A page of them that never reached the disk reads as zeros,
+        # and a topic or a written property string never ends in one. Java takes such a record for whole.
+        return "its topic or properties end in zero bytes, as after a lost write"
     if check_record_crc:
         return _crc_property_fault(buffer, position, end)
     if check_body_crc and body_length and zlib.crc32(buffer[body : body + body_length]) & 0x7FFFFFFF != crc:
@@ -344,6 +348,8 @@ def scan_records(
                     if (
                         properties <= end
                         and buffer[body_end] < 128
+                        and buffer[properties - 3]
+                        and buffer[end - 1]
                         and (buffer[properties - 2] << 8) + buffer[properties - 1] == end - properties
                         and (not check_body_crc or body_end == body or crc32(buffer[body:body_end]) & 0x7FFFFFFF == crc)
                     ):

@@ -1,0 +1,12 @@
+"""The clients for asyncio: `async with`, `await`, `async for`.
+
+import contrailmq.aio as aio
+
+async with aio.Producer("shop", namesrv="127.0.0.1:9876") as producer:
+    result = await producer.send(Message("Orders", b"..."))
+"""
+
+from contrailmq.client.producer import Producer, create_reply
+from contrailmq.client.transaction_producer import TransactionProducer
+
+__all__ = ["Producer", "TransactionProducer", "create_reply"]

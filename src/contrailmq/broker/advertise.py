@@ -1,0 +1,66 @@
+"""The address that a broker tells its clients, and what may be wrong with it.
+
+Clients dial the address from the NameServer's route, and the one inside message ids. An address that they cannot reach
+is the most reported trouble of RocketMQ users, so it is chosen with care, logged with its reason, and warned about
+when it looks reachable from this machine only.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Advertised(NamedTuple):
+    ip: str
+    reason: str
+    warning: str | None
+
+
+def advertised_address(*, configured: str, bind_address: str, namesrv_addresses: Iterable[str]) -> Advertised:
+    """brokerIP1 when given, else the bound address, else the address of the interface that leads to the NameServer."""
+    servers = list(namesrv_addresses)
+    if configured:
+        ip, reason = configured, "brokerIP1"
+    elif bind_address not in ("", "0.0.0.0", "::"):
+        ip, reason = bind_address, "bindAddress"
+    else:
+        target = servers[0].rpartition(":")[0] if servers else "203.0.113.1"  # TEST-NET-3: only the route is asked for
+        ip, reason = interface_towards(target), f"the interface that leads to {target}"
+    return Advertised(ip, reason, _warning(ip, servers))
+
+
+def interface_towards(host: str) -> str:
+    """This machine's address on the way to a host; a UDP socket is connected, nothing is sent."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+def _warning(ip: str, servers: list[str]) -> str | None:
+    try:
+        address = ipaddress.ip_address(ip)
+    except ValueError:
+        return None  # a host name: whoever set it knows better
+    are_servers_local = all(_is_loopback(server.rpartition(":")[0]) for server in servers)
+    if address.is_loopback and not are_servers_local:
+        return (
+            f"clients on other machines are told {ip} and cannot reach it, while the NameServer is remote: "
+            "set brokerIP1 to this machine's address"
+        )
+    if address in ipaddress.ip_network("172.17.0.0/16") if address.version == 4 else False:
+        return f"{ip} looks like a container's address, which other machines cannot reach: set brokerIP1 to the host's"
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,214 @@
+"""BrokerConfig: the broker's half of RocketMQ's broker.conf, with RocketMQ's keys and defaults.
+
+A properties file is shared by broker and store: keys of the store go to `StoreConfig`, the rest is read here. Every
+field is RocketMQ's key in snake case. Where we deliberately differ from RocketMQ's default, the difference stands in
+DIFFERENCES with its reason, is shown by `-p`, and nowhere else. A key that RocketMQ has and that means nothing here is
+accepted in silence when it is in WITHOUT_EFFECT; any other unknown key is a warning that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from contrailmq.message import ContrailError, MessageError, check_group
+from contrailmq.store.config import StoreConfig
+
+# key -> (RocketMQ's default, ours, why)
+DIFFERENCES: Final[Mapping[str, tuple[str, str, str]]] = {
+    "enablePropertyFilter": (
+        "false",
+        "true",
+        "SQL92 subscriptions work without a setting; filters are compiled and cheap",
+    ),
+}
+
+# Settings of thread pools, of parts that this broker does not have, or of behaviour that is always on here.
+_WITHOUT_EFFECT: Final = re.compile(
+    r".*(ThreadPool(Nums|QueueCapacity)|ThreadNums|ThreadPoolQueueCapacity)$"
+    r"|(serverWorkerThreads|serverCallbackExecutorThreads|serverSelectorThreads|serverOnewaySemaphoreValue"
+    r"|serverAsyncSemaphoreValue|serverPooledByteBufAllocatorEnable|serverSocketBacklog|useEpollNativeSelector"
+    r"|clientManageThreadPoolNums|rocketmqHome|messageStorePlugIn|highSpeedMode|brokerFastFailureEnable"
+    r"|waitTimeMillsIn\w+|enableControllerMode|enableSlaveActingMaster|pop\w+|enablePop\w+|\w+RocksDB\w*|rocksdb\w*"
+    r"|configManagerVersion|storeType|lite\w+|cold\w+|acl\w*|auth\w*|metrics\w*|\w*[Cc]ompaction\w*|disableConsumeIfConsumerReadSlowly"
+    r"|transferMsgByHeap|asyncSendEnable|traceTopicEnable|enableDetailStat|autoDeleteUnusedStats|forceRegister|compressedRegister)$"
+)
+
+
+class BrokerConfigError(ContrailError):
+    """A setting is unusable; names the key, the value and what is allowed."""
+
+    def __init__(self, key: str, value: object, remedy: str) -> None:
+        super().__init__(f"broker setting {key}={value!r}: {remedy}")
+        self.key = key
+
+
+@dataclass(slots=True, kw_only=True)
+class BrokerConfig:
+    """Settings of one broker. Owner: BrokerServer; `update` changes it at run time."""
+
+    # --- who and where
+    broker_name: str = field(default_factory=socket.gethostname)
+    broker_cluster_name: str = "DefaultCluster"
+    broker_id: int = 0
+    broker_ip1: str = ""  # "" : found, see advertised_address
+    broker_ip2: str = ""
+    listen_port: int = 10_911
+    bind_address: str = "0.0.0.0"
+    namesrv_addr: str = ""
+    region_id: str = "DefaultRegion"
+    broker_permission: int = 6
+    is_vip_channel_enabled: bool = field(default=True, metadata={"key": "enableFastListenPort"})
+    # --- registration
+    register_name_server_period: int = 30_000
+    register_broker_timeout_mills: int = 24_000
+    broker_not_active_timeout_millis: int = 10_000
+    # --- topics and groups
+    auto_create_topic_enable: bool = True
+    auto_create_subscription_group: bool = True
+    default_topic_queue_nums: int = 8
+    cluster_topic_enable: bool = True
+    broker_topic_enable: bool = True
+    trace_topic_enable: bool = False
+    msg_trace_topic_name: str = "RMQ_SYS_TRACE_TOPIC"
+    trace_on: bool = True
+    # --- sending
+    reject_transaction_message: bool = False
+    store_reply_message_enable: bool = True
+    start_accept_send_request_time_stamp: int = 0
+    recall_message_enable: bool = False
+    # --- pulling
+    long_polling_enable: bool = True
+    short_polling_time_mills: int = 1000
+    lite_pull_message_enable: bool = True
+    slave_read_enable: bool = False
+    enable_property_filter: bool = True
+    filter_support_retry: bool = False
+    notify_consumer_ids_changed_enable: bool = True
+    use_server_side_reset_offset: bool = True
+    channel_expired_timeout: int = 120_000
+    flush_consumer_offset_interval: int = 5000
+    # --- transactions
+    transaction_time_out: int = 6000
+    transaction_check_max: int = 15
+    transaction_check_interval: int = 30_000
+    transaction_op_msg_max_size: int = 4096
+    transaction_op_batch_interval: int = 3000
+    # --- ContrailMQ's own
+    server_channel_max_idle_time_seconds: int = 120
+    held_pulls_max: int = 100_000
+    unsent_bytes_max: int = 64 * 1024 * 1024  # a client that does not read its answers is cut off beyond this
+    pull_bytes_max: int = 4 * 1024 * 1024  # one answer to a pull that asks for more than 32 messages
+    pull_count_max: int = 4096
+    graceful_stop_ms: int = 5000
+
+    @classmethod
+    def from_properties(cls, properties: Mapping[str, str]) -> tuple[BrokerConfig, list[str]]:
+        """The configuration and the warnings about keys that nobody knows. Raises BrokerConfigError for bad values."""
+        config = cls()
+        known = keys()
+        store_keys = StoreConfig.known_keys()
+        warnings = []
+        for key, text in properties.items():
+            if key in known:
+                config._set(known[key], text)
+            elif key not in store_keys and not _WITHOUT_EFFECT.match(key):
+                warnings.append(_unknown(key, [*known, *store_keys]))
+        config.check()
+        return config, warnings
+
+    def update(self, properties: Mapping[str, str]) -> None:
+        """Change settings at run time: all of them, or none when one is bad."""
+        known = keys()
+        fresh = dataclasses.replace(self)
+        for key, text in properties.items():
+            if key not in known:
+                raise BrokerConfigError(key, text, _unknown(key, known))
+            if key in FIXED_KEYS:
+                raise BrokerConfigError(key, text, "cannot be changed while the broker runs: edit the file and restart")
+            fresh._set(known[key], text)
+        fresh.check()
+        for spec in dataclasses.fields(self):
+            setattr(self, spec.name, getattr(fresh, spec.name))
+
+    def to_properties(self) -> dict[str, str]:
+        """Every key with its effective value, in RocketMQ's spelling and order."""
+        return {key: _text(getattr(self, name)) for key, name in sorted(keys().items())}
+
+    def check(self) -> None:
+        if not 0 <= self.listen_port <= 65_535:
+            raise BrokerConfigError("listenPort", self.listen_port, "0 to 65535; 0 takes a free port")
+        if self.broker_id < 0:
+            raise BrokerConfigError("brokerId", self.broker_id, "0 for a master, above 0 for a slave")
+        if not 1 <= self.default_topic_queue_nums <= 65_536:
+            raise BrokerConfigError("defaultTopicQueueNums", self.default_topic_queue_nums, "1 to 65536")
+        for key, name in (("brokerName", self.broker_name), ("brokerClusterName", self.broker_cluster_name)):
+            try:
+                check_group(name.replace(".", "_"))
+            except MessageError as exc:
+                raise BrokerConfigError(key, name, str(exc)) from None
+        for address in self.namesrv_addresses:
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit():
+                raise BrokerConfigError("namesrvAddr", self.namesrv_addr, "host:port, several joined by ';'")
+
+    @property
+    def namesrv_addresses(self) -> list[str]:
+        return [part.strip() for part in self.namesrv_addr.replace(",", ";").split(";") if part.strip()]
+
+    @property
+    def is_writable(self) -> bool:
+        return bool(self.broker_permission & 2)
+
+    @property
+    def is_readable(self) -> bool:
+        return bool(self.broker_permission & 4)
+
+    def _set(self, name: str, text: str) -> None:
+        current = getattr(self, name)
+        key = _key(name)
+        if isinstance(current, bool):
+            if text.lower() not in ("true", "false"):
+                raise BrokerConfigError(key, text, "true or false")
+            setattr(self, name, text.lower() == "true")
+        elif isinstance(current, int):
+            try:
+                setattr(self, name, int(text))
+            except ValueError:
+                raise BrokerConfigError(key, text, "a whole number is needed") from None
+        else:
+            setattr(self, name, text)
+
+
+# What clients, files or peers rely on from the start on.
+FIXED_KEYS: Final = frozenset(
+    ["brokerName", "brokerClusterName", "brokerId", "brokerIP1", "brokerIP2", "listenPort", "bindAddress"]
+)
+
+
+def keys() -> dict[str, str]:
+    """RocketMQ's key -> our field."""
+    return {_key(spec.name): spec.name for spec in dataclasses.fields(BrokerConfig)}
+
+
+def _key(name: str) -> str:
+    odd = BrokerConfig.__dataclass_fields__[name].metadata.get("key")
+    if odd:
+        return str(odd)
+    if name.startswith("broker_ip"):
+        return "brokerIP" + name[-1]
+    return re.sub(r"_([a-z0-9])", lambda match: match.group(1).upper(), name)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _unknown(key: str, known: Mapping[str, object] | list[str]) -> str:
+    near = difflib.get_close_matches(key, list(known), 1)
+    return f"setting {key} is not known" + (f": did you mean {near[0]}?" if near else " and has no effect")

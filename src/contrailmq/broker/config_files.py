@@ -1,0 +1,116 @@
+"""The JSON files under `store/config`, in the reference's form: tab-indented, the previous version beside it as `.bak`.
+
+A table is saved by writing a new file, syncing it and renaming it over the old one, so a crash leaves the old version
+or the new one. Loading falls back to `.bak` when the file is missing, empty or not readable as JSON. Java writes
+integer keys without quotes (`{0:12}`), which is not JSON: reading takes both forms, writing quotes them, which Java
+reads as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from contrailmq.message import ContrailError
+
+_STRING_OR_BARE_KEY: Final = re.compile(r'"(?:[^"\\]|\\.)*"|(?P<before>[{,]\s*)(?P<key>-?[0-9]+)(?=\s*:)')
+
+Json = dict[str, object]
+
+
+class ConfigFileError(ContrailError):
+    """Neither the file nor its backup can be read; starting with an empty table would forget topics or offsets."""
+
+
+class DataVersion:
+    """Three numbers that change together: peers compare them to learn whether a table moved."""
+
+    __slots__ = ("counter", "state_version", "timestamp")
+
+    def __init__(self, *, timestamp: int, counter: int = 0, state_version: int = 0) -> None:
+        self.timestamp = timestamp
+        self.counter = counter
+        self.state_version = state_version
+
+    def advance(self, now_ms: int) -> None:
+        self.timestamp = now_ms
+        self.counter += 1
+
+    def to_json(self) -> Json:
+        return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp}
+
+    def read(self, data: object) -> None:
+        """Take over what a file or a master said; 4.x has no stateVersion, or no version at all."""
+        if isinstance(data, dict):
+            self.counter = int(data.get("counter", 0))
+            self.state_version = int(data.get("stateVersion", 0))
+            self.timestamp = int(data.get("timestamp", 0))
+
+
+def load(path: Path) -> Json | None:
+    """The object in the file, else in its `.bak`; None when there is neither; ConfigFileError when both are bad."""
+    problems = []
+    for candidate in (path, path.with_name(path.name + ".bak")):
+        try:
+            text = candidate.read_text("utf-8")
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError) as exc:
+            problems.append(f"{candidate}: {exc}")
+            continue
+        if not text.strip():
+            problems.append(f"{candidate}: empty")
+            continue
+        try:
+            return parse(text)
+        except ValueError as exc:
+            problems.append(f"{candidate}: {exc}")
+    if problems:
+        raise ConfigFileError("; ".join(problems) + ": mend the file, or remove it to start with an empty table")
+    return None
+
+
+def parse(text: str) -> Json:
+    """A JSON object, integer keys with or without quotes."""
+    data = json.loads(_STRING_OR_BARE_KEY.sub(_quoted, text))
+    if not isinstance(data, dict):
+        raise ValueError(f"expected an object, found {type(data).__name__}")
+    return data
+
+
+def pretty(data: Json) -> str:
+    return json.dumps(data, indent="\t", separators=(",", ":"), ensure_ascii=False)
+
+
+def compact(data: object) -> bytes:
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def save(path: Path, text: str) -> None:
+    """Replace the file atomically and keep the old version as `.bak`. Blocks on the disk: call it off the loop."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".tmp")
+    with open(fresh, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    if path.exists():
+        backup = path.with_name(path.name + ".bak")
+        previous = backup.with_name(backup.name + ".tmp")
+        previous.unlink(missing_ok=True)
+        os.link(path, previous)
+        os.replace(previous, backup)
+    os.replace(fresh, path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _quoted(match: re.Match[str]) -> str:
+    key = match.group("key")
+    return match.group() if key is None else f'{match.group("before")}"{key}"'

@@ -1,0 +1,212 @@
+"""Subscription groups: what a consumer group may do, how often it retries, and where.
+
+`GroupTable` owns the dictionary, its data version and the JSON form of `subscriptionGroup.json`. Unknown groups are
+made with the reference's defaults when they first show up, unless the broker forbids it. The forbidden table says
+which topics a group may not read (code 353).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from contrailmq.broker import config_files
+from contrailmq.broker.config_files import DataVersion, Json
+from contrailmq.message import ContrailError, MessageError, check_group
+
+SYSTEM_GROUPS: Final = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+    "CID_RMQ_SYS_TRANS",
+)
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+_SUBSCRIPTION_FORBIDDEN_BIT: Final = 0  # PermName/GroupForbidden: bit 0 of a topic's mask forbids reading
+
+
+class GroupError(ContrailError):
+    """The group cannot be made or changed as asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """SubscriptionGroupConfig. Names on the wire: see _KEYS."""
+
+    name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queues: int = 1
+    retry_max_times: int = 16
+    broker_id: int = 0
+    which_broker_when_slow: int = 1
+    notify_ids_changed: bool = True
+    sys_flag: int = 0
+    consume_timeout_minutes: int = 15
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    retry_policy: Mapping[str, object] = field(default_factory=lambda: {"type": "CUSTOMIZED"})
+    subscriptions: tuple[Mapping[str, object], ...] | None = None
+
+    def to_json(self) -> Json:
+        data: Json = {key: getattr(self, name) for key, name in _KEYS.items()}
+        data["attributes"] = dict(self.attributes)
+        data["groupRetryPolicy"] = dict(self.retry_policy)
+        if self.subscriptions is not None:
+            data["subscriptionDataSet"] = [dict(entry) for entry in self.subscriptions]
+        return dict(sorted(data.items()))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, object]) -> Group:
+        values: dict[str, object] = {}
+        for key, name in _KEYS.items():
+            value = data.get(key)
+            if value is not None:
+                values[name] = _typed(key, value, cls.__dataclass_fields__[name].type)
+        if not values.get("name"):
+            raise GroupError("groupName of the subscription group is missing")
+        if isinstance(attributes := data.get("attributes"), dict):
+            values["attributes"] = {str(k): str(v) for k, v in attributes.items()}
+        if isinstance(policy := data.get("groupRetryPolicy"), dict):
+            values["retry_policy"] = policy
+        if isinstance(subscriptions := data.get("subscriptionDataSet"), list):
+            values["subscriptions"] = tuple(entry for entry in subscriptions if isinstance(entry, dict))
+        return cls(**values)  # type: ignore[arg-type]
+
+
+_KEYS: Final[Mapping[str, str]] = {
+    "brokerId": "broker_id",
+    "consumeBroadcastEnable": "consume_broadcast_enable",
+    "consumeEnable": "consume_enable",
+    "consumeFromMinEnable": "consume_from_min_enable",
+    "consumeMessageOrderly": "consume_message_orderly",
+    "consumeTimeoutMinute": "consume_timeout_minutes",
+    "groupName": "name",
+    "groupSysFlag": "sys_flag",
+    "notifyConsumerIdsChangedEnable": "notify_ids_changed",
+    "retryMaxTimes": "retry_max_times",
+    "retryQueueNums": "retry_queues",
+    "whichBrokerWhenConsumeSlowly": "which_broker_when_slow",
+}
+
+
+class GroupTable:
+    """Every subscription group of one broker. Owner: the loop."""
+
+    def __init__(self, *, now_ms: Callable[[], int], auto_create: bool = True) -> None:
+        self._now_ms = now_ms
+        self.auto_create = auto_create
+        self._groups: dict[str, Group] = {}
+        self._forbidden: dict[str, dict[str, int]] = {}
+        self._listeners: list[Callable[[], None]] = []
+        self.version = DataVersion(timestamp=now_ms())
+        self.add_defaults(SYSTEM_GROUPS)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._groups
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def get(self, name: str) -> Group | None:
+        return self._groups.get(name)
+
+    def names(self) -> list[str]:
+        return list(self._groups)
+
+    def listen(self, changed: Callable[[], None]) -> None:
+        self._listeners.append(changed)
+
+    def add_defaults(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._groups.setdefault(name, Group(name))
+
+    def find_or_create(self, name: str) -> Group | None:
+        """The group, made with defaults when that is allowed; None when it is unknown or its name is not legal."""
+        known = self._groups.get(name)
+        if known is not None:
+            return known
+        if not self.auto_create and not name.startswith(SYSTEM_GROUP_PREFIX):
+            return None
+        try:
+            check_group(name)
+        except MessageError:
+            return None
+        group = Group(name)
+        self.put(group)
+        return group
+
+    def put(self, group: Group) -> None:
+        if self._groups.get(group.name) != group:
+            self._groups[group.name] = group
+            self._changed()
+
+    def delete(self, name: str) -> bool:
+        if self._groups.pop(name, None) is None:
+            return False
+        self._forbidden.pop(name, None)
+        self._changed()
+        return True
+
+    def is_forbidden(self, group: str, topic: str) -> bool:
+        table = self._forbidden.get(group)
+        return table is not None and bool(table.get(topic, 0) >> _SUBSCRIPTION_FORBIDDEN_BIT & 1)
+
+    def set_readable(self, group: str, topic: str, *, is_readable: bool) -> None:
+        table = self._forbidden.setdefault(group, {})
+        if is_readable:
+            table.pop(topic, None)
+        else:
+            table[topic] = 1 << _SUBSCRIPTION_FORBIDDEN_BIT
+        if not table:
+            del self._forbidden[group]
+        self._changed()
+
+    def to_json(self) -> Json:
+        return {
+            "dataVersion": self.version.to_json(),
+            "forbiddenTable": {group: dict(table) for group, table in self._forbidden.items()},
+            "subscriptionGroupTable": {name: group.to_json() for name, group in self._groups.items()},
+        }
+
+    def load(self, path: Path) -> None:
+        data = config_files.load(path)
+        if data is not None:
+            self.read(data)
+
+    def read(self, data: Json) -> None:
+        """Replace the table by what a file or a master says; the reference's own groups stay."""
+        table = data.get("subscriptionGroupTable")
+        groups = [Group.from_json(entry) for entry in table.values()] if isinstance(table, dict) else []
+        self._groups = {group.name: group for group in groups}
+        self.add_defaults(SYSTEM_GROUPS)
+        forbidden = data.get("forbiddenTable")
+        self._forbidden = (
+            {str(group): {str(topic): int(bits) for topic, bits in masks.items()} for group, masks in forbidden.items()}
+            if isinstance(forbidden, dict)
+            else {}
+        )
+        self.version.read(data.get("dataVersion"))
+
+    def _changed(self) -> None:
+        self.version.advance(self._now_ms())
+        for listener in self._listeners:
+            listener()
+
+
+def _typed(key: str, value: object, kind: object) -> object:
+    if kind == "bool":
+        if not isinstance(value, bool):
+            raise GroupError(f"{key}={value!r} of a subscription group: true or false is needed")
+        return value
+    if kind == "int":
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise GroupError(f"{key}={value!r} of a subscription group: a whole number is needed")
+        return value
+    return str(value)

@@ -1,0 +1,176 @@
+"""Consumer offsets: how far each group has read each queue, and offsets that an operator has reset.
+
+The table is keyed `topic@group`, then by queue, as in `consumerOffset.json`. Any committed value is taken, also a
+smaller one.
+
+A server-side reset stores the new offset beside the table. Until the group's next pull of that queue, commits are
+acknowledged but ignored (a consumer still works on the old messages and must not undo the reset), and a query returns
+the reset offset. The pull that learns of it takes it away.
+
+Pull offsets (what was last asked for, for lag figures only) live in a second table, saved with the first like the
+reference does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from contrailmq.broker import config_files
+from contrailmq.broker.config_files import DataVersion, Json
+
+SEPARATOR: Final = "@"
+PULLS_PER_VERSION: Final = 500  # commits between two data versions (consumerOffsetUpdateVersionStep)
+
+_Table = dict[str, dict[int, int]]
+
+
+class OffsetTable:
+    """Owner: the loop."""
+
+    def __init__(self, *, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._offsets: _Table = {}
+        self._pull_offsets: _Table = {}
+        self._resets: _Table = {}
+        self._commits = 0
+        self.is_dirty = False
+        self.version = DataVersion(timestamp=now_ms())
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Record what the group has consumed; ignored while a reset waits to be noticed."""
+        key = f"{topic}@{group}"
+        if self._resets and queue_id in self._resets.get(key, ()):
+            return
+        queues = self._offsets.get(key)
+        if queues is None:
+            queues = self._offsets[key] = {}
+        if queues.get(queue_id) == offset:
+            return
+        queues[queue_id] = offset
+        self._touched()
+
+    def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        key = f"{topic}@{group}"
+        queues = self._pull_offsets.get(key)
+        if queues is None:
+            queues = self._pull_offsets[key] = {}
+        queues[queue_id] = offset
+
+    def query(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The reset offset when one waits, else the committed one, else None."""
+        key = f"{topic}@{group}"
+        if self._resets:
+            reset = self._resets.get(key, {}).get(queue_id)
+            if reset is not None:
+                return reset
+        queues = self._offsets.get(key)
+        return None if queues is None else queues.get(queue_id)
+
+    def query_pull(self, group: str, topic: str, queue_id: int) -> int | None:
+        return self._pull_offsets.get(f"{topic}@{group}", {}).get(queue_id)
+
+    def queues(self, group: str, topic: str) -> dict[int, int]:
+        return dict(self._offsets.get(f"{topic}@{group}", {}))
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Make the group's next pull of the queue start at `offset`."""
+        key = f"{topic}@{group}"
+        self._offsets.setdefault(key, {})[queue_id] = offset
+        self._resets.setdefault(key, {})[queue_id] = offset
+        self._touched()
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The offset that a pull must be moved to, once; None when there is no reset."""
+        if not self._resets:
+            return None
+        key = f"{topic}@{group}"
+        waiting = self._resets.get(key)
+        if waiting is None:
+            return None
+        offset = waiting.pop(queue_id, None)
+        if not waiting:
+            del self._resets[key]
+        return offset
+
+    def has_reset(self, group: str, topic: str, queue_id: int) -> bool:
+        return bool(self._resets) and queue_id in self._resets.get(f"{topic}@{group}", ())
+
+    def clone(self, source: str, destination: str, topic: str) -> None:
+        queues = self._offsets.get(f"{topic}@{source}")
+        if queues is not None:
+            self._offsets[f"{topic}@{destination}"] = dict(queues)
+            self._touched()
+
+    def groups_of_topic(self, topic: str) -> set[str]:
+        prefix = topic + SEPARATOR
+        return {key[len(prefix) :] for key in self._offsets if key.startswith(prefix)}
+
+    def topics_of_group(self, group: str) -> set[str]:
+        suffix = SEPARATOR + group
+        return {key[: -len(suffix)] for key in self._offsets if key.endswith(suffix)}
+
+    def min_offsets(self, topic: str, *, without_groups: Iterable[str]) -> dict[int, int]:
+        """The smallest offset of each queue over all groups but some (code 308)."""
+        skipped = set(without_groups)
+        result: dict[int, int] = {}
+        for group in self.groups_of_topic(topic) - skipped:
+            for queue_id, offset in self._offsets[f"{topic}@{group}"].items():
+                result[queue_id] = min(offset, result.get(queue_id, offset))
+        return result
+
+    def remove_group(self, group: str) -> None:
+        self._remove(lambda key: key.endswith(SEPARATOR + group))
+
+    def remove_topic(self, topic: str) -> None:
+        self._remove(lambda key: key.startswith(topic + SEPARATOR))
+
+    def remove_topic_of_group(self, group: str, topic: str) -> None:
+        self._remove(lambda key: key == f"{topic}@{group}")
+
+    # --- files and peers
+
+    def to_json(self) -> Json:
+        return {
+            "dataVersion": self.version.to_json(),
+            "offsetTable": _to_json(self._offsets),
+            "pullOffsetTable": _to_json(self._pull_offsets),
+        }
+
+    def load(self, path: Path) -> None:
+        data = config_files.load(path)
+        if data is not None:
+            self.read(data)
+
+    def read(self, data: Json) -> None:
+        """Replace the table by what a file or a master says; 4.x has neither version nor pull offsets."""
+        self._offsets = _from_json(data.get("offsetTable"))
+        self._pull_offsets = _from_json(data.get("pullOffsetTable"))
+        self.version.read(data.get("dataVersion"))
+
+    def _remove(self, is_gone: Callable[[str], bool]) -> None:
+        for table in (self._offsets, self._pull_offsets, self._resets):
+            for key in [key for key in table if is_gone(key)]:
+                del table[key]
+        self._touched()
+
+    def _touched(self) -> None:
+        self.is_dirty = True
+        self._commits += 1
+        if self._commits % PULLS_PER_VERSION == 0:
+            self.version.advance(self._now_ms())
+
+
+def _to_json(table: _Table) -> Json:
+    return {key: {str(queue_id): offset for queue_id, offset in queues.items()} for key, queues in table.items()}
+
+
+def _from_json(data: object) -> _Table:
+    if not isinstance(data, dict):
+        return {}
+    return {
+        str(key): {int(queue_id): int(offset) for queue_id, offset in queues.items()}
+        for key, queues in data.items()
+        if isinstance(queues, dict)
+    }

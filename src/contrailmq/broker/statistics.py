@@ -1,0 +1,177 @@
+"""Counters that operators and mqadmin read: puts and gets by topic, queue and group, and the broker's totals.
+
+The hot path only adds to a counter. Rates come from samples: every 10 s, 10 min and hour the counter's value is noted,
+and a rate is the difference between the newest and the oldest note of its window, as the reference computes it (code
+315). Counters that nobody touched for two hours are dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+_WINDOWS: Final = {"minute": (10_000, 7), "hour": (600_000, 7), "day": (3_600_000, 25)}  # period ms, notes kept
+IDLE_MS: Final = 2 * 3_600_000
+COUNTERS_MAX: Final = 100_000  # one per (name, key); a bound on hostile variety of names
+
+
+class Rate(NamedTuple):
+    """StatsSnapshot of the reference: sum in the window, per second, and per operation."""
+
+    sum: int
+    per_second: float
+    per_operation: float
+
+    def to_json(self) -> dict[str, float]:
+        return {"avgpt": self.per_operation, "sum": self.sum, "tps": self.per_second}
+
+
+class Counter:
+    """A sum and a number of operations, with samples of both."""
+
+    __slots__ = ("_samples", "idle_since_ms", "operations", "seen_operations", "value")
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.operations = 0
+        self.seen_operations = -1
+        self.idle_since_ms = 0
+        self._samples: dict[str, deque[tuple[int, int, int]]] = {
+            name: deque(maxlen=kept) for name, (_, kept) in _WINDOWS.items()
+        }
+
+    def add(self, amount: int) -> None:
+        self.value += amount
+        self.operations += 1
+
+    def sample(self, now_ms: int) -> None:
+        for name, (period_ms, _) in _WINDOWS.items():
+            notes = self._samples[name]
+            if not notes or now_ms - notes[-1][0] >= period_ms:
+                notes.append((now_ms, self.value, self.operations))
+
+    def rate(self, window: str) -> Rate:
+        notes = self._samples[window]
+        if len(notes) < 2:
+            return Rate(0, 0.0, 0.0)
+        (first_ms, first, first_operations), (last_ms, last, last_operations) = notes[0], notes[-1]
+        total = last - first
+        operations = last_operations - first_operations
+        per_second = total * 1000 / (last_ms - first_ms) if last_ms > first_ms else 0.0
+        return Rate(total, per_second, total / operations if operations else 0.0)
+
+
+class Total:
+    """A broker-wide sum with its value at midnight and the averages of 10, 60 and 600 seconds."""
+
+    __slots__ = ("_samples", "this_morning", "value", "yesterday_morning")
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.yesterday_morning = 0
+        self.this_morning = 0
+        self._samples: deque[tuple[int, int]] = deque(maxlen=61)
+
+    def sample(self, now_ms: int) -> None:
+        if not self._samples or now_ms - self._samples[-1][0] >= 10_000:
+            self._samples.append((now_ms, self.value))
+
+    def begin_day(self) -> None:
+        self.yesterday_morning, self.this_morning = self.this_morning, self.value
+
+    def averages(self) -> str:
+        """`10s 60s 600s`, the form that mqadmin splits on blanks."""
+        return " ".join(f"{self._average(notes):.6g}" for notes in (1, 6, 60))
+
+    def _average(self, notes: int) -> float:
+        if len(self._samples) < 2:
+            return 0.0
+        first_ms, first = self._samples[max(-1 - notes, -len(self._samples))]
+        last_ms, last = self._samples[-1]
+        return (last - first) * 1000 / (last_ms - first_ms) if last_ms > first_ms else 0.0
+
+
+class Statistics:
+    """Every counter of one broker. Owner: the loop."""
+
+    def __init__(self) -> None:
+        self._counters: dict[tuple[str, str], Counter] = {}
+        self.put = Total()
+        self.put_bytes = Total()
+        self.get = Total()
+        self.get_bytes = Total()
+        self.get_found = Total()
+        self.get_missed = Total()
+        self.put_failed = 0
+        self._day = -1
+        self._put_by_topic: dict[str, tuple[Counter, Counter]] = {}
+
+    def counter(self, name: str, key: str) -> Counter:
+        """The counter, made when new; callers on the hot path keep the object."""
+        counter = self._counters.get((name, key))
+        if counter is None:
+            counter = Counter()
+            if len(self._counters) < COUNTERS_MAX:
+                self._counters[(name, key)] = counter
+        return counter
+
+    def find(self, name: str, key: str) -> Counter | None:
+        return self._counters.get((name, key))
+
+    def note_put(self, topic: str, messages: int, size_bytes: int) -> None:
+        """Hot path: one look-up and six additions."""
+        self.put.value += messages
+        self.put_bytes.value += size_bytes
+        pair = self._put_by_topic.get(topic)
+        if pair is None:
+            pair = (self.counter("TOPIC_PUT_NUMS", topic), self.counter("TOPIC_PUT_SIZE", topic))
+            self._put_by_topic[topic] = pair
+        numbers, sizes = pair
+        numbers.value += messages
+        numbers.operations += 1
+        sizes.value += size_bytes
+        sizes.operations += 1
+
+    def note_get(self, group: str, topic: str, messages: int, size_bytes: int) -> None:
+        self.get.value += messages
+        self.get_bytes.value += size_bytes
+        self.get_found.value += 1
+        key = f"{topic}@{group}"
+        self.counter("GROUP_GET_NUMS", key).add(messages)
+        self.counter("GROUP_GET_SIZE", key).add(size_bytes)
+
+    def totals(self) -> tuple[Total, ...]:
+        return (self.put, self.put_bytes, self.get, self.get_bytes, self.get_found, self.get_missed)
+
+    def tick(self, now_ms: int) -> None:
+        """Called every 10 s: takes the samples that are due, turns the day, drops idle counters."""
+        for total in self.totals():
+            total.sample(now_ms)
+        day = now_ms // 86_400_000
+        if day != self._day:
+            if self._day >= 0:
+                for total in self.totals():
+                    total.begin_day()
+            self._day = day
+        idle = []
+        for key, counter in self._counters.items():
+            counter.sample(now_ms)
+            if counter.operations != counter.seen_operations:
+                counter.seen_operations, counter.idle_since_ms = counter.operations, now_ms
+            elif now_ms - counter.idle_since_ms > IDLE_MS:
+                idle.append(key)
+        for key in idle:
+            del self._counters[key]
+        if idle:
+            self._put_by_topic.clear()
+
+    def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
+        """Drop the counters of a deleted topic or group."""
+
+        def is_gone(key: str) -> bool:
+            parts = key.split("@")
+            return (topic is not None and parts[0] == topic) or (group is not None and parts[-1] == group)
+
+        for name, key in [entry for entry in self._counters if is_gone(entry[1])]:
+            del self._counters[(name, key)]
+        self._put_by_topic.clear()

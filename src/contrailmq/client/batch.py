@@ -1,0 +1,95 @@
+"""Several messages in one request.
+
+    batch := item*
+    item  := total:i32 magic:i32=0 crc:i32=0 flag:i32 body_len:i32 body properties_len:i16 properties
+
+All messages of a batch go to one queue and are acknowledged together. They share the topic and the wish to wait for
+the store; none is delayed, transactional or a retry. The limit is one for the whole batch (4 MiB by default; RocketMQ's
+documents advise 1 MiB), and cutting a long list into batches is the caller's decision: `split_batch` does it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from contrailmq.message import RETRY_PREFIX, Message, MessageError, Property, create_unique_id, encode_properties
+
+_ITEM_HEAD: Final = struct.Struct(">iiiii")
+_PROPERTIES_LENGTH: Final = struct.Struct(">h")
+ITEM_OVERHEAD_BYTES: Final = _ITEM_HEAD.size + _PROPERTIES_LENGTH.size
+assert ITEM_OVERHEAD_BYTES == 22
+BATCH_BYTES_ADVISED: Final = 1024 * 1024  # what RocketMQ's documents advise; brokers accept 4 MiB
+_UNIQUE_KEY_BYTES: Final = 8 + 1 + 56 + 1  # room for the id that sending adds, IPv6 form
+
+
+def check_batch(messages: Sequence[Message]) -> None:
+    """Raise MessageError unless the messages may travel as one batch."""
+    if not messages:
+        raise _refuse("a batch needs at least one message")
+    first = messages[0]
+    if first.topic.startswith(RETRY_PREFIX):
+        raise _refuse(f"a batch cannot go to the retry topic {first.topic!r}: send one by one")
+    for index, message in enumerate(messages):
+        if message.topic != first.topic:
+            raise _refuse(
+                f"message {index} of the batch has topic {message.topic!r}, the first {first.topic!r}: they must agree"
+            )
+        if message.delay_level > 0 or _has_timer(message):
+            raise _refuse(f"message {index} of the batch is delayed: send delayed messages one by one")
+        if message.properties.get(Property.WAIT) != first.properties.get(Property.WAIT):
+            raise _refuse(f"message {index} of the batch differs in wait_store_ok: it must be the same for all")
+
+
+def encode_batch(messages: Sequence[Message], *, namespace: str = "") -> tuple[bytes, list[str]]:
+    """The request body, and the unique ids: messages without one get it here."""
+    parts: list[bytes] = []
+    ids: list[str] = []
+    for message in messages:
+        own = dict(message.properties)
+        unique_key = own.get(Property.UNIQUE_KEY)
+        if unique_key is None:
+            unique_key = own[Property.UNIQUE_KEY] = create_unique_id()
+        if namespace:
+            own[Property.INSTANCE_ID] = namespace
+        ids.append(unique_key)
+        properties = encode_properties(own)
+        body = message.body
+        total = ITEM_OVERHEAD_BYTES + len(body) + len(properties)
+        parts.append(_ITEM_HEAD.pack(total, 0, 0, message.flag, len(body)))
+        parts.append(body)
+        parts.append(_PROPERTIES_LENGTH.pack(len(properties)))
+        parts.append(properties)
+    return b"".join(parts), ids
+
+
+def item_bytes(message: Message) -> int:
+    """The size of one message inside a batch, with the unique id that sending adds."""
+    return ITEM_OVERHEAD_BYTES + len(message.body) + len(encode_properties(message.properties)) + _UNIQUE_KEY_BYTES
+
+
+def split_batch(messages: Iterable[Message], *, max_bytes: int = BATCH_BYTES_ADVISED) -> Iterator[list[Message]]:
+    """Cut a list into batches of at most `max_bytes`, in order. A message that alone is too large is an error."""
+    batch: list[Message] = []
+    size = 0
+    for message in messages:
+        one = item_bytes(message)
+        if one > max_bytes:
+            raise _refuse(f"one message takes {one} bytes in a batch, the limit is {max_bytes}: send it alone")
+        if batch and size + one > max_bytes:
+            yield batch
+            batch, size = [], 0
+        batch.append(message)
+        size += one
+    if batch:
+        yield batch
+
+
+def _has_timer(message: Message) -> bool:
+    names = (Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SECONDS, Property.TIMER_DELIVER_MS)
+    return any(name in message.properties for name in names)
+
+
+def _refuse(text: str) -> MessageError:
+    return MessageError(text, field="batch")

@@ -1,0 +1,119 @@
+"""The errors a client raises: one small tree.
+
+The class says whose fault it is and what the caller may do, the attributes carry the numbers, the text carries cause
+and remedy. `code` is RocketMQ's own number: a broker's response code, or one of the 1000x codes that RocketMQ's
+clients use for faults on their side. `retriable` says whether the same call may succeed later without a change.
+
+What happens on the connection has its classes in `wire.errors` (`ConnectError`, `ConnectionClosedError`,
+`RequestTimeoutError`, `ResponseError`); calls raise those as they are, and all of both have `ContrailError` as their
+root. Nothing foreign leaves the client: a bare OSError never does.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from contrailmq.message import ContrailError
+from contrailmq.wire.errors import ConnectError, ConnectionClosedError, RequestTimeoutError, ResponseError
+
+CONNECT_BROKER: Final = 10001
+ACCESS_BROKER_TIMEOUT: Final = 10002
+BROKER_NOT_EXIST: Final = 10003
+NO_NAME_SERVER: Final = 10004
+NOT_FOUND_TOPIC: Final = 10005
+REQUEST_TIMEOUT: Final = 10006
+CREATE_REPLY_MESSAGE: Final = 10007
+
+
+class ClientError(ContrailError):
+    """Root of what the clients raise."""
+
+    def __init__(self, text: str, *, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class ClientStateError(ClientError):
+    """The client is not in the state that the call needs: not started, shut down, forked, or misused."""
+
+
+class ClientConfigError(ClientError):
+    """A setting is outside its range or two settings exclude each other."""
+
+
+class NoNameServerError(ClientError):
+    """No NameServer is known, or none of the known ones answers."""
+
+    retriable = True
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, code=NO_NAME_SERVER)
+
+
+class NoRouteError(ClientError):
+    """The NameServer knows no broker for the topic."""
+
+    retriable = True
+
+    def __init__(self, topic: str, *, namesrv: str, remedy: str) -> None:
+        super().__init__(f"no route for topic {topic!r} at NameServer {namesrv}: {remedy}", code=NOT_FOUND_TOPIC)
+        self.topic = topic
+
+
+class BrokerNotFoundError(ClientError):
+    """The route names a broker that has no reachable address (its master is down)."""
+
+    retriable = True
+
+    def __init__(self, broker_name: str) -> None:
+        super().__init__(
+            f"broker {broker_name!r} has no master address in the route: it is down or has not registered yet",
+            code=BROKER_NOT_EXIST,
+        )
+        self.broker_name = broker_name
+
+
+class ReplyTimeoutError(ClientError, TimeoutError):
+    """A request-reply call: the request was stored, but no consumer replied in time."""
+
+    retriable = True
+
+    def __init__(self, topic: str, *, correlation_id: str, timeout_s: float) -> None:
+        super().__init__(
+            f"waited {timeout_s:.3f} s for the reply to request {correlation_id} on topic {topic!r}: "
+            "no consumer replied; is one running, and does it call reply()?",
+            code=REQUEST_TIMEOUT,
+        )
+        self.correlation_id = correlation_id
+
+
+class SendFailedError(ClientError):
+    """Every try of a send failed; the message may or may not have been stored by a try that timed out."""
+
+    retriable = True
+
+    def __init__(
+        self, topic: str, *, tries: int, elapsed_s: float, brokers: list[str], cause: ContrailError | None
+    ) -> None:
+        reason = f"last cause: {cause}" if cause is not None else "the time was used up before the first answer"
+        super().__init__(
+            f"send to topic {topic!r} failed after {tries} tries in {elapsed_s:.3f} s (brokers {brokers}); {reason}",
+            code=error_code(cause) if cause is not None else ACCESS_BROKER_TIMEOUT,
+        )
+        self.topic = topic
+        self.tries = tries
+        self.elapsed_s = elapsed_s
+        self.brokers = brokers
+
+
+class OffsetOutOfRangeError(ClientError):
+    """A seek outside what the queue holds."""
+
+
+def error_code(error: ContrailError) -> int:
+    """RocketMQ's number for any error of ours: what its own clients would report."""
+    if isinstance(error, ClientError | ResponseError):
+        return error.code
+    if isinstance(error, RequestTimeoutError):
+        return ACCESS_BROKER_TIMEOUT
+    return CONNECT_BROKER if isinstance(error, ConnectError | ConnectionClosedError) else 0

@@ -1,0 +1,114 @@
+"""Places where users can look at, or stop, what a client does.
+
+Subclass `ClientHooks` and override what you need. Hooks run on the client's loop: they must not block. An exception
+from `check_send` forbids the send and reaches the caller; exceptions from the others are logged and change nothing.
+
+`OpenTelemetryHooks` makes spans of sends and consumptions (extra `contrailmq[otel]`); traces in RocketMQ's own format
+are a setting of the clients (`trace=True`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from contrailmq.client.results import ConsumeOutcome, SendResult
+from contrailmq.message import Message, MessageQueue, StoredMessage
+
+
+@dataclass(slots=True)
+class SendEvent:
+    """One send as hooks see it. `result` or `error` is set when it ended."""
+
+    group: str
+    topic: str
+    messages: Sequence[Message]
+    queue: MessageQueue | None = None
+    result: SendResult | None = None
+    error: BaseException | None = None
+    memory: dict[str, object] = field(default_factory=dict)  # what a hook carries from before to after
+
+
+@dataclass(slots=True)
+class ConsumeEvent:
+    """One listener call as hooks see it. `outcome` is set when it ended."""
+
+    group: str
+    queue: MessageQueue
+    messages: Sequence[StoredMessage]
+    outcome: ConsumeOutcome | None = None
+    error: BaseException | None = None
+    memory: dict[str, object] = field(default_factory=dict)
+
+
+class ClientHooks:
+    """Does nothing: the base to derive from."""
+
+    def check_send(self, event: SendEvent) -> None:
+        """May raise to forbid the send."""
+
+    def before_send(self, event: SendEvent) -> None: ...
+
+    def after_send(self, event: SendEvent) -> None: ...
+
+    def filter_pulled(self, queue: MessageQueue, messages: list[StoredMessage]) -> list[StoredMessage]:
+        """What of a pull the listener shall see; the rest counts as consumed."""
+        return messages
+
+    def before_consume(self, event: ConsumeEvent) -> None: ...
+
+    def after_consume(self, event: ConsumeEvent) -> None: ...
+
+
+class _Span(Protocol):
+    def set_attribute(self, key: str, value: str | int) -> object: ...
+    def record_exception(self, exception: BaseException) -> object: ...
+    def end(self) -> object: ...
+
+
+class OpenTelemetryHooks(ClientHooks):
+    """A PRODUCER span for each send, a CONSUMER span for each listener call; context travels in TRACE_CONTEXT-free
+    standard headers (`traceparent`) as a user property."""
+
+    def __init__(self, tracer_name: str = "contrailmq") -> None:
+        from opentelemetry import propagate, trace
+
+        self._tracer = trace.get_tracer(tracer_name)
+        self._kind = trace.SpanKind
+        self._set_in_context = trace.set_span_in_context
+        self._propagate = propagate
+
+    def before_send(self, event: SendEvent) -> None:
+        span = self._tracer.start_span(f"{event.topic} send", kind=self._kind.PRODUCER)
+        span.set_attribute("messaging.system", "rocketmq")
+        span.set_attribute("messaging.destination.name", event.topic)
+        span.set_attribute("messaging.batch.message_count", len(event.messages))
+        for message in event.messages:
+            self._propagate.inject(message.properties, context=self._set_in_context(span))
+        event.memory["span"] = span
+
+    def after_send(self, event: SendEvent) -> None:
+        message_id = event.result.message_id if event.result is not None else ""
+        self._end(event.memory.get("span"), event.error, message_id)
+
+    def before_consume(self, event: ConsumeEvent) -> None:
+        parent = self._propagate.extract(event.messages[0].properties)
+        span = self._tracer.start_span(f"{event.queue.topic} process", context=parent, kind=self._kind.CONSUMER)
+        span.set_attribute("messaging.system", "rocketmq")
+        span.set_attribute("messaging.destination.name", event.queue.topic)
+        span.set_attribute("messaging.consumer.group.name", event.group)
+        event.memory["span"] = span
+
+    def after_consume(self, event: ConsumeEvent) -> None:
+        self._end(event.memory.get("span"), event.error, event.messages[0].message_id)
+
+    def _end(self, span: object, error: BaseException | None, message_id: str) -> None:
+        if span is None:
+            return
+        open_span: _Span = span  # type: ignore[assignment]  # opentelemetry is an extra: its types are not here
+        if message_id:
+            open_span.set_attribute("messaging.message.id", message_id)
+        if error is not None:
+            open_span.record_exception(error)
+        open_span.end()

@@ -1,0 +1,51 @@
+"""The life of a client: created, running, shut down; each step once.
+
+created --start--> running --shutdown--> shut down
+created --start fails--> failed            (may be started again: nothing is left behind)
+"""
+
+from __future__ import annotations
+
+import enum
+
+from contrailmq.client.errors import ClientStateError
+
+
+class State(enum.Enum):
+    CREATED = "not started"
+    STARTING = "starting"
+    RUNNING = "running"
+    FAILED = "failed to start"
+    SHUT_DOWN = "shut down"
+
+
+class Life:
+    """The state of one client. `name` says in errors which client it was."""
+
+    __slots__ = ("_name", "state")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.state = State.CREATED
+
+    @property
+    def is_running(self) -> bool:
+        return self.state is State.RUNNING
+
+    def begin(self) -> None:
+        if self.state not in (State.CREATED, State.FAILED):
+            raise ClientStateError(
+                f"{self._name} is {self.state.value}: start it once, and make a new one after shutdown"
+            )
+        self.state = State.STARTING
+
+    def check_running(self) -> None:
+        if self.state is not State.RUNNING:
+            remedy = "make a new one" if self.state is State.SHUT_DOWN else "use `with`, or call start() first"
+            raise ClientStateError(f"{self._name} is {self.state.value}: {remedy}")
+
+    def end(self) -> bool:
+        """Whether there is something to shut down. Twice, or before the start, is silently nothing."""
+        was_running = self.state is State.RUNNING
+        self.state = State.SHUT_DOWN
+        return was_running

@@ -1,0 +1,162 @@
+"""Where a consumer keeps how far it is.
+
+In memory first: listeners advance offsets with every message, and a timer writes them every five seconds, to the broker
+(clustering) or to a file (broadcasting, where each member has its own progress). What a crash loses is therefore up to
+five seconds of progress, which means messages delivered again.
+
+The local file is RocketMQ's: `<dir>/<clientId>/<group>/offsets.json`, previous content kept as `.bak`. Java writes map
+keys that are objects, which is not JSON; this reader understands both its own form and Java's, so a consumer can move
+from Java to Python and keep its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from contrailmq.client.errors import ClientError
+from contrailmq.message import MessageQueue
+
+NO_OFFSET = -1
+
+
+class OffsetTable:
+    """Offsets in memory: the part that both stores share. Owned by one consumer, used on its loop only."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[MessageQueue, int] = {}
+        self._frozen: set[MessageQueue] = set()
+
+    def get(self, queue: MessageQueue) -> int | None:
+        return self._offsets.get(queue)
+
+    def update(self, queue: MessageQueue, offset: int) -> None:
+        """Set, unless frozen."""
+        if queue not in self._frozen:
+            self._offsets[queue] = offset
+
+    def raise_to(self, queue: MessageQueue, offset: int) -> None:
+        """Set only upwards: listeners finish out of order."""
+        if queue not in self._frozen and offset > self._offsets.get(queue, NO_OFFSET):
+            self._offsets[queue] = offset
+
+    def freeze_at(self, queue: MessageQueue, offset: int) -> None:
+        """Set, and ignore updates until the queue is removed: late listeners must not undo a repair."""
+        self._offsets[queue] = offset
+        self._frozen.add(queue)
+
+    def remove(self, queue: MessageQueue) -> None:
+        self._offsets.pop(queue, None)
+        self._frozen.discard(queue)
+
+    def items(self) -> list[tuple[MessageQueue, int]]:
+        return list(self._offsets.items())
+
+
+class OffsetStore(Protocol):
+    """Reads and keeps offsets. `read_stored` gives -1 when none is stored and raises when it cannot tell."""
+
+    table: OffsetTable
+
+    async def load(self) -> None: ...
+    async def read_stored(self, queue: MessageQueue) -> int: ...
+    async def persist(self, queues: Iterable[MessageQueue]) -> None: ...
+
+
+class LocalOffsetStore:
+    """Offsets in a file beside the consumer, for broadcasting."""
+
+    def __init__(self, directory: Path, *, client_id: str, group: str) -> None:
+        self.table = OffsetTable()
+        self.path = directory / client_id / group / "offsets.json"
+
+    async def load(self) -> None:
+        for queue, offset in (await asyncio.to_thread(read_offset_file, self.path)).items():
+            self.table.update(queue, offset)
+
+    async def read_stored(self, queue: MessageQueue) -> int:
+        stored = await asyncio.to_thread(read_offset_file, self.path)
+        return stored.get(queue, NO_OFFSET)
+
+    async def persist(self, queues: Iterable[MessageQueue]) -> None:
+        wanted = set(queues)
+        offsets = {queue: offset for queue, offset in self.table.items() if queue in wanted}
+        if offsets:
+            await asyncio.to_thread(write_offset_file, self.path, offsets)
+
+
+def local_offset_directory() -> Path:
+    """Where Java keeps them, or what the environment says."""
+    configured = os.environ.get("ROCKETMQ_CLIENT_LOCAL_OFFSET_STORE_DIR")
+    return Path(configured) if configured else Path.home() / ".rocketmq_offsets"
+
+
+def read_offset_file(path: Path) -> dict[MessageQueue, int]:
+    """The file's offsets; nothing when it does not exist. An unreadable file falls back to `.bak`."""
+    backup = path.with_name(path.name + ".bak")
+    errors: list[str] = []
+    for candidate in (path, backup):
+        try:
+            text = candidate.read_text(encoding="utf-8")
+            return parse_queue_map(text) if text.strip() else {}
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError) as exc:
+            errors.append(f"{candidate}: {exc!r}")
+    if errors:
+        raise ClientError(f"no readable offset file ({'; '.join(errors)}): mend or delete it; deleting starts over")
+    return {}
+
+
+def write_offset_file(path: Path, offsets: dict[MessageQueue, int]) -> None:
+    """Merge into the file's table and replace it in one step; the old content becomes `.bak`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    known = read_offset_file(path)
+    known.update(offsets)
+    text = encode_queue_map("offsetTable", known) + "\n"
+    fresh = path.with_name(path.name + ".tmp")
+    with fresh.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    if path.exists():
+        os.replace(path, path.with_name(path.name + ".bak"))
+    os.replace(fresh, path)
+
+
+def parse_queue_map(text: str) -> dict[MessageQueue, int]:
+    """Java's `{"offsetTable":{ {queue object}: offset, ...}}`, with any whitespace."""
+    decoder = json.JSONDecoder()
+    position = text.index("{", text.index("offsetTable") + 1) + 1
+    offsets: dict[MessageQueue, int] = {}
+    while True:
+        position = _skip(text, position, " \t\r\n,")
+        if text[position] == "}":
+            return offsets
+        key, position = decoder.raw_decode(text, position)
+        position = _skip(text, position, " \t\r\n:")
+        value, position = decoder.raw_decode(text, position)
+        offset = value["offset"] if isinstance(value, dict) else value
+        offsets[MessageQueue(str(key["topic"]), str(key["brokerName"]), int(key["queueId"]))] = int(offset)
+
+
+def encode_queue_map(name: str, offsets: dict[MessageQueue, int]) -> str:
+    """A map from queues to numbers as Java's JSON library writes it: the keys are objects."""
+
+    def entry(queue: MessageQueue, offset: int) -> str:
+        key = {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}
+        return f"{json.dumps(key, separators=(',', ':'))}:{offset}"
+
+    return f'{{"{name}":{{{",".join(entry(queue, offset) for queue, offset in sorted(offsets.items()))}}}}}'
+
+
+def _skip(text: str, position: int, characters: str) -> int:
+    while position < len(text) and text[position] in characters:
+        position += 1
+    if position >= len(text):
+        raise ValueError("the offset table ends early")
+    return position

@@ -1,0 +1,80 @@
+"""What a consumer wants of a topic: tags or an SQL92 expression, and the form in which brokers are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from contrailmq.client.errors import ClientConfigError
+from contrailmq.message import java_hash
+
+ALL = "*"
+TAG = "TAG"
+SQL92 = "SQL92"
+
+
+@dataclass(frozen=True, slots=True)
+class SqlFilter:
+    """A filter over message properties: `SqlFilter("region = 'eu' AND amount > 10")`.
+
+    The broker needs `enablePropertyFilter`; it checks the expression when the consumer starts.
+    """
+
+    expression: str
+
+    def __post_init__(self) -> None:
+        if not self.expression.strip():
+            raise ClientConfigError("an SQL filter needs an expression; to get every message subscribe with '*'")
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One topic of a consumer, as sent in heartbeats. A newer `version` replaces an older one at the broker."""
+
+    topic: str
+    expression: str = ALL
+    expression_type: str = TAG
+    version: int = 0
+    tags: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def tag_codes(self) -> list[int]:
+        return sorted(java_hash(tag) for tag in self.tags)
+
+    def wants(self, tags: str | None) -> bool:
+        """The exact check that brokers leave to clients: they compare 32-bit hashes only."""
+        return not self.tags or tags in self.tags
+
+    def as_body(self) -> dict[str, object]:
+        """RocketMQ's SubscriptionData."""
+        return {
+            "classFilterMode": False,
+            "codeSet": self.tag_codes,
+            "expressionType": self.expression_type,
+            "subString": self.expression,
+            "subVersion": self.version,
+            "tagsSet": sorted(self.tags),
+            "topic": self.topic,
+        }
+
+
+def make_subscription(topic: str, wanted: str | SqlFilter | None, *, version: int) -> Subscription:
+    """From what a user writes: `"*"`, `"paid || shipped"`, None, or an `SqlFilter`."""
+    if isinstance(wanted, SqlFilter):
+        return Subscription(topic, wanted.expression, SQL92, version)
+    text = (wanted or ALL).strip() or ALL
+    if text == ALL:
+        return Subscription(topic, ALL, TAG, version)
+    tags = frozenset(part for piece in text.split("||") if (part := piece.strip()))
+    if not tags:
+        raise ClientConfigError(f"subscription {text!r} to topic {topic!r} names no tag: write 'A || B' or '*'")
+    return Subscription(topic, text, TAG, version, tags)
+
+
+def with_version(subscription: Subscription, version: int) -> Subscription:
+    return Subscription(
+        subscription.topic, subscription.expression, subscription.expression_type, version, subscription.tags
+    )
+
+
+SubscriptionTable = Mapping[str, Subscription]

@@ -1,0 +1,485 @@
+"""One consume queue: the list of a queue's messages as fixed units that point into the commit log.
+
+    unit := physical_offset:i64  size_bytes:i32  tags_code:i64          (big-endian, 20 bytes)
+
+The unit of queue offset q stands at address q x 20 of the queue; files of `file_bytes` (a multiple of 20) cut that
+address space into pieces named by their first address. Zeros mark space that was never written. A queue that starts
+above zero (its older messages were cleaned away, or a slave joined late) has its first file filled up to the start
+with *pre-blank* units (0, 2147483647, 0): they keep every later unit at its address and never point at a message.
+
+How units get to the file
+-------------------------
+`append` adds 20 bytes to `pending`; nothing else happens on the hot path. Pending units are readable like all others.
+They are written with one `pwrite` per queue when 40 KB have gathered, when the table's housekeeping comes by, and at
+close. The file is sparse and never mapped for writing: a full disk is an errno here and not a signal. Losing pending
+units costs nothing, because recovery walks the log from the last checkpoint and puts them back; for the same reason
+the checkpoint only moves past units that were synced.
+
+One thread appends (the one that dispatches); any thread reads or writes pending units out. Appending never takes the
+lock: it only extends `pending`, in place and in one bytecode, and readers copy under the lock that removal takes.
+
+Where we differ from Apache, on purpose
+---------------------------------------
+* A unit beyond the expected place is never written at the wrong place (ConsumeQueue.putMessagePositionInfo logs and
+  writes anyway): the gap becomes pre-blank units, so an offset always names the same message. Recovery fills them in
+  when the log still has the messages.
+* Cutting leaves zeros behind the cut, not old units that a later load could take for data.
+* An empty last file after a cut gets no phantom entry (truncateDirtyLogicFiles accepts the first unit unchecked).
+* Pre-blank units are never data: they count neither for the highest physical offset nor as the minimum.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from contrailmq.store.descriptors import DescriptorCache, file_base, file_name
+from contrailmq.store.files import Files
+
+_UNIT: Final = struct.Struct(">qiq")
+UNIT_BYTES: Final = 20
+assert _UNIT.size == UNIT_BYTES
+
+PRE_BLANK_SIZE: Final = 2**31 - 1
+PRE_BLANK: Final = _UNIT.pack(0, PRE_BLANK_SIZE, 0)
+FILE_BYTES_DEFAULT: Final = 300_000 * UNIT_BYTES  # mappedFileSizeConsumeQueue
+PENDING_BYTES_MAX: Final = 2_048 * UNIT_BYTES  # 15 us of pwrite shared by 2,048 appends; 40 KB a queue at most
+_PAGE_UNITS: Final = 204
+_SCAN_BYTES: Final = 3_276 * UNIT_BYTES  # what a scan reads at once, just under 64 KiB
+
+
+class Unit(NamedTuple):
+    """Where a message is, how long it is, and the code its tag is filtered by."""
+
+    physical_offset: int
+    size_bytes: int
+    tags_code: int
+
+    @property
+    def is_valid(self) -> bool:
+        return self.physical_offset >= 0 and self.size_bytes > 0
+
+    @property
+    def is_pre_blank(self) -> bool:
+        return self.size_bytes == PRE_BLANK_SIZE and self.physical_offset == 0
+
+
+class Boundary(enum.Enum):
+    """Which end of the messages of one instant a search by time wants."""
+
+    LOWER = "LOWER"
+    UPPER = "UPPER"
+
+
+pack_unit: Final = _UNIT.pack
+unpack_units: Final = _UNIT.iter_unpack
+_unpack_unit: Final = _UNIT.unpack_from
+
+
+class ConsumeQueue:
+    """Units of one (topic, queue id). `max_offset` is exclusive: the offset that the next message gets.
+
+    Owned by ConsumeQueueTable. `physical_max` is the end of the last record pointed at, -1 when there is none.
+    """
+
+    __slots__ = (
+        "_descriptors",
+        "_files",
+        "_has_file",
+        "bases",
+        "directory",
+        "file_bytes",
+        "lock",
+        "max_offset",
+        "min_offset",
+        "pending",
+        "pending_start",
+        "physical_max",
+        "queue_id",
+        "strays",
+        "topic",
+        "unsynced",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int,
+        directory: Path,
+        *,
+        file_bytes: int,
+        files: Files,
+        descriptors: DescriptorCache,
+    ) -> None:
+        assert file_bytes > 0
+        assert file_bytes % UNIT_BYTES == 0
+        self.topic = topic
+        self.queue_id = queue_id
+        self.directory = directory
+        self.file_bytes = file_bytes
+        self._files = files
+        self._descriptors = descriptors
+        self.lock = threading.Lock()
+        self.min_offset = 0
+        self.max_offset = 0
+        self.physical_max = -1
+        self.bases: list[int] = []  # first addresses of the files, ascending and without a gap
+        self.pending = bytearray()
+        self.pending_start = 0  # address of the first pending unit
+        self.unsynced: set[int] = set()  # bases of files written since their last sync
+        self.strays: list[Path] = []  # files that `load` left out
+        self._has_file = False
+
+    def __repr__(self) -> str:
+        return f"<ConsumeQueue {self.topic}/{self.queue_id} [{self.min_offset}, {self.max_offset})>"
+
+    # --- writing
+
+    def append(self, queue_offset: int, *, physical_offset: int, size_bytes: int, tags_code: int) -> bool:
+        """Add the unit of one message; False when the queue has it already.
+
+        The table has the same lines inlined for the case that everything fits; see ConsumeQueueTable.append.
+        """
+        assert size_bytes > 0
+        assert physical_offset >= 0
+        end = physical_offset + size_bytes
+        # Java compares ends of records, not queue offsets: after a restart a record may be dispatched twice.
+        if end <= self.physical_max or queue_offset < self.max_offset:
+            return False
+        self.extend(queue_offset, pack_unit(physical_offset, size_bytes, tags_code), end)
+        return True
+
+    def extend(self, queue_offset: int, unit: bytes, physical_end: int) -> None:
+        """Put a unit at or after the end; what lies between becomes pre-blank."""
+        assert queue_offset >= self.max_offset
+        if queue_offset > self.max_offset:
+            self._skip_to(queue_offset)
+        self.pending += unit
+        self.max_offset = queue_offset + 1
+        self.physical_max = physical_end
+
+    def start_at(self, queue_offset: int) -> None:
+        """An empty queue whose next message gets this offset."""
+        assert self.max_offset == self.min_offset
+        if queue_offset > self.max_offset:
+            self._skip_to(queue_offset)
+            self.min_offset = queue_offset
+
+    def overwrite(self, queue_offset: int, unit: bytes) -> None:
+        """Replace a unit that contradicts the log."""
+        assert len(unit) == UNIT_BYTES
+        assert queue_offset < self.max_offset
+        address = queue_offset * UNIT_BYTES
+        with self.lock:
+            if address >= self.pending_start:
+                position = address - self.pending_start
+                self.pending[position : position + UNIT_BYTES] = unit
+            else:
+                position = address % self.file_bytes
+                self._descriptors.pwrite(self.directory, address - position, unit, position)
+                self.unsynced.add(address - position)
+        if queue_offset == self.max_offset - 1:
+            self.physical_max = self._physical_end(queue_offset)
+
+    def write_pending(self) -> int:
+        """Hand the pending units to the operating system; how many bytes. They stay pending when that fails."""
+        with self.lock:
+            count = len(self.pending)
+            if not count:
+                return 0
+            data = memoryview(bytes(self.pending[:count]))
+            self._write(self.pending_start, data)
+            del self.pending[:count]
+            self.pending_start += count
+            return count
+
+    def sync(self) -> None:
+        """Force what was written to the disk."""
+        for base in sorted(self.unsynced):
+            self.unsynced.discard(base)  # before the sync: a write that comes during it adds it again
+            try:
+                self._descriptors.sync(self.directory, base)
+            except FileNotFoundError:
+                continue  # cleaned away meanwhile
+            except OSError:
+                self.unsynced.add(base)
+                raise
+
+    # --- reading
+
+    def read_units(self, queue_offset: int, max_count: int) -> bytes:
+        """Raw units from `queue_offset` on, at most `max_count`, never past the file that holds the first one.
+
+        Empty when nothing is there. Iterate with `unpack_units`.
+        """
+        address = queue_offset * UNIT_BYTES
+        with self.lock:
+            start = self.pending_start
+            file_end = address - address % self.file_bytes + self.file_bytes
+            end = min(address + max_count * UNIT_BYTES, start + len(self.pending), file_end)
+            if end <= address or not self._has_address(address):
+                return b""
+            if address >= start:
+                return bytes(self.pending[address - start : end - start])
+            base = file_end - self.file_bytes
+            data = self._descriptors.pread(self.directory, base, min(end, start) - address, address - base)
+            if end > start:
+                data += self.pending[: end - start]
+            return data
+
+    def unit_at(self, queue_offset: int) -> Unit | None:
+        """The unit of one offset, or None outside [min, max)."""
+        if not self.min_offset <= queue_offset < self.max_offset:
+            return None
+        data = self.read_units(queue_offset, 1)
+        return Unit(*_unpack_unit(data)) if len(data) == UNIT_BYTES else None
+
+    def scan(self, begin: int, end: int) -> Iterator[tuple[int, Unit]]:
+        """Every unit of [begin, end) with its offset."""
+        offset = begin
+        while offset < end:
+            data = self.read_units(offset, min(end - offset, _SCAN_BYTES // UNIT_BYTES))
+            if not data:
+                return
+            for unit in unpack_units(data):
+                yield offset, Unit(*unit)
+                offset += 1
+
+    def first_offset(self, begin: int, end: int, holds: Callable[[Unit], bool]) -> int:
+        """The first offset in [begin, end) whose unit holds, where all after it do too; `end` when none does."""
+        low, high = begin, end
+        while low < high:
+            middle = (low + high) // 2
+            data = self.read_units(middle, 1)
+            if len(data) == UNIT_BYTES and not holds(Unit(*_unpack_unit(data))):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def offset_of_physical(self, physical_offset: int) -> int:
+        """The first offset whose message lies at or above a place in the log; `max_offset` when none does."""
+        return self.first_offset(
+            self.min_offset,
+            self.max_offset,
+            lambda unit: unit.physical_offset >= physical_offset and not unit.is_pre_blank,
+        )
+
+    def offset_at(
+        self, time_ms: int, store_time_of: Callable[[int, int], int], boundary: Boundary = Boundary.LOWER
+    ) -> int:
+        """Search by store time: LOWER is the first message at or after the time, UPPER the last at or before it.
+
+        Nothing that late: LOWER gives `max_offset`, UPPER the last message. Nothing that early: the first message.
+        `store_time_of(physical_offset, size_bytes)` reads the log and gives -1 for a record that is gone; like Java
+        (ConsumeQueue.binarySearchInQueueByTime) we then look further right. Store times never decrease along a queue.
+        """
+        low, high = self.min_offset, self.max_offset
+        if low >= high:
+            return low
+        if boundary is Boundary.LOWER:
+            return self.first_offset(low, high, lambda unit: store_time_of(unit[0], unit[1]) >= time_ms)
+        later = self.first_offset(low, high, lambda unit: store_time_of(unit[0], unit[1]) > time_ms)
+        return max(low, later - 1)
+
+    # --- limits
+
+    def correct_min_offset(self, log_min_offset: int) -> None:
+        """Raise the minimum over units whose messages are no longer in the log; an emptied queue keeps its maximum."""
+        self.min_offset = self.offset_of_physical(log_min_offset)
+
+    def delete_files_below(self, log_min_offset: int) -> int:
+        """Remove leading files all of whose messages are gone, never the last one; how many. Then call correct."""
+        deleted = 0
+        while len(self.bases) > 1:
+            base = self.bases[0]
+            data = self._descriptors.pread(self.directory, base, UNIT_BYTES, self.file_bytes - UNIT_BYTES)
+            if len(data) == UNIT_BYTES and _unpack_unit(data)[0] >= log_min_offset:
+                break
+            with self.lock:
+                self.bases.pop(0)
+                self.unsynced.discard(base)
+            self._descriptors.unlink(self.directory, base)
+            self.min_offset = max(self.min_offset, self.bases[0] // UNIT_BYTES)
+            deleted += 1
+        return deleted
+
+    def truncate_to(self, max_offset: int) -> None:
+        """Forget every unit from `max_offset` on, leaving zeros. The first file stays, so the maximum is kept."""
+        if max_offset >= self.max_offset:
+            return
+        assert max_offset >= self.min_offset
+        address = max_offset * UNIT_BYTES
+        with self.lock:
+            if address >= self.pending_start:
+                del self.pending[address - self.pending_start :]
+            else:
+                self.pending.clear()
+                self.pending_start = address
+                self._cut_files(address)
+        self.max_offset = max_offset
+        self.physical_max = self._physical_end(max_offset - 1)
+
+    def destroy(self) -> None:
+        """Remove every file and the directory."""
+        with self.lock:
+            for base in self.bases:
+                self._descriptors.unlink(self.directory, base)
+            self.bases.clear()
+            self.unsynced.clear()
+            self.pending.clear()
+            self.pending_start = 0
+            self._has_file = False
+            self.min_offset = self.max_offset = 0
+            self.physical_max = -1
+            self._descriptors.forget(self.directory)
+            if self._files.exists(self.directory) and not self._files.list_directory(self.directory):
+                self._files.remove_directory(self.directory)
+
+    # --- opening
+
+    def load(self) -> str | None:
+        """Take up the files of the directory; the reason when some had to be left out, for a rebuild from the log.
+
+        Java refuses to start on a queue file of odd size. The log has everything a queue says, so we keep the files
+        before the first bad one and let recovery write the rest again.
+        """
+        reason = self._load_bases()
+        self._has_file = bool(self.bases)
+        if not self.bases:
+            return reason
+        last = self.bases[-1]
+        first = self.bases[0] // UNIT_BYTES
+        self.pending_start = last + self.file_bytes  # everything is readable while the end is searched
+        self.max_offset = self.pending_start // UNIT_BYTES
+        end = self._find_end(last // UNIT_BYTES)
+        self.max_offset = end
+        self.pending_start = end * UNIT_BYTES
+        self.min_offset = first
+        if self.read_units(first, 1) == PRE_BLANK:
+            self.min_offset = self.first_offset(first, end, lambda unit: not unit.is_pre_blank)
+        self.physical_max = self._physical_end(end - 1)
+        return reason
+
+    def _find_end(self, begin: int) -> int:
+        """The first unwritten unit of the last file. Most of 20,000 queues end in its first page: one read each."""
+        head = self.read_units(begin, _PAGE_UNITS)
+        if len(head) == _PAGE_UNITS * UNIT_BYTES and Unit(*_unpack_unit(head, len(head) - UNIT_BYTES)).is_valid:
+            return self.first_offset(begin + _PAGE_UNITS, self.max_offset, lambda unit: not unit.is_valid)
+        for count, (physical_offset, size_bytes, _) in enumerate(unpack_units(head)):
+            if size_bytes <= 0 or physical_offset < 0:
+                return begin + count
+        return begin + len(head) // UNIT_BYTES
+
+    def remove_strays(self) -> None:
+        """Remove the files that `load` left out, before others of their names are made."""
+        self._descriptors.forget(self.directory)
+        while self.strays:
+            self._files.unlink(self.strays.pop())
+
+    def scan_tail(self) -> int:
+        """Look at each unit of the last three files, as Java does at start, and cut at the first that cannot be one.
+
+        For stores whose queues may have holes: a crash of the machine leaves pages of a file unwritten in any order.
+        Returns how many units were cut.
+        """
+        if not self.bases:
+            return 0
+        begin = max(self.min_offset, self.bases[max(0, len(self.bases) - 3)] // UNIT_BYTES)
+        before = -1
+        for offset, unit in self.scan(begin, self.max_offset):
+            if not unit.is_valid or (unit.physical_offset <= before and not unit.is_pre_blank):
+                cut = self.max_offset - offset
+                self.truncate_to(offset)
+                return cut
+            before = max(before, unit.physical_offset)
+        return 0
+
+    def _load_bases(self) -> str | None:
+        self.bases = []
+        self.strays = []
+        reason: str | None = None
+        for path in self._files.list_directory(self.directory):
+            base = file_base(path.name)
+            if base is None:
+                continue
+            size_bytes = self._files.size(path)
+            if reason is None and size_bytes == self.file_bytes and base % self.file_bytes == 0 and self._follows(base):
+                self.bases.append(base)
+                continue
+            reason = reason or f"queue file {path.name} has {size_bytes} bytes where {self._expected()} was expected"
+            self.strays.append(path)
+        for index, base in enumerate(self.bases[:-1]):
+            data = self._descriptors.pread(self.directory, base, UNIT_BYTES, self.file_bytes - UNIT_BYTES)
+            if not Unit(*_unpack_unit(data)).is_valid:
+                self.strays += [self.directory / file_name(lost) for lost in self.bases[index + 1 :]]
+                del self.bases[index + 1 :]
+                return f"queue file {file_name(base)} is not full although others follow it"
+        return reason
+
+    def _follows(self, base: int) -> bool:
+        return not self.bases or base == self.bases[-1] + self.file_bytes
+
+    def _expected(self) -> str:
+        where = file_name(self.bases[-1] + self.file_bytes) if self.bases else "a multiple of the file size"
+        return f"{self.file_bytes} bytes at {where}"
+
+    # --- leaves
+
+    def _has_address(self, address: int) -> bool:
+        return address >= (self.bases[0] if self.bases else self.pending_start)
+
+    def _physical_end(self, queue_offset: int) -> int:
+        """End of the record that a unit points at; -1 for none and for pre-blank."""
+        data = self.read_units(queue_offset, 1) if queue_offset >= 0 else b""
+        if len(data) != UNIT_BYTES:
+            return -1
+        unit = Unit(*_unpack_unit(data))
+        return -1 if unit.is_pre_blank or not unit.is_valid else unit.physical_offset + unit.size_bytes
+
+    def _skip_to(self, queue_offset: int) -> None:
+        """Pre-blank up to an offset: from the start of its file in a new queue, from the end otherwise."""
+        if not self._has_file and not self.pending:
+            address = queue_offset * UNIT_BYTES
+            self.pending_start = address - address % self.file_bytes
+            blanks = (address - self.pending_start) // UNIT_BYTES
+            self.min_offset = queue_offset
+        else:
+            blanks = queue_offset - self.max_offset
+            if self.min_offset == self.max_offset:
+                self.min_offset = queue_offset
+        self.pending += PRE_BLANK * blanks
+        self.max_offset = queue_offset
+
+    def _write(self, start: int, data: memoryview) -> None:
+        done = 0
+        while done < len(data):
+            position = (start + done) % self.file_bytes
+            base = start + done - position
+            part = data[done : done + self.file_bytes - position]
+            if not self.bases or base > self.bases[-1]:
+                self._create(base)
+            self._descriptors.pwrite(self.directory, base, part, position)
+            self.unsynced.add(base)
+            done += len(part)
+
+    def _create(self, base: int) -> None:
+        if not self.bases:
+            self._files.make_directory(self.directory)
+        self._descriptors.create(self.directory, base, self.file_bytes)
+        self.bases.append(base)
+        self._has_file = True
+
+    def _cut_files(self, address: int) -> None:
+        while len(self.bases) > 1 and self.bases[-1] >= address:
+            self._descriptors.unlink(self.directory, self.bases.pop())
+        if self.bases:
+            base = self.bases[-1]
+            position = max(0, address - base)
+            if position < self.file_bytes:
+                self._descriptors.zero_from(self.directory, base, position, self.file_bytes)
+                self.unsynced.add(base)

@@ -1,0 +1,242 @@
+"""All consume queues of a store: ROOT/consumequeue/TOPIC/QUEUEID/.
+
+The table is the one owner of its queues. Dispatch appends through it; the put path takes the next queue offset from it;
+housekeeping writes pending units out and syncs them.
+
+Cost of an append, measured: 0.6 us when the unit follows the last one (a dictionary look-up, a pack, an in-place
+extension), whatever the number of queues. Housekeeping writes a queue only when it has gathered something worth a
+system call, so 20,000 queues with a message a second each do not become 20,000 writes a second; `flush` (once a minute,
+and at close) writes and syncs everything and says up to where the queues are then durable. Only that goes into the
+checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from contrailmq.store.consume_queue import PENDING_BYTES_MAX, UNIT_BYTES, ConsumeQueue, pack_unit
+from contrailmq.store.descriptors import DescriptorCache, capacity_for
+from contrailmq.store.files import Files
+
+WRITE_LEAST_BYTES: Final = 51 * UNIT_BYTES  # 20,000 queues then hold at most 20 MB in memory between two flushes
+
+
+class Dispatched(NamedTuple):
+    """The newest record that was handed to the queues."""
+
+    physical_offset: int
+    store_time_ms: int
+
+
+class DamagedQueue(NamedTuple):
+    """A queue whose files cannot be right; what was kept of it is consistent, the rest has to come from the log."""
+
+    topic: str
+    queue_id: int
+    reason: str
+
+
+class ConsumeQueueTable:
+    """Every queue by (topic, queue id)."""
+
+    def __init__(self, root: Path, *, file_bytes: int, files: Files, open_files_max: int = 0) -> None:
+        self.root = root
+        self.file_bytes = file_bytes
+        self._files = files
+        capacity = open_files_max or capacity_for(files.raise_descriptor_limit())
+        self._descriptors = DescriptorCache(files, capacity)
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._dirty: dict[ConsumeQueue, None] = {}  # have pending units
+        self._unsynced: dict[ConsumeQueue, None] = {}
+        self.last_physical_offset = -1
+        self.last_store_time_ms = 0
+
+    # --- the hot path
+
+    def append(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        physical_offset: int,
+        size_bytes: int,
+        tags_code: int,
+        store_time_ms: int,
+    ) -> None:
+        """Add one unit, in log order. A record that the queue already has is passed over."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            queue = self.find_or_create(topic, queue_id)
+        end = physical_offset + size_bytes
+        self.last_physical_offset = physical_offset
+        self.last_store_time_ms = store_time_ms
+        if queue.max_offset == queue_offset and end > queue.physical_max:
+            pending = queue.pending
+            pending += pack_unit(physical_offset, size_bytes, tags_code)
+            queue.max_offset = queue_offset + 1
+            queue.physical_max = end
+            count = len(pending)
+            if count == UNIT_BYTES or count >= PENDING_BYTES_MAX:
+                self._note(queue, count)
+        elif queue.append(queue_offset, physical_offset=physical_offset, size_bytes=size_bytes, tags_code=tags_code):
+            self._note(queue, len(queue.pending))
+
+    def _note(self, queue: ConsumeQueue, count: int) -> None:
+        self._dirty[queue] = None
+        if count >= PENDING_BYTES_MAX:
+            self._write(queue)
+
+    # --- looking
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(list(self._queues.values()))
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._queues.get((topic, queue_id))
+
+    def find_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue; a new one has no files until its first units are written."""
+        key = (topic, queue_id)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = ConsumeQueue(
+                topic,
+                queue_id,
+                self.root / topic / str(queue_id),
+                file_bytes=self.file_bytes,
+                files=self._files,
+                descriptors=self._descriptors,
+            )
+        return queue
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """The offset that the next message of a queue gets; 0 for a queue that never had one."""
+        queue = self._queues.get((topic, queue_id))
+        return queue.max_offset if queue is not None else 0
+
+    def next_offsets(self) -> dict[tuple[str, int], int]:
+        return {key: queue.max_offset for key, queue in self._queues.items()}
+
+    @property
+    def physical_max(self) -> int:
+        """The end of the newest record that any queue points at; -1 when there is none."""
+        return max((queue.physical_max for queue in self._queues.values()), default=-1)
+
+    # --- housekeeping
+
+    def write_pending(self, least_bytes: int = WRITE_LEAST_BYTES) -> int:
+        """Write out the queues that have gathered at least so much; how many bytes."""
+        written = 0
+        for queue in list(self._dirty):
+            if len(queue.pending) >= least_bytes:
+                written += self._write(queue)
+        return written
+
+    def flush(self) -> Dispatched:
+        """Write and sync everything; the newest record whose unit is then durable, with all before it."""
+        mark = Dispatched(self.last_physical_offset, self.last_store_time_ms)
+        self.write_pending(least_bytes=1)
+        for queue in list(self._unsynced):
+            del self._unsynced[queue]
+            try:
+                queue.sync()
+            except OSError:
+                self._unsynced[queue] = None
+                raise
+        return mark
+
+    def correct_min_offsets(self, log_min_offset: int) -> None:
+        for queue in self:
+            queue.correct_min_offset(log_min_offset)
+
+    def truncate_physical(self, physical_offset: int) -> int:
+        """Forget every unit whose record begins at or above an offset; how many."""
+        cut = 0
+        for queue in self:
+            if queue.physical_max > physical_offset:
+                keep = queue.offset_of_physical(physical_offset)
+                cut += queue.max_offset - keep
+                self.truncate(queue, keep)
+        return cut
+
+    def overwrite(self, queue: ConsumeQueue, queue_offset: int, unit: bytes) -> None:
+        queue.overwrite(queue_offset, unit)
+        self._unsynced[queue] = None
+
+    def extend(
+        self, queue: ConsumeQueue, queue_offset: int, unit: bytes, physical_end: int, store_time_ms: int
+    ) -> None:
+        """Append a unit that recovery has made and checked."""
+        queue.extend(queue_offset, unit, physical_end)
+        self.last_physical_offset = max(self.last_physical_offset, physical_end - int.from_bytes(unit[8:12], "big"))
+        self.last_store_time_ms = max(self.last_store_time_ms, store_time_ms)
+        self._note(queue, len(queue.pending))
+
+    def truncate(self, queue: ConsumeQueue, max_offset: int) -> None:
+        queue.truncate_to(max_offset)
+        self._unsynced[queue] = None
+
+    def reset(self, queue: ConsumeQueue) -> None:
+        """Forget all that a queue holds; it stays in the table."""
+        queue.destroy()
+        self._dirty.pop(queue, None)
+
+    def delete(self, topic: str, queue_id: int) -> bool:
+        """Destroy one queue; False when there is none. The log keeps its messages until they expire."""
+        queue = self._queues.pop((topic, queue_id), None)
+        if queue is None:
+            return False
+        self._dirty.pop(queue, None)
+        self._unsynced.pop(queue, None)
+        queue.destroy()
+        parent = queue.directory.parent
+        if self._files.exists(parent) and not self._files.list_directory(parent):
+            self._files.remove_directory(parent)
+        return True
+
+    def delete_topic(self, topic: str) -> int:
+        """Destroy all queues of a topic; how many there were."""
+        return sum(self.delete(*key) for key in [key for key in self._queues if key[0] == topic])
+
+    def destroy(self) -> None:
+        """Destroy every queue: for a store whose log is gone."""
+        for topic, queue_id in list(self._queues):
+            self.delete(topic, queue_id)
+
+    def close(self) -> None:
+        """Close descriptors. Writing what is pending is `flush`, and may fail; this does not."""
+        self._descriptors.close()
+
+    # --- opening
+
+    def load(self) -> list[DamagedQueue]:
+        """Find every queue on disk; those whose files cannot be right are named for a rebuild."""
+        damaged: list[DamagedQueue] = []
+        for topic_directory in self._files.list_directory(self.root):
+            if self._files.is_file(topic_directory):
+                continue
+            for directory in self._files.list_directory(topic_directory):
+                if not (directory.name.isascii() and directory.name.isdigit()) or self._files.is_file(directory):
+                    continue  # Java skips such names too (ConsumeQueueStore.loadConsumeQueues)
+                queue = self.find_or_create(topic_directory.name, int(directory.name))
+                reason = queue.load()
+                if reason is not None:
+                    damaged.append(DamagedQueue(queue.topic, queue.queue_id, reason))
+        return damaged
+
+    def _write(self, queue: ConsumeQueue) -> int:
+        self._dirty.pop(queue, None)
+        try:
+            written = queue.write_pending()
+        except OSError:
+            self._dirty[queue] = None
+            raise
+        self._unsynced[queue] = None
+        if queue.pending:  # units that came while it was written; `append` only notes the first one
+            self._dirty[queue] = None
+        return written

@@ -1,0 +1,39 @@
+"""Delay levels and the code that a consume queue keeps for a record.
+
+A delayed message waits in the queue of its level, and its unit holds the delivery time where others hold the hash of
+the tag (DispatchRequest.tagsCode as CommitLog.checkMessageAndReturnSize makes it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from contrailmq.message import Property, SystemTopic, tags_code
+from contrailmq.store.errors import StoreConfigError
+
+_UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_UNKNOWN_LEVEL_MS: Final = 1_000  # ScheduleMessageService.computeDeliverTimestamp, for a level that is not in the table
+
+
+class DelayLevels:
+    """messageDelayLevel, parsed: `delays_ms[level - 1]`."""
+
+    def __init__(self, text: str) -> None:
+        try:
+            self.delays_ms: tuple[int, ...] = tuple(int(part[:-1]) * _UNIT_MS[part[-1]] for part in text.split(" "))
+        except (ValueError, KeyError, IndexError) as exc:
+            raise StoreConfigError("messageDelayLevel", text, "levels like '1s 5m 2h 1d', one space between") from exc
+
+    def deliver_time_ms(self, level: int, store_time_ms: int) -> int:
+        level = min(level, len(self.delays_ms))
+        return store_time_ms + (self.delays_ms[level - 1] if level > 0 else _UNKNOWN_LEVEL_MS)
+
+    def unit_tags_code(self, topic: str, properties: Mapping[str, str], store_time_ms: int) -> int:
+        """What goes into the unit of this record: the tag's hash, or the delivery time of a delayed message."""
+        if topic == SystemTopic.SCHEDULE:
+            text = properties.get(Property.DELAY, "")
+            level = int(text) if text.isascii() and text.isdigit() else 0
+            if level > 0:
+                return self.deliver_time_ms(level, store_time_ms)
+        return tags_code(properties.get(Property.TAGS))

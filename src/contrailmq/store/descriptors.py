@@ -1,0 +1,121 @@
+"""Open queue files, few at a time.
+
+A broker may have 20,000 consume queues and a limit of 1,024 descriptors. Queue files are small and read a few hundred
+bytes at a time, so they are not mapped at all: `pread` of 32 units costs about 1 us, needs one descriptor where a
+mapping on CPython 3.11 needs two, brings in no page around the one that was asked for, and a file that someone cuts
+short under us is a short read, never a SIGBUS.
+
+The cache owns its descriptors. Reading and writing happen under its lock, so an entry is never closed in the middle of
+a call; a sync, which may take long, uses a descriptor of its own and holds no lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+from contrailmq.store.files import Files
+
+CAPACITY_MIN: Final = 64
+CAPACITY_MAX: Final = 16_384
+RESERVED_DESCRIPTORS: Final = 512  # sockets, log files, index files: what the rest of the process may need at once
+
+
+def capacity_for(descriptor_limit: int) -> int:
+    """How many queue files to keep open under a limit: what is left beside the rest, at most half of it."""
+    return max(CAPACITY_MIN, min(CAPACITY_MAX, descriptor_limit // 2, descriptor_limit - RESERVED_DESCRIPTORS))
+
+
+class DescriptorCache:
+    """Least recently used descriptors, keyed by directory and file base."""
+
+    def __init__(self, files: Files, capacity: int) -> None:
+        assert capacity > 0
+        self._files = files
+        self._capacity = capacity
+        self._open: OrderedDict[tuple[Path, int], int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def pread(self, directory: Path, base: int, size_bytes: int, position: int) -> bytes:
+        with self._lock:
+            return self._files.pread(self._descriptor(directory, base), size_bytes, position)
+
+    def pwrite(self, directory: Path, base: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        with self._lock:
+            self._files.pwrite(self._descriptor(directory, base), data, position)
+
+    def create(self, directory: Path, base: int, size_bytes: int) -> None:
+        """A sparse file of full size that reads as zeros, also when an older one of that name was there."""
+        with self._lock:
+            self._close(directory, base)
+            descriptor = self._files.open(directory / file_name(base), create=True)
+            self._files.truncate(descriptor, 0)
+            self._files.truncate(descriptor, size_bytes)
+            self._keep(directory, base, descriptor)
+
+    def zero_from(self, directory: Path, base: int, position: int, size_bytes: int) -> None:
+        """Everything from `position` on becomes a hole; the length stays."""
+        with self._lock:
+            descriptor = self._descriptor(directory, base)
+            self._files.truncate(descriptor, position)
+            self._files.truncate(descriptor, size_bytes)
+
+    def sync(self, directory: Path, base: int) -> None:
+        descriptor = self._files.open(directory / file_name(base))
+        try:
+            self._files.sync(descriptor)
+        finally:
+            self._files.close(descriptor)
+
+    def unlink(self, directory: Path, base: int) -> None:
+        with self._lock:
+            self._close(directory, base)
+            self._files.unlink(directory / file_name(base))
+
+    def forget(self, directory: Path) -> None:
+        """Close what is open below one queue's directory."""
+        with self._lock:
+            for key in [key for key in self._open if key[0] == directory]:
+                self._files.close(self._open.pop(key))
+
+    def close(self) -> None:
+        with self._lock:
+            while self._open:
+                _, descriptor = self._open.popitem()
+                self._files.close(descriptor)
+
+    def _descriptor(self, directory: Path, base: int) -> int:
+        key = (directory, base)
+        descriptor = self._open.get(key)
+        if descriptor is not None:
+            self._open.move_to_end(key)
+            return descriptor
+        descriptor = self._files.open(directory / file_name(base))
+        self._keep(directory, base, descriptor)
+        return descriptor
+
+    def _keep(self, directory: Path, base: int, descriptor: int) -> None:
+        if len(self._open) >= self._capacity:
+            _, oldest = self._open.popitem(last=False)
+            self._files.close(oldest)
+        self._open[directory, base] = descriptor
+
+    def _close(self, directory: Path, base: int) -> None:
+        descriptor = self._open.pop((directory, base), None)
+        if descriptor is not None:
+            self._files.close(descriptor)
+
+
+def file_name(base: int) -> str:
+    """RocketMQ's name of the file that starts at this address: twenty digits."""
+    return f"{base:020d}"
+
+
+def file_base(name: str) -> int | None:
+    """The address in a file name, or None when it is not one of ours."""
+    return int(name) if len(name) == 20 and name.isascii() and name.isdigit() else None

@@ -1,0 +1,235 @@
+"""When bytes of the log become durable, and who waits for that.
+
+The rule of the house: nobody is told "stored" under SYNC_FLUSH before an fdatasync that began after the bytes were in
+the file has returned without error. `LogFlusher.durable_offset` is that promise as a number.
+
+One flush at a time, guarded by `_turn`. A thread that needs an offset durable takes its turn: if a flush that ended
+meanwhile already covers the offset there is nothing to do, otherwise it flushes everything that was appended by then.
+So writers that arrive while a flush runs share the next one (group commit), and a lone writer syncs in its own thread
+without waking another (a thread hop costs about as much as the sync on a fast disk). The broker's loop must not block:
+it calls `request`, and the flush thread takes the turn.
+
+The thread, per flushDiskType:
+* SYNC_FLUSH: sleeps until requested, at most `flush_interval_commit_log`; then flushes whatever there is.
+* ASYNC_FLUSH: every `flush_interval_commit_log` (500 ms) flushes if 4 pages are due, and everything each 10 s.
+The checkpoint's physical time moves with thorough flushes only: a partial one does not say which store time it covered.
+
+A failed sync is final. The kernel reports an error once and may have dropped the pages, so a later success would prove
+nothing: the flusher keeps the cause, refuses every further wait, tells the listeners -1, and the store turns read-only.
+
+With the write buffer pool a second thread copies buffers to the files (`LogCommitter`); a sync flush commits first.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from contrailmq.store.clock import Clock
+from contrailmq.store.config import StoreConfig
+from contrailmq.store.mapped_file_queue import MappedFileQueue
+from contrailmq.store.write_buffer_pool import WriteBufferPool
+
+_log = logging.getLogger(__name__)
+
+SYNC_FAILED = -1  # what listeners get instead of an offset
+
+
+class FlushFailedError(Exception):
+    """Internal: the log cannot be made durable any more. The store turns it into StoreReadOnlyError with the path."""
+
+
+class LogFlusher:
+    """Owns `files.flushed_where`. `on_failure` is called once, with the cause, by the thread that met it."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        clock: Clock,
+        files: MappedFileQueue,
+        *,
+        on_failure: Callable[[str], None],
+        on_thorough: Callable[[int], None],
+        committer: LogCommitter | None = None,
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._files = files
+        self._on_failure = on_failure
+        self._on_thorough = on_thorough
+        self._committer = committer
+        self._listeners: list[Callable[[int], None]] = []
+        self._turn = threading.Lock()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._last_thorough_ms = clock.monotonic_ms()
+        self.failure: str | None = None
+        self.flush_count = 0
+
+    @property
+    def durable_offset(self) -> int:
+        """Everything before this offset is on the disk."""
+        return self._files.flushed_where
+
+    def add_listener(self, listener: Callable[[int], None]) -> None:
+        """Called with the durable offset whenever it grew, by the thread that flushed; with -1 when a sync failed."""
+        self._listeners.append(listener)
+
+    def start(self) -> None:
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="contrailmq-flush", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. Flushing the rest is the caller's next step (`flush(0)`)."""
+        if self._thread is not None:
+            self._stopping = True
+            self._wake.set()
+            self._thread.join()
+            self._thread = None
+
+    def request(self) -> None:
+        """Wake the thread: something waits to become durable. Never blocks."""
+        self._wake.set()
+
+    def wait(self, offset: int, timeout_s: float) -> bool:
+        """Make the log durable up to `offset`, by this thread or another; False when the time was up first.
+
+        A thread whose own sync stalls stays in it: the time limit is for those that wait behind it.
+        """
+        if self._files.flushed_where >= offset:
+            return True
+        if not self._turn.acquire(timeout=timeout_s):
+            return False
+        try:
+            while self._files.flushed_where < offset:
+                if not self._flush_in_turn(0):
+                    break
+        finally:
+            self._turn.release()
+        if self.failure is not None:
+            raise FlushFailedError(self.failure)
+        return self._files.flushed_where >= offset
+
+    def flush(self, least_pages: int = 0) -> bool:
+        """Take a turn; True when the durable offset grew."""
+        with self._turn:
+            return self._flush_in_turn(least_pages)
+
+    def _flush_in_turn(self, least_pages: int) -> bool:
+        if self.failure is not None:
+            raise FlushFailedError(self.failure)
+        try:
+            if self._committer is not None:
+                self._committer.commit(0)
+            moved = self._files.flush(least_pages)
+        except OSError as exc:
+            self._fail(exc)
+            raise FlushFailedError(self.failure) from exc
+        if moved:
+            self.flush_count += 1
+            if least_pages == 0 and self._files.store_time_ms > 0:
+                self._on_thorough(self._files.store_time_ms)
+            self._tell(self._files.flushed_where)
+        return moved
+
+    def _fail(self, error: OSError) -> None:
+        self.failure = (
+            f"syncing the commit log at offset {self._files.flushed_where} failed: "
+            f"{error.strerror or error} (errno {error.errno})"
+        )
+        _log.critical("%s", self.failure)
+        self._on_failure(self.failure)
+        self._tell(SYNC_FAILED)
+
+    def _tell(self, offset: int) -> None:
+        for listener in self._listeners:
+            listener(offset)
+
+    def _run(self) -> None:
+        interval_s = self._config.flush_interval_commit_log / 1000
+        while not self._stopping:
+            self._wake.wait(interval_s)
+            self._wake.clear()
+            try:
+                self.flush(self._pages_due())
+            except FlushFailedError:
+                return
+
+    def _pages_due(self) -> int:
+        if self._config.is_sync_flush:
+            return 0
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._last_thorough_ms + self._config.flush_commit_log_thorough_interval:
+            return self._config.flush_commit_log_least_pages
+        self._last_thorough_ms = now_ms
+        return 0
+
+
+class LogCommitter:
+    """Copies write buffers to their files; owns `files.committed_where`. `on_commit` runs in the committing thread."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        clock: Clock,
+        files: MappedFileQueue,
+        pool: WriteBufferPool,
+        *,
+        on_commit: Callable[[], None],
+        on_failure: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._files = files
+        self._pool = pool
+        self._on_commit = on_commit
+        self._on_failure = on_failure
+        self._turn = threading.Lock()
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._last_commit_ms = clock.monotonic_ms()
+
+    def start(self) -> None:
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="contrailmq-commit", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._stopping = True
+            self._wake.set()
+            self._thread.join()
+            self._thread = None
+
+    def request(self) -> None:
+        self._wake.set()
+
+    def commit(self, least_pages: int) -> bool:
+        """Copy what is due to the files (no sync); True when something moved. OSError: nothing was lost, try again."""
+        with self._turn:
+            moved = self._files.commit(least_pages)
+            for file in moved:
+                buffer = file.detach_write_buffer()
+                if buffer is not None:
+                    self._pool.give_back(buffer)
+            return bool(moved)
+
+    def _run(self) -> None:
+        interval_s = self._config.commit_interval_commit_log / 1000
+        while not self._stopping:
+            now_ms = self._clock.monotonic_ms()
+            is_thorough = now_ms >= self._last_commit_ms + self._config.commit_commit_log_thorough_interval
+            try:
+                moved = self.commit(0 if is_thorough else self._config.commit_commit_log_least_pages)
+            except OSError as exc:
+                self._on_failure(f"writing the write buffer to the commit log failed: {exc}")
+                return
+            if moved:
+                self._last_commit_ms = self._clock.monotonic_ms()
+                self._on_commit()
+            self._wake.wait(interval_s)
+            self._wake.clear()

@@ -1,0 +1,290 @@
+"""Finding messages by key: all IndexFiles of a store (ROOT/index/), oldest first.
+
+A message is entered under its unique key, then under every key of its KEYS property, as `topic#key`, and then under its
+tag, as `topic#T#tag` (5.5.0 does, 5.3 did not; found in every golden index). A half message that was rolled back is not
+entered; a prepared one is. Dispatch may hand in a record twice: what lies below the end offset
+of the newest file is known already.
+
+A full file is flushed, its end time goes into the checkpoint, and a new file named after the local time is begun. After
+a crash the files that end later than the checkpoint says cannot be trusted (their pages reached the disk in any order).
+Apache removes them and enters again only what its recovery happens to walk (7.6 of the store's facts): keys of older
+messages are lost. We remove them too, but `end_offset` then tells recovery from where to dispatch to the index again,
+so that nothing is lost; the same rule rebuilds an index that was deleted or damaged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from contrailmq.message import SysFlag, java_hash
+from contrailmq.store.clock import Clock
+from contrailmq.store.files import Files
+from contrailmq.store.index_file import IndexFile, index_file_bytes
+
+_log = logging.getLogger(__name__)
+
+QUERY_COUNT_MAX: Final = 64  # maxMsgsNumBatch
+UNITS_CHECKED_AT_LOAD_MAX: Final = 200_000  # 0.1 s; a fuller file is only checked in its header, verify checks all
+TAG_KIND: Final = "T"  # between topic and tag in the text that is hashed
+_PREFIX_CACHE_MAX: Final = 10_000
+
+
+class IndexService:
+    """Put and query. Owned by the store; one thread puts, any thread queries."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        slots: int,
+        units: int,
+        files: Files,
+        clock: Clock,
+        on_sealed: Callable[[int], None] | None = None,
+    ) -> None:
+        assert slots > 0
+        assert units > 1
+        self.root = root
+        self.slots = slots
+        self.units = units
+        self._files = files
+        self._clock = clock
+        self._on_sealed = on_sealed  # takes the end time of a file that was filled and flushed
+        self._index_files: list[IndexFile] = []
+        self._lock = threading.Lock()  # the list; puts have one owner
+        self._prefixes: dict[str, int] = {}  # topic -> hash of "topic#"
+        self._tag_hashes: dict[tuple[str, str], int] = {}
+        self._sealing: list[IndexFile] = []
+        self._active: IndexFile | None = None  # the file being filled, mapped for writing
+
+    @property
+    def index_files(self) -> list[IndexFile]:
+        with self._lock:
+            return list(self._index_files)
+
+    @property
+    def end_offset(self) -> int:
+        """Physical offset of the newest record entered; -1 when the index is empty."""
+        for index_file in reversed(self._index_files):
+            if index_file.entries:
+                return index_file.end_offset
+        return -1
+
+    @property
+    def entries(self) -> int:
+        return sum(index_file.entries for index_file in self._index_files)
+
+    # --- putting
+
+    def put(
+        self,
+        topic: str,
+        keys: str | None,
+        unique_key: str | None,
+        physical_offset: int,
+        store_time_ms: int,
+        sys_flag: int = 0,
+        tags: str | None = None,
+    ) -> None:
+        """Enter a record under its keys and its tag, once. Records come in log order."""
+        if not keys and not unique_key and not tags:
+            return
+        if sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
+            return
+        index_file = self._active
+        if index_file is None or index_file.is_full:
+            index_file = self._roll()
+        if physical_offset < index_file.end_offset:
+            # Dispatched before. Java (IndexService.buildIndex) lets the newest record itself in again, and so do we:
+            # a roll and a crash may have cut its keys in two. Queries name an offset once.
+            return
+        prefix = self._prefixes.get(topic)
+        if prefix is None:
+            prefix = self._prefix(topic)
+        if unique_key:
+            index_file = self._put_key(index_file, java_hash(unique_key, seed=prefix), physical_offset, store_time_ms)
+        if keys:
+            for key in keys.split(" ") if " " in keys else (keys,):
+                if key:
+                    key_hash = java_hash(key, seed=prefix)
+                    index_file = self._put_key(index_file, key_hash, physical_offset, store_time_ms)
+        if tags:
+            tag_hash = self._tag_hashes.get((topic, tags))
+            if tag_hash is None:
+                tag_hash = self._tag_hash(topic, tags)
+            index_file = self._put_key(index_file, tag_hash, physical_offset, store_time_ms)
+        index_file.finish()
+
+    def _put_key(self, index_file: IndexFile, key_hash: int, physical_offset: int, store_time_ms: int) -> IndexFile:
+        """One entry, rolling when the file is full; the file to go on with."""
+        if key_hash < 0:
+            key_hash = 0 if key_hash == -(2**31) else -key_hash  # abs() of the smallest int is negative in Java
+        if index_file.put(key_hash, physical_offset, store_time_ms):
+            return index_file
+        index_file.finish()
+        index_file = self._roll()
+        index_file.put(key_hash, physical_offset, store_time_ms)
+        return index_file
+
+    def _prefix(self, topic: str) -> int:
+        if len(self._prefixes) >= _PREFIX_CACHE_MAX:
+            self._prefixes.clear()
+        prefix = self._prefixes[topic] = java_hash(topic + "#")
+        return prefix
+
+    def _tag_hash(self, topic: str, tags: str) -> int:
+        if len(self._tag_hashes) >= _PREFIX_CACHE_MAX:
+            self._tag_hashes.clear()
+        tag_hash = self._tag_hashes[topic, tags] = java_hash(f"{topic}#{TAG_KIND}#{tags}")
+        return tag_hash
+
+    def _roll(self) -> IndexFile:
+        """The file to fill next: the last one if it has room (after a load), else a new one."""
+        previous = self._index_files[-1] if self._index_files else None
+        if previous is not None and not previous.is_full:
+            previous.make_writable()
+            self._active = previous
+            return previous
+        self._files.make_directory(self.root)
+        index_file = IndexFile(self._new_path(), slots=self.slots, units=self.units, files=self._files)
+        index_file.create(previous=previous)
+        self._files.sync_directory(self.root)
+        with self._lock:
+            self._index_files.append(index_file)
+            if previous is not None:
+                self._sealing.append(previous)
+        self._active = index_file
+        return index_file
+
+    def _new_path(self) -> Path:
+        """Named after the local time, as Apache does; never a name that is taken."""
+        now_ms = self._clock.now_ms()
+        name = f"{datetime.fromtimestamp(now_ms // 1000):%Y%m%d%H%M%S}{now_ms % 1000:03d}"
+        if self._index_files and name <= self._index_files[-1].path.name:
+            # Two files in one millisecond, or the clock went back: the order of names is the order of the files.
+            name = f"{int(self._index_files[-1].path.name) + 1:017d}"
+        return self.root / name
+
+    # --- looking up
+
+    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Physical offsets that may hold the key, newest first. Compare topic and key: hashes collide.
+
+        To ask for a tag, make the key `T#` and the tag.
+        """
+        max_count = min(max_count, QUERY_COUNT_MAX)
+        key_hash = java_hash(key, seed=java_hash(topic + "#"))
+        key_hash = 0 if key_hash == -(2**31) else abs(key_hash)
+        found: list[int] = []
+        for index_file in reversed(self.index_files):
+            if len(found) >= max_count:
+                break
+            if index_file.entries and index_file.overlaps(begin_ms, end_ms):
+                room = max_count - len(found)
+                hits = index_file.find(key_hash, max_count=room, begin_ms=begin_ms, end_ms=end_ms)
+                found += [hit for hit in dict.fromkeys(hits) if hit not in found]
+            if index_file.begin_time_ms < begin_ms:
+                break
+        return found
+
+    # --- housekeeping
+
+    def flush_sealed(self) -> int:
+        """Force the files that were filled since the last call; the end time of the newest, 0 for none.
+
+        Runs in a worker: a full default file has 420 MB.
+        """
+        end_time_ms = 0
+        while self._sealing:
+            index_file = self._sealing[0]
+            index_file.flush()
+            index_file.seal()
+            end_time_ms = index_file.end_time_ms
+            if self._on_sealed is not None:
+                self._on_sealed(end_time_ms)
+            with self._lock:
+                self._sealing.pop(0)
+        return end_time_ms
+
+    def flush(self) -> None:
+        """Force everything, at close."""
+        self.flush_sealed()
+        if self._index_files:
+            self._index_files[-1].flush()
+
+    def delete_below(self, log_min_offset: int) -> int:
+        """Remove files all of whose records are gone from the log, never the last one; how many."""
+        deleted = 0
+        while len(self._index_files) > 1 and self._index_files[0].end_offset < log_min_offset:
+            with self._lock:
+                index_file = self._index_files.pop(0)
+                if index_file in self._sealing:
+                    self._sealing.remove(index_file)
+            index_file.destroy()
+            deleted += 1
+        return deleted
+
+    def truncate_physical(self, physical_offset: int) -> int:
+        """After the log was cut: remove files that point at or above the cut; how many.
+
+        A chain cannot be unwound in place, so the file goes as a whole and recovery enters its records again.
+        """
+        removed = 0
+        while self._index_files and self._index_files[-1].entries and self.end_offset >= physical_offset:
+            self._remove_last()
+            removed += 1
+        return removed
+
+    def close(self) -> None:
+        self._active = None
+        for index_file in self._index_files:
+            index_file.close()
+
+    # --- opening
+
+    def load(self, *, trusted_end_time_ms: int | None) -> list[str]:
+        """Take up the files of the directory; the reasons for those that had to go.
+
+        `trusted_end_time_ms` is the checkpoint's index time after a crash, None after a clean exit. Everything from
+        the first bad file on is removed: what follows is entered again from the log, in order.
+        """
+        reasons: list[str] = []
+        for path in self._files.list_directory(self.root):
+            if not path.name.isdigit():
+                continue
+            index_file = IndexFile(path, slots=self.slots, units=self.units, files=self._files)
+            reason = "follows a removed one" if reasons else self._load_fault(index_file, trusted_end_time_ms)
+            if reason is None:
+                self._index_files.append(index_file)
+                continue
+            reasons.append(f"index file {path.name} {reason}")
+            _log.warning("index file %s is removed and rebuilt from the log: it %s", path, reason)
+            index_file.destroy()
+        return reasons
+
+    def _load_fault(self, index_file: IndexFile, trusted_end_time_ms: int | None) -> str | None:
+        expected = index_file_bytes(self.slots, self.units)
+        actual = self._files.size(index_file.path)
+        if actual != expected:
+            return f"has {actual} bytes, {expected} were expected"
+        index_file.load()
+        if trusted_end_time_ms is not None and index_file.end_time_ms > trusted_end_time_ms:
+            return f"was being filled at the crash (ends at {index_file.end_time_ms}, flushed to {trusted_end_time_ms})"
+        fault = index_file.fault(units_checked_max=UNITS_CHECKED_AT_LOAD_MAX)
+        if fault is not None:
+            index_file.close()
+            return f"is damaged: {fault}"
+        return None
+
+    def _remove_last(self) -> None:
+        self._active = None
+        with self._lock:
+            index_file = self._index_files.pop()
+            if index_file in self._sealing:
+                self._sealing.remove(index_file)
+        index_file.destroy()

@@ -1,0 +1,280 @@
+"""One IndexFile: a hash table on disk from `topic#key` to physical offsets.
+
+    file   := header slot[slots] unit[units]                                  (big-endian)
+    header := begin_time:i64 end_time:i64 begin_offset:i64 end_offset:i64 used_slots:i32 count:i32      (40 bytes)
+    slot   := unit_number:i32                 (the newest unit of its chain; 0: none)
+    unit   := key_hash:i32 physical_offset:i64 seconds:i32 previous:i32       (20 bytes; unit 0 is never used)
+
+`count` is the number that the next unit gets, so it begins at 1 and a file holds `units` - 1 entries. `seconds` counts
+from the header's begin time. The first put sets the begin time *after* its own seconds were computed: in a rolled file
+the first unit is therefore measured from the end of the file before it (IndexFile.putKey, matched).
+
+The file being filled is allocated and mapped, because it is written at random places; the others are mapped for
+reading when a query first wants them. A put costs one slot and one unit: 1.1 us. The header is written once per
+message, not once per field and key.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+from typing import Final
+
+from contrailmq.store.files import MADV_RANDOM, Files
+
+_HEADER: Final = struct.Struct(">qqqqii")
+_SLOT: Final = struct.Struct(">i")
+_UNIT: Final = struct.Struct(">iqii")
+HEADER_BYTES: Final = 40
+SLOT_BYTES: Final = 4
+UNIT_BYTES: Final = 20
+assert _HEADER.size == HEADER_BYTES
+assert _SLOT.size == SLOT_BYTES
+assert _UNIT.size == UNIT_BYTES
+
+SECONDS_MAX: Final = 2**31 - 1
+
+_slot_at: Final = _SLOT.unpack_from
+_unit_at: Final = _UNIT.unpack_from
+_put_slot: Final = _SLOT.pack_into
+_put_unit: Final = _UNIT.pack_into
+
+
+def index_file_bytes(slots: int, units: int) -> int:
+    return HEADER_BYTES + slots * SLOT_BYTES + units * UNIT_BYTES
+
+
+class IndexFile:
+    """Owned by IndexService; one thread puts, any thread looks up."""
+
+    def __init__(self, path: Path, *, slots: int, units: int, files: Files) -> None:
+        self.path = path
+        self.slots = slots
+        self.units = units
+        self._files = files
+        self._units_start = HEADER_BYTES + slots * SLOT_BYTES
+        self._map: mmap.mmap | None = None
+        self._is_writable = False
+        self.begin_time_ms = 0
+        self.end_time_ms = 0
+        self.begin_offset = 0
+        self.end_offset = 0
+        self.used_slots = 0
+        self.count = 1
+
+    def __repr__(self) -> str:
+        return f"<IndexFile {self.path.name} {self.count - 1} entries>"
+
+    @property
+    def is_full(self) -> bool:
+        return self.count >= self.units
+
+    @property
+    def entries(self) -> int:
+        return self.count - 1
+
+    # --- life
+
+    def create(self, *, previous: IndexFile | None) -> None:
+        """A new file, allocated for real, whose header begins where the previous file ended."""
+        descriptor = self._files.open(self.path, create=True)
+        try:
+            self._files.allocate(descriptor, index_file_bytes(self.slots, self.units))
+            self._map = self._files.map(descriptor, index_file_bytes(self.slots, self.units), writable=True)
+        finally:
+            self._files.close(descriptor)
+        self._is_writable = True
+        if previous is not None:
+            self.begin_time_ms = self.end_time_ms = previous.end_time_ms
+            self.begin_offset = self.end_offset = previous.end_offset
+            self._write_header(count=0)  # Java leaves 0 until the first put, and so do we
+
+    def load(self) -> None:
+        """Read the header of an existing file; its size must be right (see IndexService.load)."""
+        descriptor = self._files.open(self.path, writable=False)
+        try:
+            header = self._files.pread(descriptor, HEADER_BYTES, 0)
+        finally:
+            self._files.close(descriptor)
+        (
+            self.begin_time_ms,
+            self.end_time_ms,
+            self.begin_offset,
+            self.end_offset,
+            self.used_slots,
+            count,
+        ) = _HEADER.unpack(header)
+        self.count = max(count, 1)
+
+    def make_writable(self) -> None:
+        """Go on filling a loaded file. It may be sparse (Java's are): allocate before mapping."""
+        if self._is_writable:
+            return
+        self._unmap()
+        descriptor = self._files.open(self.path)
+        try:
+            self._files.allocate(descriptor, index_file_bytes(self.slots, self.units))
+            self._map = self._files.map(descriptor, index_file_bytes(self.slots, self.units), writable=True)
+        finally:
+            self._files.close(descriptor)
+        self._is_writable = True
+
+    def flush(self) -> None:
+        """Force the file to the disk."""
+        if not self._is_writable:
+            return
+        descriptor = self._files.open(self.path)
+        try:
+            self._files.sync(descriptor)
+        finally:
+            self._files.close(descriptor)
+
+    def seal(self) -> None:
+        """No more puts: give up the writable mapping."""
+        self._unmap()
+        self._is_writable = False
+
+    def close(self) -> None:
+        self._unmap()
+        self._is_writable = False
+
+    def destroy(self) -> None:
+        self.close()
+        self._files.unlink(self.path)
+
+    # --- putting
+
+    def put(self, key_hash: int, physical_offset: int, store_time_ms: int) -> bool:
+        """Add one entry; False when the file is full. `finish` must follow the last key of a message."""
+        count = self.count
+        if count >= self.units:
+            return False
+        assert self._map is not None
+        mapping = self._map
+        slot = HEADER_BYTES + key_hash % self.slots * SLOT_BYTES
+        previous: int = _slot_at(mapping, slot)[0]
+        if not 0 < previous < count:  # Java allows `count` itself, which is a unit that does not exist yet
+            previous = 0
+            self.used_slots += 1
+        begin = self.begin_time_ms
+        seconds = (store_time_ms - begin) // 1000 if 0 < begin <= store_time_ms else 0
+        if seconds > SECONDS_MAX:
+            seconds = SECONDS_MAX
+        _put_unit(mapping, self._units_start + count * UNIT_BYTES, key_hash, physical_offset, seconds, previous)
+        _put_slot(mapping, slot, count)
+        if count == 1:
+            self.begin_offset = physical_offset
+            self.begin_time_ms = store_time_ms
+        self.count = count + 1
+        self.end_offset = physical_offset
+        self.end_time_ms = store_time_ms
+        return True
+
+    def finish(self) -> None:
+        """Write the header after the puts of one message."""
+        self._write_header(count=self.count)
+
+    # --- looking up
+
+    def overlaps(self, begin_ms: int, end_ms: int) -> bool:
+        """Whether an entry of this file may lie in the time range (IndexFile.isTimeMatched)."""
+        return begin_ms <= self.end_time_ms and end_ms >= self.begin_time_ms
+
+    def find(self, key_hash: int, *, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Physical offsets of entries with this hash, newest first, that may lie in [begin, end].
+
+        Times are whole seconds, so an entry can look up to 999 ms early; the hash can collide. The caller reads the
+        records and compares. A chain only ever leads to smaller numbers, so this ends on any bytes.
+        """
+        mapping = self._mapped()
+        found: list[int] = []
+        count = self.count
+        number: int = _slot_at(mapping, HEADER_BYTES + key_hash % self.slots * SLOT_BYTES)[0]
+        if not 0 < number < count:
+            return found
+        start, file_begin = self._units_start, self.begin_time_ms
+        while len(found) < max_count:
+            unit_hash, physical_offset, seconds, previous = _unit_at(mapping, start + number * UNIT_BYTES)
+            if seconds < 0:
+                break
+            time_ms = file_begin + seconds * 1000
+            if unit_hash == key_hash and begin_ms <= time_ms <= end_ms:
+                found.append(physical_offset)
+            if not 0 < previous < number or time_ms < begin_ms:
+                break
+            number = previous
+        return found
+
+    # --- checking
+
+    def fault(self, *, units_checked_max: int) -> str | None:
+        """What contradicts itself in this file, or None. Looks at every unit when there are at most so many.
+
+        Putting the units in again in order must give each its `previous` and in the end every slot.
+        """
+        count = self.count
+        if not 1 <= count <= self.units or not 0 <= self.used_slots <= min(count, self.slots):
+            return f"header says {self.used_slots} used slots and {count - 1} of {self.units - 1} entries"
+        if self.begin_offset > self.end_offset or self.begin_time_ms > self.end_time_ms:
+            return "header ends before it begins"
+        if count > units_checked_max:
+            return None
+        mapping = self._mapped()
+        newest: dict[int, int] = {}
+        before = self.begin_offset
+        start = self._units_start + UNIT_BYTES
+        data = mapping[start : start + (count - 1) * UNIT_BYTES]
+        for number, (key_hash, offset, seconds, previous) in enumerate(_UNIT.iter_unpack(data), 1):
+            slot = key_hash % self.slots
+            if (
+                key_hash < 0
+                or seconds < 0
+                or not before <= offset <= self.end_offset
+                or previous != newest.get(slot, 0)
+            ):
+                return f"unit {number} contradicts the units before it"
+            newest[slot] = number
+            before = offset
+        if count > 1 and (before != self.end_offset or len(newest) != self.used_slots):
+            return f"the last unit points at {before}, {len(newest)} slots are used: the header says otherwise"
+        for slot, number in newest.items():
+            if _slot_at(mapping, HEADER_BYTES + slot * SLOT_BYTES)[0] != number:
+                return f"slot {slot} does not point at its newest unit {number}"
+        return None
+
+    def scan(self) -> list[tuple[int, int]]:
+        """(key hash, physical offset) of every entry, oldest first."""
+        start = self._units_start + UNIT_BYTES
+        data = self._mapped()[start : start + (self.count - 1) * UNIT_BYTES]
+        return [(key_hash, offset) for key_hash, offset, _, _ in _UNIT.iter_unpack(data)]
+
+    # --- leaves
+
+    def _write_header(self, *, count: int) -> None:
+        assert self._map is not None
+        _HEADER.pack_into(
+            self._map,
+            0,
+            self.begin_time_ms,
+            self.end_time_ms,
+            self.begin_offset,
+            self.end_offset,
+            self.used_slots,
+            count,
+        )
+
+    def _mapped(self) -> mmap.mmap:
+        if self._map is None:
+            descriptor = self._files.open(self.path, writable=False)
+            try:
+                self._map = self._files.map(descriptor, index_file_bytes(self.slots, self.units), writable=False)
+            finally:
+                self._files.close(descriptor)
+            self._files.advise(self._map, MADV_RANDOM)
+        return self._map
+
+    def _unmap(self) -> None:
+        if self._map is not None:
+            self._files.unmap(self._map)
+            self._map = None

@@ -1,0 +1,160 @@
+"""Walking the commit log from record to record, as fast as plain Python goes.
+
+`walk` hands every whole record of one file to a `Sink`, without decoding it: fixed fields as numbers, topic and
+properties as raw bytes. What is not a whole record ends the walk and is returned as the verdict. Recovery, verify and
+rebuild all stand on it.
+
+The loop handles the common shape inline (magic V1, both hosts IPv4) and leaves every doubt to `check_record`, which
+judges any bytes. 1 KiB messages: 1.6 us a record and 0.6 us for the checksum of the body, before the sink. The buffer
+should be a mapping: its slices are bytes at once, which costs less than a view of a view.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from mmap import mmap
+from typing import Final, NamedTuple, Protocol
+
+from contrailmq.message import SysFlag
+from contrailmq.store.record import MAGIC_V1, Kind, Verdict, check_record, read_facts
+
+# size magic body_crc queue_id flag queue_offset physical_offset sys_flag born_time born_host store_time store_host
+# reconsume_times prepared_offset body_length; hosts, flag, times of birth and counts are skipped
+_HEAD: Final = struct.Struct(">iiii4xqqi16xq8x12xi")
+_HEAD_BYTES: Final = 88
+assert _HEAD.size == _HEAD_BYTES
+_SMALLEST: Final = _HEAD_BYTES + 3
+_HOSTS_V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_STORE_TIME: Final = struct.Struct(">q")
+_I32: Final = struct.Struct(">i")
+
+
+class LogFile(Protocol):
+    """A file of the commit log, mapped. MappedFile is one; so is what verify maps for reading only."""
+
+    @property
+    def base(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def mapping(self) -> mmap: ...
+
+
+class Sink(Protocol):
+    """Takes each record of a walk, in log order."""
+
+    def take(
+        self,
+        topic: bytes,
+        queue_id: int,
+        queue_offset: int,
+        physical_offset: int,
+        size_bytes: int,
+        store_time_ms: int,
+        sys_flag: int,
+        properties: bytes,
+        /,
+    ) -> None: ...
+
+
+class WalkEnd(NamedTuple):
+    """Where a walk of one file ended and what stands there; how many records it saw, and the last one's store time."""
+
+    position: int
+    verdict: Verdict
+    records: int
+    store_time_ms: int
+
+
+def walk(
+    file: LogFile,
+    sink: Sink,
+    *,
+    position: int = 0,
+    limit: int | None = None,
+    check_body_crc: bool,
+    check_record_crc: bool = False,
+) -> WalkEnd:
+    """Every whole record from `position` (a record's begin) up to the first thing that is not one, or to `limit`."""
+    buffer = file.mapping
+    base = file.base
+    end_of_data = file.size_bytes if limit is None else limit
+    unpack, crc32, take = _HEAD.unpack_from, zlib.crc32, sink.take
+    records = store_time = 0
+    with_body_crc = check_body_crc and not check_record_crc
+    while True:
+        if position + _SMALLEST <= end_of_data and not check_record_crc:
+            size, magic, crc, queue_id, queue_offset, own, sys_flag, time_ms, length = unpack(buffer, position)
+            end = position + size
+            body = position + 88
+            topic = body + length + 1
+            if (
+                magic == MAGIC_V1
+                and not sys_flag & _HOSTS_V6
+                and own == base + position
+                and end <= end_of_data
+                and body < topic <= end - 2
+            ):
+                topic_end = topic + buffer[topic - 1]
+                if (
+                    topic_end <= end - 2
+                    and topic_end - topic < 128
+                    and (buffer[topic_end] << 8) + buffer[topic_end + 1] == end - topic_end - 2
+                    and (not with_body_crc or not length or crc32(buffer[body : topic - 1]) & 0x7FFFFFFF == crc)
+                ):
+                    store_time = time_ms
+                    records += 1
+                    take(
+                        buffer[topic:topic_end],
+                        queue_id,
+                        queue_offset,
+                        own,
+                        size,
+                        time_ms,
+                        sys_flag,
+                        buffer[topic_end + 2 : end],
+                    )
+                    position = end
+                    continue
+        verdict = check_record(
+            buffer,
+            position,
+            limit=end_of_data,
+            physical_offset=base + position,
+            check_body_crc=check_body_crc,
+            check_record_crc=check_record_crc,
+        )
+        if verdict.kind is not Kind.WHOLE:
+            return WalkEnd(position, verdict, records, store_time)
+        store_time = _take_slowly(buffer, position, sink)
+        records += 1
+        position += verdict.size_bytes
+
+
+def _take_slowly(buffer: mmap, position: int, sink: Sink) -> int:
+    """Hand over a whole record of any shape; its store time."""
+    facts = read_facts(buffer, position)
+    hosts_v6 = (facts.sys_flag & SysFlag.BORN_HOST_V6 > 0) + (facts.sys_flag & SysFlag.STORE_HOST_V6 > 0)
+    body = position + _HEAD_BYTES + 12 * hosts_v6
+    magic, length = _I32.unpack_from(buffer, position + 4)[0], _I32.unpack_from(buffer, body - 4)[0]
+    topic = body + length + (1 if magic == MAGIC_V1 else 2)
+    topic_length = buffer[topic - 1]  # the low byte is all of it: a topic has at most 255 bytes
+    sink.take(
+        buffer[topic : topic + topic_length],
+        facts.queue_id,
+        facts.queue_offset,
+        facts.physical_offset,
+        facts.size_bytes,
+        facts.store_time_ms,
+        facts.sys_flag,
+        buffer[topic + topic_length + 2 : position + facts.size_bytes],
+    )
+    return facts.store_time_ms
+
+
+def store_time_at(buffer: mmap | memoryview, position: int) -> int:
+    """The store time of the record at a position: its place depends on the family of the born host alone."""
+    (sys_flag,) = _I32.unpack_from(buffer, position + 36)
+    time_ms: int = _STORE_TIME.unpack_from(buffer, position + (68 if sys_flag & SysFlag.BORN_HOST_V6 else 56))[0]
+    return time_ms

@@ -1,0 +1,84 @@
+"""ROOT/queues.ledger: what the consume queues held when they were last flushed.
+
+Apache's store has no such file and ignores it. It closes a hole: queues are checked against the log only where recovery
+walks, so a queue directory that was deleted, or lost its last units, below that point would go unnoticed; its next
+message would get an offset that was already given out. With the ledger each queue is compared with what it held: a few
+bytes a queue, instead of a walk over the whole log.
+
+It is written beside and renamed (so it is whole or old), after the queues' sync and before the checkpoint, and carries
+its own checksum. It is believed only when the checkpoint does not know of later dispatches: otherwise Apache's broker
+worked here since, and may have deleted topics.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from contrailmq.store.checkpoint import CheckpointValues
+from contrailmq.store.consume_queue_table import ConsumeQueueTable, Dispatched
+from contrailmq.store.files import Files
+
+LEDGER_NAME: Final = "queues.ledger"
+_CRC_BYTES: Final = 8  # hexadecimal, before the JSON
+
+
+class LedgerEntry(NamedTuple):
+    topic: str
+    queue_id: int
+    min_offset: int
+    max_offset: int
+    physical_max: int
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """State of all queues at one flush. `physical_offset` is the newest record whose unit is in them."""
+
+    physical_offset: int
+    store_time_ms: int
+    index_end_offset: int
+    queues: list[LedgerEntry]
+
+    def is_current(self, checkpoint: CheckpointValues) -> bool:
+        return checkpoint.logics_physical_offset <= self.physical_offset
+
+
+def take_ledger(queues: ConsumeQueueTable, mark: Dispatched, *, index_end_offset: int) -> Ledger:
+    entries = [LedgerEntry(q.topic, q.queue_id, q.min_offset, q.max_offset, q.physical_max) for q in queues]
+    return Ledger(mark.physical_offset, mark.store_time_ms, index_end_offset, entries)
+
+
+def write_ledger(root: Path, ledger: Ledger, files: Files) -> None:
+    body = msgspec.json.encode(ledger)
+    beside = root / (LEDGER_NAME + ".new")
+    descriptor = files.open(beside, create=True)
+    try:
+        files.truncate(descriptor, 0)
+        files.pwrite(descriptor, f"{zlib.crc32(body):08x}".encode() + body, 0)
+        files.sync(descriptor)
+    finally:
+        files.close(descriptor)
+    files.rename(beside, root / LEDGER_NAME)
+    files.sync_directory(root)
+
+
+def read_ledger(root: Path, files: Files) -> Ledger | None:
+    """The ledger, or None when there is none that can be believed."""
+    path = root / LEDGER_NAME
+    if not files.exists(path):
+        return None
+    descriptor = files.open(path, writable=False)
+    try:
+        data = files.pread(descriptor, files.size(path), 0)
+    finally:
+        files.close(descriptor)
+    body = data[_CRC_BYTES:]
+    if data[:_CRC_BYTES] != f"{zlib.crc32(body):08x}".encode():
+        return None
+    try:
+        return msgspec.json.decode(body, type=Ledger)
+    except msgspec.DecodeError:
+        return None

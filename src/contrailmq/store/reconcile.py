@@ -1,0 +1,204 @@
+"""Bringing queues and index into agreement with the log.
+
+The log is the truth. A `Reconciler` is a sink for a walk over it: for every record it knows what unit must stand in
+which queue, compares, and mends what differs; and it enters into the index what the index lacks. After the walk,
+`finish` cuts units that no record stands behind. Running it twice changes nothing the second time.
+
+A unit that is already right costs 1 us: units are read in blocks of 4,096 and compared as bytes, and tags are looked up
+by their bytes, so nothing is decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Final
+
+from contrailmq.message import Property, SysFlag, SystemTopic, decode_properties, tags_code
+from contrailmq.store.consume_queue import UNIT_BYTES, ConsumeQueue, pack_unit
+from contrailmq.store.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.delay_levels import DelayLevels
+from contrailmq.store.index import IndexService
+
+_BLOCK_UNITS: Final = 4_096
+_NEVER: Final = 2**63
+_TAGS_CACHE_MAX: Final = 10_000
+_TAGS: Final = Property.TAGS.encode() + b"\x01"
+
+
+class _Cursor:
+    """How far a walk has come in one queue, and the units that stand there now."""
+
+    __slots__ = ("block", "block_first", "first", "next_offset", "queue")
+
+    def __init__(self, queue: ConsumeQueue) -> None:
+        self.queue = queue
+        self.first = -1  # the first offset that the walk saw
+        self.next_offset = -1
+        self.block = b""
+        self.block_first = 0
+
+
+class Reconciler:
+    """Sink of a walk. `scope` limits it to some queues; `index_from` says from which offset on to feed the index."""
+
+    def __init__(
+        self,
+        queues: ConsumeQueueTable,
+        index: IndexService | None,
+        delay_levels: DelayLevels,
+        *,
+        scope: Set[tuple[str, int]] | None = None,
+        index_from: int = _NEVER,
+    ) -> None:
+        self._queues = queues
+        self._index = index
+        self._delay_levels = delay_levels
+        self.scope = scope
+        self._index_from = index_from if index is not None else _NEVER
+        self._cursors: dict[tuple[bytes, int], _Cursor | None] = {}
+        self._codes: dict[bytes, int] = {}
+        self.units_added = 0
+        self.units_corrected = 0
+        self.units_cut = 0
+        self.gaps: set[tuple[str, int]] = set()  # queues that lack units from before the walk
+
+    def take(
+        self,
+        topic: bytes,
+        queue_id: int,
+        queue_offset: int,
+        physical_offset: int,
+        size_bytes: int,
+        store_time_ms: int,
+        sys_flag: int,
+        properties: bytes,
+        /,
+    ) -> None:
+        # Prepared and rolled-back records (bit 2) are in no queue; inner batches are in queues of another format.
+        if not sys_flag & (SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH):
+            try:
+                cursor = self._cursors[topic, queue_id]
+            except KeyError:
+                cursor = self._cursor(topic, queue_id)
+            if cursor is not None:
+                start = properties.find(_TAGS)
+                if start < 0 and topic != b"SCHEDULE_TOPIC_XXXX":
+                    code = 0
+                else:
+                    code = self._code(topic, properties, store_time_ms, start)
+                unit = pack_unit(physical_offset, size_bytes, code)
+                position = (queue_offset - cursor.block_first) * UNIT_BYTES
+                if queue_offset == cursor.next_offset and cursor.block[position : position + UNIT_BYTES] == unit:
+                    cursor.next_offset = queue_offset + 1
+                else:
+                    self._place(cursor, queue_offset, physical_offset, size_bytes, code, store_time_ms, unit)
+        if physical_offset >= self._index_from:
+            self._enter(topic.decode("utf-8", "replace"), physical_offset, store_time_ms, sys_flag, properties)
+
+    def finish(self, walked_from: int) -> None:
+        """After the walk from `walked_from` to the end of the log: cut the units that no record stands behind."""
+        seen = {(cursor.queue.topic, cursor.queue.queue_id): cursor for cursor in self._cursors.values() if cursor}
+        for queue in self._queues:
+            key = (queue.topic, queue.queue_id)
+            if self.scope is not None and key not in self.scope:
+                continue
+            cursor = seen.get(key)
+            if cursor is not None:
+                keep = cursor.next_offset
+            elif queue.physical_max > walked_from:
+                keep = queue.offset_of_physical(walked_from)
+            else:
+                continue
+            if keep < queue.max_offset:
+                self.units_cut += queue.max_offset - keep
+                self._queues.truncate(queue, keep)
+
+    def set_minimums(self) -> None:
+        """After a walk over the whole log: the first record seen of a queue is its minimum, exactly."""
+        seen = {(cursor.queue.topic, cursor.queue.queue_id): cursor for cursor in self._cursors.values() if cursor}
+        for queue in self._queues:
+            key = (queue.topic, queue.queue_id)
+            if self.scope is None or key in self.scope:
+                cursor = seen.get(key)
+                queue.min_offset = cursor.first if cursor is not None else queue.max_offset
+
+    # --- leaves
+
+    def _cursor(self, topic: bytes, queue_id: int) -> _Cursor | None:
+        name = topic.decode("utf-8", "replace")
+        is_wanted = self.scope is None or (name, queue_id) in self.scope
+        cursor = _Cursor(self._queues.find_or_create(name, queue_id)) if is_wanted else None
+        self._cursors[topic, queue_id] = cursor
+        return cursor
+
+    def _code(self, topic: bytes, properties: bytes, store_time_ms: int, start: int) -> int:
+        if topic == SystemTopic.SCHEDULE.encode():
+            return self._delay_levels.unit_tags_code(SystemTopic.SCHEDULE, decode_properties(properties), store_time_ms)
+        if (start and properties[start - 1] != 2) or properties.find(_TAGS, start + 1) >= 0:
+            # It is the end of another name or inside a value, or there are two of them: the rules decide.
+            return tags_code(decode_properties(properties).get(Property.TAGS))
+        end = properties.find(b"\x02", start)
+        tag = properties[start + len(_TAGS) : end if end >= 0 else len(properties)]
+        code = self._codes.get(tag)
+        if code is None:
+            if len(self._codes) >= _TAGS_CACHE_MAX:
+                self._codes.clear()
+            code = self._codes[tag] = tags_code(tag.decode("utf-8", "replace"))
+        return code
+
+    def _place(
+        self,
+        cursor: _Cursor,
+        queue_offset: int,
+        physical_offset: int,
+        size_bytes: int,
+        code: int,
+        store_time_ms: int,
+        unit: bytes,
+    ) -> None:
+        """Everything but "the same unit stands there already, in the block at hand"."""
+        queue = cursor.queue
+        if cursor.first < 0:
+            self._begin(cursor, queue_offset, physical_offset)
+        elif queue_offset < cursor.next_offset:
+            return  # an offset given out twice: the first one stays, as in ConsumeQueue.putMessagePositionInfo
+        cursor.next_offset = queue_offset + 1
+        if queue_offset >= queue.max_offset:
+            if queue_offset > queue.max_offset > 0:
+                self.gaps.add((queue.topic, queue.queue_id))
+            self._queues.extend(queue, queue_offset, unit, physical_offset + size_bytes, store_time_ms)
+            self.units_added += 1
+            return
+        if not cursor.block_first <= queue_offset < cursor.block_first + len(cursor.block) // UNIT_BYTES:
+            cursor.block = queue.read_units(queue_offset, _BLOCK_UNITS)
+            cursor.block_first = queue_offset
+        position = (queue_offset - cursor.block_first) * UNIT_BYTES
+        if cursor.block[position : position + UNIT_BYTES] != unit:
+            self._queues.overwrite(queue, queue_offset, unit)
+            self.units_corrected += 1
+
+    def _begin(self, cursor: _Cursor, queue_offset: int, physical_offset: int) -> None:
+        """The first record of this queue in the walk: nothing above it in the log may stand before it in the queue."""
+        queue = cursor.queue
+        cursor.first = queue_offset
+        if queue_offset < queue.min_offset:
+            # The queue claims that older messages are gone, but the log has them: it starts too late. Begin again.
+            self._queues.reset(queue)
+        if queue_offset > queue.max_offset or (queue_offset > 0 and not self._precedes(queue, queue_offset)):
+            self.gaps.add((queue.topic, queue.queue_id))
+
+    def _precedes(self, queue: ConsumeQueue, queue_offset: int) -> bool:
+        """Whether the unit before an offset is a believable predecessor (or gone with the cleaned part of the log)."""
+        if queue_offset <= queue.min_offset or queue_offset > queue.max_offset:
+            return queue_offset <= queue.min_offset
+        unit = queue.unit_at(queue_offset - 1)
+        return unit is not None and unit.is_valid and not unit.is_pre_blank
+
+    def _enter(self, topic: str, physical_offset: int, store_time_ms: int, sys_flag: int, properties: bytes) -> None:
+        assert self._index is not None
+        decoded = decode_properties(properties)
+        keys = decoded.get(Property.KEYS)
+        unique_key = decoded.get(Property.UNIQUE_KEY)
+        self._index.put(
+            topic, keys, unique_key, physical_offset, store_time_ms, sys_flag, tags=decoded.get(Property.TAGS)
+        )

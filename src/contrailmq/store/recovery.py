@@ -1,0 +1,398 @@
+"""Opening a store: where does the log really end, and do queues and index agree with it?
+
+What a start finds on the disk may be anything: a clean close, a killed process (the page cache survived), a power cut
+(pages of any file are missing, in any order), files that someone deleted or damaged. The commit log is the truth and
+queues and index are made from it, so recovery has two jobs, done in one pass wherever possible.
+
+1. **Find the end of the log.** Walk record by record, with checksums, from a file that is certainly good. After a clean
+   exit that is the file that holds the newest record any queue knows; after a crash it is the last file whose first
+   record was stored before the checkpoint's time. The first thing that is not a whole record ends the log, and whatever
+   lies behind it is cut, later files included: those bytes were never acknowledged as flushed, and nothing may be
+   served after a hole. A BLANK that closes the last file is cut as well, and writing resumes in its place, as Apache's
+   store does.
+
+2. **Make queues and index agree with it** (reconcile.py). Each record of the walk is compared with its unit. Apache
+   dispatches only what lies strictly above the queues' maximum after a clean exit, and all of the walk after a crash.
+   We compare everything we walk, which also mends a unit that was flipped. Where there is reason to doubt the part
+   before the walk, that part is walked too, by headers only:
+
+   - a queue's files cannot be right, or its last unit contradicts the log, or the ledger (queue_ledger.py) knows of
+     more than is there: only these queues are compared, over the whole log;
+   - there is no believable ledger (Apache's broker wrote the store) and the log is small enough to walk in about a
+     second: all queues are compared;
+   - the index ends before the walk begins: it is fed from its end on.
+
+The report says what was found, what was cut and why. Recovery is idempotent: a crash in the middle of it, or a second
+run, gives the same store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from contrailmq.store.checkpoint import CheckpointValues
+from contrailmq.store.consume_queue import ConsumeQueue
+from contrailmq.store.consume_queue_table import ConsumeQueueTable, DamagedQueue
+from contrailmq.store.delay_levels import DelayLevels
+from contrailmq.store.index import IndexService
+from contrailmq.store.log_walk import LogFile, WalkEnd, store_time_at, walk
+from contrailmq.store.queue_ledger import Ledger, LedgerEntry
+from contrailmq.store.reconcile import Reconciler
+from contrailmq.store.record import Kind, check_record
+
+_log = logging.getLogger(__name__)
+
+FULL_WALK_BYTES_MAX: Final = (
+    1 << 30
+)  # about a second by headers; beyond that a start without a ledger trusts the queues
+_LOOK_BEHIND_BYTES: Final = (
+    8 << 20
+)  # how far behind the end to look for bytes that were cut: two of the largest records
+
+
+class RecoverableLog(Protocol):
+    """The commit log as recovery needs it; MappedFileQueue is one."""
+
+    @property
+    def files(self) -> Sequence[LogFile]: ...
+    def truncate_dirty_files(self, offset: int, /) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryReport:
+    """What opening found and did. Offsets are physical; `reason` is empty when nothing was cut."""
+
+    was_clean_exit: bool
+    physical_offset_min: int
+    physical_offset_max: int
+    walked_from: int  # where the walk with checksums began
+    records_walked: int
+    last_store_time_ms: int
+    cut_bytes: int = 0  # from the end of the log to the last byte behind it that is not zero
+    cut_files: int = 0
+    reason: str = ""
+    units_added: int = 0  # queue units that the log had and the queues lacked
+    units_corrected: int = 0  # units that contradicted the log
+    units_cut: int = 0  # units without a record
+    queues_rebuilt: tuple[DamagedQueue, ...] = ()
+    index_rebuilt: tuple[str, ...] = ()  # why index files were removed
+    index_entries_added: int = 0
+
+    @property
+    def found_damage(self) -> bool:
+        return bool(self.cut_bytes or self.units_corrected or self.queues_rebuilt)
+
+
+def recover(
+    log: RecoverableLog,
+    queues: ConsumeQueueTable,
+    index: IndexService | None,
+    *,
+    checkpoint: CheckpointValues,
+    ledger: Ledger | None,
+    was_clean_exit: bool,
+    delay_levels: DelayLevels,
+    damaged: Sequence[DamagedQueue] = (),
+    index_damage: Sequence[str] = (),
+    check_body_crc: bool = True,
+    check_record_crc: bool = False,
+) -> RecoveryReport:
+    """Run after `load` of log, queues and index (the reasons they gave are `damaged` and `index_damage`).
+
+    On return the log is cut, queues and index agree with it, and every queue's `min_offset` and `max_offset` are
+    right. Nothing is synced here: the store flushes and writes the checkpoint afterwards.
+    """
+    run = _Recovery(log, queues, index, checkpoint, ledger, was_clean_exit, delay_levels)
+    run.check_body_crc = check_body_crc
+    run.check_record_crc = check_record_crc
+    report = run.run(list(damaged), list(index_damage))
+    level = logging.WARNING if report.found_damage else logging.INFO
+    _log.log(level, "recovered the store: %s", report)
+    return report
+
+
+class _Recovery:
+    """State of one run; see the module's text for the plan."""
+
+    def __init__(
+        self,
+        log: RecoverableLog,
+        queues: ConsumeQueueTable,
+        index: IndexService | None,
+        checkpoint: CheckpointValues,
+        ledger: Ledger | None,
+        was_clean_exit: bool,
+        delay_levels: DelayLevels,
+    ) -> None:
+        self.log = log
+        self.queues = queues
+        self.index = index
+        self.checkpoint = checkpoint
+        self.ledger = ledger if ledger is not None and ledger.is_current(checkpoint) else None
+        self.was_clean_exit = was_clean_exit
+        self.delay_levels = delay_levels
+        self.files = list(log.files)
+        self.check_body_crc = True
+        self.check_record_crc = False
+        self.units_added = self.units_corrected = self.units_cut = 0
+
+    def run(self, damaged: list[DamagedQueue], index_damage: list[str]) -> RecoveryReport:
+        for queue in self.queues:
+            queue.remove_strays()
+        if not self.files:
+            return self._without_log()
+        log_min = self.files[0].base
+        first = self._first_file()
+        walk_from = self.files[first].base
+        damaged += self._doubtful_queues(walk_from)
+        entries_before = self.index.entries if self.index is not None else 0
+        index_from = self._index_from(log_min, walk_from)
+        is_full = walk_from == log_min or (self.ledger is None and walk_from - log_min <= FULL_WALK_BYTES_MAX)
+        sink = Reconciler(self.queues, self.index, self.delay_levels, index_from=index_from)
+        if is_full:
+            self._walk_before(sink, first, log_min)
+        elif index_from < walk_from:
+            feeder = Reconciler(self.queues, self.index, self.delay_levels, scope=frozenset(), index_from=index_from)
+            self._walk_before(feeder, first, index_from)
+        end, ended_in, walked = self._walk_to_end(sink, first)
+        sink.finish(log_min if is_full else walk_from)
+        self._count(sink)
+        if is_full:
+            sink.set_minimums()
+        else:
+            known = {(queue.topic, queue.queue_id) for queue in damaged}
+            gaps = sorted(sink.gaps - known)
+            damaged += [DamagedQueue(*key, "units before the checkpoint are missing") for key in gaps]
+            self._rebuild(known | sink.gaps, end)
+        cut_bytes, reason = self._behind_the_end(end, ended_in, walked)
+        cut_files = self.log.truncate_dirty_files(end)
+        self._refeed_index(end, index_damage)
+        self._restore_empty_queues()
+        self.queues.correct_min_offsets(log_min)
+        return RecoveryReport(
+            was_clean_exit=self.was_clean_exit,
+            physical_offset_min=log_min,
+            physical_offset_max=end,
+            walked_from=walk_from,
+            records_walked=walked.records,
+            last_store_time_ms=walked.store_time_ms,
+            cut_bytes=cut_bytes,
+            cut_files=cut_files,
+            reason=reason,
+            units_added=self.units_added,
+            units_corrected=self.units_corrected,
+            units_cut=self.units_cut,
+            queues_rebuilt=tuple(damaged),
+            index_rebuilt=tuple(index_damage),
+            index_entries_added=max(0, self.index.entries - entries_before) if self.index is not None else 0,
+        )
+
+    # --- where to begin
+
+    def _first_file(self) -> int:
+        """The file at which the walk with checksums begins."""
+        newest = self.queues.physical_max
+        for number in range(len(self.files) - 1, 0, -1):
+            file = self.files[number]
+            if check_record(file.mapping, 0, limit=file.size_bytes, physical_offset=file.base).kind is not Kind.WHOLE:
+                continue
+            store_time_ms = store_time_at(file.mapping, 0)
+            if store_time_ms == 0:
+                continue
+            if file.base <= newest if self.was_clean_exit else store_time_ms <= self._trusted_time_ms():
+                return number
+        return 0
+
+    def _trusted_time_ms(self) -> int:
+        both = min(self.checkpoint.physic_msg_time_ms, self.checkpoint.logics_msg_time_ms)
+        return max(0, both - 3_000)
+
+    def _doubtful_queues(self, walk_from: int) -> list[DamagedQueue]:
+        """Queues whose content below the walk cannot be right."""
+        doubtful = [
+            DamagedQueue(queue.topic, queue.queue_id, "its last unit contradicts the log")
+            for queue in self.queues
+            if queue.max_offset > queue.min_offset and not self._last_unit_agrees(queue, walk_from)
+        ]
+        for entry in self.ledger.queues if self.ledger is not None else ():
+            reason = self._missing_from(entry)
+            if reason:
+                doubtful.append(DamagedQueue(entry.topic, entry.queue_id, reason))
+        return doubtful
+
+    def _last_unit_agrees(self, queue: ConsumeQueue, walk_from: int) -> bool:
+        """Whether the record that the last unit points at is that message; units inside the walk are left to it."""
+        unit = queue.unit_at(queue.max_offset - 1)
+        if unit is None:
+            return False
+        if unit.is_pre_blank:
+            return True
+        physical_offset = unit.physical_offset
+        if not self.was_clean_exit and physical_offset >= walk_from:
+            return True
+        if physical_offset < self.files[0].base:
+            return True  # cleaned away
+        file = self._file_at(physical_offset)
+        if file is None:
+            return False
+        position = physical_offset - file.base
+        if position + 40 > file.size_bytes:
+            return False
+        head = file.mapping[position : position + 36]
+        return (
+            int.from_bytes(head[:4], "big") == unit.size_bytes
+            and int.from_bytes(head[12:16], "big") == queue.queue_id
+            and int.from_bytes(head[20:28], "big") == queue.max_offset - 1
+            and int.from_bytes(head[28:36], "big") == physical_offset
+        )
+
+    def _missing_from(self, entry: LedgerEntry) -> str:
+        """What the ledger knows of a queue and the queue does not have; empty when all is there."""
+        if entry.max_offset == 0:
+            return ""
+        queue = self.queues.get(entry.topic, entry.queue_id)
+        if queue is None:
+            return f"it is missing; it held {entry.max_offset} units"
+        if queue.max_offset < entry.max_offset:
+            return f"it ends at {queue.max_offset}; it held {entry.max_offset} units"
+        unit = queue.unit_at(entry.max_offset - 1)
+        if unit is None or unit.is_pre_blank or entry.physical_max < 0:
+            return ""
+        is_same = unit.physical_offset + unit.size_bytes == entry.physical_max
+        return "" if is_same else f"unit {entry.max_offset - 1} is not the one it held"
+
+    def _index_from(self, log_min: int, walk_from: int) -> int:
+        """From which record on the index has to be fed."""
+        if self.index is None:
+            return walk_from
+        end_offset = self.index.end_offset
+        if end_offset < log_min:
+            return log_min
+        if self.was_clean_exit and self.ledger is not None and self.ledger.index_end_offset == end_offset:
+            return max(end_offset + 1, walk_from)
+        return end_offset + 1 if self.was_clean_exit else end_offset
+
+    # --- walking
+
+    def _walk_before(self, sink: Reconciler, first: int, begin: int) -> None:
+        """By headers, from the file of `begin` up to the checked part. A hole there is old: it costs the rest of its
+        file in the queues, never a cut of the log."""
+        for file in self.files[:first]:
+            if file.base + file.size_bytes > begin:
+                end = walk(file, sink, check_body_crc=False)
+                if end.verdict.kind is not Kind.BLANK and end.position < file.size_bytes:
+                    _log.error("log file %d has a hole at %d: %s", file.base, end.position, end.verdict.reason)
+
+    def _walk_to_end(self, sink: Reconciler, first: int) -> tuple[int, LogFile, WalkEnd]:
+        """With checksums, to the end of the log: (its offset, the file it is in, what stands there)."""
+        records = store_time_ms = 0
+        for number in range(first, len(self.files)):
+            file = self.files[number]
+            end = walk(file, sink, check_body_crc=self.check_body_crc, check_record_crc=self.check_record_crc)
+            records += end.records
+            store_time_ms = end.store_time_ms or store_time_ms
+            if end.verdict.kind is not Kind.BLANK or number + 1 == len(self.files):
+                # A blank with a file behind it is only the end of its file; a gap between files is reported by the
+                # log's own check and walked over, as Apache does.
+                return file.base + end.position, file, WalkEnd(end.position, end.verdict, records, store_time_ms)
+        raise AssertionError("a log with files has an end")
+
+    def _rebuild(self, scope: set[tuple[str, int]], end: int) -> None:
+        """Compare some queues over the whole log."""
+        if not scope:
+            return
+        sink = Reconciler(self.queues, None, self.delay_levels, scope=scope)
+        for file in self.files:
+            if file.base < end:
+                walk(file, sink, limit=min(file.size_bytes, end - file.base), check_body_crc=False)
+        sink.finish(self.files[0].base)
+        sink.set_minimums()
+        self._count(sink)
+
+    def _refeed_index(self, end: int, reasons: list[str]) -> None:
+        """The log was cut below what the index knows: its last files go, their records are entered again."""
+        if self.index is None or self.index.end_offset < end:
+            return
+        reasons.append(f"it pointed at {self.index.end_offset}, behind the end of the log at {end}")
+        self.index.truncate_physical(end)
+        begin = max(self.index.end_offset, self.files[0].base)
+        sink = Reconciler(self.queues, self.index, self.delay_levels, scope=frozenset(), index_from=begin)
+        for file in self.files:
+            if file.base + file.size_bytes > begin and file.base < end:
+                walk(file, sink, limit=min(file.size_bytes, end - file.base), check_body_crc=False)
+
+    # --- afterwards
+
+    def _behind_the_end(self, end: int, file: LogFile, walked: WalkEnd) -> tuple[int, str]:
+        """Erase what lies behind the end; how much that was, to the last byte that is not zero, and why."""
+        cut_bytes = _erase(file, end - file.base)
+        for later in self.files:
+            if later.base > end:  # these go as a whole
+                cut_bytes += len(later.mapping[:_LOOK_BEHIND_BYTES].rstrip(b"\0"))
+        if not cut_bytes:
+            return 0, ""
+        reason = walked.verdict.reason
+        if walked.verdict.kind is Kind.BLANK:
+            reason = "the last file was closed by a blank: writing resumes in its place"
+        return cut_bytes, f"at {end}: {walked.verdict.kind.value}, {reason}"
+
+    def _restore_empty_queues(self) -> None:
+        """A queue whose messages are all gone still must not give out an offset twice."""
+        for entry in self.ledger.queues if self.ledger is not None else ():
+            queue = self.queues.get(entry.topic, entry.queue_id)
+            is_empty = queue is None or queue.max_offset == queue.min_offset == 0
+            if is_empty and entry.max_offset and entry.physical_max <= self.files[0].base:
+                self.queues.find_or_create(entry.topic, entry.queue_id).start_at(entry.max_offset)
+
+    def _without_log(self) -> RecoveryReport:
+        """No log, no messages: whatever queues and index say is about a log that is gone."""
+        count = len(self.queues)
+        self.queues.destroy()
+        reasons: list[str] = []
+        if self.index is not None and self.index.entries:
+            self.index.truncate_physical(0)
+            reasons.append("the log is gone")
+        return RecoveryReport(
+            was_clean_exit=self.was_clean_exit,
+            physical_offset_min=0,
+            physical_offset_max=0,
+            walked_from=0,
+            records_walked=0,
+            last_store_time_ms=0,
+            reason=f"there is no log: {count} queues were removed" if count else "",
+            index_rebuilt=tuple(reasons),
+        )
+
+    def _file_at(self, physical_offset: int) -> LogFile | None:
+        first = self.files[0]
+        number = (physical_offset - first.base) // first.size_bytes
+        if 0 <= number < len(self.files) and self.files[number].base == first.base + number * first.size_bytes:
+            return self.files[number]
+        return next((f for f in self.files if f.base <= physical_offset < f.base + f.size_bytes), None)
+
+    def _count(self, sink: Reconciler) -> None:
+        self.units_added += sink.units_added
+        self.units_corrected += sink.units_corrected
+        self.units_cut += sink.units_cut
+
+
+def _erase(file: LogFile, position: int) -> int:
+    """Zero a file from `position` on; how many bytes up to the last one that was not zero.
+
+    Apache leaves them. A later record of the same size as the one that was cut would then be followed by the old
+    record after it, whole and at its right offset, and the next recovery would bring that one back.
+    """
+    first = file.mapping[position : position + _LOOK_BEHIND_BYTES]
+    if not first.rstrip(b"\0"):
+        return 0
+    cut_bytes = 0
+    for start in range(position, file.size_bytes, _LOOK_BEHIND_BYTES):
+        data = file.mapping[start : min(start + _LOOK_BEHIND_BYTES, file.size_bytes)]
+        used = len(data.rstrip(b"\0"))
+        if used:
+            file.mapping[start : start + used] = bytes(used)
+            cut_bytes = start + used - position
+    return cut_bytes

@@ -1,0 +1,180 @@
+"""What putting and getting can answer: RocketMQ's statuses, in RocketMQ's order, and the results that carry them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from contrailmq.message import StoredMessage, offset_message_id
+
+
+class PutStatus(enum.Enum):
+    PUT_OK = 0
+    FLUSH_DISK_TIMEOUT = 1
+    FLUSH_SLAVE_TIMEOUT = 2
+    SLAVE_NOT_AVAILABLE = 3
+    SERVICE_NOT_AVAILABLE = 4
+    CREATE_MAPPED_FILE_FAILED = 5
+    MESSAGE_ILLEGAL = 6
+    PROPERTIES_SIZE_EXCEEDED = 7
+    OS_PAGE_CACHE_BUSY = 8
+    UNKNOWN_ERROR = 9
+    IN_SYNC_REPLICAS_NOT_ENOUGH = 10
+    PUT_TO_REMOTE_BROKER_FAIL = 11
+    LMQ_CONSUME_QUEUE_NUM_EXCEEDED = 12
+    WHEEL_TIMER_FLOW_CONTROL = 13
+    WHEEL_TIMER_MSG_ILLEGAL = 14
+    WHEEL_TIMER_NOT_ENABLE = 15
+
+    @property
+    def is_stored(self) -> bool:
+        """The message is in the log (RocketMQ counts such a put as ok even when a flush or a slave was late)."""
+        return self in _STORED
+
+
+_STORED = frozenset(
+    {
+        PutStatus.PUT_OK,
+        PutStatus.FLUSH_DISK_TIMEOUT,
+        PutStatus.FLUSH_SLAVE_TIMEOUT,
+        PutStatus.SLAVE_NOT_AVAILABLE,
+    }
+)
+
+
+class GetStatus(enum.Enum):
+    FOUND = 0
+    NO_MATCHED_MESSAGE = 1
+    MESSAGE_WAS_REMOVING = 2
+    OFFSET_FOUND_NULL = 3
+    OFFSET_OVERFLOW_BADLY = 4
+    OFFSET_OVERFLOW_ONE = 5
+    OFFSET_TOO_SMALL = 6
+    NO_MATCHED_LOGIC_QUEUE = 7
+    NO_MESSAGE_IN_QUEUE = 8
+    OFFSET_RESET = 9
+
+
+class AppendResult(NamedTuple):
+    """What the log did with one message. Not durable and not in its queue yet. `reason` says why not, where not."""
+
+    status: PutStatus
+    physical_offset: int = -1
+    size_bytes: int = 0
+    queue_offset: int = -1
+    store_time_ms: int = 0
+    reason: str = ""
+
+
+class BatchResult(NamedTuple):
+    """What the log did with a batch: all or nothing. `queue_offset` is the first one, the others follow it."""
+
+    status: PutStatus
+    physical_offsets: Sequence[int] = ()
+    size_bytes: int = 0
+    queue_offset: int = -1
+    store_time_ms: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PutResult:
+    """What an embedded put did. `message_id` is the unique id, `offset_message_id` says where the record lies."""
+
+    status: PutStatus
+    message_id: str
+    queue_id: int
+    queue_offset: int = -1
+    physical_offset: int = -1
+    size_bytes: int = 0
+    store_time_ms: int = 0
+    store_host: bytes = field(default=b"", repr=False)
+    reason: str = ""
+
+    @property
+    def offset_message_id(self) -> str:
+        return offset_message_id(self.store_host, self.physical_offset) if self.physical_offset >= 0 else ""
+
+
+class Arrival(NamedTuple):
+    """A message became readable. `queue_offset` is its own; `properties` are its bytes in the log."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    tags_code: int
+    store_time_ms: int
+    properties: bytes
+
+
+class MessageFilter(Protocol):
+    """Which messages a read wants. Both stages may say yes too often, never no too often."""
+
+    def match_unit(self, tags_code: int, ext: object) -> bool:
+        """By the queue unit alone; `ext` is the queue's extension unit, or None."""
+
+    def match_record(self, record: memoryview) -> bool:
+        """By the record."""
+
+
+class GetResult:
+    """Slices of the log that answer one read, and where to go on. Call `release` when they were sent."""
+
+    __slots__ = ("max_offset", "min_offset", "next_offset", "size_bytes", "slices", "status", "suggest_slave")
+
+    def __init__(
+        self,
+        status: GetStatus,
+        next_offset: int,
+        min_offset: int,
+        max_offset: int,
+        slices: list[memoryview] | None = None,
+        size_bytes: int = 0,
+        suggest_slave: bool = False,
+    ) -> None:
+        self.status = status
+        self.next_offset = next_offset
+        self.min_offset = min_offset
+        self.max_offset = max_offset
+        self.slices = [] if slices is None else slices
+        self.size_bytes = size_bytes
+        self.suggest_slave = suggest_slave
+
+    @property
+    def count(self) -> int:
+        return len(self.slices)
+
+    def release(self) -> None:
+        """Let go of the log: a file that is to be deleted waits for this."""
+        for view in self.slices:
+            view.release()
+        self.slices = []
+
+
+class Messages(Sequence[StoredMessage]):
+    """What an embedded get found: a sequence of messages with the status of the read."""
+
+    __slots__ = ("_messages", "max_offset", "min_offset", "next_offset", "status")
+
+    def __init__(
+        self, status: GetStatus, next_offset: int, min_offset: int, max_offset: int, messages: list[StoredMessage]
+    ) -> None:
+        self.status = status
+        self.next_offset = next_offset
+        self.min_offset = min_offset
+        self.max_offset = max_offset
+        self._messages = messages
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __iter__(self) -> Iterator[StoredMessage]:
+        return iter(self._messages)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        return self._messages[index]
+
+    def __repr__(self) -> str:
+        return f"<Messages {self.status.name}: {len(self)}, next {self.next_offset}>"

@@ -1,0 +1,263 @@
+"""The timer log: one fixed unit per timer that was put on the wheel, in files of equal size.
+
+    unit  := size:i32 (52)  previous:i64  magic:i32  write_time_ms:i64  delay_ms:i32  physical_offset:i64
+             size_bytes:i32  topic_hash:i32  reserved:i64 (0)                                (big-endian, 52 bytes)
+    blank := free_bytes:i32  0:i64  0xCBD43194:i32          (16 bytes; the rest of the file is unused)
+
+A position is an address over all files; a file is named by its first one. `previous` is the position of the unit before
+it in the same slot of the wheel, -1 for none; `write_time_ms + delay_ms` is that slot's time. A file ends with a blank
+as soon as a unit and a blank do not both fit: so no unit lies across two files and every full file says so.
+
+Units are gathered in memory and written with one `pwrite` when the owner says so; files are sparse, full size from the
+start as Apache's, and never mapped. What was written survives the death of the process; `sync` makes it survive the
+machine's.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import struct
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from contrailmq.store.errors import CorruptStoreError, StoreIOError
+from contrailmq.store.files import Files
+
+_UNIT: Final = struct.Struct(">iqiqiqiiq")
+UNIT_BYTES: Final = 52
+assert _UNIT.size == UNIT_BYTES
+_BLANK: Final = struct.Struct(">iqi")
+BLANK_BYTES: Final = 16
+assert _BLANK.size == BLANK_BYTES
+BLANK_MAGIC: Final = -875286124  # 0xCBD43194
+
+_READ_BYTES: Final = 64 * 1024  # a slot's units often lie close together: one read serves about 1,200
+
+
+class TimerMagic(enum.IntFlag):
+    """What a unit is. Bits above these four make a unit unreadable."""
+
+    DEFAULT = 1
+    ROLL = 2
+    DELETE = 4
+
+
+_MAGIC_MASK: Final = 0xF
+
+
+class TimerUnit(NamedTuple):
+    previous: int
+    magic: int
+    write_time_ms: int
+    delay_ms: int
+    physical_offset: int
+    size_bytes: int
+    topic_hash: int
+
+    @property
+    def slot_time_ms(self) -> int:
+        return self.write_time_ms + self.delay_ms
+
+    @property
+    def is_roll(self) -> bool:
+        return bool(self.magic & TimerMagic.ROLL)
+
+    @property
+    def is_delete(self) -> bool:
+        return bool(self.magic & TimerMagic.DELETE)
+
+
+def encode_unit(unit: TimerUnit) -> bytes:
+    assert unit.magic & ~_MAGIC_MASK == 0
+    assert unit.size_bytes > 0
+    return _UNIT.pack(UNIT_BYTES, *unit, 0)
+
+
+def decode_unit(data: bytes) -> TimerUnit | None:
+    """None when the bytes are no unit: unwritten, a blank, or damaged."""
+    if len(data) < UNIT_BYTES:
+        return None
+    size, previous, magic, write_time, delay, physical, record_size, topic_hash, _ = _UNIT.unpack_from(data)
+    if size != UNIT_BYTES or magic & ~_MAGIC_MASK or not magic & TimerMagic.DEFAULT:
+        return None
+    if write_time <= 0 or delay < 0 or physical < 0 or record_size <= 0 or previous < -1:
+        return None
+    return TimerUnit(previous, magic, write_time, delay, physical, record_size, topic_hash)
+
+
+class TimerLog:
+    """Owner: TimerStore, on one thread; `sync` may run on another."""
+
+    def __init__(self, files: Files, directory: Path, *, file_bytes: int) -> None:
+        assert file_bytes >= UNIT_BYTES + BLANK_BYTES
+        self.directory = directory
+        self.file_bytes = file_bytes
+        self.end = 0  # position of the next unit
+        self._files = files
+        self._descriptors: dict[int, int] = {}  # base -> descriptor, of every file
+        self._pending = bytearray()
+        self._pending_start = 0
+        self._unsynced: set[int] = set()
+        self._block = b""  # what was read last
+        self._block_start = 0
+
+    # --- opening
+
+    def open(self) -> None:
+        """Find the files. Where the log ends is for `seek_end` to say, after the owner has walked it."""
+        try:
+            self._files.make_directory(self.directory)
+            for path in self._files.list_directory(self.directory):
+                if not (path.name.isdigit() and len(path.name) == 20):
+                    raise CorruptStoreError(path, "not a timer-log file: its name must be 20 digits; move it away")
+                if self._files.size(path) != self.file_bytes:
+                    raise CorruptStoreError(
+                        path,
+                        f"the timer-log file has {self._files.size(path)} bytes, mappedFileSizeTimerLog says "
+                        f"{self.file_bytes}: set the size that it was written with",
+                    )
+                self._descriptors[int(path.name)] = self._files.open(path)
+        except OSError as exc:
+            raise StoreIOError("open", self.directory, exc) from exc
+        bases = self.bases
+        for left, right in itertools.pairwise(bases):
+            if left + self.file_bytes != right:
+                raise CorruptStoreError(self.directory, f"timer-log files are missing between {left} and {right}")
+        self.end = bases[0] if bases else 0
+
+    def close(self) -> None:
+        for descriptor in self._descriptors.values():
+            self._files.close(descriptor)
+        self._descriptors.clear()
+
+    @property
+    def bases(self) -> list[int]:
+        return sorted(self._descriptors)
+
+    @property
+    def begin(self) -> int:
+        return min(self._descriptors, default=0)
+
+    def next_position(self, position: int) -> int:
+        """The position after the unit at `position`."""
+        return self._room_from(position + UNIT_BYTES)
+
+    def _room_from(self, position: int) -> int:
+        """`position`, or the next file's begin when the rest of the file is too small for a unit and a blank."""
+        base = position - position % self.file_bytes
+        free = base + self.file_bytes - position
+        return position if free >= UNIT_BYTES + BLANK_BYTES else base + self.file_bytes
+
+    def seek_end(self, position: int) -> None:
+        """End the log here: later bytes become zeros, later files go."""
+        for base in [base for base in self._descriptors if base > position or (base == position and base)]:
+            self._files.close(self._descriptors.pop(base))
+            self._files.unlink(self._path(base))
+        base = position - position % self.file_bytes
+        if base in self._descriptors:
+            descriptor = self._descriptors[base]
+            self._files.truncate(descriptor, position - base)
+            self._files.truncate(descriptor, self.file_bytes)
+            self._unsynced.add(base)
+        self.end = position
+        self._pending_start = position
+        self._pending.clear()
+        self._block = b""
+
+    # --- writing
+
+    def append(self, unit: TimerUnit) -> int:
+        """Add a unit; its position. In memory until `write`."""
+        position = self._room_from(self.end)
+        if position != self.end:
+            self._end_file(position)
+        self._pending += encode_unit(unit)
+        self.end = position + UNIT_BYTES
+        return position
+
+    def _end_file(self, next_base: int) -> None:
+        free = next_base - self.end
+        if free >= BLANK_BYTES:  # less than that was left by nobody but a file size that does not fit units
+            self._pending += _BLANK.pack(free, 0, BLANK_MAGIC)
+        self.write()
+        self._pending_start = next_base
+
+    def write(self) -> None:
+        """Hand everything appended to the operating system."""
+        if not self._pending:
+            return
+        base = self._pending_start - self._pending_start % self.file_bytes
+        try:
+            descriptor = self._descriptors.get(base)
+            if descriptor is None:
+                descriptor = self._create(base)
+            self._files.pwrite(descriptor, self._pending, self._pending_start - base)
+        except OSError as exc:
+            raise StoreIOError("write", self._path(base), exc) from exc
+        if self._block_start + len(self._block) > self._pending_start:
+            self._block = b""
+        self._unsynced.add(base)
+        self._pending_start += len(self._pending)
+        self._pending = bytearray()
+
+    def _create(self, base: int) -> int:
+        path = self._path(base)
+        descriptor = self._files.open(path, create=True)
+        self._files.truncate(descriptor, self.file_bytes)
+        self._files.sync_directory(self.directory)
+        self._descriptors[base] = descriptor
+        return descriptor
+
+    def take_unsynced(self) -> list[int]:
+        """The descriptors that `sync` is to sync; counted as clean from now on."""
+        descriptors = [self._descriptors[base] for base in self._unsynced if base in self._descriptors]
+        self._unsynced.clear()
+        return descriptors
+
+    def sync(self, descriptors: list[int]) -> None:
+        try:
+            for descriptor in descriptors:
+                self._files.sync(descriptor)
+        except OSError as exc:
+            raise StoreIOError("sync", self.directory, exc) from exc
+
+    # --- reading
+
+    def read(self, position: int) -> TimerUnit | None:
+        """The unit at a position; None where none is."""
+        if position >= self._pending_start and self._pending:
+            offset = position - self._pending_start
+            return decode_unit(bytes(self._pending[offset : offset + UNIT_BYTES]))
+        offset = position - self._block_start
+        if not 0 <= offset <= len(self._block) - UNIT_BYTES:
+            base = position - position % self.file_bytes
+            descriptor = self._descriptors.get(base)
+            if descriptor is None:
+                return None
+            # Chains are walked backwards, recovery walks forwards: put the position near the end of a third.
+            start = max(base, position - _READ_BYTES * 2 // 3)
+            self._block = self._files.pread(descriptor, min(_READ_BYTES, base + self.file_bytes - start), start - base)
+            self._block_start = start
+            offset = position - start
+        return decode_unit(self._block[offset : offset + UNIT_BYTES])
+
+    # --- cleaning
+
+    def delete_before(self, physical_offset_min: int) -> int:
+        """Remove files all of whose messages are gone from the commit log; the count. The last file stays."""
+        removed = 0
+        for base in self.bases[:-1]:
+            last = base + (self.file_bytes - UNIT_BYTES - BLANK_BYTES) // UNIT_BYTES * UNIT_BYTES
+            unit = self.read(last)
+            if last >= self.end or unit is None or unit.physical_offset >= physical_offset_min:
+                break
+            self._files.close(self._descriptors.pop(base))
+            self._files.unlink(self._path(base))
+            removed += 1
+        if removed:
+            self._files.sync_directory(self.directory)
+        return removed
+
+    def _path(self, base: int) -> Path:
+        return self.directory / f"{base:020d}"

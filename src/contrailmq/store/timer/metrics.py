@@ -1,0 +1,95 @@
+"""`config/timermetrics`: how many timers of each topic are pending, for people and dashboards.
+
+    {"dataVersion": {"counter": 34, "stateVersion": 0, "timestamp": ...},
+     "timingCount": {"Orders": {"count": 26, "timeStamp": ...}}}
+
+The counts are bookkeeping beside the wheel, saved with each flush. A crash may leave them off by what happened since;
+`TimerStore.count_pending` counts the wheel itself and sets them right (timerEnableCheckMetrics).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from contrailmq.store.files import Files
+
+
+class TimerMetrics:
+    """Owner: TimerStore."""
+
+    def __init__(self, now_ms: int = 0) -> None:
+        self._counts: dict[str, int] = {}
+        self._times_ms: dict[str, int] = {}
+        self.counter = 0
+        self.state_version = 0
+        self.timestamp = now_ms
+
+    def add(self, topic: str, change: int, now_ms: int) -> None:
+        self._counts[topic] = self._counts.get(topic, 0) + change
+        self._times_ms[topic] = now_ms
+        self.counter += 1
+        self.timestamp = now_ms
+
+    def replace(self, counts: Mapping[str, int], now_ms: int) -> None:
+        """Take counted values; topics without timers stay listed with zero."""
+        self._counts = dict.fromkeys(self._counts, 0) | dict(counts)
+        self._times_ms = {topic: self._times_ms.get(topic, now_ms) for topic in self._counts}
+        self.counter += 1
+        self.timestamp = now_ms
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Pending timers per topic; never negative."""
+        return {topic: max(count, 0) for topic, count in self._counts.items()}
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    def to_json(self) -> str:
+        version = {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp}
+        counts = {topic: {"count": count, "timeStamp": self._times_ms[topic]} for topic, count in self._counts.items()}
+        return json.dumps({"dataVersion": version, "timingCount": counts}, separators=(",", ":"))
+
+    def read_json(self, text: str) -> None:
+        """Take over a file's (or a master's) values. Raises ValueError when it is not of this form."""
+        data = json.loads(text)
+        if not isinstance(data, dict) or not isinstance(data.get("timingCount", {}), dict):
+            raise ValueError("not an object with a timingCount")
+        version = data.get("dataVersion") or {}
+        self.counter = int(version.get("counter", 0))
+        self.state_version = int(version.get("stateVersion", 0))
+        self.timestamp = int(version.get("timestamp", 0))
+        counts = {
+            str(topic): (int(entry["count"]), int(entry.get("timeStamp", 0)))
+            for topic, entry in data.get("timingCount", {}).items()
+            if isinstance(entry, dict) and "count" in entry
+        }
+        self._counts = {topic: count for topic, (count, _) in counts.items()}
+        self._times_ms = {topic: time_ms for topic, (_, time_ms) in counts.items()}
+
+    def load(self, path: Path) -> bool:
+        """From the file, else from its `.bak`; False when neither can be read: the counts then start from zero."""
+        for candidate in (path, path.with_name(path.name + ".bak")):
+            try:
+                self.read_json(candidate.read_text("utf-8"))
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                continue
+            return True
+        return False
+
+
+def save_text(files: Files, path: Path, text: str) -> None:
+    """Replace the file, keep the old one as `.bak`. Atomic, not synced: the counts can be counted again."""
+    fresh = path.with_name(path.name + ".tmp")
+    descriptor = files.open(fresh, create=True)
+    try:
+        files.truncate(descriptor, 0)
+        files.pwrite(descriptor, text.encode(), 0)
+    finally:
+        files.close(descriptor)
+    if files.exists(path):
+        files.rename(path, path.with_name(path.name + ".bak"))
+    files.rename(fresh, path)

@@ -1,0 +1,184 @@
+"""The timer wheel: which timers are due at which tick, as a file of fixed slots.
+
+    wheel := slot * (2 x slots_total)              (big-endian; 38,707,200 bytes with the default of 7 x 86,400 slots)
+    slot  := tick:i64  first_position:i64  last_position:i64  count:i32  magic:i32          (32 bytes)
+
+A tick is `time_ms // precision_ms`, and its slot has index `tick mod (2 x slots_total)`. The wheel turns: a slot whose
+stored tick is not the wanted one belongs to another lap and is empty. `first_position` and `last_position` are
+positions in the timer log, whose units chain backwards from the last to the first.
+
+Writing
+-------
+A changed slot stays in memory until `flush`, which the timer store calls only after it has synced the timer log: so no
+slot on disk ever points at a unit that a power failure could take away. Slots are then written with `pwrite`; the file
+is sparse, so a full disk is an errno and idle wheels cost nothing. Memory holds what changed since the last flush
+and nothing else: a million pending timers are a million units on disk, not a million objects.
+
+A slot that was delivered is *closed*: its first position becomes -1 and its last position stays. Apache leaves such
+slots as they were and relies on its read time never going back. Here a clock that steps back may bring the read time
+back with it, and a closed slot says that everything up to its last position has been delivered.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from contrailmq.store.errors import CorruptStoreError, StoreIOError
+from contrailmq.store.files import Files
+
+_SLOT: Final = struct.Struct(">qqqii")
+SLOT_BYTES: Final = 32
+assert _SLOT.size == SLOT_BYTES
+
+SLOTS_TOTAL: Final = 7 * 86_400  # TimerMessageStore.TIMER_WHEEL_TTL_DAY days of seconds, whatever the precision
+NO_POSITION: Final = -1
+_BLOCK_BYTES: Final = 128 * SLOT_BYTES  # what a walk reads at once: one page
+_COUNT_MAX: Final = 2**31 - 1
+
+
+class Slot(NamedTuple):
+    """The timers of one tick. Positions are -1 when there are none; `is_closed` when they were delivered."""
+
+    time_ms: int
+    first_position: int
+    last_position: int
+    timers: int
+    magic: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return self.first_position < 0
+
+    @property
+    def is_closed(self) -> bool:
+        return self.first_position < 0 <= self.last_position
+
+
+class TimerWheel:
+    """Slots by time. Owner: TimerStore, on one thread; `write_slots` and `sync` may run on another."""
+
+    def __init__(self, files: Files, path: Path, *, precision_ms: int, slots_total: int = SLOTS_TOTAL) -> None:
+        assert precision_ms > 0
+        self.path = path
+        self.precision_ms = precision_ms
+        self.slots = 2 * slots_total
+        self.size_bytes = self.slots * SLOT_BYTES
+        self.span_ms = self.slots * precision_ms  # two times this far apart share a slot
+        self._files = files
+        self._changed: dict[int, bytes] = {}  # index -> slot, since the last flush
+        self._descriptor = -1
+
+    def open(self) -> None:
+        """Raises `CorruptStoreError` when the file has another size: it was made with another number of slots."""
+        is_new = not self._files.exists(self.path)
+        try:
+            self._descriptor = self._files.open(self.path, create=True)
+            if is_new or self._files.size(self.path) == 0:
+                self._files.truncate(self._descriptor, self.size_bytes)
+                self._files.sync(self._descriptor)
+                self._files.sync_directory(self.path.parent)
+        except OSError as exc:
+            raise StoreIOError("open", self.path, exc) from exc
+        size = self._files.size(self.path)
+        if size != self.size_bytes:
+            self.close()
+            raise CorruptStoreError(
+                self.path, f"the timer wheel has {size} bytes, {self.size_bytes} are expected: it is another version's"
+            )
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            self._files.close(self._descriptor)
+            self._descriptor = -1
+
+    def index(self, time_ms: int) -> int:
+        return time_ms // self.precision_ms % self.slots
+
+    def get(self, time_ms: int) -> Slot:
+        """The slot of that time; an empty one when the place is another lap's."""
+        tick = time_ms // self.precision_ms
+        index = tick % self.slots
+        data = self._changed.get(index) or self._files.pread(self._descriptor, SLOT_BYTES, index * SLOT_BYTES)
+        own_tick, first, last, count, magic = _SLOT.unpack(data)
+        if own_tick != tick:
+            return Slot(tick * self.precision_ms, NO_POSITION, NO_POSITION, 0)
+        return Slot(tick * self.precision_ms, first, last, count, magic)
+
+    def put(self, slot: Slot) -> None:
+        tick = slot.time_ms // self.precision_ms
+        assert tick > 0
+        assert slot.first_position <= slot.last_position
+        count = max(-_COUNT_MAX, min(slot.timers, _COUNT_MAX))
+        self._changed[tick % self.slots] = _SLOT.pack(tick, slot.first_position, slot.last_position, count, slot.magic)
+
+    def add(self, time_ms: int, position: int, *, change: int) -> None:
+        """Chain one more unit into a slot. `change` is +1 for a timer and -1 for a mark that deletes one."""
+        slot = self.get(time_ms)
+        first = position if slot.is_empty else slot.first_position
+        self.put(slot._replace(first_position=first, last_position=position, timers=slot.timers + change))
+
+    def shut(self, slot: Slot) -> None:
+        """Close a slot: all its timers up to its last position were delivered."""
+        self.put(slot._replace(first_position=NO_POSITION, timers=0))
+
+    def occupied(self, from_ms: int, to_ms: int) -> Iterator[Slot]:
+        """Slots with timers, in time order, from `from_ms` up to and without `to_ms`; looks at each place once."""
+        tick, end = from_ms // self.precision_ms, to_ms // self.precision_ms
+        end = min(end, tick + self.slots)
+        while tick < end:
+            index = tick % self.slots
+            stop = min(
+                end, tick + self.slots - index, tick + (_BLOCK_BYTES - index * SLOT_BYTES % _BLOCK_BYTES) // SLOT_BYTES
+            )
+            block = self._files.pread(self._descriptor, (stop - tick) * SLOT_BYTES, index * SLOT_BYTES)
+            if self._changed or block.count(0) != len(block):
+                for wanted, data in zip(range(tick, stop), _blocks(block), strict=True):
+                    data = self._changed.get(wanted % self.slots, data)
+                    own_tick, first, last, count, magic = _SLOT.unpack(data)
+                    if own_tick == wanted and first >= 0:
+                        yield Slot(own_tick * self.precision_ms, first, last, count, magic)
+            tick = stop
+
+    def all_slots(self) -> Iterator[Slot]:
+        """Every slot that holds timers, of any lap, in the order of the file: for recovery and for counting."""
+        for start in range(0, self.size_bytes, _BLOCK_BYTES):
+            block = self._files.pread(self._descriptor, min(_BLOCK_BYTES, self.size_bytes - start), start)
+            if not self._changed and block.count(0) == len(block):
+                continue
+            for index, data in enumerate(_blocks(block), start // SLOT_BYTES):
+                tick, first, last, count, magic = _SLOT.unpack(self._changed.get(index, data))
+                if tick > 0 and last >= 0:
+                    yield Slot(tick * self.precision_ms, first, last, count, magic)
+
+    # --- flushing, in three steps so that the two slow ones can run on another thread
+
+    def take_changes(self) -> dict[int, bytes]:
+        """What `write_slots` is to write. The slots stay readable from memory until `forget`."""
+        return dict(self._changed)
+
+    def write_slots(self, changes: dict[int, bytes]) -> None:
+        """Write and sync. The timer log must have been synced first."""
+        try:
+            for index in sorted(changes):
+                self._files.pwrite(self._descriptor, changes[index], index * SLOT_BYTES)
+            if changes:
+                self._files.sync(self._descriptor)
+        except OSError as exc:
+            raise StoreIOError("write", self.path, exc) from exc
+
+    def forget(self, changes: dict[int, bytes]) -> None:
+        """Drop from memory what is in the file now, unless it has changed again."""
+        for index, data in changes.items():
+            if self._changed.get(index) is data:
+                del self._changed[index]
+
+    @property
+    def changed_count(self) -> int:
+        return len(self._changed)
+
+
+def _blocks(data: bytes) -> Iterator[bytes]:
+    return (data[start : start + SLOT_BYTES] for start in range(0, len(data), SLOT_BYTES))

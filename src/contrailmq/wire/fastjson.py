@@ -1,0 +1,221 @@
+"""JSON as Java's fastjson writes and reads it, where that differs from JSON.
+
+RocketMQ's bodies and files hold three forms that no standard parser takes:
+
+    {0:"10.0.0.2:10911"}                                             names that are bare numbers or words
+    {{"brokerName":"b","queueId":0,"topic":"T"}:{"maxOffset":5}}     names that are objects
+    {'a':1,}                                                         single quotes, trailing commas
+
+Reading: `decode_body` tries the C decoder first and only when the text is not JSON rewrites it with `to_standard_json`,
+in which an object used as a name becomes that object's text as a string. Writing: whatever has to look like Java is
+placed as raw text into an otherwise ordinary struct (`queue_table`, `bare_keys`). We never emit the third form.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Final, TypeVar, cast
+
+import msgspec
+
+from contrailmq.message import MessageQueue
+from contrailmq.wire.errors import RemoteProtocolError
+
+__all__ = [
+    "Body",
+    "MessageQueueBody",
+    "bare_keys",
+    "decode_body",
+    "decode_queue_table",
+    "encode_body",
+    "loads_fastjson",
+    "new_dict",
+    "new_list",
+    "queue_table",
+    "to_standard_json",
+    "written",
+]
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+DEPTH_MAX: Final = 64  # the deepest body of the protocol has 7 levels
+
+encode_body: Final = msgspec.json.Encoder().encode
+
+
+class Body(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
+    """Root of all JSON bodies. Fields stand in alphabetical order, as Java writes them; None is not written.
+
+    A field whose other default must be written all the same has `written(default)`.
+    """
+
+
+def written(default: V) -> V:
+    """A default that is written too, as Java does. msgspec compares constants with defaults, but not factories."""
+    value: V = msgspec.field(default_factory=lambda: default)
+    return value
+
+
+def new_list() -> list[V]:
+    """An empty list that is written (msgspec would leave out one made by `list` itself)."""
+    return []
+
+
+def new_dict() -> dict[V, T]:
+    """An empty map that is written."""
+    return {}
+
+
+class MessageQueueBody(Body, kw_only=True):
+    """A MessageQueue with its members in Java's order."""
+
+    broker_name: str
+    queue_id: int
+    topic: str
+
+    @classmethod
+    def of(cls, queue: MessageQueue) -> MessageQueueBody:
+        return cls(broker_name=queue.broker_name, queue_id=queue.queue_id, topic=queue.topic)
+
+    @property
+    def queue(self) -> MessageQueue:
+        return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+
+def decode_body(data: bytes, kind: type[T]) -> T:
+    """`data` as `kind`, in JSON or in fastjson's form of it. RemoteProtocolError says what is wrong with it."""
+    try:
+        decoder: msgspec.json.Decoder[T] = _decoder(kind)
+        try:
+            value: T = decoder.decode(data)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            value = decoder.decode(to_standard_json(data))
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise RemoteProtocolError(f"body of {len(data)} bytes is not a {kind.__name__}: {exc}") from exc
+    return value
+
+
+_DECODERS: Final[dict[object, msgspec.json.Decoder[object]]] = {}
+
+
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        decoder = _DECODERS[kind] = msgspec.json.Decoder(kind, strict=False)
+    return cast("msgspec.json.Decoder[T]", decoder)
+
+
+def loads_fastjson(data: bytes) -> object:
+    """Plain Python values. Names are always strings: a bare 0 is "0", an object used as a name is its JSON text."""
+    try:
+        try:
+            return msgspec.json.decode(data)
+        except msgspec.DecodeError:
+            return msgspec.json.decode(to_standard_json(data))
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise RemoteProtocolError(f"body of {len(data)} bytes is not JSON: {exc}") from exc
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+
+def queue_table(table: Mapping[MessageQueue, object]) -> msgspec.Raw:
+    """A map from queues as Java writes it, with objects as names; put it into a field of type Raw."""
+    entries = (encode_body(MessageQueueBody.of(queue)) + b":" + encode_body(table[queue]) for queue in table)
+    return msgspec.Raw(b"{" + b",".join(entries) + b"}")
+
+
+def bare_keys(table: Mapping[int, object]) -> msgspec.Raw:
+    """A map from numbers with bare names, as Java's default writer leaves them."""
+    return msgspec.Raw(b"{" + b",".join(b"%d:%b" % (key, encode_body(value)) for key, value in table.items()) + b"}")
+
+
+def decode_queue_table(raw: msgspec.Raw, kind: type[V]) -> dict[MessageQueue, V]:
+    """A map from queues that came in a Raw field of a decoded body."""
+    if not raw:
+        return {}
+    table = decode_body(bytes(raw), dict[str, kind])  # type: ignore[valid-type]
+    return {decode_body(name.encode(), MessageQueueBody).queue: value for name, value in table.items()}
+
+
+# ------------------------------------------------------------------------------------------------------------- reading
+
+_TOKEN: Final = re.compile(
+    rb"""\s*(?:
+      (?P<string>"[^"\\]*(?:\\.[^"\\]*)*")
+    | (?P<single>'[^'\\]*(?:\\.[^'\\]*)*')
+    | (?P<mark>[{}\[\]:,])
+    | (?P<word>[^\s{}\[\]:,"']+)
+    )""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class _Level:
+    """An object or array that is open. `key_start` is where the object that serves as a name began in the output."""
+
+    __slots__ = ("closer", "expects_name", "key_start")
+
+    def __init__(self, opener: bytes) -> None:
+        self.closer = b"}" if opener == b"{" else b"]"
+        self.expects_name = opener == b"{"
+        self.key_start: int | None = None
+
+
+def to_standard_json(data: bytes) -> bytes:
+    """Rewrite fastjson's text as JSON in one pass. What stays wrong is left for the JSON parser to refuse."""
+    out: list[bytes] = []
+    levels: list[_Level] = []
+    position, end = 0, len(data.rstrip())
+    while position < end:
+        match = _TOKEN.match(data, position)
+        if match is None:
+            raise RemoteProtocolError(f"body is not JSON: byte {position} starts no token")
+        position = match.end()
+        kind, token = match.lastgroup, match.group(match.lastindex or 0)
+        if kind == "mark":
+            _mark(token, out, levels)
+        elif kind == "single":
+            text = token[1:-1].replace(b"\\'", b"'").decode(errors="surrogateescape")
+            out.append(json.dumps(text.replace('\\"', '"')).encode())
+        elif kind == "word" and levels and levels[-1].expects_name:
+            out.append(b'"%b"' % token)
+        else:
+            out.append(token)
+    return b"".join(out)
+
+
+def _mark(token: bytes, out: list[bytes], levels: list[_Level]) -> None:
+    top = levels[-1] if levels else None
+    if token in (b"{", b"["):
+        if len(levels) >= DEPTH_MAX:
+            raise RemoteProtocolError(f"body is nested deeper than {DEPTH_MAX} levels")
+        if top is not None and top.expects_name:
+            # Escaping such a name inside another would double its size at every level.
+            if token == b"[" or any(level.key_start is not None for level in levels):
+                raise RemoteProtocolError("body has an array, or an object within an object, as a name")
+            top.key_start = len(out)
+        levels.append(_Level(token))
+        out.append(token)
+    elif token in (b"}", b"]"):
+        if top is None or top.closer != token:
+            raise RemoteProtocolError(f"body has a {token.decode()} that closes nothing")
+        if out[-1] == b",":
+            out.pop()
+        out.append(token)
+        levels.pop()
+        if levels and levels[-1].key_start is not None:
+            parent = levels[-1]
+            name = b"".join(out[parent.key_start :]).decode(errors="replace")
+            del out[parent.key_start :]
+            out.append(json.dumps(name).encode())
+            parent.key_start = None
+    else:
+        if top is not None and top.closer == b"}":
+            top.expects_name = token == b","
+        out.append(token)

@@ -1,0 +1,103 @@
+"""TLS settings of a server and a client, from RocketMQ's `tls.*` keys.
+
+One port serves both kinds of peers: the first byte of a connection tells them apart, since a TLS handshake starts with
+0x16 and a frame length with that first byte would be far above the limit. What a server then does is its mode:
+
+    disabled     plain only; TLS attempts are closed
+    permissive   both
+    enforcing    TLS only; plain connections are closed
+
+Where RocketMQ makes up a self-signed certificate in its test mode, we have TLS only when a certificate is configured.
+"""
+
+from __future__ import annotations
+
+import enum
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from contrailmq.wire.errors import LocalProtocolError
+
+__all__ = ["ServerTls", "TlsMode", "client_tls", "server_tls"]
+
+
+class TlsMode(enum.Enum):
+    DISABLED = "disabled"
+    PERMISSIVE = "permissive"
+    ENFORCING = "enforcing"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """How a server treats TLS. `context` is None only when the mode is DISABLED."""
+
+    mode: TlsMode
+    context: ssl.SSLContext | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode is not TlsMode.DISABLED and self.context is None:
+            raise LocalProtocolError(
+                f"TLS mode {self.mode.value} needs a certificate: set tls.server.certPath and keyPath"
+            )
+
+
+def server_tls(properties: Mapping[str, str]) -> ServerTls | None:
+    """`tls.server.mode|certPath|keyPath|keyPassword|trustCertPath|need.client.auth`; None when nothing is set."""
+    get = properties.get
+    certificate = get("tls.server.certPath")
+    mode_text = get("tls.server.mode", "permissive" if certificate else "disabled")
+    try:
+        mode = TlsMode(mode_text.strip().lower())
+    except ValueError as exc:
+        raise LocalProtocolError(f"tls.server.mode is {mode_text!r}: disabled, permissive and enforcing exist") from exc
+    if not certificate:
+        return ServerTls(mode) if mode is not TlsMode.DISABLED else None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load_certificate(context, certificate, get("tls.server.keyPath"), get("tls.server.keyPassword"))
+    need = get("tls.server.need.client.auth", "none").strip().lower()
+    if need in ("require", "optional") or get("tls.server.authClient", "false").lower() == "true":
+        context.verify_mode = ssl.CERT_OPTIONAL if need == "optional" else ssl.CERT_REQUIRED
+        _load_trust(context, get("tls.server.trustCertPath"))
+    return ServerTls(mode, context)
+
+
+def client_tls(properties: Mapping[str, str]) -> ssl.SSLContext | None:
+    """`tls.enable` and `tls.client.certPath|keyPath|keyPassword|trustCertPath|authServer`; None when TLS is off.
+
+    As in RocketMQ the server is verified only with `tls.client.authServer=true`, and never by host name: brokers are
+    dialled by the addresses that routes give, which certificates seldom name.
+    """
+    get = properties.get
+    if get("tls.enable", "false").strip().lower() != "true":
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    if get("tls.client.authServer", "false").strip().lower() == "true":
+        context.verify_mode = ssl.CERT_REQUIRED
+        _load_trust(context, get("tls.client.trustCertPath"))
+    else:
+        context.verify_mode = ssl.CERT_NONE
+    certificate = get("tls.client.certPath")
+    if certificate:
+        _load_certificate(context, certificate, get("tls.client.keyPath"), get("tls.client.keyPassword"))
+    return context
+
+
+def _load_certificate(context: ssl.SSLContext, certificate: str, key: str | None, password: str | None) -> None:
+    try:
+        context.load_cert_chain(certificate, key or None, password or None)
+    except (OSError, ssl.SSLError) as exc:
+        raise LocalProtocolError(
+            f"certificate {certificate} with key {key or certificate} cannot be used: {exc}"
+        ) from exc
+
+
+def _load_trust(context: ssl.SSLContext, trust: str | None) -> None:
+    if not trust:
+        context.load_default_certs()
+        return
+    try:
+        context.load_verify_locations(trust)
+    except (OSError, ssl.SSLError) as exc:
+        raise LocalProtocolError(f"trusted certificates {trust} cannot be read: {exc}") from exc

@@ -1,0 +1,238 @@
+"""Topics, groups and offsets: rules, versions, files."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from contrailmq.broker import config_files
+from contrailmq.broker.config_files import ConfigFileError
+from contrailmq.broker.groups import Group, GroupError, GroupTable
+from contrailmq.broker.offsets import OffsetTable
+from contrailmq.broker.topics import (
+    INHERIT,
+    READ,
+    WRITE,
+    Topic,
+    TopicError,
+    TopicTable,
+    altered_attributes,
+    check_topic_values,
+    system_topics,
+)
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def now() -> int:
+    return 1_700_000_000_000
+
+
+@pytest.fixture
+def topics() -> TopicTable:
+    table = TopicTable(now_ms=now)
+    table.add_system_topics(
+        system_topics(
+            cluster="C", broker="b", default_queues=8, auto_create=True, is_trace_enabled=False, trace_topic="X"
+        )
+    )
+    return table
+
+
+def golden_file(name: str, tmp_path: Path) -> Path:
+    with tarfile.open(GOLDEN / "store-5.5.0-clean.tar.gz") as archive:
+        archive.extract(f"store/config/{name}", tmp_path, filter="data")
+    return tmp_path / "store" / "config" / name
+
+
+def test_a_new_topic_takes_the_smaller_number_of_queues_and_loses_inherit(topics: TopicTable) -> None:
+    topic = topics.create_for_send("New", template="TBW102", queues_wanted=4)
+    assert topic is not None
+    assert (topic.read_queues, topic.write_queues, topic.perm) == (4, 4, READ | WRITE)
+    many = topics.create_for_send("Many", template="TBW102", queues_wanted=100)
+    assert many is not None
+    assert many.write_queues == 8
+
+
+def test_an_unknown_or_uninheritable_template_makes_no_topic_but_a_retry_topic(topics: TopicTable) -> None:
+    assert topics.create_for_send("New", template="nothing", queues_wanted=4) is None
+    topics.put(Topic("TBW102", perm=READ | WRITE))
+    assert topics.create_for_send("New", template="TBW102", queues_wanted=4) is None
+    retry = topics.create_for_send("%RETRY%g", template="TBW102", queues_wanted=4)
+    assert retry is not None
+    assert retry.write_queues == 1
+
+
+def test_each_change_advances_the_version_and_is_told(topics: TopicTable) -> None:
+    told: list[Topic | None] = []
+    topics.listen(told.append)
+    before = topics.version.counter
+    topics.put(Topic("T"))
+    topics.put(Topic("T"))
+    topics.put(Topic("T", perm=4))
+    assert topics.delete("T")
+    assert not topics.delete("T")
+    assert topics.version.counter == before + 3
+    assert [topic and topic.perm for topic in told] == [6, 4, None]
+
+
+def test_cluster_and_broker_names_are_system_topics(topics: TopicTable) -> None:
+    assert all(topics.is_system(name) for name in ("C", "b", "TBW102", "SCHEDULE_TOPIC_XXXX", "rmq_sys_any"))
+    assert not topics.is_system("Orders")
+    assert topics.get("C") == Topic("C", read_queues=16, write_queues=16, perm=READ | WRITE | INHERIT)
+
+
+def test_topics_of_the_reference_are_read_and_written_back_equal(tmp_path: Path) -> None:
+    path = golden_file("topics.json", tmp_path)
+    table = TopicTable(now_ms=now)
+    table.load(path)
+    assert table.version.counter == 20
+    golden = table.get("GoldenBulk")
+    assert golden is not None
+    assert golden.read_queues == 3
+    assert table.to_json() == config_files.parse(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        ("message.type=FIFO", "write \\+name"),
+        ("+message.type", "write \\+name"),
+        ("+colour=red", "is not known"),
+        ("+message.type=RED", "use DELAY"),
+        ("+reserve.time=soon", "whole number"),
+        ("-message.type", "does not exist yet"),
+    ],
+)
+def test_a_bad_attribute_is_refused_by_name(change: str, hint: str) -> None:
+    with pytest.raises(TopicError, match=hint):
+        altered_attributes({}, change, is_new=True)
+
+
+def test_attributes_are_set_and_removed() -> None:
+    assert altered_attributes({}, "+message.type=FIFO,+reserve.time=5", is_new=True) == {
+        "message.type": "FIFO",
+        "reserve.time": "5",
+    }
+    assert altered_attributes({"message.type": "FIFO"}, "-message.type", is_new=False) == {}
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [Topic("T", read_queues=-1), Topic("T", write_queues=10**6), Topic("T", perm=8), Topic("T", filter_type="X")],
+)
+def test_values_that_no_client_can_use_are_refused(topic: Topic) -> None:
+    with pytest.raises(TopicError, match="of topic T"):
+        check_topic_values(topic)
+
+
+def test_order_topics_are_marked(topics: TopicTable) -> None:
+    topics.put(Topic("T"))
+    topics.set_order_topics(["T", "unknown"])
+    topic = topics.get("T")
+    assert topic is not None
+    assert topic.order
+
+
+def test_unknown_groups_are_made_with_defaults_when_allowed() -> None:
+    table = GroupTable(now_ms=now)
+    group = table.find_or_create("g")
+    assert group == Group("g")
+    assert group is not None
+    assert group.retry_max_times == 16
+    assert table.find_or_create("bad name!") is None
+    table.auto_create = False
+    assert table.find_or_create("other") is None
+    assert table.find_or_create("CID_RMQ_SYS_X") is not None
+
+
+def test_groups_of_the_reference_are_read_and_written_back_equal(tmp_path: Path) -> None:
+    path = golden_file("subscriptionGroup.json", tmp_path)
+    table = GroupTable(now_ms=now)
+    table.load(path)
+    assert "Golden_cg_plain" in table
+    assert table.to_json() == config_files.parse(path.read_text())
+
+
+def test_a_bad_group_value_names_its_key() -> None:
+    with pytest.raises(GroupError, match="retryMaxTimes='many'"):
+        Group.from_json({"groupName": "g", "retryMaxTimes": "many"})
+    with pytest.raises(GroupError, match="groupName"):
+        Group.from_json({"retryMaxTimes": 3})
+
+
+def test_a_group_can_be_forbidden_a_topic_and_allowed_again() -> None:
+    table = GroupTable(now_ms=now)
+    table.put(Group("g"))
+    table.set_readable("g", "T", is_readable=False)
+    assert table.is_forbidden("g", "T")
+    copy = GroupTable(now_ms=now)
+    copy.read(table.to_json())
+    assert copy.is_forbidden("g", "T")
+    table.set_readable("g", "T", is_readable=True)
+    assert not table.is_forbidden("g", "T")
+    assert table.delete("g")
+    assert not table.delete("g")
+
+
+def test_offsets_are_committed_queried_and_may_go_back() -> None:
+    table = OffsetTable(now_ms=now)
+    assert table.query("g", "T", 0) is None
+    table.commit("g", "T", 0, 10)
+    table.commit("g", "T", 0, 5)
+    assert table.query("g", "T", 0) == 5
+    assert table.queues("g", "T") == {0: 5}
+    assert table.groups_of_topic("T") == {"g"}
+    assert table.topics_of_group("g") == {"T"}
+
+
+def test_a_reset_wins_over_commits_until_the_next_pull() -> None:
+    table = OffsetTable(now_ms=now)
+    table.commit("g", "T", 0, 100)
+    table.reset("g", "T", 0, 7)
+    table.commit("g", "T", 0, 101)
+    assert table.query("g", "T", 0) == 7
+    assert table.take_reset("g", "T", 0) == 7
+    assert table.take_reset("g", "T", 0) is None
+    table.commit("g", "T", 0, 8)
+    assert table.query("g", "T", 0) == 8
+
+
+def test_offsets_are_cloned_removed_and_compared() -> None:
+    table = OffsetTable(now_ms=now)
+    table.commit("g", "T", 0, 10)
+    table.commit("h", "T", 0, 4)
+    table.clone("g", "copy", "T")
+    assert table.queues("copy", "T") == {0: 10}
+    assert table.min_offsets("T", without_groups=["h"]) == {0: 10}
+    assert table.min_offsets("T", without_groups=[]) == {0: 4}
+    table.remove_group("g")
+    assert table.query("g", "T", 0) is None
+    table.remove_topic("T")
+    assert table.groups_of_topic("T") == set()
+
+
+def test_offsets_of_the_reference_are_read_with_bare_integer_keys(tmp_path: Path) -> None:
+    table = OffsetTable(now_ms=now)
+    table.load(golden_file("consumerOffset.json", tmp_path))
+    assert table.query("Golden_cg_lite", "GoldenBulk", 1) == 133
+    assert table.topics_of_group("Golden_cg_retry") == {"GoldenRetry", "%RETRY%Golden_cg_retry"}
+
+
+def test_saving_keeps_the_previous_version_and_loading_falls_back_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "config" / "t.json"
+    config_files.save(path, config_files.pretty({"a": 1}))
+    config_files.save(path, config_files.pretty({"a": 2}))
+    assert config_files.load(path) == {"a": 2}
+    path.write_text("{ torn")
+    assert config_files.load(path) == {"a": 1}
+    path.with_name("t.json.bak").write_text("")
+    with pytest.raises(ConfigFileError, match=r"t\.json: .*empty"):
+        config_files.load(path)
+    assert config_files.load(tmp_path / "absent.json") is None
+
+
+def test_strings_that_look_like_bare_keys_are_left_alone() -> None:
+    assert config_files.parse('{"x":"{1:2,3:4}",5:{-1 : "a\\",6:"}}') == {"x": "{1:2,3:4}", "5": {"-1": 'a",6:'}}

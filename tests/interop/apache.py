@@ -1,0 +1,211 @@
+"""Apache RocketMQ's own programs, started from its released jars: NameServer, broker, mqadmin, and Java clients.
+
+The jars come from a folder named by ROCKETMQ_LIB, or through Maven by artifact name into `.interop/` of the checkout
+(once). Every server listens on a free loopback port and writes below a temporary directory. Nothing here is needed
+by `make test`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+VERSION = "5.5.0"
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = Path(__file__).resolve().parent / "java"
+START_SECONDS = 90.0
+
+_OPENS = [
+    f"--add-{kind}={target}=ALL-UNNAMED"
+    for kind, target in (
+        ("opens", "java.base/sun.nio.ch"),
+        ("opens", "java.base/java.nio"),
+        ("exports", "java.base/sun.nio.ch"),
+        ("exports", "java.base/jdk.internal.ref"),
+        ("opens", "java.base/jdk.internal.ref"),
+    )
+]
+_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
+<groupId>interop</groupId><artifactId>interop</artifactId><version>1</version><dependencies>{}</dependencies></project>"""
+_DEPENDENCY = (
+    "<dependency><groupId>org.apache.rocketmq</groupId><artifactId>rocketmq-{}</artifactId>"
+    "<version>{}</version></dependency>"
+)
+
+
+class Missing(Exception):
+    """Why Apache's programs cannot run here."""
+
+
+def find_jars() -> Path:
+    """The folder with Apache's jars; fetched through Maven when it is not there yet."""
+    for tool in ("java", "javac"):
+        if shutil.which(tool) is None:
+            raise Missing(f"{tool} is not on PATH: install a JDK (11 or newer)")
+    given = os.environ.get("ROCKETMQ_LIB")
+    lib = Path(given) if given else ROOT / ".interop" / f"rocketmq-{VERSION}"
+    if any(lib.glob("rocketmq-broker-*.jar")):
+        return lib
+    if given:
+        raise Missing(f"ROCKETMQ_LIB={given} holds no rocketmq-broker jar")
+    if shutil.which("mvn") is None:
+        raise Missing("mvn is not on PATH and ROCKETMQ_LIB is not set: install Maven, or point it to a folder of jars")
+    lib.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as work:
+        modules = ("namesrv", "broker", "tools", "example")
+        Path(work, "pom.xml").write_text(_POM.format("".join(_DEPENDENCY.format(m, VERSION) for m in modules)))
+        command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
+        done = subprocess.run([*command, f"-DoutputDirectory={lib}"], cwd=work, capture_output=True, text=True)
+    if done.returncode:
+        raise Missing(f"Maven could not fetch Apache RocketMQ {VERSION}: {done.stdout[-500:]}")
+    return lib
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Program:
+    """One Java server process: starts, waits for its port, stops on leaving the context."""
+
+    def __init__(self, command: list[str], *, port: int, log: Path, env: Mapping[str, str]) -> None:
+        self.command, self.port, self.log, self.env = command, port, log, dict(env)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Program:
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(self.command, stdout=out, stderr=subprocess.STDOUT, env=self.env)
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise AssertionError(f"exit code {self.process.returncode}: {self.log.read_text()[-3000:]}")
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return self
+            time.sleep(0.05)
+        raise AssertionError(f"port {self.port} did not open in {START_SECONDS} s: {self.log.read_text()[-3000:]}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self, sign: signal.Signals = signal.SIGTERM) -> None:
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(sign)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+class Apache:
+    """Apache RocketMQ on this machine: `jars` is its release, `work` a directory for everything it writes."""
+
+    def __init__(self, jars: Path, work: Path) -> None:
+        self.jars, self.work = jars, work
+        self.classes = work / "classes"
+        (work / "conf").mkdir(parents=True, exist_ok=True)
+
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"ROCKETMQ_HOME": str(self.work), "HOME": str(self.work)}
+
+    def java(self, *arguments: str, heap: str = "256m") -> list[str]:
+        home = f"-Duser.home={self.work}"
+        path = f"{self.classes}:{self.jars}/*"
+        return [
+            "java",
+            f"-Xmx{heap}",
+            "-XX:TieredStopAtLevel=1",
+            home,
+            "-Duser.timezone=UTC",
+            *_OPENS,
+            "-cp",
+            path,
+            *arguments,
+        ]
+
+    def namesrv(self) -> Program:
+        port = free_port()
+        conf = self.work / f"namesrv-{port}.conf"
+        conf.write_text(f"listenPort={port}\nkvConfigPath={self.work}/kv-{port}.json\n")
+        command = self.java("org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(conf))
+        return Program(command, port=port, log=self.work / f"namesrv-{port}.log", env=self.environment())
+
+    def broker(self, namesrv: str, *, store: Path | None = None, name: str = "broker-a", **settings: object) -> Program:
+        """A broker over `store` (a fresh one by default); `settings` are RocketMQ's own keys."""
+        port = free_port()
+        store = store or self.work / f"store-{port}"
+        values: dict[str, object] = {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": name,
+            "brokerId": 0,
+            "brokerIP1": "127.0.0.1",
+            "listenPort": port,
+            "haListenPort": free_port(),
+            "namesrvAddr": namesrv,
+            "storePathRootDir": store,
+            "storePathCommitLog": store / "commitlog",
+            "mappedFileSizeCommitLog": 16 * 1024 * 1024,
+            "mappedFileSizeTimerLog": 1024 * 1024,
+            "maxHashSlotNum": 5000,
+            "maxIndexNum": 20000,
+            "enablePropertyFilter": "true",
+            **settings,
+        }
+        conf = self.work / f"broker-{port}.conf"
+        conf.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
+        command = self.java("org.apache.rocketmq.broker.BrokerStartup", "-c", str(conf), heap="768m")
+        return Program(command, port=port, log=self.work / f"broker-{port}.log", env=self.environment())
+
+    @contextmanager
+    def cluster(self, **settings: object) -> Iterator[tuple[str, Program]]:
+        """(NameServer address, broker) of one NameServer and one broker."""
+        with self.namesrv() as namesrv, self.broker(namesrv.address, **settings) as broker:
+            yield namesrv.address, broker
+
+    def compile(self, *sources: Path) -> None:
+        self.classes.mkdir(exist_ok=True)
+        command = ["javac", "-nowarn", "-cp", f"{self.jars}/*", "-d", str(self.classes), *map(str, sources)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    def run(self, main: str, *arguments: str, seconds: float = 120) -> str:
+        """Run one of the compiled programs, or one of Apache's, to its end; its standard output."""
+        done = subprocess.run(
+            self.java(main, *arguments),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            env=self.environment(),
+        )
+        assert done.returncode == 0, (
+            f"{main} {arguments} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        )
+        return done.stdout
+
+    def mqadmin(self, *arguments: str, namesrv: str) -> str:
+        return self.run("org.apache.rocketmq.tools.command.MQAdminStartup", *arguments, "-n", namesrv)
+
+
+def facts(output: str, kind: str) -> list[list[str]]:
+    """The lines `kind TAB ...` that Client.java printed, split; logging of Apache's libraries is passed over."""
+    return [line.split("\t")[1:] for line in output.splitlines() if line.startswith(kind + "\t")]

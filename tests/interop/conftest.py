@@ -1,0 +1,28 @@
+"""Fixtures of the interop tests. Without Java, Maven or the jars every test is skipped with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import apache
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.interop)
+
+
+@pytest.fixture(scope="session")
+def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> apache.Apache:
+    """Apache RocketMQ with our Java programs compiled against it."""
+    try:
+        jars = apache.find_jars()
+    except apache.Missing as missing:
+        pytest.skip(str(missing))
+    runner = apache.Apache(jars, tmp_path_factory.mktemp("apache"))
+    golden = Path(__file__).resolve().parents[1] / "golden" / "java"
+    runner.compile(*apache.SOURCES.glob("*.java"), golden / "StoreDump.java", golden / "StoreTimer.java")
+    return runner
