@@ -1,0 +1,223 @@
+"""Runs the user's listener: plain functions in threads, coroutine functions on the loop.
+
+A call's way through threads costs a hop there and a hop back. Per message that would be 60 us and more
+(`run_in_executor`), so calls go through one queue that the threads drain without asking the loop, and finished calls
+come back in bunches: one wakeup of the loop for everything that finished since the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import queue
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from contrailmq.client.errors import ClientConfigError
+from contrailmq.client.results import ConsumeOutcome, ConsumeResult
+from contrailmq.message import StoredMessage
+
+LISTEN_WITHOUT_PAUSE_S: Final = 0.005  # a coroutine listener that never waits must let others run
+
+Answer = ConsumeResult | ConsumeOutcome | None
+Listener = Callable[[list[StoredMessage]], Answer | Awaitable[Answer]]
+
+
+class Call:
+    """One call of the listener. `is_wanted` is asked right before it; `done` is told after it, on the loop."""
+
+    __slots__ = ("answer", "done", "error", "is_wanted", "messages", "was_run")
+
+    def __init__(
+        self, messages: Sequence[StoredMessage], is_wanted: Callable[[], bool], done: Callable[[Call], None]
+    ) -> None:
+        self.messages = messages
+        self.is_wanted = is_wanted
+        self.done = done
+        self.answer: Answer = None
+        self.error: Exception | None = None
+        self.was_run = False
+
+    def outcome(self) -> ConsumeOutcome:
+        """What the listener said: nothing is success, an exception is retry."""
+        if self.error is not None:
+            return RETRY
+        answer = self.answer
+        if answer is None:
+            return SUCCESS
+        if isinstance(answer, ConsumeOutcome):
+            return answer
+        return ConsumeOutcome(answer)
+
+
+SUCCESS: Final = ConsumeOutcome(ConsumeResult.SUCCESS)
+RETRY: Final = ConsumeOutcome(ConsumeResult.RETRY)
+
+
+def is_coroutine_listener(listener: Listener) -> bool:
+    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(getattr(listener, "__call__", None))  # noqa: B004
+
+
+class ListenerPool:
+    """Runs calls, `size` at a time at most. Made and used on the loop."""
+
+    def __init__(self, listener: Listener, size: int) -> None:
+        if not callable(listener):
+            raise ClientConfigError(f"the listener is {listener!r}: it must be a function of a list of messages")
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._is_coroutine = is_coroutine_listener(listener)
+        self._size = size
+        self._running = 0
+        self._is_refusing = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        # coroutine listeners
+        self._waiting: deque[Call] = deque()
+        self._arrived = asyncio.Event()
+        self._workers: list[asyncio.Task[None]] = []
+        # function listeners
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._finished: deque[Call] = deque()
+        self._is_wakeup_due = False
+        self._threads: list[threading.Thread] = []
+        self.resize(size)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def resize(self, size: int) -> None:
+        """More or fewer listener calls at a time."""
+        self._size = size
+        if self._is_coroutine:
+            while len(self._workers) < size:
+                self._workers.append(self._loop.create_task(self._work(), name="contrailmq-listener"))
+            while len(self._workers) > size:
+                self._workers.pop().cancel()
+            return
+        # Threads are started when there is work for them (see `submit`); surplus ones are asked to end.
+        while len(self._threads) > size:
+            self._threads.pop()
+            self._calls.put(None)
+
+    def submit(self, call: Call) -> None:
+        self._running += 1
+        self._idle.clear()
+        if self._is_coroutine:
+            self._waiting.append(call)
+            self._arrived.set()
+            return
+        if len(self._threads) < min(self._size, self._running):
+            name = f"contrailmq-listener-{len(self._threads)}"
+            thread = threading.Thread(target=self._run_calls, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._calls.put(call)
+
+    async def run(self, messages: Sequence[StoredMessage], is_wanted: Callable[[], bool]) -> Call:
+        """Submit and wait."""
+        finished: asyncio.Future[Call] = self._loop.create_future()
+
+        def done(call: Call) -> None:
+            if not finished.done():
+                finished.set_result(call)
+
+        self.submit(Call(messages, is_wanted, done))
+        return await finished
+
+    def refuse_new(self) -> None:
+        """Calls that have not begun are not wanted any more: they end without running the listener."""
+        self._is_refusing = True
+
+    async def wait_idle(self, wait_s: float) -> bool:
+        """Whether every call ended within the time."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), wait_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self, wait_s: float) -> bool:
+        """Wait for running calls, then stop. False when some were still running after `wait_s`."""
+        is_idle = await self.wait_idle(wait_s)
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        self._workers.clear()
+        threads, self._threads = self._threads, []
+        for _ in threads:
+            self._calls.put(None)
+        if is_idle and threads:
+            await asyncio.to_thread(_join_all, threads)
+        return is_idle
+
+    def _finish(self, call: Call) -> None:
+        self._running -= 1
+        if self._running == 0:
+            self._idle.set()
+        call.done(call)
+
+    # Coroutine listeners.
+    async def _work(self) -> None:
+        loop = self._loop
+        rested_s = loop.time()
+        while True:
+            while not self._waiting:
+                self._arrived.clear()
+                await self._arrived.wait()
+                rested_s = loop.time()
+            call = self._waiting.popleft()
+            if not self._is_refusing and call.is_wanted():
+                call.was_run = True
+                try:
+                    answer = self._listener(list(call.messages))
+                    call.answer = await answer if inspect.isawaitable(answer) else answer
+                except Exception as exc:  # noqa: BLE001 -- user code: any exception means "retry later"
+                    call.error = exc
+            self._finish(call)
+            if loop.time() - rested_s > LISTEN_WITHOUT_PAUSE_S:
+                await asyncio.sleep(0)
+                rested_s = loop.time()
+
+    # Function listeners, in their threads.
+    def _run_calls(self) -> None:
+        listener, finished = self._listener, self._finished
+        while True:
+            call = self._calls.get()
+            if call is None:
+                return
+            if not self._is_refusing and call.is_wanted():
+                call.was_run = True
+                try:
+                    answer = listener(list(call.messages))
+                    if inspect.isawaitable(answer):
+                        answer = asyncio.run_coroutine_threadsafe(_await(answer), self._loop).result()
+                    call.answer = answer
+                except Exception as exc:  # noqa: BLE001 -- user code: any exception means "retry later"
+                    call.error = exc
+            finished.append(call)
+            # The flag is cleared before the deque is emptied, so a call added now is seen by this wakeup or the next.
+            if not self._is_wakeup_due:
+                self._is_wakeup_due = True
+                try:
+                    self._loop.call_soon_threadsafe(self._take_finished)
+                except RuntimeError:
+                    return  # the loop is closed: this consumer was abandoned, not shut down
+
+    def _take_finished(self) -> None:
+        self._is_wakeup_due = False
+        finished = self._finished
+        while finished:
+            self._finish(finished.popleft())
+
+
+async def _await(answer: Awaitable[Answer]) -> Answer:
+    return await answer
+
+
+def _join_all(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join()

@@ -1,0 +1,65 @@
+"""Offsets kept by the broker: what a group in clustering mode shares."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from contrailmq.client.instance import ClientInstance
+from contrailmq.client.offset_store import NO_OFFSET, OffsetTable
+from contrailmq.message import ContrailError, MessageQueue
+from contrailmq.wire.codes import RequestCode, ResponseCode
+
+_log = logging.getLogger("contrailmq.client.offsets")
+
+OFFSET_TIMEOUT_S: Final = 5.0
+
+
+class RemoteOffsetStore:
+    """The broker's offsets of one group, with the table of this member in front."""
+
+    def __init__(self, instance: ClientInstance, group: str) -> None:
+        self.table = OffsetTable()
+        self._instance = instance
+        self._group = group
+
+    async def load(self) -> None:
+        """Nothing: offsets are read queue by queue when a queue is taken."""
+
+    async def read_stored(self, queue: MessageQueue) -> int:
+        """-1 when the broker has none; any other trouble is raised, because guessing would skip or repeat messages."""
+        address, _ = await self._instance.find_reader(queue.broker_name, queue.topic)
+        answer = await self._instance.call(
+            address,
+            RequestCode.QUERY_CONSUMER_OFFSET,
+            self._ext(queue),
+            timeout_s=OFFSET_TIMEOUT_S,
+            accept=(ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND),
+        )
+        return int(answer.ext["offset"]) if answer.code == ResponseCode.SUCCESS else NO_OFFSET
+
+    async def persist(self, queues: Iterable[MessageQueue]) -> None:
+        """Write what changed; a failure is logged and the next round tries again."""
+        for queue in list(queues):
+            offset = self.table.get(queue)
+            if offset is None or offset < 0:
+                continue
+            try:
+                await self.write(queue, offset)
+            except ContrailError as exc:
+                _log.warning("offset %d of %s was not stored, the next round tries again: %s", offset, queue, exc)
+
+    async def write(self, queue: MessageQueue, offset: int) -> None:
+        """Store one offset and wait for the broker's answer."""
+        address, _ = await self._instance.find_reader(queue.broker_name, queue.topic)
+        ext = {**self._ext(queue), "commitOffset": offset}
+        await self._instance.call(address, RequestCode.UPDATE_CONSUMER_OFFSET, ext, timeout_s=OFFSET_TIMEOUT_S)
+
+    def _ext(self, queue: MessageQueue) -> dict[str, str | int]:
+        return {
+            "consumerGroup": self._group,
+            "topic": queue.topic,
+            "queueId": queue.queue_id,
+            "bname": queue.broker_name,
+        }
