@@ -59,13 +59,15 @@ class GroupConsumer(ABC):
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalance_wanted = asyncio.Event()
         self.start_ms = 0
+        self._was_entered = False
 
     async def __aenter__(self) -> Self:
-        """A consumer may be entered before it subscribes."""
+        """A consumer may be entered before it subscribes; calling `start` inside is allowed and does nothing."""
         await self.start()
+        self._was_entered = True
         return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.shutdown()
 
     @property
@@ -75,6 +77,10 @@ class GroupConsumer(ABC):
     @property
     def client_id(self) -> str:
         return self._running().client_id
+
+    @property
+    def namesrv(self) -> str:
+        return self._running().name_servers.text
 
     @abstractmethod
     async def start(self) -> None: ...
@@ -109,7 +115,7 @@ class GroupConsumer(ABC):
         return set(self._subscriptions)
 
     def subscribed_topics(self) -> set[str]:
-        return {topic for topic in self._subscriptions if not topic.startswith(RETRY_PREFIX)}
+        return set(self._subscriptions)
 
     def route_changed(self, topic: str, route: TopicRoute) -> None:
         self.request_rebalance()

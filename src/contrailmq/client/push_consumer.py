@@ -89,6 +89,8 @@ class PushConsumer(GroupConsumer):
     # Life.
     async def start(self) -> None:
         """Join the group and begin to consume. A consumer that was entered with `with` waits for its listener."""
+        if self._was_entered and self._life.is_running:
+            return
         self._life.begin()
         if self.options.model is MessageModel.CLUSTERING:
             self._subscribe_retries()
@@ -364,7 +366,14 @@ class PushConsumer(GroupConsumer):
         self.request_rebalance()
 
     def running_info(self) -> bytes:
-        return encode_running_info(self, self._assignments, self._watch.counts if self._pool is not None else {})
+        counts = self._watch.counts if self._pool is not None else {}
+        return encode_running_info(
+            self,
+            self._assignments,
+            counts,
+            threads=self.options.consume_threads,
+            is_orderly=self.options.orderly,
+        )
 
     async def consume_directly(self, message: ReceivedMessage) -> dict[str, object]:
         """Run the listener once on a message that an administrator picked; offsets and retries are not touched."""

@@ -13,19 +13,23 @@ from contrailmq.message import MessageQueue
 from contrailmq.wire.codes import OUR_VERSION, version_name
 
 if TYPE_CHECKING:
-    from contrailmq.client.push_consumer import PushConsumer
+    from contrailmq.client.group_consumer import GroupConsumer
 
 
 def encode_running_info(
-    consumer: PushConsumer, assignments: Mapping[MessageQueue, Assignment], counts: Mapping[str, TopicCounts]
+    consumer: GroupConsumer,
+    assignments: Mapping[MessageQueue, Assignment],
+    counts: Mapping[str, TopicCounts],
+    *,
+    threads: int = 0,
+    is_orderly: bool = False,
 ) -> bytes:
     """ConsumerRunningInfo; the queue table has objects as keys, which is Java's JSON and not JSON."""
-    options = consumer.options
     head = {
         "properties": {
-            "PROP_NAMESERVER_ADDR": options.namesrv or "",
-            "PROP_THREADPOOL_CORE_SIZE": str(options.consume_threads),
-            "PROP_CONSUMEORDERLY": "true" if options.orderly else "false",
+            "PROP_NAMESERVER_ADDR": consumer.namesrv,
+            "PROP_THREADPOOL_CORE_SIZE": str(threads),
+            "PROP_CONSUMEORDERLY": "true" if is_orderly else "false",
             "PROP_CONSUME_TYPE": consumer.consume_type,
             "PROP_CLIENT_VERSION": version_name(OUR_VERSION),
             "PROP_CONSUMER_START_TIMESTAMP": str(consumer.start_ms),
