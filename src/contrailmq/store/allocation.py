@@ -25,7 +25,7 @@ from typing import Final
 
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.errors import StoreError, StoreFullError, StoreIOError
-from contrailmq.store.files import MADV_RANDOM, MADV_WILLNEED, PAGE_BYTES, Files
+from contrailmq.store.files import MADV_RANDOM, MADV_WILLNEED, PAGE_BYTES, Files, SyncError
 from contrailmq.store.mapped_file import MappedFile
 from contrailmq.store.mapped_file_queue import MappedFileQueue
 from contrailmq.store.write_buffer_pool import WriteBufferPool
@@ -51,12 +51,19 @@ class Allocator:
     """Owns one worker thread. `take` may be called by one thread at a time (under the put lock)."""
 
     def __init__(
-        self, files: Files, config: StoreConfig, log_files: MappedFileQueue, pool: WriteBufferPool | None
+        self,
+        files: Files,
+        config: StoreConfig,
+        log_files: MappedFileQueue,
+        pool: WriteBufferPool | None,
+        *,
+        on_sync_failure: Callable[[str], None],
     ) -> None:
         self._files = files
         self._config = config
         self._log_files = log_files
         self._pool = pool
+        self._on_sync_failure = on_sync_failure
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._asked: set[int] = set()
@@ -130,6 +137,8 @@ class Allocator:
             file = self._make(path)
         except OSError as exc:
             failure = self.explained(path, exc)
+            if isinstance(exc, SyncError):
+                self._on_sync_failure(str(failure))
         except StoreError as exc:
             failure = exc
         with self._changed:

@@ -34,6 +34,7 @@ from contrailmq.message import (
     MessageError,
     Property,
     SysFlag,
+    SystemTopic,
     decode_properties,
     encode_host,
     encode_properties,
@@ -74,6 +75,7 @@ class QueueState:
     """What the writer knows of one queue. Owned by the commit log, changed under the put lock."""
 
     __slots__ = (
+        "is_schedule",
         "next_offset",
         "overhead_bytes",
         "put_bytes",
@@ -92,6 +94,7 @@ class QueueState:
         self.topic_part = bytes((len(encoded),)) + encoded if len(encoded) <= TOPIC_BYTES_MAX else b""
         self.overhead_bytes = _HEAD_BYTES + 1 + len(encoded) + 2
         self.refusal = _topic_refusal(topic, len(encoded), queue_id)
+        self.is_schedule = topic == SystemTopic.SCHEDULE  # its units hold delivery times
         self.put_count = 0
         self.put_bytes = 0
 
@@ -129,7 +132,7 @@ class CommitLog:
         self._file_bytes = config.mapped_file_size_commit_log
         self._body_bytes_max = config.max_message_size
         self._record_bytes_max = min(config.max_message_size + RECORD_SLACK_BYTES, self._file_bytes - BLANK_BYTES)
-        self._last_time_ms = 0
+        self.last_time_ms = 0
         self._prefault_at = 0
         self._with_record_crc = config.enabled_append_prop_crc
 
@@ -145,9 +148,9 @@ class CommitLog:
         else:
             self._allocator.prepare(last.end)
 
-    def stop_writing(self, refusal: AppendResult) -> None:
-        """Refuse every further put with this; on return none is in progress."""
-        self.refusal = refusal
+    def stop_writing(self) -> None:
+        """After `refusal` was set: on return no put is in progress and none will find a file."""
+        assert self.refusal is not None
         with self.lock:
             self._file = None
 
@@ -222,9 +225,9 @@ class CommitLog:
         crc = _crc32(body) & 0x7FFFFFFF
         with self.lock:
             now_ms = self._now_ms()
-            if now_ms < self._last_time_ms:
-                now_ms = self._last_time_ms  # searches by time rely on it
-            self._last_time_ms = self.lock_since_ms = now_ms
+            if now_ms < self.last_time_ms:
+                now_ms = self.last_time_ms  # searches by time rely on it
+            self.last_time_ms = self.lock_since_ms = now_ms
             file = self._file
             if file is None or file.wrote + size + BLANK_BYTES > self._file_bytes:
                 file = self._roll(size)
@@ -390,8 +393,8 @@ class CommitLog:
 
     def _enter(self) -> int:
         """The store time of a put that has just taken the lock."""
-        self._last_time_ms = self.lock_since_ms = max(self._now_ms(), self._last_time_ms)
-        return self._last_time_ms
+        self.last_time_ms = self.lock_since_ms = max(self._now_ms(), self.last_time_ms)
+        return self.last_time_ms
 
     def _place(self, file: MappedFile, state: QueueState, data: bytes, now_ms: int) -> None:
         end = file.wrote + len(data)

@@ -11,7 +11,7 @@ Every file operation of the store goes through a `Files` object: so that tests c
 * A file that is written through a mapping is allocated for real first (`allocate`): on a sparse file a full disk is a
   SIGBUS in the middle of a store, on an allocated one it is ENOSPC here.
 
-Errors are plain OSError; the callers know which file and purpose and translate.
+Errors are OSError (a failed sync: SyncError); the callers know which file and purpose and translate.
 """
 
 from __future__ import annotations
@@ -45,6 +45,13 @@ _libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.munlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class SyncError(OSError):
+    """A sync failed. The kernel may have dropped the dirty pages and reports it once: nothing may be retried.
+
+    Everything else that fails here is a plain OSError: nothing was written, the same call may succeed later.
+    """
 
 
 class DiskUsage(NamedTuple):
@@ -122,12 +129,18 @@ class Files:
 
     def sync(self, descriptor: int) -> None:
         """fdatasync: data, and the metadata needed to read it, of everything written to this file by any way."""
-        os.fdatasync(descriptor)
+        try:
+            os.fdatasync(descriptor)
+        except OSError as exc:
+            raise SyncError(exc.errno, f"fdatasync: {exc.strerror}") from exc
 
     def sync_map(self, mapping: mmap.mmap, start: int, size_bytes: int) -> None:
         """msync of the pages that hold [start, start + size) of a writable mapping."""
         base = start - start % mmap.PAGESIZE
-        self._call_on_range(_libc.msync, mapping, base, start + size_bytes - base, _MS_SYNC)
+        try:
+            self._call_on_range(_libc.msync, mapping, base, start + size_bytes - base, _MS_SYNC)
+        except OSError as exc:
+            raise SyncError(exc.errno, f"msync: {exc.strerror}") from exc
 
     def advise(self, mapping: mmap.mmap, advice: int, start: int = 0, size_bytes: int | None = None) -> None:
         base = start - start % mmap.PAGESIZE
@@ -156,6 +169,8 @@ class Files:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
+        except OSError as exc:
+            raise SyncError(exc.errno, f"fsync of directory {path}: {exc.strerror}") from exc
         finally:
             os.close(descriptor)
 

@@ -42,7 +42,6 @@ class MappedFile:
         "_guard",
         "_holds",
         "_is_allocated",
-        "_view",
         "base",
         "committed",
         "descriptor",
@@ -55,6 +54,7 @@ class MappedFile:
         "size_bytes",
         "store_time_ms",
         "target",
+        "view",
         "write_buffer",
         "wrote",
     )
@@ -76,7 +76,7 @@ class MappedFile:
         self.size_bytes = size_bytes
         self.descriptor = descriptor
         self.mapping = files.map(descriptor, size_bytes, writable=True)
-        self._view = memoryview(self.mapping)
+        self.view = memoryview(self.mapping)  # of readers; ValueError once the file is being destroyed
         self.write_buffer = write_buffer
         self.target = self.mapping if write_buffer is None else write_buffer  # where append puts its bytes
         self.wrote = self.committed = self.flushed = 0
@@ -125,7 +125,7 @@ class MappedFile:
         if position < 0 or end > self.read_position or not self.is_available:
             return None
         try:
-            return self._view[position:end]
+            return self.view[position:end]
         except ValueError:  # released by destroy just now
             return None
 
@@ -211,7 +211,7 @@ class MappedFile:
         """
         self.set_positions(position)
         zeros = bytes(min(8, self.size_bytes - position))
-        if zeros and self._view[position : position + len(zeros)] != zeros:
+        if zeros and self.view[position : position + len(zeros)] != zeros:
             self._files.pwrite(self.descriptor, zeros, position)
             self._files.sync(self.descriptor)
 
@@ -246,7 +246,7 @@ class MappedFile:
             self.is_available = False
             if self.descriptor < 0:
                 return True
-            self._view.release()
+            self.view.release()
             if self._holds or not self._files.unmap(self.mapping):
                 return False
             self._files.close(self.descriptor)

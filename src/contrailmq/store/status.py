@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from contrailmq.message import StoredMessage, offset_message_id
@@ -79,8 +78,7 @@ class BatchResult(NamedTuple):
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PutResult:
+class PutResult(NamedTuple):
     """What an embedded put did. `message_id` is the unique id, `offset_message_id` says where the record lies."""
 
     status: PutStatus
@@ -90,7 +88,7 @@ class PutResult:
     physical_offset: int = -1
     size_bytes: int = 0
     store_time_ms: int = 0
-    store_host: bytes = field(default=b"", repr=False)
+    store_host: bytes = b""
     reason: str = ""
 
     @property

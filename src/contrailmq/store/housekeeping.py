@@ -1,0 +1,113 @@
+"""What a store does once a second, beside the put path: write queues out, sync them, move the checkpoint, sample.
+
+Every second: queues that gathered units are written (no sync), filled index files are flushed, the checkpoint is
+written if it changed, statistics are sampled, and other tasks run (cleaning). Every 60 seconds, and at close: all
+queues are synced; then the ledger and the checkpoint may say so, in that order.
+
+A full disk or a descriptor limit stops nothing here: the units stay in memory and the next round tries again. A failed
+sync is final, as everywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from contrailmq.store.checkpoint import Checkpoint
+from contrailmq.store.clock import Clock
+from contrailmq.store.config import StoreConfig
+from contrailmq.store.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.files import Files, SyncError
+from contrailmq.store.index import IndexService
+from contrailmq.store.queue_ledger import take_ledger, write_ledger
+
+_log = logging.getLogger(__name__)
+
+
+class Housekeeping:
+    """Owns one thread. `tick` is one round, for tests and for whoever drives the store by hand."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        files: Files,
+        clock: Clock,
+        queues: ConsumeQueueTable,
+        index: IndexService | None,
+        checkpoint: Checkpoint,
+        *,
+        on_sync_failure: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._files = files
+        self._clock = clock
+        self._queues = queues
+        self._index = index
+        self._checkpoint = checkpoint
+        self._on_sync_failure = on_sync_failure
+        self._last_thorough_ms = clock.monotonic_ms()
+        self._tasks: list[Callable[[], None]] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._turn = threading.Lock()
+        self.error: str | None = None  # why the newest round could not finish, if it could not
+
+    def add_task(self, task: Callable[[], None]) -> None:
+        """Run this in every round. It may raise OSError."""
+        self._tasks.append(task)
+
+    def start(self) -> None:
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._run, name="contrailmq-housekeeping", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            self._thread = None
+
+    def tick(self) -> None:
+        """One round; errors are kept in `error` and reported, a failed sync also to the store."""
+        with self._turn:
+            try:
+                self._round()
+                self.error = None
+            except OSError as exc:
+                self.error = f"housekeeping of {self._config.path}: {exc}"
+                _log.error("%s", self.error)
+                if isinstance(exc, SyncError):
+                    self._on_sync_failure(self.error)
+
+    def persist(self) -> None:
+        """Sync queues and index's full files, then say so in the ledger and the checkpoint."""
+        mark = self._queues.flush()
+        index_end_offset = -1
+        if self._index is not None:
+            self._index.flush_sealed()
+            index_end_offset = self._index.end_offset
+        ledger = take_ledger(self._queues, mark, index_end_offset=index_end_offset)
+        write_ledger(self._config.path, ledger, self._files)
+        if mark.store_time_ms > 0:
+            self._checkpoint.logics_msg_time_ms = mark.store_time_ms
+            self._checkpoint.logics_physical_offset = max(0, mark.physical_offset)
+        self._checkpoint.flush()
+
+    def _round(self) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._last_thorough_ms + self._config.flush_consume_queue_thorough_interval:
+            self._last_thorough_ms = now_ms
+            self.persist()
+        else:
+            self._queues.write_pending()
+            if self._index is not None:
+                self._index.flush_sealed()
+            self._checkpoint.flush()
+        for task in self._tasks:
+            task()
+
+    def _run(self) -> None:
+        interval_s = self._config.flush_interval_consume_queue / 1000
+        while not self._stop.wait(interval_s):
+            self.tick()

@@ -1,0 +1,711 @@
+"""MessageStore: the store as a whole. RocketMQ's DefaultMessageStore, embedded or under a broker.
+
+Two ways to drive it, and nothing in between:
+
+* **Embedded** (`Drive.EMBEDDED`): `put` and `put_many` return when the message is durable as configured and readable;
+  any number of threads may call them. Trouble with the disk is an exception, a refused message a status.
+* **By a loop** (`Drive.LOOP`): `append` writes and returns, never waiting for a disk; the loop calls `dispatch` after a
+  batch of appends, `request_flush` when someone waits for durability, and hears of it through `on_durable`.
+
+Life: `open` takes the directory's lock, loads log, queues and index, recovers, and starts the worker threads (allocate,
+flush, commit, housekeeping). `close` undoes that in reverse and removes the abort file only if everything reached the
+disk. `abandon` drops everything as a crash would, for tests.
+
+When the store takes no writes, `unwritable_reason` says why, and every append is refused with it: closed, a slave, a
+failed sync (final until the store is opened again), a disk above the warning level (until there is room).
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from contrailmq.message import (
+    Message,
+    Property,
+    StoredMessage,
+    create_unique_id,
+    encode_host,
+    encode_properties,
+    is_system_topic,
+    tags_code,
+)
+from contrailmq.store.allocation import Allocator
+from contrailmq.store.checkpoint import Checkpoint
+from contrailmq.store.clock import Clock, SystemClock
+from contrailmq.store.commit_log import LOCALHOST, CommitLog
+from contrailmq.store.config import WITHOUT_EFFECT, StoreConfig
+from contrailmq.store.consume_queue import Boundary
+from contrailmq.store.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.delay_levels import DelayLevels
+from contrailmq.store.dispatch import Dispatcher
+from contrailmq.store.errors import StoreClosedError, StoreReadOnlyError
+from contrailmq.store.files import Files
+from contrailmq.store.flush import FlushFailedError, LogCommitter, LogFlusher
+from contrailmq.store.housekeeping import Housekeeping
+from contrailmq.store.index import IndexService
+from contrailmq.store.mapped_file_queue import MappedFileQueue
+from contrailmq.store.queue_ledger import read_ledger
+from contrailmq.store.reading import PULL_BYTES_MAX, Reader
+from contrailmq.store.record import BatchPart, decode_record
+from contrailmq.store.recovery import RecoveryReport, recover
+from contrailmq.store.stats import StoreStats
+from contrailmq.store.status import (
+    AppendResult,
+    Arrival,
+    BatchResult,
+    GetResult,
+    MessageFilter,
+    Messages,
+    PutResult,
+    PutStatus,
+)
+from contrailmq.store.store_lock import StoreLock, remove_abort_file, write_abort_file
+from contrailmq.store.write_buffer_pool import WriteBufferPool
+
+_log = logging.getLogger(__name__)
+
+_PUT_OK: Final = PutStatus.PUT_OK
+_CLOSED: Final = "closed"
+_SYNC_FAILED: Final = "sync failed"
+_SLAVE: Final = "slave"
+_DISK_FULL: Final = "disk full"
+
+
+class Drive(enum.Enum):
+    """Who dispatches what was appended."""
+
+    EMBEDDED = "embedded"
+    LOOP = "loop"
+
+
+class Append(Protocol):
+    """CommitLog.append, bound without another layer: it is the hottest call there is."""
+
+    def __call__(
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes,
+        properties: bytes,
+        *,
+        tags_code: int,
+        keys: str | None,
+        unique_key: str | None,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_time_ms: int = 0,
+        born_host: bytes = LOCALHOST,
+        store_host: bytes = LOCALHOST,
+        reconsume_times: int = 0,
+        prepared_transaction_offset: int = 0,
+    ) -> AppendResult: ...
+
+
+class MessageStore:
+    """A store directory. Thread-safe; a context manager.
+
+    with MessageStore(StoreConfig(path)) as store:
+        put = store.put(Message("Orders", b"..."))
+        for message in store.get("Orders", 0, put.queue_offset): ...
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        files: Files | None = None,
+        clock: Clock | None = None,
+        drive: Drive = Drive.EMBEDDED,
+    ) -> None:
+        self.config = config
+        self.files = files or Files()
+        self.clock = clock or SystemClock()
+        self._drive = drive
+        self._is_open = False
+        self._refusals: dict[str, str] = {}
+        self._store_host = _encoded_address(config.store_host_address)
+        self._failure = ""
+        self._commit_listeners: list[Callable[[], None]] = []
+        self._build()
+
+    def _build(self) -> None:
+        """Make the parts; none touches the disk yet."""
+        files, clock = self.files, self.clock
+        config = self.config = self.config.resolved(files)
+        self.stats = StoreStats(clock.now_ms())
+        self._log_files = MappedFileQueue(files, clock, config.commit_log_paths, config.mapped_file_size_commit_log)
+        self._pool: WriteBufferPool | None = None
+        self._committer: LogCommitter | None = None
+        if config.uses_write_buffer_pool:
+            self._pool = WriteBufferPool(
+                files,
+                buffer_count=config.transient_store_pool_size,
+                buffer_bytes=config.mapped_file_size_commit_log,
+            )
+            self._committer = LogCommitter(
+                config,
+                clock,
+                self._log_files,
+                self._pool,
+                on_commit=self._on_commit,
+                on_failure=self._fail,
+            )
+        self._allocator = Allocator(files, config, self._log_files, self._pool, on_sync_failure=self._fail)
+        self._log = CommitLog(config, clock, self._log_files, self._allocator)
+        self.checkpoint = Checkpoint(config.checkpoint_path, files)
+        self._flusher = LogFlusher(
+            config,
+            clock,
+            self._log_files,
+            on_failure=self._fail,
+            on_thorough=self._note_flushed,
+            committer=self._committer,
+        )
+        self._flusher.add_listener(self._on_flushed)
+        self._queues = ConsumeQueueTable(
+            config.consume_queue_path,
+            file_bytes=config.mapped_file_size_consume_queue,
+            files=files,
+            open_files_max=config.open_files_max,
+        )
+        self._index: IndexService | None = None
+        if config.message_index_enable:
+            self._index = IndexService(
+                config.index_path,
+                slots=config.max_hash_slot_num,
+                units=config.max_index_num,
+                files=files,
+                clock=clock,
+                on_sealed=self._note_index_sealed,
+            )
+        self._delay_levels = DelayLevels(config.message_delay_level)
+        self._dispatcher = Dispatcher(
+            self._log, self._queues, self._index, self._delay_levels, on_sync_failure=self._fail
+        )
+        self._reader = Reader(config, self._log, self._queues, self._index)
+        self._housekeeping = Housekeeping(
+            config, files, clock, self._queues, self._index, self.checkpoint, on_sync_failure=self._fail
+        )
+        self._lock = StoreLock(files, config.lock_path)
+        self.append: Append = self._log.append
+        self._refuse(_CLOSED, f"store {config.path} is not open")
+
+    # --- life
+
+    def open(self) -> Self:
+        """Lock, load, recover, start. Raises StoreLockedError, CorruptStoreError or OSError, and then holds nothing."""
+        assert not self._is_open, "a store is opened once; make a new MessageStore to open the directory again"
+        config = self.config
+        for key in config.unused_keys:
+            _log.info("setting %s has no effect here: %s", key, WITHOUT_EFFECT[key])
+        self.files.make_directory(config.path)
+        self._lock.acquire()
+        try:
+            self.recovery = self._recover()
+            self._start()
+        except BaseException:
+            self._stop_threads()
+            self._drop()
+            raise
+        return self
+
+    def _recover(self) -> RecoveryReport:
+        config = self.config
+        was_clean_exit = not self.files.exists(config.abort_path)
+        self._log_files.load()
+        damaged = self._queues.load()
+        checkpoint = self.checkpoint.load()
+        index_damage: list[str] = []
+        if self._index is not None:
+            trusted = None if was_clean_exit else checkpoint.index_msg_time_ms
+            index_damage = self._index.load(trusted_end_time_ms=trusted)
+        report = recover(
+            self._log_files,
+            self._queues,
+            self._index,
+            checkpoint=checkpoint,
+            ledger=read_ledger(config.path, self.files),
+            was_clean_exit=was_clean_exit,
+            delay_levels=self._delay_levels,
+            damaged=damaged,
+            index_damage=index_damage,
+            check_body_crc=config.check_crc_on_recover and not config.force_verify_prop_crc,
+            check_record_crc=config.check_crc_on_recover and config.force_verify_prop_crc,
+        )
+        if not was_clean_exit:
+            # A killed process leaves pages that no sync has covered. From here on they count as durable: make it true.
+            for file in self._log_files.files:
+                if file.end > report.walked_from:
+                    self.files.sync(file.descriptor)
+        return report
+
+    def _start(self) -> None:
+        self._dispatcher.mark = self._log_files.max_offset
+        self._log.last_time_ms = self.recovery.last_store_time_ms
+        self._allocator.start()
+        self._log.start_writing(self._queues.next_offsets())
+        if self.config.is_slave:
+            self._refuse(_SLAVE, "this broker is a slave: send to its master")
+        if self._committer is not None:
+            self._committer.start()
+        self._flusher.start()
+        self._housekeeping.add_task(self._sample)
+        self._housekeeping.start()
+        write_abort_file(self.files, self.config.abort_path)
+        self._is_open = True
+        self._allow(_CLOSED)
+
+    def close(self) -> None:
+        """Make everything durable and let go of the directory. Idempotent."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._refuse(_CLOSED, f"store {self.config.path} is closed")
+        self._log.stop_writing()
+        self._stop_threads()
+        is_whole = _SYNC_FAILED not in self._refusals and self._persist_all()
+        if is_whole:
+            remove_abort_file(self.files, self.config.abort_path)
+        self._drop()
+
+    def abandon(self) -> None:
+        """Drop the store as a killed process would: nothing is flushed, the abort file stays. For tests."""
+        if self._is_open:
+            self._is_open = False
+            self._refuse(_CLOSED, f"store {self.config.path} was abandoned")
+            self._log.stop_writing()
+            self._stop_threads()
+            self._drop()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _stop_threads(self) -> None:
+        self._housekeeping.stop()
+        if self._committer is not None:
+            self._committer.stop()
+        self._flusher.stop()
+        self._allocator.stop()
+
+    def _persist_all(self) -> bool:
+        """The last flush of log, queues, index and checkpoint; False when something could not be done."""
+        try:
+            while self._flusher.durable_offset < self._log_files.wrote_offset:
+                if not self._flusher.flush(0):
+                    break
+            self._dispatcher.dispatch(self.confirm_offset)
+            if self._index is not None:
+                self._index.flush()
+            self._housekeeping.persist()
+        except (OSError, FlushFailedError) as exc:
+            _log.error("store %s was not closed cleanly, the next start will recover it: %s", self.config.path, exc)
+            return False
+        return self._dispatcher.mark >= self._log_files.max_offset
+
+    def _drop(self) -> None:
+        self._queues.close()
+        if self._index is not None:
+            self._index.close()
+        self._log_files.close()
+        if self._pool is not None:
+            self._pool.close()
+        self._lock.release()
+
+    # --- may it be written?
+
+    @property
+    def writable(self) -> bool:
+        return not self._refusals
+
+    @property
+    def unwritable_reason(self) -> str:
+        return next(iter(self._refusals.values()), "")
+
+    def _refuse(self, kind: str, reason: str) -> None:
+        self._refusals[kind] = reason
+        self._log.refusal = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=self.unwritable_reason)
+
+    def _allow(self, kind: str) -> None:
+        self._refusals.pop(kind, None)
+        reason = self.unwritable_reason
+        self._log.refusal = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=reason) if reason else None
+
+    def set_disk_full(self, reason: str | None) -> None:
+        """Cleaning found the disk above the warning level (or, with None, below it again)."""
+        if reason is None:
+            self._allow(_DISK_FULL)
+        else:
+            self._refuse(_DISK_FULL, reason)
+
+    def _fail(self, cause: str) -> None:
+        """A sync failed: final."""
+        self._refuse(_SYNC_FAILED, str(StoreReadOnlyError(self.config.path, cause=cause)))
+        self._failure = cause
+
+    # --- embedded: put
+
+    def put(
+        self,
+        message: Message,
+        queue_id: int = 0,
+        *,
+        sys_flag: int = 0,
+        born_time_ms: int = 0,
+        born_host: bytes = b"",
+    ) -> PutResult:
+        """Store one message; returns when it is durable as configured and can be read.
+
+        Raises StoreFullError (nothing was stored; try again when there is room), StoreReadOnlyError (a sync failed: it
+        is unknown whether the message is stored), StoreClosedError. A message that breaks a rule is not stored: see
+        `status` and `reason`.
+        """
+        started_ms = self.clock.now_ms()
+        result = self._append_message(message, queue_id, sys_flag, born_time_ms or started_ms, born_host)
+        if result.status is not _PUT_OK:
+            self.stats.put_failed_count += 1
+            self._raise_if_unusable(result)
+            return result
+        end = result.physical_offset + result.size_bytes
+        if not self._settle(end, waits=message.properties.get(Property.WAIT) != "false"):
+            result = result._replace(status=PutStatus.FLUSH_DISK_TIMEOUT, reason=self._timeout_text())
+        self.stats.note_put_time(self.clock.now_ms() - started_ms)
+        return result
+
+    def put_many(self, messages: Sequence[Message], queue_id: int = 0) -> list[PutResult]:
+        """Store several messages with one flush; a result for each, refused ones included."""
+        started_ms = self.clock.now_ms()
+        results = [self._append_message(message, queue_id, 0, started_ms, b"") for message in messages]
+        stored = [result for result in results if result.status is _PUT_OK]
+        self.stats.put_failed_count += len(results) - len(stored)
+        if not stored:
+            if results:
+                self._raise_if_unusable(results[0])
+            return results
+        waits = any(message.properties.get(Property.WAIT) != "false" for message in messages)
+        if not self._settle(stored[-1].physical_offset + stored[-1].size_bytes, waits=waits):
+            late, text = PutStatus.FLUSH_DISK_TIMEOUT, self._timeout_text()
+            results = [r._replace(status=late, reason=text) if r.status is _PUT_OK else r for r in results]
+        self.stats.note_put_time(self.clock.now_ms() - started_ms)
+        return results
+
+    def _append_message(
+        self, message: Message, queue_id: int, sys_flag: int, born_time_ms: int, born_host: bytes
+    ) -> PutResult:
+        properties = message.properties
+        encoded = encode_properties(properties)
+        unique_key = properties.get(Property.UNIQUE_KEY)
+        if unique_key is None:
+            unique_key = create_unique_id()
+            encoded += f"UNIQ_KEY\x01{unique_key}\x02".encode()
+        tags = properties.get(Property.TAGS)
+        status, offset, size, queue_offset, time_ms, reason = self.append(
+            message.topic,
+            queue_id,
+            message.body,
+            encoded,
+            tags_code=tags_code(tags) if tags else 0,
+            keys=properties.get(Property.KEYS),
+            unique_key=unique_key,
+            flag=message.flag,
+            sys_flag=sys_flag,
+            born_time_ms=born_time_ms,
+            born_host=born_host or self._store_host,
+            store_host=self._store_host,
+        )
+        return PutResult(status, unique_key, queue_id, queue_offset, offset, size, time_ms, self._store_host, reason)
+
+    def _settle(self, end: int, *, waits: bool) -> bool:
+        """After an append: durable as configured, and dispatched. False when the disk took too long."""
+        is_durable = True
+        if self.config.is_sync_flush:
+            if waits:
+                try:
+                    is_durable = self._flusher.wait(end, self.config.sync_flush_timeout / 1000)
+                except FlushFailedError as exc:
+                    raise StoreReadOnlyError(self.config.path, cause=str(exc)) from exc
+            else:
+                self._flusher.request()
+        elif self._committer is not None:
+            if self.config.wake_commit_when_put_message:
+                self._committer.request()
+        elif self.config.wake_flush_when_put_message:
+            self._flusher.request()
+        self._dispatcher.dispatch(self.confirm_offset)
+        return is_durable
+
+    def _raise_if_unusable(self, result: PutResult) -> None:
+        if result.status is PutStatus.CREATE_MAPPED_FILE_FAILED and self._log.last_error is not None:
+            raise self._log.last_error
+        if result.status is PutStatus.SERVICE_NOT_AVAILABLE:
+            if _SYNC_FAILED in self._refusals:
+                raise StoreReadOnlyError(self.config.path, cause=self._failure)
+            if _CLOSED in self._refusals:
+                raise StoreClosedError(self.config.path)
+
+    def _timeout_text(self) -> str:
+        return (
+            f"the message is stored but was not on the disk within {self.config.sync_flush_timeout} ms "
+            "(syncFlushTimeout): the disk is slow"
+        )
+
+    # --- by a loop: nothing here waits for a disk
+
+    def append_batch(
+        self,
+        topic: str,
+        queue_id: int,
+        parts: Sequence[BatchPart],
+        *,
+        sys_flag: int = 0,
+        born_time_ms: int = 0,
+        born_host: bytes = LOCALHOST,
+        store_host: bytes = LOCALHOST,
+        reconsume_times: int = 0,
+    ) -> BatchResult:
+        """A client's batch as one record for each part, in one file, all or nothing. Neither durable nor dispatched."""
+        return self._log.append_batch(
+            topic,
+            queue_id,
+            parts,
+            sys_flag=sys_flag,
+            born_time_ms=born_time_ms,
+            born_host=born_host,
+            store_host=store_host,
+            reconsume_times=reconsume_times,
+        )
+
+    def append_raw(self, offset: int, data: bytes | memoryview) -> bool:
+        """A master's bytes, on a slave; False when they do not continue the log at exactly this offset."""
+        return self._log.append_raw(offset, data)
+
+    def dispatch(self) -> int:
+        """Bring queues and index up to the confirmed end of the log, and tell listeners; how many records."""
+        return self._dispatcher.dispatch(self.confirm_offset)
+
+    @property
+    def confirm_offset(self) -> int:
+        """What may be shown to readers: under SYNC_FLUSH only what is durable, otherwise what is in the files."""
+        if self.config.is_sync_flush and not self.config.read_un_committed:
+            return self._log_files.flushed_where
+        return self._log_files.max_offset
+
+    @property
+    def dispatched_offset(self) -> int:
+        return self._dispatcher.mark
+
+    @property
+    def durable_offset(self) -> int:
+        return self._log_files.flushed_where
+
+    def request_flush(self) -> None:
+        """Wake the flush thread (and the committer): someone waits for durability."""
+        if self._committer is not None and not self.config.is_sync_flush:
+            self._committer.request()
+        else:
+            self._flusher.request()
+
+    def on_durable(self, listener: Callable[[int], None]) -> None:
+        """Called by the flushing thread with the durable offset when it grew, with -1 when a sync failed (final)."""
+        self._flusher.add_listener(listener)
+
+    def on_committed(self, listener: Callable[[], None]) -> None:
+        """Called by the committing thread when the write buffer pool made more of the log readable."""
+        self._commit_listeners.append(listener)
+
+    def add_arrival_listener(self, listener: Callable[[Arrival], None]) -> None:
+        """Called by whoever dispatches, after a message became readable."""
+        self._dispatcher.listeners.append(listener)
+
+    def add_dispatcher(self, hook: Callable[[Arrival], None]) -> None:
+        """Called for each record before its unit is written (filter bit maps, compaction)."""
+        self._dispatcher.hooks.append(hook)
+
+    def _on_commit(self) -> None:
+        if self._drive is Drive.EMBEDDED:
+            self._dispatcher.dispatch(self.confirm_offset)
+        for listener in self._commit_listeners:
+            listener()
+
+    def _on_flushed(self, offset: int) -> None:
+        # Messages that nobody waited for (WAIT=false) become readable when a flush has covered them.
+        if self._drive is Drive.EMBEDDED and offset >= 0:
+            self._dispatcher.dispatch(self.confirm_offset)
+
+    # --- reading
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int = 32,
+        *,
+        max_bytes: int = PULL_BYTES_MAX,
+        filter: MessageFilter | None = None,
+    ) -> Messages:
+        """Messages of a queue from an offset on, decoded; see `status` and `next_offset` when it is empty."""
+        if not self._is_open:
+            raise StoreClosedError(self.config.path)
+        found = self.get_slices(topic, queue_id, offset, max_count, max_bytes=max_bytes, filter=filter)
+        messages = [decode_record(view) for view in found.slices]
+        found.release()
+        return Messages(found.status, found.next_offset, found.min_offset, found.max_offset, messages)
+
+    def get_slices(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        *,
+        max_bytes: int = PULL_BYTES_MAX,
+        filter: MessageFilter | None = None,
+    ) -> GetResult:
+        """The same as slices of the mapped log, not decoded. Release the result when it was sent."""
+        result = self._reader.get(topic, queue_id, offset, max_count, max_bytes=max_bytes, message_filter=filter)
+        self.stats.note_get(len(result.slices))
+        return result
+
+    def is_cold(self, topic: str, queue_id: int, offset: int) -> bool:
+        """Would `get_slices` touch pages that are presumably not in memory? Then let a worker call the cold one."""
+        return self._reader.is_cold(topic, queue_id, offset)
+
+    def get_slices_cold(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        *,
+        max_bytes: int = PULL_BYTES_MAX,
+        filter: MessageFilter | None = None,
+    ) -> GetResult:
+        """As `get_slices`, with copies that the calling thread reads from the disk."""
+        result = self._reader.get_cold(topic, queue_id, offset, max_count, max_bytes=max_bytes, message_filter=filter)
+        self.stats.note_get(len(result.slices))
+        return result
+
+    def lookup(self, physical_offset: int) -> StoredMessage | None:
+        """The message whose record begins at this place of the log."""
+        return self._reader.lookup(physical_offset)
+
+    def read_record(self, physical_offset: int, size_bytes: int | None = None) -> bytes | None:
+        """The bytes of the record that begins there (and has this size); None when there is none."""
+        return self._reader.read_record(physical_offset, size_bytes)
+
+    def read_log(self, offset: int, max_bytes: int) -> memoryview | None:
+        """Raw readable bytes from an offset on, within one file (replication); None when there are none."""
+        file = self._log_files.find(offset)
+        if file is None or offset - file.base >= file.read_position:
+            return None
+        position = offset - file.base
+        return file.select(position, min(max_bytes, file.read_position - position))
+
+    def query(
+        self, topic: str, key: str, max_count: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
+    ) -> list[StoredMessage]:
+        """Messages of a topic that carry this key or unique id, newest first, at most 64."""
+        return self._reader.query(topic, key, max_count, begin_ms, end_ms)
+
+    def offset_at(self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
+        """The queue offset of the first message stored at or after a time (UPPER: the last at or before it)."""
+        return self._reader.offset_at(topic, queue_id, time_ms, boundary)
+
+    def store_time_at(self, topic: str, queue_id: int, offset: int) -> int:
+        return self._reader.store_time_at(topic, queue_id, offset)
+
+    def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int:
+        """Store time of the oldest message, of the log or of one queue; -1 when there is none."""
+        return self._reader.earliest_time(topic, queue_id)
+
+    def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """(min, max) offsets of every queue; max is the offset that the next message gets."""
+        return {(queue.topic, queue.queue_id): (queue.min_offset, queue.max_offset) for queue in self._queues}
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        queue = self._queues.get(topic, queue_id)
+        return queue.min_offset if queue is not None else 0
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        queue = self._queues.get(topic, queue_id)
+        return queue.max_offset if queue is not None else 0
+
+    @property
+    def log_min_offset(self) -> int:
+        return self._log_files.min_offset
+
+    @property
+    def log_max_offset(self) -> int:
+        """End of the readable log."""
+        return self._log_files.max_offset
+
+    # --- administration
+
+    def delete_topics(self, topics: Sequence[str]) -> int:
+        """Destroy the queues of these topics; how many queues. Their messages stay in the log until it is cleaned."""
+        doomed = [queue for queue in self._queues if queue.topic in set(topics)]
+        for queue in doomed:
+            self._log.forget_queue(queue.topic, queue.queue_id)
+            self._queues.delete(queue.topic, queue.queue_id)
+        return len(doomed)
+
+    def clean_expired_queues(self) -> int:
+        """Destroy queues whose newest message is gone from the log, system topics excepted; how many."""
+        log_min = self._log_files.min_offset
+        doomed = [
+            queue
+            for queue in self._queues
+            if not is_system_topic(queue.topic) and 0 <= queue.physical_max <= log_min and queue.max_offset > 0
+        ]
+        for queue in doomed:
+            self._log.forget_queue(queue.topic, queue.queue_id)
+            self._queues.delete(queue.topic, queue.queue_id)
+        return len(doomed)
+
+    def tick(self) -> None:
+        """One round of housekeeping, now."""
+        self._housekeeping.tick()
+
+    def runtime_info(self) -> dict[str, str]:
+        """RocketMQ's run-time keys of a store."""
+        self._count_puts()
+        info = self.stats.runtime_info(self.clock.now_ms())
+        log_usage = self.files.disk_usage(self.config.commit_log_paths[0])
+        queue_usage = self.files.disk_usage(self.config.consume_queue_path)
+        return info | {
+            "commitLogDiskRatio": str(log_usage.used_ratio),
+            "consumeQueueDiskRatio": str(queue_usage.used_ratio),
+            "commitLogMinOffset": str(self._log_files.min_offset),
+            "commitLogMaxOffset": str(self._log_files.max_offset),
+        }
+
+    def _sample(self) -> None:
+        self._count_puts()
+        self.stats.sample(self.clock.now_ms())
+        if self._drive is Drive.EMBEDDED and self._dispatcher.stuck_reason is not None:
+            self._dispatcher.dispatch(self.confirm_offset)
+
+    def _count_puts(self) -> None:
+        states = self._log.states
+        self.stats.put_count = sum(state.put_count for state in states)
+        self.stats.put_bytes = sum(state.put_bytes for state in states)
+
+    def _note_flushed(self, store_time_ms: int) -> None:
+        self.checkpoint.physic_msg_time_ms = store_time_ms
+
+    def _note_index_sealed(self, end_time_ms: int) -> None:
+        self.checkpoint.index_msg_time_ms = end_time_ms
+
+
+def _encoded_address(address: str) -> bytes:
+    host, _, port = address.rpartition(":")
+    return encode_host(host.strip("[]") or "127.0.0.1", int(port))

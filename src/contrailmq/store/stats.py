@@ -1,0 +1,121 @@
+"""What the store did, as numbers: RocketMQ's StoreStatsService without its locks.
+
+Hot paths add to plain integers (a lost update under threads costs a count, not a message). Once a second housekeeping
+takes a sample of the totals; rates over 10, 60 and 600 seconds are differences of samples.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from typing import Final, NamedTuple
+
+# Upper bounds in ms of the buckets of put times; the last bucket is open.
+PUT_TIME_BOUNDS_MS: Final = (0, 10, 50, 100, 200, 500, 1000, 2000, 3000, 4000, 5000, 10_000)
+PUT_TIME_NAMES: Final = (
+    "<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s", "1~2s", "2~3s", "3~4s", "4~5s",
+    "5~10s", "10s~",
+)  # fmt: skip
+SAMPLES_MAX: Final = 601  # ten minutes at one a second
+RATE_WINDOWS_S: Final = (10, 60, 600)
+assert len(PUT_TIME_NAMES) == len(PUT_TIME_BOUNDS_MS) + 1
+
+
+class _Sample(NamedTuple):
+    time_ms: int
+    put_count: int
+    get_found: int
+    get_missed: int
+    transferred: int
+
+
+class StoreStats:
+    """Totals since open. `put_count` and `put_bytes` are filled in from the log when they are read."""
+
+    def __init__(self, boot_time_ms: int) -> None:
+        self.boot_time_ms = boot_time_ms
+        self.put_count = 0
+        self.put_bytes = 0
+        self.put_failed_count = 0
+        self.put_time_max_ms = 0
+        self.put_time_counts = [0] * len(PUT_TIME_NAMES)
+        self.get_found_count = 0
+        self.get_missed_count = 0
+        self.get_time_max_ms = 0
+        self.transferred_count = 0
+        self._samples: deque[_Sample] = deque(maxlen=SAMPLES_MAX)
+
+    def note_put_time(self, elapsed_ms: int) -> None:
+        self.put_time_counts[bisect.bisect_left(PUT_TIME_BOUNDS_MS, elapsed_ms)] += 1
+        if elapsed_ms > self.put_time_max_ms:
+            self.put_time_max_ms = elapsed_ms
+
+    def note_get(self, count: int) -> None:
+        if count:
+            self.get_found_count += 1
+            self.transferred_count += count
+        else:
+            self.get_missed_count += 1
+
+    def sample(self, now_ms: int) -> None:
+        self._samples.append(
+            _Sample(now_ms, self.put_count, self.get_found_count, self.get_missed_count, self.transferred_count)
+        )
+
+    def rates(self, field: str) -> tuple[float, float, float]:
+        """Per second over the last 10, 60 and 600 s: of put_count, get_found, get_missed or transferred."""
+        result = []
+        for seconds in RATE_WINDOWS_S:
+            samples = list(self._samples)[-seconds - 1 :]
+            elapsed_ms = samples[-1].time_ms - samples[0].time_ms if len(samples) > 1 else 0
+            grown = getattr(samples[-1], field) - getattr(samples[0], field) if elapsed_ms > 0 else 0
+            result.append(grown * 1000 / elapsed_ms if elapsed_ms > 0 else 0.0)
+        return result[0], result[1], result[2]
+
+    def put_time_percentile_ms(self, ratio: float) -> int:
+        """Upper bound of the bucket in which the given share of puts is reached."""
+        wanted = ratio * sum(self.put_time_counts)
+        seen = 0
+        for bound, count in zip((*PUT_TIME_BOUNDS_MS, self.put_time_max_ms), self.put_time_counts, strict=True):
+            seen += count
+            if seen >= wanted:
+                return bound
+        return 0
+
+    def runtime_info(self, now_ms: int) -> dict[str, str]:
+        """RocketMQ's names and formats (StoreStatsService.getRuntimeInfo)."""
+        found, missed = self.rates("get_found"), self.rates("get_missed")
+        total = (found[0] + missed[0], found[1] + missed[1], found[2] + missed[2])
+        average = self.put_bytes / self.put_count if self.put_count else 0.0
+        return {
+            "bootTimestamp": str(self.boot_time_ms),
+            "runtime": _duration(now_ms - self.boot_time_ms),
+            "putMessageEntireTimeMax": str(self.put_time_max_ms),
+            "putMessageTimesTotal": str(self.put_count),
+            "putMessageFailedTimes": str(self.put_failed_count),
+            "putMessageSizeTotal": str(self.put_bytes),
+            "putMessageDistributeTime": " ".join(
+                f"[{name}]:{count}" for name, count in zip(PUT_TIME_NAMES, self.put_time_counts, strict=True)
+            ),
+            "putMessageAverageSize": str(average),
+            "dispatchMaxBuffer": "0",
+            "getMessageEntireTimeMax": str(self.get_time_max_ms),
+            "putTps": _rate_text(self.rates("put_count")),
+            "getFoundTps": _rate_text(found),
+            "getMissTps": _rate_text(missed),
+            "getTotalTps": _rate_text(total),
+            "getTransferredTps": _rate_text(self.rates("transferred")),
+            "putLatency99": str(self.put_time_percentile_ms(0.99)),
+            "putLatency999": str(self.put_time_percentile_ms(0.999)),
+        }
+
+
+def _rate_text(rates: tuple[float, float, float]) -> str:
+    return " ".join(str(rate) for rate in rates)
+
+
+def _duration(milliseconds: int) -> str:
+    seconds = milliseconds // 1000
+    days, rest = divmod(seconds, 86_400)
+    hours, rest = divmod(rest, 3600)
+    return f"[ {days} days, {hours} hours, {rest // 60} minutes, {rest % 60} seconds ]"

@@ -1,0 +1,71 @@
+"""Who owns a store directory, and whether its last owner left in order: the files `lock` and `abort`.
+
+`lock` carries a POSIX record lock on its first byte, as Apache's does, so a running Apache broker and we exclude each
+other. Such locks do not exclude a second store in the same process, and they vanish when any descriptor of the file in
+this process is closed; so the directories open in this process are remembered here, and asked before `lock` is touched.
+
+`abort` exists while a store is open for writing and holds the process id. Found at start, it means that the last exit
+was not clean.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Final
+
+from contrailmq.store.errors import StoreLockedError
+from contrailmq.store.files import Files
+
+_LOCK_TEXT: Final = b"lock"
+_guard: Final = threading.Lock()
+_open_here: Final[set[Path]] = set()
+
+
+class StoreLock:
+    """Exclusive ownership of one directory from `acquire` to `release`."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._files = files
+        self._path = path.resolve()
+        self._descriptor = -1
+
+    def acquire(self) -> None:
+        """Raises StoreLockedError with the owner's pid."""
+        with _guard:
+            if self._path in _open_here:
+                raise StoreLockedError(self._path.parent, owner_pid=os.getpid())
+            descriptor = self._files.open(self._path, create=True)
+            owner_pid = self._files.lock_file(descriptor)
+            if owner_pid:
+                self._files.close(descriptor)
+                raise StoreLockedError(self._path.parent, owner_pid=owner_pid if owner_pid > 0 else None)
+            _open_here.add(self._path)
+        self._descriptor = descriptor
+        self._files.pwrite(descriptor, _LOCK_TEXT, 0)
+        self._files.sync(descriptor)
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            with _guard:
+                _open_here.discard(self._path)
+                self._files.close(self._descriptor)
+            self._descriptor = -1
+
+
+def write_abort_file(files: Files, path: Path) -> None:
+    descriptor = files.open(path, create=True)
+    try:
+        files.truncate(descriptor, 0)
+        files.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        files.sync(descriptor)
+    finally:
+        files.close(descriptor)
+    files.sync_directory(path.parent)
+
+
+def remove_abort_file(files: Files, path: Path) -> None:
+    if files.exists(path):
+        files.unlink(path)
+        files.sync_directory(path.parent)
