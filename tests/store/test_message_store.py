@@ -296,9 +296,7 @@ def test_a_batch_is_written_whole_into_one_file(store: MessageStore) -> None:
         ([BatchPart(2**31, b"x", b"")], 0),
     ],
 )
-def test_a_batch_that_breaks_a_rule_leaves_nothing(
-    parts: list[BatchPart], sys_flag: int, store: MessageStore
-) -> None:
+def test_a_batch_that_breaks_a_rule_leaves_nothing(parts: list[BatchPart], sys_flag: int, store: MessageStore) -> None:
     assert store.append_batch("T", 0, parts, sys_flag=sys_flag).status is PutStatus.MESSAGE_ILLEGAL
     assert append(store)[1:4] == (0, 93, 0)
 
@@ -321,9 +319,7 @@ def test_an_offset_outside_the_queue_gets_rocketmqs_answer(store: MessageStore) 
 
 
 def test_one_answer_holds_what_the_limits_allow_and_at_least_one_message(tmp_path: Path) -> None:
-    settings = config_at(
-        tmp_path, mapped_file_size_consume_queue=20_000, max_transfer_bytes_on_message_in_memory=3000
-    )
+    settings = config_at(tmp_path, mapped_file_size_consume_queue=20_000, max_transfer_bytes_on_message_in_memory=3000)
     with MessageStore(settings) as store:
         for _ in range(50):
             store.put(Message("S", b"s"))
