@@ -21,7 +21,7 @@ import enum
 import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from contrailmq.message import (
     Message,
@@ -33,27 +33,21 @@ from contrailmq.message import (
     is_system_topic,
     tags_code,
 )
-from contrailmq.store.allocation import Allocator
-from contrailmq.store.checkpoint import Checkpoint
 from contrailmq.store.clock import Clock, SystemClock
-from contrailmq.store.commit_log import LOCALHOST, CommitLog
+from contrailmq.store.commit_log import LOCALHOST
 from contrailmq.store.config import WITHOUT_EFFECT, StoreConfig
 from contrailmq.store.consume_queue import Boundary
-from contrailmq.store.consume_queue_table import ConsumeQueueTable
-from contrailmq.store.delay_levels import DelayLevels
-from contrailmq.store.dispatch import Dispatcher
 from contrailmq.store.errors import StoreClosedError, StoreReadOnlyError
 from contrailmq.store.files import Files
-from contrailmq.store.flush import FlushFailedError, LogCommitter, LogFlusher
-from contrailmq.store.housekeeping import Housekeeping
-from contrailmq.store.index import IndexService
-from contrailmq.store.mapped_file_queue import MappedFileQueue
+from contrailmq.store.flush import FlushFailedError
+from contrailmq.store.parts import build_parts
 from contrailmq.store.queue_ledger import read_ledger
-from contrailmq.store.reading import PULL_BYTES_MAX, Reader
+from contrailmq.store.reading import PULL_BYTES_MAX
 from contrailmq.store.record import BatchPart, decode_record
 from contrailmq.store.recovery import RecoveryReport, recover
 from contrailmq.store.stats import StoreStats
 from contrailmq.store.status import (
+    Append,
     AppendResult,
     Arrival,
     BatchResult,
@@ -64,7 +58,6 @@ from contrailmq.store.status import (
     PutStatus,
 )
 from contrailmq.store.store_lock import StoreLock, remove_abort_file, write_abort_file
-from contrailmq.store.write_buffer_pool import WriteBufferPool
 
 _log = logging.getLogger(__name__)
 
@@ -80,29 +73,6 @@ class Drive(enum.Enum):
 
     EMBEDDED = "embedded"
     LOOP = "loop"
-
-
-class Append(Protocol):
-    """CommitLog.append, bound without another layer: it is the hottest call there is."""
-
-    def __call__(
-        self,
-        topic: str,
-        queue_id: int,
-        body: bytes,
-        properties: bytes,
-        *,
-        tags_code: int,
-        keys: str | None,
-        unique_key: str | None,
-        flag: int = 0,
-        sys_flag: int = 0,
-        born_time_ms: int = 0,
-        born_host: bytes = LOCALHOST,
-        store_host: bytes = LOCALHOST,
-        reconsume_times: int = 0,
-        prepared_transaction_offset: int = 0,
-    ) -> AppendResult: ...
 
 
 class MessageStore:
@@ -130,67 +100,22 @@ class MessageStore:
         self._store_host = _encoded_address(config.store_host_address)
         self._failure = ""
         self._commit_listeners: list[Callable[[], None]] = []
-        self._build()
-
-    def _build(self) -> None:
-        """Make the parts; none touches the disk yet."""
-        files, clock = self.files, self.clock
-        config = self.config = self.config.resolved(files)
-        self.stats = StoreStats(clock.now_ms())
-        self._log_files = MappedFileQueue(files, clock, config.commit_log_paths, config.mapped_file_size_commit_log)
-        self._pool: WriteBufferPool | None = None
-        self._committer: LogCommitter | None = None
-        if config.uses_write_buffer_pool:
-            self._pool = WriteBufferPool(
-                files,
-                buffer_count=config.transient_store_pool_size,
-                buffer_bytes=config.mapped_file_size_commit_log,
-            )
-            self._committer = LogCommitter(
-                config,
-                clock,
-                self._log_files,
-                self._pool,
-                on_commit=self._on_commit,
-                on_failure=self._fail,
-            )
-        self._allocator = Allocator(files, config, self._log_files, self._pool, on_sync_failure=self._fail)
-        self._log = CommitLog(config, clock, self._log_files, self._allocator)
-        self.checkpoint = Checkpoint(config.checkpoint_path, files)
-        self._flusher = LogFlusher(
+        config = self.config = config.resolved(self.files)
+        self.stats = StoreStats(self.clock.now_ms())
+        parts = build_parts(
             config,
-            clock,
-            self._log_files,
+            self.files,
+            self.clock,
             on_failure=self._fail,
-            on_thorough=self._note_flushed,
-            committer=self._committer,
+            on_commit=self._on_commit,
+            on_flushed=self._on_flushed,
         )
-        self._flusher.add_listener(self._on_flushed)
-        self._queues = ConsumeQueueTable(
-            config.consume_queue_path,
-            file_bytes=config.mapped_file_size_consume_queue,
-            files=files,
-            open_files_max=config.open_files_max,
-        )
-        self._index: IndexService | None = None
-        if config.message_index_enable:
-            self._index = IndexService(
-                config.index_path,
-                slots=config.max_hash_slot_num,
-                units=config.max_index_num,
-                files=files,
-                clock=clock,
-                on_sealed=self._note_index_sealed,
-            )
-        self._delay_levels = DelayLevels(config.message_delay_level)
-        self._dispatcher = Dispatcher(
-            self._log, self._queues, self._index, self._delay_levels, on_sync_failure=self._fail
-        )
-        self._reader = Reader(config, self._log, self._queues, self._index)
-        self._housekeeping = Housekeeping(
-            config, files, clock, self._queues, self._index, self.checkpoint, on_sync_failure=self._fail
-        )
-        self._lock = StoreLock(files, config.lock_path)
+        self._log_files, self._log, self._allocator = parts.log_files, parts.log, parts.allocator
+        self._pool, self._committer, self._flusher = parts.pool, parts.committer, parts.flusher
+        self._queues, self._index, self.checkpoint = parts.queues, parts.index, parts.checkpoint
+        self._dispatcher, self._reader, self._housekeeping = parts.dispatcher, parts.reader, parts.housekeeping
+        self._delay_levels = parts.delay_levels
+        self._lock = StoreLock(self.files, config.lock_path)
         self.append: Append = self._log.append
         self._refuse(_CLOSED, f"store {config.path} is not open")
 
@@ -698,12 +623,6 @@ class MessageStore:
         states = self._log.states
         self.stats.put_count = sum(state.put_count for state in states)
         self.stats.put_bytes = sum(state.put_bytes for state in states)
-
-    def _note_flushed(self, store_time_ms: int) -> None:
-        self.checkpoint.physic_msg_time_ms = store_time_ms
-
-    def _note_index_sealed(self, end_time_ms: int) -> None:
-        self.checkpoint.index_msg_time_ms = end_time_ms
 
 
 def _encoded_address(address: str) -> bytes:

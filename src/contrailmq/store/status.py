@@ -67,6 +67,29 @@ class AppendResult(NamedTuple):
     reason: str = ""
 
 
+class Append(Protocol):
+    """CommitLog.append, bound without another layer: it is the hottest call there is."""
+
+    def __call__(
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes,
+        properties: bytes,
+        *,
+        tags_code: int,
+        keys: str | None,
+        unique_key: str | None,
+        flag: int = 0,
+        sys_flag: int = 0,
+        born_time_ms: int = 0,
+        born_host: bytes = ...,
+        store_host: bytes = ...,
+        reconsume_times: int = 0,
+        prepared_transaction_offset: int = 0,
+    ) -> AppendResult: ...
+
+
 class BatchResult(NamedTuple):
     """What the log did with a batch: all or nothing. `queue_offset` is the first one, the others follow it."""
 

@@ -1,0 +1,128 @@
+"""The parts of a store and how they hang together. Nothing here touches the disk.
+
+append -> CommitLog -> MappedFileQueue <- Allocator (next file)
+              |              ^
+              | facts        +-- LogFlusher (sync), LogCommitter (write buffers)
+              v
+         Dispatcher -> ConsumeQueueTable, IndexService <- Housekeeping (write out, sync, checkpoint)
+                              ^
+                           Reader
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from contrailmq.store.allocation import Allocator
+from contrailmq.store.checkpoint import Checkpoint
+from contrailmq.store.clock import Clock
+from contrailmq.store.commit_log import CommitLog
+from contrailmq.store.config import StoreConfig
+from contrailmq.store.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.delay_levels import DelayLevels
+from contrailmq.store.dispatch import Dispatcher
+from contrailmq.store.files import Files
+from contrailmq.store.flush import LogCommitter, LogFlusher
+from contrailmq.store.housekeeping import Housekeeping
+from contrailmq.store.index import IndexService
+from contrailmq.store.mapped_file_queue import MappedFileQueue
+from contrailmq.store.reading import Reader
+from contrailmq.store.write_buffer_pool import WriteBufferPool
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Owned by one MessageStore."""
+
+    log_files: MappedFileQueue
+    pool: WriteBufferPool | None
+    committer: LogCommitter | None
+    allocator: Allocator
+    log: CommitLog
+    flusher: LogFlusher
+    checkpoint: Checkpoint
+    queues: ConsumeQueueTable
+    index: IndexService | None
+    delay_levels: DelayLevels
+    dispatcher: Dispatcher
+    reader: Reader
+    housekeeping: Housekeeping
+
+
+def build_parts(
+    config: StoreConfig,
+    files: Files,
+    clock: Clock,
+    *,
+    on_failure: Callable[[str], None],
+    on_commit: Callable[[], None],
+    on_flushed: Callable[[int], None],
+) -> Parts:
+    """`config` is resolved. `on_failure` hears of a sync that failed, from whichever thread met it."""
+    log_files = MappedFileQueue(files, clock, config.commit_log_paths, config.mapped_file_size_commit_log)
+    checkpoint = Checkpoint(config.checkpoint_path, files)
+    pool, committer = _write_buffers(config, files, clock, log_files, on_commit, on_failure)
+    allocator = Allocator(files, config, log_files, pool, on_sync_failure=on_failure)
+    log = CommitLog(config, clock, log_files, allocator)
+    flusher = LogFlusher(
+        config,
+        clock,
+        log_files,
+        on_failure=on_failure,
+        on_thorough=lambda store_time_ms: setattr(checkpoint, "physic_msg_time_ms", store_time_ms),
+        committer=committer,
+    )
+    flusher.add_listener(on_flushed)
+    queues = ConsumeQueueTable(
+        config.consume_queue_path,
+        file_bytes=config.mapped_file_size_consume_queue,
+        files=files,
+        open_files_max=config.open_files_max,
+    )
+    index = _index(config, files, clock, checkpoint) if config.message_index_enable else None
+    delay_levels = DelayLevels(config.message_delay_level)
+    return Parts(
+        log_files=log_files,
+        pool=pool,
+        committer=committer,
+        allocator=allocator,
+        log=log,
+        flusher=flusher,
+        checkpoint=checkpoint,
+        queues=queues,
+        index=index,
+        delay_levels=delay_levels,
+        dispatcher=Dispatcher(log, queues, index, delay_levels, on_sync_failure=on_failure),
+        reader=Reader(config, log, queues, index),
+        housekeeping=Housekeeping(config, files, clock, queues, index, checkpoint, on_sync_failure=on_failure),
+    )
+
+
+def _write_buffers(
+    config: StoreConfig,
+    files: Files,
+    clock: Clock,
+    log_files: MappedFileQueue,
+    on_commit: Callable[[], None],
+    on_failure: Callable[[str], None],
+) -> tuple[WriteBufferPool | None, LogCommitter | None]:
+    if not config.uses_write_buffer_pool:
+        return None, None
+    pool = WriteBufferPool(
+        files,
+        buffer_count=config.transient_store_pool_size,
+        buffer_bytes=config.mapped_file_size_commit_log,
+    )
+    return pool, LogCommitter(config, clock, log_files, pool, on_commit=on_commit, on_failure=on_failure)
+
+
+def _index(config: StoreConfig, files: Files, clock: Clock, checkpoint: Checkpoint) -> IndexService:
+    return IndexService(
+        config.index_path,
+        slots=config.max_hash_slot_num,
+        units=config.max_index_num,
+        files=files,
+        clock=clock,
+        on_sealed=lambda end_time_ms: setattr(checkpoint, "index_msg_time_ms", end_time_ms),
+    )
