@@ -10,6 +10,7 @@ from contrailmq.client.results import (
     TransactionState,
 )
 from contrailmq.client.subscription import SqlFilter
+from contrailmq.client.sync import LitePullConsumer, Producer, PushConsumer, TransactionProducer
 from contrailmq.message import Message, MessageQueue, StoredMessage
 
 if not __debug__:
@@ -19,13 +20,17 @@ if not __debug__:
 __all__ = [
     "ConsumeFromWhere",
     "ConsumeResult",
+    "LitePullConsumer",
     "Message",
     "MessageModel",
     "MessageQueue",
+    "Producer",
+    "PushConsumer",
     "SendResult",
     "SendStatus",
     "SqlFilter",
     "StoredMessage",
+    "TransactionProducer",
     "TransactionState",
     "__version__",
 ]

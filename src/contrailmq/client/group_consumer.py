@@ -64,11 +64,14 @@ class GroupConsumer(ABC):
     async def __aenter__(self) -> Self:
         """A consumer may be entered before it subscribes; calling `start` inside is allowed and does nothing."""
         await self.start()
-        self._was_entered = True
+        self.mark_entered()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self.shutdown()
+
+    def mark_entered(self) -> None:
+        self._was_entered = True
 
     @property
     def is_running(self) -> bool:

@@ -68,8 +68,12 @@ class LitePullConsumer(GroupConsumer):
 
     async def __aexit__(self, *exc: object) -> None:
         if exc and exc[0] is not None:
-            self._consumed.clear()  # what was polled may not have been handled
+            self.forget_polled()
         await self.shutdown()
+
+    def forget_polled(self) -> None:
+        """What was polled may not have been handled: shutdown shall not commit it."""
+        self._consumed.clear()
 
     # Which queues.
     def subscribe(self, topic: str, expression: str | SqlFilter | None = "*") -> None:
@@ -84,11 +88,15 @@ class LitePullConsumer(GroupConsumer):
 
     async def assign(self, queues: Iterable[MessageQueue]) -> None:
         """Read exactly these queues, whatever other members do. Replaces an earlier assignment."""
+        self.set_assigned(queues)
+        if self._life.is_running:
+            await self._apply_assigned()
+
+    def set_assigned(self, queues: Iterable[MessageQueue]) -> None:
+        """What `assign` does before the start."""
         if self._subscriptions:
             raise ClientStateError("subscribe and assign exclude each other: this consumer has subscriptions")
         self._assigned = {self._real(queue) for queue in queues}
-        if self._life.is_running:
-            await self._apply_assigned()
 
     @property
     def assignment(self) -> list[MessageQueue]:
