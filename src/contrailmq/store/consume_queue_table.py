@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from contrailmq.store.consume_queue import PENDING_BYTES_MAX, UNIT_BYTES, ConsumeQueue, pack_unit
+from contrailmq.store.consume_queue_ext import ConsumeQueueExtTable
 from contrailmq.store.descriptors import DescriptorCache, capacity_for
 from contrailmq.store.files import Files
 
@@ -41,7 +42,10 @@ class DamagedQueue(NamedTuple):
 class ConsumeQueueTable:
     """Every queue by (topic, queue id)."""
 
-    def __init__(self, root: Path, *, file_bytes: int, files: Files, open_files_max: int = 0) -> None:
+    def __init__(
+        self, root: Path, *, file_bytes: int, files: Files, open_files_max: int = 0, ext_file_bytes: int = 0
+    ) -> None:
+        """`ext_file_bytes` turns extensions on (enableConsumeQueueExt); they lie beside `root`."""
         self.root = root
         self.file_bytes = file_bytes
         self._files = files
@@ -50,6 +54,14 @@ class ConsumeQueueTable:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._dirty: dict[ConsumeQueue, None] = {}  # have pending units
         self._unsynced: dict[ConsumeQueue, None] = {}
+        self.ext: ConsumeQueueExtTable | None = None
+        if ext_file_bytes:
+            self.ext = ConsumeQueueExtTable(
+                root.with_name(root.name + "_ext"),
+                file_bytes=ext_file_bytes,
+                files=files,
+                descriptors=self._descriptors,
+            )
         self.last_physical_offset = -1
         self.last_store_time_ms = 0
 
@@ -64,8 +76,12 @@ class ConsumeQueueTable:
         size_bytes: int,
         tags_code: int,
         store_time_ms: int,
+        bit_map: bytes = b"",
     ) -> None:
-        """Add one unit, in log order. A record that the queue already has is passed over."""
+        """Add one unit, in log order. A record that the queue already has is passed over.
+
+        `bit_map` goes into the extension, if those are on.
+        """
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             queue = self.find_or_create(topic, queue_id)
@@ -73,6 +89,8 @@ class ConsumeQueueTable:
         self.last_physical_offset = physical_offset
         self.last_store_time_ms = store_time_ms
         if queue.max_offset == queue_offset and end > queue.physical_max:
+            if self.ext is not None:
+                tags_code = self.ext.put(topic, queue_id, tags_code, store_time_ms, bit_map)
             pending = queue.pending
             pending += pack_unit(physical_offset, size_bytes, tags_code)
             queue.max_offset = queue_offset + 1
@@ -177,6 +195,10 @@ class ConsumeQueueTable:
         self.last_store_time_ms = max(self.last_store_time_ms, store_time_ms)
         self._note(queue, len(queue.pending))
 
+    def mark_dirty(self, queue: ConsumeQueue) -> None:
+        """It has pending units that did not come through `append`."""
+        self._dirty[queue] = None
+
     def truncate(self, queue: ConsumeQueue, max_offset: int) -> None:
         queue.truncate_to(max_offset)
         self._unsynced[queue] = None
@@ -194,6 +216,8 @@ class ConsumeQueueTable:
         self._dirty.pop(queue, None)
         self._unsynced.pop(queue, None)
         queue.destroy()
+        if self.ext is not None:
+            self.ext.delete(topic, queue_id)
         parent = queue.directory.parent
         if self._files.exists(parent) and not self._files.list_directory(parent):
             self._files.remove_directory(parent)

@@ -15,6 +15,7 @@ from typing import Final
 
 from contrailmq.message import Property, SysFlag, SystemTopic, decode_properties, tags_code
 from contrailmq.store.consume_queue import UNIT_BYTES, ConsumeQueue, pack_unit
+from contrailmq.store.consume_queue_ext import is_ext_address
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.index import IndexService
@@ -173,7 +174,8 @@ class Reconciler:
             cursor.block = queue.read_units(queue_offset, _BLOCK_UNITS)
             cursor.block_first = queue_offset
         position = (queue_offset - cursor.block_first) * UNIT_BYTES
-        if cursor.block[position : position + UNIT_BYTES] != unit:
+        stands = cursor.block[position : position + UNIT_BYTES]
+        if stands != unit and not _differs_by_extension(stands, unit):
             self._queues.overwrite(queue, queue_offset, unit)
             self.units_corrected += 1
 
@@ -202,3 +204,8 @@ class Reconciler:
         self._index.put(
             topic, keys, unique_key, physical_offset, store_time_ms, sys_flag, tags=decoded.get(Property.TAGS)
         )
+
+
+def _differs_by_extension(stands: bytes, unit: bytes) -> bool:
+    """The same record, but the tags code stands in an extension whose address is here instead."""
+    return stands[:12] == unit[:12] and is_ext_address(int.from_bytes(stands[12:], "big", signed=True))

@@ -345,7 +345,9 @@ class _Recovery:
             queue = self.queues.get(entry.topic, entry.queue_id)
             is_empty = queue is None or queue.max_offset == queue.min_offset == 0
             if is_empty and entry.max_offset and entry.physical_max <= self.files[0].base:
-                self.queues.find_or_create(entry.topic, entry.queue_id).start_at(entry.max_offset)
+                queue = self.queues.find_or_create(entry.topic, entry.queue_id)
+                queue.start_at(entry.max_offset)
+                self.queues.mark_dirty(queue)
 
     def _without_log(self) -> RecoveryReport:
         """No log, no messages: whatever queues and index say is about a log that is gone."""

@@ -1,0 +1,169 @@
+"""Making queues and index anew from the log. For `contrailmq store rebuild`.
+
+The new files are made beside the old ones (ROOT/rebuild.new/), synced, and checked against the log with verify's own
+walk. Only then they take the old ones' names, by renames; the old ones step aside to ROOT/rebuild.old/ and are removed
+last. A crash at any point leaves either the old or the new queues in place, and `rebuild` can simply be run again. The
+log itself is never touched.
+
+A queue whose messages are all gone from the log keeps its maximum: offsets are never given out twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from contrailmq.store.clock import Clock, SystemClock
+from contrailmq.store.config import StoreConfig
+from contrailmq.store.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.delay_levels import DelayLevels
+from contrailmq.store.errors import CorruptStoreError
+from contrailmq.store.files import Files
+from contrailmq.store.index import IndexService
+from contrailmq.store.log_walk import walk
+from contrailmq.store.queue_ledger import take_ledger, write_ledger
+from contrailmq.store.read_only import StoreView
+from contrailmq.store.reconcile import Reconciler
+from contrailmq.store.record import Kind
+from contrailmq.store.verify import Progress, verify_store
+
+NEW: Final = "rebuild.new"
+OLD: Final = "rebuild.old"
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildReport:
+    """What was made."""
+
+    path: str
+    queues: int
+    units: int
+    index_files: int
+    index_entries: int
+    log_max_offset: int
+
+
+def rebuild_store(
+    config: StoreConfig,
+    *,
+    files: Files | None = None,
+    clock: Clock | None = None,
+    on_progress: Progress | None = None,
+) -> RebuildReport:
+    """Rebuild the queues and the index of a store that nobody has open (the caller holds its lock)."""
+    files = files or Files()
+    root = config.path
+    _finish_interrupted(root, files)
+    with StoreView(config) as view:
+        config = view.config  # with every size known
+        new = root / NEW
+        queues = ConsumeQueueTable(new / "consumequeue", file_bytes=config.mapped_file_size_consume_queue, files=files)
+        index = IndexService(
+            new / "index",
+            slots=config.max_hash_slot_num,
+            units=config.max_index_num,
+            files=files,
+            clock=clock or SystemClock(),
+        )
+        files.make_directory(queues.root)
+        files.make_directory(index.root)
+        end = _fill(view, queues, index if config.message_index_enable else None, on_progress)
+        _keep_maximums(view, queues)
+    mark = queues.flush()
+    index.flush()
+    report = RebuildReport(
+        path=str(root),
+        queues=len(queues),
+        units=sum(queue.max_offset - queue.min_offset for queue in queues),
+        index_files=len(index.index_files),
+        index_entries=index.entries,
+        log_max_offset=end,
+    )
+    ledger = take_ledger(queues, mark, index_end_offset=index.end_offset)
+    queues.close()
+    index.close()
+    _check(config, new, on_progress)
+    _swap(root, files)
+    write_ledger(root, ledger, files)
+    _remove_tree(root / OLD, files)
+    return report
+
+
+def _fill(view: StoreView, queues: ConsumeQueueTable, index: IndexService | None, on_progress: Progress | None) -> int:
+    """Dispatch the whole log into empty queues and an empty index; the end of the log."""
+    sink = Reconciler(queues, index, DelayLevels(view.config.message_delay_level), index_from=0)
+    done = 0
+    for file in view.log_files:
+        end = walk(file, sink, check_body_crc=True)
+        done += file.size_bytes
+        if on_progress is not None:
+            on_progress(done // 2, view.log_bytes)  # the check walks it again
+        if end.verdict.kind is not Kind.BLANK:
+            return file.base + end.position
+    return view.log_files[-1].base + view.log_files[-1].size_bytes if view.log_files else 0
+
+
+def _keep_maximums(view: StoreView, queues: ConsumeQueueTable) -> None:
+    """Queues without a message in the log go on counting where they were."""
+    for old in view.queues:
+        if old.max_offset and queues.get(old.topic, old.queue_id) is None:
+            queues.find_or_create(old.topic, old.queue_id).start_at(old.max_offset)
+            queues.mark_dirty(queues.find_or_create(old.topic, old.queue_id))
+
+
+def _check(config: StoreConfig, new: Path, on_progress: Progress | None) -> None:
+    """Verify the new queues and index against the log, before they replace anything."""
+    beside = StoreConfig(
+        new,
+        store_path_commit_log=",".join(str(path) for path in config.commit_log_paths),
+        mapped_file_size_commit_log=config.mapped_file_size_commit_log,
+        mapped_file_size_consume_queue=config.mapped_file_size_consume_queue,
+        max_hash_slot_num=config.max_hash_slot_num,
+        max_index_num=config.max_index_num,
+        message_index_enable=config.message_index_enable,
+        message_delay_level=config.message_delay_level,
+    )
+    with StoreView(beside) as view:
+        total = view.log_bytes
+
+        def second_half(done: int, _total: int) -> None:
+            if on_progress is not None:
+                on_progress((total + done) // 2, total)
+
+        report = verify_store(view, second_half)
+    wrong = [finding for finding in report.findings if finding.part in ("queue", "index")]
+    if wrong:
+        raise CorruptStoreError(new, f"the rebuilt files do not agree with the log ({wrong[0]}): nothing was replaced")
+
+
+def _swap(root: Path, files: Files) -> None:
+    old, new = root / OLD, root / NEW
+    files.make_directory(old)
+    for name in ("consumequeue", "index"):
+        if files.exists(root / name):
+            files.rename(root / name, old / name)
+        files.rename(new / name, root / name)
+        files.sync_directory(root)
+    files.remove_directory(new)
+    files.sync_directory(root)
+
+
+def _finish_interrupted(root: Path, files: Files) -> None:
+    """A rebuild was interrupted: put back what it had moved aside and not yet replaced; drop its half-made files."""
+    old = root / OLD
+    for name in ("consumequeue", "index"):
+        if files.exists(old / name) and not files.exists(root / name):
+            files.rename(old / name, root / name)
+    for leftover in (root / NEW, old):
+        if files.exists(leftover):
+            _remove_tree(leftover, files)
+
+
+def _remove_tree(path: Path, files: Files) -> None:
+    for entry in files.list_directory(path):
+        if files.is_file(entry):
+            files.unlink(entry)
+        else:
+            _remove_tree(entry, files)
+    files.remove_directory(path)

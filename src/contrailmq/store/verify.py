@@ -1,0 +1,253 @@
+"""Does everything in a store fit together? For `contrailmq store verify`; changes nothing.
+
+One walk over the whole log, with checksums, while two readers follow it:
+
+* per queue, the units: each record that belongs in a queue must have exactly its unit at its offset, and a unit that
+  no record claims is one too many;
+* over all index files, the entries, which stand in log order: the entries of a record must be its unique key, its keys
+  and its tag (Apache before 5.5 did not enter tags: a missing tag is no finding), and an entry between two records
+  points at nothing.
+
+So both directions are checked in one pass with memory for one block of units per queue. A unit whose record lies below
+the log's minimum is fine: its message was cleaned away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from contrailmq.message import Property, SysFlag, decode_properties, java_hash
+from contrailmq.store.consume_queue import UNIT_BYTES, ConsumeQueue, pack_unit
+from contrailmq.store.consume_queue_ext import is_ext_address
+from contrailmq.store.delay_levels import DelayLevels
+from contrailmq.store.index import TAG_KIND
+from contrailmq.store.log_walk import walk
+from contrailmq.store.read_only import StoreView
+from contrailmq.store.record import Kind
+
+FINDINGS_LISTED_MAX: Final = 1_000  # more of them are counted, not listed
+_BLOCK_UNITS: Final = 4_096
+_PROGRESS_RECORDS: Final = 4_096
+
+Progress = Callable[[int, int], None]  # bytes of the log done, bytes in all
+
+
+class Finding(NamedTuple):
+    """One thing that is not as it should be. `offset` is physical for the log and index, a queue offset for a queue."""
+
+    part: str
+    where: str
+    offset: int
+    problem: str
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """`is_ok` when nothing was found. Counts are what was looked at."""
+
+    path: str
+    records: int = 0
+    units: int = 0
+    index_entries: int = 0
+    log_max_offset: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    findings_count: int = 0
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.findings_count
+
+    def add(self, part: str, where: str, offset: int, problem: str) -> None:
+        self.findings_count += 1
+        if len(self.findings) < FINDINGS_LISTED_MAX:
+            self.findings.append(Finding(part, where, offset, problem))
+
+
+def verify_store(view: StoreView, on_progress: Progress | None = None) -> VerifyReport:
+    """Walk everything and report what does not fit."""
+    report = VerifyReport(str(view.config.path))
+    for problem in view.problems:
+        part, _, text = problem.partition(": ")
+        report.add(part, "", 0, text)
+    for queue in view.damaged_queues:
+        report.add("queue", f"{queue.topic}/{queue.queue_id}", 0, queue.reason)
+    if not view.was_clean_exit:
+        report.add("store", "abort", 0, "it was not closed cleanly: open it once, so that it is recovered")
+    for index_file in view.index_files:
+        fault = index_file.fault(units_checked_max=2**31)
+        if fault is not None:
+            report.add("index", index_file.path.name, 0, fault)
+    checker = _Checker(view, report, on_progress)
+    _walk_log(view, report, checker)
+    checker.finish()
+    return report
+
+
+def _walk_log(view: StoreView, report: VerifyReport, checker: _Checker) -> None:
+    """Every file; a hole ends its file, and data behind the end of the log is a finding."""
+    ended = False
+    for number, file in enumerate(view.log_files):
+        end = walk(file, checker, check_body_crc=True)
+        kind, is_last = end.verdict.kind, number + 1 == len(view.log_files)
+        if end.records or kind is Kind.BLANK:
+            report.log_max_offset = file.base + end.position
+            if ended:
+                report.add("log", file.path.name, file.base, "there are records behind the end of the log")
+        if kind in (Kind.TORN, Kind.CORRUPT):
+            report.add("log", file.path.name, file.base + end.position, end.verdict.reason)
+        elif kind is Kind.NOTHING and any(file.mapping[end.position : end.position + (1 << 20)]):
+            report.add("log", file.path.name, file.base + end.position, "bytes stand behind the end of the log")
+        ended = ended or (kind is not Kind.BLANK and not is_last)
+
+
+class _Cursor:
+    """One queue's units, read along with the log."""
+
+    __slots__ = ("block", "block_first", "next_offset", "queue")
+
+    def __init__(self, queue: ConsumeQueue | None) -> None:
+        self.queue = queue
+        self.next_offset = -1
+        self.block = b""
+        self.block_first = 0
+
+    def unit(self, queue_offset: int) -> bytes:
+        """The 20 bytes at an offset; fewer where the queue has none."""
+        position = (queue_offset - self.block_first) * UNIT_BYTES
+        if not 0 <= position < len(self.block):
+            if self.queue is None:
+                return b""
+            self.block = self.queue.read_units(queue_offset, _BLOCK_UNITS)
+            self.block_first = queue_offset
+            position = 0
+        return self.block[position : position + UNIT_BYTES]
+
+
+class _Checker:
+    """Sink of the walk."""
+
+    def __init__(self, view: StoreView, report: VerifyReport, on_progress: Progress | None) -> None:
+        self._view = view
+        self._report = report
+        self._on_progress = on_progress
+        self._delay_levels = DelayLevels(view.config.message_delay_level)
+        self._cursors: dict[tuple[str, int], _Cursor] = {}
+        self._prefixes: dict[str, int] = {}
+        self._entries = _entries(view)
+        self._entry = next(self._entries, None)
+        self._log_min = view.log_files[0].base if view.log_files else 0
+        self._index_from = view.index_files[0].begin_offset if view.index_files else 2**63
+        if view.config.message_index_enable and not view.index_files and view.log_files:
+            report.add("index", "", 0, "there is none")
+        while self._entry is not None and self._entry[1] < self._log_min:
+            self._next_entry()  # cleaned away
+
+    def take(
+        self,
+        topic: bytes,
+        queue_id: int,
+        queue_offset: int,
+        physical_offset: int,
+        size_bytes: int,
+        store_time_ms: int,
+        sys_flag: int,
+        properties: bytes,
+        /,
+    ) -> None:
+        self._report.records += 1
+        if self._on_progress is not None and self._report.records % _PROGRESS_RECORDS == 0:
+            self._on_progress(physical_offset - self._log_min, self._view.log_bytes)
+        name = topic.decode("utf-8", "replace")
+        decoded = decode_properties(properties)
+        if not sys_flag & (SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH):
+            code = self._delay_levels.unit_tags_code(name, decoded, store_time_ms)
+            self._check_unit(name, queue_id, queue_offset, pack_unit(physical_offset, size_bytes, code))
+        if physical_offset >= self._index_from:
+            self._check_entries(name, physical_offset, sys_flag, decoded)
+
+    def finish(self) -> None:
+        """What nothing in the log stands behind."""
+        while self._entry is not None:
+            self._orphan()
+        for queue in self._view.queues:
+            cursor = self._cursors.get((queue.topic, queue.queue_id))
+            seen_to = cursor.next_offset if cursor is not None else queue.min_offset
+            first = queue.offset_of_physical(self._log_min)
+            for offset, unit in queue.scan(max(seen_to, first), queue.max_offset):
+                if not unit.is_pre_blank:
+                    self._find(queue.topic, queue.queue_id, offset, f"no record stands behind {tuple(unit)}")
+
+    # --- queues
+
+    def _check_unit(self, topic: str, queue_id: int, queue_offset: int, expected: bytes) -> None:
+        cursor = self._cursors.get((topic, queue_id))
+        if cursor is None:
+            cursor = self._cursors[topic, queue_id] = _Cursor(self._view.queues.get(topic, queue_id))
+        if queue_offset < cursor.next_offset:
+            self._find(topic, queue_id, queue_offset, "the log gives this offset to two records")
+            return
+        cursor.next_offset = queue_offset + 1
+        self._report.units += 1
+        stands = cursor.unit(queue_offset)
+        if stands == expected:
+            return
+        record = int.from_bytes(expected[:8], "big")
+        if len(stands) < UNIT_BYTES:
+            problem = f"the unit of the record at {record} is missing"
+        elif stands[:12] == expected[:12] and is_ext_address(int.from_bytes(stands[12:], "big", signed=True)):
+            return
+        else:
+            problem = f"unit {stands.hex()} should be {expected.hex()}"
+        self._find(topic, queue_id, queue_offset, problem)
+
+    def _find(self, topic: str, queue_id: int, queue_offset: int, problem: str) -> None:
+        self._report.add("queue", f"{topic}/{queue_id}", queue_offset, problem)
+
+    # --- index
+
+    def _check_entries(self, topic: str, physical_offset: int, sys_flag: int, properties: dict[str, str]) -> None:
+        while self._entry is not None and self._entry[1] < physical_offset:
+            self._orphan()
+        found: set[int] = set()
+        while self._entry is not None and self._entry[1] == physical_offset:
+            found.add(self._entry[0])
+            self._report.index_entries += 1
+            self._next_entry()
+        expected, tag = self._expected(topic, sys_flag, properties)
+        if expected - found:
+            self._report.add("index", "", physical_offset, f"{len(expected - found)} keys of this record are missing")
+        if found - expected - tag:
+            self._report.add("index", "", physical_offset, f"{len(found - expected - tag)} entries are not its keys")
+
+    def _expected(self, topic: str, sys_flag: int, properties: dict[str, str]) -> tuple[set[int], set[int]]:
+        if sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
+            return set(), set()
+        prefix = self._prefixes.get(topic)
+        if prefix is None:
+            prefix = self._prefixes[topic] = java_hash(topic + "#")
+        keys = [properties.get(Property.UNIQUE_KEY, ""), *properties.get(Property.KEYS, "").split(" ")]
+        hashes = {java_hash(key, seed=prefix) for key in keys if key}
+        tags = properties.get(Property.TAGS)
+        tag = {java_hash(f"{topic}#{TAG_KIND}#{tags}")} if tags else set()
+        return {_positive(number) for number in hashes}, {_positive(number) for number in tag}
+
+    def _orphan(self) -> None:
+        assert self._entry is not None
+        self._report.index_entries += 1
+        self._report.add("index", "", self._entry[1], "an entry points here, where no record begins")
+        self._next_entry()
+
+    def _next_entry(self) -> None:
+        self._entry = next(self._entries, None)
+
+
+def _entries(view: StoreView) -> Iterator[tuple[int, int]]:
+    for index_file in view.index_files:
+        yield from index_file.scan()
+
+
+def _positive(key_hash: int) -> int:
+    """As the index stores it (7.2): the absolute value, and 0 for the number that has none."""
+    return 0 if key_hash == -(2**31) else abs(key_hash)

@@ -1,0 +1,282 @@
+"""Consume queues: units at their places, pending or written, and what happens at both ends."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from contrailmq.store import Boundary, Files
+from contrailmq.store.consume_queue import PRE_BLANK, PRE_BLANK_SIZE, UNIT_BYTES, ConsumeQueue, Unit, pack_unit
+from contrailmq.store.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.descriptors import capacity_for
+
+FILE_UNITS = 10
+FILE_BYTES = FILE_UNITS * UNIT_BYTES
+
+
+class FullDisk(Files):
+    """Refuses to write while `is_full`."""
+
+    is_full = False
+
+    def pwrite(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().pwrite(descriptor, data, position)
+
+
+def make_table(root: Path, files: Files | None = None, *, open_files_max: int = 16) -> ConsumeQueueTable:
+    return ConsumeQueueTable(
+        root / "consumequeue", file_bytes=FILE_BYTES, files=files or Files(), open_files_max=open_files_max
+    )
+
+
+def append(table: ConsumeQueueTable, offset: int, physical_offset: int, *, topic: str = "Orders") -> None:
+    table.append(topic, 0, offset, physical_offset, 100, offset * 7, 1_700_000_000_000 + offset)
+
+
+def fill(table: ConsumeQueueTable, begin: int, end: int, *, topic: str = "Orders") -> ConsumeQueue:
+    for offset in range(begin, end):
+        append(table, offset, offset * 100, topic=topic)
+    queue = table.get(topic, 0)
+    assert queue is not None
+    return queue
+
+
+def reload(root: Path) -> ConsumeQueue:
+    table = make_table(root)
+    assert table.load() == []
+    queue = table.get("Orders", 0)
+    assert queue is not None
+    return queue
+
+
+def expected_units(begin: int, end: int) -> list[Unit]:
+    return [Unit(offset * 100, 100, offset * 7) for offset in range(begin, end)]
+
+
+def units_of(queue: ConsumeQueue) -> list[Unit]:
+    return [unit for _, unit in queue.scan(queue.min_offset, queue.max_offset)]
+
+
+def test_a_unit_has_the_bytes_of_the_format_document() -> None:
+    assert pack_unit(1000, 132, 2598919).hex() == "00000000000003e8" + "00000084" + "000000000027a807"
+
+
+@pytest.mark.parametrize(
+    "write", [lambda table: None, lambda table: table.write_pending(1), lambda table: table.flush()]
+)
+def test_units_read_the_same_before_and_after_they_reach_the_file(
+    write: Callable[[ConsumeQueueTable], object], tmp_path: Path
+) -> None:
+    table = make_table(tmp_path)
+    fill(table, 0, 7)
+    write(table)
+    queue = fill(table, 7, 25)
+    assert units_of(queue) == expected_units(0, 25)
+    assert queue.unit_at(6) == Unit(600, 100, 42)
+    assert queue.unit_at(25) is None
+    assert len(queue.read_units(5, 100)) == 5 * UNIT_BYTES  # never past the file that holds the first one
+
+
+def test_files_are_sparse_full_size_and_named_by_their_first_address(tmp_path: Path) -> None:
+    table = make_table(tmp_path)
+    fill(table, 0, 12)
+    table.flush()
+    files = sorted((tmp_path / "consumequeue/Orders/0").iterdir())
+    assert [path.name for path in files] == ["0" * 20, "200".zfill(20)]
+    assert [path.stat().st_size for path in files] == [FILE_BYTES, FILE_BYTES]
+    assert files[1].read_bytes() == b"".join(pack_unit(*unit) for unit in expected_units(10, 12)).ljust(
+        FILE_BYTES, b"\0"
+    )
+
+
+def test_a_loaded_queue_goes_on_where_it_was(tmp_path: Path) -> None:
+    for count in (1, 9, 10, 11, 20, 25):
+        table = make_table(tmp_path)
+        table.load()
+        fill(table, table.next_offset("Orders", 0), count)
+        table.flush()
+        queue = reload(tmp_path)
+        assert (queue.min_offset, queue.max_offset, queue.physical_max) == (0, count, count * 100)
+        assert units_of(queue) == expected_units(0, count)
+
+
+def test_a_record_that_comes_twice_is_taken_once(tmp_path: Path) -> None:
+    table = make_table(tmp_path)
+    queue = fill(table, 0, 5)
+    append(table, 4, 400)
+    append(table, 3, 300)
+    append(table, 2, 9_900)  # the same offset again: the first one stays
+    assert units_of(queue) == expected_units(0, 5)
+
+
+def test_a_queue_that_starts_above_zero_is_pre_blanked_from_its_files_begin(tmp_path: Path) -> None:
+    table = make_table(tmp_path)
+    queue = fill(table, 13, 15)
+    assert (queue.min_offset, queue.max_offset) == (13, 15)
+    table.flush()
+    data = (tmp_path / "consumequeue/Orders/0" / "200".zfill(20)).read_bytes()
+    assert data[: 3 * UNIT_BYTES] == PRE_BLANK * 3
+    queue = reload(tmp_path)
+    assert (queue.min_offset, queue.max_offset, queue.physical_max) == (13, 15, 1500)
+
+
+def test_pre_blank_units_alone_are_no_data(tmp_path: Path) -> None:
+    """Java takes them for a record that ends at 2 GiB and then drops every message below that."""
+    table = make_table(tmp_path)
+    queue = table.find_or_create("Orders", 0)
+    queue.start_at(13)
+    table.mark_dirty(queue)
+    table.flush()
+    queue = reload(tmp_path)
+    assert (queue.min_offset, queue.max_offset, queue.physical_max) == (13, 13, -1)
+    assert queue.append(13, physical_offset=50, size_bytes=10, tags_code=0)
+
+
+def test_a_gap_becomes_pre_blank_so_that_offsets_keep_their_places(tmp_path: Path) -> None:
+    table = make_table(tmp_path)
+    fill(table, 0, 3)
+    queue = fill(table, 5, 6)
+    assert queue.unit_at(3) == Unit(0, PRE_BLANK_SIZE, 0)
+    assert queue.unit_at(5) == Unit(500, 100, 35)
+    assert queue.max_offset == 6
+
+
+@pytest.mark.parametrize("keep", [0, 1, 9, 10, 11, 20, 24])
+@pytest.mark.parametrize("is_written", [True, False])
+def test_cutting_leaves_zeros_and_no_phantom(keep: int, is_written: bool, tmp_path: Path) -> None:
+    table = make_table(tmp_path)
+    queue = fill(table, 0, 25)
+    if is_written:
+        table.flush()
+    assert table.truncate_physical(keep * 100) == 25 - keep
+    assert (queue.max_offset, queue.physical_max) == (keep, keep * 100 if keep else -1)
+    table.mark_dirty(queue)
+    table.flush()
+    if keep or is_written:
+        again = reload(tmp_path)
+        assert (again.max_offset, units_of(again)) == (keep, expected_units(0, keep))
+    fill(table, keep, 30)
+    assert units_of(queue) == expected_units(0, 30)
+
+
+def test_an_emptied_queue_keeps_its_maximum(tmp_path: Path) -> None:
+    table = make_table(tmp_path)
+    queue = fill(table, 0, 25)
+    table.flush()
+    assert queue.delete_files_below(10_000) == 2  # never the last file
+    queue.correct_min_offset(10_000)
+    assert (queue.min_offset, queue.max_offset) == (25, 25)
+    again = reload(tmp_path)
+    again.correct_min_offset(10_000)
+    assert (again.min_offset, again.max_offset) == (25, 25)
+
+
+@pytest.mark.parametrize("log_min", [0, 1, 100, 950, 1000, 1050, 1999, 2400, 2401])
+def test_the_minimum_is_the_first_unit_whose_message_is_still_there(log_min: int, tmp_path: Path) -> None:
+    table = make_table(tmp_path)
+    queue = fill(table, 0, 25)
+    table.flush()
+    queue.delete_files_below(log_min)
+    queue.correct_min_offset(log_min)
+    assert queue.min_offset == -(-log_min // 100)
+    assert queue.bases[0] <= queue.min_offset * UNIT_BYTES or queue.min_offset == 25
+    assert len(queue.bases) == 3 - min(2, sum(last < log_min for last in (900, 1900)))
+
+
+@pytest.mark.parametrize(
+    ("time", "lower", "upper"),
+    [(0, 0, 0), (10, 0, 0), (15, 1, 0), (20, 1, 3), (25, 4, 3), (30, 4, 4), (40, 5, 5), (41, 6, 5), (99, 6, 5)],
+)
+def test_searching_by_time_gives_either_end_of_one_instant(time: int, lower: int, upper: int, tmp_path: Path) -> None:
+    times = [10, 20, 20, 20, 30, 40]
+    queue = fill(make_table(tmp_path), 0, len(times))
+
+    def store_time(physical_offset: int, _size: int) -> int:
+        return times[physical_offset // 100]
+
+    assert queue.offset_at(time, store_time) == queue.offset_at(time, store_time, Boundary.LOWER) == lower
+    assert queue.offset_at(time, store_time, Boundary.UPPER) == upper
+
+
+def test_searching_by_time_passes_over_messages_that_are_gone(tmp_path: Path) -> None:
+    queue = fill(make_table(tmp_path), 0, 6)
+    assert queue.offset_at(5, lambda offset, _: -1 if offset < 300 else offset) == 3
+
+
+@pytest.mark.parametrize("size", [1, FILE_BYTES - 1, FILE_BYTES + 20])
+def test_a_queue_file_of_wrong_size_is_left_out_and_named(size: int, tmp_path: Path) -> None:
+    table = make_table(tmp_path)
+    fill(table, 0, 25)
+    table.flush()
+    with (tmp_path / "consumequeue/Orders/0" / "200".zfill(20)).open("r+b") as file:
+        file.truncate(size)
+    table = make_table(tmp_path)
+    (damaged,) = table.load()
+    assert (damaged.topic, damaged.queue_id) == ("Orders", 0)
+    assert f"{size} bytes" in damaged.reason
+    queue = table.get("Orders", 0)
+    assert queue is not None
+    assert queue.max_offset == 10  # what stands before it is kept
+    queue.remove_strays()
+    fill(table, 10, 25)
+    assert units_of(queue) == expected_units(0, 25)
+
+
+def test_a_missing_file_in_the_middle_is_noticed(tmp_path: Path) -> None:
+    table = make_table(tmp_path)
+    fill(table, 0, 35)
+    table.flush()
+    (tmp_path / "consumequeue/Orders/0" / "200".zfill(20)).unlink()
+    assert [damaged.queue_id for damaged in make_table(tmp_path).load()] == [0]
+
+
+def test_a_full_disk_loses_nothing_and_writing_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    files = FullDisk()
+    table = make_table(tmp_path, files)
+    fill(table, 0, 5)
+    files.is_full = True
+    with pytest.raises(OSError, match="No space left"):
+        table.flush()
+    queue = fill(table, 5, 8)
+    assert units_of(queue) == expected_units(0, 8)
+    files.is_full = False
+    assert table.flush().physical_offset == 700
+    assert units_of(reload(tmp_path)) == expected_units(0, 8)
+
+
+def test_flush_says_up_to_where_the_queues_are_durable(tmp_path: Path) -> None:
+    table = make_table(tmp_path)
+    fill(table, 0, 5)
+    assert tuple(table.flush()) == (400, 1_700_000_000_004)
+
+
+def test_many_queues_need_few_descriptors(tmp_path: Path) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    table = make_table(tmp_path, open_files_max=8)
+    for number in range(100):
+        fill(table, 0, 3, topic=f"T{number}")
+    table.flush()
+    for number in range(100):
+        queue = table.get(f"T{number}", 0)
+        assert queue is not None
+        assert units_of(queue) == expected_units(0, 3)
+    assert len(list(Path("/proc/self/fd").iterdir())) - before <= 8
+
+
+@pytest.mark.parametrize(("limit", "capacity"), [(256, 64), (1024, 512), (20_000, 10_000), (1 << 20, 16_384)])
+def test_the_number_of_open_queue_files_follows_the_limit(limit: int, capacity: int) -> None:
+    assert capacity_for(limit) == capacity
+
+
+def test_a_deleted_topic_leaves_no_directory_and_starts_again_at_zero(tmp_path: Path) -> None:
+    table = make_table(tmp_path)
+    fill(table, 0, 15)
+    table.flush()
+    assert table.delete_topic("Orders") == 1
+    assert not (tmp_path / "consumequeue/Orders").exists()
+    assert table.next_offset("Orders", 0) == 0

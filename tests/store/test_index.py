@@ -1,0 +1,201 @@
+"""The key index: Java's hash table on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contrailmq.message import SysFlag, java_hash
+from contrailmq.store import Files, ManualClock
+from contrailmq.store.index import QUERY_COUNT_MAX, IndexService
+from contrailmq.store.index_file import HEADER_BYTES, IndexFile, index_file_bytes
+
+EVER = 2**63 - 1
+T0 = 1_700_000_000_000
+
+
+def make_index(root: Path, *, slots: int = 20, units: int = 50, clock: ManualClock | None = None) -> IndexService:
+    return IndexService(root / "index", slots=slots, units=units, files=Files(), clock=clock or ManualClock())
+
+
+def reload(root: Path, *, trusted_end_time_ms: int | None = None) -> tuple[IndexService, list[str]]:
+    index = make_index(root)
+    return index, index.load(trusted_end_time_ms=trusted_end_time_ms)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("TagA", 2598919),
+        ("", 0),
+        ("*", 42),
+        ("中文", 646394),
+        ("\U0001f600", 1772899),
+        ("polygenelubricants", -(2**31)),
+        ("TopicTest#KEY1", -1656969516),
+    ],
+)
+def test_the_hash_is_javas(text: str, expected: int) -> None:
+    assert java_hash(text) == expected
+    for cut in range(len(text) + 1):
+        assert java_hash(text[cut:], seed=java_hash(text[:cut])) == expected
+
+
+def test_the_hash_of_any_ascii_text_is_the_plain_loops() -> None:
+    for length in (1, 5, 31, 32, 255, 256, 257, 1000):
+        text = "".join(chr((length * 31 + position * 7) % 128) for position in range(length))
+        value = 0
+        for character in text:
+            value = (31 * value + ord(character)) & 0xFFFFFFFF
+        assert java_hash(text) & 0xFFFFFFFF == value
+
+
+def test_a_message_is_found_by_unique_key_every_key_and_tag(tmp_path: Path) -> None:
+    index = make_index(tmp_path)
+    index.put("Orders", "k1  k2", "u-1", 100, T0, tags="paid")
+    for key in ("u-1", "k1", "k2", "T#paid"):
+        assert index.query("Orders", key, 10, 0, EVER) == [100]
+    assert index.query("Other", "k1", 10, 0, EVER) == []
+    assert index.entries == 4
+
+
+def test_a_rolled_back_message_is_not_entered_and_a_prepared_one_is(tmp_path: Path) -> None:
+    index = make_index(tmp_path)
+    index.put("Orders", "k", None, 100, T0, SysFlag.TRANSACTION_ROLLBACK)
+    index.put("Orders", "k", None, 200, T0, SysFlag.TRANSACTION_PREPARED)
+    index.put("Orders", "k", None, 300, T0, SysFlag.TRANSACTION_COMMIT)
+    assert index.query("Orders", "k", 10, 0, EVER) == [300, 200]
+
+
+def test_answers_are_newest_first_over_rolled_files_and_bounded(tmp_path: Path) -> None:
+    clock = ManualClock()
+    index = make_index(tmp_path, units=10, clock=clock)
+    for number in range(100):
+        index.put("Orders", "k", None, number, T0 + number * 1000)
+    assert len(index.index_files) == 12  # nine entries a file; all made in the same millisecond
+    assert index.query("Orders", "k", 5, 0, EVER) == [99, 98, 97, 96, 95]
+    assert len(index.query("Orders", "k", 1000, 0, EVER)) == QUERY_COUNT_MAX
+    assert index.query("Orders", "k", 100, T0 + 40_000, T0 + 43_000) == [43, 42, 41, 40]
+
+
+def test_the_smallest_hash_is_stored_as_zero(tmp_path: Path) -> None:
+    index = make_index(tmp_path)
+    topic = "T"
+    key = _key_with_hash(topic, -(2**31))
+    index.put(topic, key, None, 5, T0)
+    assert index.query(topic, key, 10, 0, EVER) == [5]
+    assert index.index_files[0].scan() == [(0, 5)]
+
+
+def _key_with_hash(topic: str, wanted: int) -> str:
+    """A key whose `topic#key` has a given hash: seven characters are enough digits in base 31."""
+    rest = (wanted - java_hash(topic + "#") * 31**7) & 0xFFFFFFFF
+    digits = []
+    value = rest + (1 << 32) * 200
+    for _ in range(6):
+        digits.append(chr(value % 31 + 31))
+        value = (value - (value % 31 + 31)) // 31
+    return chr(value) + "".join(reversed(digits))
+
+
+def test_a_file_that_is_loaded_is_filled_on(tmp_path: Path) -> None:
+    index = make_index(tmp_path)
+    index.put("Orders", "k", None, 1, T0)
+    index.flush()
+    index.close()
+    index, reasons = reload(tmp_path)
+    assert reasons == []
+    index.put("Orders", "k", None, 2, T0 + 1)
+    assert index.query("Orders", "k", 10, 0, EVER) == [2, 1]
+    assert len(index.index_files) == 1
+
+
+def test_a_record_below_the_end_is_not_entered_again(tmp_path: Path) -> None:
+    index = make_index(tmp_path)
+    for offset in (10, 20, 20, 10):
+        index.put("Orders", "k", None, offset, T0)
+    assert index.query("Orders", "k", 10, 0, EVER) == [20, 10]
+
+
+def test_after_a_crash_the_file_being_filled_is_removed_and_full_flushed_ones_stay(tmp_path: Path) -> None:
+    sealed: list[int] = []
+    index = IndexService(
+        tmp_path / "index", slots=20, units=50, files=Files(), clock=ManualClock(), on_sealed=sealed.append
+    )
+    for number in range(60):
+        index.put("Orders", f"k{number}", None, number, T0 + number)
+    assert index.flush_sealed() == T0 + 48
+    assert sealed == [T0 + 48]
+    index.close()
+    index, reasons = reload(tmp_path, trusted_end_time_ms=sealed[0])
+    assert len(reasons) == 1
+    assert index.end_offset == 48
+
+
+@pytest.mark.parametrize("position", [0, 3, 16, 24, 32, 36, HEADER_BYTES + 4 * 7, HEADER_BYTES + 80 + 20])
+def test_a_flipped_index_file_is_noticed_and_removed(position: int, tmp_path: Path) -> None:
+    index = make_index(tmp_path)
+    for number in range(30):
+        index.put("Orders", f"k{number}", None, number * 100, T0 + number)
+    index.flush()
+    index.close()
+    (path,) = (tmp_path / "index").iterdir()
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x40
+    path.write_bytes(data)
+    index, reasons = reload(tmp_path)
+    assert len(reasons) == 1, reasons
+    assert index.end_offset == -1
+    assert not path.exists()
+
+
+def test_every_flipped_bit_of_hash_slot_and_chain_is_noticed(tmp_path: Path) -> None:
+    index = make_index(tmp_path)
+    for number in range(30):
+        index.put("Orders", f"k{number}", None, number * 100, T0)
+    index.flush()
+    index.close()
+    (path,) = (tmp_path / "index").iterdir()
+    good = path.read_bytes()
+    start = HEADER_BYTES + 20 * 4
+    positions = [
+        *range(HEADER_BYTES, start),
+        *(start + unit * 20 + byte for unit in (1, 15, 30) for byte in range(16, 20)),
+    ]
+    for position in positions:
+        data = bytearray(good)
+        data[position] ^= 0x01
+        path.write_bytes(data)
+        file = IndexFile(path, slots=20, units=50, files=Files())
+        file.load()
+        changes_an_unused_slot = position < start and not any(good[position // 4 * 4 : position // 4 * 4 + 4])
+        assert (file.fault(units_checked_max=100) is None) == changes_an_unused_slot, position
+        file.close()
+
+
+def test_a_file_of_another_size_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / "20260101000000000").write_bytes(bytes(index_file_bytes(20, 50) - 1))
+    _, reasons = reload(tmp_path)
+    assert "bytes" in reasons[0]
+
+
+def test_old_files_go_with_the_log_but_never_the_last(tmp_path: Path) -> None:
+    index = make_index(tmp_path, units=10)
+    for number in range(30):
+        index.put("Orders", "k", None, number, T0 + number)
+    assert index.delete_below(10) == 1
+    assert index.delete_below(10_000) == 2
+    assert len(index.index_files) == 1
+
+
+def test_the_clock_going_back_keeps_the_order_of_files(tmp_path: Path) -> None:
+    clock = ManualClock()
+    index = make_index(tmp_path, units=3, clock=clock)
+    for number in range(10):
+        index.put("Orders", "k", None, number, T0)
+        clock.set_wall(clock.now_ms() - 3_600_000)
+    names = [file.path.name for file in index.index_files]
+    assert names == sorted(names)
+    assert all(len(name) == 17 for name in names)
