@@ -5,8 +5,8 @@ from contrailmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from contrailmq.store.consume_queue import Boundary
 from contrailmq.store.errors import StoreError
 from contrailmq.store.files import Files
-from contrailmq.store.message_store import Drive, MessageStore
 from contrailmq.store.inspect import StoreSummary, inspect_store
+from contrailmq.store.message_store import Drive, MessageStore
 from contrailmq.store.read_only import StoreView
 from contrailmq.store.rebuild import RebuildReport, rebuild_store
 from contrailmq.store.record import check_record, decode_record, encode_record
