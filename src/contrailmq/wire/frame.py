@@ -213,8 +213,9 @@ class ReplyTemplate:
         self._code, self._names, self._fixed = code, tuple(fields), dict(fixed or {})
         parts = [f'"{name}":"{"%d" if kind is int else "%b"}"' for name, kind in fields.items()]
         constant = [f'"{name}":"{escape(value).decode()}"'.replace("%", "%%") for name, value in self._fixed.items()]
+        ext = f'"extFields":{{{",".join(parts + constant)}}},' if parts or constant else ""
         self._format = (
-            f'{{"code":{code},"extFields":{{{",".join(parts + constant)}}},"flag":{FLAG_RESPONSE},'
+            f'{{"code":{code},{ext}"flag":{FLAG_RESPONSE},'
             f'"language":"{OUR_LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{OUR_VERSION}}}'
         ).encode()
 

@@ -25,6 +25,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from contrailmq.wire.admin_requests import GetRouteInfo
 from contrailmq.wire.codes import (
     LANGUAGE_CODES,
     LANGUAGES,
@@ -144,6 +145,7 @@ HOT_HEADERS: Final[dict[bytes, type[msgspec.Struct]]] = {
     b"361": PullMessage,
     b"36,": ConsumerSendMessageBack,
     b"15,": UpdateConsumerOffset,
+    b"105": GetRouteInfo,
 }
 _CODE_TEXT_START: Final = len('{"code":')
 _CODE_TEXT_END: Final = _CODE_TEXT_START + 3

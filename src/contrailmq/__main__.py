@@ -1,0 +1,5 @@
+"""`python -m contrailmq` is the `contrailmq` command."""
+
+from contrailmq.cli import main
+
+main()

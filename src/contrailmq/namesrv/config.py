@@ -1,0 +1,80 @@
+"""Settings of a NameServer: RocketMQ's keys in snake case, with RocketMQ's defaults.
+
+Keys that size Java's thread pools and buffers are known, shown and otherwise without effect: files written for Apache's
+NameServer are taken without a warning. They stand together at the end.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from contrailmq.wire.properties import Settings
+
+__all__ = ["NamesrvConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamesrvConfig(Settings):
+    """See the module; `home` rules where files lie unless their paths are given."""
+
+    bind_address: str = "0.0.0.0"
+    listen_port: int = 9876
+    rocketmq_home: str = ""  # absent: the user's home directory
+    kv_config_path: str = ""  # absent: <home>/namesrv/kvConfig.json
+    config_store_path: str = ""  # absent: <home>/namesrv/namesrv.properties
+    config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
+    scan_not_active_broker_interval: int = 5000
+    server_channel_max_idle_time_seconds: int = 120
+    shutdown_wait_time_seconds: int = 30
+    return_order_topic_config_to_broker: bool = True
+    order_message_enable: bool = False
+    support_acting_master: bool = False
+    notify_min_broker_id_changed: bool = False
+    enable_all_topic_list: bool = True
+    enable_topic_list: bool = True
+    need_wait_for_service: bool = False
+    wait_seconds_for_service: int = 45
+    delete_topic_with_broker_registration: bool = False
+
+    # known and without effect
+    client_request_thread_pool_nums: int = 8
+    client_request_thread_pool_queue_capacity: int = 50000
+    cluster_test: bool = False
+    default_thread_pool_nums: int = 16
+    default_thread_pool_queue_capacity: int = 10000
+    enable_controller_in_namesrv: bool = False
+    enable_shutdown_gracefully: bool = False
+    product_env_name: str = "center"
+    server_async_semaphore_value: int = 64
+    server_callback_executor_threads: int = 0
+    server_netty_worker_group_enable: bool = True
+    server_oneway_semaphore_value: int = 256
+    server_pooled_byte_buf_allocator_enable: bool = True
+    server_selector_threads: int = 3
+    server_socket_backlog: int = 1024
+    server_socket_rcv_buf_size: int = 0
+    server_socket_snd_buf_size: int = 0
+    server_worker_threads: int = 8
+    un_register_broker_queue_capacity: int = 3000
+    use_epoll_native_selector: bool = False
+    write_buffer_high_water_mark: int = 0
+    write_buffer_low_water_mark: int = 0
+
+    @property
+    def home(self) -> Path:
+        return Path(self.rocketmq_home or os.environ.get("ROCKETMQ_HOME") or Path.home())
+
+    @property
+    def kv_config_file(self) -> Path:
+        return Path(self.kv_config_path) if self.kv_config_path else self.home / "namesrv" / "kvConfig.json"
+
+    @property
+    def config_file(self) -> Path:
+        return Path(self.config_store_path) if self.config_store_path else self.home / "namesrv" / "namesrv.properties"
+
+    @property
+    def blocked_keys(self) -> frozenset[str]:
+        """Keys that UPDATE_NAMESRV_CONFIG must not change."""
+        return frozenset(key.strip() for key in self.config_black_list.split(";") if key.strip())

@@ -1,0 +1,89 @@
+"""Key-value settings by namespace, kept in `kvConfig.json`. ORDER_TOPIC_CONFIG is the one namespace with a meaning.
+
+The table is plain memory; a caller that changed it writes `to_json()` with `save`, in a worker thread, before it
+answers. Saving never leaves a half-written file: a new file is written and synced, the old one becomes `.bak`, the new
+one takes its place. Loading takes `.bak` when the file is missing or broken.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from contrailmq.message import ContrailError
+from contrailmq.wire.errors import RemoteProtocolError
+from contrailmq.wire.fastjson import Body, decode_body, encode_body, new_dict
+
+__all__ = ["ORDER_TOPIC_CONFIG", "KvConfig", "KvConfigError", "load", "save"]
+
+ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
+
+
+class KvConfigError(ContrailError):
+    """The file cannot be read or written; the text says which and why."""
+
+
+class _File(Body, kw_only=True):
+    config_table: dict[str, dict[str, str]] = msgspec.field(default_factory=new_dict)
+
+
+class KvConfig:
+    """namespace -> key -> value. Owned by the NameServer's loop."""
+
+    def __init__(self, table: dict[str, dict[str, str]] | None = None) -> None:
+        self._table = table or {}
+
+    def put(self, namespace: str, key: str, value: str) -> None:
+        self._table.setdefault(namespace, {})[key] = value
+
+    def get(self, namespace: str, key: str) -> str | None:
+        return self._table.get(namespace, {}).get(key)
+
+    def delete(self, namespace: str, key: str) -> None:
+        """Forget a key; a namespace stays, empty, as in RocketMQ."""
+        self._table.get(namespace, {}).pop(key, None)
+
+    def namespace(self, name: str) -> dict[str, str] | None:
+        return self._table.get(name)
+
+    def to_json(self) -> bytes:
+        return msgspec.json.format(encode_body(_File(config_table=self._table)), indent=2)
+
+
+def load(path: Path) -> KvConfig:
+    """What the file holds, else its `.bak`; empty when there is neither. KvConfigError when none can be read."""
+    problems = []
+    for candidate in (path, path.with_name(path.name + ".bak")):
+        try:
+            return KvConfig(decode_body(candidate.read_bytes(), _File).config_table)
+        except FileNotFoundError:
+            continue
+        except (OSError, RemoteProtocolError) as exc:
+            problems.append(f"{candidate}: {exc}")
+    if problems:
+        raise KvConfigError("; ".join(problems) + "; mend the file, or remove it to start without these settings")
+    return KvConfig()
+
+
+def save(path: Path, data: bytes) -> None:
+    """Write `data` durably in place of the file. Blocks: call it in a worker thread."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(path.name + ".tmp")
+        with open(fresh, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            os.replace(path, path.with_name(path.name + ".bak"))
+        os.replace(fresh, path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as exc:
+        raise KvConfigError(f"{path} cannot be written: {exc}; the change is in memory only") from exc

@@ -1,0 +1,118 @@
+"""The body of REGISTER_BROKER, in its two encodings, checked before a byte of it is believed. Pure.
+
+plain       RegisterBrokerBody as JSON; a sender below version 37 sends the bare topic wrapper
+compressed  zlib of:  version  topics  filters  [mappings]
+            version  := i32 length, DataVersion JSON
+            topics   := i32 count, then each: i32 length, text "name read write perm filterType [attributesJson]"
+            filters  := i32 length, JSON array
+            mappings := i32 count, then each: i32 length, JSON          (senders from version 413 on)
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final
+
+from contrailmq.wire.bodies import RegisterBrokerBody, TopicConfig, TopicConfigWrapper, TopicQueueMapping
+from contrailmq.wire.errors import RemoteProtocolError
+from contrailmq.wire.fastjson import decode_body
+
+__all__ = ["check_crc", "decode_registration"]
+
+_I32: Final = struct.Struct(">i")
+_VERSION_WITH_BODY: Final = 37  # V3_0_11
+_VERSION_WITH_MAPPINGS: Final = 413  # V5_0_0
+_INFLATED_BYTES_MAX: Final = 256 * 1024 * 1024  # 16 MiB of frame can inflate to 16 GiB; 1M topics take about 60 MiB
+_ZLIB_FIRST_BYTE: Final = 0x78
+
+
+def check_crc(body: bytes, expected: int | None) -> None:
+    """RemoteProtocolError unless the body has this CRC-32 (without its top bit); 0 and None mean not checked."""
+    if expected and zlib.crc32(body) & 0x7FFFFFFF != expected:
+        raise RemoteProtocolError(f"crc32 not match: header says {expected}, body of {len(body)} bytes differs")
+
+
+def decode_registration(body: bytes, *, is_compressed: bool, version: int) -> RegisterBrokerBody:
+    """What a broker tells of itself. An empty body is a registration without topics."""
+    if not body:
+        return RegisterBrokerBody()
+    # The newest Java broker deflates the body and still says compressed=false: its first byte tells.
+    if is_compressed or body[0] == _ZLIB_FIRST_BYTE:
+        return _decode_compressed(_inflate(body), has_mappings=version >= _VERSION_WITH_MAPPINGS)
+    if version < _VERSION_WITH_BODY:
+        return RegisterBrokerBody(topic_config_serialize_wrapper=decode_body(body, TopicConfigWrapper))
+    return decode_body(body, RegisterBrokerBody)
+
+
+def _inflate(body: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        data = inflater.decompress(body, _INFLATED_BYTES_MAX)
+    except zlib.error as exc:
+        raise RemoteProtocolError(f"registration of {len(body)} bytes is not zlib: {exc}") from exc
+    if not inflater.eof:
+        raise RemoteProtocolError(f"registration is cut short, or inflates beyond {_INFLATED_BYTES_MAX} bytes")
+    return data
+
+
+class _Reader:
+    """Length-prefixed pieces, each checked against what is left."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._position = data, 0
+
+    @property
+    def is_at_end(self) -> bool:
+        return self._position >= len(self._data)
+
+    def number(self) -> int:
+        if len(self._data) - self._position < 4:
+            raise RemoteProtocolError(f"registration ends at byte {self._position} where a number is due")
+        value: int = _I32.unpack_from(self._data, self._position)[0]
+        if value < 0:
+            raise RemoteProtocolError(f"registration has the length {value} at byte {self._position}")
+        self._position += 4
+        return value
+
+    def piece(self) -> bytes:
+        size_bytes = self.number()
+        start, end = self._position, self._position + size_bytes
+        if end > len(self._data):
+            raise RemoteProtocolError(f"registration has a piece of {size_bytes} bytes at byte {start}, beyond its end")
+        self._position = end
+        return self._data[start:end]
+
+
+def _decode_compressed(data: bytes, *, has_mappings: bool) -> RegisterBrokerBody:
+    reader = _Reader(data)
+    wrapper = TopicConfigWrapper(topic_queue_mapping_info_map={})
+    wrapper.data_version = decode_body(reader.piece(), type(wrapper.data_version))
+    for _ in range(reader.number()):
+        config = _topic_config(reader.piece())
+        wrapper.topic_config_table[config.topic_name] = config
+    filters = [] if reader.is_at_end else decode_body(reader.piece(), list[str])
+    if has_mappings and not reader.is_at_end:
+        for _ in range(reader.number()):
+            mapping = decode_body(reader.piece(), TopicQueueMapping)
+            assert wrapper.topic_queue_mapping_info_map is not None
+            wrapper.topic_queue_mapping_info_map[mapping.topic or ""] = mapping
+    return RegisterBrokerBody(filter_server_list=filters, topic_config_serialize_wrapper=wrapper)
+
+
+def _topic_config(piece: bytes) -> TopicConfig:
+    try:
+        parts = piece.decode().split(" ", 5)
+        name, read, write, perm, filter_type = parts[:5]
+        config = TopicConfig(
+            topic_name=name,
+            read_queue_nums=int(read),
+            write_queue_nums=int(write),
+            perm=int(perm),
+            topic_filter_type=filter_type,
+        )
+    except (UnicodeDecodeError, ValueError) as exc:
+        raise RemoteProtocolError(f"registration has no topic in {piece[:80]!r}: {exc}") from exc
+    if len(parts) == 6 and parts[5]:
+        config.attributes = decode_body(parts[5].encode(), dict[str, str])
+    return config

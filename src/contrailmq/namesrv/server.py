@@ -1,0 +1,424 @@
+"""The NameServer on a socket: one function per request code over `routes` and `kv_config`.
+
+Everything runs on one loop and answers at once, but for changes of the key-value table and of the settings: those are
+answered when the file is written, which happens in a worker thread, one write at a time.
+
+Routes are by far the most asked for. Their encoded bodies are cached until the tables change
+(`RouteTables.generation`), so an answer is one lookup and one write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Final
+
+from contrailmq.message import ContrailError
+from contrailmq.namesrv import kv_config
+from contrailmq.namesrv.config import NamesrvConfig
+from contrailmq.namesrv.registration import check_crc, decode_registration
+from contrailmq.namesrv.routes import BrokerKey, MinBrokerIdChange, Registration, RouteTables
+from contrailmq.wire import admin_requests as headers
+from contrailmq.wire.bodies import (
+    BrokerMemberGroupBody,
+    DataVersion,
+    KVTable,
+    TopicList,
+    TopicRouteData,
+    decode_body,
+    encode_body,
+    encode_cluster_info,
+    encode_route,
+)
+from contrailmq.wire.codes import RequestCode, ResponseCode, request_name
+from contrailmq.wire.frame import ReplyTemplate, encode_response
+from contrailmq.wire.header import Command
+from contrailmq.wire.properties import format_properties, parse_properties
+from contrailmq.wire.tls import ServerTls
+from contrailmq.wire.transport import Connection, RemotingServer, not_supported
+
+__all__ = ["NameServer"]
+
+_log = logging.getLogger(__name__)
+
+STANDARD_JSON_VERSION: Final = 401  # V4_9_4: from here on requesters read broker ids as JSON strings
+_FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+_ROUTE_FOUND: Final = ReplyTemplate({})
+
+Answer = bytes | Coroutine[None, None, bytes]
+Serve = Callable[[Connection, Command], Answer]
+
+
+def _epoch_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class NameServer:
+    """One NameServer. `start` and `stop` it on the loop that serves it; `address` is what clients are given."""
+
+    def __init__(
+        self,
+        config: NamesrvConfig | None = None,
+        *,
+        tls: ServerTls | None = None,
+        clock_ms: Callable[[], int] = _epoch_ms,
+    ) -> None:
+        self.config = config or NamesrvConfig()
+        self.kv = kv_config.KvConfig()
+        self.tables = RouteTables()
+        self._clock_ms = clock_ms
+        self._started_ms = 0
+        self._route_bodies: dict[tuple[str, bool], bytes] = {}
+        self._route_generation = -1
+        self._saving = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._scanner: asyncio.TimerHandle | None = None
+        self._server = RemotingServer(
+            self.handle,
+            host=self.config.bind_address,
+            port=self.config.listen_port,
+            tls=tls,
+            idle_seconds=self.config.server_channel_max_idle_time_seconds,
+            on_disconnect=self._disconnected,
+        )
+        self._table = self._handlers()
+        self._apply_config()
+
+    @property
+    def address(self) -> str:
+        """`host:port` to dial; the loopback address when the server listens on all."""
+        host = "127.0.0.1" if self.config.bind_address in ("", "0.0.0.0") else self.config.bind_address
+        return f"{host}:{self._server.port}"
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._server.connections)
+
+    async def start(self) -> None:
+        """Load the key-value table and listen. KvConfigError or ConnectError when that cannot be done."""
+        self.kv = await asyncio.to_thread(kv_config.load, self.config.kv_config_file)
+        self._started_ms = self._clock_ms()
+        await self._server.start()
+        self._schedule_scan(asyncio.get_running_loop())
+
+    async def stop(self) -> None:
+        if self._scanner is not None:
+            self._scanner.cancel()
+        await self._server.close(drain_seconds=1.0)
+        for task in list(self._tasks):
+            await asyncio.wait([task])
+
+    def scan(self) -> None:
+        """Forget the brokers that were silent for their timeout."""
+        connections, changes = self.tables.expire(self._clock_ms())
+        for connection in connections:
+            if isinstance(connection, Connection):
+                connection.close("the broker was silent for its heartbeat timeout")
+        self._tell(changes)
+
+    # ---------------------------------------------------------------------------------------------------- dispatching
+
+    def _handlers(self) -> dict[int, Serve]:
+        code = RequestCode
+        return {
+            code.GET_ROUTEINFO_BY_TOPIC: self._get_route,
+            code.REGISTER_BROKER: self._register_broker,
+            code.UNREGISTER_BROKER: self._unregister_broker,
+            code.BROKER_HEARTBEAT: self._broker_heartbeat,
+            code.QUERY_DATA_VERSION: self._query_data_version,
+            code.GET_BROKER_MEMBER_GROUP: self._get_member_group,
+            code.REGISTER_TOPIC_IN_NAMESRV: self._register_topic,
+            code.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+            code.GET_BROKER_CLUSTER_INFO: self._get_cluster_info,
+            code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._get_all_topics,
+            code.GET_TOPICS_BY_CLUSTER: self._get_topics_by_cluster,
+            code.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._get_system_topics,
+            code.GET_UNIT_TOPIC_LIST: self._get_unit_topics,
+            code.GET_HAS_UNIT_SUB_TOPIC_LIST: self._get_unit_sub_topics,
+            code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: self._get_unit_sub_ununit_topics,
+            code.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_permission,
+            code.ADD_WRITE_PERM_OF_BROKER: self._add_write_permission,
+            code.PUT_KV_CONFIG: self._put_kv,
+            code.GET_KV_CONFIG: self._get_kv,
+            code.DELETE_KV_CONFIG: self._delete_kv,
+            code.GET_KVLIST_BY_NAMESPACE: self._get_kv_list,
+            code.UPDATE_NAMESRV_CONFIG: self._update_config,
+            code.GET_NAMESRV_CONFIG: self._get_config,
+        }
+
+    def handle(self, connection: Connection, commands: list[Command]) -> None:
+        """Answer the requests of one wakeup."""
+        for command in commands:
+            try:
+                serve = self._table.get(command.code)
+                answer = not_supported(command) if serve is None else serve(connection, command)
+            except ContrailError as exc:
+                answer = _error(command, exc)
+            if not isinstance(answer, bytes):
+                self._spawn(self._answer_later(connection, command, answer))
+            elif not command.is_oneway:
+                connection.reply(answer)
+
+    async def _answer_later(
+        self, connection: Connection, command: Command, answer: Coroutine[None, None, bytes]
+    ) -> None:
+        try:
+            data = await answer
+        except ContrailError as exc:
+            data = _error(command, exc)
+        if not command.is_oneway:
+            connection.reply(data)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _disconnected(self, connection: Connection) -> None:
+        self._tell(self.tables.connection_closed(connection))
+
+    def _schedule_scan(self, loop: asyncio.AbstractEventLoop) -> None:
+        def run() -> None:
+            self.scan()
+            self._schedule_scan(loop)
+
+        self._scanner = loop.call_later(self.config.scan_not_active_broker_interval / 1000, run)
+
+    def _tell(self, changes: list[MinBrokerIdChange]) -> None:
+        """Tell the other brokers of a group that its smallest id changed, when configured so."""
+        if not self.config.notify_min_broker_id_changed:
+            return
+        for change in changes:
+            header = headers.NotifyMinBrokerIdChange(
+                min_broker_id=change.min_broker_id,
+                broker_name=change.broker_name,
+                min_broker_addr=change.min_broker_address,
+                offline_broker_addr=change.offline_address,
+                ha_broker_addr=change.ha_address,
+            )
+            for target in change.targets:
+                if isinstance(target, Connection) and target.is_open:
+                    target.oneway(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, header)
+
+    # ---------------------------------------------------------------------------------------------------------- routes
+
+    def _get_route(self, connection: Connection, request: Command) -> bytes:
+        header = request.header(headers.GetRouteInfo)
+        if self.config.need_wait_for_service:
+            ready_ms = self._started_ms + self.config.wait_seconds_for_service * 1000
+            if self._clock_ms() < ready_ms:
+                return encode_response(request, ResponseCode.SYSTEM_ERROR, remark="name server not ready")
+        is_standard = request.version >= STANDARD_JSON_VERSION or bool(header.accept_standard_json_only)
+        if header.zone_mode and header.zone_name:
+            route = self._route(header.topic)
+            body = encode_route(_of_zone(route, header.zone_name), is_standard=is_standard) if route else None
+        else:
+            body = self._route_body(header.topic, is_standard)
+        if body is None:
+            remark = f"No topic route info in name server for the topic: {header.topic}\n{_FAQ}"
+            return encode_response(request, ResponseCode.TOPIC_NOT_EXIST, remark=remark)
+        return _ROUTE_FOUND.render(request, (), body_bytes=len(body)) + body
+
+    def _route_body(self, topic: str, is_standard: bool) -> bytes | None:
+        if self._route_generation != self.tables.generation:
+            self._route_bodies.clear()
+            self._route_generation = self.tables.generation
+        key = (topic, is_standard)
+        body = self._route_bodies.get(key)
+        if body is None:
+            route = self._route(topic)
+            if route is None:
+                return None
+            body = self._route_bodies[key] = encode_route(route, is_standard=is_standard)
+        return body
+
+    def _route(self, topic: str) -> TopicRouteData | None:
+        route = self.tables.route(topic)
+        if route is not None and self.config.order_message_enable:
+            route.order_topic_conf = self.kv.get(kv_config.ORDER_TOPIC_CONFIG, topic)
+        return route
+
+    def _register_topic(self, connection: Connection, request: Command) -> bytes:
+        header = request.header(headers.TopicHeader)
+        if request.body:
+            self.tables.register_topic(header.topic, decode_body(request.body, TopicRouteData).queue_datas)
+        return encode_response(request)
+
+    def _delete_topic(self, connection: Connection, request: Command) -> bytes:
+        header = request.header(headers.DeleteTopicInNamesrv)
+        self.tables.delete_topic(header.topic, header.cluster_name or None)
+        return encode_response(request)
+
+    def _get_cluster_info(self, connection: Connection, request: Command) -> bytes:
+        return encode_response(request, body=encode_cluster_info(self.tables.cluster_info()))
+
+    def _get_all_topics(self, connection: Connection, request: Command) -> bytes:
+        if not self.config.enable_all_topic_list:
+            return encode_response(request, ResponseCode.SYSTEM_ERROR, remark="disable")
+        return encode_response(request, body=encode_body(TopicList(topic_list=list(self.tables.topics))))
+
+    def _get_topics_by_cluster(self, connection: Connection, request: Command) -> bytes:
+        header = request.header(headers.ClusterHeader)
+        return self._topic_list(request, self.tables.topics_of_cluster(header.cluster))
+
+    def _get_system_topics(self, connection: Connection, request: Command) -> bytes:
+        topics, address = self.tables.system_topics()
+        return encode_response(request, body=encode_body(TopicList(topic_list=topics, broker_addr=address)))
+
+    def _get_unit_topics(self, connection: Connection, request: Command) -> bytes:
+        return self._topic_list(request, self.tables.unit_topics())
+
+    def _get_unit_sub_topics(self, connection: Connection, request: Command) -> bytes:
+        return self._topic_list(request, self.tables.unit_sub_topics())
+
+    def _get_unit_sub_ununit_topics(self, connection: Connection, request: Command) -> bytes:
+        return self._topic_list(request, self.tables.unit_sub_ununit_topics())
+
+    def _topic_list(self, request: Command, topics: list[str]) -> bytes:
+        if not self.config.enable_topic_list:
+            return encode_response(request, ResponseCode.SYSTEM_ERROR, remark="disable")
+        return encode_response(request, body=encode_body(TopicList(topic_list=topics)))
+
+    def _wipe_write_permission(self, connection: Connection, request: Command) -> bytes:
+        count = self.tables.wipe_write_permission(request.header(headers.BrokerNameHeader).broker_name)
+        return encode_response(request, ext=headers.WipeWritePermResponse(wipe_topic_count=count))
+
+    def _add_write_permission(self, connection: Connection, request: Command) -> bytes:
+        count = self.tables.add_write_permission(request.header(headers.BrokerNameHeader).broker_name)
+        return encode_response(request, ext=headers.AddWritePermResponse(add_topic_count=count))
+
+    # --------------------------------------------------------------------------------------------------------- brokers
+
+    def _register_broker(self, connection: Connection, request: Command) -> bytes:
+        header = request.header(headers.RegisterBroker)
+        check_crc(request.body, header.body_crc32)
+        body = decode_registration(request.body, is_compressed=bool(header.compressed), version=request.version)
+        outcome = self.tables.register(
+            Registration(
+                cluster=header.cluster_name,
+                broker_name=header.broker_name,
+                broker_id=header.broker_id,
+                address=header.broker_addr,
+                ha_address=header.ha_server_addr,
+                body=body,
+                connection=connection,
+                timeout_ms=header.heartbeat_timeout_millis,
+                enable_acting_master=header.enable_acting_master,
+                zone_name=header.zone_name,
+            ),
+            self._clock_ms(),
+        )
+        if outcome.refusal is not None:
+            return encode_response(request, ResponseCode.SYSTEM_ERROR, remark=outcome.refusal)
+        if outcome.change is not None:
+            self._tell([outcome.change])
+        ext = headers.RegisterBrokerResponse(
+            master_addr=outcome.master_address, ha_server_addr=outcome.master_ha_address
+        )
+        orders = self.kv.namespace(kv_config.ORDER_TOPIC_CONFIG)
+        if orders is None or not self.config.return_order_topic_config_to_broker:
+            return encode_response(request, ext=ext)
+        return encode_response(request, ext=ext, body=encode_body(KVTable(table=orders)))
+
+    def _unregister_broker(self, connection: Connection, request: Command) -> bytes:
+        header = request.header(headers.BrokerIdentity)
+        key = BrokerKey(header.cluster_name, header.broker_addr)
+        self._tell(self.tables.unregister([key], names={key: header.broker_name}))
+        return encode_response(request)
+
+    def _broker_heartbeat(self, connection: Connection, request: Command) -> bytes:
+        header = request.header(headers.BrokerHeartbeat)
+        self.tables.heartbeat(header.cluster_name, header.broker_addr, self._clock_ms())
+        return encode_response(request)
+
+    def _query_data_version(self, connection: Connection, request: Command) -> bytes:
+        header = request.header(headers.BrokerIdentity)
+        theirs = decode_body(request.body, DataVersion)
+        ours = self.tables.data_version(header.cluster_name, header.broker_addr)
+        if ours == theirs:
+            self.tables.heartbeat(header.cluster_name, header.broker_addr, self._clock_ms())
+        ext = headers.QueryDataVersionResponse(changed=ours != theirs)
+        return encode_response(request, ext=ext, body=encode_body(ours) if ours is not None else b"")
+
+    def _get_member_group(self, connection: Connection, request: Command) -> bytes:
+        header = request.header(headers.BrokerMemberGroupRequest)
+        group = self.tables.member_group(header.cluster_name, header.broker_name)
+        return encode_response(request, body=encode_body(BrokerMemberGroupBody(broker_member_group=group)))
+
+    # -------------------------------------------------------------------------------------------- key-values, settings
+
+    async def _put_kv(self, connection: Connection, request: Command) -> bytes:
+        header = request.header(headers.PutKvConfig)
+        self.kv.put(header.namespace, header.key, header.value)
+        return await self._saved(request)
+
+    async def _delete_kv(self, connection: Connection, request: Command) -> bytes:
+        header = request.header(headers.KvKey)
+        self.kv.delete(header.namespace, header.key)
+        return await self._saved(request)
+
+    async def _saved(self, request: Command) -> bytes:
+        self.tables.generation += 1  # routes may show order settings
+        async with self._saving:
+            await asyncio.to_thread(kv_config.save, self.config.kv_config_file, self.kv.to_json())
+        return encode_response(request)
+
+    def _get_kv(self, connection: Connection, request: Command) -> bytes:
+        header = request.header(headers.KvKey)
+        value = self.kv.get(header.namespace, header.key)
+        if value is None:
+            remark = f"No config item, Namespace: {header.namespace} Key: {header.key}"
+            return encode_response(request, ResponseCode.QUERY_NOT_FOUND, remark=remark)
+        return encode_response(request, ext=headers.KvValueResponse(value=value))
+
+    def _get_kv_list(self, connection: Connection, request: Command) -> bytes:
+        header = request.header(headers.NamespaceHeader)
+        table = self.kv.namespace(header.namespace)
+        if table is None:
+            remark = f"No config item, Namespace: {header.namespace}"
+            return encode_response(request, ResponseCode.QUERY_NOT_FOUND, remark=remark)
+        return encode_response(request, body=encode_body(KVTable(table=table)))
+
+    async def _update_config(self, connection: Connection, request: Command) -> bytes:
+        try:
+            changes = parse_properties(request.body.decode())
+        except UnicodeDecodeError as exc:
+            return encode_response(request, ResponseCode.SYSTEM_ERROR, remark=f"settings are not UTF-8 text: {exc}")
+        blocked = sorted(self.config.blocked_keys & changes.keys())
+        if blocked:
+            remark = f"Can not update config in black list: {', '.join(blocked)}"
+            return encode_response(request, ResponseCode.NO_PERMISSION, remark=remark)
+        self.config = self.config.updated(changes)
+        self._apply_config()
+        text = format_properties(self.config.to_properties())
+        async with self._saving:
+            await asyncio.to_thread(kv_config.save, self.config.config_file, text.encode())
+        return encode_response(request)
+
+    def _get_config(self, connection: Connection, request: Command) -> bytes:
+        values = self.config.to_properties()
+        values["rocketmqHome"] = str(self.config.home)
+        values["kvConfigPath"] = str(self.config.kv_config_file)
+        values["configStorePath"] = str(self.config.config_file)
+        return encode_response(request, body=format_properties(values).encode())
+
+    def _apply_config(self) -> None:
+        self.tables.delete_unmentioned_topics = self.config.delete_topic_with_broker_registration
+        self.tables.support_acting_master = self.config.support_acting_master
+        self.tables.generation += 1
+
+
+def _of_zone(route: TopicRouteData, zone: str) -> TopicRouteData:
+    """Only the brokers of one zone, and those without a master, which clients may still read from."""
+    shown = [data for data in route.broker_datas if data.zone_name == zone or 0 not in data.broker_addrs]
+    names = {data.broker_name for data in shown}
+    route.broker_datas = shown
+    route.queue_datas = [queues for queues in route.queue_datas if queues.broker_name in names]
+    return route
+
+
+def _error(request: Command, error: ContrailError) -> bytes:
+    _log.warning("%s refused: %s", request_name(request.code), error)
+    return encode_response(request, ResponseCode.SYSTEM_ERROR, remark=str(error))

@@ -1,0 +1,194 @@
+"""Settings the way RocketMQ has them: Java properties files, and the one order in which sources win.
+
+    flag  >  environment  >  file  >  default
+
+`read_properties` reads a file, `environment_settings` what the environment says, `merge` puts them over each other. A
+`Settings` subclass (a dataclass in snake case) takes the merged text: types are checked, values out of place are errors
+that name the key, and a key that nobody knows is a warning that names the nearest one that exists.
+
+The environment's names are ours: CONTRAILMQ_ and the key in capitals, so `listenPort` is CONTRAILMQ_LISTEN_PORT;
+besides them RocketMQ's own NAMESRV_ADDR and ROCKETMQ_HOME count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+
+from contrailmq.message import ContrailError
+
+__all__ = [
+    "Settings",
+    "SettingsError",
+    "camel_case",
+    "environment_settings",
+    "format_properties",
+    "merge",
+    "parse_properties",
+    "read_properties",
+    "unknown_key",
+]
+
+ENVIRONMENT_PREFIX: Final = "CONTRAILMQ_"
+_ROCKETMQ_NAMES: Final = {"NAMESRV_ADDR": "namesrvAddr", "ROCKETMQ_HOME": "rocketmqHome"}
+
+
+class SettingsError(ContrailError):
+    """A setting cannot be used; the text names the key, the value and what is allowed."""
+
+
+def read_properties(path: str | Path) -> dict[str, str]:
+    """The keys and values of a properties file. SettingsError when it cannot be read."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SettingsError(f"settings file {path} cannot be read: {exc}") from exc
+    return parse_properties(text)
+
+
+_ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_UNESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_SPLIT: Final = re.compile(r"((?:[^\\=:\s]|\\.)*)\s*[=:]?\s*(.*)", re.DOTALL)
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """Java's format: `key=value`, `key: value` or `key value`, comments with # or !, lines that end in \\ go on."""
+    found: dict[str, str] = {}
+    for line in _logical_lines(text):
+        match = _SPLIT.match(line)
+        assert match is not None  # every part of the pattern may be empty
+        key, value = match.groups()
+        found[_unescape(key)] = _unescape(value).strip()
+    return found
+
+
+def _logical_lines(text: str) -> Iterable[str]:
+    pending = ""
+    for raw in re.split(r"\r\n|\r|\n", text):
+        line = raw.lstrip()
+        if not pending and (not line or line[0] in "#!"):
+            continue
+        if (len(line) - len(line.rstrip("\\"))) % 2:
+            pending += line[:-1]
+            continue
+        yield pending + line
+        pending = ""
+    if pending:
+        yield pending
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+
+    def replace(match: re.Match[str]) -> str:
+        code, character = match.groups()
+        return chr(int(code, 16)) if code else _ESCAPES.get(character, character)
+
+    return _UNESCAPE.sub(replace, text)
+
+
+def format_properties(values: Mapping[str, str]) -> str:
+    """`key=value` lines, sorted; the answer to GET_NAMESRV_CONFIG and GET_BROKER_CONFIG. Nothing is escaped."""
+    return "".join(f"{key}={values[key]}\n" for key in sorted(values))
+
+
+def environment_settings(environ: Mapping[str, str], keys: Iterable[str]) -> dict[str, str]:
+    """What the environment says about `keys` (in camel case)."""
+    known = set(keys)
+    found = {key: environ[name] for name, key in _ROCKETMQ_NAMES.items() if key in known and environ.get(name)}
+    for key in known:
+        name = ENVIRONMENT_PREFIX + _snake_case(key).upper()
+        if name in environ:
+            found[key] = environ[name]
+    return found
+
+
+def merge(*, flags: Mapping[str, str], environment: Mapping[str, str], file: Mapping[str, str]) -> dict[str, str]:
+    """The three sources as one: a flag beats the environment, which beats the file. Defaults are the settings' own."""
+    return {**file, **environment, **flags}
+
+
+def camel_case(name: str) -> str:
+    """`listen_port` -> `listenPort`."""
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def _snake_case(key: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", key).lower()
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """The warning about a key that nobody knows, with the nearest one that exists."""
+    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.6)
+    return f"unknown setting {key} is ignored" + (f": did you mean {near[0]}?" if near else "")
+
+
+S = TypeVar("S", bound="Settings")
+
+
+class Settings:
+    """Base of a dataclass whose fields are RocketMQ's keys in snake case: str, int, float or bool with defaults."""
+
+    @classmethod
+    def keys(cls) -> dict[str, str]:
+        """Key in camel case -> name of the field."""
+        return {camel_case(field.name): field.name for field in _fields(cls)}
+
+    @classmethod
+    def from_properties(cls: type[S], properties: Mapping[str, str]) -> tuple[S, list[str]]:
+        """The settings and the warnings about keys that are not known; `tls.*` keys are for the `tls` module."""
+        keys = cls.keys()
+        values = {keys[key]: _typed(cls, key, keys[key], text) for key, text in properties.items() if key in keys}
+        return cls(**values), [
+            unknown_key(key, keys) for key in properties if key not in keys and not key.startswith("tls.")
+        ]
+
+    def updated(self: S, properties: Mapping[str, str]) -> S:
+        """A copy with these keys changed; unknown keys are left out, as Java's update of a running server does."""
+        keys = self.keys()
+        changes = {
+            keys[key]: _typed(type(self), key, keys[key], text) for key, text in properties.items() if key in keys
+        }
+        current = {field.name: getattr(self, field.name) for field in _fields(type(self))}
+        return type(self)(**{**current, **changes})
+
+    def to_properties(self) -> dict[str, str]:
+        """Every key with its value as text."""
+        return {key: _text(getattr(self, name)) for key, name in self.keys().items()}
+
+
+def _fields(kind: type) -> tuple[dataclasses.Field[object], ...]:
+    assert dataclasses.is_dataclass(kind)
+    return dataclasses.fields(kind)
+
+
+def _typed(kind: type, key: str, name: str, text: str) -> object:
+    default = next(field for field in _fields(kind) if field.name == name).default
+    try:
+        if isinstance(default, bool):
+            return _boolean(text)
+        if isinstance(default, int):
+            return int(text)
+        if isinstance(default, float):
+            return float(text)
+    except ValueError as exc:
+        wanted = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
+        raise SettingsError(f"setting {key} is {text!r}: it takes {wanted}") from exc
+    return text
+
+
+def _boolean(text: str) -> bool:
+    lowered = text.strip().lower()
+    if lowered not in ("true", "false"):
+        raise ValueError(text)
+    return lowered == "true"
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
