@@ -3,8 +3,8 @@
     wheel := slot * (2 x slots_total)              (big-endian; 38,707,200 bytes with the default of 7 x 86,400 slots)
     slot  := tick:i64  first_position:i64  last_position:i64  count:i32  magic:i32          (32 bytes)
 
-A tick is `time_ms // precision_ms`, and its slot has index `tick mod (2 x slots_total)`. The wheel turns: a slot whose
-stored tick is not the wanted one belongs to another lap and is empty. `first_position` and `last_position` are
+A tick is `time_ms // precision_ms`, and its slot has index `tick mod (2 x slots_total)`. The wheel turns: a slot
+whose stored tick is not the wanted one belongs to another lap and is empty. `first_position` and `last_position` are
 positions in the timer log, whose units chain backwards from the last to the first.
 
 Writing
@@ -35,7 +35,8 @@ assert _SLOT.size == SLOT_BYTES
 
 SLOTS_TOTAL: Final = 7 * 86_400  # TimerMessageStore.TIMER_WHEEL_TTL_DAY days of seconds, whatever the precision
 NO_POSITION: Final = -1
-_BLOCK_BYTES: Final = 128 * SLOT_BYTES  # what a walk reads at once: one page
+_BLOCK_SLOTS: Final = 128
+_BLOCK_BYTES: Final = _BLOCK_SLOTS * SLOT_BYTES  # what a walk reads at once: one page
 _COUNT_MAX: Final = 2**31 - 1
 
 
@@ -69,6 +70,7 @@ class TimerWheel:
         self.span_ms = self.slots * precision_ms  # two times this far apart share a slot
         self._files = files
         self._changed: dict[int, bytes] = {}  # index -> slot, since the last flush
+        self._changed_blocks: dict[int, int] = {}  # block -> how many of its slots are in _changed
         self._descriptor = -1
 
     def open(self) -> None:
@@ -112,7 +114,11 @@ class TimerWheel:
         assert tick > 0
         assert slot.first_position <= slot.last_position
         count = max(-_COUNT_MAX, min(slot.timers, _COUNT_MAX))
-        self._changed[tick % self.slots] = _SLOT.pack(tick, slot.first_position, slot.last_position, count, slot.magic)
+        index = tick % self.slots
+        if index not in self._changed:
+            block = index // _BLOCK_SLOTS
+            self._changed_blocks[block] = self._changed_blocks.get(block, 0) + 1
+        self._changed[index] = _SLOT.pack(tick, slot.first_position, slot.last_position, count, slot.magic)
 
     def add(self, time_ms: int, position: int, *, change: int) -> None:
         """Chain one more unit into a slot. `change` is +1 for a timer and -1 for a mark that deletes one."""
@@ -130,11 +136,9 @@ class TimerWheel:
         end = min(end, tick + self.slots)
         while tick < end:
             index = tick % self.slots
-            stop = min(
-                end, tick + self.slots - index, tick + (_BLOCK_BYTES - index * SLOT_BYTES % _BLOCK_BYTES) // SLOT_BYTES
-            )
+            stop = min(end, tick + self.slots - index, tick + _BLOCK_SLOTS - index % _BLOCK_SLOTS)
             block = self._files.pread(self._descriptor, (stop - tick) * SLOT_BYTES, index * SLOT_BYTES)
-            if self._changed or block.count(0) != len(block):
+            if block.count(0) != len(block) or index // _BLOCK_SLOTS in self._changed_blocks:
                 for wanted, data in zip(range(tick, stop), _blocks(block), strict=True):
                     data = self._changed.get(wanted % self.slots, data)
                     own_tick, first, last, count, magic = _SLOT.unpack(data)
@@ -144,9 +148,9 @@ class TimerWheel:
 
     def all_slots(self) -> Iterator[Slot]:
         """Every slot that holds timers, of any lap, in the order of the file: for recovery and for counting."""
-        for start in range(0, self.size_bytes, _BLOCK_BYTES):
+        for number, start in enumerate(range(0, self.size_bytes, _BLOCK_BYTES)):
             block = self._files.pread(self._descriptor, min(_BLOCK_BYTES, self.size_bytes - start), start)
-            if not self._changed and block.count(0) == len(block):
+            if number not in self._changed_blocks and block.count(0) == len(block):
                 continue
             for index, data in enumerate(_blocks(block), start // SLOT_BYTES):
                 tick, first, last, count, magic = _SLOT.unpack(self._changed.get(index, data))
@@ -174,6 +178,12 @@ class TimerWheel:
         for index, data in changes.items():
             if self._changed.get(index) is data:
                 del self._changed[index]
+                block = index // _BLOCK_SLOTS
+                left = self._changed_blocks[block] - 1
+                if left:
+                    self._changed_blocks[block] = left
+                else:
+                    del self._changed_blocks[block]
 
     @property
     def changed_count(self) -> int:

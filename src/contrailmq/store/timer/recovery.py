@@ -1,0 +1,121 @@
+"""Bringing the timer's files into agreement after any stop.
+
+The checkpoint says what was durable at the last flush. The timer log may hold more units than that; the wheel may
+lack them. So the log is walked from one file before the flushed position, and each unit that its slot does not know
+yet is chained in. The walk ends the log at the first thing that is no unit, and at the first unit that points past
+the end of the commit log: its message was never durable, and the place will be another message's (RocketMQ #10668).
+
+Then every slot of the wheel is looked at once. Slots before the read time are closed (Apache leaves delivered slots
+open). A slot that points past the end of the log was not written by the rules of wheel.py; the wheel is then rebuilt
+from all units of the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from contrailmq.message import SystemTopic
+from contrailmq.store.record import CorruptRecordError, decode_record
+from contrailmq.store.timer.checkpoint import TimerCheckpoint
+from contrailmq.store.timer.log import TimerLog, TimerUnit
+from contrailmq.store.timer.wheel import Slot, TimerWheel
+
+if TYPE_CHECKING:
+    from contrailmq.store.timer.timer_store import TimerHost
+
+log = logging.getLogger("contrailmq.store.timer")
+
+
+class Recovered(NamedTuple):
+    """Where the stages go on, and what opening found.
+
+    `retake_until` is above `queue_offset` when units were lost: of the messages before it, those that were due before
+    the read time have been delivered, the others are to be put on the wheel again.
+    """
+
+    queue_offset: int
+    retake_until: int
+    read_time_ms: int = 0
+    replayed_units: int = 0
+    is_rebuilt: bool = False
+
+
+def recover(
+    store: TimerHost, wheel: TimerWheel, timer_log: TimerLog, checkpoint: TimerCheckpoint, now_ms: int
+) -> Recovered:
+    """Make wheel and log agree and find where to go on. `now_ms` counts only where nothing was ever delivered."""
+    read_time_ms = checkpoint.read_time_ms or now_ms // wheel.precision_ms * wheel.precision_ms
+    start = _start_of_walk(timer_log, checkpoint.log_flushed_position)
+    end = _end_of_log(store, timer_log, start)
+    is_rebuilt = any(slot.last_position >= end for slot in wheel.all_slots())
+    if is_rebuilt:
+        log.warning("the timer wheel points past the end of the timer log: it is rebuilt from %d on", timer_log.begin)
+        for slot in wheel.all_slots():
+            wheel.put(Slot(slot.time_ms, -1, -1, 0))
+        start = timer_log.begin
+    replayed = 0
+    position = start
+    last: TimerUnit | None = None
+    while (unit := _unit_at(store, timer_log, position)) is not None:
+        is_new = position >= checkpoint.log_flushed_position
+        if position > wheel.get(unit.slot_time_ms).last_position and (is_new or unit.slot_time_ms >= read_time_ms):
+            wheel.add(unit.slot_time_ms, position, change=-1 if unit.is_delete else 1)
+            replayed += 1
+            if is_new:
+                read_time_ms = min(read_time_ms, unit.slot_time_ms)  # taken in after the clock went back
+        last = unit
+        position = timer_log.next_position(position)
+    timer_log.seek_end(position)
+    _close_delivered(wheel, read_time_ms)
+    return _where_to_go_on(store, timer_log, checkpoint, last)._replace(
+        read_time_ms=read_time_ms, replayed_units=replayed, is_rebuilt=is_rebuilt
+    )
+
+
+def _start_of_walk(timer_log: TimerLog, flushed_position: int) -> int:
+    """One file before the one with the flushed position, as Apache does; never before the first."""
+    base = flushed_position - flushed_position % timer_log.file_bytes - timer_log.file_bytes
+    return max(timer_log.begin, base)
+
+
+def _end_of_log(store: TimerHost, timer_log: TimerLog, start: int) -> int:
+    position = start
+    while _unit_at(store, timer_log, position) is not None:
+        position = timer_log.next_position(position)
+    return position
+
+
+def _unit_at(store: TimerHost, timer_log: TimerLog, position: int) -> TimerUnit | None:
+    unit = timer_log.read(position)
+    if unit is None or unit.physical_offset + unit.size_bytes > store.log_max_offset:
+        return None
+    return unit
+
+
+def _close_delivered(wheel: TimerWheel, read_time_ms: int) -> None:
+    for slot in wheel.all_slots():
+        if slot.time_ms < read_time_ms and not slot.is_empty:
+            wheel.shut(slot)
+
+
+def _where_to_go_on(
+    store: TimerHost, timer_log: TimerLog, checkpoint: TimerCheckpoint, last: TimerUnit | None
+) -> Recovered:
+    """After the last message on the wheel; further where the checkpoint knows of ones that never came onto it."""
+    first, end = store.min_offset(SystemTopic.TIMER, 0), store.max_offset(SystemTopic.TIMER, 0)
+    after_last = first if last is None else _queue_offset_of(store, last) + 1
+    has_lost_units = timer_log.end < checkpoint.log_flushed_position
+    offset = after_last if has_lost_units else max(after_last, checkpoint.queue_offset)
+    return Recovered(max(first, min(offset, end)), min(checkpoint.queue_offset, end) if has_lost_units else 0)
+
+
+def _queue_offset_of(store: TimerHost, unit: TimerUnit) -> int:
+    record = store.read_record(unit.physical_offset, unit.size_bytes)
+    if record is None:
+        return -1
+    try:
+        message = decode_record(record)
+    except CorruptRecordError:
+        return -1
+    return message.queue_offset if message.topic == SystemTopic.TIMER else -1

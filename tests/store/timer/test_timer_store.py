@@ -1,0 +1,453 @@
+"""The timer's rules on a fake clock: never early, never lost, repeated at most once per crash."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from contrailmq.message import Property, SystemTopic
+from contrailmq.store import Files, ManualClock
+from contrailmq.store.status import PutStatus
+from contrailmq.store.timer import TimerCheckpoint, TimerStore
+from timer_host import MemoryHost
+
+START_MS = 1_794_710_242_345
+DAY_MS = 86_400_000
+
+
+class FilesWithoutSync(Files):
+    """These tests kill the process, not the machine: what was written is there."""
+
+    def sync(self, descriptor: int) -> None:
+        pass
+
+    def sync_directory(self, path: Path) -> None:
+        pass
+
+
+class Bench:
+    """A timer store on a store in memory and a clock that stands still until told."""
+
+    def __init__(self, path: Path, **settings: object) -> None:
+        self.clock = ManualClock(START_MS)
+        settings = {"mapped_file_size_timer_log": 10_400, "timer_max_delay_sec": 41 * 86_400} | settings
+        self.host = MemoryHost(path, self.clock.now_ms, **settings)
+        self.timer = self.opened()
+
+    def opened(self) -> TimerStore:
+        timer = TimerStore(self.host, FilesWithoutSync())
+        self.recovered = timer.open(self.clock.now_ms())
+        return timer
+
+    def tick(self) -> None:
+        while self.timer.tick(self.clock.now_ms()):
+            pass
+        if self.timer.is_flush_due(self.clock.now_ms()):
+            self.timer.flush(self.clock.now_ms())
+
+    def run(self, milliseconds: int, step_ms: int = 250) -> None:
+        for _ in range(milliseconds // step_ms):
+            self.clock.advance(step_ms)
+            self.tick()
+
+    def jump(self, milliseconds: int) -> None:
+        self.clock.advance(milliseconds)
+        self.tick()
+
+    def crash(self) -> None:
+        self.timer.crash()
+        self.timer = self.opened()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_timer_is_delivered_within_one_tick_of_its_time_and_never_before(bench: Bench) -> None:
+    wanted = {}
+    for number in range(40):
+        deliver_ms = START_MS + 1 + number * 373
+        bench.host.send(f"m{number}".encode(), TIMER_DELIVER_MS=str(deliver_ms))
+        wanted[f"m{number}"] = deliver_ms
+    bench.run(20_000, step_ms=10)
+    found = bench.host.messages()
+    assert len(found) == 40
+    for message in found:
+        late_ms = message.store_time_ms - wanted[message.body.decode()]
+        assert 0 <= late_ms <= 1000, message.body
+
+
+def test_the_delivered_copy_says_when_it_went_onto_the_wheel_and_off_it(bench: Bench) -> None:
+    """Property for property what Apache writes (golden store: GoldenTimer/0/1)."""
+    bench.host.send(b"m", queue_id=3, TIMER_DELAY_SEC="3", TAGS="sec", KEYS="k")
+    bench.run(6000)
+    (message,) = bench.host.messages("Orders", 3)
+    assert message.properties == {
+        "UNIQ_KEY": message.properties["UNIQ_KEY"],
+        "TIMER_DELAY_SEC": "3",
+        "TAGS": "sec",
+        "KEYS": "k",
+        "TIMER_OUT_MS": "1794710245000",
+        "REAL_TOPIC": "Orders",
+        "REAL_QID": "3",
+        "TIMER_ENQUEUE_MS": "1794710242000",
+        "TIMER_DEQUEUE_MS": str(message.store_time_ms),
+    }
+    assert message.born_time_ms == START_MS
+
+
+def test_a_slot_is_delivered_in_the_order_its_messages_came(bench: Bench) -> None:
+    for number in range(100):
+        bench.host.send(f"m{number:03d}".encode(), TIMER_DELAY_SEC="5")
+    bench.run(7000)
+    assert bench.host.bodies() == [f"m{number:03d}" for number in range(100)]
+    assert bench.timer.metrics.counts == {"Orders": 0}
+
+
+def test_a_message_that_is_due_when_it_is_taken_in_is_delivered_at_once(bench: Bench) -> None:
+    bench.host.send(b"m", TIMER_DELAY_SEC="2")
+    bench.jump(60_000)
+    (message,) = bench.host.messages()
+    assert message.properties[Property.TIMER_ENQUEUE_MS] == str(2**63 - 1)
+
+
+def test_delays_beyond_the_window_roll_and_arrive_on_time(bench: Bench) -> None:
+    """1 s to 40 days mixed; ticks once a second only around what is due, as the loop would."""
+    source = random.Random(8)
+    wanted = {}
+    for number in range(60):
+        delay_ms = int(1000 * 86_400 ** source.uniform(0, 1) * source.choice((1, 40)))
+        bench.host.send(f"m{number}".encode(), TIMER_DELAY_MS=str(delay_ms))
+        wanted[f"m{number}"] = START_MS + delay_ms
+    bench.tick()
+    while bench.clock.now_ms() < START_MS + 41 * DAY_MS:
+        slots = list(bench.timer.wheel.occupied(bench.timer.read_time_ms, bench.clock.now_ms() + 3 * DAY_MS))
+        if not slots:
+            break
+        bench.jump(max(slots[0].time_ms + 1000 - bench.clock.now_ms(), 1000))
+        bench.jump(1000)
+    found = bench.host.messages()
+    assert len(found) == 60
+    for message in found:
+        late_ms = message.store_time_ms - wanted[message.body.decode()]
+        assert 0 <= late_ms <= 2000, (message.body, late_ms)
+    assert bench.timer.stats.rolled > 20
+    assert bench.timer.metrics.counts == {"Orders": 0}
+
+
+def test_a_recalled_message_is_not_delivered_and_others_are(bench: Bench) -> None:
+    bench.host.send(b"keep", TIMER_DELAY_SEC="60")
+    bench.host.send(b"drop", TIMER_DELAY_SEC="60", UNIQ_KEY="K1")
+    bench.host.send(b"drop too", TIMER_DELAY_SEC="60", UNIQ_KEY="K2")
+    bench.run(10_000)
+    deliver = str(START_MS + 60_000)
+    bench.host.send(b"x", TIMER_DELIVER_MS=deliver, UNIQ_KEY="K1", TIMER_DEL_UNIQKEY="K1")
+    bench.host.send(b"x", TIMER_DELIVER_MS=deliver, UNIQ_KEY="K2", TIMER_DEL_UNIQKEY="Orders+K2")
+    bench.tick()
+    assert bench.timer.metrics.counts == {"Orders": 1}
+    assert bench.timer.count_pending() == {"Orders": 1}
+    bench.run(55_000)
+    assert bench.host.bodies() == ["keep"]
+    assert bench.timer.stats.recalled == 2
+    assert bench.timer.metrics.counts == {"Orders": 0}
+
+
+def test_a_message_that_rolls_can_be_recalled_before_and_after_it_rolled(bench: Bench) -> None:
+    for key in ("K1", "K2"):
+        bench.host.send(key.encode(), TIMER_DELAY_SEC=str(5 * 86_400), UNIQ_KEY=key)
+    deliver = str(START_MS + 5 * DAY_MS)
+    bench.tick()
+    bench.jump(3_600_000)
+    bench.host.send(b"x", TIMER_DELIVER_MS=deliver, UNIQ_KEY="K1", TIMER_DEL_UNIQKEY="K1")
+    for hour in range(5 * 24 + 2):
+        bench.jump(3_600_000)
+        if hour == 80:
+            bench.host.send(b"x", TIMER_DELIVER_MS=deliver, UNIQ_KEY="K2", TIMER_DEL_UNIQKEY="K2")
+    assert bench.host.bodies() == []
+    assert bench.timer.stats.recalled == 2
+    assert bench.timer.metrics.counts == {"Orders": 0}
+
+
+# -------------------------------------------------------------------------------------------------------- the clock
+
+
+def test_a_clock_set_forward_delivers_what_is_due_and_nothing_else(bench: Bench) -> None:
+    bench.host.send(b"soon", TIMER_DELAY_SEC="1800")
+    bench.host.send(b"later", TIMER_DELAY_SEC="7200")
+    bench.tick()
+    bench.clock.set_wall(START_MS + 3_600_000)
+    bench.tick()
+    assert bench.host.bodies() == ["soon"]
+
+
+def test_a_clock_set_back_neither_repeats_nor_parks_a_message(bench: Bench) -> None:
+    """RocketMQ #8022: what was sent after the step lay in a slot that had been passed, until the wheel came round."""
+    bench.host.send(b"before", TIMER_DELAY_SEC="5")
+    bench.run(10_000)
+    assert bench.host.bodies() == ["before"]
+    bench.clock.set_wall(START_MS)  # ten seconds back: the slots of the first run lie ahead again
+    bench.host.send(b"after", TIMER_DELAY_SEC="5")
+    bench.run(3000)
+    assert bench.host.bodies() == ["before"]
+    bench.run(4000)
+    assert bench.host.bodies() == ["before", "after"]
+    bench.clock.set_wall(START_MS - 3_600_000)
+    bench.host.send(b"hour", TIMER_DELAY_SEC="5")
+    bench.run(4000)
+    assert bench.host.bodies() == ["before", "after"]
+    bench.run(4000)
+    assert bench.host.bodies() == ["before", "after", "hour"]
+    bench.run(3_700_000, step_ms=5000)
+    assert bench.host.bodies() == ["before", "after", "hour"]
+
+
+def test_a_clock_set_back_repeats_nothing_after_a_restart_either(bench: Bench) -> None:
+    bench.host.send(b"before", TIMER_DELAY_SEC="5")
+    bench.run(10_000)
+    bench.crash()
+    bench.clock.set_wall(START_MS)
+    bench.host.send(b"after", TIMER_DELAY_SEC="5")
+    bench.run(1000)
+    bench.crash()
+    bench.run(20_000)
+    assert bench.host.bodies() == ["before", "after"]
+
+
+def test_a_stop_longer_than_the_wheel_loses_nothing(bench: Bench) -> None:
+    """Apache looks back seven days at most."""
+    for days in (1, 9, 20):
+        bench.host.send(f"{days}".encode(), TIMER_DELAY_SEC=str(days * 86_400))
+    bench.tick()
+    bench.timer.close(bench.clock.now_ms())
+    bench.clock.advance(30 * DAY_MS)
+    bench.timer = bench.opened()
+    bench.host.send(b"new", TIMER_DELAY_SEC="5")
+    bench.run(10_000)
+    assert sorted(bench.host.bodies()) == ["1", "20", "9", "new"]
+
+
+# ------------------------------------------------------------------------------------------------------------ faults
+
+
+def test_a_put_that_is_refused_for_now_repeats_nothing_and_goes_on_where_it_stood(bench: Bench) -> None:
+    """RocketMQ #6984: one failure repeated the whole batch."""
+    for number in range(20):
+        bench.host.send(f"m{number:02d}".encode(), TIMER_DELAY_SEC="5")
+    bench.run(3000)
+    refusals = iter([PutStatus.OS_PAGE_CACHE_BUSY] * 5)
+    bench.host.refuse = lambda topic, body: next(refusals, None) if body == b"m11" else None
+    bench.run(5000)
+    assert bench.host.bodies() == [f"m{number:02d}" for number in range(20)]
+    assert bench.timer.stats.refused == 5
+
+
+def test_a_message_with_no_room_for_the_timers_properties_does_not_block_the_wheel(bench: Bench) -> None:
+    """RocketMQ #9654: such a message stopped all timers."""
+    bench.host.send(b"large", TIMER_DELAY_SEC="5", filler="x" * (32_767 - 170))
+    bench.host.send(b"next", TIMER_DELAY_SEC="5")
+    bench.run(7000)
+    assert bench.host.bodies() == ["large", "next"]
+    assert Property.TIMER_DEQUEUE_MS not in bench.host.messages()[0].properties
+
+
+def test_a_message_that_the_store_can_never_take_is_counted_and_passed(bench: Bench) -> None:
+    bench.host.send(b"bad", TIMER_DELAY_SEC="5")
+    bench.host.send(b"good", TIMER_DELAY_SEC="5")
+    bench.tick()
+    bench.host.refuse = lambda topic, body: PutStatus.MESSAGE_ILLEGAL if body == b"bad" else None
+    bench.run(7000)
+    assert bench.host.bodies() == ["good"]
+    assert bench.timer.stats.undeliverable == 1
+
+
+@pytest.mark.parametrize("stage", ["log append", "timer log", "wheel", "checkpoint", "delivery", "half a slot"])
+def test_a_crash_at_any_stage_loses_nothing_and_repeats_nothing_twice(
+    tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process dies at a random moment right after the named step; 10 crashes among 200 messages."""
+    bench = Bench(tmp_path)
+    source = random.Random(stage)
+    sent = 0
+    for _ in range(10):
+        for _ in range(20):
+            bench.host.send(f"m{sent}".encode(), TIMER_DELAY_MS=str(source.randrange(1, 9000)))
+            sent += 1
+        bench.run(source.randrange(500, 3000))
+        _die_at(bench, stage)
+        bench.crash()
+    bench.run(12_000)
+    counts = Counter(bench.host.bodies())
+    assert set(counts) == {f"m{number}" for number in range(sent)}
+    assert max(counts.values()) <= 11
+    late = [message for message in bench.host.messages() if message.properties.get(Property.TIMER_OUT_MS)]
+    assert all(int(message.properties[Property.TIMER_OUT_MS]) + 1000 <= message.store_time_ms for message in late)
+
+
+def _die_at(bench: Bench, stage: str) -> None:
+    now_ms = bench.clock.now_ms() + 1500
+    bench.clock.advance(1500)
+    timer = bench.timer
+    if stage == "log append":
+        return  # messages are in the timer topic, nothing else has happened
+    if stage == "half a slot":
+        timer.enqueue(now_ms, 1000)
+        timer.dequeue(now_ms, 3)
+        return
+    timer.tick(now_ms)
+    if stage == "delivery":
+        return
+    plan = timer.begin_flush(now_ms)
+    timer.log.sync(plan.descriptors)
+    if stage == "timer log":
+        return
+    timer.wheel.write_slots(plan.slots)
+    if stage == "wheel":
+        return
+    timer.run_flush(plan)
+
+
+def test_each_crash_repeats_a_message_at_most_once(bench: Bench) -> None:
+    for number in range(10):
+        bench.host.send(f"m{number}".encode(), TIMER_DELAY_SEC="2")
+    bench.run(1000)
+    bench.clock.advance(4000)
+    bench.timer.tick(bench.clock.now_ms())  # delivered, not flushed
+    bench.crash()
+    bench.run(3000)
+    assert Counter(bench.host.bodies()) == {f"m{number}": 2 for number in range(10)}
+    bench.crash()
+    bench.run(3000)
+    assert len(bench.host.bodies()) == 20
+
+
+def test_a_power_failure_that_takes_the_copies_does_not_take_the_messages(bench: Bench) -> None:
+    """The read time and the closed slots are saved only as far as the copies are durable."""
+    bench.host.send(b"m", TIMER_DELAY_SEC="2")
+    bench.run(1000)
+    bench.host.sync()
+    bench.host.syncs_at_once = False
+    bench.run(5000)
+    assert bench.host.bodies() == ["m"]
+    bench.timer.crash()
+    bench.host.lose_power()
+    assert bench.host.bodies() == []
+    bench.timer = bench.opened()
+    bench.run(1000)
+    assert bench.host.bodies() == ["m"]
+
+
+def test_a_unit_whose_message_was_lost_does_not_deliver_another_one(bench: Bench) -> None:
+    """RocketMQ #10668: after the log was cut, the place of the lost message is another's."""
+    bench.host.send(b"kept", TIMER_DELAY_SEC="20")
+    bench.host.syncs_at_once = False
+    bench.host.send(b"lost", TIMER_DELAY_SEC="20")
+    bench.run(2000)
+    bench.timer.crash()
+    bench.host.lose_power()
+    bench.host.syncs_at_once = True
+    bench.timer = bench.opened()
+    assert bench.timer.queue_offset == 1
+    bench.host.send(b"else", TIMER_DELAY_SEC="40")
+    bench.run(25_000)
+    assert bench.host.bodies() == ["kept"]
+    bench.run(25_000)
+    assert bench.host.bodies() == ["kept", "else"]
+
+
+def test_a_torn_timer_log_is_cut_and_its_messages_are_taken_in_again(bench: Bench) -> None:
+    for number in range(30):
+        bench.host.send(f"m{number:02d}".encode(), TIMER_DELAY_SEC=str(10 + number))
+    bench.run(2000)
+    bench.timer.crash()
+    path = bench.host.config.path / "timerlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[10 * 52 + 12] = 0xFF  # the eleventh unit's magic
+    path.write_bytes(data)
+    bench.timer = bench.opened()
+    assert bench.recovered.is_rebuilt
+    assert bench.recovered.queue_offset == 10
+    bench.run(45_000)
+    assert bench.host.bodies() == [f"m{number:02d}" for number in range(30)]
+
+
+@pytest.mark.parametrize("lost", ["timerwheel", "timerlog", "config/timercheck"])
+def test_a_lost_file_is_made_again_from_the_others(bench: Bench, lost: str) -> None:
+    for number in range(30):
+        bench.host.send(f"m{number:02d}".encode(), TIMER_DELAY_SEC=str(1 + number))
+    bench.run(10_000)
+    bench.timer.close(bench.clock.now_ms())
+    delivered = set(bench.host.bodies())
+    path = bench.host.config.path / lost
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        file.unlink()
+    bench.timer = bench.opened()
+    bench.run(45_000)
+    counts = Counter(bench.host.bodies())
+    assert set(counts) == {f"m{number:02d}" for number in range(30)}
+    repeated = {body for body, count in counts.items() if count > 1}
+    assert repeated <= (delivered if lost == "config/timercheck" else set())
+
+
+# ------------------------------------------------------------------------------------------- slaves, limits, figures
+
+
+def test_a_slave_takes_in_up_to_its_master_and_delivers_nothing(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, broker_role="SLAVE")
+    for number in range(5):
+        bench.host.send(f"m{number}".encode(), TIMER_DELAY_SEC="5")
+    bench.run(2000)
+    assert bench.timer.queue_offset == 0
+    bench.timer.follow(TimerCheckpoint(START_MS // 1000 * 1000, 0, 3))
+    bench.run(20_000)
+    assert bench.timer.queue_offset == 3
+    assert bench.host.bodies() == []
+    bench.timer.close(bench.clock.now_ms())
+    master = Bench(tmp_path)  # promoted: the same files under another role
+    master.clock.set_wall(bench.clock.now_ms())
+    master.timer.crash()
+    master.host.queues, master.host._at = bench.host.queues, bench.host._at
+    master.host.log_max_offset = master.host.durable_offset = bench.host.log_max_offset
+    master.timer = master.opened()
+    master.run(3000)
+    assert sorted(master.host.bodies()) == [f"m{number}" for number in range(5)]
+
+
+def test_a_slot_is_congested_beyond_its_limit(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, timer_congest_num_each_slot=3)
+    for number in range(4):
+        out_ms = bench.host.send(f"m{number}".encode(), TIMER_DELAY_SEC="5")
+        assert out_ms is not None
+        assert not bench.timer.is_congested(out_ms)
+        bench.tick()
+    assert bench.timer.is_congested(out_ms)
+    assert not bench.timer.is_congested(out_ms + 1000)
+
+
+def test_a_hundred_thousand_timers_of_one_second_are_delivered_in_portions(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, mapped_file_size_timer_log=1_040_000)
+    for number in range(100_000):
+        bench.host.send(b"%d" % number, TIMER_DELIVER_MS=str(START_MS + 5000))
+    bench.tick()
+    assert bench.timer.metrics.total == 100_000
+    bench.clock.advance(6000)
+    portions = 1
+    while bench.timer.tick(bench.clock.now_ms(), 1000):
+        portions += 1
+    assert portions >= 100
+    assert bench.host.bodies() == [str(number) for number in range(100_000)]
+    assert bench.timer.metrics.total == 0
+
+
+def test_stopping_a_stage_by_its_setting_stops_only_that_stage(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, timer_stop_dequeue=True)
+    bench.host.send(b"m", TIMER_DELAY_SEC="2")
+    bench.run(1000)
+    bench.run(5000)
+    assert bench.timer.queue_offset == 1
+    assert bench.host.bodies() == []
+    assert bench.timer.behind_ms(bench.clock.now_ms()) >= 5000
+    assert bench.host.max_offset(SystemTopic.TIMER, 0) == 1
