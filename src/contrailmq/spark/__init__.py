@@ -5,21 +5,51 @@
     spark.read.format("commitlog").load("/data/store").groupBy("topic").count().show()
 
 Reading order: `records.py` and `scan.py` (bytes to record positions), `property_table.py` and `decode.py` (records to
-Arrow), `store_files.py` and `log_plan.py` (a store's files to parts), then `commitlog.py`, the data source, and
-`environment.py`, which starts Spark. All but the last two work without pyspark.
+Arrow), `store_files.py` and `log_plan.py` (a store's files to parts), then `commitlog.py`, the data source,
+`environment.py`, which starts Spark, and `engine.py` with `jobs/`. Only the data sources need pyspark.
+
+Names that need NumPy and PyArrow are looked up when first used, so that a missing extra ends in an error of ours that
+says what to install, not in an ImportError at this line.
 """
 
-from contrailmq.spark.columns import OptionError
+import importlib
+from typing import TYPE_CHECKING
+
 from contrailmq.spark.environment import SparkEnvironmentError, ensure_java, register, session
-from contrailmq.spark.scan import CorruptLogError
-from contrailmq.spark.store_files import StoreFilesError
+
+if TYPE_CHECKING:
+    from contrailmq.spark.columns import OptionError
+    from contrailmq.spark.jobs.archive import archive_stream, read_archive
+    from contrailmq.spark.scan import CorruptLogError
+    from contrailmq.spark.store_files import StoreFilesError
 
 __all__ = [
     "CorruptLogError",
     "OptionError",
     "SparkEnvironmentError",
     "StoreFilesError",
+    "archive_stream",
     "ensure_java",
+    "read_archive",
     "register",
     "session",
 ]
+
+_HOMES = {
+    "CorruptLogError": "contrailmq.spark.scan",
+    "OptionError": "contrailmq.spark.columns",
+    "StoreFilesError": "contrailmq.spark.store_files",
+    "archive_stream": "contrailmq.spark.jobs.archive",
+    "read_archive": "contrailmq.spark.jobs.archive",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    except ImportError as exc:
+        raise SparkEnvironmentError(
+            f"contrailmq.spark.{name} needs {exc.name}: install it with pip install 'contrailmq[spark]'"
+        ) from exc

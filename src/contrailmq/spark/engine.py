@@ -1,0 +1,69 @@
+"""Where a job's kernels run: in this process, in a pool of processes, or as Spark tasks.
+
+A kernel is a plain function of one picklable item that gives one picklable result; what it writes, it writes to files.
+`Engine.run` yields results in the order of the items, whichever engine it is, so a job merges them the same way and the
+engines give equal results. On Spark one item is one task (`mapInArrow` over a range, one row per partition): it is
+retried by Spark, and works under Spark Connect as well.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Engine(Protocol):
+    """Runs a kernel over items; results come in the order of the items."""
+
+    def run(self, kernel: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]: ...
+
+
+class LocalEngine:
+    """A pool of processes; one worker or one item means: in this process."""
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers or os.cpu_count() or 1
+
+    def run(self, kernel: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        if self.workers == 1 or len(items) <= 1:
+            yield from map(kernel, items)
+            return
+        # Spawned, not forked: a fork would copy the locks of Arrow's and the client's threads.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(self.workers, len(items)), mp_context=context) as pool:
+            yield from pool.map(kernel, items)
+
+
+class SparkEngine:
+    """Spark tasks, one for each item."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+
+    def run(self, kernel: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        if not items:
+            return
+        payloads = [pickle.dumps((kernel, item)) for item in items]
+
+        def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    work, item = pickle.loads(payloads[number])
+                    yield pa.RecordBatch.from_pydict({"number": [number], "result": [pickle.dumps(work(item))]})
+
+        tasks = self.spark.range(0, len(items), 1, len(items)).mapInArrow(task, "number bigint, result binary")
+        for row in sorted(tasks.collect(), key=lambda row: int(row["number"])):
+            result: Result = pickle.loads(row["result"])
+            yield result

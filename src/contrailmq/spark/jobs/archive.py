@@ -1,0 +1,164 @@
+"""`archive`: a store's log as partitioned Parquet, incremental, exactly once.
+
+Each run takes up where the last commit stopped, writes what came since inside the tasks, and commits files and offsets
+together. Run it as often as you like; kill it when you like: the archive holds every row once.
+
+`archive_stream` does the same for any stream (of brokers or of a growing store): each micro-batch of Spark is a commit
+that also carries the query's id and batch number. A batch that Spark repeats after a crash finds its number there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from contrailmq.spark.columns import COLUMNS
+from contrailmq.spark.engine import Engine
+from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveError, Manifest
+from contrailmq.spark.jobs.parquet_files import write_batches
+from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
+from contrailmq.spark.store_files import confirmed_end, find_stores, log_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import DataStreamWriter
+
+_log: Final = logging.getLogger(__name__)
+_cleaned: Final[set[str]] = set()  # archives whose leavings this process removed: once is enough for a stream
+_FILE_DDL: Final = "path string, topic string, date string, rows bigint, size_bytes bigint"
+_FILE_SCHEMA: Final = pa.schema(
+    [
+        ("path", pa.string()),
+        ("topic", pa.string()),
+        ("date", pa.string()),
+        ("rows", pa.int64()),
+        ("size_bytes", pa.int64()),
+    ]
+)
+
+
+class _Work(NamedTuple):
+    part: LogPart
+    settings: LogSettings
+    archive: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveResult:
+    """What one run added."""
+
+    rows: int
+    files: int
+    size_bytes: int
+    log_bytes: int
+    version: int
+    offsets: dict[str, int]
+
+
+def archive(
+    stores: str,
+    target: str,
+    engine: Engine,
+    *,
+    settings: LogSettings | None = None,
+    dry_run: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> ArchiveResult:
+    """Append what the stores (a path, comma list or glob) gained since the last run to the archive at `target`."""
+    chosen = LogSettings() if settings is None else settings
+    manifest = Manifest(target)
+    if dry_run:
+        head = manifest.head()
+        begins, ends = _bounds(stores, head.offsets)
+        return ArchiveResult(0, 0, 0, sum(ends[s] - begins[s] for s in ends), head.version, ends)
+    with manifest.writing() as before:
+        manifest.remove_leavings()
+        begins, ends = _bounds(stores, before.offsets)
+        work = [
+            _Work(part, chosen, str(manifest.archive))
+            for store in ends
+            for part in plan_parts(store, begins[store], ends[store], chosen)
+        ]
+        files: list[ArchivedFile] = []
+        for done, written in enumerate(engine.run(_archive_part, work), 1):
+            files.extend(written)
+            if on_progress is not None:
+                on_progress(done, len(work))
+        after = before if ends == begins else manifest.commit(before, files, offsets=ends)
+    return ArchiveResult(
+        sum(file.rows for file in files),
+        len(files),
+        sum(file.size_bytes for file in files),
+        sum(ends[store] - begins[store] for store in ends),
+        after.version,
+        ends,
+    )
+
+
+def _archive_part(work: _Work) -> list[ArchivedFile]:
+    return write_batches(read_part(work.part, work.settings), work.archive)
+
+
+def _bounds(stores: str, done: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Where each store is to be read from and to. A log that was cleaned past the archive's end is an error."""
+    begins, ends = {}, {}
+    for store in find_stores(stores):
+        files = log_files(store)
+        first = files[0].base if files else 0
+        begin = done.get(store, first)
+        if begin < first:
+            raise ArchiveError(
+                f"{store} was archived up to {begin}, but its log begins at {first} now: {first - begin} bytes were "
+                "deleted before they were archived; start a new archive, or archive more often than the log is cleaned"
+            )
+        begins[store], ends[store] = begin, max(begin, confirmed_end(store))
+    return begins, ends
+
+
+def archive_stream(stream: DataFrame, target: str, checkpoint: str) -> DataStreamWriter:
+    """A writer that appends a stream of messages (all columns, properties as a map) to an archive, exactly once.
+
+        archive_stream(spark.readStream.format("commitlog").load(path), "/archive", "/checkpoint").start()
+
+    Set a trigger on it and start it. One query per checkpoint; several queries may share an archive, one at a time.
+    """
+    missing = [name for name in COLUMNS if name not in stream.columns]
+    if missing:
+        raise ArchiveError(f"the stream lacks {', '.join(missing)}: read it without the option columns")
+    writer = stream.select(*COLUMNS).writeStream.option("checkpointLocation", checkpoint)
+    return writer.foreachBatch(partial(_append_batch, target=target))
+
+
+def _append_batch(frame: Any, batch_id: int, *, target: str) -> None:
+    query = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or "stream"
+    manifest = Manifest(target)
+    with manifest.writing() as before:
+        if before.batches.get(query, -1) >= batch_id:
+            _log.info("batch %d of query %s is in %s already", batch_id, query, target)
+            return
+        if target not in _cleaned:
+            manifest.remove_leavings()
+            _cleaned.add(target)
+        folder = str(manifest.archive)
+
+        def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            rows = [file._asdict() for file in write_batches(batches, folder)]
+            yield pa.RecordBatch.from_pylist(rows, schema=_FILE_SCHEMA)
+
+        files = [ArchivedFile(*row) for row in frame.mapInArrow(task, _FILE_DDL).collect()]
+        manifest.commit(before, files, batches={query: batch_id})
+
+
+def read_archive(spark: SparkSession, target: str) -> DataFrame:
+    """An archive as a DataFrame of the usual columns and `date`: exactly the files that its manifest lists."""
+    ddl = ", ".join(f"{name} {spark_type}" for name, (spark_type, _) in COLUMNS.items() if name != "topic")
+    paths = Manifest(target).paths()
+    reader = spark.read.schema(f"{ddl}, topic string, date date").option("basePath", str(Manifest(target).archive))
+    if not paths:
+        return spark.createDataFrame([], f"{ddl}, topic string, date date").select(*COLUMNS, "date")
+    return reader.parquet(*paths).select(*COLUMNS, "date")

@@ -1,0 +1,140 @@
+"""The archive: exactly the rows of the log, whatever is killed, with plain kernels and through Spark."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+import contrailmq
+from contrailmq.spark.engine import LocalEngine, SparkEngine
+from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
+from contrailmq.spark.jobs.manifest import ArchiveBusyError, ArchiveError, Manifest
+from contrailmq.spark.jobs.parquet_files import read_rows
+from contrailmq.spark.store_files import log_files
+from spark.conftest import expected, unpack
+
+ONE = LocalEngine(workers=1)
+
+
+def archived(target: Path) -> list[int]:
+    """Physical offsets in the archive, sorted: repeats would show."""
+    rows = [pq.read_table(path, partitioning=None)["physicalOffset"].to_pylist() for path in Manifest(target).paths()]
+    return sorted(offset for part in rows for offset in part)
+
+
+def user_offsets(name: str) -> list[int]:
+    system = ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_", "rmq_sys_", "TRANS_CHECK")
+    return [m["commitLogOffset"] for m in expected(name)["messages"] if not m["topic"].startswith(system)]
+
+
+def test_an_archive_grows_by_what_the_log_gained(tmp_path: Path) -> None:
+    whole = unpack("clean", tmp_path / "whole")
+    growing = tmp_path / "growing" / "commitlog"
+    growing.mkdir(parents=True)
+    for count in (2, 4, 6, 6):
+        for file in log_files(whole)[:count]:
+            shutil.copy(file.path, growing)
+        archive(str(tmp_path / "growing"), str(tmp_path / "archive"), ONE)
+    assert archived(tmp_path / "archive") == user_offsets("clean")
+    assert Manifest(tmp_path / "archive").load().version == 3  # nothing new, no commit
+
+
+def test_rows_in_the_archive_equal_rows_of_the_log(tmp_path: Path, golden_store: Callable[[str], str]) -> None:
+    archive(golden_store("clean"), str(tmp_path), ONE)
+    rows = [
+        row for f in Manifest(tmp_path).load().files for row in read_rows(str(tmp_path / f.path), f.topic).to_pylist()
+    ]
+    by_offset = {message["commitLogOffset"]: message for message in expected("clean")["messages"]}
+    for row in rows:
+        message = by_offset[row["physicalOffset"]]
+        assert (row["topic"], dict(row["properties"])) == (message["topic"], message["properties"])
+        assert len(row["body"]) == message["bodyLength"]
+    names = {path.name for path in tmp_path.glob("topic=*")}
+    assert "topic=%25DLQ%25Golden_cg_retry" in names
+
+
+def test_files_that_no_commit_lists_do_not_count_and_are_removed(
+    tmp_path: Path, golden_store: Callable[[str], str]
+) -> None:
+    archive(golden_store("clean"), str(tmp_path), ONE)
+    leaving = tmp_path / "topic=GoldenPlain" / "date=2026-11-09" / "deadbeef.parquet"
+    leaving.parent.mkdir(exist_ok=True)
+    shutil.copy(Manifest(tmp_path).paths()[0], leaving)
+    assert archived(tmp_path) == user_offsets("clean")
+    archive(golden_store("clean"), str(tmp_path), ONE)
+    assert not leaving.exists()
+    assert archived(tmp_path) == user_offsets("clean")
+
+
+def test_two_writers_do_not_meet(tmp_path: Path, golden_store: Callable[[str], str]) -> None:
+    with Manifest(tmp_path).writing(), pytest.raises(ArchiveBusyError, match="another process"):
+        archive(golden_store("clean"), str(tmp_path), ONE)
+    manifest = Manifest(tmp_path)
+    state = manifest.load()
+    manifest.commit(state, [])
+    with pytest.raises(ArchiveBusyError, match="commit 1 was made by another writer"):
+        manifest.commit(state, [])
+
+
+def test_a_log_cleaned_before_it_was_archived_is_an_error(tmp_path: Path) -> None:
+    store = unpack("clean", tmp_path / "s")
+    files = log_files(store)
+    for file in files[1:]:
+        shutil.move(file.path, tmp_path)
+    shutil.rmtree(Path(store, "consumequeue"))
+    archive(store, str(tmp_path / "archive"), ONE)
+    for file in files[1:]:
+        shutil.move(tmp_path / Path(file.path).name, file.path)
+    Path(files[0].path).unlink()
+    Path(files[1].path).unlink()
+    with pytest.raises(ArchiveError, match="deleted before they were archived"):
+        archive(store, str(tmp_path / "archive"), ONE)
+
+
+@pytest.mark.spark
+def test_spark_and_a_process_pool_archive_the_same(
+    spark: Any, tmp_path: Path, golden_store: Callable[[str], str]
+) -> None:
+    results = [
+        archive(golden_store("kill9"), str(tmp_path / str(number)), engine)
+        for number, engine in enumerate([SparkEngine(spark), LocalEngine(workers=2)])
+    ]
+    assert archived(tmp_path / "0") == archived(tmp_path / "1") == user_offsets("kill9")
+    assert results[0].rows == results[1].rows == len(user_offsets("kill9"))
+    frame = read_archive(spark, str(tmp_path / "0"))
+    assert frame.where("topic is null or date is null").count() == 0
+    assert frame.count() == results[0].rows
+
+
+def start_stream(spark: Any, store: str, folder: Path) -> Any:
+    stream = spark.readStream.format("commitlog").option("path", store).option("maxBytesPerTrigger", "150000").load()
+    writer = archive_stream(stream, str(folder / "archive"), str(folder / "checkpoint"))
+    return writer.trigger(availableNow=True).start()
+
+
+@pytest.mark.spark
+def test_a_stream_whose_driver_was_killed_goes_on_without_repeats_or_gaps(
+    spark: Any, tmp_path: Path, golden_store: Callable[[str], str]
+) -> None:
+    """The driver dies by SIGKILL after it committed to the archive and before Spark knew: the worst place."""
+    script = Path(__file__).with_name("archive_then_die.py")
+    source = Path(contrailmq.__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{script.parents[1]}"}
+    done = subprocess.run(
+        [sys.executable, str(script), golden_store("clean"), str(tmp_path)], env=environment, capture_output=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    state = Manifest(tmp_path / "archive").load()
+    assert state.version == 2
+    assert 0 < state.rows < len(user_offsets("clean"))
+    start_stream(spark, golden_store("clean"), tmp_path).awaitTermination()
+    assert archived(tmp_path / "archive") == user_offsets("clean")
