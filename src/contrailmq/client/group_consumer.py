@@ -15,8 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Final, Self
 
-import msgspec
-
 from contrailmq.client.errors import ClientConfigError
 from contrailmq.client.instance import ClientInstance
 from contrailmq.client.life import Life, State
@@ -30,6 +28,8 @@ from contrailmq.client.routes import TopicRoute, subscribe_queues
 from contrailmq.client.settings import ConsumerOptions
 from contrailmq.client.subscription import TAG, SqlFilter, Subscription, make_subscription, with_version
 from contrailmq.message import RETRY_PREFIX, ContrailError, MessageQueue, check_group, check_topic
+from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
+from contrailmq.wire.bodies import CheckClientBody, ConsumerData, ConsumerList, decode_body, encode_body
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.errors import ResponseError
 
@@ -123,15 +123,14 @@ class GroupConsumer(ABC):
     def route_changed(self, topic: str, route: TopicRoute) -> None:
         self.request_rebalance()
 
-    def heartbeat(self) -> dict[str, object]:
-        return {
-            "groupName": self.group,
-            "consumeType": self.consume_type,
-            "messageModel": self._base_options.model.value,
-            "consumeFromWhere": self._base_options.from_where.value,
-            "subscriptionDataSet": [item.as_body() for item in self._subscriptions.values()],
-            "unitMode": False,
-        }
+    def heartbeat(self) -> ConsumerData:
+        return ConsumerData(
+            group_name=self.group,
+            consume_type=self.consume_type,
+            message_model=self._base_options.model.value,
+            consume_from_where=self._base_options.from_where.value,
+            subscription_data_set=[item.as_body() for item in self._subscriptions.values()],
+        )
 
     # Life, shared steps.
     async def _join(self) -> ClientInstance:
@@ -178,13 +177,13 @@ class GroupConsumer(ABC):
         if route is None or not route.brokers:
             return
         address, _ = await instance.find_reader(route.brokers[0].name, subscription.topic)
-        body = {
-            "clientId": instance.client_id,
-            "group": self.group,
-            "namespace": self._base_options.namespace or None,
-            "subscriptionData": subscription.as_body(),
-        }
-        await instance.call(address, RequestCode.CHECK_CLIENT_CONFIG, {}, msgspec.json.encode(body))
+        body = CheckClientBody(
+            client_id=instance.client_id,
+            group=self.group,
+            namespace=self._base_options.namespace or None,
+            subscription_data=subscription.as_body(),
+        )
+        await instance.call(address, RequestCode.CHECK_CLIENT_CONFIG, {}, encode_body(body))
 
     async def _stop_tasks(self) -> None:
         for task in self._tasks:
@@ -299,8 +298,7 @@ class GroupConsumer(ABC):
                 instance.heartbeat_soon()
                 instance.refresh_soon(topic)
                 continue
-            body = msgspec.json.decode(answer.body, type=dict[str, list[str]]) if answer.body else {}
-            return body.get("consumerIdList", [])
+            return decode_body(answer.body, ConsumerList).consumer_id_list
         assert last is not None
         raise last
 
@@ -344,10 +342,10 @@ class GroupConsumer(ABC):
     async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None: ...
 
     @abstractmethod
-    def running_info(self) -> bytes: ...
+    def running_info(self) -> ConsumerRunningInfo: ...
 
     @abstractmethod
-    async def consume_directly(self, message: ReceivedMessage) -> dict[str, object]: ...
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult: ...
 
     def offsets_of(self, topic: str) -> dict[MessageQueue, int]:
         """Offsets in memory."""

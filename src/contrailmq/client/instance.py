@@ -18,8 +18,6 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Final, Protocol
 
-import msgspec
-
 from contrailmq.client.errors import BrokerNotFoundError, ClientStateError, NoRouteError
 from contrailmq.client.name_servers import NameServers
 from contrailmq.client.records import ReceivedMessage
@@ -27,6 +25,8 @@ from contrailmq.client.routes import MASTER_ID, TopicRoute, default_topic_route,
 from contrailmq.client.server_requests import register_handlers
 from contrailmq.client.settings import ClientOptions
 from contrailmq.message import ContrailError, MessageQueue, StoredMessage
+from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
+from contrailmq.wire.bodies import ConsumerData, HeartbeatData, ProducerData, encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ResponseError
 from contrailmq.wire.header import Command, Fields
@@ -56,13 +56,11 @@ class Member(Protocol):
 
     def route_changed(self, topic: str, route: TopicRoute) -> None: ...
 
-    def heartbeat(self) -> dict[str, object]:
-        """This member's entry in the heartbeat body."""
-        ...
-
 
 class ConsumerMember(Member, Protocol):
-    """What brokers may ask of a consumer."""
+    """What brokers are told, and may ask, of a consumer."""
+
+    def heartbeat(self) -> ConsumerData: ...
 
     def request_rebalance(self) -> None: ...
 
@@ -70,9 +68,9 @@ class ConsumerMember(Member, Protocol):
 
     def offsets_of(self, topic: str) -> dict[MessageQueue, int]: ...
 
-    def running_info(self) -> bytes: ...
+    def running_info(self) -> ConsumerRunningInfo: ...
 
-    async def consume_directly(self, message: ReceivedMessage) -> dict[str, object]: ...
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult: ...
 
 
 class ClientInstance:
@@ -325,7 +323,7 @@ class ClientInstance:
         """To every replica of every broker when somebody consumes, else to the masters."""
         if not self.producers and not self.consumers:
             return
-        body = msgspec.json.encode(self.heartbeat_body())
+        body = encode_body(self.heartbeat_body())
         addresses = [
             address
             for replicas in self.broker_addresses.values()
@@ -339,14 +337,12 @@ class ClientInstance:
             elif isinstance(result, BaseException):
                 raise result
 
-    def heartbeat_body(self) -> Mapping[str, object]:
-        return {
-            "clientID": self.client_id,
-            "consumerDataSet": [member.heartbeat() for member in self.consumers.values()],
-            "heartbeatFingerprint": 0,
-            "producerDataSet": [member.heartbeat() for member in self.producers.values()],
-            "withoutSub": False,
-        }
+    def heartbeat_body(self) -> HeartbeatData:
+        return HeartbeatData(
+            client_id=self.client_id,
+            consumer_data_set=[member.heartbeat() for member in self.consumers.values()],
+            producer_data_set=[ProducerData(group_name=group) for group in self.producers],
+        )
 
     async def _keep_heartbeats(self) -> None:
         while True:

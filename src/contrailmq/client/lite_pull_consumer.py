@@ -32,10 +32,11 @@ from contrailmq.client.pulling import SUSPEND_LITE_S, Pulled, PullRequest, pull
 from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import PullStatus
 from contrailmq.client.routes import subscribe_queues
-from contrailmq.client.running_info import encode_running_info
+from contrailmq.client.running_info import running_info
 from contrailmq.client.settings import LitePullConsumerOptions, LitePullConsumerSettings
 from contrailmq.client.subscription import SqlFilter, Subscription
 from contrailmq.message import RETRY_PREFIX, ContrailError, MessageQueue, Property, StoredMessage
+from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ResponseError
 
@@ -394,8 +395,8 @@ class LitePullConsumer(GroupConsumer):
                 self._offsets().table.update(queue, offset)
                 self._begin(queue, offset)
 
-    def running_info(self) -> bytes:
-        return encode_running_info(self, self._assignments, {})
+    def running_info(self) -> ConsumerRunningInfo:
+        return running_info(self, self._assignments, {})
 
-    async def consume_directly(self, message: ReceivedMessage) -> dict[str, object]:
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
         raise ClientStateError("a pull consumer has no listener to run")

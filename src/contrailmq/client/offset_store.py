@@ -12,14 +12,15 @@ from Java to Python and keep its place.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
 from contrailmq.client.errors import ClientError
-from contrailmq.message import MessageQueue
+from contrailmq.message import ContrailError, MessageQueue
+from contrailmq.wire.admin_bodies import ResetOffsetBody
+from contrailmq.wire.bodies import decode_body, encode_body
 
 NO_OFFSET = -1
 
@@ -102,10 +103,10 @@ def read_offset_file(path: Path) -> dict[MessageQueue, int]:
     for candidate in (path, backup):
         try:
             text = candidate.read_text(encoding="utf-8")
-            return parse_queue_map(text) if text.strip() else {}
+            return decode_body(text.encode(), ResetOffsetBody).offsets if text.strip() else {}
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, KeyError, TypeError) as exc:
+        except (OSError, UnicodeDecodeError, ContrailError) as exc:
             errors.append(f"{candidate}: {exc!r}")
     if errors:
         raise ClientError(f"no readable offset file ({'; '.join(errors)}): mend or delete it; deleting starts over")
@@ -117,7 +118,7 @@ def write_offset_file(path: Path, offsets: dict[MessageQueue, int]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     known = read_offset_file(path)
     known.update(offsets)
-    text = encode_queue_map("offsetTable", known) + "\n"
+    text = encode_body(ResetOffsetBody.of(known)).decode() + "\n"
     fresh = path.with_name(path.name + ".tmp")
     with fresh.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -126,37 +127,3 @@ def write_offset_file(path: Path, offsets: dict[MessageQueue, int]) -> None:
     if path.exists():
         os.replace(path, path.with_name(path.name + ".bak"))
     os.replace(fresh, path)
-
-
-def parse_queue_map(text: str) -> dict[MessageQueue, int]:
-    """Java's `{"offsetTable":{ {queue object}: offset, ...}}`, with any whitespace."""
-    decoder = json.JSONDecoder()
-    position = text.index("{", text.index("offsetTable") + 1) + 1
-    offsets: dict[MessageQueue, int] = {}
-    while True:
-        position = _skip(text, position, " \t\r\n,")
-        if text[position] == "}":
-            return offsets
-        key, position = decoder.raw_decode(text, position)
-        position = _skip(text, position, " \t\r\n:")
-        value, position = decoder.raw_decode(text, position)
-        offset = value["offset"] if isinstance(value, dict) else value
-        offsets[MessageQueue(str(key["topic"]), str(key["brokerName"]), int(key["queueId"]))] = int(offset)
-
-
-def encode_queue_map(name: str, offsets: dict[MessageQueue, int]) -> str:
-    """A map from queues to numbers as Java's JSON library writes it: the keys are objects."""
-
-    def entry(queue: MessageQueue, offset: int) -> str:
-        key = {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}
-        return f"{json.dumps(key, separators=(',', ':'))}:{offset}"
-
-    return f'{{"{name}":{{{",".join(entry(queue, offset) for queue, offset in sorted(offsets.items()))}}}}}'
-
-
-def _skip(text: str, position: int, characters: str) -> int:
-    while position < len(text) and text[position] in characters:
-        position += 1
-    if position >= len(text):
-        raise ValueError("the offset table ends early")
-    return position

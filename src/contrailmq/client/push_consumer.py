@@ -36,13 +36,14 @@ from contrailmq.client.pulling import SUSPEND_PUSH_S, Pulled, PullRequest, pull
 from contrailmq.client.queue_locks import RENEW_EVERY_S, QueueLocks
 from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import ConsumeResult, MessageModel, PullStatus
-from contrailmq.client.running_info import encode_running_info
+from contrailmq.client.running_info import running_info
 from contrailmq.client.send_back import SendBack
 from contrailmq.client.settings import PushConsumerOptions, PushConsumerSettings, check_range
 from contrailmq.client.subscription import Subscription
 from contrailmq.client.trace import TraceDispatcher
 from contrailmq.client.tracing import open_trace
 from contrailmq.message import RETRY_PREFIX, ContrailError, MessageQueue, Property, retry_topic
+from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.errors import ResponseError
 
@@ -365,9 +366,9 @@ class PushConsumer(GroupConsumer):
             store.table.remove(queue)
         self.request_rebalance()
 
-    def running_info(self) -> bytes:
+    def running_info(self) -> ConsumerRunningInfo:
         counts = self._watch.counts if self._pool is not None else {}
-        return encode_running_info(
+        return running_info(
             self,
             self._assignments,
             counts,
@@ -375,7 +376,7 @@ class PushConsumer(GroupConsumer):
             is_orderly=self.options.orderly,
         )
 
-    async def consume_directly(self, message: ReceivedMessage) -> dict[str, object]:
+    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
         """Run the listener once on a message that an administrator picked; offsets and retries are not touched."""
         if self._pool is None:
             raise ClientConfigError("the consumer has no listener")
@@ -389,10 +390,10 @@ class PushConsumer(GroupConsumer):
             ConsumeResult.COMMIT: "CR_COMMIT",
             ConsumeResult.ROLLBACK: "CR_ROLLBACK",
         }
-        return {
-            "autoCommit": self.options.auto_commit,
-            "consumeResult": "CR_THROW_EXCEPTION" if call.error is not None else names[outcome.result],
-            "order": self.options.orderly,
-            "remark": repr(call.error) if call.error is not None else None,
-            "spentTimeMills": round((time.monotonic() - began_s) * 1000),
-        }
+        return ConsumeMessageDirectlyResult(
+            auto_commit=self.options.auto_commit,
+            consume_result="CR_THROW_EXCEPTION" if call.error is not None else names[outcome.result],
+            order=self.options.orderly,
+            remark=repr(call.error) if call.error is not None else None,
+            spent_time_mills=round((time.monotonic() - began_s) * 1000),
+        )

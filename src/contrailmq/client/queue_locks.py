@@ -12,26 +12,15 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
-import msgspec
-
 from contrailmq.client.instance import ClientInstance
 from contrailmq.message import ContrailError, MessageQueue
+from contrailmq.wire.bodies import LockBatchBody, LockedQueues, MessageQueueBody, decode_body, encode_body
 from contrailmq.wire.codes import RequestCode
 
 _log = logging.getLogger("contrailmq.client.consumer")
 
 LOCK_TIMEOUT_S: Final = 1.0
 RENEW_EVERY_S: Final = 20.0
-
-
-class _Queue(msgspec.Struct, rename="camel"):
-    broker_name: str
-    queue_id: int
-    topic: str
-
-
-class _LockAnswer(msgspec.Struct):
-    lock_ok: list[_Queue] = msgspec.field(default_factory=list, name="lockOKMQSet")
 
 
 class QueueLocks:
@@ -64,20 +53,19 @@ class QueueLocks:
             answer = await self._instance.call(
                 address, RequestCode.LOCK_BATCH_MQ, {}, self._body(queues), timeout_s=LOCK_TIMEOUT_S
             )
-            locked = msgspec.json.decode(answer.body, type=_LockAnswer).lock_ok
-        except (ContrailError, msgspec.MsgspecError) as exc:
+            locked = decode_body(answer.body, LockedQueues).queues
+        except ContrailError as exc:
             _log.warning("broker %s gave no locks: %s", broker_name, exc)
             return set()
-        return {MessageQueue(item.topic, item.broker_name, item.queue_id) for item in locked}
+        return {item.queue for item in locked}
 
     def _body(self, queues: list[MessageQueue]) -> bytes:
-        return msgspec.json.encode(
-            {
-                "clientId": self._instance.client_id,
-                "consumerGroup": self._group,
-                "mqSet": [_Queue(queue.broker_name, queue.queue_id, queue.topic) for queue in queues],
-                "onlyThisBroker": False,
-            }
+        return encode_body(
+            LockBatchBody(
+                client_id=self._instance.client_id,
+                consumer_group=self._group,
+                mq_set=[MessageQueueBody.of(queue) for queue in queues],
+            )
         )
 
 

@@ -11,10 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
-from contrailmq.client.errors import ClientError
 from contrailmq.message import MessageQueue
+from contrailmq.wire.bodies import TopicRouteData, decode_body
 
 MASTER_ID: Final = 0
 PERMISSION_READ: Final = 4
@@ -54,17 +52,15 @@ class TopicRoute:
 
 
 def parse_route(body: bytes) -> TopicRoute:
-    """From a TopicRouteData body in standard JSON. Raises ClientError saying what is wrong with it."""
-    try:
-        data = _decoder.decode(body)
-    except msgspec.MsgspecError as exc:
-        raise ClientError(f"the NameServer's route cannot be read ({exc}): {body[:200]!r}") from exc
+    """From a TopicRouteData body, standard JSON or Java's. Raises RemoteProtocolError saying what is wrong with it."""
+    data = decode_body(body, TopicRouteData)
     groups = (
         QueueGroup(item.broker_name, item.read_queue_nums, item.write_queue_nums, item.perm, item.topic_sys_flag)
         for item in data.queue_datas
     )
     brokers = (
-        Broker(item.broker_name, item.cluster, dict(sorted(item.broker_addrs.items()))) for item in data.broker_datas
+        Broker(item.broker_name, item.cluster or "", dict(sorted(item.broker_addrs.items())))
+        for item in data.broker_datas
     )
     return TopicRoute(
         tuple(sorted(groups)), tuple(sorted(brokers, key=lambda broker: broker.name)), data.order_topic_conf or ""
@@ -121,26 +117,3 @@ def read_address(addresses: Mapping[int, str], suggested_id: int) -> tuple[str, 
     for id_, address in addresses.items():
         return address, id_
     return None
-
-
-class _QueueData(msgspec.Struct, rename="camel"):
-    broker_name: str
-    perm: int
-    read_queue_nums: int
-    write_queue_nums: int
-    topic_sys_flag: int = 0
-
-
-class _BrokerData(msgspec.Struct, rename="camel"):
-    broker_name: str
-    broker_addrs: dict[int, str]
-    cluster: str = ""
-
-
-class _TopicRouteData(msgspec.Struct, rename="camel"):
-    queue_datas: list[_QueueData] = []
-    broker_datas: list[_BrokerData] = []
-    order_topic_conf: str | None = None
-
-
-_decoder = msgspec.json.Decoder(_TopicRouteData, strict=False)

@@ -5,28 +5,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from contrailmq.client.assignment import Assignment
 from contrailmq.client.consume_watch import TopicCounts
 from contrailmq.message import MessageQueue
+from contrailmq.wire.admin_bodies import ConsumerRunningInfo, ConsumeStatus, ProcessQueueInfo
+from contrailmq.wire.bodies import queue_table
 from contrailmq.wire.codes import OUR_VERSION, version_name
 
 if TYPE_CHECKING:
     from contrailmq.client.group_consumer import GroupConsumer
 
 
-def encode_running_info(
+def running_info(
     consumer: GroupConsumer,
     assignments: Mapping[MessageQueue, Assignment],
     counts: Mapping[str, TopicCounts],
     *,
     threads: int = 0,
     is_orderly: bool = False,
-) -> bytes:
-    """ConsumerRunningInfo; the queue table has objects as keys, which is Java's JSON and not JSON."""
-    head = {
-        "properties": {
+) -> ConsumerRunningInfo:
+    """What the consumer is doing, queue by queue."""
+    queues = {
+        queue: _queue_info(assignment, consumer.offsets_of(queue.topic).get(queue, -1))
+        for queue, assignment in assignments.items()
+    }
+    return ConsumerRunningInfo(
+        mq_table=queue_table(queues),
+        properties={
             "PROP_NAMESERVER_ADDR": consumer.namesrv,
             "PROP_THREADPOOL_CORE_SIZE": str(threads),
             "PROP_CONSUMEORDERLY": "true" if is_orderly else "false",
@@ -34,47 +39,21 @@ def encode_running_info(
             "PROP_CLIENT_VERSION": version_name(OUR_VERSION),
             "PROP_CONSUMER_START_TIMESTAMP": str(consumer.start_ms),
         },
-        "statusTable": {topic: _status(count) for topic, count in counts.items()},
-        "subscriptionSet": [item.as_body() for item in consumer.subscriptions.values()],
-        "userConsumerInfo": {},
-        "mqPopTable": {},
-    }
-    table = b",".join(
-        msgspec.json.encode({"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic})
-        + b":"
-        + msgspec.json.encode(_queue_info(assignment, consumer.offsets_of(queue.topic).get(queue, -1)))
-        for queue, assignment in assignments.items()
+        status_table={topic: ConsumeStatus(consume_failed_msgs=count.failed) for topic, count in counts.items()},
+        subscription_set=[item.as_body() for item in consumer.subscriptions.values()],
     )
-    return b'{"mqTable":{' + table + b"}," + msgspec.json.encode(head)[1:]
 
 
-def _status(count: TopicCounts) -> dict[str, float]:
-    return {
-        "consumeFailedMsgs": count.failed,
-        "consumeFailedTPS": 0.0,
-        "consumeOKTPS": 0.0,
-        "consumeRT": 0.0,
-        "pullRT": 0.0,
-        "pullTPS": 0.0,
-    }
-
-
-def _queue_info(assignment: Assignment, committed: int) -> dict[str, object]:
+def _queue_info(assignment: Assignment, committed: int) -> ProcessQueueInfo:
     cache = assignment.cache
     low, high = cache.offset_range
-    return {
-        "cachedMsgCount": cache.count,
-        "cachedMsgMaxOffset": high,
-        "cachedMsgMinOffset": low,
-        "cachedMsgSizeInMiB": cache.size_bytes // (1024 * 1024),
-        "commitOffset": committed,
-        "droped": cache.is_dropped,
-        "lastConsumeTimestamp": 0,
-        "lastLockTimestamp": 0,
-        "lastPullTimestamp": 0,
-        "locked": cache.is_locked,
-        "transactionMsgCount": cache.consuming_count,
-        "transactionMsgMaxOffset": 0,
-        "transactionMsgMinOffset": 0,
-        "tryUnlockTimes": 0,
-    }
+    return ProcessQueueInfo(
+        cached_msg_count=cache.count,
+        cached_msg_max_offset=high,
+        cached_msg_min_offset=low,
+        cached_msg_size_in_mib=cache.size_bytes // (1024 * 1024),
+        commit_offset=committed,
+        droped=cache.is_dropped,
+        locked=cache.is_locked,
+        transaction_msg_count=cache.consuming_count,
+    )

@@ -112,9 +112,6 @@ class Sender:
     def subscribed_topics(self) -> set[str]:
         return set()
 
-    def heartbeat(self) -> dict[str, object]:
-        return {"groupName": self.group}
-
     def route_changed(self, topic: str, route: TopicRoute) -> None:
         queues = publish_queues(topic, route)
         known = self._publish.get(topic)

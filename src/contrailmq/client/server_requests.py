@@ -17,12 +17,11 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from contrailmq.client.errors import ClientError
-from contrailmq.client.offset_store import encode_queue_map, parse_queue_map
 from contrailmq.client.records import ReceivedMessage, decode_messages
-from contrailmq.message import Property, encode_host, encode_properties
+from contrailmq.message import ContrailError, Property, encode_host, encode_properties
+from contrailmq.wire.admin_bodies import ConsumerStatusBody, ResetOffsetBody
+from contrailmq.wire.bodies import decode_body, encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.connection import Connection
 from contrailmq.wire.frame import encode_response
@@ -73,9 +72,9 @@ class _Handlers:
         if consumer is None:
             return
         try:
-            offsets = parse_queue_map(command.body.decode("utf-8", "replace"))
-        except (ValueError, KeyError, TypeError) as exc:
-            _log.warning("a reset of offsets cannot be read: %r", exc)
+            offsets = decode_body(command.body, ResetOffsetBody).offsets
+        except ContrailError as exc:
+            _log.warning("a reset of offsets cannot be read: %s", exc)
             return
         self._instance.spawn(consumer.reset_offsets(command.ext.get("topic", ""), offsets), "reset-offsets")
 
@@ -83,14 +82,14 @@ class _Handlers:
         consumer = self._consumer(command, "group")
         if consumer is None:
             return _unknown_group(command)
-        text = encode_queue_map("messageQueueTable", consumer.offsets_of(command.ext.get("topic", "")))
-        return encode_response(command, body=text.encode())
+        offsets = consumer.offsets_of(command.ext.get("topic", ""))
+        return encode_response(command, body=encode_body(ConsumerStatusBody.of(offsets)))
 
     def running_info(self, connection: Connection, command: Command) -> bytes:
         consumer = self._consumer(command, "consumerGroup")
         if consumer is None:
             return _unknown_group(command)
-        return encode_response(command, body=consumer.running_info())
+        return encode_response(command, body=encode_body(consumer.running_info()))
 
     async def consume_directly(self, connection: Connection, command: Command) -> bytes:
         consumer = self._consumer(command, "consumerGroup")
@@ -99,7 +98,7 @@ class _Handlers:
             return _unknown_group(command)
         message = messages[0]
         message.broker_name = command.ext.get("brokerName", "")
-        return encode_response(command, body=msgspec.json.encode(await consumer.consume_directly(message)))
+        return encode_response(command, body=encode_body(await consumer.consume_directly(message)))
 
     def push_reply(self, connection: Connection, command: Command) -> bytes:
         reply = _reply_message(command)

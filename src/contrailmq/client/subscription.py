@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from contrailmq.client.errors import ClientConfigError
 from contrailmq.message import java_hash
+from contrailmq.wire.bodies import SubscriptionData
 
 ALL = "*"
 TAG = "TAG"
@@ -45,17 +46,15 @@ class Subscription:
         """The exact check that brokers leave to clients: they compare 32-bit hashes only."""
         return not self.tags or tags in self.tags
 
-    def as_body(self) -> dict[str, object]:
-        """RocketMQ's SubscriptionData."""
-        return {
-            "classFilterMode": False,
-            "codeSet": self.tag_codes,
-            "expressionType": self.expression_type,
-            "subString": self.expression,
-            "subVersion": self.version,
-            "tagsSet": sorted(self.tags),
-            "topic": self.topic,
-        }
+    def as_body(self) -> SubscriptionData:
+        return SubscriptionData(
+            code_set=self.tag_codes,
+            expression_type=self.expression_type,
+            sub_string=self.expression,
+            sub_version=self.version,
+            tags_set=sorted(self.tags),
+            topic=self.topic,
+        )
 
 
 def make_subscription(topic: str, wanted: str | SqlFilter | None, *, version: int) -> Subscription:

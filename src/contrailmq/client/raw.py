@@ -1,0 +1,366 @@
+"""A plain blocking reader and writer of queues, without asyncio: for Spark executors, tools and scripts.
+
+One `QueueReader` talks to any number of brokers over plain sockets, one connection each, one request at a time. It
+decodes nothing: a pull gives the records' bytes as they lie in the log. It keeps no state of a group: offsets are the
+caller's.
+
+    with QueueReader(namesrv="127.0.0.1:9876") as reader:
+        for queue in reader.queues("Orders"):
+            pulled = reader.pull(queue, reader.min_offset(queue), max_count=1000)
+            pulled.body                     # concatenated records
+
+Not thread-safe: give each thread its own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Self
+
+from contrailmq.client.batch import encode_batch
+from contrailmq.client.errors import BrokerNotFoundError, NoNameServerError, NoRouteError
+from contrailmq.client.name_servers import parse_addresses
+from contrailmq.client.offset_store import NO_OFFSET
+from contrailmq.client.pulling import FLAG_SUBSCRIPTION, FLAG_SUSPEND
+from contrailmq.client.results import PullStatus
+from contrailmq.client.routes import (
+    MASTER_ID,
+    TopicRoute,
+    default_topic_route,
+    parse_route,
+    publish_queues,
+    read_address,
+    subscribe_queues,
+)
+from contrailmq.message import ContrailError, Message, MessageQueue, Property, encode_properties
+from contrailmq.wire.acl import AclCredentials
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.errors import (
+    ConnectError,
+    ConnectionClosedError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    ResponseError,
+)
+from contrailmq.wire.frame import FrameParser, encode_request
+from contrailmq.wire.header import Command, ExtValue, to_ext
+from contrailmq.wire.transport import split_address
+
+RECEIVE_BYTES: Final = 1024 * 1024
+_STORED: Final = (
+    int(ResponseCode.SUCCESS),
+    int(ResponseCode.FLUSH_DISK_TIMEOUT),
+    int(ResponseCode.SLAVE_NOT_AVAILABLE),
+    int(ResponseCode.FLUSH_SLAVE_TIMEOUT),
+)
+_PULL_STATUS: Final = {status.value: status for status in PullStatus}
+
+
+class RawPull(NamedTuple):
+    """A pull's answer with the records undecoded."""
+
+    status: PullStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    body: bytes
+
+
+class RawSent(NamedTuple):
+    """Where a batch went."""
+
+    queue: MessageQueue
+    queue_offset: int
+    offset_message_ids: list[str]
+
+
+class RawConnection:
+    """One blocking connection: a request, then its answer."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        connect_timeout_s: float = 3.0,
+        tls: ssl.SSLContext | None = None,
+        tls_server_name: str | None = None,
+        credentials: AclCredentials | None = None,
+    ) -> None:
+        self.address = address
+        self._credentials = credentials
+        self._parser = FrameParser()
+        self._opaque = 0
+        host, port = split_address(address)
+        try:
+            plain = socket.create_connection((host, port), timeout=connect_timeout_s)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = plain if tls is None else tls.wrap_socket(plain, server_hostname=tls_server_name or host)
+        except (OSError, ssl.SSLError) as exc:
+            raise ConnectError(address, exc.strerror or str(exc)) from exc
+
+    def invoke(
+        self, code: RequestCode, ext: Mapping[str, ExtValue], body: bytes = b"", *, timeout_s: float = 3.0
+    ) -> Command:
+        """The answer, whatever its code."""
+        fields = to_ext(ext)
+        if self._credentials is not None:
+            self._credentials(code, fields, body)
+        self._opaque += 1
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            self._socket.settimeout(timeout_s)
+            self._socket.sendall(encode_request(code, fields, body, opaque=self._opaque))
+            return self._receive(deadline_s)
+        except TimeoutError as exc:
+            self.close()  # a late answer would be taken for the next one's
+            raise RequestTimeoutError(self.address, code, timeout_s) from exc
+        except OSError as exc:
+            self.close()
+            raise ConnectionClosedError(self.address, exc.strerror or str(exc)) from exc
+
+    def _receive(self, deadline_s: float) -> Command:
+        while True:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left_s)
+            data = self._socket.recv(RECEIVE_BYTES)
+            if not data:
+                raise ConnectionClosedError(self.address, "the peer closed it")
+            for command in self._parser.feed(data):
+                if command.is_response and command.opaque == self._opaque:
+                    return command
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class QueueReader:
+    """Reads, measures and fills queues. See the module's text."""
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        namesrv: str | None = None,
+        group: str = "contrailmq_reader",
+        timeout_s: float = 10.0,
+        tls: ssl.SSLContext | None = None,
+        tls_server_name: str | None = None,
+        credentials: AclCredentials | None = None,
+    ) -> None:
+        """`address` is one broker for everything; without it, brokers are found through the NameServers."""
+        self.group = group
+        self._address = address
+        self._namesrv = parse_addresses(namesrv or os.environ.get("NAMESRV_ADDR") or "")
+        self._timeout_s = timeout_s
+        self._tls, self._tls_server_name, self._credentials = tls, tls_server_name, credentials
+        self._connections: dict[str, RawConnection] = {}
+        self._routes: dict[str, TopicRoute] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    # Routes.
+    def route(self, topic: str, *, is_fresh: bool = False) -> TopicRoute:
+        """The topic's route, cached unless a fresh one is wanted."""
+        if is_fresh or topic not in self._routes:
+            self._routes[topic] = self._fetch_route(topic)
+        return self._routes[topic]
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues that can be read, sorted."""
+        return subscribe_queues(topic, self.route(topic, is_fresh=True))
+
+    def publish_queues(self, topic: str, *, default_topic: str = "TBW102", queues: int = 4) -> list[MessageQueue]:
+        """The queues that can be written; for a topic that does not exist, those it will get when it is created."""
+        try:
+            return publish_queues(topic, self.route(topic))
+        except NoRouteError:
+            self._routes[topic] = default_topic_route(self.route(default_topic), queues_max=queues)
+            return publish_queues(topic, self._routes[topic])
+
+    def _fetch_route(self, topic: str) -> TopicRoute:
+        if not self._namesrv:
+            raise NoNameServerError("no NameServer address: pass namesrv='host:9876' or set NAMESRV_ADDR")
+        last: ContrailError | None = None
+        for address in self._namesrv:
+            ext = {"topic": topic, "acceptStandardJsonOnly": "true"}
+            try:
+                answer = self._invoke(address, RequestCode.GET_ROUTEINFO_BY_TOPIC, ext)
+            except (ConnectError, ConnectionClosedError, RequestTimeoutError) as exc:
+                last = exc
+                continue
+            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+                raise NoRouteError(topic, namesrv=address, remedy="create the topic, or check its name")
+            return parse_route(_checked(answer, RequestCode.GET_ROUTEINFO_BY_TOPIC, address).body)
+        raise NoNameServerError(f"none of the NameServers {';'.join(self._namesrv)} answered: {last}") from last
+
+    # Reading.
+    def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        max_count: int = 1024,
+        max_bytes: int = 4 * 1024 * 1024,
+        subscription: str = "*",
+        expression_type: str = "TAG",
+        wait_s: float = 0.0,
+    ) -> RawPull:
+        """Records from `offset` on, undecoded. With `wait_s` the broker waits so long for the first one.
+
+        Tags are compared by hash only: whoever filters by tag must compare the text again.
+        """
+        flags = FLAG_SUBSCRIPTION | (FLAG_SUSPEND if wait_s > 0 else 0)
+        ext: dict[str, ExtValue] = {
+            "consumerGroup": self.group,
+            "topic": queue.topic,
+            "queueId": queue.queue_id,
+            "queueOffset": offset,
+            "maxMsgNums": max_count,
+            "sysFlag": flags,
+            "commitOffset": 0,
+            "suspendTimeoutMillis": round(wait_s * 1000),
+            "subscription": subscription,
+            "subVersion": 0,
+            "expressionType": expression_type,
+            "maxMsgBytes": max_bytes,
+            "bname": queue.broker_name,
+        }
+        code = RequestCode.PULL_MESSAGE
+        address = self._reader_address(queue)
+        answer = self._invoke(address, code, ext, timeout_s=self._timeout_s + wait_s)
+        status = _PULL_STATUS.get(answer.code)
+        if status is None:
+            raise ResponseError(answer.code, answer.remark, request_code=code, address=address)
+        low, high, following = (_number(answer, name) for name in ("minOffset", "maxOffset", "nextBeginOffset"))
+        return RawPull(status, following, low, high, answer.body)
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        return self._offset(queue, RequestCode.GET_MIN_OFFSET)
+
+    def max_offset(self, queue: MessageQueue) -> int:
+        """The offset that the next message will get."""
+        return self._offset(queue, RequestCode.GET_MAX_OFFSET)
+
+    def search_offset(self, queue: MessageQueue, time_ms: int) -> int:
+        """The first message that was stored at or after the time; the maximum when there is none."""
+        return self._offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=time_ms)
+
+    def consumer_offset(self, queue: MessageQueue, group: str | None = None) -> int:
+        """The group's stored offset, -1 when there is none."""
+        ext = {**_queue_ext(queue), "consumerGroup": group or self.group, "setZeroIfNotFound": "false"}
+        address = self._reader_address(queue)
+        answer = self._invoke(address, RequestCode.QUERY_CONSUMER_OFFSET, ext)
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return NO_OFFSET
+        return _number(_checked(answer, RequestCode.QUERY_CONSUMER_OFFSET, address), "offset")
+
+    def update_consumer_offset(self, queue: MessageQueue, offset: int, group: str | None = None) -> None:
+        ext = {**_queue_ext(queue), "consumerGroup": group or self.group, "commitOffset": offset}
+        self._call(self._reader_address(queue), RequestCode.UPDATE_CONSUMER_OFFSET, ext)
+
+    # Writing.
+    def send_batch(self, messages: Sequence[Message], queue: MessageQueue, *, producer_group: str = "") -> RawSent:
+        """Send messages of one topic to one queue in one request; one try."""
+        body, _ = encode_batch(messages)
+        ext: dict[str, ExtValue] = {
+            "a": producer_group or self.group,
+            "b": queue.topic,
+            "c": "TBW102",
+            "d": 4,
+            "e": queue.queue_id,
+            "f": 0,
+            "g": time.time_ns() // 1_000_000,
+            "h": 0,
+            "i": encode_properties({Property.WAIT: "true"}).decode(),
+            "j": 0,
+            "k": "false",
+            "m": "true",
+            "n": queue.broker_name,
+        }
+        code = RequestCode.SEND_BATCH_MESSAGE
+        address = self._master_address(queue)
+        answer = self._invoke(address, code, ext, body)
+        if answer.code not in _STORED:
+            raise ResponseError(answer.code, answer.remark, request_code=code, address=address)
+        ids = answer.ext.get("msgId", "").split(",")
+        return RawSent(queue._replace(queue_id=_number(answer, "queueId")), _number(answer, "queueOffset"), ids)
+
+    # Requests.
+    def _offset(self, queue: MessageQueue, code: RequestCode, **more: int) -> int:
+        return _number(self._call(self._reader_address(queue), code, {**_queue_ext(queue), **more}), "offset")
+
+    def _call(self, address: str, code: RequestCode, ext: Mapping[str, ExtValue]) -> Command:
+        return _checked(self._invoke(address, code, ext), code, address)
+
+    def _invoke(
+        self,
+        address: str,
+        code: RequestCode,
+        ext: Mapping[str, ExtValue],
+        body: bytes = b"",
+        *,
+        timeout_s: float | None = None,
+    ) -> Command:
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = RawConnection(
+                address,
+                tls=self._tls,
+                tls_server_name=self._tls_server_name,
+                credentials=self._credentials,
+            )
+        try:
+            return connection.invoke(code, ext, body, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
+        except (ConnectionClosedError, RequestTimeoutError, RemoteProtocolError):
+            self._connections.pop(address).close()
+            self._routes.clear()  # a broker may have moved
+            raise
+
+    def _reader_address(self, queue: MessageQueue) -> str:
+        if self._address is not None:
+            return self._address
+        broker = self.route(queue.topic).broker(queue.broker_name)
+        found = read_address(broker.addresses, MASTER_ID) if broker is not None else None
+        if found is None:
+            raise BrokerNotFoundError(queue.broker_name)
+        return found[0]
+
+    def _master_address(self, queue: MessageQueue) -> str:
+        if self._address is not None:
+            return self._address
+        broker = self.route(queue.topic).broker(queue.broker_name)
+        if broker is None or MASTER_ID not in broker.addresses:
+            raise BrokerNotFoundError(queue.broker_name)
+        return broker.addresses[MASTER_ID]
+
+
+def _queue_ext(queue: MessageQueue) -> dict[str, ExtValue]:
+    return {"topic": queue.topic, "queueId": queue.queue_id, "bname": queue.broker_name}
+
+
+def _checked(answer: Command, code: RequestCode, address: str) -> Command:
+    if answer.code != ResponseCode.SUCCESS:
+        raise ResponseError(answer.code, answer.remark, request_code=code, address=address)
+    return answer
+
+
+def _number(answer: Command, name: str) -> int:
+    try:
+        return int(answer.ext[name])
+    except (KeyError, ValueError) as exc:
+        raise RemoteProtocolError(f"the answer lacks or garbles {name}: {answer.ext}", field=name) from exc
