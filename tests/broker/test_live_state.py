@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 
 import pytest
 
 from contrailmq.broker.advertise import advertised_address
-from contrailmq.broker.config import DIFFERENCES, BrokerConfig, BrokerConfigError
+from contrailmq.broker.config import (
+    DIFFERENCES,
+    BrokerConfig,
+    BrokerConfigError,
+    store_properties,
+    with_our_defaults,
+)
 from contrailmq.broker.connections import Client, ClientTable
 from contrailmq.broker.filters import SubscriptionFilter, parse_subscription
 from contrailmq.broker.long_polling import HeldPull, HeldPulls
 from contrailmq.broker.order_locks import OrderLocks
 from contrailmq.broker.statistics import IDLE_MS, Statistics
 from contrailmq.message import MessageQueue, encode_properties
+from contrailmq.store.config import StoreConfig
+from contrailmq.wire.header import Command, Fields
 
 
 class Link:
@@ -22,6 +30,17 @@ class Link:
     def __init__(self, port: int = 1) -> None:
         self.peer = ("10.0.0.1", port)
         self.is_open = True
+
+    def oneway(self, code: int, ext: Fields | None = None, body: bytes = b"") -> None:
+        raise AssertionError("tables send nothing")
+
+    def invoke(
+        self, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
+    ) -> asyncio.Future[Command]:
+        raise AssertionError("tables send nothing")
+
+    def close(self, cause: str = "") -> None:
+        self.is_open = False
 
 
 def client(link: Link, client_id: str, seen_ms: int = 0) -> Client:
@@ -152,8 +171,8 @@ def held(
 
 
 def arrive(pulls: HeldPulls, offset: int, *, tags_code: int = 0, queue_id: int = 0, **properties: str) -> None:
-    lazily: Callable[[], bytes] = lambda: encode_properties(properties)  # noqa: E731
-    pulls.arrived("T", queue_id, queue_offset=offset, tags_code=tags_code, properties=lazily)
+    encoded = encode_properties(properties)
+    pulls.arrived("T", queue_id, queue_offset=offset, tags_code=tags_code, properties=encoded)
 
 
 def test_an_arrival_wakes_every_pull_of_its_queue_and_no_other() -> None:
@@ -303,7 +322,7 @@ def test_an_update_changes_all_or_nothing() -> None:
 
 
 def test_every_deliberate_difference_is_our_default() -> None:
-    ours = BrokerConfig().to_properties()
+    ours = BrokerConfig().to_properties() | store_properties(with_our_defaults(StoreConfig("unused")))
     assert {key: ours[key] for key in DIFFERENCES} == {key: entry[1] for key, entry in DIFFERENCES.items()}
 
 

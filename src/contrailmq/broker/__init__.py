@@ -1,24 +1,11 @@
-"""The broker: RocketMQ's remoting protocol over a message store. Tables first, processors on top of them."""
+"""The broker: RocketMQ's remoting protocol over a message store.
 
-from contrailmq.broker.advertise import advertised_address
+Reading order: `config`, the tables (`topics`, `groups`, `offsets`, `connections`, `order_locks`, `long_polling`),
+`node` (what the processors share), `handlers`, the processors (`send`, `pull`, `retry`, `members`, `admin/`), then
+`server`.
+"""
+
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError
-from contrailmq.broker.connections import ClientTable
-from contrailmq.broker.groups import GroupTable
-from contrailmq.broker.long_polling import HeldPulls
-from contrailmq.broker.offsets import OffsetTable
-from contrailmq.broker.order_locks import OrderLocks
-from contrailmq.broker.statistics import Statistics
-from contrailmq.broker.topics import TopicTable
+from contrailmq.broker.server import BrokerServer
 
-__all__ = [
-    "BrokerConfig",
-    "BrokerConfigError",
-    "ClientTable",
-    "GroupTable",
-    "HeldPulls",
-    "OffsetTable",
-    "OrderLocks",
-    "Statistics",
-    "TopicTable",
-    "advertised_address",
-]
+__all__ = ["BrokerConfig", "BrokerConfigError", "BrokerServer"]

@@ -17,10 +17,18 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from contrailmq.message import ContrailError, MessageError, check_group
-from contrailmq.store.config import StoreConfig
+from contrailmq.store.config import StoreConfig, rocketmq_key
 
 # key -> (RocketMQ's default, ours, why)
 DIFFERENCES: Final[Mapping[str, tuple[str, str, str]]] = {
+    "maxTransferCountOnMessageInMemory": (
+        "32",
+        "4096",
+        "a pull that asks for more gets more; the usual client asks for 32",
+    ),
+    "maxTransferBytesOnMessageInMemory": ("262144", "4194304", "the same; what a client asks for bounds it further"),
+    "maxTransferCountOnMessageInDisk": ("8", "4096", "cold data is read by a worker thread and disturbs nobody"),
+    "maxTransferBytesOnMessageInDisk": ("65536", "4194304", "cold data is read by a worker thread and disturbs nobody"),
     "enablePropertyFilter": (
         "false",
         "true",
@@ -194,6 +202,22 @@ FIXED_KEYS: Final = frozenset(
 def keys() -> dict[str, str]:
     """RocketMQ's key -> our field."""
     return {_key(spec.name): spec.name for spec in dataclasses.fields(BrokerConfig)}
+
+
+def with_our_defaults(config: StoreConfig) -> StoreConfig:
+    """A store's settings with DIFFERENCES applied to what stands at RocketMQ's default."""
+    changes: dict[str, object] = {}
+    for spec in dataclasses.fields(config):
+        theirs, ours, _ = DIFFERENCES.get(rocketmq_key(spec.name), ("", "", ""))
+        if ours and _text(getattr(config, spec.name)) == theirs:
+            changes[spec.name] = ours
+    return config.replaced(**changes) if changes else config
+
+
+def store_properties(config: StoreConfig) -> dict[str, str]:
+    """The store's half, in RocketMQ's spelling."""
+    values = {rocketmq_key(spec.name): _text(getattr(config, spec.name)) for spec in dataclasses.fields(config)}
+    return values | {"storePathRootDir": str(config.path)}
 
 
 def _key(name: str) -> str:

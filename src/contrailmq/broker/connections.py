@@ -8,11 +8,13 @@ compiled, once per version.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from contrailmq.broker.filters import Subscription
+from contrailmq.wire.header import Command, Fields
 
 SILENCE_MS: Final = 120_000  # channelExpiredTimeout
 CONSUME_TYPES: Final = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
@@ -35,6 +37,11 @@ class Peer(Protocol):
     def is_open(self) -> bool: ...
     @property
     def peer(self) -> tuple[str, int]: ...
+    def oneway(self, code: int, ext: Fields | None = None, body: bytes = b"") -> None: ...
+    def invoke(
+        self, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
+    ) -> asyncio.Future[Command]: ...
+    def close(self, cause: str = "") -> None: ...
 
 
 @dataclass(slots=True)

@@ -76,9 +76,7 @@ class HeldPulls:
     def has_any(self, topic: str, queue_id: int) -> bool:
         return (topic, queue_id) in self._by_queue
 
-    def arrived(
-        self, topic: str, queue_id: int, *, queue_offset: int, tags_code: int, properties: Callable[[], bytes]
-    ) -> None:
+    def arrived(self, topic: str, queue_id: int, *, queue_offset: int, tags_code: int, properties: bytes) -> None:
         """A message was dispatched to the queue: wake the pulls that wait before it and whose filter lets it pass."""
         key = (topic, queue_id)
         held = self._by_queue.get(key)
@@ -89,8 +87,7 @@ class HeldPulls:
             for pull in held
             if pull.offset <= queue_offset
             and (
-                pull.filter is None
-                or (pull.filter.match_unit(tags_code) and pull.filter.match_properties(properties()))
+                pull.filter is None or (pull.filter.match_unit(tags_code) and pull.filter.match_properties(properties))
             )
         ]
         self._wake(key, held, woken)

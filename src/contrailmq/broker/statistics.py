@@ -140,6 +140,11 @@ class Statistics:
         self.counter("GROUP_GET_NUMS", key).add(messages)
         self.counter("GROUP_GET_SIZE", key).add(size_bytes)
 
+    def get_all_averages(self) -> str:
+        """Pulls per second, found or not."""
+        pairs = zip(self.get_found.averages().split(), self.get_missed.averages().split(), strict=True)
+        return " ".join(f"{float(found) + float(missed):.6g}" for found, missed in pairs)
+
     def totals(self) -> tuple[Total, ...]:
         return (self.put, self.put_bytes, self.get, self.get_bytes, self.get_found, self.get_missed)
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from contrailmq.broker import config_files
 from contrailmq.broker.config_files import DataVersion, Json
-from contrailmq.message import RETRY_PREFIX, ContrailError, SystemTopic, is_system_topic
+from contrailmq.message import RETRY_PREFIX, ContrailError, SysFlag, SystemTopic, is_system_topic
 
 INHERIT: Final = 1
 WRITE: Final = 2
@@ -63,6 +63,7 @@ class Topic:
         "attributes",
         "filter_type",
         "is_inherited",
+        "is_plain",
         "is_readable",
         "is_writable",
         "name",
@@ -70,6 +71,7 @@ class Topic:
         "perm",
         "queue_limit",
         "read_queues",
+        "set_flags",
         "sys_flag",
         "write_queues",
     )
@@ -98,6 +100,9 @@ class Topic:
         self.is_writable = bool(perm & WRITE)
         self.is_inherited = bool(perm & INHERIT)
         self.queue_limit = max(read_queues, write_queues)
+        # For the send path: no special rule applies; and which bits of a sender's sysFlag the topic decides.
+        self.is_plain = self.is_writable and name not in NOT_FOR_SENDING and not name.startswith(RETRY_PREFIX)
+        self.set_flags = SysFlag.MULTI_TAGS if filter_type == MULTI_TAG else 0
 
     def replaced(self, *, perm: int | None = None, order: bool | None = None) -> Topic:
         return Topic(

@@ -12,6 +12,7 @@ from contrailmq.broker.filters.subscription import (
     TagFilter,
     parse_subscription,
     record_properties,
+    unusable_subscription,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "TagFilter",
     "parse_subscription",
     "record_properties",
+    "unusable_subscription",
 ]

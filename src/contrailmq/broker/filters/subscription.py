@@ -68,7 +68,10 @@ SubscriptionFilter = TagFilter | SqlFilter
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One topic of one group, parsed. `filter` is None when everything is wanted."""
+    """One topic of one group, parsed. `filter` is None when everything is wanted.
+
+    `error` says why an expression cannot be used; nothing is delivered for such a subscription.
+    """
 
     topic: str
     expression: str
@@ -77,6 +80,7 @@ class Subscription:
     tags: tuple[str, ...]
     codes: tuple[int, ...]
     filter: SubscriptionFilter | None
+    error: str = ""
 
 
 def parse_subscription(
@@ -98,6 +102,13 @@ def parse_subscription(
         raise SqlError(f"tag expression of topic {topic} names {len(tags)} tags, the limit is {TAGS_MAX}")
     codes = tuple(tags_code(tag) for tag in tags)
     return Subscription(topic, text, TAG, version, tags, codes, TagFilter(frozenset(codes)))
+
+
+def unusable_subscription(
+    topic: str, expression: str, expression_type: str, *, version: int, error: str
+) -> Subscription:
+    """A subscription whose expression was refused: kept, so that its consumers are told why they get nothing."""
+    return Subscription(topic, expression, expression_type, version, (), (), None, error)
 
 
 def record_properties(record: memoryview) -> bytes:

@@ -1,0 +1,137 @@
+"""Subscription groups: change (200, 225), delete (207), list (201, 352), forbid (353), what they read (343, 345)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from contrailmq.broker.config_files import compact
+from contrailmq.broker.filters import Subscription
+from contrailmq.broker.groups import Group, GroupError
+from contrailmq.broker.handlers import Handlers, Refused, success
+from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.persistence import TableSaver
+from contrailmq.message import MessageError, check_group, retry_topic
+from contrailmq.wire.admin_bodies import GroupForbidden, SubscriptionOfGroup
+from contrailmq.wire.admin_requests import (
+    DeleteSubscriptionGroup,
+    GetAllSubscriptionGroup,
+    GroupHeader,
+    QuerySubscription,
+    UpdateGroupForbidden,
+)
+from contrailmq.wire.bodies import SubscriptionData, TopicList, encode_body, loads_fastjson
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.connection import Connection
+from contrailmq.wire.header import Command
+
+
+class GroupAdmin:
+    def __init__(self, node: BrokerNode, saver: TableSaver) -> None:
+        self._node = node
+        self._saver = saver
+
+    def register(self, handlers: Handlers) -> None:
+        handlers.register_slow(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.create)
+        handlers.register_slow(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, self.create_many)
+        handlers.register_slow(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete)
+        handlers.register_slow(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, self.forbid)
+        handlers.register(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all)
+        handlers.register(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, self.one)
+        handlers.register(RequestCode.QUERY_TOPICS_BY_CONSUMER, self.topics_of)
+        handlers.register(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription_of)
+
+    async def create(self, connection: Connection, command: Command) -> bytes | None:
+        self._node.groups.put(_checked(loads_fastjson(command.body)))
+        await self._saver.save("subscriptionGroup.json")
+        return success(command)
+
+    async def create_many(self, connection: Connection, command: Command) -> bytes | None:
+        """All of the list, or none of it when one is not allowed."""
+        body = loads_fastjson(command.body)
+        entries = body.get("groupConfigList") if isinstance(body, dict) else None
+        if not isinstance(entries, list):
+            raise Refused(ResponseCode.INVALID_PARAMETER, "the body has no list groupConfigList")
+        for group in [_checked(entry) for entry in entries]:
+            self._node.groups.put(group)
+        await self._saver.save("subscriptionGroup.json")
+        return success(command)
+
+    async def delete(self, connection: Connection, command: Command) -> bytes | None:
+        node, header = self._node, command.header(DeleteSubscriptionGroup)
+        node.groups.delete(header.group_name)
+        if header.clean_offset or header.remove_offset:
+            node.offsets.remove_group(header.group_name)
+        node.statistics.forget(group=header.group_name)
+        if node.topics.delete(retry_topic(header.group_name)):
+            node.dispatch_now()
+            node.store.delete_topics([retry_topic(header.group_name)])
+        await self._saver.save("subscriptionGroup.json", "consumerOffset.json", "topics.json")
+        return success(command)
+
+    async def forbid(self, connection: Connection, command: Command) -> bytes | None:
+        node, header = self._node, command.header(UpdateGroupForbidden)
+        if header.readable is not None:
+            node.groups.set_readable(header.group, header.topic, is_readable=header.readable)
+            await self._saver.save("subscriptionGroup.json")
+        is_readable = not node.groups.is_forbidden(header.group, header.topic)
+        body = GroupForbidden(group=header.group, topic=header.topic, readable=is_readable)
+        return success(command, None, encode_body(body))
+
+    # --- reading
+
+    def all(self, connection: Connection, command: Command) -> bytes | None:
+        header = command.header(GetAllSubscriptionGroup)
+        table = self._node.groups.to_json()
+        groups = table["subscriptionGroupTable"]
+        assert isinstance(groups, dict)
+        ext: dict[str, str | int | bool | None] | None = None
+        if header.group_seq is not None:
+            ext = {"totalGroupNum": len(groups)}
+            count = header.max_group_num or len(groups)
+            table["subscriptionGroupTable"] = dict(list(groups.items())[header.group_seq : header.group_seq + count])
+        return success(command, ext, compact(table))
+
+    def one(self, connection: Connection, command: Command) -> bytes | None:
+        name = command.header(GroupHeader).group
+        group = self._node.groups.get(name)
+        if group is None:
+            raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"No group in this broker. group: {name[:64]}")
+        return success(command, None, compact(group.to_json()))
+
+    def topics_of(self, connection: Connection, command: Command) -> bytes | None:
+        name = command.header(GroupHeader).group
+        topics = self._node.offsets.topics_of_group(name)
+        body = TopicList(broker_addr=self._node.address, topic_list=sorted(topics))
+        return success(command, None, encode_body(body))
+
+    def subscription_of(self, connection: Connection, command: Command) -> bytes | None:
+        header = command.header(QuerySubscription)
+        subscription = self._node.clients.subscription(header.group, header.topic or "")
+        body = SubscriptionOfGroup(
+            group=header.group,
+            topic=header.topic or "",
+            subscription_data=None if subscription is None else subscription_body(subscription),
+        )
+        return success(command, None, encode_body(body))
+
+
+def subscription_body(subscription: Subscription) -> SubscriptionData:
+    return SubscriptionData(
+        topic=subscription.topic,
+        sub_string=subscription.expression,
+        sub_version=subscription.version,
+        expression_type=subscription.expression_type,
+        tags_set=list(subscription.tags),
+        code_set=list(subscription.codes),
+    )
+
+
+def _checked(data: object) -> Group:
+    if not isinstance(data, Mapping):
+        raise Refused(ResponseCode.INVALID_PARAMETER, "the body is not a SubscriptionGroupConfig object")
+    try:
+        group = Group.from_json(data)
+        check_group(group.name)
+    except (GroupError, MessageError) as exc:
+        raise Refused(ResponseCode.INVALID_PARAMETER, str(exc)) from None
+    return group

@@ -1,0 +1,197 @@
+"""The broker itself: figures (28, 315, 907), settings (25, 26), and cleaning (306, 316, 329)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Final
+
+from contrailmq.broker.config import BrokerConfigError, store_properties
+from contrailmq.broker.config_files import DataVersion, compact
+from contrailmq.broker.handlers import Handlers, Refused, success
+from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.persistence import TableSaver
+from contrailmq.wire.admin_bodies import BrokerStatsData, BrokerStatsItem, HaRuntimeInfo
+from contrailmq.wire.admin_requests import GetBrokerConfigResponse, ViewBrokerStats
+from contrailmq.wire.bodies import KVTable, encode_body
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.connection import Connection
+from contrailmq.wire.header import Command
+
+OUR_VERSION_NAME: Final = "V5_3_3"
+# Java has a thread pool and a queue for each kind of request; tools show these figures.
+_POOLS: Final = {"send": 10_000, "pull": 100_000, "query": 20_000, "litePull": 100_000, "ack": 100_000}
+
+Figures = Callable[[], dict[str, str]]
+
+
+class RuntimeAdmin:
+    """`figures` may be extended by other parts (delay levels, timer): each returns lines for code 28."""
+
+    def __init__(self, node: BrokerNode, saver: TableSaver, *, configured: Callable[[], None]) -> None:
+        self._node = node
+        self._saver = saver
+        self._configured = configured
+        self._version = DataVersion(timestamp=node.started_ms)
+        self.figures: list[Figures] = []
+
+    def register(self, handlers: Handlers) -> None:
+        handlers.register(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime)
+        handlers.register(RequestCode.VIEW_BROKER_STATS_DATA, self.stats)
+        handlers.register(RequestCode.GET_BROKER_CONFIG, self.config)
+        handlers.register_slow(RequestCode.UPDATE_BROKER_CONFIG, self.update_config)
+        handlers.register(RequestCode.GET_BROKER_HA_STATUS, self.ha_status)
+        handlers.register(RequestCode.GET_BROKER_EPOCH_CACHE, self.epochs)
+        handlers.register(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, self.clean_queues)
+        handlers.register(RequestCode.CLEAN_UNUSED_TOPIC, self.clean_topics)
+        handlers.register(RequestCode.DELETE_EXPIRED_COMMITLOG, self.delete_files)
+
+    # --- figures
+
+    def runtime(self, connection: Connection, command: Command) -> bytes | None:
+        table = self._totals() | self._node.store.runtime_info() | self._store_figures() | self._pools()
+        for figures in self.figures:
+            table |= figures()
+        return success(command, None, encode_body(KVTable(table=table)))
+
+    def _totals(self) -> dict[str, str]:
+        node = self._node
+        numbers = node.statistics
+        now_ms = node.now_ms()
+        seconds = max((now_ms - node.started_ms) // 1000, 0)
+        days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
+        return {
+            "brokerVersionDesc": OUR_VERSION_NAME,
+            "brokerActive": str(node.is_accepting).lower(),
+            "bootTimestamp": str(node.started_ms),
+            "runtime": f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]",
+            "startAcceptSendRequestTimeStamp": str(node.config.start_accept_send_request_time_stamp),
+            "msgPutTotalYesterdayMorning": str(numbers.put.yesterday_morning),
+            "msgPutTotalTodayMorning": str(numbers.put.this_morning),
+            "msgPutTotalTodayNow": str(numbers.put.value),
+            "msgGetTotalYesterdayMorning": str(numbers.get.yesterday_morning),
+            "msgGetTotalTodayMorning": str(numbers.get.this_morning),
+            "msgGetTotalTodayNow": str(numbers.get.value),
+            "putTps": numbers.put.averages(),
+            "getTransferredTps": numbers.get.averages(),
+            "getFoundTps": numbers.get_found.averages(),
+            "getMissTps": numbers.get_missed.averages(),
+            "getTotalTps": numbers.get_all_averages(),
+            "putMessageTimesTotal": str(numbers.put.value),
+            "putMessageFailedTimes": str(numbers.put_failed),
+            "putMessageSizeTotal": str(numbers.put_bytes.value),
+            "putMessageAverageSize": str(numbers.put_bytes.value / numbers.put.value if numbers.put.value else 0.0),
+            "putMessageEntireTimeMax": "0",
+            "getMessageEntireTimeMax": "0",
+            "putMessageDistributeTime": "",
+            "putLatency99": "0.00",
+            "putLatency999": "0.00",
+            "pageCacheLockTimeMills": "0",
+            "dispatchMaxBuffer": "0",
+        }
+
+    def _store_figures(self) -> dict[str, str]:
+        store = self._node.store
+        usage = shutil.disk_usage(store.config.path)
+        unflushed = max(store.log_max_offset - store.durable_offset, 0)
+        return {
+            "earliestMessageTimeStamp": str(store.earliest_time()),
+            "commitLogDirCapacity": f"Total : {_human(usage.total)}, Free : {_human(usage.free)}.",
+            "dispatchBehindBytes": "0",
+            "remainHowManyDataToFlush": _human(unflushed),
+            "remainHowManyDataToCommit": "0 B",
+            "remainTransientStoreBufferNumbs": "2147483647",
+            "timerReadBehind": "0",
+            "timerOffsetBehind": "0",
+            "timerCongestNum": "0",
+            "timerEnqueueTps": "0.0",
+            "timerDequeueTps": "0.0",
+        }
+
+    def _pools(self) -> dict[str, str]:
+        table = {"EndTransactionQueueSize": "0", "EndTransactionThreadPoolQueueCapacity": "100000"}
+        for name, capacity in _POOLS.items():
+            table[f"{name}ThreadPoolQueueSize"] = "0"
+            table[f"{name}ThreadPoolQueueCapacity"] = str(capacity)
+            table[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = "0"
+        table["pullThreadPoolQueueSize"] = str(len(self._node.held))
+        return table
+
+    def stats(self, connection: Connection, command: Command) -> bytes | None:
+        header = command.header(ViewBrokerStats)
+        counter = self._node.statistics.find(header.stats_name, header.stats_key)
+        if counter is None:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"The stats <{header.stats_name[:64]}> <{header.stats_key[:256]}> not exist",
+            )
+
+        def item(window: str) -> BrokerStatsItem:
+            rate = counter.rate(window)
+            return BrokerStatsItem(avgpt=rate.per_operation, sum=rate.sum, tps=rate.per_second)
+
+        body = BrokerStatsData(stats_day=item("day"), stats_hour=item("hour"), stats_minute=item("minute"))
+        return success(command, None, encode_body(body))
+
+    def ha_status(self, connection: Connection, command: Command) -> bytes | None:
+        body = HaRuntimeInfo(
+            master=not self._node.is_slave, master_commit_log_max_offset=self._node.store.log_max_offset
+        )
+        return success(command, None, encode_body(body))
+
+    def epochs(self, connection: Connection, command: Command) -> bytes | None:
+        raise Refused(ResponseCode.SYSTEM_ERROR, "this request only for controllerMode")
+
+    # --- settings
+
+    def config(self, connection: Connection, command: Command) -> bytes | None:
+        properties = self._node.config.to_properties() | store_properties(self._node.store.config)
+        text = "".join(f"{key}={value}\n" for key, value in sorted(properties.items()))
+        version = compact(self._version.to_json()).decode()
+        return success(command, GetBrokerConfigResponse(version=version), text.encode())
+
+    async def update_config(self, connection: Connection, command: Command) -> bytes | None:
+        """Change settings while running: all of them or none; kept over a restart in config/broker.properties."""
+        changes = {}
+        for line in command.body.decode("utf-8", "replace").splitlines():
+            if line.strip() and line.lstrip()[0] not in "#!":
+                key, _, value = line.partition("=")
+                changes[key.strip()] = value.strip()
+        if not changes:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "the body holds no key=value line")
+        try:
+            self._node.config.update(changes)
+        except BrokerConfigError as exc:
+            raise Refused(ResponseCode.SYSTEM_ERROR, str(exc)) from None
+        self._version.advance(self._node.now_ms())
+        self._node.changed_settings.update(changes)
+        self._configured()
+        await self._saver.save("broker.properties")
+        return success(command, {"version": compact(self._version.to_json()).decode()})
+
+    # --- cleaning
+
+    def clean_queues(self, connection: Connection, command: Command) -> bytes | None:
+        self._node.store.clean_expired_queues()
+        return success(command)
+
+    def clean_topics(self, connection: Connection, command: Command) -> bytes | None:
+        """Drop the queues of topics that no longer exist."""
+        node = self._node
+        node.dispatch_now()
+        unused = {topic for topic, _ in node.store.queues() if topic not in node.topics}
+        node.store.delete_topics(sorted(unused))
+        return success(command)
+
+    def delete_files(self, connection: Connection, command: Command) -> bytes | None:
+        self._node.store.tick()
+        return success(command)
+
+
+def _human(size_bytes: int) -> str:
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.1f} {unit}" if unit != "B" else f"{size_bytes} B"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,162 @@
+"""Topics: change (17, 18), delete (215), list (21, 305, 351), state of the queues (202), who reads them (300)."""
+
+from __future__ import annotations
+
+from contrailmq.broker.config_files import compact
+from contrailmq.broker.handlers import Handlers, Refused, success
+from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.persistence import TableSaver
+from contrailmq.broker.topics import Topic, TopicError, altered_attributes, check_topic_values
+from contrailmq.message import MessageError, MessageQueue, check_topic
+from contrailmq.wire.admin_bodies import GroupList, TopicConfigList, TopicOffset, TopicStatsTable
+from contrailmq.wire.admin_requests import CreateTopic, GetAllTopicConfig, TopicHeader
+from contrailmq.wire.bodies import TopicConfig, TopicList, decode_body, encode_body
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.connection import Connection
+from contrailmq.wire.header import Command
+
+
+class TopicAdmin:
+    def __init__(self, node: BrokerNode, saver: TableSaver) -> None:
+        self._node = node
+        self._saver = saver
+
+    def register(self, handlers: Handlers) -> None:
+        handlers.register_slow(RequestCode.UPDATE_AND_CREATE_TOPIC, self.create)
+        handlers.register_slow(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.create_many)
+        handlers.register_slow(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
+        handlers.register(RequestCode.GET_ALL_TOPIC_CONFIG, self.all)
+        handlers.register(RequestCode.GET_TOPIC_CONFIG, self.one)
+        handlers.register(RequestCode.GET_TOPIC_STATS_INFO, self.stats)
+        handlers.register(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, self.system)
+        handlers.register(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.readers)
+
+    async def create(self, connection: Connection, command: Command) -> bytes | None:
+        header = command.header(CreateTopic)
+        known = self._node.topics.get(header.topic)
+        try:
+            attributes = altered_attributes(
+                known.attributes if known else {}, header.attributes or "", is_new=known is None
+            )
+        except TopicError as exc:
+            raise Refused(ResponseCode.INVALID_PARAMETER, str(exc)) from None
+        topic = Topic(
+            header.topic,
+            read_queues=header.read_queue_nums,
+            write_queues=header.write_queue_nums,
+            perm=header.perm,
+            filter_type=header.topic_filter_type,
+            sys_flag=header.topic_sys_flag or 0,
+            order=header.order,
+            attributes=attributes,
+        )
+        self._check(topic)
+        self._node.topics.put(topic)
+        await self._saver.save("topics.json")
+        return success(command)
+
+    async def create_many(self, connection: Connection, command: Command) -> bytes | None:
+        """All of the list, or none of it when one is not allowed."""
+        topics = []
+        for config in decode_body(command.body, TopicConfigList).topic_config_list:
+            topic = _from_body(config)
+            self._check(topic)
+            topics.append(topic)
+        for topic in topics:
+            self._node.topics.put(topic)
+        await self._saver.save("topics.json")
+        return success(command)
+
+    async def delete(self, connection: Connection, command: Command) -> bytes | None:
+        """Forget topic, queues, offsets and statistics; its messages stay in the log until they expire."""
+        node, name = self._node, command.header(TopicHeader).topic
+        self._check_name(name)
+        node.topics.delete(name)
+        node.dispatch_now()
+        node.store.delete_topics([name])
+        node.offsets.remove_topic(name)
+        node.statistics.forget(topic=name)
+        await self._saver.save("topics.json", "consumerOffset.json")
+        return success(command)
+
+    def _check(self, topic: Topic) -> None:
+        self._check_name(topic.name)
+        try:
+            check_topic_values(topic)
+        except TopicError as exc:
+            raise Refused(ResponseCode.INVALID_PARAMETER, str(exc)) from None
+
+    def _check_name(self, name: str) -> None:
+        try:
+            check_topic(name)
+        except MessageError as exc:
+            raise Refused(ResponseCode.INVALID_PARAMETER, str(exc)) from None
+        if self._node.topics.is_system(name):
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER, f"The topic[{name}] is conflict with system topic: choose another name"
+            )
+
+    # --- reading
+
+    def all(self, connection: Connection, command: Command) -> bytes | None:
+        """Every topic, or a page of them for clients after 5.3.3, which send where the page begins."""
+        header = command.header(GetAllTopicConfig)
+        table = self._node.topics.to_json()
+        topics = table["topicConfigTable"]
+        assert isinstance(topics, dict)
+        ext: dict[str, str | int | bool | None] | None = None
+        if header.topic_seq is not None:
+            ext = {"totalTopicNum": len(topics)}
+            count = header.max_topic_num or len(topics)
+            page = list(topics.items())[header.topic_seq : header.topic_seq + count]
+            table["topicConfigTable"] = dict(page)
+        table["mappingDataVersion"] = {"counter": 0, "stateVersion": 0, "timestamp": self._node.started_ms}
+        table["topicQueueMappingDetailMap"] = {}
+        table["topicQueueMappingInfoMap"] = {}
+        return success(command, ext, compact(dict(sorted(table.items()))))
+
+    def one(self, connection: Connection, command: Command) -> bytes | None:
+        name = command.header(TopicHeader).topic
+        topic = self._node.topics.get(name)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name[:128]}")
+        return success(command, None, compact(topic.to_json()))
+
+    def stats(self, connection: Connection, command: Command) -> bytes | None:
+        node, name = self._node, command.header(TopicHeader).topic
+        topic = node.topics.get(name)
+        if topic is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name[:128]}] not exist")
+        node.dispatch_now()
+        queues = {}
+        for queue_id in range(topic.queue_limit):
+            low, high = node.store.min_offset(name, queue_id), node.store.max_offset(name, queue_id)
+            time_ms = node.store.store_time_at(name, queue_id, high - 1) if high > low else None
+            queues[MessageQueue(name, node.config.broker_name, queue_id)] = TopicOffset(
+                last_update_timestamp=time_ms or 0, max_offset=high, min_offset=low
+            )
+        counter = node.statistics.find("TOPIC_PUT_NUMS", name)
+        tps = counter.rate("minute").per_second if counter else 0.0
+        return success(command, None, encode_body(TopicStatsTable.of(queues, put_tps=tps)))
+
+    def system(self, connection: Connection, command: Command) -> bytes | None:
+        return success(command, None, encode_body(TopicList(topic_list=self._node.topics.system_names())))
+
+    def readers(self, connection: Connection, command: Command) -> bytes | None:
+        """The groups that have read the topic or are subscribed to it."""
+        name = command.header(TopicHeader).topic
+        groups = self._node.clients.groups_subscribed_to(name) | self._node.offsets.groups_of_topic(name)
+        return success(command, None, encode_body(GroupList(group_list=sorted(groups))))
+
+
+def _from_body(config: TopicConfig) -> Topic:
+    return Topic(
+        config.topic_name,
+        read_queues=config.read_queue_nums,
+        write_queues=config.write_queue_nums,
+        perm=config.perm,
+        filter_type=str(config.topic_filter_type),
+        sys_flag=config.topic_sys_flag,
+        order=config.order,
+        attributes=config.attributes,
+    )

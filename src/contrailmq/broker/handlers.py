@@ -1,0 +1,134 @@
+"""How a request reaches the code that serves it, and how a refusal becomes an answer.
+
+A handler takes (connection, command) and returns the whole answer as bytes, or None when it has answered or will
+answer itself. A slow one is a coroutine function, registered apart and run as a task. Handlers refuse by raising
+`Refused`; the dispatcher turns that, a protocol violation of the peer, and any mistake of ours into an answer, once
+and in one place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from contrailmq.message import ContrailError, MessageError
+from contrailmq.wire.codes import ResponseCode
+from contrailmq.wire.connection import Connection
+from contrailmq.wire.errors import RemoteProtocolError
+from contrailmq.wire.frame import encode_response
+from contrailmq.wire.header import Command, Fields
+
+log = logging.getLogger("contrailmq.broker")
+
+Handler = Callable[[Connection, Command], bytes | None]
+SlowHandler = Callable[[Connection, Command], Awaitable[bytes | None]]
+
+TASKS_MAX: Final = 10_000  # slow requests at once; beyond it the broker says that it is busy
+
+
+class Refused(ContrailError):
+    """The request is not served; `code` and the text are the answer."""
+
+    def __init__(self, code: ResponseCode, remark: str, ext: Fields | None = None) -> None:
+        super().__init__(remark)
+        self.code = code
+        self.ext = ext
+
+
+class Handlers:
+    """Request code -> handler. Owner: BrokerServer."""
+
+    def __init__(self) -> None:
+        self._table: dict[int, Handler] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __contains__(self, code: int) -> bool:
+        return code in self._table
+
+    def codes(self) -> list[int]:
+        return sorted(self._table)
+
+    def register(self, code: int, handler: Handler) -> None:
+        assert code not in self._table, f"code {code} has a handler"
+        self._table[code] = handler
+
+    def register_slow(self, code: int, handler: SlowHandler) -> None:
+        """A coroutine function; each request becomes a task."""
+        self.register(code, lambda connection, command: self._start(handler, connection, command))
+
+    def handle(self, connection: Connection, commands: list[Command]) -> None:
+        """Serve everything that one wakeup brought."""
+        find = self._table.get
+        for command in commands:
+            handler = find(command.code)
+            try:
+                if handler is None:
+                    answer: bytes | None = not_supported(command)
+                else:
+                    answer = handler(connection, command)
+            except ContrailError as exc:
+                answer = refusal(command, exc)
+            except Exception as exc:
+                log.exception("request %d failed", command.code)
+                answer = mistake(command, exc)
+            if answer is not None and not command.flag & 2:
+                connection.reply(answer)
+
+    async def drain(self) -> None:
+        """Wait for the slow requests that are under way."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _start(self, handler: SlowHandler, connection: Connection, command: Command) -> None:
+        if len(self._tasks) >= TASKS_MAX:
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY,
+                f"[OVERLOAD]system busy, {len(self._tasks)} slow requests are under way, "
+                f"the limit is {TASKS_MAX}: try later",
+            )
+        task = asyncio.get_running_loop().create_task(self._run(handler, connection, command))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, handler: SlowHandler, connection: Connection, command: Command) -> None:
+        try:
+            answer = await handler(connection, command)
+        except ContrailError as exc:
+            answer = refusal(command, exc)
+        except Exception as exc:
+            log.exception("request %d failed", command.code)
+            answer = mistake(command, exc)
+        if answer is not None and not command.is_oneway and connection.is_open:
+            connection.reply(answer)
+
+
+def not_supported(command: Command) -> bytes:
+    return encode_response(
+        command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported"
+    )
+
+
+def refusal(command: Command, error: ContrailError) -> bytes:
+    """The answer to a request that cannot be served as it is."""
+    if isinstance(error, Refused):
+        return encode_response(command, error.code, error.ext, remark=str(error))
+    if isinstance(error, RemoteProtocolError):
+        return encode_response(command, ResponseCode.INVALID_PARAMETER, remark=str(error))
+    if isinstance(error, MessageError):
+        return encode_response(command, ResponseCode.MESSAGE_ILLEGAL, remark=str(error))
+    return encode_response(command, ResponseCode.SYSTEM_ERROR, remark=str(error))
+
+
+def mistake(command: Command, error: Exception) -> bytes:
+    """The answer when our own code failed."""
+    return encode_response(command, ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}")
+
+
+def success(command: Command, ext: Fields | None = None, body: bytes = b"") -> bytes:
+    return encode_response(command, ResponseCode.SUCCESS, ext, body)

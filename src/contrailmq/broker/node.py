@@ -1,0 +1,183 @@
+"""What the processors of one broker share: settings, store, tables, and the small steps between them.
+
+`BrokerNode` has no sockets and no tasks of its own. The loop comes in as `call_soon`, time as the store's clock, so a
+test drives a whole broker by calling handlers and `run_due()`.
+
+Dispatch is coalesced: the first append of a wakeup asks the loop for one call of `dispatch_now`, which moves
+everything that was appended since into the queues and then wakes held pulls. A handler that reads queues calls
+`dispatch_now` first, so whoever was told that a message is stored can also see it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from contrailmq.broker import config_files
+from contrailmq.broker.config import BrokerConfig
+from contrailmq.broker.connections import ClientTable
+from contrailmq.broker.groups import GroupTable
+from contrailmq.broker.incoming import IncomingMessage, Rewrite
+from contrailmq.broker.long_polling import HeldPulls
+from contrailmq.broker.offsets import OffsetTable
+from contrailmq.broker.order_locks import OrderLocks
+from contrailmq.broker.parked import ParkedAnswers
+from contrailmq.broker.statistics import Statistics
+from contrailmq.broker.topics import TopicTable, system_topics
+from contrailmq.message import Property, encode_host
+from contrailmq.store.clock import Clock
+from contrailmq.store.message_store import MessageStore
+from contrailmq.store.status import AppendResult, Arrival
+
+log = logging.getLogger("contrailmq.broker")
+
+
+class BrokerNode:
+    """Owner of every table. Everything here runs on the loop's thread."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: MessageStore,
+        *,
+        clock: Clock,
+        call_soon: Callable[[Callable[[], None]], object],
+        address: tuple[str, int],
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.clock = clock
+        self.now_ms = clock.now_ms
+        self.call_soon = call_soon
+        self.started_ms = clock.now_ms()
+        self.is_accepting = True  # False while stopping
+        self.topics = TopicTable(now_ms=clock.now_ms)
+        self.groups = GroupTable(now_ms=clock.now_ms, auto_create=config.auto_create_subscription_group)
+        self.offsets = OffsetTable(now_ms=clock.now_ms)
+        self.clients = ClientTable(config.channel_expired_timeout)
+        self.locks = OrderLocks()
+        self.held = HeldPulls(config.held_pulls_max)
+        self.parked = ParkedAnswers()
+        self.statistics = Statistics()
+        self.rewrites: list[Rewrite] = []
+        self.changed_settings: dict[str, str] = {}  # what an operator changed while the broker ran
+        self._arrivals: list[Arrival] = []
+        self._is_dispatch_due = False
+        self._is_flush_due = False
+        self.set_address(*address)
+        store.add_arrival_listener(self._arrived)
+
+    def set_address(self, host: str, port: int) -> None:
+        """The address that clients are told; it is written into every record and message id."""
+        self.address = f"{host}:{port}"
+        self.store_host = encode_host(host, port)
+
+    @property
+    def is_slave(self) -> bool:
+        return self.store.config.is_slave
+
+    # --- files
+
+    @property
+    def config_path(self) -> Path:
+        return self.store.config.path / "config"
+
+    def load(self) -> None:
+        """Read the tables of an earlier run; ConfigFileError when a file and its backup cannot be read."""
+        self.topics.load(self.config_path / "topics.json")
+        self.groups.load(self.config_path / "subscriptionGroup.json")
+        self.offsets.load(self.config_path / "consumerOffset.json")
+        config = self.config
+        self.topics.add_system_topics(
+            system_topics(
+                cluster=config.broker_cluster_name,
+                broker=config.broker_name,
+                default_queues=config.default_topic_queue_nums,
+                auto_create=config.auto_create_topic_enable,
+                is_trace_enabled=config.trace_topic_enable,
+                trace_topic=config.msg_trace_topic_name,
+            )
+        )
+
+    def snapshots(self) -> dict[str, Callable[[], str]]:
+        """File name -> its text as of now."""
+        return {
+            "topics.json": lambda: config_files.pretty(self.topics.to_json()),
+            "subscriptionGroup.json": lambda: config_files.pretty(self.groups.to_json()),
+            "consumerOffset.json": lambda: config_files.pretty(self.offsets.to_json()),
+            "broker.properties": lambda: "".join(f"{k}={v}\n" for k, v in sorted(self.changed_settings.items())),
+        }
+
+    # --- putting
+
+    def put(self, message: IncomingMessage) -> AppendResult:
+        """Append without rewriting: for what the broker itself puts, and for what was rewritten already."""
+        properties = message.properties
+        result = self.store.append(
+            message.topic,
+            message.queue_id,
+            message.body,
+            message.encoded_properties(),
+            tags_code=message.effective_tags_code(),
+            keys=properties.get(Property.KEYS),
+            unique_key=properties.get(Property.UNIQUE_KEY),
+            flag=message.flag,
+            sys_flag=message.sys_flag,
+            born_time_ms=message.born_time_ms,
+            born_host=message.born_host,
+            store_host=message.store_host,
+            reconsume_times=message.reconsume_times,
+            prepared_transaction_offset=message.prepared_transaction_offset,
+        )
+        self.after_append()
+        if result.status.is_stored:
+            self.statistics.note_put(message.topic, 1, result.size_bytes)
+        else:
+            self.statistics.put_failed += 1
+        return result
+
+    def after_append(self, *, wants_flush: bool = False) -> None:
+        """Have the queues brought up to date at the end of this wakeup."""
+        if wants_flush:
+            self._is_flush_due = True
+        if not self._is_dispatch_due:
+            self._is_dispatch_due = True
+            self.call_soon(self.dispatch_now)
+
+    def dispatch_now(self) -> None:
+        """Bring queues and index up to date, ask for a flush where one is waited for, wake held pulls."""
+        if not self._is_dispatch_due:
+            return
+        self._is_dispatch_due = False
+        if self._is_flush_due:
+            self._is_flush_due = False
+            self.store.request_flush()
+        self._dispatch()
+
+    def durable(self, offset: int) -> None:
+        """The log is synced up to `offset`; -1: a sync failed, and nothing that waits may be acknowledged."""
+        if offset < 0:
+            self.parked.fail()
+            return
+        if self.store.config.is_sync_flush:
+            self._dispatch()  # readers see a message only when it is durable
+        self.parked.advanced(offset)
+
+    def _dispatch(self) -> None:
+        self.store.dispatch()
+        if self._arrivals:
+            arrivals, self._arrivals = self._arrivals, []
+            for arrival in arrivals:
+                self.held.arrived(
+                    arrival.topic,
+                    arrival.queue_id,
+                    queue_offset=arrival.queue_offset,
+                    tags_code=arrival.tags_code,
+                    properties=arrival.properties,
+                )
+
+    def _arrived(self, arrival: Arrival) -> None:
+        # Held pulls run after dispatch has returned: they read the queues that it is writing.
+        if self.held.has_any(arrival.topic, arrival.queue_id):
+            self._arrivals.append(arrival)

@@ -1,0 +1,341 @@
+"""Pulling: PULL_MESSAGE and LITE_PULL_MESSAGE.
+
+    check -> subscription -> reset? -> store -> answer | hold
+
+A found batch is never decoded: the answer is a head from a template and slices of the mapped log, handed to the socket
+with one call. What lies outside memory is read by a worker thread instead, so that a consumer far behind never stops
+the loop; each connection has a bound on such reads.
+
+A pull that finds nothing is held when the client allows it, and runs once more when something arrives, when the
+five-second check says so, or when its time is over. The second run answers whatever it finds and does not commit the
+piggybacked offset again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from contrailmq.broker.connections import BROADCASTING
+from contrailmq.broker.filters import SQL92, SqlError, Subscription, parse_subscription
+from contrailmq.broker.groups import Group
+from contrailmq.broker.handlers import Handlers, Refused
+from contrailmq.broker.long_polling import HeldPull
+from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.topics import Topic
+from contrailmq.store.status import GetResult, GetStatus
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.connection import Connection
+from contrailmq.wire.frame import ReplyTemplate
+from contrailmq.wire.header import Command
+from contrailmq.wire.requests import PullMessage
+
+COMMIT_OFFSET: Final = 1
+SUSPEND: Final = 2
+SUBSCRIPTION: Final = 4
+
+DEFAULT_COUNT: Final = 32
+DEFAULT_BYTES: Final = 262_144  # for a request that names no size and asks for no more than the usual 32 messages
+PARSED_MAX: Final = 4096  # subscriptions of requests, kept parsed
+COLD_READS_MAX: Final = 4  # per connection; more wait in the client, which pulls again
+COLD_READS: Final = "cold_reads"
+
+# Why a pull is not permitted: forbiddenType of the answer (code 16).
+BY_BROKER: Final = 1
+BY_GROUP: Final = 2
+BY_TOPIC: Final = 3
+BY_BROADCAST: Final = 4
+BY_SUBSCRIPTION: Final = 5
+
+_CODES: Final[dict[GetStatus, ResponseCode]] = {
+    GetStatus.FOUND: ResponseCode.SUCCESS,
+    GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_RESET: ResponseCode.PULL_OFFSET_MOVED,
+}
+_FIELDS: Final[dict[str, type[int] | type[bytes]]] = {
+    "suggestWhichBrokerId": int,
+    "nextBeginOffset": int,
+    "minOffset": int,
+    "maxOffset": int,
+    "topicSysFlag": int,
+    "groupSysFlag": int,
+}
+_TEMPLATES: Final = {
+    code: ReplyTemplate(_FIELDS, code=code)
+    for code in (
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    )
+}
+
+
+class PullProcessor:
+    """Serves pulls. `workers` read what is not in memory."""
+
+    def __init__(self, node: BrokerNode, workers: ThreadPoolExecutor) -> None:
+        self._node = node
+        self._workers = workers
+        self._parsed: dict[tuple[str, str, str | None], Subscription] = {}
+
+    def register(self, handlers: Handlers) -> None:
+        handlers.register(RequestCode.PULL_MESSAGE, self.pull)
+        handlers.register(RequestCode.LITE_PULL_MESSAGE, self.lite_pull)
+
+    def pull(self, connection: Connection, command: Command) -> bytes | None:
+        return self._pull(connection, command, command.header(PullMessage))
+
+    def lite_pull(self, connection: Connection, command: Command) -> bytes | None:
+        if not self._node.config.lite_pull_message_enable:
+            raise _forbidden(BY_BROKER, "lite pull is switched off: litePullMessageEnable=false")
+        return self._pull(connection, command, command.header(PullMessage))
+
+    def _pull(self, connection: Connection, command: Command, header: PullMessage) -> bytes | None:
+        node = self._node
+        group, topic = self._checked(header)
+        subscription = self._subscription(header, group)
+        offset = header.queue_offset
+        if node.config.use_server_side_reset_offset:
+            reset = node.offsets.take_reset(group.name, topic.name, header.queue_id)
+            if reset is not None:
+                return self._moved(command, group, topic, header.queue_id, reset)
+        if header.sys_flag & COMMIT_OFFSET and not node.is_slave and header.commit_offset >= 0:
+            node.offsets.commit(group.name, topic.name, header.queue_id, header.commit_offset)
+        node.offsets.note_pull(group.name, topic.name, header.queue_id, offset)
+        node.dispatch_now()
+        if node.store.is_cold(topic.name, header.queue_id, offset):
+            self._pull_cold(connection, command, header, group, topic, subscription)
+            return None
+        result = self._read(node.store.get_slices, header, topic, subscription)
+        return self._answer(connection, command, header, group, topic, subscription, result, may_hold=True)
+
+    # --- checks
+
+    def _checked(self, header: PullMessage) -> tuple[Group, Topic]:
+        node = self._node
+        if not node.config.is_readable:
+            raise _forbidden(
+                BY_BROKER,
+                f"broker[{node.config.broker_name}] is not readable: brokerPermission={node.config.broker_permission}",
+            )
+        group = node.groups.get(header.consumer_group) or node.groups.find_or_create(header.consumer_group)
+        if group is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{header.consumer_group[:64]}] does not exist: create it (updateSubGroup) or "
+                "enable autoCreateSubscriptionGroup",
+            )
+        if not group.consume_enable:
+            raise _forbidden(BY_GROUP, f"subscription group {group.name} may not consume: consumeEnable=false")
+        topic = node.topics.get(header.topic)
+        if topic is None:
+            raise Refused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{header.topic[:128]}] not exist, apply first please: nothing was sent to it, nobody created it",
+            )
+        if not topic.is_readable:
+            raise _forbidden(BY_TOPIC, f"topic[{topic.name}] is not readable: perm={topic.perm}")
+        if node.groups.is_forbidden(group.name, topic.name):
+            raise _forbidden(BY_SUBSCRIPTION, f"group {group.name} may not read topic {topic.name}")
+        if not 0 <= header.queue_id < topic.read_queues:
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId {header.queue_id} is illegal: topic {topic.name} has {topic.read_queues} queues to read",
+            )
+        return group, topic
+
+    def _subscription(self, header: PullMessage, group: Group) -> Subscription:
+        if header.sys_flag & SUBSCRIPTION:
+            subscription = self._of_request(header)
+        else:
+            subscription = self._of_heartbeat(header, group)
+        if subscription.expression_type == SQL92 and not self._node.config.enable_property_filter:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "the broker does not filter by SQL92: enablePropertyFilter=false")
+        if subscription.error:
+            raise Refused(ResponseCode.FILTER_DATA_NOT_EXIST, subscription.error)
+        return subscription
+
+    def _of_request(self, header: PullMessage) -> Subscription:
+        key = (header.topic, header.subscription or "", header.expression_type or None)
+        known = self._parsed.get(key)
+        if known is None:
+            try:
+                known = parse_subscription(*key)
+            except SqlError as exc:
+                raise Refused(
+                    ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+                    f"the subscription of group {header.consumer_group} to {header.topic} cannot be used: {exc}",
+                ) from None
+            if len(self._parsed) >= PARSED_MAX:
+                self._parsed.clear()
+            self._parsed[key] = known
+        return known
+
+    def _of_heartbeat(self, header: PullMessage, group: Group) -> Subscription:
+        live = self._node.clients.consumer_group(group.name)
+        if live is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"the consumer's group {group.name} is not online: no heartbeat of it reached this broker",
+            )
+        if live.message_model == BROADCASTING and not group.consume_broadcast_enable:
+            raise _forbidden(BY_BROADCAST, f"group {group.name} may not consume by broadcast")
+        subscription = live.subscriptions.get(header.topic)
+        if subscription is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"group {group.name} has not subscribed to {header.topic}: all its consumers must subscribe alike",
+            )
+        if subscription.version < header.sub_version:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                f"the broker knows version {subscription.version} of the subscription of {group.name} to "
+                f"{header.topic}, the client has {header.sub_version}: wait for the next heartbeat",
+            )
+        return subscription
+
+    # --- reading and answering
+
+    def _read(
+        self,
+        read: Callable[..., GetResult],
+        header: PullMessage,
+        topic: Topic,
+        subscription: Subscription,
+    ) -> GetResult:
+        config = self._node.config
+        count = max(1, min(header.max_msg_nums, config.pull_count_max))
+        size = DEFAULT_BYTES
+        if header.max_msg_bytes is not None:
+            size = max(size, min(header.max_msg_bytes, config.pull_bytes_max))
+        elif count > DEFAULT_COUNT:
+            size = config.pull_bytes_max
+        return read(topic.name, header.queue_id, header.queue_offset, count, max_bytes=size, filter=subscription.filter)
+
+    def _answer(
+        self,
+        connection: Connection,
+        command: Command,
+        header: PullMessage,
+        group: Group,
+        topic: Topic,
+        subscription: Subscription,
+        result: GetResult,
+        *,
+        may_hold: bool,
+    ) -> bytes | None:
+        node, status, next_offset = self._node, result.status, result.next_offset
+        if status is GetStatus.FOUND:
+            node.statistics.note_get(group.name, topic.name, result.count, result.size_bytes)
+            suggested = group.which_broker_when_slow if result.suggest_slave and node.config.slave_read_enable else 0
+            values = (suggested, next_offset, result.min_offset, result.max_offset, topic.sys_flag, group.sys_flag)
+            head = _TEMPLATES[ResponseCode.SUCCESS].render(command, values, body_bytes=result.size_bytes)
+            connection.reply_parts([head, *result.slices])
+            return None
+        node.statistics.get_missed.value += 1
+        if status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
+            is_start = header.queue_offset == 0
+            code = ResponseCode.PULL_NOT_FOUND if is_start else ResponseCode.PULL_OFFSET_MOVED
+            next_offset = 0
+        else:
+            code = _CODES[status]
+        if (
+            code is ResponseCode.PULL_NOT_FOUND
+            and may_hold
+            and header.sys_flag & SUSPEND
+            and node.is_accepting
+            and self._try_hold(connection, command, header, group, topic, subscription)
+        ):
+            return None
+        if node.is_slave and code is ResponseCode.PULL_OFFSET_MOVED and not node.store.config.offset_check_in_slave:
+            code, next_offset = ResponseCode.PULL_RETRY_IMMEDIATELY, header.queue_offset
+        values = (0, next_offset, result.min_offset, result.max_offset, topic.sys_flag, group.sys_flag)
+        return _TEMPLATES[code].render(command, values)
+
+    def _moved(self, command: Command, group: Group, topic: Topic, queue_id: int, offset: int) -> bytes:
+        store = self._node.store
+        low, high = store.min_offset(topic.name, queue_id), store.max_offset(topic.name, queue_id)
+        values = (0, offset, low, high, topic.sys_flag, group.sys_flag)
+        return _TEMPLATES[ResponseCode.PULL_OFFSET_MOVED].render(command, values)
+
+    def _try_hold(
+        self,
+        connection: Connection,
+        command: Command,
+        header: PullMessage,
+        group: Group,
+        topic: Topic,
+        subscription: Subscription,
+    ) -> bool:
+        node = self._node
+        if node.config.long_polling_enable:
+            timeout_ms = header.suspend_timeout_millis
+        else:
+            timeout_ms = node.config.short_polling_time_mills
+
+        def resume() -> None:
+            reset = node.offsets.take_reset(group.name, topic.name, header.queue_id)
+            if reset is not None:
+                connection.reply(self._moved(command, group, topic, header.queue_id, reset))
+                return
+            result = self._read(node.store.get_slices, header, topic, subscription)
+            answer = self._answer(connection, command, header, group, topic, subscription, result, may_hold=False)
+            if answer is not None:
+                connection.reply(answer)
+
+        pull = HeldPull(
+            offset=header.queue_offset,
+            deadline_ms=node.now_ms() + max(timeout_ms, 0),
+            filter=subscription.filter,
+            connection=connection,
+            resume=resume,
+        )
+        return node.held.try_hold(topic.name, header.queue_id, pull)
+
+    # --- what is not in memory
+
+    def _pull_cold(
+        self,
+        connection: Connection,
+        command: Command,
+        header: PullMessage,
+        group: Group,
+        topic: Topic,
+        subscription: Subscription,
+    ) -> None:
+        """Read in a worker and answer when it is done."""
+        reading = int(str(connection.attributes.get(COLD_READS, 0)))
+        if reading >= COLD_READS_MAX:
+            raise Refused(
+                ResponseCode.FLOW_CONTROL,
+                f"{reading} pulls of this connection read from disk already, the limit is {COLD_READS_MAX}: pull again",
+            )
+        connection.attributes[COLD_READS] = reading + 1
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(
+            self._workers, lambda: self._read(self._node.store.get_slices_cold, header, topic, subscription)
+        )
+
+        def done(finished: asyncio.Future[GetResult]) -> None:
+            connection.attributes[COLD_READS] = int(str(connection.attributes[COLD_READS])) - 1
+            if finished.cancelled() or not connection.is_open:
+                return
+            answer = self._answer(
+                connection, command, header, group, topic, subscription, finished.result(), may_hold=True
+            )
+            if answer is not None:
+                connection.reply(answer)
+
+        future.add_done_callback(done)
+
+
+def _forbidden(kind: int, remark: str) -> Refused:
+    return Refused(ResponseCode.NO_PERMISSION, remark, {"forbiddenType": kind})

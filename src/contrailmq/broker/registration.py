@@ -1,0 +1,174 @@
+"""Registration with NameServers: every one of them is told of this broker's topics, again and again.
+
+At the start, every 30 s, and at once when a topic changes. The whole table is sent each time (a NameServer refuses a
+first registration with a single topic, and a full one is never wrong). NameServers that cannot be reached are logged
+when they go and when they come back, and never delay the others. What they answer tells ordered topics, and tells a
+slave its master.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from contrailmq.broker.node import BrokerNode
+from contrailmq.wire.admin_requests import BrokerIdentity, RegisterBroker, RegisterBrokerResponse
+from contrailmq.wire.bodies import (
+    DataVersion,
+    KVTable,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigWrapper,
+    decode_body,
+    encode_body,
+)
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.errors import WireError
+from contrailmq.wire.transport import RemotingClient
+
+log = logging.getLogger("contrailmq.broker")
+
+PERIOD_MS_MIN: Final = 10_000
+PERIOD_MS_MAX: Final = 60_000
+UNREGISTER_TIMEOUT_S: Final = 3.0
+
+
+class Registration:
+    """Owner: BrokerServer. `master_found(address, ha_address)` is called with what NameServers tell a slave."""
+
+    def __init__(
+        self,
+        node: BrokerNode,
+        client: RemotingClient,
+        *,
+        ha_address: str,
+        master_found: Callable[[str, str], None] | None = None,
+    ) -> None:
+        self._node = node
+        self._client = client
+        self._ha_address = ha_address
+        self._master_found = master_found
+        self._reachable: dict[str, bool] = {}
+        self._is_due = asyncio.Event()
+
+    @property
+    def period_s(self) -> float:
+        period_ms = self._node.config.register_name_server_period
+        return min(max(period_ms, PERIOD_MS_MIN), PERIOD_MS_MAX) / 1000
+
+    def register_soon(self) -> None:
+        """A topic changed: do not wait for the next round."""
+        self._is_due.set()
+
+    async def run(self) -> None:
+        """Register for ever; the caller cancels it."""
+        while True:
+            try:
+                async with asyncio.timeout(self.period_s):
+                    await self._is_due.wait()
+            except TimeoutError:
+                pass  # the period is over: the usual case
+            self._is_due.clear()
+            await self.register_all()
+
+    async def register_all(self) -> int:
+        """Tell every NameServer; returns how many took it."""
+        addresses = self._node.config.namesrv_addresses
+        if not addresses:
+            return 0
+        body = self.body()
+        results = await asyncio.gather(*(self._register(address, body) for address in addresses))
+        return sum(results)
+
+    async def unregister_all(self) -> None:
+        await asyncio.gather(*(self._unregister(address) for address in self._node.config.namesrv_addresses))
+
+    def body(self) -> bytes:
+        """Every topic with its permissions, limited by what the broker itself may do."""
+        node = self._node
+        permission = node.config.broker_permission
+        table = {}
+        for topic in node.topics:
+            perm = topic.perm
+            if not (node.config.is_writable and node.config.is_readable):
+                perm = topic.perm & permission
+            table[topic.name] = TopicConfig(
+                topic_name=topic.name,
+                read_queue_nums=topic.read_queues,
+                write_queue_nums=topic.write_queues,
+                perm=perm,
+                topic_filter_type=topic.filter_type,
+                topic_sys_flag=topic.sys_flag,
+                order=topic.order,
+                attributes=dict(topic.attributes),
+            )
+        version = node.topics.version
+        wrapper = TopicConfigWrapper(
+            data_version=DataVersion(
+                counter=version.counter, state_version=version.state_version, timestamp=version.timestamp
+            ),
+            mapping_data_version=DataVersion(timestamp=node.started_ms),
+            topic_config_table=table,
+            topic_queue_mapping_detail_map={},
+            topic_queue_mapping_info_map={},
+        )
+        return encode_body(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper))
+
+    async def _register(self, address: str, body: bytes) -> bool:
+        config = self._node.config
+        header = RegisterBroker(
+            broker_name=config.broker_name,
+            broker_addr=self._node.address,
+            cluster_name=config.broker_cluster_name,
+            ha_server_addr=self._ha_address,
+            broker_id=config.broker_id,
+            enable_acting_master=False,
+            compressed=False,
+        )
+        try:
+            answer = await self._client.invoke(
+                address, RequestCode.REGISTER_BROKER, header, body, config.register_broker_timeout_mills / 1000
+            )
+        except WireError as exc:
+            self._note(address, is_reachable=False, why=str(exc))
+            return False
+        if answer.code != ResponseCode.SUCCESS:
+            self._note(address, is_reachable=False, why=f"it answered {answer.code}: {answer.remark or 'no reason'}")
+            return False
+        self._note(address, is_reachable=True, why="")
+        self._learn(answer.header(RegisterBrokerResponse), answer.body)
+        return True
+
+    def _learn(self, header: RegisterBrokerResponse, body: bytes) -> None:
+        if self._master_found is not None and header.master_addr:
+            self._master_found(header.master_addr, header.ha_server_addr or "")
+        if body:
+            try:
+                self._node.topics.set_order_topics(decode_body(body, KVTable).table)
+            except WireError as exc:
+                log.warning("the NameServer's order topics cannot be read: %s", exc)
+
+    def _note(self, address: str, *, is_reachable: bool, why: str) -> None:
+        """Say it when it changes, not every 30 s."""
+        if self._reachable.get(address) is is_reachable:
+            return
+        self._reachable[address] = is_reachable
+        if is_reachable:
+            log.info("registered with NameServer %s as %s", address, self._node.address)
+        else:
+            log.warning("not registered with NameServer %s: %s; trying again every %g s", address, why, self.period_s)
+
+    async def _unregister(self, address: str) -> None:
+        config = self._node.config
+        header = BrokerIdentity(
+            broker_name=config.broker_name,
+            broker_addr=self._node.address,
+            cluster_name=config.broker_cluster_name,
+            broker_id=config.broker_id,
+        )
+        try:
+            await self._client.invoke(address, RequestCode.UNREGISTER_BROKER, header, b"", UNREGISTER_TIMEOUT_S)
+        except WireError as exc:
+            log.info("not unregistered from NameServer %s: %s", address, exc)

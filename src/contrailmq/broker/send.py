@@ -1,0 +1,460 @@
+"""Sending: codes 10, 310 and 320.
+
+Two ways lead to the log. The fast one takes an ordinary message to a known topic: nothing is decoded that need not be,
+the property string stays text, and the answer comes from a template. Anything out of the ordinary (an unknown topic, a
+retry topic, a batch, a delay, a transaction, a property of ours already set) takes the plain one, which makes an
+`IncomingMessage` and runs the broker's rewrites. Both check in the reference's order (wire.md 3.1) and answer alike.
+
+Fast path, us of CPU per message on CPython 3.11, without frame, header and store: checks 0.5, properties 1.0, answer
+0.9.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from contrailmq.broker.handlers import Handlers, Refused
+from contrailmq.broker.incoming import IncomingMessage
+from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.parked import Outcome
+from contrailmq.broker.topics import MULTI_TAG, NOT_FOR_SENDING, Topic
+from contrailmq.message import (
+    PROPERTIES_BYTES_MAX,
+    RETRY_PREFIX,
+    TOPIC_BYTES_MAX,
+    MessageError,
+    Property,
+    SysFlag,
+    check_topic,
+    create_unique_id,
+    decode_properties,
+    dlq_topic,
+    encode_host,
+    offset_message_id,
+    tags_code,
+)
+from contrailmq.store.record import split_batch
+from contrailmq.store.status import AppendResult, BatchResult, PutStatus
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.connection import Connection
+from contrailmq.wire.frame import ReplyTemplate, encode_response, escape
+from contrailmq.wire.header import Command
+from contrailmq.wire.requests import SendMessage, SendMessageV2
+
+SendHeader = SendMessage | SendMessageV2
+
+MAX_RECONSUME_VERSION: Final = 121  # V3_4_9: older clients do not mean what they send in maxReconsumeTimes
+TAG_CODES_MAX: Final = 10_000  # hashes kept; a producer with a tag per message must not fill memory
+BORN_HOST: Final = "born_host"
+
+# status -> (code, prefix that tools know). What the store says in `reason` follows.
+STATUS_CODES: Final[dict[PutStatus, tuple[ResponseCode, str]]] = {
+    PutStatus.FLUSH_DISK_TIMEOUT: (ResponseCode.FLUSH_DISK_TIMEOUT, ""),
+    PutStatus.FLUSH_SLAVE_TIMEOUT: (ResponseCode.FLUSH_SLAVE_TIMEOUT, ""),
+    PutStatus.SLAVE_NOT_AVAILABLE: (ResponseCode.SLAVE_NOT_AVAILABLE, ""),
+    PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH: (ResponseCode.SYSTEM_ERROR, ""),
+    PutStatus.SERVICE_NOT_AVAILABLE: (ResponseCode.SERVICE_NOT_AVAILABLE, ""),
+    PutStatus.CREATE_MAPPED_FILE_FAILED: (ResponseCode.SERVICE_NOT_AVAILABLE, ""),
+    PutStatus.MESSAGE_ILLEGAL: (ResponseCode.MESSAGE_ILLEGAL, ""),
+    PutStatus.PROPERTIES_SIZE_EXCEEDED: (ResponseCode.MESSAGE_ILLEGAL, ""),
+    PutStatus.OS_PAGE_CACHE_BUSY: (ResponseCode.SYSTEM_BUSY, "[PC_SYNCHRONIZED]broker busy, "),
+    PutStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED: (ResponseCode.SYSTEM_ERROR, ""),
+    PutStatus.WHEEL_TIMER_MSG_ILLEGAL: (ResponseCode.MESSAGE_ILLEGAL, ""),
+    PutStatus.WHEEL_TIMER_FLOW_CONTROL: (ResponseCode.SYSTEM_ERROR, ""),
+    PutStatus.WHEEL_TIMER_NOT_ENABLE: (ResponseCode.SYSTEM_ERROR, ""),
+    PutStatus.PUT_TO_REMOTE_BROKER_FAIL: (ResponseCode.SYSTEM_ERROR, ""),
+    PutStatus.UNKNOWN_ERROR: (ResponseCode.SYSTEM_ERROR, ""),
+}
+
+
+class SendProcessor:
+    """Serves sends of all kinds. `hooks` see every accepted message (trace, statistics)."""
+
+    def __init__(self, node: BrokerNode) -> None:
+        self._node = node
+        self._tag_codes: dict[str, int] = {}
+        self._random = random.Random()
+        self._is_sync_flush = node.store.config.is_sync_flush
+        self._flush_timeout_ms = node.store.config.sync_flush_timeout
+        self.configure()
+
+    def configure(self) -> None:
+        """Compute what depends on settings; called again when they change."""
+        config = self._node.config
+        # Whether every topic may be sent to right now; where not, the plain path says why.
+        self._is_open = (
+            config.is_writable and not self._node.is_slave and not config.start_accept_send_request_time_stamp
+        )
+        trace_on = str(config.trace_on).lower()
+        self._own = {
+            Property.MESSAGE_REGION: config.region_id,
+            Property.TRACE_SWITCH: trace_on,
+            Property.CLUSTER: config.broker_cluster_name,
+        }
+        self._suffix = "".join(f"{name}\x01{value}\x02" for name, value in self._own.items()).encode()
+        self._fixed = {"MSG_REGION": config.region_id, "TRACE_ON": trace_on}
+        self._template = ReplyTemplate(
+            {"queueId": int, "transactionId": bytes, "msgId": bytes, "queueOffset": int}, self._fixed
+        )
+        self._message_id_prefix = offset_message_id(self._node.store_host, 0)[:-16].encode()
+
+    def register(self, handlers: Handlers) -> None:
+        handlers.register(RequestCode.SEND_MESSAGE_V2, self.send_v2)
+        handlers.register(RequestCode.SEND_MESSAGE, self.send_v1)
+        handlers.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2)
+
+    def send_v1(self, connection: Connection, command: Command) -> bytes | None:
+        return self._send(connection, command, command.header(SendMessage))
+
+    def send_v2(self, connection: Connection, command: Command) -> bytes | None:
+        return self._send(connection, command, command.header(SendMessageV2))
+
+    # --- the fast path
+
+    def _send(self, connection: Connection, command: Command, header: SendHeader) -> bytes | None:
+        node = self._node
+        topic = node.topics.get(header.topic)
+        text = header.properties or ""
+        queue_id = header.queue_id
+        if (
+            topic is None
+            or not topic.is_plain
+            or header.batch
+            or not 0 <= queue_id < topic.queue_limit
+            or not node.is_accepting
+            or not self._is_open
+            or _has_special(text)
+        ):
+            return self._send_plainly(connection, command, header)
+        unique_key, tags, keys = _find(text, "UNIQ_KEY\x01"), _find(text, "TAGS\x01"), _find(text, "KEYS\x01")
+        if unique_key == "" or tags == "" or keys == "":
+            return self._send_plainly(connection, command, header)
+        properties = text.encode()
+        if properties and properties[-1] != 2:
+            properties += b"\x02"
+        if unique_key is None:
+            unique_key = create_unique_id()
+            properties += b"UNIQ_KEY\x01%b\x02" % unique_key.encode()
+        properties += self._suffix
+        code = 0 if tags is None else self._tag_codes.get(tags) or self._new_tag_code(tags)
+        born_host: bytes = connection.attributes.get(BORN_HOST) or _born_host(connection)  # type: ignore[assignment]
+        result = node.store.append(
+            header.topic,
+            queue_id,
+            command.body,
+            properties,
+            tags_code=code,
+            keys=keys,
+            unique_key=unique_key,
+            flag=header.flag,
+            sys_flag=header.sys_flag | topic.set_flags,
+            born_time_ms=header.born_timestamp,
+            born_host=born_host,
+            store_host=node.store_host,
+            reconsume_times=header.reconsume_times or 0,
+        )
+        if result.status is not PutStatus.PUT_OK:
+            raise self._refused(result)
+        node.statistics.note_put(header.topic, 1, result.size_bytes)
+        values = (
+            queue_id,
+            escape(unique_key),
+            self._message_id_prefix + b"%016X" % result.physical_offset,
+            result.queue_offset,
+        )
+        if self._is_sync_flush and "WAIT\x01false" not in text:
+            node.after_append(wants_flush=True)
+            self._park(connection, command, result, values)
+            return None
+        node.after_append()
+        return self._template.render(command, values)
+
+    def _new_tag_code(self, tags: str) -> int:
+        if len(self._tag_codes) >= TAG_CODES_MAX:
+            self._tag_codes.clear()
+        code = self._tag_codes[tags] = tags_code(tags)
+        return code
+
+    # --- the plain path
+
+    def _send_plainly(self, connection: Connection, command: Command, header: SendHeader) -> bytes | None:
+        self._check_accepting()
+        topic = self.writable_topic(header)
+        queue_id = self._chosen_queue(topic, header.queue_id)
+        if header.batch:
+            return self._send_batch(connection, command, header, topic, queue_id)
+        message = self.incoming(connection, command, header, topic, queue_id)
+        if topic.name.startswith(RETRY_PREFIX):
+            self._check_retries(message, command, header)
+        for rewrite in self._node.rewrites:
+            refusal = rewrite(message)
+            if refusal is not None:
+                raise Refused(refusal.code, refusal.remark, self._fixed)
+        result = self._node.put(message)
+        if not result.status.is_stored:
+            raise self._refused(result)
+        waits = self._is_sync_flush and message.properties.get(Property.WAIT) != "false"
+        values = (
+            message.answer_queue_id,
+            escape(message.unique_key or ""),
+            offset_message_id(message.store_host, result.physical_offset).encode(),
+            result.queue_offset,
+        )
+        if waits:
+            self._node.after_append(wants_flush=True)
+            self._park(connection, command, result, values, message.answer_fields)
+            return None
+        return self._answer(command, ResponseCode.SUCCESS, values, message.answer_fields)
+
+    def incoming(
+        self, connection: Connection, command: Command, header: SendHeader, topic: Topic, queue_id: int
+    ) -> IncomingMessage:
+        """The message of a request, with the properties that a broker adds; MessageError when it cannot be stored."""
+        properties = decode_properties(header.properties or "")
+        properties.pop(Property.POP_CHECKPOINT, None)
+        for name in [name for name in properties if name.startswith("__RMQ.TRANSIENT.")]:
+            del properties[name]
+        properties.setdefault(Property.UNIQUE_KEY, create_unique_id())
+        properties.update(self._own)
+        if (
+            properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true"
+            and self._node.config.reject_transaction_message
+        ):
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"broker {self._node.config.broker_name} takes no transactions: rejectTransactionMessage is set",
+                self._fixed,
+            )
+        born_host = connection.attributes.get(BORN_HOST) or _born_host(connection)
+        assert isinstance(born_host, bytes)
+        return IncomingMessage(
+            topic.name,
+            queue_id,
+            command.body,
+            properties,
+            born_host=born_host,
+            store_host=self._node.store_host,
+            born_time_ms=header.born_timestamp,
+            flag=header.flag,
+            sys_flag=header.sys_flag | topic.set_flags,
+            reconsume_times=header.reconsume_times or 0,
+            producer_group=header.producer_group,
+        )
+
+    def writable_topic(self, header: SendHeader) -> Topic:
+        """The topic of a send, made when it is new and may be; Refused says why not."""
+        node, name = self._node, header.topic
+        try:
+            check_topic(name)
+        except MessageError as exc:
+            raise Refused(ResponseCode.INVALID_PARAMETER, str(exc), self._fixed) from None
+        if name in NOT_FOR_SENDING:
+            raise Refused(ResponseCode.NO_PERMISSION, f"sending to topic {name} is forbidden", self._fixed)
+        topic = node.topics.get(name) or node.topics.create_for_send(
+            name,
+            template=header.default_topic,
+            queues_wanted=header.default_topic_queue_nums,
+            is_unit=bool(header.unit_mode),
+        )
+        if topic is None:
+            raise Refused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{name}] not exist on {node.config.broker_name}: create it (code 17, updateTopic) or enable "
+                "autoCreateTopicEnable",
+                self._fixed,
+            )
+        if not node.config.is_writable and topic.order:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"broker[{node.config.broker_name}] is not writable: brokerPermission={node.config.broker_permission}",
+                self._fixed,
+            )
+        if not topic.is_writable:
+            raise Refused(ResponseCode.NO_PERMISSION, f"topic[{name}] is not writable: perm={topic.perm}", self._fixed)
+        return topic
+
+    def _check_accepting(self) -> None:
+        node = self._node
+        if not node.is_accepting:
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, "the broker is stopping: send elsewhere", self._fixed)
+        if node.is_slave:
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY,
+                f"[REJECTREQUEST]system busy, {node.config.broker_name} is a slave (brokerId "
+                f"{node.config.broker_id}) and takes no messages: send to the master",
+                self._fixed,
+            )
+        since = node.config.start_accept_send_request_time_stamp
+        if node.now_ms() < since:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"broker unable to service, until {since} (startAcceptSendRequestTimeStamp)",
+                self._fixed,
+            )
+
+    def _chosen_queue(self, topic: Topic, queue_id: int) -> int:
+        if queue_id < 0:
+            return self._random.randrange(max(topic.write_queues, 1))
+        if queue_id >= topic.queue_limit:
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId {queue_id} of topic {topic.name} is illegal: it has {topic.queue_limit} queues, 0 to "
+                f"{topic.queue_limit - 1}",
+                self._fixed,
+            )
+        return queue_id
+
+    def _check_retries(self, message: IncomingMessage, command: Command, header: SendHeader) -> None:
+        """A consumer sent the message back by itself: count its tries, or move it to the dead letters."""
+        node = self._node
+        name = message.topic[len(RETRY_PREFIX) :]
+        group = node.groups.get(name)
+        if group is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}", self._fixed
+            )
+        limit = group.retry_max_times
+        if header.max_reconsume_times is not None and command.version >= MAX_RECONSUME_VERSION:
+            limit = header.max_reconsume_times
+        if message.reconsume_times > limit or node.locks.is_any_locked(name, node.now_ms()):
+            dead = node.topics.create_for_group(dlq_topic(name), queues=1)
+            message.topic, message.queue_id = dead.name, 0
+            message.properties.pop(Property.DELAY, None)
+
+    # --- batches
+
+    def _send_batch(
+        self, connection: Connection, command: Command, header: SendHeader, topic: Topic, queue_id: int
+    ) -> bytes | None:
+        node = self._node
+        if topic.name.startswith(RETRY_PREFIX):
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot go to a retry topic", self._fixed)
+        if len(topic.name) > TOPIC_BYTES_MAX:
+            raise Refused(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the topic of a batch has {len(topic.name)} characters, the limit is {TOPIC_BYTES_MAX}",
+                self._fixed,
+            )
+        parts = split_batch(command.body)
+        if not parts:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message", self._fixed)
+        born_host = connection.attributes.get(BORN_HOST) or _born_host(connection)
+        assert isinstance(born_host, bytes)
+        result = node.store.append_batch(
+            topic.name,
+            queue_id,
+            parts,
+            sys_flag=header.sys_flag | topic.set_flags,
+            born_time_ms=header.born_timestamp,
+            born_host=born_host,
+            store_host=node.store_host,
+            reconsume_times=header.reconsume_times or 0,
+        )
+        node.after_append(wants_flush=self._is_sync_flush)
+        if not result.status.is_stored:
+            raise self._refused(result)
+        node.statistics.note_put(topic.name, len(parts), result.size_bytes)
+        unique_key = _find(header.properties or "", "UNIQ_KEY\x01") or ""
+        ids = b",".join(self._message_id_prefix + b"%016X" % offset for offset in result.physical_offsets)
+        values = (queue_id, escape(unique_key), ids, result.queue_offset)
+        if self._is_sync_flush:
+            self._park(connection, command, result, values)
+            return None
+        return self._template.render(command, values)
+
+    # --- answers
+
+    def _answer(
+        self,
+        command: Command,
+        code: ResponseCode,
+        values: tuple[int, bytes, bytes, int],
+        more: dict[str, str] | None = None,
+        remark: str | None = None,
+    ) -> bytes:
+        if code is ResponseCode.SUCCESS and not more:
+            return self._template.render(command, values)
+        queue_id, unique_key, message_id, queue_offset = values
+        ext: dict[str, str | int | bool | None] = {
+            "queueId": queue_id,
+            "transactionId": unique_key.decode(),
+            "msgId": message_id.decode(),
+            "queueOffset": queue_offset,
+            **self._fixed,
+            **(more or {}),
+        }
+        return encode_response(command, code, ext, remark=remark)
+
+    def _park(
+        self,
+        connection: Connection,
+        command: Command,
+        result: AppendResult | BatchResult,
+        values: tuple[int, bytes, bytes, int],
+        more: dict[str, str] | None = None,
+    ) -> None:
+        """Answer when the record is durable."""
+        if isinstance(result, AppendResult):
+            end = result.physical_offset + result.size_bytes
+        else:
+            end = result.physical_offsets[0] + result.size_bytes
+        node = self._node
+
+        def release(outcome: Outcome) -> None:
+            if command.is_oneway or not connection.is_open:
+                return
+            if outcome is Outcome.DURABLE:
+                answer = self._answer(command, ResponseCode.SUCCESS, values, more)
+            elif outcome is Outcome.TIMED_OUT:
+                remark = f"stored, but not synced to disk within syncFlushTimeout={self._flush_timeout_ms} ms"
+                answer = self._answer(command, ResponseCode.FLUSH_DISK_TIMEOUT, values, more, remark)
+            else:
+                reason = node.store.unwritable_reason
+                answer = encode_response(command, ResponseCode.SERVICE_NOT_AVAILABLE, self._fixed, remark=reason)
+            connection.reply(answer)
+
+        node.parked.park(end, node.now_ms() + self._flush_timeout_ms, release)
+
+    def _refused(self, result: AppendResult | BatchResult) -> Refused:
+        self._node.statistics.put_failed += 1
+        code, prefix = STATUS_CODES.get(result.status, (ResponseCode.SYSTEM_ERROR, ""))
+        reason = result.reason or result.status.name
+        return Refused(code, prefix + reason, self._fixed)
+
+
+def _has_special(text: str) -> bool:
+    """Whether a property string may hold something that the fast path must not pass over. 0.3 us, a parse takes 1.5."""
+    return (
+        "TRA" in text  # TRAN_MSG, TRACE_ON, TRANSIENT
+        or "DELAY" in text
+        or "TIMER_" in text
+        or "CLUSTER" in text
+        or "MSG_REGION" in text
+        or "INNER_" in text
+        or "POP_CK" in text
+    )
+
+
+def _find(text: str, name: str) -> str | None:
+    """The value of a property in a property string; None when absent, "" when only a decoder can tell."""
+    start = text.find(name)
+    if start < 0:
+        return None
+    if start and text[start - 1] != "\x02":
+        return ""
+    start += len(name)
+    end = text.find("\x02", start)
+    return text[start:] if end < 0 else text[start:end]
+
+
+def _born_host(connection: Connection) -> bytes:
+    host, port = connection.peer
+    encoded = encode_host(host, port)
+    connection.attributes[BORN_HOST] = encoded
+    return encoded
+
+
+assert SysFlag.MULTI_TAGS == 2
+assert MULTI_TAG == "MULTI_TAG"
+assert PROPERTIES_BYTES_MAX == 32_767  # the store refuses longer ones

@@ -1,0 +1,292 @@
+"""BrokerServer: one broker's life, from a configuration to a port that answers, and back.
+
+Everything runs on one loop: sockets, appends, dispatch, held pulls. Blocking work has threads: the store's own, one
+that writes tables, and a few that read what is not in memory. Start order is store, tables, port, registration; a
+failure anywhere undoes what was done and says what to change. Stop order: leave the NameServers, answer what is
+waiting, close the port, save, close the store.
+
+Other parts join through `handlers` (a request code), `node.rewrites` (a message on its way in) and `add_service` (work
+that is due now and then).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from contrailmq.broker.admin import ClientAdmin, GroupAdmin, OffsetAdmin, ProgressAdmin, RuntimeAdmin, TopicAdmin
+from contrailmq.broker.advertise import advertised_address
+from contrailmq.broker.config import BrokerConfig, BrokerConfigError, with_our_defaults
+from contrailmq.broker.config_files import ConfigFileError
+from contrailmq.broker.consumer_offsets import OffsetProcessor
+from contrailmq.broker.handlers import Handlers
+from contrailmq.broker.members import MemberProcessor
+from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.persistence import TableSaver
+from contrailmq.broker.pull import PullProcessor
+from contrailmq.broker.query import QueryProcessor
+from contrailmq.broker.registration import Registration
+from contrailmq.broker.reply import ReplyProcessor
+from contrailmq.broker.retry import RetryProcessor
+from contrailmq.broker.send import SendProcessor
+from contrailmq.broker.supervision import Service, Supervisor
+from contrailmq.store.clock import Clock, SystemClock
+from contrailmq.store.config import StoreConfig
+from contrailmq.store.message_store import Drive, MessageStore
+from contrailmq.wire.connection import Limits
+from contrailmq.wire.properties import SettingsError, read_properties
+from contrailmq.wire.tls import ServerTls
+from contrailmq.wire.transport import RemotingClient, RemotingServer
+
+log = logging.getLogger("contrailmq.broker")
+
+VIP_PORT_DISTANCE: Final = 2  # clients up to 4.4 send to listenPort - 2
+COLD_READERS: Final = 4
+
+EXPIRE_MS: Final = 100  # how late a held pull or a flush timeout may be noticed
+RECHECK_MS: Final = 5_000
+CLIENT_SCAN_MS: Final = 10_000
+SAMPLE_MS: Final = 10_000
+
+
+class BrokerServer:
+    """One broker. `await start()`, `await stop()`; `node` holds its tables, `failed` is set when it must not go on."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store_config: StoreConfig,
+        *,
+        clock: Clock | None = None,
+        tls: ServerTls | None = None,
+    ) -> None:
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.store = MessageStore(with_our_defaults(store_config), clock=self.clock, drive=Drive.LOOP)
+        self.handlers = Handlers()
+        self.failed: asyncio.Event = asyncio.Event()
+        self._tls = tls
+        self._servers: list[RemotingServer] = []
+        self._table_worker = ThreadPoolExecutor(1, "contrailmq-tables")
+        self._cold_readers = ThreadPoolExecutor(COLD_READERS, "contrailmq-cold-read")
+        self._client = RemotingClient()
+        self._are_tables_due = asyncio.Event()
+        self._is_running = False
+        self._changed: dict[str, str] = {}
+
+    # --- life
+
+    async def start(self) -> None:
+        """Open the store, load the tables, listen, register. Raises a ContrailError that says what to change."""
+        loop = asyncio.get_running_loop()
+        self._load_changed_settings()
+        self.config.check()
+        await loop.run_in_executor(None, self.store.open)
+        try:
+            self._build(loop)
+            await self._listen()
+        except BaseException:
+            await self._close_ports(0)
+            await loop.run_in_executor(None, self.store.close)
+            raise
+        self._is_running = True
+        self._start_background()
+        registered = await self.registration.register_all()
+        log.info(
+            "broker %s of %s listens on %s:%d, tells clients %s, and is registered with %d of %d NameServers",
+            self.config.broker_name,
+            self.config.broker_cluster_name,
+            self.config.bind_address,
+            self.port,
+            self.node.address,
+            registered,
+            len(self.config.namesrv_addresses),
+        )
+
+    @property
+    def port(self) -> int:
+        return self._servers[0].port
+
+    @property
+    def address(self) -> str:
+        """What clients are told."""
+        return self.node.address
+
+    async def stop(self) -> None:
+        """Leave the NameServers, answer what waits, save, close. Idempotent."""
+        if not self._is_running:
+            return
+        self._is_running = False
+        await self.registration.unregister_all()
+        self.node.is_accepting = False
+        self.node.held.release_all()
+        drain_s = self.config.graceful_stop_ms / 1000
+        try:
+            async with asyncio.timeout(drain_s):
+                await self.handlers.drain()
+        except TimeoutError:
+            self.handlers.cancel()
+        await self._close_ports(drain_s)
+        await self.supervisor.stop()
+        await self._client.close()
+        self.node.dispatch_now()
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._table_worker, self.saver.save_all_now)
+        await loop.run_in_executor(None, self.store.close)
+        self._end_workers()
+        log.info("broker %s stopped", self.config.broker_name)
+
+    async def kill(self) -> None:
+        """Drop everything as a crash would: nothing is saved, nothing is flushed. For tests."""
+        if not self._is_running:
+            return
+        self._is_running = False
+        await self._close_ports(0)
+        await self.supervisor.stop()
+        self.handlers.cancel()
+        await self._client.close()
+        await asyncio.get_running_loop().run_in_executor(None, self.store.abandon)
+        self._end_workers()
+
+    def add_service(self, service: Service) -> None:
+        """Work that is due now and then; call it between `start` and `stop`."""
+        self.supervisor.add(service)
+
+    # --- building
+
+    def _load_changed_settings(self) -> None:
+        """What an operator changed while an earlier run was up wins over the file it was started with."""
+        path = self.store.config.path / "config" / "broker.properties"
+        if not path.exists():
+            return
+        try:
+            self._changed = read_properties(path)
+            self.config.update(self._changed)
+        except (SettingsError, BrokerConfigError) as exc:
+            raise ConfigFileError(f"{path}: {exc}; mend or remove the file") from exc
+
+    def _build(self, loop: asyncio.AbstractEventLoop) -> None:
+        config = self.config
+        advertised = advertised_address(
+            configured=config.broker_ip1,
+            bind_address=config.bind_address,
+            namesrv_addresses=config.namesrv_addresses,
+        )
+        log.info("clients are told the address %s (%s)", advertised.ip, advertised.reason)
+        if advertised.warning:
+            log.warning("%s", advertised.warning)
+        self._advertised_ip = advertised.ip
+        self.node = node = BrokerNode(
+            config,
+            self.store,
+            clock=self.clock,
+            call_soon=loop.call_soon,
+            address=(advertised.ip, config.listen_port),
+        )
+        node.changed_settings.update(self._changed)
+        node.load()
+        self.saver = TableSaver(node.config_path, node.snapshots(), self._table_worker)
+        self.registration = Registration(
+            node, self._client, ha_address=f"{config.broker_ip2 or advertised.ip}:{self.store.config.ha_listen_port}"
+        )
+        node.topics.listen(lambda topic: self._topics_changed())
+        node.groups.listen(lambda: self._mark("subscriptionGroup.json"))
+        self.supervisor = Supervisor(self.clock.now_ms, self._gave_up)
+        self._register_processors()
+        self.store.on_durable(lambda offset: self._durable(loop, offset))
+
+    def _register_processors(self) -> None:
+        node, handlers = self.node, self.handlers
+        self.send = SendProcessor(node)
+        self.members = MemberProcessor(node)
+        self.runtime = RuntimeAdmin(node, self.saver, configured=self.send.configure)
+        for processor in (
+            self.send,
+            ReplyProcessor(node, self.send),
+            PullProcessor(node, self._cold_readers),
+            self.members,
+            OffsetProcessor(node),
+            RetryProcessor(node),
+            QueryProcessor(node),
+            TopicAdmin(node, self.saver),
+            GroupAdmin(node, self.saver),
+            ProgressAdmin(node),
+            OffsetAdmin(node, self.saver),
+            ClientAdmin(node),
+            self.runtime,
+        ):
+            processor.register(handlers)
+
+    async def _listen(self) -> None:
+        config = self.config
+        ports = [config.listen_port]
+        if config.is_vip_channel_enabled and config.listen_port > VIP_PORT_DISTANCE:
+            ports.append(config.listen_port - VIP_PORT_DISTANCE)
+        for port in ports:
+            server = RemotingServer(
+                self.handlers.handle,
+                host=config.bind_address,
+                port=port,
+                tls=self._tls,
+                idle_seconds=config.server_channel_max_idle_time_seconds,
+                limits=Limits(write_bytes_max=config.unsent_bytes_max),
+                on_disconnect=self.members.disconnected,
+            )
+            await server.start()
+            self._servers.append(server)
+        self.node.set_address(self._advertised_ip, self.port)
+        self.send.configure()
+
+    async def _close_ports(self, drain_s: float) -> None:
+        await asyncio.gather(*(server.close(drain_s) for server in self._servers))
+
+    def _end_workers(self) -> None:
+        self._table_worker.shutdown(wait=True)
+        self._cold_readers.shutdown(wait=True, cancel_futures=True)
+
+    # --- background
+
+    def _start_background(self) -> None:
+        node, keep = self.node, self.supervisor
+        keep.every("held pulls", EXPIRE_MS, lambda: node.held.expire(node.now_ms()))
+        keep.every("held pulls check", RECHECK_MS, lambda: node.held.recheck(self.store.max_offset))
+        keep.every("flush timeouts", EXPIRE_MS, lambda: node.parked.expire(node.now_ms()))
+        keep.every("client scan", CLIENT_SCAN_MS, lambda: self.members.expire(node.now_ms()))
+        keep.every("statistics", SAMPLE_MS, lambda: node.statistics.tick(node.now_ms()))
+        keep.watch("offset saver", self._save_offsets)
+        keep.watch("table saver", self._save_tables)
+        if self.config.namesrv_addresses:
+            keep.watch("registration", self.registration.run)
+
+    async def _save_offsets(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.flush_consumer_offset_interval / 1000)
+            if self.node.offsets.is_dirty:
+                self.node.offsets.is_dirty = False
+                await self.saver.save("consumerOffset.json")
+
+    async def _save_tables(self) -> None:
+        while True:
+            await self._are_tables_due.wait()
+            self._are_tables_due.clear()
+            await self.saver.save()
+
+    def _mark(self, name: str) -> None:
+        self.saver.mark(name)
+        self._are_tables_due.set()
+
+    def _topics_changed(self) -> None:
+        self._mark("topics.json")
+        self.registration.register_soon()
+
+    def _durable(self, loop: asyncio.AbstractEventLoop, offset: int) -> None:
+        """News from the flush thread: hop to the loop. A loop that is already closed has nobody waiting."""
+        try:
+            loop.call_soon_threadsafe(self.node.durable, offset)
+        except RuntimeError:
+            log.debug("the loop was closed before the last flush")
+
+    def _gave_up(self, name: str) -> None:
+        self.failed.set()

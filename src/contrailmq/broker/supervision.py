@@ -1,0 +1,91 @@
+"""Background work that never disappears silently.
+
+A `Service` has a name, an interval and `tick(now_ms)`; the supervisor calls it for ever. A tick that raises is logged
+with the service's name and trace and tried again after a pause; one that fails ten times in a row stops the broker,
+because a broker without its delay delivery or its offset saving is worse than none. Long-running coroutines are
+watched in the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, Protocol
+
+log = logging.getLogger("contrailmq.broker")
+
+FAILURES_MAX: Final = 10
+PAUSE_S: Final = 1.0
+
+
+class Service(Protocol):
+    """Work that is due now and then. Runs on the loop and must not block it."""
+
+    name: str
+    interval_ms: int
+
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def tick(self, now_ms: int) -> None: ...
+
+
+class Supervisor:
+    """Owner: BrokerServer. `gave_up(name)` is called when a task cannot be kept alive."""
+
+    def __init__(self, now_ms: Callable[[], int], gave_up: Callable[[str], None]) -> None:
+        self._now_ms = now_ms
+        self._gave_up = gave_up
+        self._services: list[Service] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def add(self, service: Service) -> None:
+        """Start the service and call it from now on."""
+        service.start()
+        self._services.append(service)
+        self.watch(service.name, lambda: self._ticks(service))
+
+    def every(self, name: str, interval_ms: int, work: Callable[[], None]) -> None:
+        """Call a plain function at an interval."""
+
+        async def repeat() -> None:
+            while True:
+                await asyncio.sleep(interval_ms / 1000)
+                work()
+
+        self.watch(name, repeat)
+
+    def watch(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        """Keep a coroutine running."""
+        self._tasks.append(asyncio.get_running_loop().create_task(self._keep(name, work), name=name))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        for service in reversed(self._services):
+            service.stop()
+        self._services.clear()
+
+    async def _ticks(self, service: Service) -> None:
+        while True:
+            await asyncio.sleep(service.interval_ms / 1000)
+            service.tick(self._now_ms())
+
+    async def _keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        failures = 0
+        loop = asyncio.get_running_loop()
+        while failures < FAILURES_MAX:
+            began = loop.time()
+            try:
+                await work()
+                return
+            except Exception:
+                if loop.time() - began > 60 * PAUSE_S:
+                    failures = 0
+                failures += 1
+                log.exception("background task %s failed (%d of %d times in a row)", name, failures, FAILURES_MAX)
+            await asyncio.sleep(PAUSE_S)
+        log.critical("background task %s cannot be kept alive: the broker stops", name)
+        self._gave_up(name)

@@ -1,0 +1,287 @@
+"""Pulling: checks, subscriptions, filters, offsets, holding and waking."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from broker.harness import Bench, Link, pull_fields, records, send_fields
+from contrailmq.broker.groups import Group
+from contrailmq.broker.pull import COLD_READS_MAX
+from contrailmq.broker.topics import Topic
+from contrailmq.wire.codes import ResponseCode
+from contrailmq.wire.header import Command
+
+SUSPEND = 2 | 4
+
+
+def fill(bench: Bench, count: int, **properties: str) -> None:
+    for number in range(count):
+        bench.send(body=b"%d" % number, properties=properties)
+
+
+def offsets(answer: Command) -> tuple[int, int, int, int]:
+    ext = answer.ext
+    return (
+        int(ext["suggestWhichBrokerId"]),
+        int(ext["nextBeginOffset"]),
+        int(ext["minOffset"]),
+        int(ext["maxOffset"]),
+    )
+
+
+def test_found_messages_come_with_every_field(bench: Bench) -> None:
+    fill(bench, 3)
+    (answer,) = bench.pull(offset=1)
+    assert answer.code == 0
+    assert offsets(answer) == (0, 3, 0, 3)
+    assert (answer.ext["topicSysFlag"], answer.ext["groupSysFlag"]) == ("0", "0")
+    assert [message.body for message in records(answer.body)] == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("is_binary", [False, True])
+def test_lite_pull_and_binary_headers_are_served_alike(bench: Bench, is_binary: bool) -> None:
+    fill(bench, 1)
+    for code in (11, 361):
+        answer = bench.ask(code, pull_fields("T", 0), is_binary=is_binary)
+        assert answer.code == 0
+        assert len(records(answer.body)) == 1
+
+
+@pytest.mark.parametrize(
+    ("stored", "offset", "code", "next_offset"),
+    [
+        (0, 0, ResponseCode.PULL_NOT_FOUND, 0),
+        (0, 5, ResponseCode.PULL_OFFSET_MOVED, 0),
+        (3, 3, ResponseCode.PULL_NOT_FOUND, 3),
+        (3, 4, ResponseCode.PULL_OFFSET_MOVED, 3),
+        (3, 100, ResponseCode.PULL_OFFSET_MOVED, 3),
+    ],
+)
+def test_an_offset_outside_of_the_queue_is_corrected(
+    bench: Bench, stored: int, offset: int, code: int, next_offset: int
+) -> None:
+    bench.node.topics.put(Topic("T", read_queues=4, write_queues=4))
+    fill(bench, stored)
+    (answer,) = bench.pull(offset=offset)
+    assert answer.code == code
+    assert offsets(answer)[1] == next_offset
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "hint"),
+    [
+        ({"topic": "Nothing"}, ResponseCode.TOPIC_NOT_EXIST, "Nothing"),
+        ({"queueId": "4"}, ResponseCode.INVALID_PARAMETER, "has 4 queues"),
+        ({"queueId": "-1"}, ResponseCode.INVALID_PARAMETER, "queueId -1"),
+        ({"consumerGroup": "bad group!"}, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "bad group"),
+        ({"consumerGroup": "shut"}, ResponseCode.NO_PERMISSION, "consumeEnable=false"),
+        ({"topic": "Write"}, ResponseCode.NO_PERMISSION, "perm=2"),
+        ({"consumerGroup": "barred"}, ResponseCode.NO_PERMISSION, "may not read"),
+        ({"subscription": "a >", "expressionType": "SQL92"}, ResponseCode.SUBSCRIPTION_PARSE_FAILED, "expected"),
+        ({"subscription": "||"}, ResponseCode.SUBSCRIPTION_PARSE_FAILED, "names no tag"),
+        ({"sysFlag": "0"}, ResponseCode.SUBSCRIPTION_NOT_EXIST, "not online"),
+        ({"queueOffset": "x"}, ResponseCode.INVALID_PARAMETER, "queueOffset"),
+    ],
+)
+def test_what_may_not_be_pulled_is_refused(bench: Bench, fields: dict[str, str], code: int, hint: str) -> None:
+    bench.node.topics.put(Topic("T", read_queues=4, write_queues=4))
+    bench.node.topics.put(Topic("Write", perm=2))
+    bench.node.groups.put(Group("shut", consume_enable=False))
+    bench.node.groups.set_readable("barred", "T", is_readable=False)
+    answer = bench.ask(11, pull_fields("T", 0) | fields)
+    assert (answer.code, hint in (answer.remark or "")) == (code, True), answer.remark
+
+
+def test_forbidden_answers_name_the_kind(bench: Bench) -> None:
+    bench.config.broker_permission = 2
+    bench.node.topics.put(Topic("T"))
+    assert bench.ask(11, pull_fields("T", 0)).ext["forbiddenType"] == "1"
+    bench.config.broker_permission = 6
+    bench.config.lite_pull_message_enable = False
+    assert bench.ask(361, pull_fields("T", 0)).code == ResponseCode.NO_PERMISSION
+
+
+def test_the_subscription_of_the_heartbeat_is_used_and_its_version_checked(bench: Bench) -> None:
+    fill(bench, 1, TAGS="TagA")
+    bench.heartbeat("T", expression="TagB", version=5)
+    assert bench.ask(11, pull_fields("T", 0, sysFlag=0, subVersion=6)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    (answer,) = bench.pull(sysFlag=0, subVersion=5)
+    assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+    assert offsets(answer)[1] == 1
+    bench.node.topics.put(Topic("Other"))
+    assert bench.ask(11, pull_fields("Other", 0, sysFlag=0)).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+
+
+def test_a_broadcasting_group_may_be_refused(bench: Bench) -> None:
+    fill(bench, 1)
+    bench.node.groups.put(Group("g", consume_broadcast_enable=False))
+    bench.heartbeat("T", model=0)
+    answer = bench.ask(11, pull_fields("T", 0, sysFlag=0))
+    assert (answer.code, answer.ext["forbiddenType"]) == (ResponseCode.NO_PERMISSION, "4")
+
+
+def test_an_unusable_expression_of_a_heartbeat_is_told_at_the_pull(bench: Bench) -> None:
+    fill(bench, 1)
+    bench.heartbeat("T", expression="a >", expression_type="SQL92")
+    answer = bench.ask(11, pull_fields("T", 0, sysFlag=0))
+    assert answer.code == ResponseCode.FILTER_DATA_NOT_EXIST
+    assert "expected" in (answer.remark or "")
+
+
+def test_tags_and_sql_filter_on_the_broker(bench: Bench) -> None:
+    for tag, region in (("TagA", "eu"), ("TagB", "us"), ("TagA", "us")):
+        bench.send(properties={"TAGS": tag, "region": region})
+    (tags,) = bench.pull(subscription="TagA")
+    assert [message.queue_offset for message in records(tags.body)] == [0, 2]
+    (sql,) = bench.pull(subscription="region = 'us' AND TAGS = 'TagA'", expressionType="SQL92")
+    assert [message.queue_offset for message in records(sql.body)] == [2]
+    assert offsets(sql)[1] == 3
+    bench.config.enable_property_filter = False
+    assert bench.ask(11, pull_fields("T", 0, subscription="a=1", expressionType="SQL92")).code == 1
+
+
+def test_the_offset_that_rides_along_is_committed(bench: Bench) -> None:
+    fill(bench, 1)
+    bench.pull(offset=0, sysFlag=5, commitOffset=7)
+    assert bench.node.offsets.query("g", "T", 0) == 7
+    bench.pull(offset=0, sysFlag=4, commitOffset=9)
+    assert bench.node.offsets.query("g", "T", 0) == 7
+    assert bench.node.offsets.query_pull("g", "T", 0) == 0
+
+
+def test_a_reset_moves_the_next_pull_once(bench: Bench) -> None:
+    fill(bench, 3)
+    bench.node.offsets.reset("g", "T", 0, 1)
+    (moved,) = bench.pull(offset=3)
+    assert moved.code == ResponseCode.PULL_OFFSET_MOVED
+    assert offsets(moved) == (0, 1, 0, 3)
+    (found,) = bench.pull(offset=1)
+    assert len(records(found.body)) == 2
+
+
+def test_more_than_32_messages_are_given_to_who_asks(bench: Bench) -> None:
+    fill(bench, 100)
+    (usual,) = bench.pull(maxMsgNums=32)
+    assert len(records(usual.body)) == 32
+    (many,) = bench.pull(maxMsgNums=1000, maxMsgBytes=1_000_000)
+    assert len(records(many.body)) == 100
+
+
+# ------------------------------------------------------------------------------------------------------ long polling
+
+
+def test_a_pull_that_finds_nothing_is_held_and_woken_by_an_arrival(bench: Bench) -> None:
+    bench.node.topics.put(Topic("T", read_queues=4, write_queues=4))
+    consumer = Link(1)
+    assert bench.pull(link=consumer, sysFlag=SUSPEND) == []
+    assert len(bench.node.held) == 1
+    bench.send(body=b"news")
+    (answer,) = consumer.take()
+    assert answer.code == 0
+    assert records(answer.body)[0].body == b"news"
+    assert len(bench.node.held) == 0
+
+
+def test_an_arrival_that_the_filter_drops_wakes_only_the_check(bench: Bench) -> None:
+    bench.node.topics.put(Topic("T", read_queues=4, write_queues=4))
+    consumer = Link(1)
+    bench.pull(link=consumer, sysFlag=SUSPEND, subscription="TagA")
+    bench.send(properties={"TAGS": "TagB"})
+    assert consumer.take() == []
+    bench.node.held.recheck(bench.store.max_offset)
+    (answer,) = consumer.take()
+    assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+    assert offsets(answer)[1] == 1
+
+
+def test_a_held_pull_answers_not_found_when_its_time_is_over(bench: Bench) -> None:
+    bench.node.topics.put(Topic("T", read_queues=4, write_queues=4))
+    consumer = Link(1)
+    bench.pull(link=consumer, sysFlag=SUSPEND | 1, commitOffset=3, suspendTimeoutMillis=15_000)
+    bench.node.offsets.commit("g", "T", 0, 9)
+    bench.node.held.expire(bench.clock.now_ms() + 15_000)
+    (answer,) = consumer.take()
+    assert answer.code == ResponseCode.PULL_NOT_FOUND
+    assert offsets(answer) == (0, 0, 0, 0)
+    assert bench.node.offsets.query("g", "T", 0) == 9, "the piggybacked offset was committed twice"
+
+
+def test_without_the_suspend_bit_nothing_is_held(bench: Bench) -> None:
+    bench.node.topics.put(Topic("T", read_queues=4, write_queues=4))
+    (answer,) = bench.pull(sysFlag=4)
+    assert answer.code == ResponseCode.PULL_NOT_FOUND
+
+
+def test_short_polling_holds_for_a_second(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, settings={"longPollingEnable": "false"})
+    bench.node.topics.put(Topic("T", read_queues=4, write_queues=4))
+    bench.pull(sysFlag=SUSPEND)
+    assert bench.node.held.next_deadline_ms() == bench.clock.now_ms() + 1000
+    bench.close()
+
+
+def test_a_reset_reaches_a_held_pull(bench: Bench) -> None:
+    fill(bench, 2)
+    consumer = Link(1)
+    bench.pull(offset=2, link=consumer, sysFlag=SUSPEND)
+    bench.node.offsets.reset("g", "T", 0, 0)
+    bench.send()
+    (answer,) = consumer.take()
+    assert answer.code == ResponseCode.PULL_OFFSET_MOVED
+    assert offsets(answer)[1] == 0
+
+
+def test_a_pull_whose_client_is_gone_is_not_answered(bench: Bench) -> None:
+    bench.node.topics.put(Topic("T", read_queues=4, write_queues=4))
+    consumer = Link(1)
+    bench.pull(link=consumer, sysFlag=SUSPEND)
+    consumer.close()
+    bench.send()
+    assert consumer.sent == []
+
+
+def test_sends_and_pulls_of_one_wakeup_see_each_other(bench: Bench) -> None:
+    """A pull right behind a send on the same connection finds the message although dispatch is put off."""
+    bench.send()
+    commands = [bench.command(310, send_fields(), b"x"), bench.command(11, pull_fields("T", 1))]
+    bench.handlers.handle(bench.link, commands)
+    sent, pulled = bench.link.take()
+    assert sent.ext["queueOffset"] == "1"
+    assert len(records(pulled.body)) == 1
+
+
+# ---------------------------------------------------------------------------------------------------------- cold data
+
+
+def test_what_is_not_in_memory_is_read_by_a_worker(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(bench, 3)
+    monkeypatch.setattr(bench.store, "is_cold", lambda topic, queue_id, offset: True)
+    link = Link(1)
+
+    async def pull() -> None:
+        bench.handlers.handle(link, [bench.command(11, pull_fields("T", 0))])
+        assert link.sent == []
+        await link.replied(1)
+
+    bench.run(pull())
+    (answer,) = link.take()
+    assert [message.body for message in records(answer.body)] == [b"0", b"1", b"2"]
+
+
+def test_cold_reads_of_one_connection_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(bench, 1)
+    monkeypatch.setattr(bench.store, "is_cold", lambda topic, queue_id, offset: True)
+    link = Link(1)
+
+    async def pull() -> None:
+        commands = [bench.command(11, pull_fields("T", 0)) for _ in range(COLD_READS_MAX + 1)]
+        bench.handlers.handle(link, commands)
+        (refused,) = link.take()
+        assert refused.code == ResponseCode.FLOW_CONTROL
+        assert f"the limit is {COLD_READS_MAX}" in (refused.remark or "")
+        await link.replied(COLD_READS_MAX)
+
+    bench.run(pull())
+    assert all(answer.code == 0 for answer in link.take())
