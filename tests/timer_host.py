@@ -7,6 +7,7 @@ from pathlib import Path
 
 from contrailmq.message import Property, StoredMessage, SystemTopic, encode_host, encode_properties, java_hash
 from contrailmq.store import StoreConfig, decode_record, encode_record
+from contrailmq.store.errors import StoreReadOnlyError
 from contrailmq.store.status import AppendResult, PutStatus
 from contrailmq.store.timer.admission import Scheduled, admit
 
@@ -24,7 +25,7 @@ class MemoryHost:
         self.log_max_offset = 0
         self.log_min_offset = 0
         self.durable_offset = 0
-        self.syncs_at_once = True
+        self.syncs = True
         self.refuse: Callable[[str, bytes], PutStatus | None] = lambda topic, body: None
         self._now_ms = now_ms
         self._at: dict[int, bytes] = {}
@@ -71,15 +72,12 @@ class MemoryHost:
         queue.append((self.log_max_offset, len(record), tags_code))
         self._at[self.log_max_offset] = record
         self.log_max_offset += len(record)
-        if self.syncs_at_once:
-            self.durable_offset = self.log_max_offset
         return result
 
-    def request_flush(self) -> None:
-        """Tests say themselves when the log becomes durable."""
-
-    def sync(self) -> None:
-        self.durable_offset = self.log_max_offset
+    def flush(self, offset: int) -> None:
+        if not self.syncs:
+            raise StoreReadOnlyError(self.config.path, cause="a sync failed")
+        self.durable_offset = max(self.durable_offset, offset)
 
     def lose_power(self) -> None:
         """Forget everything that was not durable."""

@@ -36,7 +36,7 @@ from contrailmq.message import (
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.commit_log import LOCALHOST
 from contrailmq.store.config import WITHOUT_EFFECT, StoreConfig
-from contrailmq.store.consume_queue import Boundary
+from contrailmq.store.consume_queue import Boundary, unpack_units
 from contrailmq.store.errors import StoreClosedError, StoreReadOnlyError
 from contrailmq.store.files import Files
 from contrailmq.store.flush import FlushFailedError
@@ -438,6 +438,15 @@ class MessageStore:
         else:
             self._flusher.request()
 
+    def flush(self, offset: int | None = None) -> None:
+        """Make the log durable up to an offset (all of it by default), in this thread. Raises StoreReadOnlyError."""
+        end = self._log_files.max_offset if offset is None else offset
+        try:
+            while not self._flusher.wait(end, self.config.sync_flush_timeout / 1000):
+                _log.warning("the log is not durable up to %d yet: the disk is slow", end)
+        except FlushFailedError as exc:
+            raise StoreReadOnlyError(self.config.path, cause=str(exc)) from exc
+
     def on_durable(self, listener: Callable[[int], None]) -> None:
         """Called by the flushing thread with the durable offset when it grew, with -1 when a sync failed (final)."""
         self._flusher.add_listener(listener)
@@ -563,6 +572,11 @@ class MessageStore:
     def max_offset(self, topic: str, queue_id: int) -> int:
         queue = self._queues.get(topic, queue_id)
         return queue.max_offset if queue is not None else 0
+
+    def read_units(self, topic: str, queue_id: int, offset: int, max_count: int) -> list[tuple[int, int, int]]:
+        """(physical offset, size, tags code) of a queue's messages from an offset on; fewer where a file ends."""
+        queue = self._queues.get(topic, queue_id)
+        return [] if queue is None else list(unpack_units(queue.read_units(offset, max_count)))
 
     @property
     def log_min_offset(self) -> int:

@@ -15,7 +15,6 @@ the machine's.
 
 from __future__ import annotations
 
-import enum
 import itertools
 import struct
 from pathlib import Path
@@ -35,12 +34,12 @@ BLANK_MAGIC: Final = -875286124  # 0xCBD43194
 _READ_BYTES: Final = 64 * 1024  # a slot's units often lie close together: one read serves about 1,200
 
 
-class TimerMagic(enum.IntFlag):
-    """What a unit is. Bits above these four make a unit unreadable."""
+class TimerMagic:
+    """What a unit is. Bits above the low four make a unit unreadable."""
 
-    DEFAULT = 1
-    ROLL = 2
-    DELETE = 4
+    DEFAULT: Final = 1
+    ROLL: Final = 2
+    DELETE: Final = 4
 
 
 _MAGIC_MASK: Final = 0xF

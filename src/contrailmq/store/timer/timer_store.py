@@ -12,8 +12,8 @@ REAL_QID. Three stages move it on; `tick` runs them, on one thread, in bounded p
 What holds, whatever fails
 --------------------------
 * Never early: a slot is taken when its tick is over.
-* Never lost: `read_time_ms` and `queue_offset` are saved only as far as the copies in the commit log are durable; the
-  wheel only what the durable timer log holds; the checkpoint only what both hold. A put that the store refuses for now
+* Never lost: a flush first makes the copies in the commit log durable, then the timer log, then the wheel, and last
+  the checkpoint: none of them speaks of what a power failure could take away. A put that the store refuses for now
   is tried again, for ever (timerEnableRetryUntilSuccess is always on); one that it can never take (too long with the
   properties that the timer adds) is put without them.
 * Repeated at most once per crash: what was delivered after the last flush is delivered again. A failed put repeats
@@ -22,18 +22,17 @@ What holds, whatever fails
 Clock steps
 -----------
 Forward: the slots in between are due. Back: `read_time_ms` is ahead of the clock; a new timer whose slot lies before it
-brings it back. Slots that were delivered are closed (see wheel.py), so going back repeats nothing; and it waits until
-the closing is durable. A stop for longer than the wheel turns is caught up from the old read time on; new timers wait
-meanwhile where their slot would still be an old one's.
+brings it back. Slots that were delivered are closed (see wheel.py), so going back repeats nothing. A stop
+for longer than the wheel turns is caught up from the old read time on; new timers wait meanwhile
+where their slot would still be an old one's.
 """
 
 from __future__ import annotations
 
 import logging
 from array import array
-from collections import deque
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from contrailmq.message import (
     MessageError,
@@ -53,7 +52,6 @@ from contrailmq.store.timer.admission import effective_precision_ms, roll_window
 from contrailmq.store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
 from contrailmq.store.timer.log import TimerLog, TimerMagic, TimerUnit
 from contrailmq.store.timer.metrics import TimerMetrics, save_text
-from contrailmq.store.timer.progress import DurableProgress
 from contrailmq.store.timer.recovery import Recovered, recover
 from contrailmq.store.timer.wheel import SLOTS_TOTAL, Slot, TimerWheel
 
@@ -100,23 +98,14 @@ class TimerHost(Protocol):
 
     def max_offset(self, topic: str, queue_id: int) -> int: ...
 
-    def request_flush(self) -> None: ...
-
-    @property
-    def durable_offset(self) -> int: ...
+    def flush(self, offset: int) -> None:
+        """Make the log durable up to an offset; blocks, and raises StoreError when that cannot be."""
 
     @property
     def log_min_offset(self) -> int: ...
 
     @property
     def log_max_offset(self) -> int: ...
-
-
-class Step(NamedTuple):
-    """How far the stages have come."""
-
-    read_time_ms: int
-    queue_offset: int
 
 
 @dataclass(slots=True)
@@ -136,6 +125,7 @@ class DueSlot:
 class FlushPlan:
     """One flush: made on the owner's thread, run on any, taken note of on the owner's again."""
 
+    log_end: int
     descriptors: list[int]
     slots: dict[int, bytes]
     checkpoint: TimerCheckpoint
@@ -178,8 +168,6 @@ class TimerStore:
         self.master_queue_offset = 0
         self._retake_until = 0
         self._due: DueSlot | None = None
-        self._closing: deque[tuple[int, int, int]] = deque()  # (end of log, slot time, last position)
-        self._progress = DurableProgress(Step(0, 0))
         self._last_flush_ms = 0
         self._last_clean_ms = 0
         self._version = (0, 0, 0)
@@ -198,7 +186,6 @@ class TimerStore:
         self._retake_until = found.retake_until
         self.master_queue_offset = checkpoint.master_queue_offset
         self._version = checkpoint[4:]
-        self._progress = DurableProgress(Step(self.read_time_ms, self.queue_offset))
         self._last_flush_ms = self._last_clean_ms = now_ms
         self.flush(now_ms)
         return found
@@ -240,8 +227,6 @@ class TimerStore:
             units = self._store.read_units(SystemTopic.TIMER, 0, self.queue_offset, min(end - self.queue_offset, 256))
             if not units or not self._take_in_all(units, now_ms, write_time_ms):
                 break
-        if self.queue_offset > begin:
-            self._note_progress()
         return self.queue_offset - begin
 
     def _take_in_all(self, units: list[tuple[int, int, int]], now_ms: int, write_time_ms: int) -> bool:
@@ -271,17 +256,16 @@ class TimerStore:
             return False  # its place may still hold a slot of the last lap: deliver that first
         if self._due is not None and slot_time_ms <= self._due.slot.time_ms:
             return False  # the clock went back while this slot was delivered: that first
-        if slot_time_ms < self.read_time_ms and not self._go_back_to(slot_time_ms):
-            return False
-        magic = TimerMagic.DEFAULT | (TimerMagic.ROLL if rolled is not None else 0)
-        magic |= TimerMagic.DELETE if is_mark else 0
+        if slot_time_ms < self.read_time_ms:
+            self._go_back_to(slot_time_ms)
+        magic = TimerMagic.DEFAULT | (0 if rolled is None else TimerMagic.ROLL) | (TimerMagic.DELETE if is_mark else 0)
         topic = properties.get(Property.REAL_TOPIC, "")
         slot = self.wheel.get(slot_time_ms)
         previous = -1 if slot.is_empty else slot.last_position
         position = self.log.append(
             TimerUnit(
                 previous,
-                int(magic),
+                magic,
                 write_time_ms,
                 slot_time_ms - write_time_ms,
                 message.physical_offset,
@@ -295,18 +279,14 @@ class TimerStore:
         self.stats.enqueued += 1
         return True
 
-    def _go_back_to(self, slot_time_ms: int) -> bool:
-        """The clock was set back: look again at slots from there on. Only when what was delivered is closed."""
-        if self._closing:
-            self._store.request_flush()
-            return False
+    def _go_back_to(self, slot_time_ms: int) -> None:
+        """The clock was set back: look again at slots from there on. What was delivered is closed."""
         log.warning(
             "the clock went back: timers are read from %d again, which is %d ms before the last slot delivered",
             slot_time_ms,
             self.read_time_ms - slot_time_ms,
         )
         self.read_time_ms = slot_time_ms
-        return True
 
     def dequeue(self, now_ms: int, max_count: int) -> int:
         """Deliver slots whose tick is over; the count of messages done."""
@@ -320,7 +300,8 @@ class TimerStore:
             done += count
             if not is_finished:
                 break
-            self._finish_slot(self._due)
+            self.wheel.shut(self._due.slot)
+            self.read_time_ms = self._due.slot.time_ms + self.precision_ms
             self._due = None
         return done
 
@@ -331,7 +312,6 @@ class TimerStore:
         slot = next(self.wheel.occupied(self.read_time_ms, end_ms), None)
         if slot is None:
             self.read_time_ms = end_ms
-            self._note_progress()
             return False
         self.read_time_ms = slot.time_ms
         self._due = self._load(slot)
@@ -384,14 +364,6 @@ class TimerStore:
             due.done += 1
             count += 1
         return count, True
-
-    def _finish_slot(self, due: DueSlot) -> None:
-        self._closing.append((self._store.log_max_offset, due.slot.time_ms, due.slot.last_position))
-        self.read_time_ms = due.slot.time_ms + self.precision_ms
-        self._note_progress()
-
-    def _note_progress(self) -> None:
-        self._progress.note(self._store.log_max_offset, Step(self.read_time_ms, self.queue_offset))
 
     # --- one message
 
@@ -498,14 +470,12 @@ class TimerStore:
         self.master_queue_offset = checkpoint.queue_offset
         self.read_time_ms = max(self.read_time_ms, checkpoint.read_time_ms)
         self._version = checkpoint[4:]
-        self._note_progress()
 
     @property
     def checkpoint(self) -> TimerCheckpoint:
-        """As of now, for a slave that asks."""
-        step = self._progress.settle(self._store.durable_offset)
-        master = self.master_queue_offset if self.config.is_slave else step.queue_offset
-        return TimerCheckpoint(step.read_time_ms, self.log.end, step.queue_offset, master, *self._version)
+        """As of now: what a flush saves, and what a slave is told."""
+        master = self.master_queue_offset if self.config.is_slave else self.queue_offset
+        return TimerCheckpoint(self.read_time_ms, self.log.end, self.queue_offset, master, *self._version)
 
     # --- flushing
 
@@ -527,14 +497,17 @@ class TimerStore:
             self._last_clean_ms = now_ms
             self.log.delete_before(self._store.log_min_offset)
         self.log.write()
-        checkpoint = self.checkpoint
-        self._close_slots()
-        if not self._progress.is_settled:
-            self._store.request_flush()  # so that the next flush can save it
-        return FlushPlan(self.log.take_unsynced(), self.wheel.take_changes(), checkpoint, self.metrics.to_json())
+        return FlushPlan(
+            self._store.log_max_offset,
+            self.log.take_unsynced(),
+            self.wheel.take_changes(),
+            self.checkpoint,
+            self.metrics.to_json(),
+        )
 
     def run_flush(self, plan: FlushPlan) -> None:
         """The slow part. Each step only after the one before is durable: a crash between them loses nothing."""
+        self._store.flush(plan.log_end)
         self.log.sync(plan.descriptors)
         self.wheel.write_slots(plan.slots)
         self._checkpoint_file.write(plan.checkpoint)
@@ -545,14 +518,6 @@ class TimerStore:
 
     def end_flush(self, plan: FlushPlan) -> None:
         self.wheel.forget(plan.slots)
-
-    def _close_slots(self) -> None:
-        durable = self._store.durable_offset
-        while self._closing and self._closing[0][0] <= durable:
-            _, time_ms, last_position = self._closing.popleft()
-            slot = self.wheel.get(time_ms)
-            if slot.last_position == last_position and not slot.is_closed:
-                self.wheel.shut(slot)
 
 
 def _is_recalled(message: StoredMessage, deleted_keys: set[str]) -> bool:
