@@ -11,6 +11,8 @@ from contrailmq.client.results import (
 )
 from contrailmq.client.subscription import SqlFilter
 from contrailmq.client.sync import LitePullConsumer, Producer, PushConsumer, TransactionProducer
+from contrailmq.client.sync_admin import Admin
+from contrailmq.idempotent import idempotent
 from contrailmq.message import Message, MessageQueue, StoredMessage
 
 if not __debug__:
@@ -18,6 +20,7 @@ if not __debug__:
     raise RuntimeError("contrailmq needs asserts: start Python without -O and without PYTHONOPTIMIZE")
 
 __all__ = [
+    "Admin",
     "ConsumeFromWhere",
     "ConsumeResult",
     "LitePullConsumer",
@@ -33,4 +36,5 @@ __all__ = [
     "TransactionProducer",
     "TransactionState",
     "__version__",
+    "idempotent",
 ]

@@ -8,6 +8,7 @@ come back in bunches: one wakeup of the loop for everything that finished since 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import queue
 import threading
@@ -57,6 +58,8 @@ RETRY: Final = ConsumeOutcome(ConsumeResult.RETRY)
 
 
 def is_coroutine_listener(listener: Listener) -> bool:
+    while isinstance(listener, functools.partial):
+        listener = listener.func
     return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(getattr(listener, "__call__", None))  # noqa: B004
 
 

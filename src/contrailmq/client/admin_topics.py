@@ -1,0 +1,152 @@
+"""Administration of topics and of queues' offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from contrailmq.client.admin_session import AdminSession
+from contrailmq.client.routes import subscribe_queues
+from contrailmq.message import MessageQueue, check_topic
+from contrailmq.wire.admin_bodies import GroupList, TopicOffset, TopicStatsTable
+from contrailmq.wire.bodies import KVTable, TopicConfig, TopicConfigWrapper, TopicList, decode_body
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.errors import ResponseError
+from contrailmq.wire.header import ExtValue
+
+ORDER_TOPICS = "ORDER_TOPIC_CONFIG"  # the NameServer's namespace of order topics
+
+
+class AdminTopics(AdminSession):
+    """Topics."""
+
+    async def topics(self) -> list[str]:
+        """All topics that the NameServer routes, %RETRY% and %DLQ% ones included, sorted."""
+        answer = await self._ask_namesrv(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        return sorted(decode_body(answer.body, TopicList).topic_list)
+
+    async def topic_configs(self, *, broker: str | None = None) -> dict[str, dict[str, TopicConfig]]:
+        """Settings of all topics, by broker name and topic."""
+        masters = await self.masters(broker=broker)
+        return {name: await self._all_topics(address) for name, address in masters.items()}
+
+    async def topic_config(self, topic: str) -> dict[str, TopicConfig]:
+        """The topic's settings, by broker name."""
+        configs: dict[str, TopicConfig] = {}
+        for name, address in (await self._topic_masters(topic)).items():
+            answer = await self._ask(address, RequestCode.GET_TOPIC_CONFIG, {"topic": self._name(topic)})
+            configs[name] = decode_body(answer.body, TopicConfig)
+        return configs
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        queues: int = 8,
+        read_queues: int | None = None,
+        permission: int = 6,
+        order: bool = False,
+        attributes: Mapping[str, str] | None = None,
+        broker: str | None = None,
+        cluster: str | None = None,
+    ) -> None:
+        """Create a topic or change it, on one broker, a cluster, or everywhere. `queues` counts those per broker."""
+        check_topic(topic)
+        ext: dict[str, ExtValue] = {
+            "topic": self._name(topic),
+            "defaultTopic": "TBW102",
+            "readQueueNums": queues if read_queues is None else read_queues,
+            "writeQueueNums": queues,
+            "perm": permission,
+            "topicFilterType": "SINGLE_TAG",
+            "topicSysFlag": 0,
+            "order": order,
+        }
+        if attributes:
+            ext["attributes"] = ",".join(f"+{name}={value}" for name, value in attributes.items())
+        masters = await self.masters(broker=broker, cluster=cluster)
+        for address in masters.values():
+            await self._ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+        if order:
+            value = ";".join(f"{name}:{queues}" for name in masters)
+            await self.put_kv(ORDER_TOPICS, self._name(topic), value)
+
+    async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
+        """Delete a topic at the brokers, then at the NameServers."""
+        ext: dict[str, ExtValue] = {"topic": self._name(topic)}
+        for address in (await self.masters(cluster=cluster)).values():
+            await self._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, ext)
+        await self._tell_namesrvs(RequestCode.DELETE_TOPIC_IN_NAMESRV, ext)
+        self._connected().routes.pop(self._name(topic), None)
+
+    async def topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
+        """Smallest and next offset of each queue, and when it was last written."""
+        stats: dict[MessageQueue, TopicOffset] = {}
+        for address in (await self._topic_masters(topic)).values():
+            answer = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, {"topic": self._name(topic)})
+            stats.update(decode_body(answer.body, TopicStatsTable).queues)
+        return dict(sorted(stats.items()))
+
+    async def topic_groups(self, topic: str) -> list[str]:
+        """The groups that consume the topic."""
+        groups: set[str] = set()
+        for address in (await self._topic_masters(topic)).values():
+            answer = await self._ask(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": self._name(topic)})
+            groups.update(decode_body(answer.body, GroupList).group_list)
+        return sorted(groups)
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """All queues that can be read."""
+        return subscribe_queues(self._name(topic), await self.route(topic))
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        return await self._queue_number(queue, RequestCode.GET_MIN_OFFSET)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """The offset that the next message will get."""
+        return await self._queue_number(queue, RequestCode.GET_MAX_OFFSET)
+
+    async def search_offset(self, queue: MessageQueue, time_ms: int) -> int:
+        """The first message stored at or after the time."""
+        return await self._queue_number(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=time_ms)
+
+    async def earliest_store_time(self, queue: MessageQueue) -> int:
+        """When the queue's first message was stored, in epoch milliseconds; -1 when it is empty."""
+        return await self._queue_number(queue, RequestCode.GET_EARLIEST_MSG_STORETIME, field="timestamp")
+
+    # The NameServers' key-value settings.
+    async def put_kv(self, namespace: str, key: str, value: str) -> None:
+        await self._tell_namesrvs(RequestCode.PUT_KV_CONFIG, {"namespace": namespace, "key": key, "value": value})
+
+    async def get_kv(self, namespace: str, key: str) -> str | None:
+        try:
+            answer = await self._ask_namesrv(RequestCode.GET_KV_CONFIG, {"namespace": namespace, "key": key})
+        except ResponseError as exc:
+            if exc.code == ResponseCode.QUERY_NOT_FOUND:
+                return None
+            raise
+        return answer.ext.get("value")
+
+    async def delete_kv(self, namespace: str, key: str) -> None:
+        await self._tell_namesrvs(RequestCode.DELETE_KV_CONFIG, {"namespace": namespace, "key": key})
+
+    async def list_kv(self, namespace: str) -> dict[str, str]:
+        try:
+            answer = await self._ask_namesrv(RequestCode.GET_KVLIST_BY_NAMESPACE, {"namespace": namespace})
+        except ResponseError as exc:
+            if exc.code == ResponseCode.QUERY_NOT_FOUND:
+                return {}
+            raise
+        return decode_body(answer.body, KVTable).table
+
+    async def _all_topics(self, address: str) -> dict[str, TopicConfig]:
+        answer = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG)
+        return decode_body(answer.body, TopicConfigWrapper).topic_config_table
+
+    async def _queue_number(
+        self, queue: MessageQueue, code: RequestCode, *, field: str = "offset", timestamp: int | None = None
+    ) -> int:
+        ext: dict[str, ExtValue] = {"topic": self._name(queue.topic), "queueId": queue.queue_id}
+        if timestamp is not None:
+            ext["timestamp"] = timestamp
+        answer = await self._ask(await self._queue_master(queue), code, ext)
+        return int(answer.ext[field])
