@@ -83,11 +83,9 @@ class Housekeeping:
     def persist(self) -> None:
         """Sync queues and index's full files, then say so in the ledger and the checkpoint."""
         mark = self._queues.flush()
-        index_end_offset = -1
         if self._index is not None:
             self._index.flush_sealed()
-            index_end_offset = self._index.end_offset
-        ledger = take_ledger(self._queues, mark, index_end_offset=index_end_offset)
+        ledger = take_ledger(self._queues, self._index, mark)
         write_ledger(self._config.path, ledger, self._files)
         if mark.store_time_ms > 0:
             self._checkpoint.logics_msg_time_ms = mark.store_time_ms

@@ -240,6 +240,14 @@ class IndexService:
             removed += 1
         return removed
 
+    def remove_from(self, name: str) -> int:
+        """Remove the files named `name` and later: one before them is missing, and entries must stay in order."""
+        removed = 0
+        while self._index_files and self._index_files[-1].path.name >= name:
+            self._remove_last()
+            removed += 1
+        return removed
+
     def close(self) -> None:
         self._active = None
         for index_file in self._index_files:

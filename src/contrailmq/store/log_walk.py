@@ -100,6 +100,8 @@ def walk(
                 if (
                     topic_end <= end - 2
                     and topic_end - topic < 128
+                    and buffer[topic_end - 1]  # a lost page reads as zeros: check_record looks closer
+                    and (buffer[end - 1] or topic_end + 2 == end)
                     and (buffer[topic_end] << 8) + buffer[topic_end + 1] == end - topic_end - 2
                     and (not with_body_crc or not length or crc32(buffer[body : topic - 1]) & 0x7FFFFFFF == crc)
                 ):

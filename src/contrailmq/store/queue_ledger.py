@@ -1,4 +1,4 @@
-"""ROOT/queues.ledger: what the consume queues held when they were last flushed.
+"""ROOT/queues.ledger: what queues and index held when they were last flushed.
 
 Apache's store has no such file and ignores it. It closes a hole: queues are checked against the log only where recovery
 walks, so a queue directory that was deleted, or lost its last units, below that point would go unnoticed; its next
@@ -21,6 +21,7 @@ import msgspec
 from contrailmq.store.checkpoint import CheckpointValues
 from contrailmq.store.consume_queue_table import ConsumeQueueTable, Dispatched
 from contrailmq.store.files import Files
+from contrailmq.store.index import IndexService
 
 LEDGER_NAME: Final = "queues.ledger"
 _CRC_BYTES: Final = 8  # hexadecimal, before the JSON
@@ -34,21 +35,32 @@ class LedgerEntry(NamedTuple):
     physical_max: int
 
 
+class IndexEntry(NamedTuple):
+    name: str
+    end_offset: int
+
+
 class Ledger(msgspec.Struct, frozen=True):
-    """State of all queues at one flush. `physical_offset` is the newest record whose unit is in them."""
+    """State of queues and index at one flush. `physical_offset` is the newest record whose unit is in the queues."""
 
     physical_offset: int
     store_time_ms: int
-    index_end_offset: int
     queues: list[LedgerEntry]
+    index: list[IndexEntry]  # oldest first; the last one may have grown since
+
+    @property
+    def index_end_offset(self) -> int:
+        return self.index[-1].end_offset if self.index else -1
 
     def is_current(self, checkpoint: CheckpointValues) -> bool:
         return checkpoint.logics_physical_offset <= self.physical_offset
 
 
-def take_ledger(queues: ConsumeQueueTable, mark: Dispatched, *, index_end_offset: int) -> Ledger:
+def take_ledger(queues: ConsumeQueueTable, index: IndexService | None, mark: Dispatched) -> Ledger:
     entries = [LedgerEntry(q.topic, q.queue_id, q.min_offset, q.max_offset, q.physical_max) for q in queues]
-    return Ledger(mark.physical_offset, mark.store_time_ms, index_end_offset, entries)
+    index_files = index.index_files if index is not None else []
+    index_entries = [IndexEntry(file.path.name, file.end_offset) for file in index_files if file.entries]
+    return Ledger(mark.physical_offset, mark.store_time_ms, entries, index_entries)
 
 
 def write_ledger(root: Path, ledger: Ledger, files: Files) -> None:

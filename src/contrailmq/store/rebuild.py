@@ -80,7 +80,7 @@ def rebuild_store(
         index_entries=index.entries,
         log_max_offset=end,
     )
-    ledger = take_ledger(queues, mark, index_end_offset=index.end_offset)
+    ledger = take_ledger(queues, index, mark)
     queues.close()
     index.close()
     _check(config, new, on_progress)

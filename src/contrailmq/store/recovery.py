@@ -148,6 +148,7 @@ class _Recovery:
         first = self._first_file()
         walk_from = self.files[first].base
         damaged += self._doubtful_queues(walk_from)
+        index_damage += self._missing_index()
         entries_before = self.index.entries if self.index is not None else 0
         index_from = self._index_from(log_min, walk_from)
         is_full = walk_from == log_min or (self.ledger is None and walk_from - log_min <= FULL_WALK_BYTES_MAX)
@@ -256,6 +257,8 @@ class _Recovery:
         queue = self.queues.get(entry.topic, entry.queue_id)
         if queue is None:
             return f"it is missing; it held {entry.max_offset} units"
+        if queue.min_offset > entry.min_offset:
+            return f"it begins at {queue.min_offset}; it held units from {entry.min_offset} on"
         if queue.max_offset < entry.max_offset:
             return f"it ends at {queue.max_offset}; it held {entry.max_offset} units"
         unit = queue.unit_at(entry.max_offset - 1)
@@ -263,6 +266,17 @@ class _Recovery:
             return ""
         is_same = unit.physical_offset + unit.size_bytes == entry.physical_max
         return "" if is_same else f"unit {entry.max_offset - 1} is not the one it held"
+
+    def _missing_index(self) -> list[str]:
+        """Index files that the ledger knows and that are gone; those behind the first of them go too."""
+        if self.index is None or self.ledger is None:
+            return []
+        present = {file.path.name for file in self.index.index_files}
+        missing = [entry.name for entry in self.ledger.index if entry.name not in present]
+        if not missing:
+            return []
+        self.index.remove_from(missing[0])
+        return [f"index file {name} is missing" for name in missing]
 
     def _index_from(self, log_min: int, walk_from: int) -> int:
         """From which record on the index has to be fed."""
