@@ -84,7 +84,7 @@ def test_a_damaged_record_ends_the_log_and_all_before_it_is_kept(
     if exit_kind == "clean":  # then the walk begins with the last file: what is before it was synced long ago
         places = [place for place in places if writer.records[place[0]][3] >= writer.end - writer.end % 4096]
     if not IS_LONG:
-        places = random.Random(4).sample(places, 25)
+        places = random.Random(4).sample(places, 10)
     for number, byte in places:
         root = copy_store(good, tmp_path / "damaged")
         if exit_kind == "crash":

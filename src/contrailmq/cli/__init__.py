@@ -9,6 +9,7 @@ from __future__ import annotations
 import typer
 
 from contrailmq._version import __version__
+from contrailmq.cli import store
 from contrailmq.cli.namesrv import namesrv
 
 __all__ = ["app", "main"]
@@ -38,6 +39,7 @@ def _root(
 
 
 app.command("namesrv")(namesrv)
+app.add_typer(store.app, name="store")
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
-from contrailmq.store.errors import CorruptStoreError
+from contrailmq.store.errors import CorruptStoreError, StoreError
 from contrailmq.store.files import Files
 from contrailmq.store.index import IndexService
 from contrailmq.store.log_walk import walk
@@ -26,6 +26,7 @@ from contrailmq.store.queue_ledger import take_ledger, write_ledger
 from contrailmq.store.read_only import StoreView
 from contrailmq.store.reconcile import Reconciler
 from contrailmq.store.record import Kind
+from contrailmq.store.store_lock import StoreLock
 from contrailmq.store.verify import Progress, verify_store
 
 NEW: Final = "rebuild.new"
@@ -51,8 +52,19 @@ def rebuild_store(
     clock: Clock | None = None,
     on_progress: Progress | None = None,
 ) -> RebuildReport:
-    """Rebuild the queues and the index of a store that nobody has open (the caller holds its lock)."""
+    """Rebuild the queues and the index. Takes the store's lock: StoreLockedError while somebody has it open."""
     files = files or Files()
+    lock = StoreLock(files, config.lock_path)
+    if not files.exists(config.path):
+        raise StoreError(f"there is no store at {config.path}: give the directory that holds commitlog/")
+    lock.acquire()
+    try:
+        return _rebuild(config, files, clock or SystemClock(), on_progress)
+    finally:
+        lock.release()
+
+
+def _rebuild(config: StoreConfig, files: Files, clock: Clock, on_progress: Progress | None) -> RebuildReport:
     root = config.path
     _finish_interrupted(root, files)
     with StoreView(config) as view:
@@ -64,7 +76,7 @@ def rebuild_store(
             slots=config.max_hash_slot_num,
             units=config.max_index_num,
             files=files,
-            clock=clock or SystemClock(),
+            clock=clock,
         )
         files.make_directory(queues.root)
         files.make_directory(index.root)

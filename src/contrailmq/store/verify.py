@@ -176,9 +176,7 @@ class _Checker:
             cursor = self._cursors.get((queue.topic, queue.queue_id))
             seen_to = cursor.next_offset if cursor is not None else queue.min_offset
             first = queue.offset_of_physical(self._log_min)
-            for offset, unit in queue.scan(max(seen_to, first), queue.max_offset):
-                if not unit.is_pre_blank:
-                    self._find(queue.topic, queue.queue_id, offset, f"no record stands behind {tuple(unit)}")
+            self._check_unclaimed(queue, max(seen_to, first), queue.max_offset)
 
     # --- queues
 
@@ -186,9 +184,13 @@ class _Checker:
         cursor = self._cursors.get((topic, queue_id))
         if cursor is None:
             cursor = self._cursors[topic, queue_id] = _Cursor(self._view.queues.get(topic, queue_id))
+            if cursor.queue is not None:
+                cursor.next_offset = min(cursor.queue.offset_of_physical(self._log_min), queue_offset)
         if queue_offset < cursor.next_offset:
             self._find(topic, queue_id, queue_offset, "the log gives this offset to two records")
             return
+        if cursor.queue is not None and queue_offset > cursor.next_offset:
+            self._check_unclaimed(cursor.queue, cursor.next_offset, queue_offset)
         cursor.next_offset = queue_offset + 1
         self._report.units += 1
         stands = cursor.unit(queue_offset)
@@ -202,6 +204,12 @@ class _Checker:
         else:
             problem = f"unit {stands.hex()} should be {expected.hex()}"
         self._find(topic, queue_id, queue_offset, problem)
+
+    def _check_unclaimed(self, queue: ConsumeQueue, begin: int, end: int) -> None:
+        """Units that no record of the log claims."""
+        for offset, unit in queue.scan(begin, min(end, queue.max_offset)):
+            if not unit.is_pre_blank:
+                self._find(queue.topic, queue.queue_id, offset, f"no record stands behind {tuple(unit)}")
 
     def _find(self, topic: str, queue_id: int, queue_offset: int, problem: str) -> None:
         self._report.add("queue", f"{topic}/{queue_id}", queue_offset, problem)

@@ -1,0 +1,194 @@
+"""`contrailmq store inspect|verify|rebuild DIR`: looking at a store directory, and mending what can be made again.
+
+`inspect` and `verify` change nothing and may be run on a copy, on a damaged store, and without the broker's
+configuration: file sizes are taken from the files. `verify` ends with 1 when it found something. `rebuild` takes the
+store's lock, so it refuses while a broker has the directory open.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from contrailmq.store import StoreConfig, StoreSummary, VerifyReport
+
+app = typer.Typer(help="Look at a store directory, check it, rebuild its queues and index.", no_args_is_help=True)
+
+_Directory = Annotated[
+    Path, typer.Argument(metavar="DIR", help="the store's root: the directory that holds commitlog/")
+]
+_Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")]
+_Conf = Annotated[Path | None, typer.Option("-c", "--config", help="broker.conf, for file sizes and paths that differ")]
+
+
+@app.command()
+def inspect(directory: _Directory, as_json: _Json = False, config: _Conf = None) -> None:
+    """Show what is there: files, ranges, topics, queues, counts, times, checkpoint."""
+    from contrailmq.store import StoreView, inspect_store
+
+    with _reported(), StoreView(_config(directory, config)) as view:
+        summary = inspect_store(view)
+    if as_json:
+        counts = {"topics": summary.topics, "messages": summary.messages}
+        _print_json(asdict(summary) | counts | {"checkpoint": summary.checkpoint._asdict()})
+        return
+    _print_summary(summary)
+
+
+@app.command()
+def verify(directory: _Directory, as_json: _Json = False, config: _Conf = None) -> None:
+    """Check everything against everything; exit with 1 if something does not fit. Changes nothing."""
+    from contrailmq.store import StoreView, verify_store
+
+    with _reported(), StoreView(_config(directory, config)) as view, _progress("verify", quiet=as_json) as on_progress:
+        report = verify_store(view, on_progress)
+    if as_json:
+        findings = [finding._asdict() for finding in report.findings]
+        _print_json(asdict(report) | {"ok": report.is_ok, "findings": findings})
+    else:
+        _print_verify(report)
+    if not report.is_ok:
+        raise typer.Exit(1)
+
+
+@app.command()
+def rebuild(directory: _Directory, as_json: _Json = False, config: _Conf = None) -> None:
+    """Make the queues and the index anew from the log; the old ones stay until the new ones are checked."""
+    from contrailmq.store import rebuild_store
+
+    with _reported(), _progress("rebuild", quiet=as_json) as on_progress:
+        report = rebuild_store(_config(directory, config), on_progress=on_progress)
+    if as_json:
+        _print_json(asdict(report))
+        return
+    Console().print(
+        f"rebuilt {report.queues:,} queues with {report.units:,} messages and "
+        f"{report.index_entries:,} index entries in {report.index_files} files, up to offset {report.log_max_offset:,}"
+    )
+
+
+# --- output
+
+
+def _print_summary(summary: StoreSummary) -> None:
+    console = Console()
+    state = "closed cleanly" if summary.was_clean_exit else "NOT closed cleanly: opening it will run recovery"
+    console.print(f"store [bold]{summary.path}[/bold], {state}")
+    log = _table("commit log", "files", "bytes each", "from offset", "to offset", "first message", "last message")
+    log.add_row(
+        str(summary.log_files),
+        f"{summary.log_file_bytes:,}",
+        f"{summary.log_min_offset:,}",
+        f"{summary.log_max_offset:,}",
+        _time(summary.first_store_time_ms),
+        _time(summary.last_store_time_ms),
+    )
+    console.print(log)
+    queues = _table(
+        f"{summary.messages:,} messages in {len(summary.queues) + len(summary.batch_queues)} queues, "
+        f"{summary.topics} topics",
+        "topic",
+        "queue",
+        "min",
+        "max",
+        "messages",
+        "files",
+    )
+    for queue in (*summary.queues, *summary.batch_queues):
+        numbers = (queue.queue_id, queue.min_offset, queue.max_offset, queue.count, queue.files)
+        queues.add_row(queue.topic, *(f"{number:,}" for number in numbers))
+    console.print(queues)
+    index = _table("index", "file", "entries", "from", "to", "from offset", "to offset")
+    for file in summary.index:
+        index.add_row(
+            file.name,
+            f"{file.entries:,}",
+            _time(file.begin_time_ms),
+            _time(file.end_time_ms),
+            f"{file.begin_offset:,}",
+            f"{file.end_offset:,}",
+        )
+    console.print(index)
+    checkpoint = _table("checkpoint", "field", "value")
+    for name, value in summary.checkpoint._asdict().items():
+        checkpoint.add_row(name, _time(value) if name.endswith("_time_ms") else f"{value:,}")
+    console.print(checkpoint)
+    for problem in summary.problems:
+        console.print(f"[red]{problem}[/red]")
+
+
+def _print_verify(report: VerifyReport) -> None:
+    console = Console()
+    looked = f"{report.records:,} records, {report.units:,} queue units, {report.index_entries:,} index entries"
+    if report.is_ok:
+        console.print(f"[green]ok[/green]: {looked}")
+        return
+    table = _table(f"{report.findings_count:,} findings in {looked}", "part", "where", "offset", "problem")
+    for finding in report.findings:
+        table.add_row(finding.part, finding.where, f"{finding.offset:,}", finding.problem)
+    console.print(table)
+    if report.findings_count > len(report.findings):
+        console.print(f"and {report.findings_count - len(report.findings):,} more")
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        is_text = column in ("topic", "file", "part", "where", "problem", "field", "from", "to")
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
+    return table
+
+
+def _time(time_ms: int) -> str:
+    """Local time with milliseconds; a dash for none."""
+    return datetime.fromtimestamp(time_ms / 1000).isoformat(" ", "milliseconds") if time_ms > 0 else "-"
+
+
+def _print_json(value: dict[str, object]) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+# --- frame
+
+
+def _config(directory: Path, config: Path | None) -> StoreConfig:
+    from contrailmq.store import StoreConfig
+
+    return StoreConfig(directory) if config is None else StoreConfig.from_properties(config, path=directory)
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """An error of the store is a line on standard error and exit code 2, not a traceback."""
+    from contrailmq.store import StoreError
+
+    try:
+        yield
+    except (StoreError, OSError) as exc:
+        Console(stderr=True).print(f"[red]{exc}[/red]")
+        raise typer.Exit(2) from exc
+
+
+@contextmanager
+def _progress(label: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on standard error; none for JSON or when nobody watches."""
+    console = Console(stderr=True)
+    if quiet or not console.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
