@@ -251,6 +251,7 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """A half-closed peer still gets the answers to what it asked; nothing else keeps the connection."""
+        self._flush()  # what is queued must not be lost when the loop closes the transport after us
         self._has_eof = True
         is_plain = self._transport is not None and self._transport.get_extra_info("ssl_object") is None
         return is_plain and self.in_flight > 0  # TLS has no half-closed state

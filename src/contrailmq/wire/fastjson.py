@@ -22,6 +22,7 @@ import msgspec
 
 from contrailmq.message import MessageQueue
 from contrailmq.wire.errors import RemoteProtocolError
+from contrailmq.wire.header import UNREADABLE
 
 __all__ = [
     "Body",
@@ -95,7 +96,7 @@ def decode_body(data: bytes, kind: type[T]) -> T:
             raise
         except msgspec.DecodeError:
             value = decoder.decode(to_standard_json(data))
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except UNREADABLE as exc:
         raise RemoteProtocolError(f"body of {len(data)} bytes is not a {kind.__name__}: {exc}") from exc
     return value
 
@@ -117,7 +118,7 @@ def loads_fastjson(data: bytes) -> object:
             return msgspec.json.decode(data)
         except msgspec.DecodeError:
             return msgspec.json.decode(to_standard_json(data))
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except UNREADABLE as exc:
         raise RemoteProtocolError(f"body of {len(data)} bytes is not JSON: {exc}") from exc
 
 

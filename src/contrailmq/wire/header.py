@@ -65,6 +65,9 @@ ExtValue = str | int | bool | None
 Fields = Mapping[str, ExtValue] | msgspec.Struct
 H = TypeVar("H", bound=msgspec.Struct)
 
+# What msgspec raises: not JSON or wrong types; text that is not UTF-8; nesting deeper than the interpreter allows.
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
 _NO_FIELDS: Final = msgspec.Raw(b"")
 
 
@@ -121,7 +124,7 @@ class Command(msgspec.Struct, gc=False):
             try:
                 decoded: H = _typed_decoder(kind).decode(fields)
                 return decoded
-            except msgspec.ValidationError:
+            except UNREADABLE:
                 pass  # explained, or forgiven, field by field below
         ext = self.ext
         try:
@@ -177,7 +180,7 @@ def decode_header(header: bytes, serialize_type: int) -> Command:
     if serialize_type == JSON:
         try:
             command = _DECODERS.get(header[_CODE_TEXT_START:_CODE_TEXT_END], _decode_command)(header)
-        except (msgspec.DecodeError, UnicodeDecodeError):  # ValidationError is one: wrong types, missing fields
+        except UNREADABLE:  # wrong types and missing fields are among it
             command = _decode_json_loosely(header)
         command.serialize_type = JSON
     elif serialize_type == BINARY:
@@ -215,7 +218,7 @@ def _decode_json_loosely(header: bytes) -> Command:
             remark=None if loose.remark is None else str(loose.remark),
             ext_fields=msgspec.Raw(bytes(loose.ext_fields)),
         )
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, OverflowError) as exc:
+    except (*UNREADABLE, ValueError, OverflowError) as exc:
         raise RemoteProtocolError(f"header of {len(header)} bytes is not a JSON header: {exc}") from exc
     return command
 
@@ -243,11 +246,11 @@ def _ext_from_json(header: bytes) -> dict[str, str]:
         return {}
     try:
         return _decode_strict_ext(header).fields or {}
-    except msgspec.ValidationError:
+    except UNREADABLE:
         pass  # numbers, booleans or nulls among the values
     try:
         loose = _decode_loose_ext(header).fields or {}
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except UNREADABLE as exc:
         raise RemoteProtocolError(f"extFields must be an object of strings: {exc}") from exc
     return {name: _text(value) for name, value in loose.items() if value is not None}
 

@@ -1,0 +1,150 @@
+"""Framing: lies about lengths, chunking, limits, reply templates."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from contrailmq.wire.errors import LocalProtocolError, RemoteProtocolError
+from contrailmq.wire.frame import (
+    FRAME_BYTES_MAX,
+    FrameParser,
+    ReplyTemplate,
+    encode_request,
+    encode_response,
+    escape,
+)
+from contrailmq.wire.header import BINARY, JSON, Command
+
+FRAME = encode_request(105, {"topic": "TopicTest"}, b"body", opaque=7)
+
+
+def words(length: int, word: int) -> bytes:
+    return struct.pack(">iI", length, word)
+
+
+BAD_FRAMES = {
+    "length zero": words(0, 0),
+    "length below the header word": words(3, 0),
+    "length negative": words(-1, 0),
+    "length most negative": words(-(2**31), 0),
+    "length above the limit": words(FRAME_BYTES_MAX - 3, 10),
+    "length huge": words(2**31 - 1, 0),
+    "header longer than the frame": words(10, 7) + b"x" * 6,
+    "header length all ones": words(100, 0xFFFFFF),
+    "serialize type 2": words(6, 2 << 24 | 2) + b"{}",
+    "serialize type 255": words(6, 255 << 24 | 2) + b"{}",
+    "header is not JSON": words(7, 3) + b"abc",
+    "header is empty": words(4, 0),
+    "header is cut JSON": words(12, 8) + b'{"code":',
+    "TLS on a plain port": bytes.fromhex("160301020001000001fc0303"),
+    "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "HAProxy": b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n",
+}
+
+
+def drip(parser: FrameParser, data: bytes) -> None:
+    for position in range(len(data)):
+        assert parser.feed(data[position : position + 1]) == []
+
+
+@pytest.mark.parametrize("data", BAD_FRAMES.values(), ids=BAD_FRAMES.keys())
+def test_a_frame_that_lies_is_refused_whole_or_in_drops(data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        FrameParser().feed(data)
+    parser = FrameParser()
+    with pytest.raises(RemoteProtocolError):
+        drip(parser, data)
+    with pytest.raises(RemoteProtocolError):
+        parser.feed(FRAME)
+
+
+@pytest.mark.parametrize("data", BAD_FRAMES.values(), ids=BAD_FRAMES.keys())
+def test_commands_before_a_violation_are_handed_out_first(data: bytes) -> None:
+    parser = FrameParser()
+    commands = parser.feed(FRAME + FRAME + data)
+    assert [command.opaque for command in commands] == [7, 7]
+    assert parser.error is not None
+    with pytest.raises(RemoteProtocolError):
+        parser.feed(b"")
+
+
+def test_a_lie_about_the_length_is_told_after_four_bytes() -> None:
+    with pytest.raises(RemoteProtocolError, match="above the limit"):
+        FrameParser().feed(b"\x7f\xff\xff\xff")
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 8, 9, 64, 1000])
+def test_many_frames_in_any_chunking_give_the_same_commands(step: int) -> None:
+    frames = [encode_request(code, {"topic": f"T{code}"}, b"x" * code, opaque=code) for code in range(60)]
+    stream = b"".join(frames)
+    parser = FrameParser()
+    commands: list[Command] = []
+    for position in range(0, len(stream), step):
+        commands += parser.feed(stream[position : position + step])
+    assert [(c.code, c.ext["topic"], len(c.body)) for c in commands] == [(n, f"T{n}", n) for n in range(60)]
+    assert parser.buffered_bytes == 0
+
+
+def test_the_largest_frame_passes_and_one_byte_more_does_not() -> None:
+    empty = len(encode_request(1, {}, b"", opaque=1))
+    largest = encode_request(1, {}, bytes(FRAME_BYTES_MAX - empty), opaque=1)
+    assert len(largest) == FRAME_BYTES_MAX
+    [command] = FrameParser().feed(largest)
+    assert len(command.body) == FRAME_BYTES_MAX - empty
+    with pytest.raises(LocalProtocolError, match="exceeds the limit"):
+        encode_request(1, {}, bytes(FRAME_BYTES_MAX - empty + 1), opaque=1)
+    longer = struct.pack(">i", len(largest) - 3) + largest[4:]
+    with pytest.raises(RemoteProtocolError):
+        FrameParser().feed(longer)
+
+
+def test_an_unfinished_frame_is_all_that_is_kept() -> None:
+    parser = FrameParser()
+    parser.feed(FRAME * 100 + FRAME[:-1])
+    assert parser.buffered_bytes == len(FRAME) - 1
+    [command] = parser.feed(FRAME[-1:])
+    assert command.body == b"body"
+    assert parser.buffered_bytes == 0
+
+
+def test_a_response_answers_in_the_serialize_type_of_its_request() -> None:
+    for serialize_type in (JSON, BINARY):
+        [request] = FrameParser().feed(encode_request(105, {"topic": "T"}, opaque=-3, serialize_type=serialize_type))
+        [answer] = FrameParser().feed(encode_response(request, 17, {"a": "b"}, b"body", "no such topic"))
+        assert (answer.serialize_type, answer.opaque, answer.code) == (serialize_type, -3, 17)
+        assert (answer.is_response, answer.is_oneway) == (True, False)
+        assert (answer.ext, answer.body, answer.remark) == ({"a": "b"}, b"body", "no such topic")
+        assert (answer.language, answer.version) == ("PYTHON", 479)
+
+
+def test_a_response_to_a_oneway_request_does_not_carry_the_oneway_bit() -> None:
+    [request] = FrameParser().feed(encode_request(15, opaque=1, is_oneway=True))
+    assert request.is_oneway
+    [answer] = FrameParser().feed(encode_response(request))
+    assert answer.flag == 1
+
+
+@pytest.mark.parametrize("serialize_type", [JSON, BINARY])
+def test_a_template_gives_what_the_plain_encoder_gives(serialize_type: int) -> None:
+    template = ReplyTemplate(
+        {"queueId": int, "transactionId": bytes, "queueOffset": int}, {"TRACE_ON": "true", "MSG_REGION": "100%"}
+    )
+    [request] = FrameParser().feed(encode_request(310, opaque=99, serialize_type=serialize_type))
+    odd = 'id"\\\x01 ü'
+    data = template.render(request, (3, escape(odd), 2**40), body_bytes=4) + b"tail"
+    [answer] = FrameParser().feed(data)
+    assert answer.ext == {
+        "queueId": "3",
+        "transactionId": odd,
+        "queueOffset": str(2**40),
+        "TRACE_ON": "true",
+        "MSG_REGION": "100%",
+    }
+    assert (answer.opaque, answer.code, answer.body, answer.flag) == (99, 0, b"tail", 1)
+
+
+def test_a_template_without_fields_is_the_smallest_success() -> None:
+    [request] = FrameParser().feed(FRAME)
+    assert ReplyTemplate({}).render(request, ()) == encode_response(request)
