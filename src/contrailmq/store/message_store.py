@@ -389,19 +389,6 @@ class MessageStore:
             "(syncFlushTimeout): the disk is slow"
         )
 
-    def flush(self) -> None:
-        """Make everything that was put so far durable, whatever the flush type. Raises StoreReadOnlyError."""
-        end = self._log_files.wrote_offset
-        try:
-            while not self._flusher.wait(end, self.config.sync_flush_timeout / 1000):
-                _log.warning(
-                    "store %s: the disk has not finished a sync for %d ms",
-                    self.config.path,
-                    self.config.sync_flush_timeout,
-                )
-        except FlushFailedError as exc:
-            raise StoreReadOnlyError(self.config.path, cause=str(exc)) from exc
-
     # --- by a loop: nothing here waits for a disk
 
     def append_batch(
@@ -460,7 +447,7 @@ class MessageStore:
 
     def flush(self, offset: int | None = None) -> None:
         """Make the log durable up to an offset (all of it by default), in this thread. Raises StoreReadOnlyError."""
-        end = self._log_files.max_offset if offset is None else offset
+        end = self._log_files.wrote_offset if offset is None else offset
         try:
             while not self._flusher.wait(end, self.config.sync_flush_timeout / 1000):
                 _log.warning("the log is not durable up to %d yet: the disk is slow", end)
