@@ -233,6 +233,28 @@ def test_damaged_queues_index_and_checkpoint_are_made_again(
     assert queue_files(root) == before
 
 
+@pytest.mark.parametrize("exit_kind", ["clean", "crash", "clean without ledger"])
+def test_a_flipped_bit_anywhere_in_a_queue_is_mended(exit_kind: str, tmp_path: Path) -> None:
+    good = tmp_path / "good"
+    writer = write_store(good)
+    before = queue_files(good)
+    names = [name for name in before if "Orders/0" in name]
+    places = [(name, position) for name in names for position in range(len(before[name].rstrip(b"\0")))]
+    if not IS_LONG:
+        places = random.Random(9).sample(places, 15)
+    for name, position in places:
+        root = copy_store(good, tmp_path / "flipped")
+        if exit_kind == "crash":
+            (root / "abort").write_text("1")
+        if exit_kind == "clean without ledger":
+            (root / LEDGER_NAME).unlink()
+        data = bytearray(before[name])
+        data[position] ^= 1 << position % 8
+        (root / name).write_bytes(data)
+        check_against(writer, PlainStore(root, **SIZES), writer.end)
+        assert queue_files(root) == before, (name, position)
+
+
 def test_the_last_unit_of_a_queue_that_is_lost_is_noticed_below_the_walk(tmp_path: Path) -> None:
     """The Audit queue's last message lies in an early file. Apache would give its offset out again."""
     root = tmp_path / "s"

@@ -33,6 +33,7 @@ from __future__ import annotations
 import enum
 import struct
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -91,6 +92,7 @@ class ConsumeQueue:
         "_files",
         "_has_file",
         "bases",
+        "checksums",
         "directory",
         "file_bytes",
         "lock",
@@ -130,6 +132,7 @@ class ConsumeQueue:
         self.bases: list[int] = []  # first addresses of the files, ascending and without a gap
         self.pending = bytearray()
         self.pending_start = 0  # address of the first pending unit
+        self.checksums: dict[int, int] = {}  # base -> CRC-32 of what was written to that file; absent: not known
         self.unsynced: set[int] = set()  # bases of files written since their last sync
         self.strays: list[Path] = []  # files that `load` left out
         self._has_file = False
@@ -182,6 +185,7 @@ class ConsumeQueue:
                 position = address % self.file_bytes
                 self._descriptors.pwrite(self.directory, address - position, unit, position)
                 self.unsynced.add(address - position)
+                self.checksums.pop(address - position, None)
         if queue_offset == self.max_offset - 1:
             self.physical_max = self._physical_end(queue_offset)
 
@@ -303,6 +307,7 @@ class ConsumeQueue:
             with self.lock:
                 self.bases.pop(0)
                 self.unsynced.discard(base)
+                self.checksums.pop(base, None)
             self._descriptors.unlink(self.directory, base)
             self.min_offset = max(self.min_offset, self.bases[0] // UNIT_BYTES)
             deleted += 1
@@ -330,6 +335,7 @@ class ConsumeQueue:
             for base in self.bases:
                 self._descriptors.unlink(self.directory, base)
             self.bases.clear()
+            self.checksums.clear()
             self.unsynced.clear()
             self.pending.clear()
             self.pending_start = 0
@@ -339,6 +345,36 @@ class ConsumeQueue:
             self._descriptors.forget(self.directory)
             if self._files.exists(self.directory) and not self._files.list_directory(self.directory):
                 self._files.remove_directory(self.directory)
+
+    # --- checksums, for the ledger
+
+    def snapshot(self) -> tuple[int, int, list[tuple[int, int]]]:
+        """(Minimum, end of what is written, (base, checksum) of every file): what a later start can be held against."""
+        with self.lock:
+            written_end = self.pending_start // UNIT_BYTES
+            known = [(base, self.checksums[base]) for base in self.bases if base in self.checksums]
+            return min(self.min_offset, written_end), written_end, known
+
+    def compute_checksums(self, bytes_max: int) -> int:
+        """Read files whose checksum is not known (they were loaded, or mended), newest first; how many bytes."""
+        done = 0
+        for base in reversed(self.bases):
+            with self.lock:
+                used = min(self.file_bytes, self.pending_start - base)
+                if base not in self.checksums and used > 0 and done + used <= bytes_max:
+                    self.checksums[base] = zlib.crc32(self._descriptors.pread(self.directory, base, used, 0))
+                    done += used
+        return done
+
+    def check_file(self, base: int, checksum: int, max_offset: int) -> bool:
+        """Whether a file still has the bytes that it had when the queue ended at `max_offset`."""
+        with self.lock:
+            used = min(self.file_bytes, max_offset * UNIT_BYTES - base)
+            data = self._descriptors.pread(self.directory, base, min(self.file_bytes, self.pending_start - base), 0)
+            if len(data) < used or zlib.crc32(data[:used]) != checksum:
+                return False
+            self.checksums[base] = zlib.crc32(data[used:], checksum)
+            return True
 
     # --- opening
 
@@ -465,6 +501,9 @@ class ConsumeQueue:
                 self._create(base)
             self._descriptors.pwrite(self.directory, base, part, position)
             self.unsynced.add(base)
+            known = self.checksums.pop(base, None) if position else 0
+            if known is not None:
+                self.checksums[base] = zlib.crc32(part, known)
             done += len(part)
 
     def _create(self, base: int) -> None:
@@ -477,6 +516,8 @@ class ConsumeQueue:
     def _cut_files(self, address: int) -> None:
         while len(self.bases) > 1 and self.bases[-1] >= address:
             self._descriptors.unlink(self.directory, self.bases.pop())
+        for base in [base for base in self.checksums if base + self.file_bytes > address]:
+            del self.checksums[base]
         if self.bases:
             base = self.bases[-1]
             position = max(0, address - base)

@@ -16,8 +16,8 @@ queues and index are made from it, so recovery has two jobs, done in one pass wh
    We compare everything we walk, which also mends a unit that was flipped. Where there is reason to doubt the part
    before the walk, that part is walked too, by headers only:
 
-   - a queue's files cannot be right, or its last unit contradicts the log, or the ledger (queue_ledger.py) knows of
-     more than is there: only these queues are compared, over the whole log;
+   - a queue's files cannot be right, or its last unit contradicts the log, or it is not what the ledger
+     (queue_ledger.py) says it was: only these queues are compared, over the whole log;
    - there is no believable ledger (Apache's broker wrote the store) and the log is small enough to walk in about a
      second: all queues are compared;
    - the index ends before the walk begins: it is fed from its end on.
@@ -34,12 +34,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from contrailmq.store.checkpoint import CheckpointValues
-from contrailmq.store.consume_queue import ConsumeQueue
+from contrailmq.store.consume_queue import UNIT_BYTES, ConsumeQueue
 from contrailmq.store.consume_queue_table import ConsumeQueueTable, DamagedQueue
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.index import IndexService
 from contrailmq.store.log_walk import LogFile, WalkEnd, store_time_at, walk
-from contrailmq.store.queue_ledger import Ledger, LedgerEntry
+from contrailmq.store.queue_ledger import CHECKSUM_BYTES_MAX, Ledger, LedgerEntry
 from contrailmq.store.reconcile import Reconciler
 from contrailmq.store.record import Kind, check_record
 
@@ -137,6 +137,7 @@ class _Recovery:
         self.files = list(log.files)
         self.check_body_crc = True
         self.check_record_crc = False
+        self.checksum_bytes_left = CHECKSUM_BYTES_MAX
         self.units_added = self.units_corrected = self.units_cut = 0
 
     def run(self, damaged: list[DamagedQueue], index_damage: list[str]) -> RecoveryReport:
@@ -261,11 +262,12 @@ class _Recovery:
             return f"it begins at {queue.min_offset}; it held units from {entry.min_offset} on"
         if queue.max_offset < entry.max_offset:
             return f"it ends at {queue.max_offset}; it held {entry.max_offset} units"
-        unit = queue.unit_at(entry.max_offset - 1)
-        if unit is None or unit.is_pre_blank or entry.physical_max < 0:
-            return ""
-        is_same = unit.physical_offset + unit.size_bytes == entry.physical_max
-        return "" if is_same else f"unit {entry.max_offset - 1} is not the one it held"
+        for base, checksum in entry.files:
+            if base in queue.bases and self.checksum_bytes_left > 0:
+                self.checksum_bytes_left -= min(queue.file_bytes, queue.max_offset * UNIT_BYTES - base)
+                if not queue.check_file(base, checksum, entry.max_offset):
+                    return f"the units in file {base} are not those that were written"
+        return ""
 
     def _missing_index(self) -> list[str]:
         """Index files that the ledger knows and that are gone; those behind the first of them go too."""
@@ -359,7 +361,7 @@ class _Recovery:
         for entry in self.ledger.queues if self.ledger is not None else ():
             queue = self.queues.get(entry.topic, entry.queue_id)
             is_empty = queue is None or queue.max_offset == queue.min_offset == 0
-            if is_empty and entry.max_offset and entry.physical_max <= self.files[0].base:
+            if is_empty and entry.max_offset:
                 queue = self.queues.find_or_create(entry.topic, entry.queue_id)
                 queue.start_at(entry.max_offset)
                 self.queues.mark_dirty(queue)
