@@ -2,8 +2,8 @@
 
 Apache's store has no such file and ignores it. It closes a hole: queues are checked against the log only where recovery
 walks, so a queue directory that was deleted, or lost its last units, below that point would go unnoticed; its next
-message would get an offset that was already given out. A unit with a flipped bit would be believed. With the ledger each
-queue is compared with what it held, checksums of its files included: 20 bytes a message are read instead of the log.
+message would get an offset that was already given out. A unit with a flipped bit would be believed. With it each queue
+is compared with what it held, checksums of its files included: 20 bytes a message are read instead of the log.
 
 It is written beside and renamed (so it is whole or old), after the queues' sync and before the checkpoint, and carries
 its own checksum. It is believed only when the checkpoint does not know of later dispatches: otherwise Apache's broker
