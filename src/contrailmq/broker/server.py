@@ -21,6 +21,7 @@ from contrailmq.broker.advertise import advertised_address
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError, with_our_defaults
 from contrailmq.broker.config_files import ConfigFileError
 from contrailmq.broker.consumer_offsets import OffsetProcessor
+from contrailmq.broker.delay import DelayService
 from contrailmq.broker.handlers import Handlers
 from contrailmq.broker.members import MemberProcessor
 from contrailmq.broker.node import BrokerNode
@@ -144,7 +145,7 @@ class BrokerServer:
             return
         self._is_running = False
         await self._close_ports(0)
-        await self.supervisor.stop()
+        await self.supervisor.abandon()
         self.handlers.cancel()
         await self._client.close()
         await asyncio.get_running_loop().run_in_executor(None, self.store.abandon)
@@ -218,6 +219,9 @@ class BrokerServer:
             self.runtime,
         ):
             processor.register(handlers)
+        self.delay = DelayService(node, self._table_worker)
+        node.rewrites.append(self.delay.rewrite)
+        self.runtime.figures.append(self.delay.figures)
 
     async def _listen(self) -> None:
         config = self.config
@@ -255,6 +259,7 @@ class BrokerServer:
         keep.every("flush timeouts", EXPIRE_MS, lambda: node.parked.expire(node.now_ms()))
         keep.every("client scan", CLIENT_SCAN_MS, lambda: self.members.expire(node.now_ms()))
         keep.every("statistics", SAMPLE_MS, lambda: node.statistics.tick(node.now_ms()))
+        self.add_service(self.delay)
         keep.watch("offset saver", self._save_offsets)
         keep.watch("table saver", self._save_tables)
         if self.config.namesrv_addresses:

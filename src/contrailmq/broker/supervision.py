@@ -59,11 +59,15 @@ class Supervisor:
         """Keep a coroutine running."""
         self._tasks.append(asyncio.get_running_loop().create_task(self._keep(name, work), name=name))
 
-    async def stop(self) -> None:
+    async def abandon(self) -> None:
+        """End the tasks and leave the services as they are, as a crash does."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
+
+    async def stop(self) -> None:
+        await self.abandon()
         for service in reversed(self._services):
             service.stop()
         self._services.clear()

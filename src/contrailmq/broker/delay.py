@@ -1,0 +1,236 @@
+"""Delay levels: messages that wait in SCHEDULE_TOPIC_XXXX, one queue per level, until their level's time is over.
+
+On the way in a message with DELAY=n goes to queue n - 1 of that topic; REAL_TOPIC and REAL_QID say where it is meant
+to go. The unit of its queue holds the delivery time where others hold the hash of a tag. All messages of a level wait
+equally long, so each queue is in the order of delivery and a level needs nothing but the offset of the first message
+that waits: `config/delayOffset.json`.
+
+On the way out the record is put into its real queue, byte for byte but for place and times: body, flags, born data
+and property string stay. So DELAY is still in the property string of a delivered message (consumers of RocketMQ see
+it); what the broker itself puts is never rewritten, so it is not delayed again.
+
+    due      := the unit's delivery time, or now when that lies further ahead than the whole delay (the clock was
+                set back since)
+    progress := saved every flushDelayOffsetInterval and at the end, after the copies it speaks of were made durable
+
+A crash repeats what was delivered since the last save; a power failure loses nothing. A put that the store refuses
+for now is tried again and holds up its own level only. Delivery never waits for a disk, so RocketMQ's switch between
+synchronous and asynchronous delivery (enableScheduleAsyncDeliver) has nothing to switch.
+"""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Executor
+from typing import Final
+
+from contrailmq.broker import config_files
+from contrailmq.broker.config_files import DataVersion
+from contrailmq.broker.incoming import IncomingMessage, Refusal
+from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.worker_job import WorkerJob
+from contrailmq.message import Property, StoredMessage, SysFlag, SystemTopic, tags_code
+from contrailmq.store.delay_levels import DelayLevels
+from contrailmq.store.record import CorruptRecordError, decode_record
+from contrailmq.store.status import PutStatus
+from contrailmq.store.timer.admission import TIMER_REQUESTS
+
+log = logging.getLogger("contrailmq.broker")
+
+FILE_NAME: Final = "delayOffset.json"
+POLL_MS: Final = 100  # how often an idle level is looked at; a waiting message is delivered at its own time
+PORTION: Final = 64  # messages per tick: about 1 ms of the loop
+_HOPELESS: Final = frozenset({PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED})
+
+
+class DelayService:
+    """Delivers delayed messages. `offsets[level]` is the queue offset of the first one that waits."""
+
+    name = "delay levels"
+
+    def __init__(self, node: BrokerNode, worker: Executor) -> None:
+        self._node = node
+        self._store = node.store
+        self._job = WorkerJob(worker)
+        self._path = node.config_path / FILE_NAME
+        self._version = DataVersion(timestamp=node.now_ms())
+        self._saved: dict[int, int] = {}
+        self._saved_ms = node.now_ms()
+        self.levels = DelayLevels(node.store.config.message_delay_level)
+        self.offsets: dict[int, int] = {}
+        self.delivered = 0
+        self.undeliverable = 0
+        self.interval_ms = POLL_MS
+
+    # --- on the way in
+
+    def rewrite(self, message: IncomingMessage) -> Refusal | None:
+        """Send a message with a delay level to its level's queue. A level beyond the last counts as the last."""
+        properties = message.properties
+        level = _number(properties.get(Property.DELAY))
+        if level <= 0 or message.topic == SystemTopic.HALF or message.sys_flag & SysFlag.TRANSACTION_PREPARED:
+            return None
+        level = min(level, len(self.levels.delays_ms))
+        for name in TIMER_REQUESTS:
+            properties.pop(name, None)
+        properties[Property.DELAY] = str(level)
+        properties[Property.REAL_TOPIC] = message.topic
+        properties[Property.REAL_QUEUE_ID] = str(message.queue_id)
+        message.topic, message.queue_id = SystemTopic.SCHEDULE, level - 1
+        return None
+
+    # --- life
+
+    def start(self) -> None:
+        """Go on where an earlier run stopped, within what the queues still hold."""
+        data = config_files.load(self._path) or {}
+        self._version.read(data.get("dataVersion"))
+        table = data.get("offsetTable")
+        if isinstance(table, dict):
+            self.offsets = {int(level): int(offset) for level, offset in table.items()}
+        for topic, queue_id in self._store.queues():
+            if topic == SystemTopic.SCHEDULE:
+                self.offsets.setdefault(queue_id + 1, 0)
+        for level, offset in self.offsets.items():
+            self.offsets[level] = self._within_queue(level, offset)
+        self._saved = dict(self.offsets)
+
+    def stop(self) -> None:
+        self._job.wait()
+        self._save(self._store.log_max_offset, self._snapshot())
+
+    def tick(self, now_ms: int) -> None:
+        """Deliver a portion of what is due; sets `interval_ms` to when the next one is."""
+        if self._node.is_slave:
+            return
+        next_ms = now_ms + POLL_MS
+        left = PORTION
+        for level in range(1, max(len(self.levels.delays_ms), *self.offsets, 0) + 1):
+            count, due_ms = self._deliver_level(level, now_ms, left)
+            left -= count
+            next_ms = min(next_ms, due_ms)
+            if left <= 0:
+                next_ms = now_ms
+                break
+        self.interval_ms = max(next_ms - now_ms, 0)
+        if left < PORTION:
+            self._node.after_append()
+        self._save_when_due(now_ms)
+
+    def pending(self) -> dict[int, int]:
+        """Level -> messages that wait."""
+        counts = {}
+        for level in self.offsets:
+            waiting = self._store.max_offset(SystemTopic.SCHEDULE, level - 1) - self.offsets[level]
+            if waiting > 0:
+                counts[level] = waiting
+        return counts
+
+    def figures(self) -> dict[str, str]:
+        """Lines for GET_BROKER_RUNTIME_INFO: `offset,max` of every level, as the reference shows them."""
+        return {
+            f"scheduleMessageOffset_{level}": f"{offset},{self._store.max_offset(SystemTopic.SCHEDULE, level - 1)}"
+            for level, offset in sorted(self.offsets.items())
+        }
+
+    # --- delivering
+
+    def _deliver_level(self, level: int, now_ms: int, max_count: int) -> tuple[int, int]:
+        """(messages done, when to look at this level again)."""
+        queue_id = level - 1
+        if self._store.max_offset(SystemTopic.SCHEDULE, queue_id) <= self.offsets.get(level, 0):
+            return 0, now_ms + POLL_MS
+        offset = self.offsets[level] = self._within_queue(level, self.offsets.get(level, 0))
+        done = 0
+        for physical_offset, size_bytes, code in self._store.read_units(
+            SystemTopic.SCHEDULE, queue_id, offset, max_count
+        ):
+            due_ms = self._due_ms(level, physical_offset, size_bytes, code, now_ms)
+            if due_ms > now_ms:
+                return done, due_ms
+            if not self._deliver(physical_offset, size_bytes):
+                return done, now_ms + POLL_MS
+            self.offsets[level] += 1
+            done += 1
+        return done, now_ms
+
+    def _within_queue(self, level: int, offset: int) -> int:
+        first = self._store.min_offset(SystemTopic.SCHEDULE, level - 1)
+        return max(first, min(offset, self._store.max_offset(SystemTopic.SCHEDULE, level - 1)))
+
+    def _due_ms(self, level: int, physical_offset: int, size_bytes: int, code: int, now_ms: int) -> int:
+        if code < 0:  # the address of a queue extension, not a time
+            message = self._read(physical_offset, size_bytes)
+            code = 0 if message is None else self.levels.deliver_time_ms(level, message.store_time_ms)
+        # Set back by more than the message would wait: the time of the unit is of another clock.
+        return now_ms if code > self.levels.deliver_time_ms(level, now_ms) else code
+
+    def _read(self, physical_offset: int, size_bytes: int) -> StoredMessage | None:
+        record = self._store.read_record(physical_offset, size_bytes)
+        if record is None:
+            return None
+        try:
+            return decode_record(record)
+        except CorruptRecordError:
+            return None
+
+    def _deliver(self, physical_offset: int, size_bytes: int) -> bool:
+        """Put one message where it belongs; False when the store cannot take it now."""
+        message = self._read(physical_offset, size_bytes)
+        if message is None:
+            return True  # cleaned away
+        properties = message.properties
+        topic, queue = properties.get(Property.REAL_TOPIC), properties.get(Property.REAL_QUEUE_ID)
+        if topic is None or topic == SystemTopic.HALF:
+            log.error("delayed message %s is meant for %s: dropped", message.offset_message_id, topic)
+            self.undeliverable += 1
+            return True
+        result = self._store.append(
+            topic,
+            max(_number(queue), 0),
+            message.stored_body,
+            message.encoded_properties,
+            tags_code=tags_code(properties.get(Property.TAGS)),
+            keys=properties.get(Property.KEYS),
+            unique_key=properties.get(Property.UNIQUE_KEY),
+            flag=message.flag,
+            sys_flag=message.sys_flag,
+            born_time_ms=message.born_time_ms,
+            born_host=message.born_host_bytes,
+            store_host=message.store_host_bytes,
+            reconsume_times=message.reconsume_times,
+        )
+        if result.status.is_stored:
+            self.delivered += 1
+            self._node.statistics.note_put(topic, 1, result.size_bytes)
+            return True
+        if result.status in _HOPELESS:
+            log.error("delayed message %s can not be stored again: %s", message.offset_message_id, result.reason)
+            self.undeliverable += 1
+            return True
+        return False
+
+    # --- saving
+
+    def _save_when_due(self, now_ms: int) -> None:
+        if not self._job.poll() or 0 <= now_ms - self._saved_ms < self._store.config.flush_delay_offset_interval:
+            return
+        self._saved_ms = now_ms
+        if self.offsets != self._saved:
+            log_end, text = self._store.log_max_offset, self._snapshot()
+            self._job.start(lambda: self._save(log_end, text))
+
+    def _snapshot(self) -> str:
+        self._saved = dict(self.offsets)
+        self._version.advance(self._node.now_ms())
+        table = {str(level): offset for level, offset in sorted(self.offsets.items())}
+        return config_files.pretty({"dataVersion": self._version.to_json(), "offsetTable": table})
+
+    def _save(self, log_end: int, text: str) -> None:
+        """Blocks. The copies first: an offset on disk says that everything before it was delivered."""
+        self._store.flush(log_end)
+        config_files.save(self._path, text)
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isascii() and text.isdigit() else 0

@@ -1,0 +1,270 @@
+"""Delay levels on a fake clock: in, waiting, out, and across a restart."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import golden_stores
+from broker.harness import MIB, Bench
+from contrailmq.broker.delay import DelayService
+from contrailmq.message import Property, StoredMessage, SystemTopic
+from contrailmq.store import MessageStore, StoreConfig
+from contrailmq.store.status import AppendResult, PutStatus
+
+
+class AtOnce(Executor):
+    """A worker that has done everything when it is asked."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as exc:  # noqa: BLE001 - as a worker does
+            future.set_exception(exc)
+        return future
+
+
+class DelayBench(Bench):
+    def __init__(self, path: Path, **settings: object) -> None:
+        super().__init__(path, **settings)
+        self.delay = DelayService(self.node, AtOnce())
+        self.node.rewrites.append(self.delay.rewrite)
+        self.delay.start()
+
+    def run_ms(self, milliseconds: int) -> None:
+        """Tick as the supervisor does: whenever the service wants to be called."""
+        end_ms = self.clock.now_ms() + milliseconds
+        while self.clock.now_ms() < end_ms:
+            self.clock.advance(min(self.delay.interval_ms, end_ms - self.clock.now_ms()))
+            self.delay.tick(self.clock.now_ms())
+            self.settle()
+
+    def messages(self, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
+        return list(self.store.get(topic, queue_id, 0, 1000))
+
+    def restarted(self, path: Path) -> DelayBench:
+        """The same directory after a crash."""
+        now_ms = self.clock.now_ms()
+        self.store.abandon()
+        self.loop.close()
+        self._worker.shutdown()
+        again = DelayBench(path)
+        again.clock.set_wall(now_ms)
+        return again
+
+
+@pytest.fixture
+def delay_bench(tmp_path: Path) -> Iterator[DelayBench]:
+    made = DelayBench(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_level_is_delivered_at_its_time_and_not_before(delay_bench: DelayBench) -> None:
+    bench = delay_bench
+    sent_ms = bench.clock.now_ms()
+    for level, seconds in ((1, 1), (2, 5), (3, 10), (5, 60)):
+        answer = bench.send("T", b"%d" % seconds, properties={"DELAY": str(level), "UNIQ_KEY": f"K{level}"}, e="2")
+        assert answer.code == 0
+        assert answer.ext["queueId"] == "2"  # what the sender asked for, not the level's queue
+    bench.run_ms(61_000)
+    late = {int(m.body): m.store_time_ms - sent_ms - 1000 * int(m.body) for m in bench.messages(queue_id=2)}
+    assert set(late) == {1, 5, 10, 60}
+    assert all(0 <= late_ms <= 10 for late_ms in late.values()), late
+
+
+def test_the_delivered_copy_keeps_its_property_string_and_is_not_delayed_again(delay_bench: DelayBench) -> None:
+    """As in the golden store: DELAY, REAL_TOPIC and REAL_QID are on disk in the delivered record."""
+    bench = delay_bench
+    bench.send("T", b"m", properties={"DELAY": "1", "TAGS": "t", "KEYS": "k", "UNIQ_KEY": "K"})
+    bench.run_ms(3000)
+    (waiting,) = bench.store.get(SystemTopic.SCHEDULE, 0, 0)
+    (message,) = bench.messages()
+    assert message.encoded_properties == waiting.encoded_properties
+    assert message.properties["DELAY"] == "1"
+    assert (message.properties["REAL_TOPIC"], message.properties["REAL_QID"]) == ("T", "0")
+    assert message.born_time_ms == waiting.born_time_ms
+    assert [found.physical_offset for found in bench.store.query("T", "k")] == [message.physical_offset]
+
+
+def test_a_level_beyond_the_last_counts_as_the_last_and_drops_timer_requests(delay_bench: DelayBench) -> None:
+    delay_bench.send("T", b"m", properties={"DELAY": "99", "TIMER_DELAY_SEC": "5", "UNIQ_KEY": "K"})
+    (waiting,) = delay_bench.store.get(SystemTopic.SCHEDULE, 17, 0)
+    assert waiting.properties[Property.DELAY] == "18"
+    assert Property.TIMER_DELAY_SECONDS not in waiting.properties
+    assert delay_bench.delay.pending() == {}
+    delay_bench.run_ms(200)
+    assert delay_bench.delay.pending() == {18: 1}
+
+
+@pytest.mark.parametrize("level", ["0", "-1", "x", ""])
+def test_a_level_that_is_none_means_at_once(delay_bench: DelayBench, level: str) -> None:
+    delay_bench.send("T", b"m", properties=f"DELAY\x01{level}\x02UNIQ_KEY\x01K\x02")
+    assert len(delay_bench.messages()) == 1
+
+
+def test_delivery_goes_on_after_a_crash_without_losing_and_repeats_once_at_most(tmp_path: Path) -> None:
+    bench = DelayBench(tmp_path)
+    sent = 0
+    for round_number in range(10):
+        for _ in range(7):
+            bench.send("T", b"m%d" % sent, properties={"DELAY": str(1 + sent % 2), "UNIQ_KEY": f"K{sent}"})
+            sent += 1
+        bench.run_ms(1000 + 700 * round_number)
+        before = Counter(m.body for m in bench.messages())
+        bench = bench.restarted(tmp_path)
+        bench.run_ms(500)
+        after = Counter(m.body for m in bench.messages())
+        assert all(after[body] <= count + 1 for body, count in before.items())
+    bench.run_ms(10_000)
+    assert {m.body for m in bench.messages()} == {b"m%d" % number for number in range(sent)}
+    bench.close()
+
+
+def test_a_clean_stop_repeats_nothing(tmp_path: Path) -> None:
+    bench = DelayBench(tmp_path)
+    for number in range(5):
+        bench.send("T", b"%d" % number, properties={"DELAY": "1", "UNIQ_KEY": f"K{number}"})
+    bench.run_ms(2000)
+    bench.delay.stop()
+    saved = json.loads((tmp_path / "store" / "config" / "delayOffset.json").read_text())
+    assert saved["offsetTable"] == {"1": 5}
+    bench = bench.restarted(tmp_path)
+    bench.run_ms(3000)
+    assert len(bench.messages()) == 5
+    bench.close()
+
+
+def test_a_clock_set_back_delivers_what_waits_instead_of_parking_it(delay_bench: DelayBench) -> None:
+    bench = delay_bench
+    bench.send("T", b"m", properties={"DELAY": "3", "UNIQ_KEY": "K"})
+    bench.clock.set_wall(bench.clock.now_ms() - 3_600_000)
+    bench.run_ms(10_000)
+    assert len(bench.messages()) == 1
+
+
+def test_a_clock_set_forward_delivers_what_is_due_by_it(delay_bench: DelayBench) -> None:
+    bench = delay_bench
+    bench.send("T", b"m", properties={"DELAY": "17", "UNIQ_KEY": "K"})
+    bench.clock.set_wall(bench.clock.now_ms() + 3_600_000)
+    bench.run_ms(200)
+    assert len(bench.messages()) == 1
+
+
+def test_ten_thousand_due_at_once_go_in_portions_that_leave_the_loop_free(tmp_path: Path) -> None:
+    bench = DelayBench(tmp_path, mapped_file_size_commit_log=4 * MIB)
+    for number in range(10_000):
+        properties = b"DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x010\x02"
+        bench.store.append(SystemTopic.SCHEDULE, 0, b"%d" % number, properties, tags_code=0, keys=None, unique_key=None)
+    bench.store.dispatch()
+    bench.clock.advance(1000)
+    ticks = 0
+    while not ticks or bench.delay.interval_ms == 0:
+        before = bench.delay.delivered
+        bench.delay.tick(bench.clock.now_ms())
+        assert bench.delay.delivered - before <= 64
+        ticks += 1
+    bench.settle()
+    assert bench.store.max_offset("T", 0) == 10_000
+    bench.close()
+
+
+def test_a_put_that_is_refused_for_now_is_tried_again_and_holds_up_its_level_only(delay_bench: DelayBench) -> None:
+    bench = delay_bench
+    for number in range(3):
+        bench.send("T", b"%d" % number, properties={"DELAY": "1", "UNIQ_KEY": f"K{number}"})
+    bench.send("Other", b"o", properties={"DELAY": "2", "UNIQ_KEY": "O"})
+    append = bench.store.append
+
+    def busy(topic: str, *args: Any, **kwargs: Any) -> AppendResult:
+        return AppendResult(PutStatus.OS_PAGE_CACHE_BUSY) if topic == "T" else append(topic, *args, **kwargs)
+
+    bench.store.append = busy  # type: ignore[assignment]
+    bench.run_ms(6000)
+    assert bench.messages() == []
+    assert len(bench.messages("Other")) == 1
+    bench.store.append = append
+    bench.run_ms(1000)
+    assert [m.body for m in bench.messages()] == [b"0", b"1", b"2"]
+
+
+def test_a_slave_does_not_deliver(tmp_path: Path) -> None:
+    bench = DelayBench(tmp_path)
+    bench.send("T", b"m", properties={"DELAY": "1", "UNIQ_KEY": "K"})
+    bench.store.config = bench.store.config.replaced(broker_role="SLAVE")
+    bench.run_ms(3000)
+    assert bench.messages() == []
+    bench.close()
+
+
+def test_send_back_waits_on_the_same_ladder(delay_bench: DelayBench) -> None:
+    bench = delay_bench
+    bench.send("T", b"m", properties={"UNIQ_KEY": "K"})
+    (message,) = bench.messages()
+    fields = {"offset": str(message.physical_offset), "group": "g", "delayLevel": "0", "originTopic": "T"}
+    assert bench.ask(36, fields).code == 0
+    bench.run_ms(9900)
+    assert bench.messages("%RETRY%g") == []
+    bench.run_ms(200)
+    (retried,) = bench.messages("%RETRY%g")
+    assert retried.reconsume_times == 1
+    assert retried.properties[Property.RETRY_TOPIC] == "T"
+
+
+def test_apaches_delayed_messages_go_on_here(tmp_path: Path) -> None:
+    """Two wait in the golden store (levels 17 and 18); the others were delivered and are not delivered again."""
+    golden_stores.unpack("clean", tmp_path)
+    last_ms = max(message["storeTimestamp"] for message in golden_stores.expected("clean")["messages"])
+    bench = DelayBench(
+        tmp_path,
+        mapped_file_size_commit_log=131_072,
+        mapped_file_size_consume_queue=1200,
+        max_hash_slot_num=100,
+        max_index_num=400,
+    )
+    bench.clock.set_wall(last_ms)
+    assert bench.delay.offsets == {1: 8, 2: 2, 3: 1, 17: 0, 18: 0}
+    before = bench.store.queues()
+    assert bench.delay.pending() == {17: 1, 18: 1}
+    bench.run_ms(500)
+    assert {name: m for name, (_, m) in bench.store.queues().items()} == {n: m for n, (_, m) in before.items()}
+    waiting = {17: 1794710242162 + 3_600_000, 18: 1794710242170 + 7_200_000}
+    for level, due_ms in waiting.items():
+        bench.clock.set_wall(due_ms - 1)
+        bench.delay.tick(bench.clock.now_ms())
+        assert level in bench.delay.pending()
+        bench.clock.set_wall(due_ms)
+        bench.delay.tick(bench.clock.now_ms())
+        assert level not in bench.delay.pending()
+    bench.settle()
+    keys = [m.keys for queue in (0, 1) for m in bench.messages("GoldenDelay", queue)]
+    assert sorted(sum(keys, [])) == ["delay-over", "delay0", "delay1", "delay2", "delay3"]
+    bench.close()
+
+
+def test_the_store_of_a_stopped_broker_opens_with_the_same_offsets(tmp_path: Path) -> None:
+    """delayOffset.json is read with integer keys quoted or not, and falls back to its copy."""
+    bench = DelayBench(tmp_path)
+    bench.send("T", b"m", properties={"DELAY": "1", "UNIQ_KEY": "K"})
+    bench.run_ms(2000)
+    bench.delay.stop()
+    bench.delay.stop()
+    path = tmp_path / "store" / "config" / "delayOffset.json"
+    assert path.with_name("delayOffset.json.bak").exists()
+    path.write_text("{")
+    bench = bench.restarted(tmp_path)
+    assert bench.delay.offsets == {1: 1}
+    bench.close()
+    path.write_text('{"offsetTable":{1:1,2:7}}')
+    with MessageStore(StoreConfig(tmp_path / "store")):
+        pass
+    bench = DelayBench(tmp_path)
+    assert bench.delay.offsets == {1: 1, 2: 0}  # seven is beyond an empty queue
+    bench.close()
