@@ -14,6 +14,7 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from contrailmq.message import ContrailError, MessageError, check_group
@@ -236,3 +237,19 @@ def _text(value: object) -> str:
 def _unknown(key: str, known: Mapping[str, object] | list[str]) -> str:
     near = difflib.get_close_matches(key, list(known), 1)
     return f"setting {key} is not known" + (f": did you mean {near[0]}?" if near else " and has no effect")
+
+
+def read_configs(
+    properties: Mapping[str, str], *, path: str | Path | None = None, **store_settings: object
+) -> tuple[BrokerConfig, StoreConfig, list[str]]:
+    """Both halves of a broker.conf, and warnings about keys that nobody knows.
+
+    `path` wins over storePathRootDir; `store_settings` are defaults for what the file does not say.
+    """
+    config, warnings = BrokerConfig.from_properties(properties)
+    defaults = dict(store_settings)
+    if config.listen_port:
+        defaults.setdefault("ha_listen_port", config.listen_port + 1)
+    known = {rocketmq_key(name): name for name in defaults}
+    unsaid = {name: defaults[name] for key, name in known.items() if key not in properties}
+    return config, StoreConfig.from_properties(properties, path=path, **unsaid), warnings

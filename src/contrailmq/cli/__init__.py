@@ -10,7 +10,9 @@ import typer
 
 from contrailmq._version import __version__
 from contrailmq.cli import store
+from contrailmq.cli.broker import broker
 from contrailmq.cli.namesrv import namesrv
+from contrailmq.cli.up import up
 
 __all__ = ["app", "main"]
 
@@ -38,7 +40,9 @@ def _root(
     """RocketMQ for Python and Spark: broker, NameServer, tools and pipelines."""
 
 
+app.command("up")(up)
 app.command("namesrv")(namesrv)
+app.command("broker")(broker)
 app.add_typer(store.app, name="store")
 
 

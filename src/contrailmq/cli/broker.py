@@ -1,0 +1,83 @@
+"""`contrailmq broker`: one broker in the foreground, with RocketMQ's own properties files and keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from contrailmq.broker import BrokerServer
+
+
+def broker(
+    config_file: Annotated[
+        Path | None, typer.Option("-c", "--config-file", help="A properties file with RocketMQ's keys (broker.conf).")
+    ] = None,
+    print_config: Annotated[bool, typer.Option("-p", "--print-config", help="Print every setting and exit.")] = False,
+    namesrv: Annotated[
+        str | None, typer.Option("-n", "--namesrv-addr", help="NameServers, host:port, several joined by ';'.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; beats file and environment.")
+    ] = None,
+) -> None:
+    """Run a broker until SIGINT or SIGTERM. Prints a line that begins with `ready` once it accepts."""
+    from contrailmq.broker.config import keys, read_configs
+    from contrailmq.broker.server import BrokerServer
+    from contrailmq.cli.serving import gathered_settings, run_until_stopped
+    from contrailmq.message import ContrailError
+    from contrailmq.store import StoreConfig
+    from contrailmq.wire.tls import server_tls
+
+    try:
+        properties = gathered_settings(
+            file=config_file,
+            flags={"namesrvAddr": namesrv} if namesrv else {},
+            settings=settings or [],
+            keys={*keys(), *StoreConfig.known_keys()},
+        )
+        config, store_config, warnings = read_configs(properties)
+        for warning in warnings:
+            typer.echo(f"warning: {warning}", err=True)
+        if print_config:
+            _print(config.to_properties(), store_config)
+            return
+        tls = server_tls(properties)
+        run_until_stopped(lambda stopped: _serve(BrokerServer(config, store_config, tls=tls), stopped))
+    except (ContrailError, OSError) as exc:
+        typer.echo(f"error: {exc}", err=True)
+        raise typer.Exit(1) from exc
+
+
+async def _serve(server: BrokerServer, stopped: asyncio.Event) -> None:
+    import asyncio
+
+    from contrailmq.cli.serving import settle_memory
+
+    await server.start()
+    settle_memory()
+    typer.echo(f"ready broker {server.config.broker_name} {server.address}")
+    waits = [asyncio.ensure_future(event.wait()) for event in (stopped, server.failed)]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    await server.stop()
+    if server.failed.is_set():
+        raise typer.Exit(1)
+
+
+def _print(broker_properties: dict[str, str], store_config: object) -> None:
+    """Every setting in RocketMQ's form, and as comments where ours differ from RocketMQ's defaults and why."""
+    from contrailmq.broker.config import DIFFERENCES, store_properties, with_our_defaults
+    from contrailmq.store import StoreConfig
+    from contrailmq.wire.properties import format_properties
+
+    assert isinstance(store_config, StoreConfig)
+    for key, (theirs, ours, reason) in sorted(DIFFERENCES.items()):
+        typer.echo(f"# {key}: {ours} here, {theirs} in RocketMQ: {reason}")
+    values = broker_properties | store_properties(with_our_defaults(store_config))
+    typer.echo(format_properties(values), nl=False)

@@ -1,0 +1,105 @@
+"""`contrailmq up`: a NameServer and brokers on this machine, with one command.
+
+One broker runs in this process beside the NameServer. With `--brokers N` each broker is a process of its own, as
+RocketMQ scales: more cores, more brokers. Files are smaller than a production broker's, so that a start is quick and
+takes little disk.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Mapping
+
+PORT_STEP: Final = 10  # between brokers: each takes its port, the one two below it and the one above it
+MIB: Final = 1 << 20
+# Defaults where nothing else is said: an idle store takes under 300 MB of disk.
+SMALL_STORE: Final[dict[str, object]] = {
+    "mapped_file_size_commit_log": 128 * MIB,
+    "max_hash_slot_num": 500_000,
+    "max_index_num": 2_000_000,
+}
+
+
+def up(
+    store: Annotated[Path, typer.Option("--store", help="Directory for everything that is kept.")] = Path(
+        "contrailmq-data"
+    ),
+    namesrv_port: Annotated[int, typer.Option(help="Port of the NameServer; 0 takes a free one.")] = 9876,
+    broker_port: Annotated[int, typer.Option(help="Port of the first broker; 0 takes free ones.")] = 10911,
+    brokers: Annotated[int, typer.Option(min=1, max=64, help="How many brokers; more than one are processes.")] = 1,
+    config_file: Annotated[
+        Path | None, typer.Option("-c", "--config-file", help="A broker.conf with RocketMQ's keys, for every broker.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One broker setting; beats the file.")
+    ] = None,
+    no_console: Annotated[bool, typer.Option("--no-console", help="Start no web console.")] = False,
+) -> None:
+    """Run a NameServer and brokers until SIGINT or SIGTERM. Prints one line that begins with `ready`."""
+    from contrailmq.broker.config import keys
+    from contrailmq.cli.serving import gathered_settings, run_until_stopped
+    from contrailmq.message import ContrailError
+    from contrailmq.store import StoreConfig
+
+    try:
+        properties = gathered_settings(
+            file=config_file, flags={}, settings=settings or [], keys={*keys(), *StoreConfig.known_keys()}
+        )
+        properties.pop("namesrvAddr", None)
+        run_until_stopped(
+            lambda stopped: _serve(
+                store, properties, stopped, namesrv_port=namesrv_port, broker_port=broker_port, brokers=brokers
+            )
+        )
+    except (ContrailError, OSError) as exc:
+        typer.echo(f"error: {exc}", err=True)
+        raise typer.Exit(1) from exc
+
+
+async def _serve(
+    store: Path,
+    properties: Mapping[str, str],
+    stopped: asyncio.Event,
+    *,
+    namesrv_port: int,
+    broker_port: int,
+    brokers: int,
+) -> None:
+    import asyncio
+
+    from contrailmq.cli.serving import settle_memory
+    from contrailmq.namesrv import NameServer, NamesrvConfig
+    from contrailmq.testing.members import Member, ProcessMember, ThreadlessMember
+
+    name_server = NameServer(NamesrvConfig(listen_port=namesrv_port, rocketmq_home=str(store)))
+    await name_server.start()
+    kind: type[Member] = ThreadlessMember if brokers == 1 else ProcessMember
+    members: list[Member] = []
+    try:
+        for number in range(brokers):
+            port = broker_port + number * PORT_STEP if broker_port else 0
+            own = {"brokerName": f"broker-{chr(97 + number % 26)}" + (str(number // 26) if number >= 26 else "")}
+            said = own | dict(properties) | {"listenPort": str(port), "namesrvAddr": name_server.address}
+            if brokers > 1:
+                said |= own
+            members.append(kind(store / said["brokerName"], said, store_settings=SMALL_STORE))
+        await asyncio.gather(*(member.start() for member in members))
+        settle_memory()
+        addresses = " ".join(member.address for member in members)
+        typer.echo(f"ready namesrv {name_server.address} brokers {addresses} store {store}")
+        waits = [asyncio.ensure_future(work) for work in (stopped.wait(), *(member.failed() for member in members))]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+    finally:
+        await asyncio.gather(*(member.stop() for member in members))
+        await name_server.stop()
+    if not stopped.is_set():
+        typer.echo("error: a broker ended by itself; its log says why", err=True)
+        raise typer.Exit(1)

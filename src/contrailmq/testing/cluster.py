@@ -1,0 +1,164 @@
+"""LocalCluster: NameServer and brokers on a loop in a thread of this process, with a blocking face.
+
+Stores are temporary, with 16 MiB log files, unless a path is given. A broker that is killed loses what was not flushed
+and comes back on the same port and store, as after a crash. With `processes=True` brokers are real processes and a
+kill is a real SIGKILL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import threading
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from contrailmq.broker.server import BrokerServer
+from contrailmq.namesrv import NameServer, NamesrvConfig
+from contrailmq.testing.members import Member, ProcessMember, ThreadlessMember
+from contrailmq.wire.transport import new_event_loop
+
+T = TypeVar("T")
+
+MIB: Final = 1 << 20
+START_TIMEOUT_S: Final = 60.0
+SMALL_STORE: Final[dict[str, object]] = {
+    "mapped_file_size_commit_log": 16 * MIB,
+    "max_hash_slot_num": 50_000,
+    "max_index_num": 200_000,
+}
+
+
+class LocalCluster:
+    """A cluster for tests. Use it as a context manager, or call `start` and `stop`.
+
+    `config` holds RocketMQ's keys for every broker: `LocalCluster(config={"flushDiskType": "SYNC_FLUSH"})`.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        *,
+        store: str | Path | None = None,
+        config: Mapping[str, object] | None = None,
+        processes: bool = False,
+    ) -> None:
+        assert brokers >= 1, "a cluster has at least one broker"
+        self._count = brokers
+        self._given_store = store
+        self._config = {key: _text(value) for key, value in (config or {}).items()}
+        self._kind: type[Member] = ProcessMember if processes else ThreadlessMember
+        self._members: list[Member] = []
+        self._name_server: NameServer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self.store_path = Path()
+
+    # --- what users need
+
+    @property
+    def namesrv(self) -> str:
+        """`127.0.0.1:port`, for every client's `namesrv=`."""
+        assert self._name_server is not None, "the cluster is not running"
+        return self._name_server.address
+
+    @property
+    def broker_addresses(self) -> list[str]:
+        return [member.address for member in self._members]
+
+    def kill_broker(self, index: int = 0) -> None:
+        """End a broker without flushing or saying goodbye."""
+        self._run(self._members[index].kill())
+
+    def stop_broker(self, index: int = 0) -> None:
+        """End a broker cleanly."""
+        self._run(self._members[index].stop())
+
+    def restart_broker(self, index: int = 0) -> None:
+        """Start a broker again, on its port and with its store."""
+
+        async def restart() -> None:
+            await self._members[index].stop()
+            await self._members[index].start()
+
+        self._run(restart())
+
+    def broker(self, index: int = 0) -> BrokerServer:
+        """The broker itself, when it lives in this process. Touch it from its own loop only."""
+        member = self._members[index]
+        assert isinstance(member, ThreadlessMember), "the broker is another process"
+        return member.server
+
+    # --- life
+
+    def start(self) -> Self:
+        self.store_path = Path(self._given_store or tempfile.mkdtemp(prefix="contrailmq-"))
+        self._loop = new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="contrailmq-cluster", daemon=True)
+        self._thread.start()
+        try:
+            self._run(self._start())
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop everything; a temporary store is removed. Idempotent."""
+        if self._loop is None or self._thread is None:
+            return
+        try:
+            self._run(self._stop())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(START_TIMEOUT_S)
+            self._loop.close()
+            self._loop = self._thread = None
+            if self._given_store is None:
+                shutil.rmtree(self.store_path, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    async def _start(self) -> None:
+        home = self.store_path / "namesrv-home"
+        self._name_server = NameServer(NamesrvConfig(bind_address="127.0.0.1", listen_port=0, rocketmq_home=str(home)))
+        await self._name_server.start()
+        for number in range(self._count):
+            name = f"broker-{number}"
+            properties = {
+                "brokerName": name,
+                "bindAddress": "127.0.0.1",
+                "brokerIP1": "127.0.0.1",
+                "listenPort": "0",
+                "haListenPort": "0",
+                "enableFastListenPort": "false",
+                "namesrvAddr": self._name_server.address,
+            }
+            self._members.append(
+                self._kind(self.store_path / name, properties | self._config, store_settings=SMALL_STORE)
+            )
+        await asyncio.gather(*(member.start() for member in self._members))
+
+    async def _stop(self) -> None:
+        await asyncio.gather(*(member.stop() for member in self._members))
+        self._members.clear()
+        if self._name_server is not None:
+            await self._name_server.stop()
+            self._name_server = None
+
+    def _run(self, work: Coroutine[object, object, T]) -> T:
+        assert self._loop is not None, "the cluster is not running"
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_TIMEOUT_S)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

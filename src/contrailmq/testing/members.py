@@ -1,0 +1,146 @@
+"""One broker of a local cluster, in this process or in its own. Both start, stop, die and come back alike."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from contrailmq.broker.config import read_configs
+from contrailmq.broker.server import BrokerServer
+from contrailmq.message import ContrailError
+from contrailmq.store.config import rocketmq_key
+from contrailmq.wire.properties import format_properties
+
+
+class ClusterError(ContrailError):
+    """A member of the cluster did not start; the text holds what it said."""
+
+
+class Member(Protocol):
+    """A broker that can be started again after it stopped or was killed. It keeps its store and its port."""
+
+    address: str
+
+    def __init__(self, path: Path, properties: Mapping[str, str], *, store_settings: Mapping[str, object]) -> None: ...
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    async def kill(self) -> None: ...
+    async def failed(self) -> None:
+        """Returns when the broker ended by itself."""
+
+
+class ThreadlessMember:
+    """A broker on the loop that starts it. `kill` drops the store as a crash would, without a flush."""
+
+    def __init__(self, path: Path, properties: Mapping[str, str], *, store_settings: Mapping[str, object]) -> None:
+        self._path = path
+        self._properties = dict(properties)
+        self._store_settings = dict(store_settings)
+        self._server: BrokerServer | None = None
+        self.address = ""
+
+    @property
+    def server(self) -> BrokerServer:
+        assert self._server is not None, "the broker is not running"
+        return self._server
+
+    async def start(self) -> None:
+        config, store_config, _ = read_configs(self._properties, path=self._path, **self._store_settings)
+        server = BrokerServer(config, store_config)
+        await server.start()
+        self._server = server
+        self.address = server.address
+        self._properties["listenPort"] = str(server.port)
+        self._properties["enableFastListenPort"] = str(
+            config.is_vip_channel_enabled and config.listen_port != 0
+        ).lower()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.stop()
+
+    async def kill(self) -> None:
+        if self._server is not None:
+            server, self._server = self._server, None
+            await server.kill()
+
+    async def failed(self) -> None:
+        await self.server.failed.wait()
+
+
+class ProcessMember:
+    """A broker in a process of its own; `kill` is a real SIGKILL."""
+
+    def __init__(self, path: Path, properties: Mapping[str, str], *, store_settings: Mapping[str, object]) -> None:
+        self._path = path
+        defaults = {rocketmq_key(name): str(value) for name, value in store_settings.items()}
+        self._properties = defaults | dict(properties) | {"storePathRootDir": str(path)}
+        self._process: asyncio.subprocess.Process | None = None
+        self._said: asyncio.Task[None] | None = None
+        self._last_lines: list[str] = []
+        self.address = ""
+
+    async def start(self) -> None:
+        self._path.mkdir(parents=True, exist_ok=True)
+        config_file = self._path / "broker.conf"
+        config_file.write_text(format_properties(self._properties))
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "contrailmq",
+            "broker",
+            "-c",
+            str(config_file),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=_environment(),
+        )
+        assert self._process.stdout is not None
+        async for raw in self._process.stdout:
+            line = raw.decode("utf-8", "replace").rstrip()
+            self._last_lines = [*self._last_lines[-20:], line]
+            if line.startswith("ready broker "):
+                self.address = line.split()[-1]
+                self._properties["listenPort"] = self.address.rpartition(":")[2]
+                self._said = asyncio.get_running_loop().create_task(self._listen(self._process.stdout))
+                return
+        raise ClusterError("a broker did not start; it said:\n" + "\n".join(self._last_lines))
+
+    async def stop(self) -> None:
+        await self._end(signal.SIGTERM)
+
+    async def kill(self) -> None:
+        await self._end(signal.SIGKILL)
+
+    async def failed(self) -> None:
+        assert self._process is not None
+        await self._process.wait()
+
+    async def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(number)
+        await process.wait()
+        if self._said is not None:
+            await self._said
+
+    async def _listen(self, output: asyncio.StreamReader) -> None:
+        """Keep the pipe empty: a broker must not stop because nobody reads its log."""
+        async for raw in output:
+            self._last_lines = [*self._last_lines[-20:], raw.decode("utf-8", "replace").rstrip()]
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with the package that runs here found first."""
+    package_parent = str(Path(__file__).resolve().parents[2])
+    others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join([package_parent, *others])}

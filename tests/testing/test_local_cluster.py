@@ -1,0 +1,219 @@
+"""LocalCluster and whole brokers over sockets: start, serve, die, come back, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contrailmq import ConsumeFromWhere, LitePullConsumer, Message, Producer, PushConsumer, SendStatus, StoredMessage
+from contrailmq.broker import BrokerConfig, BrokerServer
+from contrailmq.store import MessageStore, StoreConfig, StoreError
+from contrailmq.testing import LocalCluster
+from contrailmq.wire.errors import ConnectError
+from contrailmq.wire.transport import RemotingClient
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster() as made:
+        yield made
+
+
+def test_a_cluster_is_up_in_under_a_second_and_serves_a_producer_and_a_consumer(cluster: LocalCluster) -> None:
+    received: queue.Queue[StoredMessage] = queue.Queue()
+    consumer = PushConsumer("billing", namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET)
+    consumer.subscribe("Orders", "paid || shipped")
+    consumer.listen(lambda messages: [received.put(message) for message in messages] and None)
+    with Producer("shop", namesrv=cluster.namesrv) as producer:
+        for tag in ("paid", "lost", "shipped"):
+            result = producer.send(Message("Orders", tag.encode(), tags=tag, keys=["o-17"]))
+            assert result.status is SendStatus.OK
+        consumer.start()
+        try:
+            assert {received.get(timeout=30).body for _ in range(2)} == {b"paid", b"shipped"}
+        finally:
+            consumer.shutdown()
+
+
+def test_what_was_acknowledged_survives_a_clean_restart_on_the_same_port() -> None:
+    with LocalCluster() as cluster:
+        address = cluster.broker_addresses[0]
+        with Producer("shop", namesrv=cluster.namesrv) as producer:
+            producer.send(Message("Orders", b"before"))
+            cluster.stop_broker()
+            cluster.restart_broker()
+            assert cluster.broker_addresses == [address]
+            producer.send(Message("Orders", b"after"))
+        with LitePullConsumer("audit", namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET) as pull:
+            pull.subscribe("Orders")
+            bodies: set[bytes] = set()
+            deadline = time.monotonic() + 30
+            while bodies != {b"before", b"after"} and time.monotonic() < deadline:
+                bodies |= {message.body for message in pull.poll(timeout=1.0)}
+        assert bodies == {b"before", b"after"}
+
+
+def test_what_was_acknowledged_with_synchronous_flush_survives_a_kill() -> None:
+    with LocalCluster(config={"flushDiskType": "SYNC_FLUSH"}) as cluster:
+        with Producer("shop", namesrv=cluster.namesrv) as producer:
+            sent = [producer.send(Message("Orders", b"%d" % number)) for number in range(20)]
+            assert all(result.status is SendStatus.OK for result in sent)
+        cluster.kill_broker()
+        cluster.restart_broker()
+        store = cluster.broker().store
+        assert not store.recovery.was_clean_exit
+        assert sum(high for (topic, _), (_, high) in store.queues().items() if topic == "Orders") == 20
+
+
+def test_a_store_that_is_given_is_kept(tmp_path: Path) -> None:
+    with (
+        LocalCluster(store=tmp_path, brokers=2) as cluster,
+        Producer("shop", namesrv=cluster.namesrv) as producer,
+    ):
+        assert len(set(cluster.broker_addresses)) == 2
+        result = producer.send(Message("Orders", b"kept"))
+    with MessageStore(StoreConfig(tmp_path / result.queue.broker_name)) as store:
+        (message,) = store.get("Orders", result.queue.queue_id, 0)
+        assert message.body == b"kept"
+        assert store.recovery.was_clean_exit
+
+
+def settings(path: Path, **changes: str) -> tuple[BrokerConfig, StoreConfig]:
+    said = {"brokerName": "b", "bindAddress": "127.0.0.1", "listenPort": "0"} | changes
+    config, _ = BrokerConfig.from_properties(said)
+    small = {"mapped_file_size_commit_log": 1 << 20, "max_hash_slot_num": 100, "max_index_num": 400}
+    return config, StoreConfig(path, **small)
+
+
+def test_a_taken_port_refuses_the_start_and_lets_go_of_the_store(tmp_path: Path) -> None:
+    async def start() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            broker = BrokerServer(*settings(tmp_path, listenPort=str(port), enableFastListenPort="false"))
+            with pytest.raises(ConnectError, match=f"{port}.*in use"):
+                await broker.start()
+
+    asyncio.run(start())
+    MessageStore(StoreConfig(tmp_path)).open().close()
+
+
+def test_a_store_in_use_refuses_the_start(tmp_path: Path) -> None:
+    async def start() -> None:
+        with pytest.raises(StoreError, match="in use"):
+            await BrokerServer(*settings(tmp_path)).start()
+
+    with MessageStore(settings(tmp_path)[1]):
+        asyncio.run(start())
+
+
+def test_a_broken_table_refuses_the_start_with_the_file(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "topics.json").write_text("{ torn")
+
+    async def start() -> None:
+        with pytest.raises(Exception, match=r"topics\.json"):
+            await BrokerServer(*settings(tmp_path)).start()
+
+    asyncio.run(start())
+
+
+def test_a_broker_serves_without_any_name_server_and_saves_what_it_knows(tmp_path: Path) -> None:
+    async def serve() -> None:
+        broker = BrokerServer(*settings(tmp_path, namesrvAddr="127.0.0.1:1"))
+        await broker.start()
+        client = RemotingClient()
+        fields = {"topic": "Made", "defaultTopic": "TBW102", "readQueueNums": 3, "writeQueueNums": 3, "perm": 6}
+        answer = await client.invoke(
+            broker.address, 17, fields | {"topicFilterType": "SINGLE_TAG", "order": False, "topicSysFlag": 0}
+        )
+        assert answer.code == 0
+        assert "Made" in (tmp_path / "config" / "topics.json").read_text()
+        await client.close()
+        await broker.stop()
+        await broker.stop()
+
+    asyncio.run(serve())
+    assert '"offsetTable"' in (tmp_path / "config" / "consumerOffset.json").read_text()
+
+
+def test_settings_changed_at_run_time_are_kept_over_a_restart(tmp_path: Path) -> None:
+    async def serve() -> None:
+        broker = BrokerServer(*settings(tmp_path))
+        await broker.start()
+        client = RemotingClient()
+        assert (await client.invoke(broker.address, 25, None, b"traceOn=false\n")).code == 0
+        assert (await client.invoke(broker.address, 25, None, b"traceOm=false\n")).code == 1
+        await client.close()
+        await broker.stop()
+        again = BrokerServer(*settings(tmp_path))
+        await again.start()
+        assert not again.config.trace_on
+        await again.stop()
+
+    asyncio.run(serve())
+
+
+def run_command(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "contrailmq", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+    )
+
+
+def test_brokers_as_processes_survive_a_real_kill() -> None:
+    with (
+        LocalCluster(processes=True, config={"flushDiskType": "SYNC_FLUSH"}) as cluster,
+        Producer("shop", namesrv=cluster.namesrv) as producer,
+    ):
+        assert producer.send(Message("Orders", b"x")).status is SendStatus.OK
+        address = cluster.broker_addresses[0]
+        cluster.kill_broker()
+        cluster.restart_broker()
+        assert cluster.broker_addresses == [address]
+        assert producer.send(Message("Orders", b"y")).status is SendStatus.OK
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_up_prints_one_ready_line_and_ends_cleanly_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    process = run_command("up", "--store", str(tmp_path), "--namesrv-port", "0", "--broker-port", "0", "--no-console")
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("ready namesrv 127.0.0.1:"), process.communicate()
+    with Producer("shop", namesrv=line.split()[2]) as producer:
+        assert producer.send(Message("Orders", b"x")).status is SendStatus.OK
+    process.send_signal(number)
+    rest, errors = process.communicate(timeout=30)
+    assert (process.returncode, rest) == (0, ""), errors
+    assert not (tmp_path / "broker-a" / "abort").exists(), "the store was not closed"
+
+
+def test_the_broker_command_says_what_is_wrong(tmp_path: Path) -> None:
+    config = tmp_path / "broker.conf"
+    config.write_text("brokerName=b\nlistenPort=many\n")
+    process = run_command("broker", "-c", str(config))
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "listenPort" in errors
+    assert "Traceback" not in errors
+
+
+def test_the_broker_command_prints_its_settings_and_where_they_differ(tmp_path: Path) -> None:
+    process = run_command("broker", "-p", "--set", "brokerName=b", "--set", f"storePathRootDir={tmp_path}")
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert "brokerName=b\n" in output
+    assert "mappedFileSizeCommitLog=" in output
+    assert "# enablePropertyFilter: true here, false in RocketMQ" in output
