@@ -1,0 +1,319 @@
+"""The NameServer over sockets: what depends on connections, time and settings."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from contrailmq.cli import app
+from contrailmq.namesrv import NameServer, NamesrvConfig
+from contrailmq.wire.bodies import (
+    DataVersion,
+    KVTable,
+    QueueData,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigWrapper,
+    TopicRouteData,
+    decode_body,
+    encode_body,
+)
+from contrailmq.wire.codes import RequestCode as Code
+from contrailmq.wire.frame import FrameParser, encode_request
+from contrailmq.wire.header import Command
+from contrailmq.wire.properties import parse_properties
+from contrailmq.wire.transport import Connection, RemotingClient
+
+IDENTITY = {"brokerName": "a", "brokerAddr": "a:1", "clusterName": "c", "brokerId": "0"}
+
+
+class Clock:
+    now_ms = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+@asynccontextmanager
+async def running(
+    home: Path, clock: Callable[[], int] | None = None, **settings: object
+) -> AsyncIterator[tuple[NameServer, Callable[..., Awaitable[Command]], RemotingClient]]:
+    config = NamesrvConfig(bind_address="127.0.0.1", listen_port=0, rocketmq_home=str(home), **settings)  # type: ignore[arg-type]
+    server = NameServer(config, clock_ms=clock) if clock else NameServer(config)
+    await server.start()
+    client = RemotingClient()
+
+    async def ask(code: int, ext: dict[str, str] | None = None, body: bytes = b"") -> Command:
+        return await client.invoke(server.address, code, ext or {}, body)
+
+    try:
+        yield server, ask, client
+    finally:
+        await client.close()
+        await server.stop()
+
+
+def registration(*topics: str, counter: int = 1) -> bytes:
+    table = {topic: TopicConfig(topic_name=topic, read_queue_nums=4, write_queue_nums=4) for topic in topics}
+    wrapper = TopicConfigWrapper(data_version=DataVersion(counter=counter), topic_config_table=table)
+    return encode_body(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper))
+
+
+def ext(broker_id: int = 0, address: str = "a:1", **more: str) -> dict[str, str]:
+    return {**IDENTITY, "brokerId": str(broker_id), "brokerAddr": address, "haServerAddr": f"{address}:ha", **more}
+
+
+def test_a_broker_whose_connection_closes_is_forgotten_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (server, ask, _client):
+            other = RemotingClient()
+            await other.invoke(server.address, Code.REGISTER_BROKER, ext(), registration("T", "U"))
+            assert (await ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})).code == 0
+            [connection] = list(server.tables.live.values())
+            closed = asyncio.Event()
+            broker_connection = connection.connection
+            assert isinstance(broker_connection, Connection)
+            broker_connection.on_close.append(lambda _connection: closed.set())
+            await other.close()
+            await closed.wait()
+            assert (await ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})).code == 17
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_a_silent_broker_is_forgotten_and_its_connection_closed(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = Clock()
+        async with running(tmp_path, clock) as (server, ask, _client):
+            other = RemotingClient()
+            broker = await other.connect(server.address)
+            closed = asyncio.Event()
+            broker.on_close.append(lambda _connection: closed.set())
+            await broker.invoke(Code.REGISTER_BROKER, ext(heartbeatTimeoutMillis="5000"), registration("T", "U"))
+            clock.now_ms += 4000
+            await broker.invoke(Code.BROKER_HEARTBEAT, IDENTITY)
+            clock.now_ms += 5000
+            server.scan()
+            assert (await ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})).code == 0
+            clock.now_ms += 1
+            server.scan()
+            await closed.wait()
+            assert (await ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})).code == 17
+            await other.close()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_a_data_version_that_is_the_same_counts_as_a_heartbeat(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = Clock()
+        async with running(tmp_path, clock) as (server, ask, _client):
+            first = await ask(Code.QUERY_DATA_VERSION, IDENTITY, encode_body(DataVersion(counter=1)))
+            assert (first.ext["changed"], first.body) == ("true", b"")
+            await ask(Code.REGISTER_BROKER, ext(), registration("T", "U"))
+            clock.now_ms += 100_000
+            same = await ask(Code.QUERY_DATA_VERSION, IDENTITY, encode_body(DataVersion(counter=1)))
+            assert same.ext["changed"] == "false"
+            assert decode_body(same.body, DataVersion) == DataVersion(counter=1)
+            changed = await ask(Code.QUERY_DATA_VERSION, IDENTITY, encode_body(DataVersion(counter=2)))
+            assert changed.ext["changed"] == "true"
+            clock.now_ms += 100_000
+            server.scan()
+            assert (await ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})).code == 0
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_a_registration_with_a_wrong_crc_or_an_unreadable_body_is_refused_with_a_reason(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (_server, ask, _client):
+            body = registration("T", "U")
+            wrong = await ask(Code.REGISTER_BROKER, ext(bodyCrc32="5"), body)
+            assert wrong.code == 1
+            assert "crc32 not match" in str(wrong.remark)
+            crc = str(zlib.crc32(body) & 0x7FFFFFFF)
+            assert (await ask(Code.REGISTER_BROKER, ext(bodyCrc32=crc), body)).code == 0
+            unreadable = await ask(Code.REGISTER_BROKER, ext(), b"nonsense")
+            assert unreadable.code == 1
+            first = await ask(Code.REGISTER_BROKER, ext(address="new:1", brokerName="new"), registration("One"))
+            assert (first.code, str(first.remark)[:22]) == (1, "register broker failed")
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_routes_wait_when_the_server_must_be_ready_first(tmp_path: Path) -> None:
+    async def main() -> None:
+        clock = Clock()
+        async with running(tmp_path, clock, need_wait_for_service=True) as (_server, ask, _client):
+            await ask(Code.REGISTER_BROKER, ext(), registration("T", "U"))
+            early = await ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})
+            assert (early.code, early.remark) == (1, "name server not ready")
+            clock.now_ms += 45_000
+            assert (await ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})).code == 0
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_order_settings_reach_routes_and_brokers_and_survive_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        put = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "a:4"}
+        async with running(tmp_path, order_message_enable=True) as (_server, ask, _client):
+            registered = await ask(Code.REGISTER_BROKER, ext(), registration("T", "U"))
+            assert registered.body == b""
+            assert b"orderTopicConf" not in (await ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})).body
+            assert (await ask(Code.PUT_KV_CONFIG, put)).code == 0
+            route = decode_body((await ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})).body, TopicRouteData)
+            assert route.order_topic_conf == "a:4"
+            registered = await ask(Code.REGISTER_BROKER, ext(), registration("T", "U"))
+            assert decode_body(registered.body, KVTable).table == {"T": "a:4"}
+        async with running(tmp_path) as (_server, ask, _client):
+            assert (await ask(Code.GET_KV_CONFIG, put)).ext == {"value": "a:4"}
+            assert (await ask(Code.DELETE_KV_CONFIG, put)).code == 0
+            assert (await ask(Code.GET_KV_CONFIG, put)).code == 22
+            assert (await ask(Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "none"})).code == 22
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_settings_are_changed_saved_and_shown_except_those_on_the_black_list(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (server, ask, _client):
+            changed = await ask(Code.UPDATE_NAMESRV_CONFIG, {}, b"orderMessageEnable=true\nunheardOf=1\n")
+            assert changed.code == 0
+            assert server.config.order_message_enable
+            shown = parse_properties((await ask(Code.GET_NAMESRV_CONFIG)).body.decode())
+            assert shown["orderMessageEnable"] == "true"
+            saved = parse_properties((tmp_path / "namesrv" / "namesrv.properties").read_text())
+            assert saved["orderMessageEnable"] == "true"
+            for key in ("kvConfigPath", "configStorePath", "configBlackList"):
+                refused = await ask(Code.UPDATE_NAMESRV_CONFIG, {}, f"{key}=/tmp/x".encode())
+                assert refused.code == 16
+            wrong = await ask(Code.UPDATE_NAMESRV_CONFIG, {}, b"listenPort=many")
+            assert (wrong.code, str(wrong.remark)[:18]) == (1, "setting listenPort")
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_topic_lists_can_be_switched_off(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, enable_all_topic_list=False, enable_topic_list=False) as (_server, ask, _client):
+            for code in (206, 311, 312, 313):
+                answer = await ask(code)
+                assert (answer.code, answer.remark) == (1, "disable")
+            assert (await ask(Code.GET_TOPICS_BY_CLUSTER, {"cluster": "c"})).code == 1
+            assert (await ask(Code.GET_SYSTEM_TOPIC_LIST_FROM_NS)).code == 0
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_old_requesters_get_bare_broker_ids_and_those_who_ask_standard_json(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (server, ask, _client):
+            await ask(Code.REGISTER_BROKER, ext(), registration("T", "U"))
+            answers: list[bytes] = []
+
+            class Asker:
+                def reply(self, data: bytes) -> None:
+                    answers.append(data)
+
+            [old] = FrameParser().feed(encode_request(105, {"topic": "T"}, opaque=1))
+            old.version = 317
+            [asking] = FrameParser().feed(
+                encode_request(105, {"topic": "T", "acceptStandardJsonOnly": "true"}, opaque=1)
+            )
+            asking.version = 317
+            server.handle(Asker(), [old, asking, old])  # type: ignore[arg-type]
+            assert b'{0:"a:1"}' in answers[0]
+            assert b'{"0":"a:1"}' in answers[1]
+            assert answers[2] == answers[0]
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_zones_show_their_own_brokers_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (_server, ask, _client):
+            await ask(Code.REGISTER_BROKER, ext(__ZONE_NAME="z1"), registration("T", "U"))
+            await ask(
+                Code.REGISTER_BROKER, ext(address="b:1", brokerName="b", __ZONE_NAME="z2"), registration("T", "U")
+            )
+            zone = {"topic": "T", "__ZONE_MODE": "true", "__ZONE_NAME": "z2"}
+            route = decode_body((await ask(Code.GET_ROUTEINFO_BY_TOPIC, zone)).body, TopicRouteData)
+            assert [data.broker_name for data in route.broker_datas] == ["b"]
+            assert [queues.broker_name for queues in route.queue_datas] == ["b"]
+            both = decode_body((await ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})).body, TopicRouteData)
+            assert len(both.broker_datas) == 2
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_topics_are_registered_and_deleted_by_tools(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (_server, ask, _client):
+            await ask(Code.REGISTER_BROKER, ext(), registration("T", "U"))
+            route = TopicRouteData(queue_datas=[QueueData(broker_name="a", read_queue_nums=2, write_queue_nums=2)])
+            await ask(Code.REGISTER_TOPIC_IN_NAMESRV, {"topic": "N"}, encode_body(route))
+            assert (await ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "N"})).code == 0
+            await ask(Code.DELETE_TOPIC_IN_NAMESRV, {"topic": "N"})
+            assert (await ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "N"})).code == 17
+            group = await ask(Code.GET_BROKER_MEMBER_GROUP, {"clusterName": "c", "brokerName": "a"})
+            assert group.body == b'{"brokerMemberGroup":{"brokerAddrs":{"0":"a:1"},"brokerName":"a","cluster":"c"}}'
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_brokers_are_told_when_the_smallest_id_of_their_group_changes(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path, notify_min_broker_id_changed=True) as (server, _ask, _client):
+            told: asyncio.Queue[Command] = asyncio.Queue()
+            slave, master = RemotingClient(), RemotingClient()
+            slave.register(Code.NOTIFY_MIN_BROKER_ID_CHANGE, lambda _connection, command: told.put_nowait(command))
+            slave_ext = ext(1, "s:1", enableActingMaster="true")
+            await slave.invoke(server.address, Code.REGISTER_BROKER, slave_ext, registration("T", "U"))
+            master_ext = ext(0, enableActingMaster="true")
+            await master.invoke(server.address, Code.REGISTER_BROKER, master_ext, registration("T", "U"))
+            assert (await told.get()).ext == {
+                "minBrokerId": "0",
+                "brokerName": "a",
+                "minBrokerAddr": "a:1",
+                "haBrokerAddr": "a:1:ha",
+            }
+            await master.close()
+            gone = await told.get()
+            assert (gone.ext["minBrokerId"], gone.ext["offlineBrokerAddr"]) == ("1", "a:1")
+            await slave.close()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_the_command_prints_its_settings_and_names_wrong_keys(tmp_path: Path) -> None:
+    file = tmp_path / "namesrv.conf"
+    file.write_text("listenPort=19999\nlistenPrt=1\n")
+    result = CliRunner().invoke(app, ["namesrv", "-c", str(file), "-p", "--set", "orderMessageEnable=true"])
+    assert result.exit_code == 0
+    assert "listenPort=19999\n" in result.output
+    assert "orderMessageEnable=true\n" in result.output
+    assert "did you mean listenPort?" in result.output
+    missing = CliRunner().invoke(app, ["namesrv", "-c", str(tmp_path / "nowhere")])
+    assert missing.exit_code == 1
+    assert "cannot be read" in missing.output
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_the_address_can_be_dialled(host: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        server = NameServer(NamesrvConfig(bind_address=host, listen_port=0, rocketmq_home=str(tmp_path)))
+        await server.start()
+        client = RemotingClient()
+        assert (await client.invoke(server.address, 206)).code == 0
+        assert server.connection_count == 1
+        await client.close()
+        await server.stop()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
