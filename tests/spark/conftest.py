@@ -41,6 +41,16 @@ def expected(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
+def pool() -> Iterator[Any]:
+    """One pool of two processes for all tests that want one."""
+    from contrailmq.spark.engine import LocalEngine
+
+    engine = LocalEngine(workers=2)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """One session for all tests: two cores, three tries per task, little memory."""
     import contrailmq.spark

@@ -102,11 +102,11 @@ def test_a_log_cleaned_before_it_was_archived_is_an_error(tmp_path: Path) -> Non
 
 @pytest.mark.spark
 def test_spark_and_a_process_pool_archive_the_same(
-    spark: Any, tmp_path: Path, golden_store: Callable[[str], str]
+    spark: Any, tmp_path: Path, golden_store: Callable[[str], str], pool: LocalEngine
 ) -> None:
     results = [
         archive(golden_store("kill9"), str(tmp_path / str(number)), engine)
-        for number, engine in enumerate([SparkEngine(spark), LocalEngine(workers=2)])
+        for number, engine in enumerate([SparkEngine(spark), pool])
     ]
     assert archived(tmp_path / "0") == archived(tmp_path / "1") == user_offsets("kill9")
     assert results[0].rows == results[1].rows == len(user_offsets("kill9"))

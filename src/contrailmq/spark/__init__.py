@@ -19,7 +19,9 @@ from contrailmq.spark.environment import SparkEnvironmentError, ensure_java, reg
 
 if TYPE_CHECKING:
     from contrailmq.spark.columns import OptionError
-    from contrailmq.spark.jobs.archive import archive_stream, read_archive
+    from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
+    from contrailmq.spark.jobs.rebuild import rebuild
+    from contrailmq.spark.jobs.verify import verify
     from contrailmq.spark.scan import CorruptLogError
     from contrailmq.spark.store_files import StoreFilesError
 
@@ -28,19 +30,25 @@ __all__ = [
     "OptionError",
     "SparkEnvironmentError",
     "StoreFilesError",
+    "archive",
     "archive_stream",
     "ensure_java",
     "read_archive",
+    "rebuild",
     "register",
     "session",
+    "verify",
 ]
 
 _HOMES = {
     "CorruptLogError": "contrailmq.spark.scan",
     "OptionError": "contrailmq.spark.columns",
     "StoreFilesError": "contrailmq.spark.store_files",
+    "archive": "contrailmq.spark.jobs.archive",
     "archive_stream": "contrailmq.spark.jobs.archive",
     "read_archive": "contrailmq.spark.jobs.archive",
+    "rebuild": "contrailmq.spark.jobs.rebuild",
+    "verify": "contrailmq.spark.jobs.verify",
 }
 
 

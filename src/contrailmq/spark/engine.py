@@ -31,19 +31,31 @@ class Engine(Protocol):
 
 
 class LocalEngine:
-    """A pool of processes; one worker or one item means: in this process."""
+    """A pool of processes, started when first needed; one worker or one item means: in this process.
+
+    Workers are forked from a server process that has imported the kernels and started no threads: forking this process
+    would copy the locks of Arrow's and the client's threads, and starting each worker anew costs seconds.
+    """
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or os.cpu_count() or 1
+        self._pool: ProcessPoolExecutor | None = None
 
     def run(self, kernel: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
         if self.workers == 1 or len(items) <= 1:
             yield from map(kernel, items)
             return
-        # Spawned, not forked: a fork would copy the locks of Arrow's and the client's threads.
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(self.workers, len(items)), mp_context=context) as pool:
-            yield from pool.map(kernel, items)
+        if self._pool is None:
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["contrailmq.spark.log_plan", kernel.__module__])
+            self._pool = ProcessPoolExecutor(self.workers, mp_context=context)
+        yield from self._pool.map(kernel, items)
+
+    def close(self) -> None:
+        """End the pool's processes."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
 
 class SparkEngine:

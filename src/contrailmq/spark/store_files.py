@@ -99,7 +99,12 @@ def _log_folder(store: str) -> str:
 
 def queue_files(store: str, topics: Iterable[str] | None = None) -> list[QueueFiles]:
     """Every consume queue of a store, or those of the named topics."""
-    root = Path(store, "consumequeue")
+    return queue_files_under(os.path.join(store, "consumequeue"), topics)
+
+
+def queue_files_under(folder: str, topics: Iterable[str] | None = None) -> list[QueueFiles]:
+    """Every consume queue below a directory, by topic and queue id."""
+    root = Path(folder)
     if not root.is_dir():
         return []
     wanted = None if topics is None else set(topics)
@@ -137,6 +142,31 @@ def read_units(queue: QueueFiles, first: int = 0, stop: int = 2**63 - 1) -> Unit
 _RAW_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 Units = npt.NDArray[np.void]
 UNIT: Final = np.dtype([("physical_offset", "i8"), ("size", "i8"), ("tags_code", "i8"), ("queue_offset", "i8")])
+
+
+def units_between(queue: QueueFiles, start: int, stop: int) -> tuple[int, int]:
+    """Queue offsets of the units that point between two physical offsets: they are in the order of the log."""
+    return _first_unit_at(queue, start), _first_unit_at(queue, stop)
+
+
+def _first_unit_at(queue: QueueFiles, physical_offset: int) -> int:
+    """The first queue offset whose unit points at or beyond a place (or is unwritten)."""
+    beyond = 0
+    for path in queue.paths:
+        base = int(os.path.basename(path)) // UNIT_BYTES
+        with open(path, "rb", buffering=0) as file:
+            low, high = 0, os.fstat(file.fileno()).st_size // UNIT_BYTES
+            beyond = base + high
+            while low < high:
+                middle = (low + high) // 2
+                place, size_bytes, _ = _unit_at(file.fileno(), middle)
+                if size_bytes > 0 and (place < physical_offset or size_bytes == _PRE_BLANK_SIZE):
+                    low = middle + 1
+                else:
+                    high = middle
+            if base + low < beyond:
+                return base + low
+    return beyond
 
 
 def queue_end(queue: QueueFiles) -> int:

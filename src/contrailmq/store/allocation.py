@@ -231,7 +231,11 @@ class Allocator:
         return StoreIOError("allocate", path, error)
 
     def _discard(self, file: MappedFile) -> None:
+        """Remove a file that was made but not used. If that fails it is an empty last file, which recovery removes."""
         if file.write_buffer is not None and self._pool is not None:
             self._pool.give_back(file.write_buffer)
-        file.destroy(0, force_after_ms=0)
-        self._files.sync_directory(file.path.parent)
+        try:
+            file.destroy(0, force_after_ms=0)
+            self._files.sync_directory(file.path.parent)
+        except OSError as exc:
+            _log.warning("%s: an unused log file stays: %s", file.path, exc)

@@ -89,7 +89,9 @@ class StoreIOError(StoreError):
     retriable = True
 
     def __init__(self, operation: str, path: Path, error: OSError) -> None:
-        super().__init__(f"{operation} {path}: {error.strerror or error} (errno {error.errno})")
+        what = error.strerror or str(error)
+        where = f" ({error.filename})" if error.filename else ""
+        super().__init__(f"{operation} {path}: {what}{where} (errno {error.errno})")
         self.operation = operation
         self.path = path
         self.errno = error.errno

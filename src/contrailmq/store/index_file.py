@@ -82,6 +82,9 @@ class IndexFile:
         try:
             self._files.allocate(descriptor, index_file_bytes(self.slots, self.units))
             self._map = self._files.map(descriptor, index_file_bytes(self.slots, self.units), writable=True)
+        except OSError:
+            self._files.unlink(self.path)  # an empty file would be taken for a damaged one at the next start
+            raise
         finally:
             self._files.close(descriptor)
         self._is_writable = True

@@ -30,14 +30,13 @@ from contrailmq.message import (
     create_unique_id,
     encode_host,
     encode_properties,
-    is_system_topic,
     tags_code,
 )
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.commit_log import LOCALHOST
 from contrailmq.store.config import WITHOUT_EFFECT, StoreConfig
 from contrailmq.store.consume_queue import Boundary, unpack_units
-from contrailmq.store.errors import StoreClosedError, StoreReadOnlyError
+from contrailmq.store.errors import StoreClosedError, StoreFullError, StoreIOError, StoreReadOnlyError
 from contrailmq.store.files import Files
 from contrailmq.store.flush import FlushFailedError
 from contrailmq.store.parts import build_parts
@@ -109,12 +108,13 @@ class MessageStore:
             on_failure=self._fail,
             on_commit=self._on_commit,
             on_flushed=self._on_flushed,
+            on_disk_full=self.set_disk_full,
         )
         self._log_files, self._log, self._allocator = parts.log_files, parts.log, parts.allocator
         self._pool, self._committer, self._flusher = parts.pool, parts.committer, parts.flusher
         self._queues, self._index, self.checkpoint = parts.queues, parts.index, parts.checkpoint
         self._dispatcher, self._reader, self._housekeeping = parts.dispatcher, parts.reader, parts.housekeeping
-        self._delay_levels = parts.delay_levels
+        self._delay_levels, self._retention = parts.delay_levels, parts.retention
         self._lock = StoreLock(self.files, config.lock_path)
         self.append: Append = self._log.append
         self._refuse(_CLOSED, f"store {config.path} is not open")
@@ -122,16 +122,20 @@ class MessageStore:
     # --- life
 
     def open(self) -> Self:
-        """Lock, load, recover, start. Raises StoreLockedError, CorruptStoreError or OSError, and then holds nothing."""
+        """Lock, load, recover, start. StoreLockedError, CorruptStoreError, StoreIOError: it then holds nothing."""
         assert not self._is_open, "a store is opened once; make a new MessageStore to open the directory again"
         config = self.config
         for key in config.unused_keys:
             _log.info("setting %s has no effect here: %s", key, WITHOUT_EFFECT[key])
-        self.files.make_directory(config.path)
-        self._lock.acquire()
         try:
+            self.files.make_directory(config.path)
+            self._lock.acquire()
             self.recovery = self._recover()
             self._start()
+        except OSError as exc:
+            self._stop_threads()
+            self._drop()
+            raise StoreIOError("opening the store", config.path, exc) from exc
         except BaseException:
             self._stop_threads()
             self._drop()
@@ -185,17 +189,20 @@ class MessageStore:
         self._allow(_CLOSED)
 
     def close(self) -> None:
-        """Make everything durable and let go of the directory. Idempotent."""
+        """Make everything durable and let go of the directory. Idempotent; trouble is logged, and recovered later."""
         if not self._is_open:
             return
         self._is_open = False
         self._refuse(_CLOSED, f"store {self.config.path} is closed")
         self._log.stop_writing()
         self._stop_threads()
-        is_whole = _SYNC_FAILED not in self._refusals and self._persist_all()
-        if is_whole:
-            remove_abort_file(self.files, self.config.abort_path)
-        self._drop()
+        try:
+            if _SYNC_FAILED not in self._refusals and self._persist_all():
+                remove_abort_file(self.files, self.config.abort_path)
+        except (OSError, FlushFailedError) as exc:
+            _log.error("store %s was not closed cleanly, the next start will recover it: %s", self.config.path, exc)
+        finally:
+            self._drop()
 
     def abandon(self) -> None:
         """Drop the store as a killed process would: nothing is flushed, the abort file stays. For tests."""
@@ -222,18 +229,14 @@ class MessageStore:
         self._allocator.stop()
 
     def _persist_all(self) -> bool:
-        """The last flush of log, queues, index and checkpoint; False when something could not be done."""
-        try:
-            while self._flusher.durable_offset < self._log_files.wrote_offset:
-                if not self._flusher.flush(0):
-                    break
-            self._dispatcher.dispatch(self.confirm_offset)
-            if self._index is not None:
-                self._index.flush()
-            self._housekeeping.persist()
-        except (OSError, FlushFailedError) as exc:
-            _log.error("store %s was not closed cleanly, the next start will recover it: %s", self.config.path, exc)
-            return False
+        """The last flush of log, queues, index and checkpoint; False when something was left undispatched."""
+        while self._flusher.durable_offset < self._log_files.wrote_offset:
+            if not self._flusher.flush(0):
+                break
+        self._dispatcher.dispatch(self.confirm_offset)
+        if self._index is not None:
+            self._index.flush()
+        self._housekeeping.persist()
         return self._dispatcher.mark >= self._log_files.max_offset
 
     def _drop(self) -> None:
@@ -375,6 +378,10 @@ class MessageStore:
                 raise StoreReadOnlyError(self.config.path, cause=self._failure)
             if _CLOSED in self._refusals:
                 raise StoreClosedError(self.config.path)
+            if _DISK_FULL in self._refusals:
+                free = self.files.disk_usage(self.config.path).free_bytes
+                needed = self.config.mapped_file_size_commit_log
+                raise StoreFullError(self.config.path, free_bytes=free, needed_bytes=needed)
 
     def _timeout_text(self) -> str:
         return (
@@ -440,7 +447,7 @@ class MessageStore:
 
     def flush(self, offset: int | None = None) -> None:
         """Make the log durable up to an offset (all of it by default), in this thread. Raises StoreReadOnlyError."""
-        end = self._log_files.max_offset if offset is None else offset
+        end = self._log_files.wrote_offset if offset is None else offset
         try:
             while not self._flusher.wait(end, self.config.sync_flush_timeout / 1000):
                 _log.warning("the log is not durable up to %d yet: the disk is slow", end)
@@ -599,16 +606,14 @@ class MessageStore:
 
     def clean_expired_queues(self) -> int:
         """Destroy queues whose newest message is gone from the log, system topics excepted; how many."""
-        log_min = self._log_files.min_offset
-        doomed = [
-            queue
-            for queue in self._queues
-            if not is_system_topic(queue.topic) and 0 <= queue.physical_max <= log_min and queue.max_offset > 0
-        ]
-        for queue in doomed:
-            self._log.forget_queue(queue.topic, queue.queue_id)
-            self._queues.delete(queue.topic, queue.queue_id)
-        return len(doomed)
+        removed = self._retention.clean_expired_queues()
+        for topic, queue_id in removed:
+            self._log.forget_queue(topic, queue_id)
+        return len(removed)
+
+    def delete_expired_files_now(self) -> None:
+        """Delete log files past their time at the next rounds of housekeeping, at whatever hour."""
+        self._retention.delete_now()
 
     def tick(self) -> None:
         """One round of housekeeping, now."""

@@ -11,6 +11,7 @@ append -> CommitLog -> MappedFileQueue <- Allocator (next file)
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,7 +29,10 @@ from contrailmq.store.housekeeping import Housekeeping
 from contrailmq.store.index import IndexService
 from contrailmq.store.mapped_file_queue import MappedFileQueue
 from contrailmq.store.reading import Reader
+from contrailmq.store.retention import Retention
 from contrailmq.store.write_buffer_pool import WriteBufferPool
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class Parts:
     dispatcher: Dispatcher
     reader: Reader
     housekeeping: Housekeeping
+    retention: Retention
 
 
 def build_parts(
@@ -58,6 +63,7 @@ def build_parts(
     on_failure: Callable[[str], None],
     on_commit: Callable[[], None],
     on_flushed: Callable[[int], None],
+    on_disk_full: Callable[[str | None], None],
 ) -> Parts:
     """`config` is resolved. `on_failure` hears of a sync that failed, from whichever thread met it."""
     log_files = MappedFileQueue(files, clock, config.commit_log_paths, config.mapped_file_size_commit_log)
@@ -79,9 +85,13 @@ def build_parts(
         file_bytes=config.mapped_file_size_consume_queue,
         files=files,
         open_files_max=config.open_files_max,
+        ext_file_bytes=config.mapped_file_size_consume_queue_ext if config.enable_consume_queue_ext else 0,
     )
     index = _index(config, files, clock, checkpoint) if config.message_index_enable else None
     delay_levels = DelayLevels(config.message_delay_level)
+    housekeeping = Housekeeping(config, files, clock, queues, index, checkpoint, on_sync_failure=on_failure)
+    retention = Retention(config, files, clock, log_files, queues, index, on_disk_full=on_disk_full)
+    housekeeping.add_task(lambda: _clean(retention))
     return Parts(
         log_files=log_files,
         pool=pool,
@@ -95,8 +105,15 @@ def build_parts(
         delay_levels=delay_levels,
         dispatcher=Dispatcher(log, queues, index, delay_levels, on_sync_failure=on_failure),
         reader=Reader(config, log, queues, index),
-        housekeeping=Housekeeping(config, files, clock, queues, index, checkpoint, on_sync_failure=on_failure),
+        housekeeping=housekeeping,
+        retention=retention,
     )
+
+
+def _clean(retention: Retention) -> None:
+    report = retention.tick()
+    if not report.is_empty:
+        _log.info("cleaned: %s", report)
 
 
 def _write_buffers(

@@ -21,6 +21,7 @@ from contrailmq.message import Property, StoredMessage, SysFlag
 from contrailmq.store.commit_log import CommitLog
 from contrailmq.store.config import CONSUME_QUEUE_UNIT_BYTES, StoreConfig
 from contrailmq.store.consume_queue import PRE_BLANK_SIZE, Boundary, ConsumeQueue, unpack_units
+from contrailmq.store.consume_queue_ext import is_ext_address
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.index import IndexService
 from contrailmq.store.mapped_file import MappedFile
@@ -201,7 +202,7 @@ class Reader:
             following += 1
             if physical_offset < gone_before or size == PRE_BLANK_SIZE:
                 continue
-            if message_filter is not None and not message_filter.match_unit(code, None):
+            if message_filter is not None and not self._unit_matches(message_filter, queue, code):
                 continue
             record = fetch(physical_offset, size)
             if record is None:
@@ -219,6 +220,13 @@ class Reader:
             gone_before = 0
         suggest_slave = log_end - physical_offset > self._distance_in_memory
         return GetResult(status, following, queue.min_offset, queue.max_offset, slices, total, suggest_slave)
+
+    def _unit_matches(self, message_filter: MessageFilter, queue: ConsumeQueue, code: int) -> bool:
+        """With extensions on, the unit holds an address, and the tag's code is there; unreadable counts as a match."""
+        if not is_ext_address(code):
+            return message_filter.match_unit(code, None)
+        ext = self._queues.ext.get(queue.topic, queue.queue_id, code) if self._queues.ext is not None else None
+        return ext is None or message_filter.match_unit(ext.tags_code, ext)
 
     # --- by place
 

@@ -289,7 +289,8 @@ class _Recovery:
             return log_min
         if self.was_clean_exit and self.ledger is not None and self.ledger.index_end_offset == end_offset:
             return max(end_offset + 1, walk_from)
-        return end_offset + 1 if self.was_clean_exit else end_offset
+        # The newest record may have some of its keys in a file that is gone: enter it again, unless nothing is missing.
+        return end_offset + 1 if self.was_clean_exit and self.ledger is None else end_offset
 
     # --- walking
 

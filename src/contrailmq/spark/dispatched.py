@@ -1,0 +1,161 @@
+"""What dispatch makes of records: consume-queue units and index entries, for a whole block at once.
+
+This is the broker's dispatch (store/dispatch.py) seen as arithmetic on columns; `rebuild` writes its results and
+`verify` compares them with what is on disk.
+
+- A **unit** is due for every record but prepared and rolled-back ones: place, size and tags code. The code of a message
+  that waits for a delay level is its delivery time instead.
+- An **index entry** is due for the unique key, each key and the tag of every record but rolled-back ones: the absolute
+  value of Java's hash of `topic#key`, for a tag of `topic#T#tag` (since RocketMQ 5.5; older ones enter no tags).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from contrailmq.message import Property, SysFlag, SystemTopic, java_hash, tags_code
+from contrailmq.spark.property_table import PropertyTable, parse_properties, take_slices, text_column
+from contrailmq.spark.records import Int, Mask, Records
+from contrailmq.store.index import TAG_KIND
+
+DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"  # RocketMQ's messageDelayLevel
+_UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_UNKNOWN_LEVEL_MS: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Units due for a block, in log order. `queue` indexes `queues`."""
+
+    queues: list[tuple[str, int]]
+    queue: Int
+    queue_offset: Int
+    physical_offset: Int
+    size: Int
+    tags_code: Int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntries:
+    """Index entries due for a block, in the order in which a broker puts them."""
+
+    key_hash: Int
+    physical_offset: Int
+    store_time_ms: Int
+    is_tag: Mask
+
+
+def delay_table(levels: str) -> list[int]:
+    """Delays in ms by level, level 1 first, from a text like `1s 5s 1m`."""
+    return [int(part[:-1]) * _UNIT_MS[part[-1]] for part in levels.split(" ")]
+
+
+class Dispatcher:
+    """Derives units and index entries from blocks. `levels` is the broker's messageDelayLevel."""
+
+    def __init__(self, levels: str = DELAY_LEVELS) -> None:
+        self._delays_ms = delay_table(levels)
+
+    def dispatch(self, records: Records) -> tuple[Units, IndexEntries]:
+        buffer = pa.py_buffer(records.data)
+        topics = text_column(take_slices(buffer, records.topic_start, records.topic_bytes)).dictionary_encode()
+        table = parse_properties(take_slices(buffer, records.properties_start, records.properties_bytes))
+        kind = records.sys_flag & SysFlag.TRANSACTION_MASK
+        names = topics.dictionary.to_pylist()
+        codes = topics.indices.to_numpy().astype(np.int64)
+        queued = (kind != SysFlag.TRANSACTION_PREPARED) & (kind != SysFlag.TRANSACTION_ROLLBACK)
+        units = self._units(records, table, names, codes, queued)
+        return units, _entries(records, table, names, codes, kind != SysFlag.TRANSACTION_ROLLBACK)
+
+    def _units(self, records: Records, table: PropertyTable, names: list[str], codes: Int, queued: Mask) -> Units:
+        tags = _tags_codes(table)
+        if SystemTopic.SCHEDULE in names:
+            waiting = np.flatnonzero(codes == names.index(SystemTopic.SCHEDULE))
+            levels = table.column(Property.DELAY).to_pylist()
+            for row in waiting.tolist():
+                delay_ms = self._delay_ms(levels[row])
+                if delay_ms is not None:
+                    tags[row] = records.store_time_ms[row] + delay_ms
+        pairs, queue = np.unique(np.stack([codes, records.queue_id])[:, queued], axis=1, return_inverse=True)
+        return Units(
+            queues=[(names[code], queue_id) for code, queue_id in pairs.T.tolist()],
+            queue=queue.reshape(-1),
+            queue_offset=records.queue_offset[queued],
+            physical_offset=records.physical_offset[queued],
+            size=records.size[queued],
+            tags_code=tags[queued],
+        )
+
+    def _delay_ms(self, level_text: str | None) -> int | None:
+        level = int(level_text) if level_text and level_text.isdecimal() else 0
+        if level <= 0:
+            return None
+        level = min(level, len(self._delays_ms))
+        return self._delays_ms[level - 1] if level <= len(self._delays_ms) else _UNKNOWN_LEVEL_MS
+
+
+def _tags_codes(table: PropertyTable) -> Int:
+    encoded = table.column(Property.TAGS).dictionary_encode()
+    hashes = np.array([tags_code(tag) for tag in encoded.dictionary.to_pylist()] + [0], dtype=np.int64)
+    indices = encoded.indices.fill_null(len(hashes) - 1).to_numpy()
+    found: Int = hashes[indices]
+    return found
+
+
+def _entries(records: Records, table: PropertyTable, names: list[str], codes: Int, indexed: Mask) -> IndexEntries:
+    seeds = np.array([java_hash(f"{name}#") for name in names], dtype=np.int64)[codes]
+    tag_seeds = np.array([java_hash(f"{name}#{TAG_KIND}#") for name in names], dtype=np.int64)[codes]
+    unique_rows, unique = _valued(table.column(Property.UNIQUE_KEY))
+    tag_rows, tags = _valued(table.column(Property.TAGS))
+    pieces = pc.split_pattern(table.column(Property.KEYS), " ")
+    keys = pieces.flatten()
+    key_rows = pc.list_parent_indices(pieces).to_numpy().astype(np.int64)
+    filled = pc.greater(pc.binary_length(keys), 0).to_numpy(zero_copy_only=False)
+    keys, key_rows = keys.filter(pa.array(filled)), key_rows[filled]
+    rows = np.concatenate([unique_rows, key_rows, tag_rows])
+    all_seeds = np.concatenate([seeds[unique_rows], seeds[key_rows], tag_seeds[tag_rows]])
+    hashes = java_hashes(pa.concat_arrays([unique, keys, tags]), all_seeds)
+    is_tag = np.arange(len(rows)) >= len(unique_rows) + len(key_rows)
+    # A broker's order is record by record: unique key, keys, tag. The sort is stable and they stand in that order.
+    order = np.argsort(rows, kind="stable")
+    order = order[indexed[rows[order]]]
+    rows, hashes = rows[order], hashes[order]
+    magnitude = np.abs(hashes)
+    magnitude[hashes == -(2**31)] = 0  # Java's Math.abs has no positive for the least int; RocketMQ takes 0
+    return IndexEntries(magnitude, records.physical_offset[rows], records.store_time_ms[rows], is_tag[order])
+
+
+def _valued(column: pa.StringArray) -> tuple[Int, pa.StringArray]:
+    """Rows that have a value, and the values."""
+    return np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False)), column.drop_null()
+
+
+def java_hashes(texts: pa.StringArray, seeds: Int) -> Int:
+    """`java_hash(text, seed=seed)` for a column without nulls: one pass over character positions, not over texts."""
+    count = len(texts)
+    offsets = np.frombuffer(texts.buffers()[1], dtype=np.int32)[texts.offset : texts.offset + count + 1].astype(
+        np.int64
+    )
+    data = np.frombuffer(texts.buffers()[2] or b"", dtype=np.uint8)
+    hashes = (seeds & 0xFFFFFFFF).astype(np.uint32)
+    start, size = offsets[:-1], np.diff(offsets)
+    if count:
+        longest_first = np.argsort(-size, kind="stable")
+        start, hashes = start[longest_first], hashes[longest_first]
+        # remaining[i]: how many texts have more than i characters; they are the first ones in this order.
+        remaining = count - np.searchsorted(np.sort(size), np.arange(int(size.max())), side="right")
+        for index, live in enumerate(remaining.tolist()):
+            hashes[:live] = hashes[:live] * np.uint32(31) + data[start[:live] + index]
+        in_place = np.empty_like(hashes)
+        in_place[longest_first] = hashes
+        hashes = in_place
+    found: Int = hashes.view(np.int32).astype(np.int64)
+    others = np.flatnonzero(~pc.string_is_ascii(texts).to_numpy(zero_copy_only=False))
+    for row in others.tolist():  # UTF-16 units are not bytes there
+        found[row] = java_hash(texts[row].as_py(), seed=int(seeds[row]))
+    return found

@@ -1,0 +1,165 @@
+"""Index files laid out and read as columns.
+
+    file   := header:40  slot:i32 * slots  unit * units
+    header := begin_time:i64 end_time:i64 begin_physical:i64 end_physical:i64 used_slots:i32 next_unit:i32
+    unit   := key_hash:i32 physical_offset:i64 seconds_since_begin:i32 previous_unit:i32     (20 bytes)
+
+A slot holds the number of its newest unit, a unit the number of the one before it in the same slot. Unit 0 is never
+used. All of a file's chains come from one stable sort by slot: the unit before, in sorted order, is the previous one if
+its slot is the same. A file's first seconds are counted from the end time of the file before, as RocketMQ counts them.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+HEADER: Final = struct.Struct(">qqqqii")
+HEADER_BYTES: Final = 40
+SLOT_BYTES: Final = 4
+_UNIT: Final = np.dtype([("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+ENTRY: Final = np.dtype([("key_hash", "i8"), ("physical_offset", "i8"), ("store_time_ms", "i8")])
+assert HEADER.size == HEADER_BYTES
+assert _UNIT.itemsize == 20
+
+
+class IndexShape(NamedTuple):
+    """Slots and units of every index file: RocketMQ's maxHashSlotNum and maxIndexNum."""
+
+    slots: int = 5_000_000
+    units: int = 20_000_000
+
+    @classmethod
+    def of_store(cls, store: str) -> IndexShape:
+        """The shape of the files that exist, if it has RocketMQ's proportion of 1 to 4; else the default."""
+        for path in sorted(Path(store, "index").glob("*")):
+            slots, rest = divmod(path.stat().st_size - HEADER_BYTES, SLOT_BYTES + 4 * _UNIT.itemsize)
+            if rest == 0 and slots > 0:
+                return cls(slots, 4 * slots)
+        return cls()
+
+    @property
+    def file_bytes(self) -> int:
+        return HEADER_BYTES + self.slots * SLOT_BYTES + self.units * _UNIT.itemsize
+
+
+def write_index(folder: str, fragments: Iterable[str], shape: IndexShape) -> int:
+    """Write index files for entries in fragment files (arrays of `ENTRY`, in log order); gives the number of files."""
+    os.mkdir(folder)
+    held = np.empty(0, dtype=ENTRY)
+    files, end_time, end_physical = 0, 0, 0
+    room = shape.units - 1
+    names: set[str] = set()
+    for fragment in [*fragments, None]:
+        if fragment is not None:
+            held = np.concatenate([held, np.fromfile(fragment, dtype=ENTRY)])
+        while len(held) >= room or (fragment is None and len(held)):
+            entries, held = held[:room], held[room:]
+            name = _name(int(entries["store_time_ms"][0]), names)
+            _write_file(os.path.join(folder, name), entries, shape, end_time, end_physical)
+            end_time, end_physical = int(entries["store_time_ms"][-1]), int(entries["physical_offset"][-1])
+            files += 1
+    return files
+
+
+def _name(time_ms: int, taken: set[str]) -> str:
+    """A file's name: a time to the millisecond, later than those before it."""
+    while True:
+        moment = datetime.fromtimestamp(time_ms / 1000, UTC)
+        name = moment.strftime("%Y%m%d%H%M%S") + f"{time_ms % 1000:03d}"
+        if name not in taken and (not taken or name > max(taken)):
+            taken.add(name)
+            return name
+        time_ms += 1
+
+
+def _write_file(
+    path: str, entries: npt.NDArray[np.void], shape: IndexShape, seed_time: int, seed_physical: int
+) -> None:
+    count = len(entries)
+    slot = entries["key_hash"] % shape.slots
+    order = np.argsort(slot, kind="stable")
+    ordered = slot[order]
+    numbers = order + 1  # unit numbers begin at 1
+    same = np.concatenate([[False], ordered[1:] == ordered[:-1]])
+    previous = np.zeros(count, dtype=np.int64)
+    previous[order[same]] = numbers[np.flatnonzero(same) - 1]
+    is_newest = np.concatenate([ordered[1:] != ordered[:-1], [True]])
+    begin_time = int(entries["store_time_ms"][0])
+    seconds = np.clip((entries["store_time_ms"] - begin_time) // 1000, 0, 2**31 - 1)
+    if seed_time > 0:
+        seconds[0] = min(max(0, (begin_time - seed_time) // 1000), 2**31 - 1)
+    units = np.empty(count, dtype=_UNIT)
+    units["key_hash"], units["physical_offset"] = entries["key_hash"], entries["physical_offset"]
+    units["seconds"], units["previous"] = seconds, previous
+    slots = np.zeros(shape.slots, dtype=">i4")
+    slots[ordered[is_newest]] = numbers[is_newest]
+    header = HEADER.pack(
+        begin_time,
+        int(entries["store_time_ms"][-1]),
+        int(entries["physical_offset"][0]),
+        int(entries["physical_offset"][-1]),
+        int(is_newest.sum()),
+        count + 1,
+    )
+    assert seed_physical <= int(entries["physical_offset"][0])
+    with open(path, "wb") as file:
+        file.write(header + slots.tobytes())
+        file.write(bytes(_UNIT.itemsize) + units.tobytes())  # unit 0 is never used
+        file.truncate(shape.file_bytes)
+
+
+def oldest_indexed(store: str, shape: IndexShape) -> int | None:
+    """The physical offset from which on records are indexed; None when there is no index of this shape to compare."""
+    for path in sorted(Path(store, "index").glob("*")):
+        if path.name.isdecimal():
+            if path.stat().st_size != shape.file_bytes:
+                return None
+            with open(path, "rb") as file:
+                begin_physical: int = HEADER.unpack(file.read(HEADER_BYTES))[2]
+            return begin_physical
+    return None
+
+
+class IndexUnits(NamedTuple):
+    """The entries of one index file, by unit number from 1 on."""
+
+    path: str
+    key_hash: npt.NDArray[np.int64]
+    physical_offset: npt.NDArray[np.int64]
+
+
+def read_index(store: str, slots: int, start: int, stop: int) -> Iterator[IndexUnits]:
+    """Entries of every index file that point between two physical offsets: they are in log order, hence a slice."""
+    for path in sorted(Path(store, "index").glob("*")):
+        if not path.name.isdecimal() or path.stat().st_size < HEADER_BYTES:
+            continue
+        with open(path, "rb") as file:
+            count = HEADER.unpack(file.read(HEADER_BYTES))[5] - 1
+        if count <= 0:
+            continue
+        units = np.memmap(
+            path, dtype=_UNIT, mode="r", offset=HEADER_BYTES + slots * SLOT_BYTES + _UNIT.itemsize, shape=(count,)
+        )
+        places = units["physical_offset"]
+        low, high = (_first_at_or_after(places, bound) for bound in (start, stop))
+        chosen = units[low:high]
+        yield IndexUnits(str(path), chosen["key_hash"].astype(np.int64), chosen["physical_offset"].astype(np.int64))
+
+
+def _first_at_or_after(places: npt.NDArray[np.void], bound: int) -> int:
+    low, high = 0, len(places)
+    while low < high:  # a handful of probes instead of a copy of the column
+        middle = (low + high) // 2
+        if int(places[middle]) < bound:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,0 +1,260 @@
+"""`rebuild`: consume queues and index of a store from its commit log, in parallel, beside the old ones, then swapped.
+
+1. Every range of the log is read once, by any engine: units go to a fragment file grouped by queue, index entries
+beside
+   them. No shuffle: queues are independent, and fragments are already in log order.
+2. Every queue is put together from its runs, byte for byte as a broker writes it: files of one fixed size, sparse, a
+head
+   that starts late filled as RocketMQ fills it. The index is laid out file by file, hash chains computed on columns.
+3. The new queues are compared with the log both ways (`verify`). Only then they take the place of the old ones, which
+   stay beside under another name until the caller removes them.
+
+The store must not run: its lock file is held from the first read to the swap.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from contrailmq.message import ContrailError
+from contrailmq.spark.dispatched import DELAY_LEVELS, Dispatcher
+from contrailmq.spark.engine import Engine
+from contrailmq.spark.jobs.index_files import ENTRY, IndexShape, write_index
+from contrailmq.spark.jobs.verify import verify_queues
+from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_records
+from contrailmq.spark.store_files import UNIT_BYTES, confirmed_end, log_files, queue_files
+
+_QUEUE_FILE_BYTES: Final = 6_000_000  # RocketMQ's default: 300,000 units
+_DISK_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+_PRE_BLANK: Final = np.array([(0, 2147483647, 0)], dtype=_DISK_UNIT).tobytes()
+assert _DISK_UNIT.itemsize == UNIT_BYTES
+
+
+class RebuildError(ContrailError):
+    """Queues or index could not be rebuilt; the store is as it was."""
+
+
+class Run(NamedTuple):
+    """Units of one queue with consecutive queue offsets, at a place in a fragment file."""
+
+    topic: str
+    queue_id: int
+    first: int
+    units: int
+    fragment: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildResult:
+    """What was rebuilt. `old` are directories that were replaced and still exist."""
+
+    queues: int
+    units: int
+    index_entries: int
+    index_files: int
+    log_bytes: int
+    gaps: int
+    old: tuple[str, ...]
+
+
+class _ReadWork(NamedTuple):
+    part: LogPart
+    settings: LogSettings
+    fragment: str
+    levels: str
+
+
+class _ReadDone(NamedTuple):
+    runs: list[Run]
+    entries: int
+
+
+class _WriteWork(NamedTuple):
+    runs: list[list[Run]]  # of several queues, each in log order
+    root: str
+    file_bytes: int
+
+
+def rebuild(
+    store: str,
+    engine: Engine,
+    *,
+    levels: str = DELAY_LEVELS,
+    queue_file_bytes: int | None = None,
+    index_shape: IndexShape | None = None,
+    dry_run: bool = False,
+    range_bytes: int = LogSettings().range_bytes,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> RebuildResult:
+    """Rebuild consume queues and index of the store at `store` from its log."""
+    file_bytes = queue_file_bytes or _file_bytes_of(store)
+    shape = index_shape or IndexShape.of_store(store)
+    settings = LogSettings(check_crc=False, range_bytes=range_bytes)
+    with _held(store), tempfile.TemporaryDirectory(dir=store, prefix="rebuild-") as folder:
+        first, end = log_files(store)[0].base, confirmed_end(store)
+        parts = plan_parts(store, first, end, settings)
+        work = [_ReadWork(part, settings, f"{folder}/{number:08d}", levels) for number, part in enumerate(parts)]
+        done = list(_with_progress(engine.run(_read_part, work), len(work), on_progress))
+        by_queue: dict[tuple[str, int], list[Run]] = {}
+        for piece in done:
+            for run in piece.runs:
+                by_queue.setdefault((run.topic, run.queue_id), []).append(run)
+        queues = f"{folder}/consumequeue"
+        os.mkdir(queues)
+        gaps = sum(engine.run(_write_queues, _grouped(by_queue, queues, file_bytes)))
+        index_files = write_index(f"{folder}/index", (f"{item.fragment}.index" for item in work), shape)
+        findings = list(verify_queues(store, engine, end, queues=queues, levels=levels, range_bytes=range_bytes))
+        if findings and not gaps:
+            raise RebuildError(f"the rebuilt queues do not match the log, first: {findings[0]}; nothing was replaced")
+        old = () if dry_run else _swap(store, folder)
+    units = sum(run.units for runs in by_queue.values() for run in runs)
+    entries = sum(piece.entries for piece in done)
+    return RebuildResult(len(by_queue), units, entries, index_files, end - first, gaps, old)
+
+
+def _read_part(work: _ReadWork) -> _ReadDone:
+    """Units of one range into a fragment file, grouped by queue; index entries beside it."""
+    dispatcher = Dispatcher(work.levels)
+    pieces: dict[tuple[str, int], list[tuple[np.ndarray, np.ndarray]]] = {}
+    entry_count = 0
+    with open(f"{work.fragment}.index", "wb") as index:
+        for records in read_records(work.part, work.settings):
+            units, entries = dispatcher.dispatch(records)
+            packed = np.empty(len(entries.key_hash), dtype=ENTRY)
+            packed["key_hash"], packed["physical_offset"] = entries.key_hash, entries.physical_offset
+            packed["store_time_ms"] = entries.store_time_ms
+            index.write(packed.tobytes())
+            entry_count += len(packed)
+            rows = np.empty(len(units.queue), dtype=_DISK_UNIT)
+            rows["physical_offset"], rows["size"], rows["tags_code"] = (
+                units.physical_offset,
+                units.size,
+                units.tags_code,
+            )
+            order = np.argsort(units.queue, kind="stable")
+            bounds = np.searchsorted(units.queue[order], np.arange(len(units.queues) + 1))
+            for number, key in enumerate(units.queues):
+                chosen = order[bounds[number] : bounds[number + 1]]
+                pieces.setdefault(key, []).append((units.queue_offset[chosen], rows[chosen]))
+    runs: list[Run] = []
+    with open(work.fragment, "wb") as fragment:
+        for (topic, queue_id), parts in pieces.items():
+            offsets = np.concatenate([part[0] for part in parts])
+            position = fragment.tell()
+            # Never joined by NumPy first: concatenate turns big-endian fields into native ones.
+            fragment.writelines(part[1].tobytes() for part in parts)
+            cuts = [0, *(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(offsets)]
+            runs.extend(
+                Run(topic, queue_id, int(offsets[a]), b - a, work.fragment, position + a * UNIT_BYTES)
+                for a, b in itertools.pairwise(cuts)
+            )
+    return _ReadDone(runs, entry_count)
+
+
+def _grouped(by_queue: dict[tuple[str, int], list[Run]], root: str, file_bytes: int) -> list[_WriteWork]:
+    """Queues dealt to a few pieces of work of about the same number of units."""
+    piles: list[list[list[Run]]] = [[] for _ in range(min(16, max(1, len(by_queue))))]
+    weights = [0] * len(piles)
+    for runs in sorted(by_queue.values(), key=lambda runs: -sum(run.units for run in runs)):
+        lightest = weights.index(min(weights))
+        piles[lightest].append(runs)
+        weights[lightest] += sum(run.units for run in runs)
+    return [_WriteWork(pile, root, file_bytes) for pile in piles if pile]
+
+
+def _write_queues(work: _WriteWork) -> int:
+    """Put queues together from their runs; gives the number of gaps in queue offsets that were closed up."""
+    return sum(_write_queue(runs, work.root, work.file_bytes) for runs in work.runs)
+
+
+def _write_queue(runs: list[Run], root: str, file_bytes: int) -> int:
+    """One queue, by RocketMQ's rules (ConsumeQueue.putMessagePositionInfo): repeats are dropped, a gap closes up."""
+    folder = Path(root, runs[0].topic, str(runs[0].queue_id))
+    folder.mkdir(parents=True)
+    first_byte = runs[0].first * UNIT_BYTES
+    base = first_byte - first_byte % file_bytes
+    data = [_PRE_BLANK * ((first_byte - base) // UNIT_BYTES)]
+    held, current, gaps = len(data[0]), runs[0].first, 0
+    for run in runs:
+        repeated = max(0, current - run.first)
+        if repeated >= run.units:
+            continue
+        gaps += run.first > current
+        with open(run.fragment, "rb") as fragment:
+            fragment.seek(run.position + repeated * UNIT_BYTES)
+            units = fragment.read((run.units - repeated) * UNIT_BYTES)
+        data.append(units)
+        held += len(units)
+        current += run.units - repeated
+        if held >= file_bytes:
+            joined = b"".join(data)
+            whole = len(joined) - len(joined) % file_bytes
+            for at in range(0, whole, file_bytes):
+                (folder / f"{base:020d}").write_bytes(joined[at : at + file_bytes])
+                base += file_bytes
+            data, held = [joined[whole:]], len(joined) - whole
+    if held:
+        with open(folder / f"{base:020d}", "wb") as file:
+            file.write(b"".join(data))
+            file.truncate(file_bytes)
+    return gaps
+
+
+@contextmanager
+def _held(store: str) -> Iterator[None]:
+    """The store's own lock (a POSIX record lock on byte 0, as RocketMQ takes it): a running broker refuses it."""
+    with open(os.path.join(store, "lock"), "a+b") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except OSError:
+            raise RebuildError(f"{store} is in use by a running broker or store: stop it first") from None
+        yield
+
+
+def _swap(store: str, folder: str) -> tuple[str, ...]:
+    """Put the new directories in place of the old; the old ones keep a name that says what they are."""
+    replaced = []
+    for name in ("consumequeue", "index"):
+        target, new = os.path.join(store, name), os.path.join(folder, name)
+        if os.path.exists(target):
+            old = tempfile.mkdtemp(dir=store, prefix=f"{name}.before-rebuild-")
+            os.rename(target, os.path.join(old, name))
+            replaced.append(old)
+        os.rename(new, target)
+    return tuple(replaced)
+
+
+def remove_old(result: RebuildResult) -> None:
+    """Delete the directories that a rebuild replaced."""
+    for folder in result.old:
+        shutil.rmtree(folder)
+
+
+def _file_bytes_of(store: str) -> int:
+    for queue in queue_files(store):
+        for path in queue.paths:
+            size = os.stat(path).st_size
+            if size and size % UNIT_BYTES == 0:
+                return size
+    return _QUEUE_FILE_BYTES
+
+
+def _with_progress(
+    results: Iterator[_ReadDone], total: int, on_progress: Callable[[int, int], None] | None
+) -> Iterator[_ReadDone]:
+    for done, result in enumerate(results, 1):
+        if on_progress is not None:
+            on_progress(done, total)
+        yield result

@@ -1,0 +1,303 @@
+"""`verify`: a store against itself, and a slave's log against its master's. Reports, never repairs.
+
+Every range of the log is read once, by any engine, and compared with what the queues and the index say about it:
+
+- the chain of records, their parts and body CRCs (`corrupt`);
+- queue offsets without gap or repeat (`queue-gap`, `queue-repeat`);
+- consume queues both ways: a record that should have a unit and has none (`no-unit`), a unit that points to no such
+  record (`stray-unit`), a unit that says something else than its record (`wrong-unit`);
+- the index both ways (`no-index-entry`, `stray-index-entry`), as far back as the oldest index file reaches.
+
+Findings of one kind in one queue and range are one row with a count: a queue that lags by a million records does not
+give a million rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from contrailmq.spark.dispatched import DELAY_LEVELS, Dispatcher, IndexEntries, Units
+from contrailmq.spark.engine import Engine
+from contrailmq.spark.jobs.index_files import IndexShape, oldest_indexed, read_index
+from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts
+from contrailmq.spark.records import Int
+from contrailmq.spark.scan import BadStretch, Range, scan
+from contrailmq.spark.store_files import (
+    QueueFiles,
+    confirmed_end,
+    log_files,
+    queue_files_under,
+    read_units,
+    units_between,
+)
+
+_EXT_ADDRESS_MAX: Final = -2147483649  # a tags code at or below is an address in the queue's extension file
+FINDING_DDL: Final = (
+    "kind string, store string, topic string, queue_id int, queue_offset bigint, physical_offset bigint, "
+    "rows bigint, detail string"
+)
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong. `physical_offset` is where it begins; `rows` how many share it."""
+
+    kind: str
+    store: str
+    topic: str | None
+    queue_id: int | None
+    queue_offset: int | None
+    physical_offset: int
+    rows: int
+    detail: str
+
+
+FINDING_SCHEMA: Final = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("store", pa.string()),
+        ("topic", pa.string()),
+        ("queue_id", pa.int32()),
+        ("queue_offset", pa.int64()),
+        ("physical_offset", pa.int64()),
+        ("rows", pa.int64()),
+        ("detail", pa.string()),
+    ]
+)
+
+
+class _Work(NamedTuple):
+    store: str
+    part: LogPart
+    queues: str  # directory that holds the consume queues
+    levels: str
+    check_crc: bool
+    index_shape: IndexShape | None  # None: leave the index out
+    indexed_from: int
+
+
+class _Edges(NamedTuple):
+    """First and last queue offset of each queue in one range, to be compared with the next range's."""
+
+    findings: list[Finding]
+    edges: dict[tuple[str, int], tuple[int, int, int]]  # -> first, last, physical offset of the first
+
+
+def verify(
+    store: str,
+    engine: Engine,
+    *,
+    slave: str | None = None,
+    levels: str = DELAY_LEVELS,
+    index_shape: IndexShape | None = None,
+    range_bytes: int = LogSettings().range_bytes,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[Finding]:
+    """Everything that is wrong with a store (and, given a slave's store, where its log differs). Empty means sound."""
+    end = confirmed_end(store)
+    shape = index_shape or IndexShape.of_store(store)
+    indexed_from = oldest_indexed(store, shape)
+    work = [
+        _Work(
+            store,
+            part,
+            f"{store}/consumequeue",
+            levels,
+            True,
+            shape if indexed_from is not None else None,
+            indexed_from or 0,
+        )
+        for part in _parts(store, end, range_bytes)
+    ]
+    findings = list(_checked(engine, work, on_progress))
+    if slave is not None:
+        findings.extend(compare_logs(store, slave, engine, range_bytes=range_bytes))
+    return findings
+
+
+def verify_queues(
+    store: str, engine: Engine, end: int, *, queues: str, levels: str, range_bytes: int
+) -> Iterator[Finding]:
+    """Compare the consume queues under a directory with a store's log, both ways."""
+    work = [_Work(store, part, queues, levels, False, None, 0) for part in _parts(store, end, range_bytes)]
+    return _checked(engine, work, None)
+
+
+def findings_table(findings: list[Finding]) -> pa.Table:
+    """Findings as an Arrow table (and so as a DataFrame)."""
+    return pa.Table.from_pylist([finding._asdict() for finding in findings], schema=FINDING_SCHEMA)
+
+
+def _parts(store: str, end: int, range_bytes: int) -> list[LogPart]:
+    files = log_files(store)
+    settings = LogSettings(range_bytes=range_bytes, plan="log")
+    return plan_parts(store, files[0].base, end, settings) if files else []
+
+
+def _checked(engine: Engine, work: list[_Work], on_progress: Callable[[int, int], None] | None) -> Iterator[Finding]:
+    """Run the checks and join the ranges: queue offsets must go on from one range to the next."""
+    last: dict[tuple[str, int], int] = {}
+    for done, result in enumerate(engine.run(_check_part, work), 1):
+        yield from result.findings
+        for (topic, queue_id), (first, newest, physical) in result.edges.items():
+            before = last.get((topic, queue_id))
+            if before is not None and first != before + 1:
+                yield _step(work[done - 1].store, topic, queue_id, before, first, physical)
+            last[topic, queue_id] = newest
+        if on_progress is not None:
+            on_progress(done, len(work))
+
+
+def _step(store: str, topic: str, queue_id: int, before: int, after: int, physical: int) -> Finding:
+    kind = "queue-gap" if after > before + 1 else "queue-repeat"
+    detail = f"queue offset {after} follows {before}"
+    return Finding(kind, store, topic, queue_id, after, physical, abs(after - before - 1), detail)
+
+
+def _check_part(work: _Work) -> _Edges:
+    """Everything about one range of the log."""
+    findings: list[Finding] = []
+    dispatcher = Dispatcher(work.levels)
+    units: list[Units] = []
+    entries: list[IndexEntries] = []
+    for item in scan(work.part.range, check_crc=work.check_crc):
+        if isinstance(item, BadStretch):
+            detail = f"{item.stop - item.start} bytes: {item.reason}"
+            findings.append(Finding("corrupt", work.store, None, None, None, item.start, 1, detail))
+        else:
+            due_units, due_entries = dispatcher.dispatch(item)
+            units.append(due_units)
+            entries.append(due_entries)
+    by_queue = _by_queue(units)
+    edges = {}
+    for (topic, queue_id), rows in by_queue.items():
+        offsets = rows[:, 0]
+        for at in np.flatnonzero(np.diff(offsets) != 1).tolist():
+            place = int(rows[at + 1, 1])
+            findings.append(_step(work.store, topic, queue_id, int(offsets[at]), int(offsets[at + 1]), place))
+        edges[topic, queue_id] = (int(offsets[0]), int(offsets[-1]), int(rows[0, 1]))
+    findings.extend(_compare_queues(work, by_queue))
+    if work.index_shape is not None:
+        findings.extend(_compare_index(work, work.index_shape, entries))
+    return _Edges(findings, edges)
+
+
+def _by_queue(blocks: list[Units]) -> dict[tuple[str, int], Int]:
+    """Due units of a range by queue: rows of queue offset, physical offset, size, tags code, in log order."""
+    found: dict[tuple[str, int], list[Int]] = {}
+    for block in blocks:
+        rows = np.stack([block.queue_offset, block.physical_offset, block.size, block.tags_code], axis=1)
+        order = np.argsort(block.queue, kind="stable")
+        bounds = np.searchsorted(block.queue[order], np.arange(len(block.queues) + 1))
+        for number, key in enumerate(block.queues):
+            found.setdefault(key, []).append(rows[order[bounds[number] : bounds[number + 1]]])
+    return {key: np.concatenate(parts) for key, parts in found.items()}
+
+
+def _compare_queues(work: _Work, due: dict[tuple[str, int], Int]) -> Iterator[Finding]:
+    start, stop = work.part.range.start, work.part.range.stop
+    on_disk = {(queue.topic, queue.queue_id): queue for queue in queue_files_under(work.queues)}
+    for topic, queue_id in sorted(due.keys() | on_disk.keys()):
+        rows = due.get((topic, queue_id), np.empty((0, 4), np.int64))
+        queue = on_disk.get((topic, queue_id), QueueFiles(topic, queue_id, ()))
+        units = read_units(queue, *units_between(queue, start, stop))
+        is_stray = ~np.isin(units["physical_offset"], rows[:, 1])
+        if is_stray.any():
+            first = units[int(np.argmax(is_stray))]
+            detail = "units that point to no record of this queue"
+            place = (int(first["queue_offset"]), int(first["physical_offset"]))
+            yield _of_queue(work, "stray-unit", queue, place, int(is_stray.sum()), detail)
+        is_missing = ~np.isin(rows[:, 1], units["physical_offset"])
+        if is_missing.any():
+            row = rows[int(np.argmax(is_missing))]
+            detail = "records that are not in their consume queue"
+            yield _of_queue(work, "no-unit", queue, (int(row[0]), int(row[1])), int(is_missing.sum()), detail)
+        yield from _compare_units(work, queue, rows[~is_missing], units[~is_stray])
+
+
+def _compare_units(work: _Work, queue: QueueFiles, rows: Int, units: np.ndarray) -> Iterator[Finding]:
+    """Units and records that point to the same places: do they say the same?"""
+    repeats = len(units) - len(rows)
+    if repeats:
+        place = (int(units["queue_offset"][0]), int(units["physical_offset"][0]))
+        yield _of_queue(work, "stray-unit", queue, place, abs(repeats), "units that point to a record more than once")
+        return
+    is_extended = units["tags_code"] <= _EXT_ADDRESS_MAX
+    wrong = (
+        (units["queue_offset"] != rows[:, 0])
+        | (units["size"] != rows[:, 2])
+        | ((units["tags_code"] != rows[:, 3]) & ~is_extended)
+    )
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        said = tuple(int(units[name][at]) for name in ("queue_offset", "size", "tags_code"))
+        detail = f"unit says (queue offset, size, tags code) {said}, record {tuple(rows[at, [0, 2, 3]].tolist())}"
+        yield _of_queue(work, "wrong-unit", queue, (int(rows[at, 0]), int(rows[at, 1])), int(wrong.sum()), detail)
+
+
+def _of_queue(work: _Work, kind: str, queue: QueueFiles, place: tuple[int, int], count: int, detail: str) -> Finding:
+    """A finding of a queue; `place` is (queue offset, physical offset)."""
+    return Finding(kind, work.store, queue.topic, queue.queue_id, *place, count, detail)
+
+
+def _compare_index(work: _Work, shape: IndexShape, blocks: list[IndexEntries]) -> Iterator[Finding]:
+    start, stop = max(work.part.range.start, work.indexed_from), work.part.range.stop
+    empty = np.empty(0, np.int64)
+    places = np.concatenate([block.physical_offset for block in blocks] or [empty])
+    hashes = np.concatenate([block.key_hash for block in blocks] or [empty])
+    is_tag = np.concatenate([block.is_tag for block in blocks] or [np.empty(0, np.bool_)])
+    reached = places >= start
+    hashes, places, is_tag = hashes[reached], places[reached], is_tag[reached]
+    found = list(read_index(work.store, shape.slots, start, stop))
+    found_places = np.concatenate([units.physical_offset for units in found] or [empty])
+    found_hashes = np.concatenate([units.key_hash for units in found] or [empty])
+    known = np.unique(np.concatenate([places, found_places]))
+    due = np.searchsorted(known, places) * 2**31 + hashes
+    present = np.searchsorted(known, found_places) * 2**31 + found_hashes
+    missing = ~np.isin(due, present) & ~is_tag  # RocketMQ before 5.5 entered no tags
+    stray = ~np.isin(present, due)
+    for kind, lacking, where, detail in (
+        ("no-index-entry", missing, places, "keys of records that the index does not hold"),
+        ("stray-index-entry", stray, found_places, "index entries whose record has no such key"),
+    ):
+        if lacking.any():
+            place = int(where[int(np.argmax(lacking))])
+            yield Finding(kind, work.store, None, None, None, place, int(lacking.sum()), detail)
+
+
+def compare_logs(
+    master: str, slave: str, engine: Engine, *, range_bytes: int = LogSettings().range_bytes
+) -> Iterator[Finding]:
+    """Where a slave's log differs from its master's, as far as both reach."""
+    ends = {store: confirmed_end(store) for store in (master, slave)}
+    begin = max(log_files(store)[0].base for store in (master, slave))
+    parts = plan_parts(master, begin, min(ends.values()), LogSettings(range_bytes=range_bytes))
+    work = [(part.range, slave) for part in parts]
+    for finding in engine.run(_compare_bytes, work):
+        if finding is not None:
+            yield finding
+    if ends[slave] > ends[master]:
+        detail = f"the slave's log goes to {ends[slave]}, its master's to {ends[master]}"
+        yield Finding("slave-ahead", slave, None, None, None, ends[master], 1, detail)
+
+
+def _compare_bytes(work: tuple[Range, str]) -> Finding | None:
+    part, slave = work
+    ours = np.fromfile(part.path, dtype=np.uint8, count=part.stop - part.start, offset=part.start - part.base)
+    theirs = np.zeros_like(ours)
+    for file in log_files(slave):
+        low, high = max(part.start, file.base), min(part.stop, file.base + file.size_bytes)
+        if low < high:
+            theirs[low - part.start : high - part.start] = np.fromfile(
+                file.path, dtype=np.uint8, count=high - low, offset=low - file.base
+            )
+    differing = np.flatnonzero(ours != theirs)
+    if not len(differing):
+        return None
+    place = part.start + int(differing[0])
+    return Finding(
+        "slave-differs", slave, None, None, None, place, len(differing), "bytes that the master has otherwise"
+    )

@@ -1,0 +1,156 @@
+"""Rebuilding queues and index from the log, and finding what is wrong with a store, on golden stores."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contrailmq.message import java_hash
+from contrailmq.spark.dispatched import Dispatcher, java_hashes
+from contrailmq.spark.engine import LocalEngine
+from contrailmq.spark.jobs.index_files import IndexShape
+from contrailmq.spark.jobs.rebuild import RebuildError, rebuild, remove_old
+from contrailmq.spark.jobs.verify import Finding, findings_table, verify
+from contrailmq.spark.scan import CorruptLogError
+from spark.conftest import unpack
+
+ONE = LocalEngine(workers=1)
+SHAPES = {"direct": IndexShape(50, 120), "direct-crc": IndexShape(50, 120)}
+
+
+def files_below(folder: str) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("name", ["clean", "kill9-recovered", "direct", "direct-crc"])
+def test_rebuilt_queues_and_index_equal_the_brokers_own_bytes(
+    tmp_path: Path, golden_store: Callable[[str], str], name: str
+) -> None:
+    """Index files bear the time of their making as a name; their contents are compared in order.
+
+    The last index file of a store that a broker recovered was made anew by that recovery and differs in its header.
+    """
+    store = unpack(name, tmp_path)
+    shutil.rmtree(Path(store, "consumequeue"))
+    shutil.rmtree(Path(store, "index"))
+    size = os.stat(next(Path(golden_store(name), "consumequeue").rglob("0" * 20))).st_size
+    shape = SHAPES.get(name, IndexShape(100, 400))
+    rebuild(store, ONE, queue_file_bytes=size, index_shape=shape, range_bytes=20_000)
+    assert files_below(f"{store}/consumequeue") == files_below(f"{golden_store(name)}/consumequeue")
+    rebuilt, golden = (list(files_below(f"{path}/index").values()) for path in (store, golden_store(name)))
+    known = len(golden) - (name == "kill9-recovered")
+    assert (len(rebuilt), rebuilt[:known]) == (len(golden), golden[:known])
+
+
+def test_a_lagging_store_is_whole_after_a_rebuild_and_the_old_files_stay(tmp_path: Path, pool: LocalEngine) -> None:
+    store = unpack("kill9-lag", tmp_path)
+    assert {finding.kind for finding in verify(store, ONE)} == {"no-unit", "no-index-entry"}
+    result = rebuild(store, pool, range_bytes=200_000)
+    assert (result.units, result.gaps) == (1395, 0)
+    assert verify(store, ONE, range_bytes=50_000) == []
+    assert len(result.old) == 2
+    remove_old(result)
+    assert not [name for name in os.listdir(store) if "before-rebuild" in name]
+
+
+def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
+    store = unpack("kill9-lag", tmp_path)
+    before = files_below(store)
+    assert rebuild(store, ONE, dry_run=True).units == 1395
+    assert files_below(store) == before
+
+
+def test_a_damaged_log_is_not_rebuilt_from(tmp_path: Path) -> None:
+    store = unpack("clean", tmp_path)
+    with open(f"{store}/commitlog/{0:020d}", "r+b") as log:
+        log.seek(267 + 4)
+        log.write(b"????")
+    before = files_below(store)
+    with pytest.raises(CorruptLogError, match="physical offset 267 "):
+        rebuild(store, ONE)
+    assert files_below(store) == before
+
+
+def test_a_store_in_use_is_left_alone(tmp_path: Path) -> None:
+    """POSIX locks exclude other processes only, so the holder is one."""
+    store = unpack("clean", tmp_path)
+    code = (
+        f"import fcntl; f = open({store + '/lock'!r}, 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 0); "
+        "print('held', flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(RebuildError, match="in use"):
+            rebuild(store, ONE)
+        holder.communicate(b"\n")
+
+
+@pytest.mark.parametrize("name", ["clean", "kill9-recovered", "direct", "direct-crc"])
+def test_sound_stores_have_no_findings(golden_store: Callable[[str], str], name: str) -> None:
+    assert verify(golden_store(name), ONE, index_shape=SHAPES.get(name), range_bytes=25_000) == []
+
+
+def test_a_torn_record_shows_in_every_place_that_knew_it(golden_store: Callable[[str], str], pool: LocalEngine) -> None:
+    findings = verify(golden_store("torn-mid"), pool, range_bytes=150_000)
+    at_the_record = {finding.kind for finding in findings if finding.physical_offset == 606629}
+    assert at_the_record == {"corrupt", "stray-unit", "stray-index-entry"}
+    assert "queue-gap" in {finding.kind for finding in findings}
+    assert findings_table(findings).num_rows == len(findings)
+
+
+def damaged(tmp_path: Path, path: str, offset: int, data: bytes) -> list[Finding]:
+    store = unpack("clean", tmp_path)
+    with open(f"{store}/{path}", "r+b") as file:
+        file.seek(offset)
+        file.write(data)
+    return verify(store, ONE)
+
+
+def test_a_wrong_unit_is_told_with_both_sayings(tmp_path: Path) -> None:
+    findings = damaged(tmp_path, f"consumequeue/GoldenOrder/2/{0:020d}", 20 * 3 + 12, b"\x00" * 8)
+    assert [(f.kind, f.topic, f.queue_id, f.queue_offset) for f in findings] == [("wrong-unit", "GoldenOrder", 2, 3)]
+    assert "tags code" in findings[0].detail
+
+
+def test_a_unit_that_points_astray_is_told_both_ways(tmp_path: Path) -> None:
+    findings = damaged(tmp_path, f"consumequeue/GoldenOrder/2/{0:020d}", 20 * 11, (500_001).to_bytes(8, "big"))
+    assert {f.kind for f in findings} == {"stray-unit", "no-unit"}
+
+
+def test_a_slave_that_differs_is_told_with_the_place(tmp_path: Path, golden_store: Callable[[str], str]) -> None:
+    slave = unpack("clean", tmp_path)
+    assert verify(golden_store("clean"), ONE, slave=slave) == []
+    with open(f"{slave}/commitlog/{131072:020d}", "r+b") as log:
+        log.seek(1000)
+        byte = log.read(1)
+        log.seek(1000)
+        log.write(bytes([byte[0] ^ 1]))
+    findings = verify(golden_store("clean"), ONE, slave=slave)
+    assert [(f.kind, f.physical_offset, f.rows) for f in findings] == [("slave-differs", 131072 + 1000, 1)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.text(max_size=40), st.integers(-(2**31), 2**31 - 1)), max_size=20))
+def test_hashes_of_a_column_equal_java_hashes_of_its_values(pairs: list[tuple[str, int]]) -> None:
+    pairs = [(text.encode("utf-8", "ignore").decode(), seed) for text, seed in pairs]
+    texts = pa.array([text for text, _ in pairs], pa.string())
+    found = java_hashes(texts, np.array([seed for _, seed in pairs], dtype=np.int64))
+    assert found.tolist() == [java_hash(text, seed=seed) for text, seed in pairs]
+
+
+def test_delay_levels_beyond_the_table_take_its_last_level() -> None:
+    assert Dispatcher("1s 2m")._delay_ms("99") == 120_000
+    assert Dispatcher("1s 2m")._delay_ms("0") is None
