@@ -119,7 +119,8 @@ class LogFlusher:
                     if self.failure is not None:
                         raise FlushFailedError(self.failure)
                     if not self._is_flushing:
-                        self._lead(0, gathers=True)
+                        if not self._lead(0, gathers=True):
+                            return self._files.flushed_where >= offset  # nothing was left to flush
                     elif not self._state.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
                         return False
             finally:

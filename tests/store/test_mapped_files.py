@@ -1,0 +1,305 @@
+"""Files of the log: positions, the page rule, readers and deletion, allocation ahead, the write buffer pool."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faulty_files import FaultyFiles, no_space
+
+from contrailmq.store import Files, ManualClock, StoreConfig
+from contrailmq.store.allocation import Allocator, NoWriteBufferError
+from contrailmq.store.errors import StoreFullError, StoreIOError
+from contrailmq.store.files import PAGE_BYTES
+from contrailmq.store.mapped_file import MappedFile
+from contrailmq.store.mapped_file_queue import MappedFileQueue
+from contrailmq.store.write_buffer_pool import WriteBufferPool
+
+SIZE = 8 * PAGE_BYTES
+
+
+def make_file(directory: Path, base: int = 0, files: Files | None = None) -> MappedFile:
+    files = files or Files()
+    path = directory / f"{base:020d}"
+    descriptor = files.open(path, create=True)
+    files.truncate(descriptor, SIZE)
+    return MappedFile(files, path, SIZE, descriptor=descriptor)
+
+
+def make_queue(directory: Path, count: int = 0) -> MappedFileQueue:
+    queue = MappedFileQueue(Files(), ManualClock(), (directory,), SIZE)
+    for number in range(count):
+        file = make_file(directory, number * SIZE)
+        file.set_positions(SIZE)
+        queue.add(file)
+    return queue
+
+
+Make = Callable[..., Allocator]
+
+
+@pytest.fixture
+def make_allocator(tmp_path: Path) -> Make:
+    made: list[Allocator] = []
+
+    def make(files: Files | None = None, pool: WriteBufferPool | None = None, **settings: object) -> Allocator:
+        files = files or Files()
+        config = StoreConfig(tmp_path, mapped_file_size_commit_log=SIZE, **settings).resolved(files)
+        log_files = MappedFileQueue(files, ManualClock(), config.commit_log_paths, SIZE)
+        log_files.load()
+        allocator = Allocator(files, config, log_files, pool, on_sync_failure=lambda _: None)
+        allocator.start()
+        made.append(allocator)
+        return allocator
+
+    yield make  # type: ignore[misc]
+    for allocator in made:
+        allocator.stop()
+
+
+# --- one file
+
+
+@pytest.mark.parametrize(
+    ("wrote", "flushed", "pages", "is_due"),
+    [
+        (100, 0, 0, True),
+        (100, 100, 0, False),
+        (4 * PAGE_BYTES - 1, 0, 4, False),
+        (4 * PAGE_BYTES, 0, 4, True),
+        (4 * PAGE_BYTES, PAGE_BYTES - 1, 4, True),  # whole pages between both ends, not the difference in bytes
+        (5 * PAGE_BYTES - 1, PAGE_BYTES, 4, False),
+        (SIZE, SIZE - 1, 4, True),  # a full file is always due
+        (SIZE, SIZE, 4, False),
+    ],
+)
+def test_a_flush_is_due_by_the_page_rule(wrote: int, flushed: int, pages: int, is_due: bool, tmp_path: Path) -> None:
+    file = make_file(tmp_path)
+    file.wrote, file.flushed = wrote, flushed
+    assert file.flush(pages) == (wrote if is_due else flushed)
+    file.close()
+
+
+def test_a_file_is_not_unmapped_under_a_reader_and_goes_when_the_reader_is_done(tmp_path: Path) -> None:
+    file = make_file(tmp_path)
+    file.append_raw(b"abc")
+    view = file.select(0, 3)
+    assert view is not None
+    assert not file.destroy(0, force_after_ms=1000)
+    assert file.select(0, 3) is None  # no new readers
+    assert bytes(view) == b"abc"
+    assert file.path.exists()
+    view.release()
+    assert file.destroy(1, force_after_ms=1000)
+    assert not file.path.exists()
+
+
+def test_after_the_interval_the_name_goes_and_the_reader_still_reads(tmp_path: Path) -> None:
+    file = make_file(tmp_path)
+    file.append_raw(b"abc")
+    view = file.select(0, 3)
+    assert view is not None
+    assert not file.destroy(0, force_after_ms=1000)
+    assert file.destroy(1000, force_after_ms=1000)
+    assert not file.path.exists()
+    assert bytes(view) == b"abc"
+
+
+def test_a_held_descriptor_is_not_closed(tmp_path: Path) -> None:
+    file = make_file(tmp_path)
+    assert file.hold()
+    assert not file.destroy(0, force_after_ms=1000)
+    os.fstat(file.descriptor)
+    assert not file.hold()
+    file.release()
+    assert file.destroy(0, force_after_ms=1000)
+
+
+def test_only_written_bytes_can_be_selected(tmp_path: Path) -> None:
+    file = make_file(tmp_path)
+    assert file.append_raw(b"abc")
+    assert file.select(0, 4) is None
+    assert file.select(-1, 2) is None
+    assert file.pread(1, 2) == b"bc"
+    assert file.pread(1, 3) is None
+    assert not file.append_raw(bytes(SIZE))
+    rest = file.select_rest(1)
+    assert rest == b"bc"
+    assert file.select_rest(3) is None
+    rest.release()
+    file.close()
+
+
+def test_cutting_leaves_no_record_behind_the_cut(tmp_path: Path) -> None:
+    file = make_file(tmp_path)
+    file.append_raw(b"\xff" * 100)
+    file.cut(40)
+    assert file.mapping[30:60] == b"\xff" * 10 + bytes(8) + b"\xff" * 12
+    assert (file.wrote, file.flushed) == (40, 40)
+    file.close()
+
+
+# --- the row of files
+
+
+def test_the_file_of_an_offset_is_found_also_after_the_first_files_are_gone(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, 4)
+    assert [file.base if (file := queue.find(n * SIZE + 5)) else None for n in range(5)] == [
+        0, SIZE, 2 * SIZE, 3 * SIZE, None,
+    ]  # fmt: skip
+    assert queue.delete_expired(reserved_ms=0, force_after_ms=0, count_max=2, at_once=True) == [
+        tmp_path / f"{0:020d}", tmp_path / f"{SIZE:020d}",
+    ]  # fmt: skip
+    assert queue.min_offset == 2 * SIZE
+    assert queue.find(5) is None
+    assert (found := queue.find(3 * SIZE)) is not None
+    assert found.base == 3 * SIZE
+    queue.close()
+
+
+def test_the_last_file_is_never_deleted(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, 2)
+    assert len(queue.delete_expired(reserved_ms=0, force_after_ms=0, count_max=9, at_once=True)) == 1
+    assert queue.delete_expired(reserved_ms=0, force_after_ms=0, count_max=9, at_once=True) == []
+    queue.close()
+
+
+def test_a_file_is_deleted_when_its_time_is_up_by_the_file_systems_clock(tmp_path: Path) -> None:
+    clock = ManualClock()
+    queue = MappedFileQueue(Files(), clock, (tmp_path,), SIZE)
+    for number in range(3):
+        queue.add(make_file(tmp_path, number * SIZE))
+        at_s = clock.now_ms() / 1000 + number * 3600
+        os.utime(tmp_path / f"{number * SIZE:020d}", (at_s, at_s))
+    hour_ms = 3_600_000
+    clock.advance(hour_ms - 1)
+    assert queue.delete_expired(reserved_ms=hour_ms, force_after_ms=0, count_max=9) == []
+    clock.advance(1)
+    assert len(queue.delete_expired(reserved_ms=hour_ms, force_after_ms=0, count_max=9)) == 1
+    newer = queue.find_by_time(clock.now_ms() + 1)
+    assert newer is not None
+    assert newer.base == 2 * SIZE
+    queue.close()
+
+
+def test_a_file_in_use_stops_the_deletion_and_a_second_round_takes_it_up(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, 3)
+    view = queue.files[0].select(0, 10)
+    assert view is not None
+    assert queue.delete_expired(reserved_ms=0, force_after_ms=10**9, count_max=9, at_once=True) == []
+    assert queue.min_offset == SIZE  # a file that is going does not count
+    assert not queue.retry_first(force_after_ms=10**9)
+    view.release()
+    assert queue.retry_first(force_after_ms=10**9)
+    assert len(queue.files) == 2
+    assert not queue.retry_first(force_after_ms=10**9)
+    queue.close()
+
+
+def test_truncating_drops_later_files_and_cuts_the_one_that_holds_the_offset(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, 4)
+    assert queue.truncate_dirty_files(SIZE + 100) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{0:020d}", f"{SIZE:020d}"]
+    assert (queue.max_offset, queue.flushed_where) == (SIZE + 100, SIZE + 100)
+    queue.close()
+
+
+def test_one_flush_goes_over_file_borders(tmp_path: Path) -> None:
+    queue = make_queue(tmp_path, 3)
+    queue.files[2].set_positions(0)
+    queue.files[2].append_raw(b"abc")
+    for file in queue.files:
+        file.flushed = 0
+    assert queue.flush(0)
+    assert queue.flushed_where == 2 * SIZE + 3
+    assert not queue.flush(0)
+    queue.close()
+
+
+def test_several_directories_take_turns(tmp_path: Path) -> None:
+    config = StoreConfig(tmp_path, store_path_commit_log=f"{tmp_path}/b,{tmp_path}/a")
+    queue = MappedFileQueue(Files(), ManualClock(), config.commit_log_paths, SIZE)
+    assert [queue.path_of(n * SIZE).parent.name for n in range(3)] == ["a", "b", "a"]
+    assert queue.path_of(0, lambda path: path.name == "b").parent.name == "b"
+
+
+# --- allocation
+
+
+@pytest.mark.parametrize("settings", [{}, {"flush_disk_type": "SYNC_FLUSH"}, {"warm_maped_file_enable": True}])
+def test_a_new_file_has_all_its_blocks_and_the_next_one_is_made_ahead(
+    settings: dict[str, object], tmp_path: Path, make_allocator: Make
+) -> None:
+    allocator = make_allocator(**settings)
+    first = allocator.take(0)
+    assert os.stat(first.path).st_blocks * 512 >= SIZE
+    assert bytes(first.mapping[:]) == bytes(SIZE)
+    second = allocator.take(SIZE)
+    assert second.base == SIZE
+    allocator.stop()
+    assert len(list((tmp_path / "commitlog").iterdir())) == 2  # the third was made and removed again
+    first.close()
+    second.close()
+
+
+def test_a_full_disk_is_told_with_numbers_and_the_next_try_succeeds(tmp_path: Path, make_allocator: Make) -> None:
+    files = FaultyFiles(tmp_path)
+    files.free_bytes = 77
+    files.fault = lambda operation, _path, count: no_space() if operation == "allocate" and count == 1 else None
+    allocator = make_allocator(files)
+    with pytest.raises(StoreFullError) as caught:
+        allocator.take(0)
+    assert (caught.value.free_bytes, caught.value.needed_bytes) == (77, SIZE)
+    assert list((tmp_path / "commitlog").iterdir()) == []
+    allocator.take(0).close()
+
+
+def test_another_error_names_path_and_errno(tmp_path: Path, make_allocator: Make) -> None:
+    files = FaultyFiles(tmp_path)
+    error = OSError(errno.EMFILE, "Too many open files")
+    files.fault = lambda operation, _path, count: error if operation == "create" and count == 1 else None
+    with pytest.raises(StoreIOError, match=r"0{20}.*Too many open files \(errno 24\)"):
+        make_allocator(files).take(0)
+
+
+def test_an_empty_pool_means_no_buffer_or_a_refusal_as_configured(tmp_path: Path, make_allocator: Make) -> None:
+    pool = WriteBufferPool(Files(), buffer_count=1, buffer_bytes=SIZE)
+    allocator = make_allocator(pool=pool, transient_store_pool_enable=True)
+    first, second = allocator.take(0), allocator.take(SIZE)
+    assert first.write_buffer is not None
+    assert second.write_buffer is None  # written through its mapping, and readable as it is written
+    second.append_raw(b"abc")
+    assert second.read_position == 3
+    refusing = make_allocator(pool=pool, transient_store_pool_enable=True, fast_fail_if_no_buffer_in_store_pool=True)
+    with pytest.raises(NoWriteBufferError, match="transientStorePoolSize"):
+        refusing.take(4 * SIZE)
+    first.close()
+    second.close()
+
+
+def test_a_buffered_file_shows_what_was_committed_and_gives_its_buffer_back_when_full(tmp_path: Path) -> None:
+    pool = WriteBufferPool(Files(), buffer_count=1, buffer_bytes=SIZE)
+    path = tmp_path / f"{0:020d}"
+    files = Files()
+    descriptor = files.open(path, create=True)
+    files.truncate(descriptor, SIZE)
+    file = MappedFile(files, path, SIZE, descriptor=descriptor, write_buffer=pool.borrow())
+    file.append_raw(b"abc")
+    assert file.select(0, 3) is None
+    assert not file.commit(4)
+    assert file.commit(0)
+    view = file.select(0, 3)
+    assert view == b"abc"
+    view.release()
+    assert file.detach_write_buffer() is None
+    file.append_raw(bytes(SIZE - 3))
+    assert file.commit(4)
+    buffer = file.detach_write_buffer()
+    assert buffer is not None
+    pool.give_back(buffer)
+    assert pool.free_count == 1
+    assert file.read_position == SIZE
+    file.close()
