@@ -23,7 +23,7 @@ __all__ = ["check_crc", "decode_registration"]
 _I32: Final = struct.Struct(">i")
 _VERSION_WITH_BODY: Final = 37  # V3_0_11
 _VERSION_WITH_MAPPINGS: Final = 413  # V5_0_0
-_INFLATED_BYTES_MAX: Final = 256 * 1024 * 1024  # 16 MiB of frame can inflate to 16 GiB; 1M topics take about 60 MiB
+_INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024  # 16 MiB of frame can inflate to 16 GiB; 1M topics take about 60 MiB
 _ZLIB_FIRST_BYTE: Final = 0x78
 
 

@@ -21,9 +21,12 @@ from contrailmq.wire.errors import LocalProtocolError, RemoteProtocolError
 from contrailmq.wire.header import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
+    HOT_DECODERS,
     JSON,
+    UNREADABLE,
     Command,
     Fields,
+    decode_any,
     decode_header,
     encode_header,
     to_ext,
@@ -95,7 +98,7 @@ class FrameParser:
     def _cut(self, data: bytes, commands: list[Command]) -> int:
         """Append the whole commands of `data`; return where the unfinished one starts."""
         unpack, append, limit, size = _PREFIX.unpack_from, commands.append, self._frame_bytes_max - 4, len(data)
-        position = 0
+        hot_decoders, position = HOT_DECODERS, 0
         while size - position >= _PREFIX_BYTES:
             length, word = unpack(data, position)
             header_bytes = word & _HEADER_BYTES_MAX
@@ -106,7 +109,16 @@ class FrameParser:
                 self._wanted_bytes = end - position
                 return position
             body_start = position + _PREFIX_BYTES + header_bytes
-            command = decode_header(data[position + _PREFIX_BYTES : body_start], word >> 24)
+            header = data[position + _PREFIX_BYTES : body_start]
+            try:
+                if word <= _HEADER_BYTES_MAX:  # JSON: what decode_header does, without the call (0.2 us of 2)
+                    command = hot_decoders.get(header[8:11], decode_any)(header)
+                    command.serialize_type = JSON
+                    command.raw_header = header
+                else:
+                    command = decode_header(header, word >> 24)
+            except UNREADABLE:
+                command = decode_header(header, JSON)
             command.body = data[body_start:end]
             append(command)
             position = end

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
 import msgspec
@@ -150,8 +150,7 @@ HOT_HEADERS: Final[dict[bytes, type[msgspec.Struct]]] = {
     b"15,": UpdateConsumerOffset,
     b"105": GetRouteInfo,
 }
-_CODE_TEXT_START: Final = len('{"code":')
-_CODE_TEXT_END: Final = _CODE_TEXT_START + 3
+_CODE_TEXT: Final = slice(len('{"code":'), len('{"code":310'))
 
 
 def _hot_decoder(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Command]:
@@ -166,8 +165,8 @@ def _hot_decoder(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Command]:
     return msgspec.json.Decoder(typed, strict=False)
 
 
-_DECODERS: Final = {text: _hot_decoder(kind).decode for text, kind in HOT_HEADERS.items()}
-_decode_command: Final = msgspec.json.Decoder(Command).decode
+HOT_DECODERS: Final = {text: _hot_decoder(kind).decode for text, kind in HOT_HEADERS.items()}
+decode_any: Final = msgspec.json.Decoder(Command).decode
 
 
 @functools.cache
@@ -179,7 +178,7 @@ def decode_header(header: bytes, serialize_type: int) -> Command:
     """One header, without its body. RemoteProtocolError when it cannot be understood at all."""
     if serialize_type == JSON:
         try:
-            command = _DECODERS.get(header[_CODE_TEXT_START:_CODE_TEXT_END], _decode_command)(header)
+            command = HOT_DECODERS.get(header[_CODE_TEXT], decode_any)(header)
         except UNREADABLE:  # wrong types and missing fields are among it
             command = _decode_json_loosely(header)
         command.serialize_type = JSON
@@ -256,10 +255,10 @@ def _ext_from_json(header: bytes) -> dict[str, str]:
 
 
 def _text(value: str | float | bool) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
     return str(value)
 
 
@@ -342,20 +341,22 @@ def _decode_entries(header: bytes, position: int, end: int) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------------------ encoding
 
 _json_text: Final = msgspec.json.Encoder().encode
+_OUR_LANGUAGE_JSON: Final = _json_text(OUR_LANGUAGE)
 
 
 def to_ext(fields: Fields) -> dict[str, str]:
     """Ext fields ready to send: every value as text, None left out (C++ and Go readers refuse anything but strings)."""
+    pairs: Iterable[tuple[str, ExtValue]]
     if isinstance(fields, msgspec.Struct):
-        pairs = ((name, getattr(fields, attribute)) for attribute, name in _plan(type(fields)))
+        values = msgspec.structs.astuple(fields)
+        pairs = zip(fields.__struct_encode_fields__, values, strict=True)
     else:
-        pairs = ((name, value) for name, value in fields.items())
-    return {name: value if value.__class__ is str else _text(value) for name, value in pairs if value is not None}
-
-
-@functools.cache
-def _plan(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    return tuple(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
+        pairs = fields.items()
+    return {
+        name: value if value.__class__ is str else str(value) if value.__class__ is int else _text(value)
+        for name, value in pairs
+        if value is not None
+    }
 
 
 def encode_header(
@@ -378,7 +379,7 @@ def encode_header(
         code,
         b'"extFields":%b,' % _json_text(ext) if ext else b"",
         flag,
-        _json_text(language),
+        _OUR_LANGUAGE_JSON if language is OUR_LANGUAGE else _json_text(language),
         opaque,
         b'"remark":%b,' % _json_text(remark) if remark is not None else b"",
         version,
