@@ -23,6 +23,7 @@ from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import ConsumeOutcome, ConsumeResult, MessageModel
 from contrailmq.client.send_back import SendBack
 from contrailmq.client.settings import PushConsumerOptions
+from contrailmq.client.waiting import set_within
 
 _log = logging.getLogger("contrailmq.client.consumer")
 
@@ -99,11 +100,7 @@ class OrderlyConsumption:
         idle = self._idle.get(assignment)
         if idle is None:
             return True
-        try:
-            await asyncio.wait_for(idle.wait(), wait_s)
-        except TimeoutError:
-            return False
-        return True
+        return await set_within(idle, wait_s)
 
     async def _consume_next(self, assignment: Assignment) -> float:
         """One call and its settlement; returns how long the queue shall rest."""

@@ -27,6 +27,7 @@ from contrailmq.client.results import ConsumeFromWhere, MessageModel
 from contrailmq.client.routes import TopicRoute, subscribe_queues
 from contrailmq.client.settings import ConsumerOptions
 from contrailmq.client.subscription import TAG, SqlFilter, Subscription, make_subscription, with_version
+from contrailmq.client.waiting import set_within
 from contrailmq.message import RETRY_PREFIX, ContrailError, MessageQueue, check_group, check_topic
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from contrailmq.wire.bodies import CheckClientBody, ConsumerData, ConsumerList, decode_body, encode_body
@@ -205,11 +206,8 @@ class GroupConsumer(ABC):
     async def _rebalance_loop(self) -> None:
         wait_s = self._base_options.rebalance_interval_s
         while True:
-            try:
-                await asyncio.wait_for(self._rebalance_wanted.wait(), wait_s)
+            if await set_within(self._rebalance_wanted, wait_s):
                 await asyncio.sleep(REBALANCE_GAP_S)
-            except TimeoutError:
-                pass  # the period, not a fault
             self._rebalance_wanted.clear()
             is_balanced = await self._rebalance()
             wait_s = self._base_options.rebalance_interval_s if is_balanced else UNBALANCED_RETRY_S

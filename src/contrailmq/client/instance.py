@@ -24,6 +24,7 @@ from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.routes import MASTER_ID, TopicRoute, default_topic_route, parse_route, read_address
 from contrailmq.client.server_requests import register_handlers
 from contrailmq.client.settings import ClientOptions
+from contrailmq.client.waiting import set_within
 from contrailmq.message import ContrailError, MessageQueue, StoredMessage
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from contrailmq.wire.bodies import ConsumerData, HeartbeatData, ProducerData, encode_body
@@ -346,8 +347,7 @@ class ClientInstance:
 
     async def _keep_heartbeats(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):  # the period, not a fault
-                await asyncio.wait_for(self._heartbeat_wanted.wait(), self.options.heartbeat_interval_s)
+            await set_within(self._heartbeat_wanted, self.options.heartbeat_interval_s)
             self._heartbeat_wanted.clear()
             await self.send_heartbeats()
 

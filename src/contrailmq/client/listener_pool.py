@@ -18,6 +18,7 @@ from typing import Final
 
 from contrailmq.client.errors import ClientConfigError
 from contrailmq.client.results import ConsumeOutcome, ConsumeResult
+from contrailmq.client.waiting import set_within
 from contrailmq.message import StoredMessage
 
 LISTEN_WITHOUT_PAUSE_S: Final = 0.005  # a coroutine listener that never waits must let others run
@@ -137,11 +138,7 @@ class ListenerPool:
 
     async def wait_idle(self, wait_s: float) -> bool:
         """Whether every call ended within the time."""
-        try:
-            await asyncio.wait_for(self._idle.wait(), wait_s)
-        except TimeoutError:
-            return False
-        return True
+        return await set_within(self._idle, wait_s)
 
     async def close(self, wait_s: float) -> bool:
         """Wait for running calls, then stop. False when some were still running after `wait_s`."""

@@ -17,7 +17,6 @@ message that could not be handled is the caller's to keep or to send somewhere.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
@@ -35,6 +34,7 @@ from contrailmq.client.routes import subscribe_queues
 from contrailmq.client.running_info import running_info
 from contrailmq.client.settings import LitePullConsumerOptions, LitePullConsumerSettings
 from contrailmq.client.subscription import SqlFilter, Subscription
+from contrailmq.client.waiting import set_within
 from contrailmq.message import RETRY_PREFIX, ContrailError, MessageQueue, Property, StoredMessage
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -166,8 +166,7 @@ class LitePullConsumer(GroupConsumer):
             left_s = deadline_s - loop.time()
             if left_s <= 0:
                 break
-            with contextlib.suppress(TimeoutError):  # nothing came: the caller gets an empty list
-                await asyncio.wait_for(self._arrived.wait(), left_s)
+            await set_within(self._arrived, left_s)
         return messages
 
     async def __aiter__(self) -> AsyncIterator[StoredMessage]:

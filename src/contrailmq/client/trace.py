@@ -16,7 +16,6 @@ The dispatcher never slows the traffic down: at most 2048 records wait, and what
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import logging
 from collections import deque
@@ -24,6 +23,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from contrailmq.client.waiting import set_within
 from contrailmq.message import ContrailError, Message, SystemTopic
 
 _log = logging.getLogger("contrailmq.client.trace")
@@ -197,8 +197,7 @@ class TraceDispatcher:
 
     async def _run(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):  # the flush period, not a fault
-                await asyncio.wait_for(self._wakeup.wait(), FLUSH_SECONDS)
+            await set_within(self._wakeup, FLUSH_SECONDS)
             self._wakeup.clear()
             await self.flush()
 

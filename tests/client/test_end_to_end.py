@@ -1,0 +1,444 @@
+"""The blocking clients against a broker of ours, as a user writes them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+
+import pytest
+
+from contrailmq import (
+    Admin,
+    ConsumeFromWhere,
+    ConsumeResult,
+    LitePullConsumer,
+    Message,
+    MessageModel,
+    MessageQueue,
+    Producer,
+    PushConsumer,
+    SendStatus,
+    SqlFilter,
+    StoredMessage,
+)
+from contrailmq.client import by_hash, split_batch
+from contrailmq.client.errors import ClientStateError, NoRouteError, OffsetOutOfRangeError
+from contrailmq.message import ContrailError, MessageError
+from contrailmq.wire.errors import ResponseError
+
+from .conftest import Cluster
+from .waiting import Inbox, wait_until
+
+_numbers = itertools.count()
+FIRST = ConsumeFromWhere.FIRST_OFFSET
+
+
+@pytest.fixture
+def name() -> str:
+    """A topic and group of this test's own."""
+    return f"Test_{os.getpid()}_{next(_numbers)}"
+
+
+def test_what_is_sent_is_received_with_everything_it_had(cluster: Cluster, name: str) -> None:
+    inbox = Inbox()
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        result = producer.send(Message(name, b"paid", tags="paid", keys=["o-17"], properties={"region": "eu"}, flag=3))
+        assert result.status is SendStatus.OK
+        assert result.queue.topic == name
+        consumer = PushConsumer(name, namesrv=cluster.namesrv, from_where=FIRST)
+        consumer.subscribe(name, "paid || shipped")
+        consumer.listen(inbox)
+        consumer.start()
+        (message,) = inbox.wait_for(1)
+        consumer.shutdown()
+    assert isinstance(message, StoredMessage)
+    assert (message.topic, message.body, message.tags, message.keys, message.flag) == (
+        name,
+        b"paid",
+        "paid",
+        ["o-17"],
+        3,
+    )
+    assert message.properties["region"] == "eu"
+    assert message.message_id == result.message_id
+    assert message.offset_message_id == result.offset_message_id
+    assert (message.queue_id, message.queue_offset) == (result.queue.queue_id, result.queue_offset)
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+@pytest.mark.parametrize("orderly", [False, True])
+def test_both_kinds_of_function_listen_and_each_message_comes_once(
+    cluster: Cluster, name: str, kind: str, orderly: bool
+) -> None:
+    inbox = Inbox()
+
+    async def coroutine(messages: list[StoredMessage]) -> None:
+        inbox(messages)
+
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        for start in range(0, 300, 50):
+            producer.send_batch([Message(name, b"%d" % n) for n in range(start, start + 50)])
+    with PushConsumer(name, namesrv=cluster.namesrv, from_where=FIRST, orderly=orderly) as consumer:
+        consumer.subscribe(name)
+        consumer.listen(inbox if kind == "def" else coroutine)
+        got = inbox.wait_for(300)
+    assert sorted(int(message.body) for message in got) == list(range(300))
+
+
+def test_tags_choose_exactly(cluster: Cluster, name: str) -> None:
+    """`Aa` and `BB` have one hash: only the client can tell them apart."""
+    inbox = Inbox()
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        for tags in ("Aa", "BB", "other", "last"):
+            producer.send(Message(name, tags.encode(), tags=tags))
+    with PushConsumer(name, namesrv=cluster.namesrv, from_where=FIRST) as consumer:
+        consumer.subscribe(name, "Aa || last")
+        consumer.listen(inbox)
+        inbox.wait_for(2)
+    assert sorted(inbox.bodies) == [b"Aa", b"last"]
+
+
+def test_sql_filters_choose_by_properties(cluster: Cluster, name: str) -> None:
+    inbox = Inbox()
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        for amount in (5, 15, 25):
+            producer.send(Message(name, b"%d" % amount, properties={"amount": str(amount), "region": "eu"}))
+    consumer = PushConsumer(name, namesrv=cluster.namesrv, from_where=FIRST)
+    consumer.subscribe(name, SqlFilter("region = 'eu' AND amount > 10"))
+    consumer.listen(inbox)
+    consumer.start()
+    inbox.wait_for(2)
+    consumer.shutdown()
+    assert sorted(inbox.bodies) == [b"15", b"25"]
+
+
+def test_a_broken_sql_filter_stops_the_start(cluster: Cluster, name: str) -> None:
+    with Admin(namesrv=cluster.namesrv) as admin:
+        admin.create_topic(name)
+    consumer = PushConsumer(name, namesrv=cluster.namesrv)
+    consumer.subscribe(name, SqlFilter("amount >"))
+    consumer.listen(Inbox())
+    with pytest.raises(ResponseError, match="CHECK_CLIENT_CONFIG"):
+        consumer.start()
+
+
+def test_compressed_bodies_arrive_as_they_were(cluster: Cluster, name: str) -> None:
+    from contrailmq.message import Compression
+
+    inbox = Inbox()
+    body = b"abc" * 5000
+    for kind in Compression:
+        with Producer(f"{name}_{kind.name}", namesrv=cluster.namesrv, compression=kind) as producer:
+            producer.send(Message(name, body))
+    with PushConsumer(name, namesrv=cluster.namesrv, from_where=FIRST) as consumer:
+        consumer.subscribe(name)
+        consumer.listen(inbox)
+        got = inbox.wait_for(len(Compression))
+    assert [message.body for message in got] == [body] * len(Compression)
+    assert all(len(message.stored_body) < 500 for message in got)
+
+
+def test_all_ways_of_sending(cluster: Cluster, name: str) -> None:
+    inbox = Inbox()
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        producer.send(Message(name, b"plain"))
+        queue = producer.queues(name)[1]
+        assert producer.send(Message(name, b"to a queue"), queue=queue).queue == queue
+        producer.send_oneway(Message(name, b"oneway"))
+        futures = [producer.send_async(Message(name, b"async%d" % n)) for n in range(20)]
+        assert {future.result(10).status for future in futures} == {SendStatus.OK}
+        batch = producer.send_batch([Message(name, b"batch%d" % n) for n in range(3)])
+        assert len(batch.message_id.split(",")) == 3
+        by_key = {producer.send(Message(name, b"k"), selector=by_hash, arg="order-7").queue for _ in range(5)}
+        assert len(by_key) == 1
+    with PushConsumer(name, namesrv=cluster.namesrv, from_where=FIRST, consume_batch_size=8) as consumer:
+        consumer.subscribe(name)
+        consumer.listen(inbox)
+        inbox.wait_for(31)
+    assert len(inbox.bodies) == 31
+    assert b"oneway" in inbox.bodies
+
+
+def test_a_long_list_is_cut_into_batches_that_fit(cluster: Cluster, name: str) -> None:
+    messages = [Message(name, b"x" * 50_000) for _ in range(60)]
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        results = [producer.send_batch(batch) for batch in split_batch(messages)]
+        assert len(results) == 3
+        with pytest.raises(MessageError, match="split_batch"):
+            producer.send_batch([Message(name, b"x" * 1_500_000) for _ in range(3)])
+
+
+def test_order_is_kept_within_a_queue_also_when_the_listener_fails(cluster: Cluster, name: str) -> None:
+    inbox = Inbox()
+    failed: set[bytes] = set()
+
+    def stumble(messages: list[StoredMessage]) -> ConsumeResult | None:
+        body = messages[0].body
+        if body.endswith(b"7") and body not in failed:
+            failed.add(body)
+            if len(failed) % 2:
+                raise ValueError("first time")
+            return ConsumeResult.RETRY
+        inbox(messages)
+        return None
+
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        for n in range(100):
+            producer.send(Message(name, b"%d:%d" % (n % 4, n)), selector=by_hash, arg=n % 4)
+    with PushConsumer(name, namesrv=cluster.namesrv, from_where=FIRST, orderly=True, suspend_s=0.01) as consumer:
+        consumer.subscribe(name)
+        consumer.listen(stumble)
+        got = inbox.wait_for(100)
+    assert len(failed) == 10
+    for queue_id in {message.queue_id for message in got}:
+        offsets = [message.queue_offset for message in got if message.queue_id == queue_id]
+        assert offsets == sorted(set(offsets))
+
+
+def test_everybody_gets_everything_when_broadcasting(cluster: Cluster, name: str, tmp_path: os.PathLike[str]) -> None:
+    inboxes = [Inbox(), Inbox()]
+    consumers = []
+    for number, inbox in enumerate(inboxes):
+        consumer = PushConsumer(
+            name,
+            namesrv=cluster.namesrv,
+            from_where=FIRST,
+            model=MessageModel.BROADCASTING,
+            instance_name=f"member{number}",
+            local_offset_dir=tmp_path,
+        )
+        consumer.subscribe(name)
+        consumer.listen(inbox)
+        consumer.start()
+        consumers.append(consumer)
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        for n in range(20):
+            producer.send(Message(name, b"%d" % n))
+    for inbox in inboxes:
+        assert len(inbox.wait_for(20)) == 20
+    for consumer in consumers:
+        consumer.shutdown()
+
+
+def test_a_topic_that_is_created_later_is_found_within_seconds(cluster: Cluster, name: str) -> None:
+    inbox = Inbox()
+    with PushConsumer(name, namesrv=cluster.namesrv, from_where=FIRST) as consumer:
+        consumer.subscribe(name)
+        consumer.listen(inbox)
+        with Producer(name, namesrv=cluster.namesrv) as producer:
+            producer.send(Message(name, b"new"))
+        assert len(inbox.wait_for(1, timeout_s=5.0)) == 1
+
+
+def test_a_second_consumer_takes_over_where_the_first_stopped(cluster: Cluster, name: str) -> None:
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        for start in range(0, 1000, 100):
+            producer.send_batch([Message(name, b"%d" % n) for n in range(start, start + 100)])
+    first, second = Inbox(), Inbox()
+    with PushConsumer(name, namesrv=cluster.namesrv, from_where=FIRST) as consumer:
+        consumer.subscribe(name)
+        consumer.listen(first)
+        first.wait_for(200)
+    with PushConsumer(name, namesrv=cluster.namesrv, from_where=FIRST) as consumer:
+        consumer.subscribe(name)
+        consumer.listen(second)
+        wait_until(lambda: len({*first.bodies, *second.bodies}) == 1000)
+    assert len({*first.bodies, *second.bodies}) == 1000
+    assert len(first.bodies) + len(second.bodies) == 1000, "a graceful shutdown repeats nothing"
+
+
+def test_members_share_queues_and_inherit_them(cluster: Cluster, name: str) -> None:
+    with Admin(namesrv=cluster.namesrv) as admin:
+        admin.create_topic(name, queues=8)
+    consumers = []
+    for _ in range(3):
+        consumer = PushConsumer(name, namesrv=cluster.namesrv)
+        consumer.subscribe(name)
+        consumer.listen(Inbox())
+        consumer.start()
+        consumers.append(consumer)
+    shares = lambda: sorted(len(consumer.queues) for consumer in consumers)  # noqa: E731
+    assert wait_until(lambda: shares() == [2, 3, 3], timeout_s=5.0), shares()
+    owned = [queue for consumer in consumers for queue in consumer.queues]
+    assert len(owned) == len(set(owned)) == 8
+    consumers.pop().shutdown()
+    consumers.pop().shutdown()
+    assert wait_until(lambda: shares() == [8], timeout_s=5.0), shares()
+    consumers.pop().shutdown()
+
+
+def test_lite_pull_polls_commits_and_seeks(cluster: Cluster, name: str) -> None:
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        queue = producer.queues(name)[0]
+        for n in range(50):
+            producer.send(Message(name, b"%d" % n), queue=queue)
+    with LitePullConsumer(name, namesrv=cluster.namesrv, from_where=FIRST, auto_commit=False) as pull:
+        pull.subscribe(name)
+        got: list[StoredMessage] = []
+        while len(got) < 50:
+            batch = pull.poll(timeout=5.0)
+            assert batch, f"only {len(got)} came"
+            got += batch
+        assert [int(message.body) for message in got] == list(range(50))
+        pull.commit()
+        assert pull.committed(queue) == 50
+        pull.seek(queue, 40)
+        assert int(pull.poll(timeout=5.0)[0].body) == 40
+        pull.seek_to_begin(queue)
+        assert int(pull.poll(timeout=5.0)[0].body) == 0
+        pull.seek_to_end(queue)
+        assert pull.poll(timeout=0.2) == []
+        with pytest.raises(OffsetOutOfRangeError, match="0 to 50"):
+            pull.seek(queue, 51)
+        with pytest.raises(ClientStateError, match="not assigned"):
+            pull.seek(MessageQueue("Other", "broker-a", 0), 0)
+        with pytest.raises(ClientStateError, match="exclude"):
+            pull.assign([queue])
+
+
+def test_assigned_queues_are_read_without_a_group_and_can_be_paused(cluster: Cluster, name: str) -> None:
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        producer.send(Message(name, b"x"))
+        queues = producer.queues(name)
+        for queue in queues:
+            producer.send(Message(name, b"%d" % queue.queue_id), queue=queue)
+    with LitePullConsumer(name, namesrv=cluster.namesrv, from_where=FIRST) as pull:
+        pull.assign(queues[:1])
+        assert pull.assignment == queues[:1]
+        assert {message.queue_id for message in pull.poll(timeout=5.0)} == {queues[0].queue_id}
+        pull.pause(queues[:1])
+        pull.resume(queues[:1])
+        assert pull.fetch_queues(name) == queues
+
+
+def test_auto_commit_at_shutdown_but_not_after_an_exception(cluster: Cluster, name: str) -> None:
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        queue = producer.queues(name)[0]
+        for n in range(5):
+            producer.send(Message(name, b"%d" % n), queue=queue)
+
+    def read(fail: bool) -> list[int]:
+        with LitePullConsumer(name, namesrv=cluster.namesrv, from_where=FIRST) as pull:
+            pull.subscribe(name)
+            bodies = [int(message.body) for message in pull.poll(timeout=5.0)]
+            if fail:
+                raise KeyError("handler broke")
+            return bodies
+
+    with pytest.raises(KeyError):
+        read(fail=True)
+    assert read(fail=False) == [0, 1, 2, 3, 4]
+    with LitePullConsumer(name, namesrv=cluster.namesrv, from_where=FIRST) as pull:
+        pull.subscribe(name)
+        assert pull.poll(timeout=0.5) == []
+
+
+def test_requests_are_replied_to(cluster: Cluster, name: str) -> None:
+    from contrailmq.aio import create_reply
+
+    with (
+        Producer(name, namesrv=cluster.namesrv) as producer,
+        Producer(f"{name}_r", namesrv=cluster.namesrv) as answerer,
+    ):
+        producer.send(Message(name, b"warm up", tags="no"))
+        consumer = PushConsumer(name, namesrv=cluster.namesrv, from_where=FIRST)
+        consumer.subscribe(name, "ask")
+
+        def answer(messages: list[StoredMessage]) -> None:
+            for message in messages:
+                answerer.send(create_reply(message, message.body.upper()))
+
+        consumer.listen(answer)
+        consumer.start()
+        assert producer.request(Message(name, b"hello", tags="ask"), timeout=10.0).body == b"HELLO"
+        with pytest.raises(TimeoutError, match="no consumer replied"):
+            producer.request(Message(name, b"nobody", tags="silence"), timeout=0.3)
+        consumer.shutdown()
+
+
+def test_many_threads_share_one_producer(cluster: Cluster, name: str) -> None:
+    ids: list[str] = []
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        producer.send(Message(name, b"create"))
+
+        def work() -> None:
+            ids.extend(producer.send(Message(name, b"x")).message_id for _ in range(50))
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(set(ids)) == 400
+
+
+def test_blocking_calls_work_in_a_thread_that_runs_a_loop(cluster: Cluster, name: str) -> None:
+    async def inside() -> SendStatus:
+        with Producer(name, namesrv=cluster.namesrv) as producer:
+            return producer.send(Message(name, b"x")).status
+
+    assert asyncio.run(inside()) is SendStatus.OK
+
+
+def test_a_blocking_call_on_the_clients_own_loop_says_why_it_cannot_be(cluster: Cluster, name: str) -> None:
+    seen: list[BaseException] = []
+    done = threading.Event()
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        producer.send(Message(name, b"x"))
+
+        async def listener(messages: list[StoredMessage]) -> None:
+            try:
+                producer.send(Message(name, b"y"))
+            except ClientStateError as exc:
+                seen.append(exc)
+            done.set()
+
+        with PushConsumer(name, namesrv=cluster.namesrv, from_where=FIRST) as consumer:
+            consumer.subscribe(name)
+            consumer.listen(listener)
+            assert done.wait(10)
+    assert "would wait for itself" in str(seen[0])
+
+
+def test_a_forked_child_gets_a_clear_error_and_can_make_its_own_client(cluster: Cluster, name: str) -> None:
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        producer.send(Message(name, b"x"))
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                producer.send(Message(name, b"child"))
+            except ClientStateError as exc:
+                code = 0 if "after the fork" in str(exc) else 2
+            os._exit(code)
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert producer.send(Message(name, b"parent")).status is SendStatus.OK
+
+
+def test_states_are_guarded(cluster: Cluster, name: str) -> None:
+    producer = Producer(name, namesrv=cluster.namesrv)
+    with pytest.raises(ClientStateError, match="not running"):
+        producer.send(Message(name, b"x"))
+    producer.shutdown()
+    with producer, pytest.raises(ClientStateError, match="start it once"):
+        producer.start()
+    producer.shutdown()
+    with pytest.raises(ClientStateError, match="not running"):
+        producer.send(Message(name, b"x"))
+    with pytest.raises(ClientStateError, match="make a new one"):
+        producer.start()
+
+
+def test_errors_name_cause_and_remedy(name: str, cluster: Cluster) -> None:
+    with Producer(name, namesrv="127.0.0.1:1") as lost, pytest.raises(ContrailError, match="none of the NameServers"):
+        lost.send(Message(name, b"x"))
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        with pytest.raises(MessageError, match="empty"):
+            producer.send(Message(name, b""))
+        with pytest.raises(MessageError, match="broker's own"):
+            producer.send(Message("SCHEDULE_TOPIC_XXXX", b"x"))
+    with LitePullConsumer(name, namesrv=cluster.namesrv) as pull, pytest.raises(NoRouteError, match="create the topic"):
+        pull.fetch_queues(f"{name}_missing")

@@ -1,0 +1,229 @@
+"""Servers come and go, clients come and go: nothing is lost, nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+import contrailmq.aio as aio
+from contrailmq import Admin, ConsumeFromWhere, LitePullConsumer, Message, Producer, PushConsumer, SendStatus
+from contrailmq.client import instance
+from contrailmq.client.errors import ClientStateError, SendFailedError
+from contrailmq.message import ContrailError
+
+from .conftest import Cluster
+from .waiting import Inbox, wait_until
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def name() -> str:
+    return f"Life_{os.getpid()}_{next(_numbers)}"
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def one_cycle(namesrv: str, name: str) -> None:
+    inbox = Inbox()
+    with Producer(name, namesrv=namesrv) as producer, LitePullConsumer(f"{name}_p", namesrv=namesrv) as pull:
+        pull.subscribe(name)
+        with PushConsumer(name, namesrv=namesrv) as consumer:
+            consumer.subscribe(name)
+            consumer.listen(inbox)
+            producer.send(Message(name, b"x"))
+            pull.poll(timeout=0.01)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files through /proc")
+def test_twenty_lives_leave_no_thread_no_file_and_no_instance(cluster: Cluster, name: str) -> None:
+    one_cycle(cluster.namesrv, name)
+    gc.collect()
+    threads, files = set(threading.enumerate()), open_files()
+    for _ in range(20):
+        one_cycle(cluster.namesrv, name)
+    gc.collect()
+    left = [thread.name for thread in threading.enumerate() if thread not in threads]
+    assert [thread for thread in left if "contrailmq-l" in thread] == []
+    assert not instance._instances
+    assert wait_until(lambda: open_files() <= files, timeout_s=5.0), (files, open_files())
+
+
+def test_no_task_is_left_on_the_loop(cluster: Cluster, name: str) -> None:
+    async def run() -> set[asyncio.Task[object]]:
+        for _ in range(5):
+            async with aio.Producer(name, namesrv=cluster.namesrv, trace=True) as producer:
+                await producer.send(Message(name, b"x"))
+                async with aio.PushConsumer(name, namesrv=cluster.namesrv, orderly=True, trace=True) as consumer:
+                    consumer.subscribe(name)
+                    consumer.listen(Inbox())
+                async with aio.Admin(namesrv=cluster.namesrv) as admin:
+                    await admin.topics()
+        await asyncio.sleep(0)
+        return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
+
+    assert asyncio.run(run()) == set()
+
+
+def test_a_failed_start_leaves_nothing_and_can_be_repeated(cluster: Cluster, name: str) -> None:
+    first = Producer(name, namesrv=cluster.namesrv, instance_name=name)
+    second = Producer(name, namesrv=cluster.namesrv, instance_name=name)
+    with first, pytest.raises(ClientStateError, match="already has a member"):
+        second.start()
+    with second:
+        assert second.send(Message(name, b"x")).status is SendStatus.OK
+    assert not instance._instances
+
+
+def test_clients_of_one_instance_name_share_connections(cluster: Cluster, name: str) -> None:
+    with (
+        Producer(name, namesrv=cluster.namesrv, instance_name=name) as producer,
+        Producer(f"{name}_2", namesrv=cluster.namesrv, instance_name=name) as other,
+    ):
+        assert producer.client_id == other.client_id
+        producer.send(Message(name, b"x"))
+        other.send(Message(name, b"x"))
+        (shared,) = instance._instances.values()
+        assert len(shared.remoting._connections) == 2  # the NameServer and the broker
+
+
+def test_clients_live_through_a_broker_restart(own_cluster: Cluster, name: str) -> None:
+    inbox = Inbox()
+    with Producer(name, namesrv=own_cluster.namesrv, send_timeout_s=2.0) as producer:
+        producer.send(Message(name, b"before"))
+        options = {"from_where": ConsumeFromWhere.FIRST_OFFSET, "pull_retry_delay_s": 0.1}
+        consumer = PushConsumer(name, namesrv=own_cluster.namesrv, **options)  # type: ignore[arg-type]
+        consumer.subscribe(name)
+        consumer.listen(inbox)
+        consumer.start()
+        inbox.wait_for(1)
+        own_cluster.stop_broker()
+        with pytest.raises(ContrailError) as caught:
+            producer.send(Message(name, b"while down"))
+        assert isinstance(caught.value, SendFailedError) or caught.value.retriable
+        own_cluster.start_broker()
+
+        def sent() -> bool:
+            try:
+                producer.send(Message(name, b"after"))
+            except ContrailError:
+                return False
+            return True
+
+        assert wait_until(sent)
+        assert wait_until(lambda: b"after" in inbox.bodies)
+        consumer.shutdown()
+    assert inbox.bodies.count(b"before") == 1
+
+
+def test_nothing_acknowledged_is_lost_over_restarts_of_broker_and_consumer(own_cluster: Cluster, name: str) -> None:
+    """A producer keeps sending while the broker restarts twice and consumers come and go."""
+    acknowledged: list[bytes] = []
+    inbox = Inbox()
+    stop = threading.Event()
+
+    def produce() -> None:
+        with Producer(name, namesrv=own_cluster.namesrv, send_timeout_s=1.0) as producer:
+            for number in itertools.count():
+                if stop.is_set():
+                    return
+                body = b"%d" % number
+                try:
+                    producer.send(Message(name, body))
+                except ContrailError:
+                    stop.wait(0.02)
+                    continue
+                acknowledged.append(body)
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    for _ in range(2):
+        goal = len(acknowledged) + 200
+        assert wait_until(lambda goal=goal: len(acknowledged) >= goal)
+        with PushConsumer(
+            name, namesrv=own_cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET, pull_retry_delay_s=0.1
+        ) as consumer:
+            consumer.subscribe(name)
+            consumer.listen(inbox)
+            seen = len(inbox.bodies) + 100
+            assert wait_until(lambda seen=seen: len(inbox.bodies) >= seen)
+            own_cluster.stop_broker()
+            own_cluster.start_broker()
+    stop.set()
+    thread.join()
+    with PushConsumer(name, namesrv=own_cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET) as consumer:
+        consumer.subscribe(name)
+        consumer.listen(inbox)
+        assert wait_until(lambda: set(acknowledged) <= set(inbox.bodies)), set(acknowledged) - set(inbox.bodies)
+
+
+def test_shutdown_waits_for_a_running_listener_and_commits_its_message(cluster: Cluster, name: str) -> None:
+    began, release = threading.Event(), threading.Event()
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        queue = producer.send(Message(name, b"slow")).queue
+    consumer = PushConsumer(name, namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET)
+    consumer.subscribe(name)
+
+    def slow(messages: object) -> None:
+        began.set()
+        release.wait(10)
+
+    consumer.listen(slow)
+    consumer.start()
+    assert began.wait(10)
+    stopper = threading.Thread(target=consumer.shutdown)
+    stopper.start()
+    release.set()
+    stopper.join(10)
+    with Admin(namesrv=cluster.namesrv) as admin:
+        assert admin.offset(name, queue) == 1
+
+
+def test_a_namespace_keeps_names_apart_and_out_of_sight(cluster: Cluster, name: str) -> None:
+    inbox, outside = Inbox(), Inbox()
+    options = {"namesrv": cluster.namesrv, "from_where": ConsumeFromWhere.FIRST_OFFSET}
+    with Producer(name, namesrv=cluster.namesrv, namespace="prod") as producer:
+        result = producer.send(Message(name, b"inside"))
+        assert result.queue.topic == name
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        producer.send(Message(name, b"outside"))
+    with PushConsumer(name, namespace="prod", **options) as consumer:  # type: ignore[arg-type]
+        consumer.subscribe(name)
+        consumer.listen(inbox)
+        (message,) = inbox.wait_for(1)
+        assert (message.topic, message.body) == (name, b"inside")
+        assert all(queue.topic == name for queue in consumer.queues)
+    with PushConsumer(name, **options) as consumer:  # type: ignore[arg-type]
+        consumer.subscribe(name)
+        consumer.listen(outside)
+        outside.wait_for(1)
+    assert (inbox.bodies, outside.bodies) == ([b"inside"], [b"outside"])
+    with Admin(namesrv=cluster.namesrv) as admin:
+        assert f"prod%{name}" in admin.topics()
+
+
+def test_traces_are_written_in_rocketmqs_format(cluster: Cluster, name: str) -> None:
+    inbox, traces = Inbox(), Inbox()
+    with Producer(name, namesrv=cluster.namesrv, trace=True) as producer:
+        result = producer.send(Message(name, b"x", keys=["k"]))
+        with PushConsumer(
+            name, namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET, trace=True
+        ) as consumer:
+            consumer.subscribe(name)
+            consumer.listen(inbox)
+            inbox.wait_for(1)
+    with PushConsumer(f"{name}_t", namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET) as reader:
+        reader.subscribe("RMQ_SYS_TRACE_TOPIC")
+        reader.listen(traces)
+        mine = lambda: [m.body for m in traces.messages if result.message_id in m.keys]  # noqa: E731
+        assert wait_until(lambda: len(b"".join(mine()).split(b"\x02")) >= 4), mine()
+    records = sorted(line.split(b"\x01")[0] for line in b"".join(mine()).split(b"\x02") if line)
+    assert records == [b"Pub", b"SubAfter", b"SubBefore"]

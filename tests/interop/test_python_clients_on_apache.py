@@ -1,0 +1,17 @@
+"""The clients' end-to-end tests once more, with Apache's NameServer and broker as the peer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from apache import Apache
+
+from client.test_end_to_end import *  # noqa: F403 -- the same tests, other fixtures
+
+
+@pytest.fixture(scope="module")
+def cluster(rocketmq: Apache) -> Iterator[SimpleNamespace]:
+    with rocketmq.cluster(autoCreateTopicEnable="true") as (namesrv, broker):
+        yield SimpleNamespace(namesrv=namesrv, broker_address=broker.address)
