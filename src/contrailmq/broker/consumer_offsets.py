@@ -58,10 +58,10 @@ class OffsetProcessor:
         node, header = self._node, command.header(UpdateConsumerOffset)
         if header.topic not in node.topics:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic {header.topic[:128]} does not exist")
-        if node.groups.find_or_create(header.consumer_group) is None:
+        if header.consumer_group not in node.groups:
             raise Refused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group {header.consumer_group[:64]} does not exist",
+                f"Group {header.consumer_group[:64]} not exist: it never sent a heartbeat nor pulled here",
             )
         if header.queue_id < 0 or header.commit_offset < 0:
             raise Refused(

@@ -209,4 +209,6 @@ def _typed(key: str, value: object, kind: object) -> object:
         if isinstance(value, bool) or not isinstance(value, int):
             raise GroupError(f"{key}={value!r} of a subscription group: a whole number is needed")
         return value
-    return str(value)
+    if not isinstance(value, str):
+        raise GroupError(f"{key}={value!r} of a subscription group: a text is needed")
+    return value

@@ -127,7 +127,7 @@ class SendProcessor:
             or _has_special(text)
         ):
             return self._send_plainly(connection, command, header)
-        unique_key, tags, keys = _find(text, "UNIQ_KEY\x01"), _find(text, "TAGS\x01"), _find(text, "KEYS\x01")
+        unique_key, tags, keys = _indexed(text)
         if unique_key == "" or tags == "" or keys == "":
             return self._send_plainly(connection, command, header)
         properties = text.encode()
@@ -434,6 +434,24 @@ def _has_special(text: str) -> bool:
         or "INNER_" in text
         or "POP_CK" in text
     )
+
+
+def _indexed(text: str) -> tuple[str | None, str | None, str | None]:
+    """Unique key, tags and keys of a property string; the values are as those of `_find`. Most have no KEYS."""
+    keys = None if "KEYS\x01" not in text else _find(text, "KEYS\x01")
+    tags: str | None = None
+    start = text.find("TAGS\x01")
+    if start >= 0:
+        end = text.find("\x02", start)
+        is_name = not start or text[start - 1] == "\x02"
+        tags = "" if not is_name else text[start + 5 :] if end < 0 else text[start + 5 : end]
+    start = text.find("UNIQ_KEY\x01")
+    if start < 0:
+        return None, tags, keys
+    if start and text[start - 1] != "\x02":
+        return "", tags, keys
+    end = text.find("\x02", start)
+    return text[start + 9 :] if end < 0 else text[start + 9 : end], tags, keys
 
 
 def _find(text: str, name: str) -> str | None:
