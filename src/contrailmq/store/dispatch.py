@@ -69,9 +69,11 @@ class Dispatcher:
             try:
                 while self.mark < end:
                     done = self._from_facts(end)
-                    if not done and not self._from_log(end):
-                        break
-                    count += done or 1
+                    count += done
+                    if not done:
+                        if not self._from_log(end):
+                            break
+                        count += 1
             except OSError as exc:
                 self.stuck_reason = f"dispatch stopped at offset {self.mark}: {exc}"
                 _log.error("%s", self.stuck_reason)

@@ -106,30 +106,18 @@ class IndexService:
         prefix = self._prefixes.get(topic)
         if prefix is None:
             prefix = self._prefix(topic)
-        if unique_key:
-            index_file = self._put_key(index_file, java_hash(unique_key, seed=prefix), physical_offset, store_time_ms)
+        hashes = [java_hash(unique_key, seed=prefix)] if unique_key else []
         if keys:
-            for key in keys.split(" ") if " " in keys else (keys,):
-                if key:
-                    key_hash = java_hash(key, seed=prefix)
-                    index_file = self._put_key(index_file, key_hash, physical_offset, store_time_ms)
+            if " " in keys:
+                hashes += [java_hash(key, seed=prefix) for key in keys.split(" ") if key]
+            else:
+                hashes.append(java_hash(keys, seed=prefix))
         if tags:
             tag_hash = self._tag_hashes.get((topic, tags))
-            if tag_hash is None:
-                tag_hash = self._tag_hash(topic, tags)
-            index_file = self._put_key(index_file, tag_hash, physical_offset, store_time_ms)
-        index_file.finish()
-
-    def _put_key(self, index_file: IndexFile, key_hash: int, physical_offset: int, store_time_ms: int) -> IndexFile:
-        """One entry, rolling when the file is full; the file to go on with."""
-        if key_hash < 0:
-            key_hash = 0 if key_hash == -(2**31) else -key_hash  # abs() of the smallest int is negative in Java
-        if index_file.put(key_hash, physical_offset, store_time_ms):
-            return index_file
-        index_file.finish()
-        index_file = self._roll()
-        index_file.put(key_hash, physical_offset, store_time_ms)
-        return index_file
+            hashes.append(self._tag_hash(topic, tags) if tag_hash is None else tag_hash)
+        while (entered := index_file.put(hashes, physical_offset, store_time_ms)) < len(hashes):
+            del hashes[:entered]
+            index_file = self._roll()
 
     def _prefix(self, topic: str) -> int:
         if len(self._prefixes) >= _PREFIX_CACHE_MAX:

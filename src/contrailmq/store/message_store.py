@@ -93,6 +93,7 @@ class MessageStore:
         self.config = config
         self.files = files or Files()
         self.clock = clock or SystemClock()
+        self._now_ms = self.clock.now_ms
         self._drive = drive
         self._is_open = False
         self._refusals: dict[str, str] = {}
@@ -116,6 +117,8 @@ class MessageStore:
         self._dispatcher, self._reader, self._housekeeping = parts.dispatcher, parts.reader, parts.housekeeping
         self._delay_levels, self._retention = parts.delay_levels, parts.retention
         self._lock = StoreLock(self.files, config.lock_path)
+        # Nothing to wait for and nobody to wake: a put is then an append and a dispatch.
+        self._is_plain = not (config.is_sync_flush or config.wake_flush_when_put_message or parts.committer)
         self.append: Append = self._log.append
         self._refuse(_CLOSED, f"store {config.path} is not open")
 
@@ -296,16 +299,18 @@ class MessageStore:
         is unknown whether the message is stored), StoreClosedError. A message that breaks a rule is not stored: see
         `status` and `reason`.
         """
-        started_ms = self.clock.now_ms()
+        started_ms = self._now_ms()
         result = self._append_message(message, queue_id, sys_flag, born_time_ms or started_ms, born_host)
         if result.status is not _PUT_OK:
             self.stats.put_failed_count += 1
             self._raise_if_unusable(result)
             return result
         end = result.physical_offset + result.size_bytes
-        if not self._settle(end, waits=message.properties.get(Property.WAIT) != "false"):
+        if self._is_plain:
+            self._dispatcher.dispatch(end)
+        elif not self._settle(end, waits=message.properties.get(Property.WAIT) != "false"):
             result = result._replace(status=PutStatus.FLUSH_DISK_TIMEOUT, reason=self._timeout_text())
-        self.stats.note_put_time(self.clock.now_ms() - started_ms)
+        self.stats.note_put_time(self._now_ms() - started_ms)
         return result
 
     def put_many(self, messages: Sequence[Message], queue_id: int = 0) -> list[PutResult]:

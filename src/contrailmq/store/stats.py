@@ -46,6 +46,9 @@ class StoreStats:
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES_MAX)
 
     def note_put_time(self, elapsed_ms: int) -> None:
+        if elapsed_ms <= 0:  # nearly always
+            self.put_time_counts[0] += 1
+            return
         self.put_time_counts[bisect.bisect_left(PUT_TIME_BOUNDS_MS, elapsed_ms)] += 1
         if elapsed_ms > self.put_time_max_ms:
             self.put_time_max_ms = elapsed_ms
