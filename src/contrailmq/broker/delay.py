@@ -114,7 +114,7 @@ class DelayService:
                 break
         self.interval_ms = max(next_ms - now_ms, 0)
         if left < PORTION:
-            self._node.after_append()
+            self._node.after_append(wants_flush=self._store.config.is_sync_flush)
         self._save_when_due(now_ms)
 
     def pending(self) -> dict[int, int]:

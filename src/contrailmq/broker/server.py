@@ -33,6 +33,7 @@ from contrailmq.broker.reply import ReplyProcessor
 from contrailmq.broker.retry import RetryProcessor
 from contrailmq.broker.send import SendProcessor
 from contrailmq.broker.supervision import Service, Supervisor
+from contrailmq.broker.transactions import METRICS_FILE, TransactionService
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.message_store import Drive, MessageStore
@@ -219,8 +220,11 @@ class BrokerServer:
             self.runtime,
         ):
             processor.register(handlers)
+        self.transactions = TransactionService(node, self._mark)
+        self.transactions.register(handlers)
+        self.saver.add(METRICS_FILE, self.transactions.metrics.to_json)
         self.delay = DelayService(node, self._table_worker)
-        node.rewrites.append(self.delay.rewrite)
+        node.rewrites += (self.transactions.rewrite, self.delay.rewrite)
         self.runtime.figures.append(self.delay.figures)
 
     async def _listen(self) -> None:
@@ -259,6 +263,7 @@ class BrokerServer:
         keep.every("flush timeouts", EXPIRE_MS, lambda: node.parked.expire(node.now_ms()))
         keep.every("client scan", CLIENT_SCAN_MS, lambda: self.members.expire(node.now_ms()))
         keep.every("statistics", SAMPLE_MS, lambda: node.statistics.tick(node.now_ms()))
+        self.add_service(self.transactions)
         self.add_service(self.delay)
         keep.watch("offset saver", self._save_offsets)
         keep.watch("table saver", self._save_tables)

@@ -17,9 +17,9 @@ from contrailmq.store.timer import (
     TimerCheckpoint,
     TimerLog,
     TimerMagic,
-    TimerMetrics,
     TimerUnit,
     TimerWheel,
+    TopicCounts,
     decode_checkpoint,
     encode_checkpoint,
 )
@@ -129,7 +129,7 @@ def test_apaches_checkpoint_reads_and_writes_back_the_same(name: str, tmp_path: 
 
 def test_apaches_metrics_read_and_write_back_the_same(golden: Path) -> None:
     text = (golden / "config" / "timermetrics").read_text()
-    metrics = TimerMetrics()
+    metrics = TopicCounts("timingCount")
     metrics.read_json(text)
     assert metrics.counts == {"GoldenTimer": 26}
     assert metrics.to_json() == text
@@ -278,7 +278,7 @@ def test_a_short_checkpoint_counts_as_never_written() -> None:
 
 
 def test_metrics_count_per_topic_and_fall_back_to_the_copy(tmp_path: Path) -> None:
-    metrics = TimerMetrics()
+    metrics = TopicCounts("timingCount")
     metrics.add("Orders", 1, 10)
     metrics.add("Orders", 1, 20)
     metrics.add("Bills", -1, 30)
@@ -286,7 +286,7 @@ def test_metrics_count_per_topic_and_fall_back_to_the_copy(tmp_path: Path) -> No
     path = tmp_path / "timermetrics"
     path.write_text("{")
     path.with_name("timermetrics.bak").write_text(metrics.to_json())
-    again = TimerMetrics()
+    again = TopicCounts("timingCount")
     assert again.load(path)
     assert again.counts == metrics.counts
     assert json.loads(again.to_json())["dataVersion"]["counter"] == 3

@@ -3,7 +3,7 @@
 from contrailmq.store.timer.admission import Scheduled, TimerRefusal, admit, wants_timer
 from contrailmq.store.timer.checkpoint import TimerCheckpoint, decode_checkpoint, encode_checkpoint
 from contrailmq.store.timer.log import TimerLog, TimerMagic, TimerUnit
-from contrailmq.store.timer.metrics import TimerMetrics
+from contrailmq.store.timer.metrics import TopicCounts
 from contrailmq.store.timer.timer_store import TimerStore
 from contrailmq.store.timer.wheel import Slot, TimerWheel
 
@@ -13,11 +13,11 @@ __all__ = [
     "TimerCheckpoint",
     "TimerLog",
     "TimerMagic",
-    "TimerMetrics",
     "TimerRefusal",
     "TimerStore",
     "TimerUnit",
     "TimerWheel",
+    "TopicCounts",
     "admit",
     "decode_checkpoint",
     "encode_checkpoint",

@@ -1,4 +1,4 @@
-"""`config/timermetrics`: how many timers of each topic are pending, for people and dashboards.
+"""How many messages of each topic wait, for people and dashboards: `config/timermetrics`, `config/transactionMetrics`.
 
     {"dataVersion": {"counter": 34, "stateVersion": 0, "timestamp": ...},
      "timingCount": {"Orders": {"count": 26, "timeStamp": ...}}}
@@ -16,10 +16,11 @@ from pathlib import Path
 from contrailmq.store.files import Files
 
 
-class TimerMetrics:
-    """Owner: TimerStore."""
+class TopicCounts:
+    """Counts per topic. `field` names them in the file: timingCount or transactionCount. Owner: who counts."""
 
-    def __init__(self, now_ms: int = 0) -> None:
+    def __init__(self, field: str, now_ms: int = 0) -> None:
+        self._field = field
         self._counts: dict[str, int] = {}
         self._times_ms: dict[str, int] = {}
         self.counter = 0
@@ -51,20 +52,20 @@ class TimerMetrics:
     def to_json(self) -> str:
         version = {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp}
         counts = {topic: {"count": count, "timeStamp": self._times_ms[topic]} for topic, count in self._counts.items()}
-        return json.dumps({"dataVersion": version, "timingCount": counts}, separators=(",", ":"))
+        return json.dumps({"dataVersion": version, self._field: counts}, separators=(",", ":"))
 
     def read_json(self, text: str) -> None:
         """Take over a file's (or a master's) values. Raises ValueError when it is not of this form."""
         data = json.loads(text)
-        if not isinstance(data, dict) or not isinstance(data.get("timingCount", {}), dict):
-            raise ValueError("not an object with a timingCount")
+        if not isinstance(data, dict) or not isinstance(data.get(self._field, {}), dict):
+            raise ValueError(f"not an object with a {self._field}")
         version = data.get("dataVersion") or {}
         self.counter = int(version.get("counter", 0))
         self.state_version = int(version.get("stateVersion", 0))
         self.timestamp = int(version.get("timestamp", 0))
         counts = {
             str(topic): (int(entry["count"]), int(entry.get("timeStamp", 0)))
-            for topic, entry in data.get("timingCount", {}).items()
+            for topic, entry in data.get(self._field, {}).items()
             if isinstance(entry, dict) and "count" in entry
         }
         self._counts = {topic: count for topic, (count, _) in counts.items()}

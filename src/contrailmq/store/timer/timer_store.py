@@ -51,7 +51,7 @@ from contrailmq.store.status import AppendResult, PutStatus
 from contrailmq.store.timer.admission import effective_precision_ms, roll_window_slots, rolled_slot_time_ms
 from contrailmq.store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
 from contrailmq.store.timer.log import TimerLog, TimerMagic, TimerUnit
-from contrailmq.store.timer.metrics import TimerMetrics, save_text
+from contrailmq.store.timer.metrics import TopicCounts, save_text
 from contrailmq.store.timer.recovery import Recovered, recover
 from contrailmq.store.timer.wheel import SLOTS_TOTAL, Slot, TimerWheel
 
@@ -161,7 +161,7 @@ class TimerStore:
         self.log = TimerLog(files, config.path / "timerlog", file_bytes=config.mapped_file_size_timer_log)
         self._checkpoint_file = TimerCheckpointFile(files, config.path / "config" / "timercheck")
         self._metrics_path = config.path / "config" / "timermetrics"
-        self.metrics = TimerMetrics()
+        self.metrics = TopicCounts("timingCount")
         self.stats = TimerStats()
         self.read_time_ms = 0
         self.queue_offset = 0
@@ -180,7 +180,7 @@ class TimerStore:
         self.log.open()
         checkpoint = self._checkpoint_file.open()
         if not self.metrics.load(self._metrics_path):
-            self.metrics = TimerMetrics(now_ms)
+            self.metrics = TopicCounts("timingCount", now_ms)
         found = recover(self._store, self.wheel, self.log, checkpoint, now_ms)
         self.read_time_ms, self.queue_offset = found.read_time_ms, found.queue_offset
         self._retake_until = found.retake_until

@@ -1,0 +1,420 @@
+"""Half messages, their ends and the check-back, on a fake clock and without sockets."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import golden_stores
+from broker.harness import Bench, Link
+from contrailmq.broker.transaction_check import CheckLimits, Decision, decide
+from contrailmq.broker.transactions import GROUP, TransactionService
+from contrailmq.message import StoredMessage, SystemTopic
+from contrailmq.store.record import decode_record, encode_record
+from contrailmq.wire.header import Command
+
+COMMIT, ROLLBACK, UNKNOWN = "8", "12", "0"
+SETTINGS = {"transactionTimeOut": "6000", "transactionCheckInterval": "6000"}
+
+
+class TransactionBench(Bench):
+    def __init__(self, path: Path, *, checks_max: int = 3, **store_settings: object) -> None:
+        super().__init__(path, settings=SETTINGS | {"transactionCheckMax": str(checks_max)}, **store_settings)
+        self.marked: list[str] = []
+        self.service = TransactionService(self.node, self.marked.append)
+        self.service.register(self.handlers)
+        self.node.rewrites.append(self.service.rewrite)
+        self.service.start()
+
+    def prepare(self, body: bytes, **properties: str) -> Command:
+        values = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": f"K-{body.decode()}"} | properties
+        fields = {"f": "4", "e": "1", "g": str(self.clock.now_ms())}
+        answer = self.send("T", body, properties=values, **fields)
+        assert answer.code == 0, answer.remark
+        return answer
+
+    def end(self, prepared: Command, how: str, **other: str) -> list[Command]:
+        physical = int(prepared.ext["msgId"][-16:], 16)
+        fields = {
+            "producerGroup": "pg",
+            "tranStateTableOffset": prepared.ext["queueOffset"],
+            "commitLogOffset": str(physical),
+            "commitOrRollback": how,
+            "fromTransactionCheck": "false",
+            "msgId": prepared.ext["transactionId"],
+            "transactionId": prepared.ext["transactionId"],
+        }
+        return self.tell(37, fields | other)
+
+    def answer_check(self, request: dict[str, str], how: str) -> Command:
+        fields = {
+            "producerGroup": "pg",
+            "tranStateTableOffset": request["tranStateTableOffset"],
+            "commitLogOffset": request["commitLogOffset"],
+            "commitOrRollback": how,
+            "fromTransactionCheck": "true",
+            "msgId": request["msgId"],
+            "transactionId": request["transactionId"],
+        }
+        return self.ask(37, fields)
+
+    def run_ms(self, milliseconds: int) -> None:
+        for _ in range(milliseconds // 100):
+            self.clock.advance(100)
+            self.service.tick(self.clock.now_ms())
+            self.settle()
+            while self.service.interval_ms == 0:
+                self.service.tick(self.clock.now_ms())
+                self.settle()
+
+    def bodies(self, topic: str = "T", queue_id: int = 1) -> list[bytes]:
+        return [m.body for m in self.store.get(topic, queue_id, 0, 1000)]
+
+    def checks(self, link: Link) -> list[tuple[dict[str, str], StoredMessage]]:
+        found = [(ext, decode_record(body)) for code, ext, body in link.requests if code == 39]
+        link.requests.clear()
+        return found
+
+    def restarted(self, path: Path) -> TransactionBench:
+        """The same directory after a crash; the tables were saved, as far as the service had committed them."""
+        now_ms = self.clock.now_ms()
+        self.run(self.saver.save("consumerOffset.json", "topics.json"))
+        self.store.abandon()
+        self.loop.close()
+        self._worker.shutdown()
+        again = TransactionBench(path, checks_max=self.config.transaction_check_max)
+        again.clock.set_wall(now_ms)
+        return again
+
+
+@pytest.fixture
+def tx(tmp_path: Path) -> Iterator[TransactionBench]:
+    made = TransactionBench(tmp_path)
+    yield made
+    made.close()
+
+
+def half_messages(bench: Bench) -> list[StoredMessage]:
+    return list(bench.store.get(SystemTopic.HALF, 0, 0, 1000))
+
+
+def op_bodies(bench: Bench) -> list[bytes]:
+    return [m.body for m in bench.store.get(SystemTopic.OP_HALF, 0, 0, 1000)]
+
+
+# --------------------------------------------------------------------------------------------------- prepare and end
+
+
+def test_a_prepared_message_is_invisible_and_its_answer_names_the_half_message(tx: TransactionBench) -> None:
+    answer = tx.prepare(b"a")
+    assert tx.bodies() == []
+    (half,) = half_messages(tx)
+    assert answer.ext["queueId"] == "1"
+    assert answer.ext["queueOffset"] == "0"
+    assert int(answer.ext["msgId"][-16:], 16) == half.physical_offset
+    assert half.sys_flag & 0xC == 0
+    assert half.properties["REAL_TOPIC"] == "T"
+    assert half.properties["REAL_QID"] == "1"
+    assert half.properties["__transactionId__"] == "K-a"
+    assert tx.service.pending() == {"T": 1}
+
+
+def test_a_committed_message_is_visible_and_points_back_at_its_half(tx: TransactionBench) -> None:
+    """Property for property as in the golden store: REAL_TOPIC and REAL_QID go, TRAN_MSG and PGROUP stay."""
+    prepared = tx.prepare(b"a", TAGS="t", KEYS="k")
+    (answer,) = tx.end(prepared, COMMIT)
+    assert answer.code == 0
+    (message,) = tx.store.get("T", 1, 0)
+    (half,) = half_messages(tx)
+    assert message.sys_flag & 0xC == 8
+    assert message.prepared_transaction_offset == half.physical_offset
+    assert message.born_time_ms == half.born_time_ms
+    assert set(half.properties) - set(message.properties) == {"REAL_TOPIC", "REAL_QID"}
+    assert message.properties["TRAN_MSG"] == "true"
+    assert tx.service.pending() == {}
+
+
+def test_a_rolled_back_message_is_never_visible(tx: TransactionBench) -> None:
+    prepared = tx.prepare(b"a")
+    (answer,) = tx.end(prepared, ROLLBACK)
+    assert answer.code == 0
+    tx.run_ms(120_000)
+    assert tx.bodies() == []
+    assert len(half_messages(tx)) == 1
+
+
+def test_an_unknown_state_gets_no_answer_and_changes_nothing(tx: TransactionBench) -> None:
+    assert tx.end(tx.prepare(b"a"), UNKNOWN) == []
+    assert tx.service.pending() == {"T": 1}
+
+
+def test_ends_share_op_messages_after_three_seconds_or_4096_bytes(tx: TransactionBench) -> None:
+    for number in range(10):
+        tx.end(tx.prepare(b"%d" % number), COMMIT if number % 2 else ROLLBACK)
+    assert op_bodies(tx) == []
+    tx.run_ms(3200)
+    assert op_bodies(tx) == [b"0,1,2,3,4,5,6,7,8,9,"]
+    (op,) = tx.store.get(SystemTopic.OP_HALF, 0, 0)
+    assert op.encoded_properties == b"WAIT\x01true\x02TAGS\x01d\x02"
+    for number in range(1200):
+        tx.end(tx.prepare(b"m%d" % number), ROLLBACK)
+    assert len(op_bodies(tx)) == 2
+    assert len(op_bodies(tx)[1]) >= 4096
+
+
+def test_a_commit_said_twice_delivers_once(tx: TransactionBench) -> None:
+    prepared = tx.prepare(b"a")
+    assert tx.end(prepared, COMMIT)[0].code == 0
+    assert tx.end(prepared, COMMIT)[0].code == 0
+    tx.run_ms(4000)
+    assert tx.end(prepared, COMMIT)[0].code == 1
+    assert tx.bodies() == [b"a"]
+
+
+def test_a_commit_after_a_rollback_stays_invisible(tx: TransactionBench) -> None:
+    prepared = tx.prepare(b"a")
+    tx.end(prepared, ROLLBACK)
+    tx.end(prepared, COMMIT)
+    tx.run_ms(10_000)
+    tx.end(prepared, COMMIT)
+    assert tx.bodies() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "text"),
+    [
+        ({"producerGroup": "other"}, 1, "producer group wrong"),
+        ({"tranStateTableOffset": "7"}, 1, "offset wrong: the message has 0, not 7"),
+        ({"commitLogOffset": "1"}, 1, "no half message at 1"),
+        ({"commitOrRollback": "1"}, 1, "8 \\(commit\\)"),
+    ],
+)
+def test_an_end_that_does_not_fit_is_refused_with_the_reason(
+    tx: TransactionBench, change: dict[str, str], code: int, text: str
+) -> None:
+    (answer,) = tx.end(tx.prepare(b"a"), COMMIT, **change)
+    assert answer.code == code
+    with pytest.raises(AssertionError, match=text):
+        raise AssertionError(answer.remark)
+    assert tx.service.pending() == {"T": 1}
+
+
+def test_an_own_end_after_the_immunity_is_refused_and_the_answer_to_a_check_counts(tx: TransactionBench) -> None:
+    prepared = tx.prepare(b"a", CHECK_IMMUNITY_TIME_IN_SECONDS="8")
+    tx.clock.advance(9000)
+    assert tx.end(prepared, COMMIT)[0].code == 604
+    assert tx.end(prepared, COMMIT, fromTransactionCheck="true")[0].code == 0
+
+
+def test_retries_and_dead_letters_of_committed_messages_are_no_half_messages(tx: TransactionBench) -> None:
+    tx.end(tx.prepare(b"a"), COMMIT)
+    (message,) = tx.store.get("T", 1, 0)
+    fields = {"offset": str(message.physical_offset), "group": "g", "originTopic": "T"}
+    assert tx.ask(36, fields | {"delayLevel": "-1"}).code == 0
+    assert tx.bodies("%DLQ%g", 0) == [b"a"]
+    assert tx.ask(36, fields | {"delayLevel": "1"}).code == 0
+    assert len(half_messages(tx)) == 1
+
+
+def test_a_slave_ends_nothing(tx: TransactionBench) -> None:
+    prepared = tx.prepare(b"a")
+    tx.store.config = tx.store.config.replaced(broker_role="SLAVE")
+    assert tx.end(prepared, COMMIT)[0].code == 11
+
+
+# -------------------------------------------------------------------------------------------------------- check-back
+
+
+def test_a_half_message_is_asked_about_until_somebody_knows(tx: TransactionBench) -> None:
+    producer = Link(40_001)
+    tx.heartbeat("T", link=producer)
+    tx.prepare(b"a")
+    tx.run_ms(5900)
+    assert tx.checks(producer) == []
+    tx.run_ms(500)
+    ((request, body),) = tx.checks(producer)
+    copy = half_messages(tx)[-1]
+    assert request["commitLogOffset"] == str(copy.physical_offset)
+    assert request["tranStateTableOffset"] == str(copy.queue_offset)
+    assert request["msgId"] == request["transactionId"] == "K-a"
+    assert request["offsetMsgId"] == copy.offset_message_id
+    assert (body.topic, body.queue_id, body.body) == ("T", 1, b"a")
+    assert body.properties["TRANSACTION_CHECK_TIMES"] == "1"
+    assert tx.answer_check(request, COMMIT).code == 0
+    assert tx.bodies() == [b"a"]
+    tx.run_ms(60_000)
+    assert tx.checks(producer) == []
+    assert tx.bodies() == [b"a"]
+
+
+def test_a_half_message_that_nobody_knows_is_given_up(tx: TransactionBench) -> None:
+    producer = Link(40_001)
+    tx.heartbeat("T", link=producer)
+    tx.prepare(b"a")
+    tx.run_ms(60_000)
+    assert len(tx.checks(producer)) == 3
+    assert tx.bodies("TRANS_CHECK_MAX_TIME_TOPIC", 0) == [b"a"]
+    assert tx.service.pending() == {}
+    assert tx.bodies() == []
+    (given_up,) = tx.store.get(SystemTopic.CHECK_MAX_TIME, 0, 0)
+    assert given_up.properties["REAL_TOPIC"] == "T"
+    assert tx.ask(323, {"topic": "T", "msgId": given_up.offset_message_id}).code == 0
+    tx.run_ms(7000)
+    ((request, _),) = tx.checks(producer)
+    assert tx.answer_check(request, COMMIT).code == 0
+    assert tx.bodies() == [b"a"]
+
+
+def test_an_end_sent_before_a_check_moved_the_half_message_still_ends_it(tx: TransactionBench) -> None:
+    """The reference delivers such a message twice: for the old place and for the new one."""
+    producer = Link(40_001)
+    tx.heartbeat("T", link=producer)
+    prepared = tx.prepare(b"a")
+    tx.run_ms(20_000)
+    assert len(tx.checks(producer)) >= 2
+    assert tx.end(prepared, COMMIT)[0].code == 0
+    tx.run_ms(60_000)
+    assert tx.bodies() == [b"a"]
+    assert tx.checks(producer) == []
+
+
+def test_an_immune_message_does_not_hold_up_those_behind_it(tx: TransactionBench) -> None:
+    producer = Link(40_001)
+    tx.heartbeat("T", link=producer)
+    slow = tx.prepare(b"slow", CHECK_IMMUNITY_TIME_IN_SECONDS="100")
+    tx.prepare(b"lost")
+    tx.run_ms(7000)
+    assert [body.body for _, body in tx.checks(producer)] == [b"lost"]
+    tx.run_ms(40_000)
+    assert tx.end(slow, COMMIT)[0].code == 0
+    assert tx.bodies() == [b"slow"]
+
+
+def test_without_a_connected_producer_the_check_waits_for_the_next_round(tx: TransactionBench) -> None:
+    tx.prepare(b"a")
+    tx.run_ms(7000)
+    producer = Link(40_001)
+    tx.heartbeat("T", link=producer)
+    tx.run_ms(6000)
+    assert len(tx.checks(producer)) == 1
+
+
+def test_a_clock_set_back_does_not_stop_the_checks(tx: TransactionBench) -> None:
+    producer = Link(40_001)
+    tx.heartbeat("T", link=producer)
+    tx.prepare(b"a")
+    tx.run_ms(3000)
+    tx.clock.set_wall(tx.clock.now_ms() - 3_600_000)
+    tx.run_ms(7000)
+    assert len(tx.checks(producer)) >= 1
+
+
+LIMITS = CheckLimits(timeout_ms=6000, checks_max=15, keep_ms=72 * 3_600_000)
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "properties", "decision"),
+    [
+        (0, "", Decision.STOP),
+        (5999, "", Decision.STOP),
+        (6000, "", Decision.CHECK),
+        (-1, "", Decision.CHECK),
+        (6000, "TRANSACTION_CHECK_TIMES\x0114\x02", Decision.CHECK),
+        (6000, "TRANSACTION_CHECK_TIMES\x0115\x02", Decision.GIVE_UP),
+        (73 * 3_600_000, "", Decision.GIVE_UP),
+        (9999, "CHECK_IMMUNITY_TIME_IN_SECONDS\x0110\x02", Decision.PUT_BACK),
+        (10_000, "CHECK_IMMUNITY_TIME_IN_SECONDS\x0110\x02", Decision.CHECK),
+        (1000, "CHECK_IMMUNITY_TIME_IN_SECONDS\x01x\x02", Decision.STOP),
+    ],
+)
+def test_what_becomes_of_a_half_message_follows_the_table(age_ms: int, properties: str, decision: Decision) -> None:
+    record = encode_record(
+        SystemTopic.HALF,
+        b"x",
+        properties.encode(),
+        queue_id=0,
+        queue_offset=0,
+        physical_offset=0,
+        born_host=bytes(8),
+        store_host=bytes(8),
+        born_time_ms=1_700_000_000_000 - age_ms,
+        store_time_ms=1_700_000_000_000,
+    )
+    assert decide(decode_record(record), now_ms=1_700_000_000_000, limits=LIMITS) is decision
+
+
+# ----------------------------------------------------------------------------------------------------------- crashes
+
+
+def test_a_crash_between_half_commit_and_op_loses_no_commit_and_shows_no_rollback(tmp_path: Path) -> None:
+    """10 crashes at random moments; after each, the producers are asked about what the broker does not know."""
+    source = random.Random(11)
+    bench = TransactionBench(tmp_path, checks_max=15)
+    producer = Link(40_001)
+    outcome: dict[str, str] = {}
+    for round_number in range(10):
+        bench.heartbeat("T", link=producer)
+        for number in range(6):
+            name = f"{round_number}-{number}"
+            outcome[f"K-{name}"] = source.choice((COMMIT, ROLLBACK))
+            prepared = bench.prepare(name.encode())
+            if source.random() < 0.7:
+                bench.end(prepared, outcome[f"K-{name}"])
+            if source.random() < 0.3:
+                bench.run_ms(source.choice((100, 3100)))
+                _answer_checks(bench, producer, outcome)
+        bench = bench.restarted(tmp_path)
+        producer = Link(40_002 + round_number)
+    bench.heartbeat("T", link=producer)
+    for _ in range(40):
+        bench.run_ms(500)
+        _answer_checks(bench, producer, outcome)
+    seen = Counter(f"K-{body.decode()}" for body in bench.bodies())
+    assert set(seen) == {key for key, how in outcome.items() if how == COMMIT}
+    assert bench.service.pending() == {}
+    assert bench.node.offsets.query(GROUP, SystemTopic.HALF, 0) == bench.service.half_offset
+    bench.close()
+
+
+def _answer_checks(bench: TransactionBench, producer: Link, outcome: dict[str, str]) -> None:
+    for request, _ in bench.checks(producer):
+        bench.answer_check(request, outcome[request["msgId"]])
+
+
+def test_after_a_clean_stop_nothing_is_asked_or_delivered_again(tmp_path: Path) -> None:
+    bench = TransactionBench(tmp_path)
+    for number in range(4):
+        bench.end(bench.prepare(b"%d" % number), COMMIT)
+    bench.service.stop()
+    bench.settle()
+    bench = bench.restarted(tmp_path)
+    producer = Link(40_001)
+    bench.heartbeat("T", link=producer)
+    bench.run_ms(20_000)
+    assert bench.checks(producer) == []
+    assert sorted(bench.bodies()) == [b"0", b"1", b"2", b"3"]
+    bench.close()
+
+
+def test_apaches_half_messages_are_known_as_apache_left_them(tmp_path: Path) -> None:
+    """Everything in the golden store was ended or given up: nothing is asked about, nothing comes again."""
+    golden_stores.unpack("clean", tmp_path)
+    bench = TransactionBench(
+        tmp_path,
+        mapped_file_size_commit_log=131_072,
+        mapped_file_size_consume_queue=1200,
+        max_hash_slot_num=100,
+        max_index_num=400,
+    )
+    assert bench.service.half_offset == 17
+    assert bench.service.pending() == {}
+    bench.clock.set_wall(max(m["storeTimestamp"] for m in golden_stores.expected("clean")["messages"]) + 60_000)
+    before = bench.store.max_offset("GoldenTx", 0)
+    bench.run_ms(10_000)
+    assert bench.store.max_offset("GoldenTx", 0) == before
+    assert bench.store.max_offset(SystemTopic.HALF, 0) == 17
+    bench.close()
