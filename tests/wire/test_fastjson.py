@@ -17,7 +17,7 @@ from contrailmq.wire.bodies import (
     loads_fastjson,
 )
 from contrailmq.wire.errors import RemoteProtocolError
-from contrailmq.wire.fastjson import to_standard_json
+from contrailmq.wire.fastjson import _quote_bare_names, _rewrite, to_standard_json
 
 QUEUE = MessageQueue("T", "broker-a", 3)
 
@@ -51,6 +51,22 @@ def test_what_is_no_json_at_all_is_refused(text: bytes) -> None:
 def test_rewriting_takes_linear_time_and_never_grows_much() -> None:
     text = b"{" + b",".join(b'{"brokerName":"b","queueId":%d,"topic":"T"}:%d' % (n, n) for n in range(20_000)) + b"}"
     assert len(to_standard_json(text)) < 2 * len(text)
+
+
+def test_bare_names_alone_take_the_quick_way_to_the_same_text() -> None:
+    text = b'{"a":{0:"x{1:y}",-1:[{2:3},{b:null}]}, c : "" ,d.e:true}'
+    quick = _quote_bare_names(text)
+    assert quick is not None
+    assert quick == _rewrite(text).replace(b',"c":""', b', "c" : "" ')
+    assert _quote_bare_names(text.replace(b"x", b"\\n")) is None
+
+
+def test_a_large_body_that_is_no_json_is_refused_unless_its_kind_may_have_objects_as_names() -> None:
+    table = {MessageQueue("T", "b", number): number for number in range(5000)}
+    large = encode_body(ResetOffsetBody.of(table))
+    assert decode_body(large, ResetOffsetBody).offsets == table
+    with pytest.raises(RemoteProtocolError, match="too large"):
+        decode_body(large, HeartbeatData)
 
 
 def test_tables_of_queues_go_both_ways() -> None:

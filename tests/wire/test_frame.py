@@ -100,6 +100,13 @@ def test_the_largest_frame_passes_and_one_byte_more_does_not() -> None:
         FrameParser().feed(longer)
 
 
+def test_a_header_above_the_parsers_limit_is_refused() -> None:
+    frame = encode_request(1, {"a": "x" * 2000}, opaque=1)
+    assert len(FrameParser().feed(frame)) == 1
+    with pytest.raises(RemoteProtocolError, match="header length 2"):
+        FrameParser(header_bytes_max=1024).feed(frame)
+
+
 def test_an_unfinished_frame_is_all_that_is_kept() -> None:
     parser = FrameParser()
     parser.feed(FRAME * 100 + FRAME[:-1])

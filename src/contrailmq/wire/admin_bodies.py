@@ -98,6 +98,8 @@ class TopicOffset(Body, kw_only=True):
 class TopicStatsTable(Body, kw_only=True):
     """Answer to GET_TOPIC_STATS_INFO(202)."""
 
+    may_have_object_names = True
+
     offset_table: msgspec.Raw = written(_EMPTY)
     topic_put_tps: float = written(0.0)
 
@@ -120,6 +122,8 @@ class OffsetProgress(Body, kw_only=True):
 class ConsumeStats(Body, kw_only=True):
     """Answer to GET_CONSUME_STATS(208)."""
 
+    may_have_object_names = True
+
     consume_tps: float = written(0.0)
     offset_table: msgspec.Raw = written(_EMPTY)
 
@@ -135,6 +139,8 @@ class ConsumeStats(Body, kw_only=True):
 class ConsumeStatsList(Body, kw_only=True):
     """Answer to GET_BROKER_CONSUME_STATS(317)."""
 
+    may_have_object_names = True
+
     broker_addr: str | None = None
     consume_stats_list: list[dict[str, list[ConsumeStats]]] = msgspec.field(default_factory=new_list)
     total_diff: int = written(0)
@@ -143,6 +149,8 @@ class ConsumeStatsList(Body, kw_only=True):
 
 class ResetOffsetBody(Body, kw_only=True):
     """RESET_CONSUMER_CLIENT_OFFSET(220), and the answer to INVOKE_BROKER_TO_RESET_OFFSET(222)."""
+
+    may_have_object_names = True
 
     offset_table: msgspec.Raw = written(_EMPTY)
 
@@ -157,6 +165,8 @@ class ResetOffsetBody(Body, kw_only=True):
 
 class ConsumerStatusBody(Body, kw_only=True):
     """Clients answer 221 with `messageQueueTable`, brokers answer 223 with `consumerTable` of many clients."""
+
+    may_have_object_names = True
 
     consumer_table: dict[str, msgspec.Raw] = msgspec.field(default_factory=new_dict)
     message_queue_table: msgspec.Raw = written(_EMPTY)
@@ -308,6 +318,8 @@ class ConsumeStatus(Body, kw_only=True):
 
 class ConsumerRunningInfo(Body, kw_only=True):
     """A client's answer to GET_CONSUMER_RUNNING_INFO(307)."""
+
+    may_have_object_names = True
 
     jstack: str | None = None
     mq_pop_table: msgspec.Raw = written(_EMPTY)

@@ -29,10 +29,10 @@ from contrailmq.wire.errors import (
     RequestTimeoutError,
     TooManyRequestsError,
 )
-from contrailmq.wire.frame import FRAME_BYTES_MAX, FrameParser, encode_request
+from contrailmq.wire.frame import FRAME_BYTES_MAX, HEADER_BYTES_MAX, FrameParser, encode_request
 from contrailmq.wire.header import FLAG_ONEWAY, FLAG_RESPONSE, Command, Fields
 
-__all__ = ["DEFAULT_LIMITS", "Connection", "Handler", "Limits"]
+__all__ = ["DEFAULT_LIMITS", "SERVER_LIMITS", "Connection", "Handler", "Limits"]
 
 _log = logging.getLogger(__name__)
 _OPAQUE_MAX: Final = 0x7FFFFFFF
@@ -46,9 +46,13 @@ class Limits:
     write_bytes_max: int = 64 * 1024 * 1024  # 4 answers of the largest size; Java's high water mark is 0 (unbounded)
     in_flight_max: int = 65536  # Java's async and oneway semaphores have this many permits
     frame_bytes_max: int = FRAME_BYTES_MAX
+    header_bytes_max: int = HEADER_BYTES_MAX
 
 
 DEFAULT_LIMITS: Final = Limits()
+# A hostile JSON header of 16 MiB keeps the loop busy for 0.3 s, one of 1 MiB for 20 ms; requests of real clients stay
+# below 100 KiB. Answers may be larger (140,000 messages in a batch are answered with 4.6 MB of ids): clients take all.
+SERVER_LIMITS: Final = Limits(header_bytes_max=1024 * 1024)
 
 
 class _Waiting(NamedTuple):
@@ -79,7 +83,7 @@ class Connection(asyncio.Protocol):
         self._on_open = on_open
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._parser = FrameParser(frame_bytes_max=limits.frame_bytes_max)
+        self._parser = FrameParser(frame_bytes_max=limits.frame_bytes_max, header_bytes_max=limits.header_bytes_max)
         self._out: list[bytes | memoryview] = []
         self._out_has_views = False
         self._is_corked = False  # inside the handler: its answers are gathered

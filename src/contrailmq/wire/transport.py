@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from contrailmq.wire.codes import ResponseCode
-from contrailmq.wire.connection import DEFAULT_LIMITS, Connection, Handler, Limits
+from contrailmq.wire.connection import DEFAULT_LIMITS, SERVER_LIMITS, Connection, Handler, Limits
 from contrailmq.wire.errors import ConnectError, ConnectionClosedError, WireError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command, Fields, to_ext
@@ -66,7 +66,7 @@ class RemotingServer:
         port: int = 0,
         tls: ServerTls | None = None,
         idle_seconds: float = 120.0,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: Limits = SERVER_LIMITS,
         on_connect: Callable[[Connection], None] | None = None,
         on_disconnect: Callable[[Connection], None] | None = None,
     ) -> None:
