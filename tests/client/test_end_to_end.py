@@ -26,9 +26,9 @@ from contrailmq import (
 from contrailmq.client import by_hash, split_batch
 from contrailmq.client.errors import ClientStateError, NoRouteError, OffsetOutOfRangeError
 from contrailmq.message import ContrailError, MessageError
+from contrailmq.testing import LocalCluster
 from contrailmq.wire.errors import ResponseError
 
-from .conftest import Cluster
 from .waiting import Inbox, wait_until
 
 _numbers = itertools.count()
@@ -41,7 +41,7 @@ def name() -> str:
     return f"Test_{os.getpid()}_{next(_numbers)}"
 
 
-def test_what_is_sent_is_received_with_everything_it_had(cluster: Cluster, name: str) -> None:
+def test_what_is_sent_is_received_with_everything_it_had(cluster: LocalCluster, name: str) -> None:
     inbox = Inbox()
     with Producer(name, namesrv=cluster.namesrv) as producer:
         result = producer.send(Message(name, b"paid", tags="paid", keys=["o-17"], properties={"region": "eu"}, flag=3))
@@ -70,7 +70,7 @@ def test_what_is_sent_is_received_with_everything_it_had(cluster: Cluster, name:
 @pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize("orderly", [False, True])
 def test_both_kinds_of_function_listen_and_each_message_comes_once(
-    cluster: Cluster, name: str, kind: str, orderly: bool
+    cluster: LocalCluster, name: str, kind: str, orderly: bool
 ) -> None:
     inbox = Inbox()
 
@@ -87,7 +87,7 @@ def test_both_kinds_of_function_listen_and_each_message_comes_once(
     assert sorted(int(message.body) for message in got) == list(range(300))
 
 
-def test_tags_choose_exactly(cluster: Cluster, name: str) -> None:
+def test_tags_choose_exactly(cluster: LocalCluster, name: str) -> None:
     """`Aa` and `BB` have one hash: only the client can tell them apart."""
     inbox = Inbox()
     with Producer(name, namesrv=cluster.namesrv) as producer:
@@ -100,7 +100,7 @@ def test_tags_choose_exactly(cluster: Cluster, name: str) -> None:
     assert sorted(inbox.bodies) == [b"Aa", b"last"]
 
 
-def test_sql_filters_choose_by_properties(cluster: Cluster, name: str) -> None:
+def test_sql_filters_choose_by_properties(cluster: LocalCluster, name: str) -> None:
     inbox = Inbox()
     with Producer(name, namesrv=cluster.namesrv) as producer:
         for amount in (5, 15, 25):
@@ -114,7 +114,7 @@ def test_sql_filters_choose_by_properties(cluster: Cluster, name: str) -> None:
     assert sorted(inbox.bodies) == [b"15", b"25"]
 
 
-def test_a_broken_sql_filter_stops_the_start(cluster: Cluster, name: str) -> None:
+def test_a_broken_sql_filter_stops_the_start(cluster: LocalCluster, name: str) -> None:
     with Admin(namesrv=cluster.namesrv) as admin:
         admin.create_topic(name)
     consumer = PushConsumer(name, namesrv=cluster.namesrv)
@@ -124,7 +124,7 @@ def test_a_broken_sql_filter_stops_the_start(cluster: Cluster, name: str) -> Non
         consumer.start()
 
 
-def test_compressed_bodies_arrive_as_they_were(cluster: Cluster, name: str) -> None:
+def test_compressed_bodies_arrive_as_they_were(cluster: LocalCluster, name: str) -> None:
     from contrailmq.message import Compression
 
     inbox = Inbox()
@@ -140,7 +140,7 @@ def test_compressed_bodies_arrive_as_they_were(cluster: Cluster, name: str) -> N
     assert all(len(message.stored_body) < 500 for message in got)
 
 
-def test_all_ways_of_sending(cluster: Cluster, name: str) -> None:
+def test_all_ways_of_sending(cluster: LocalCluster, name: str) -> None:
     inbox = Inbox()
     with Producer(name, namesrv=cluster.namesrv) as producer:
         producer.send(Message(name, b"plain"))
@@ -161,7 +161,7 @@ def test_all_ways_of_sending(cluster: Cluster, name: str) -> None:
     assert b"oneway" in inbox.bodies
 
 
-def test_a_long_list_is_cut_into_batches_that_fit(cluster: Cluster, name: str) -> None:
+def test_a_long_list_is_cut_into_batches_that_fit(cluster: LocalCluster, name: str) -> None:
     messages = [Message(name, b"x" * 50_000) for _ in range(60)]
     with Producer(name, namesrv=cluster.namesrv) as producer:
         results = [producer.send_batch(batch) for batch in split_batch(messages)]
@@ -170,7 +170,7 @@ def test_a_long_list_is_cut_into_batches_that_fit(cluster: Cluster, name: str) -
             producer.send_batch([Message(name, b"x" * 1_500_000) for _ in range(3)])
 
 
-def test_order_is_kept_within_a_queue_also_when_the_listener_fails(cluster: Cluster, name: str) -> None:
+def test_order_is_kept_within_a_queue_also_when_the_listener_fails(cluster: LocalCluster, name: str) -> None:
     inbox = Inbox()
     failed: set[bytes] = set()
 
@@ -197,7 +197,9 @@ def test_order_is_kept_within_a_queue_also_when_the_listener_fails(cluster: Clus
         assert offsets == sorted(set(offsets))
 
 
-def test_everybody_gets_everything_when_broadcasting(cluster: Cluster, name: str, tmp_path: os.PathLike[str]) -> None:
+def test_everybody_gets_everything_when_broadcasting(
+    cluster: LocalCluster, name: str, tmp_path: os.PathLike[str]
+) -> None:
     inboxes = [Inbox(), Inbox()]
     consumers = []
     for number, inbox in enumerate(inboxes):
@@ -222,7 +224,7 @@ def test_everybody_gets_everything_when_broadcasting(cluster: Cluster, name: str
         consumer.shutdown()
 
 
-def test_a_topic_that_is_created_later_is_found_within_seconds(cluster: Cluster, name: str) -> None:
+def test_a_topic_that_is_created_later_is_found_within_seconds(cluster: LocalCluster, name: str) -> None:
     inbox = Inbox()
     with PushConsumer(name, namesrv=cluster.namesrv, from_where=FIRST) as consumer:
         consumer.subscribe(name)
@@ -232,7 +234,7 @@ def test_a_topic_that_is_created_later_is_found_within_seconds(cluster: Cluster,
         assert len(inbox.wait_for(1, timeout_s=5.0)) == 1
 
 
-def test_a_second_consumer_takes_over_where_the_first_stopped(cluster: Cluster, name: str) -> None:
+def test_a_second_consumer_takes_over_where_the_first_stopped(cluster: LocalCluster, name: str) -> None:
     with Producer(name, namesrv=cluster.namesrv) as producer:
         for start in range(0, 1000, 100):
             producer.send_batch([Message(name, b"%d" % n) for n in range(start, start + 100)])
@@ -249,7 +251,7 @@ def test_a_second_consumer_takes_over_where_the_first_stopped(cluster: Cluster, 
     assert len(first.bodies) + len(second.bodies) == 1000, "a graceful shutdown repeats nothing"
 
 
-def test_members_share_queues_and_inherit_them(cluster: Cluster, name: str) -> None:
+def test_members_share_queues_and_inherit_them(cluster: LocalCluster, name: str) -> None:
     with Admin(namesrv=cluster.namesrv) as admin:
         admin.create_topic(name, queues=8)
     consumers = []
@@ -269,7 +271,7 @@ def test_members_share_queues_and_inherit_them(cluster: Cluster, name: str) -> N
     consumers.pop().shutdown()
 
 
-def test_lite_pull_polls_commits_and_seeks(cluster: Cluster, name: str) -> None:
+def test_lite_pull_polls_commits_and_seeks(cluster: LocalCluster, name: str) -> None:
     with Producer(name, namesrv=cluster.namesrv) as producer:
         queue = producer.queues(name)[0]
         for n in range(50):
@@ -298,7 +300,7 @@ def test_lite_pull_polls_commits_and_seeks(cluster: Cluster, name: str) -> None:
             pull.assign([queue])
 
 
-def test_assigned_queues_are_read_without_a_group_and_can_be_paused(cluster: Cluster, name: str) -> None:
+def test_assigned_queues_are_read_without_a_group_and_can_be_paused(cluster: LocalCluster, name: str) -> None:
     with Producer(name, namesrv=cluster.namesrv) as producer:
         producer.send(Message(name, b"x"))
         queues = producer.queues(name)
@@ -313,7 +315,7 @@ def test_assigned_queues_are_read_without_a_group_and_can_be_paused(cluster: Clu
         assert pull.fetch_queues(name) == queues
 
 
-def test_auto_commit_at_shutdown_but_not_after_an_exception(cluster: Cluster, name: str) -> None:
+def test_auto_commit_at_shutdown_but_not_after_an_exception(cluster: LocalCluster, name: str) -> None:
     with Producer(name, namesrv=cluster.namesrv) as producer:
         queue = producer.queues(name)[0]
         for n in range(5):
@@ -335,7 +337,7 @@ def test_auto_commit_at_shutdown_but_not_after_an_exception(cluster: Cluster, na
         assert pull.poll(timeout=0.5) == []
 
 
-def test_requests_are_replied_to(cluster: Cluster, name: str) -> None:
+def test_requests_are_replied_to(cluster: LocalCluster, name: str) -> None:
     from contrailmq.aio import create_reply
 
     with (
@@ -358,7 +360,7 @@ def test_requests_are_replied_to(cluster: Cluster, name: str) -> None:
         consumer.shutdown()
 
 
-def test_many_threads_share_one_producer(cluster: Cluster, name: str) -> None:
+def test_many_threads_share_one_producer(cluster: LocalCluster, name: str) -> None:
     ids: list[str] = []
     with Producer(name, namesrv=cluster.namesrv) as producer:
         producer.send(Message(name, b"create"))
@@ -374,7 +376,7 @@ def test_many_threads_share_one_producer(cluster: Cluster, name: str) -> None:
     assert len(set(ids)) == 400
 
 
-def test_blocking_calls_work_in_a_thread_that_runs_a_loop(cluster: Cluster, name: str) -> None:
+def test_blocking_calls_work_in_a_thread_that_runs_a_loop(cluster: LocalCluster, name: str) -> None:
     async def inside() -> SendStatus:
         with Producer(name, namesrv=cluster.namesrv) as producer:
             return producer.send(Message(name, b"x")).status
@@ -382,7 +384,7 @@ def test_blocking_calls_work_in_a_thread_that_runs_a_loop(cluster: Cluster, name
     assert asyncio.run(inside()) is SendStatus.OK
 
 
-def test_a_blocking_call_on_the_clients_own_loop_says_why_it_cannot_be(cluster: Cluster, name: str) -> None:
+def test_a_blocking_call_on_the_clients_own_loop_says_why_it_cannot_be(cluster: LocalCluster, name: str) -> None:
     seen: list[BaseException] = []
     done = threading.Event()
     with Producer(name, namesrv=cluster.namesrv) as producer:
@@ -402,7 +404,7 @@ def test_a_blocking_call_on_the_clients_own_loop_says_why_it_cannot_be(cluster: 
     assert "would wait for itself" in str(seen[0])
 
 
-def test_a_forked_child_gets_a_clear_error_and_can_make_its_own_client(cluster: Cluster, name: str) -> None:
+def test_a_forked_child_gets_a_clear_error_and_can_make_its_own_client(cluster: LocalCluster, name: str) -> None:
     with Producer(name, namesrv=cluster.namesrv) as producer:
         producer.send(Message(name, b"x"))
         pid = os.fork()
@@ -418,7 +420,7 @@ def test_a_forked_child_gets_a_clear_error_and_can_make_its_own_client(cluster: 
         assert producer.send(Message(name, b"parent")).status is SendStatus.OK
 
 
-def test_states_are_guarded(cluster: Cluster, name: str) -> None:
+def test_states_are_guarded(cluster: LocalCluster, name: str) -> None:
     producer = Producer(name, namesrv=cluster.namesrv)
     with pytest.raises(ClientStateError, match="not running"):
         producer.send(Message(name, b"x"))
@@ -432,7 +434,7 @@ def test_states_are_guarded(cluster: Cluster, name: str) -> None:
         producer.start()
 
 
-def test_errors_name_cause_and_remedy(name: str, cluster: Cluster) -> None:
+def test_errors_name_cause_and_remedy(name: str, cluster: LocalCluster) -> None:
     with Producer(name, namesrv="127.0.0.1:1") as lost, pytest.raises(ContrailError, match="none of the NameServers"):
         lost.send(Message(name, b"x"))
     with Producer(name, namesrv=cluster.namesrv) as producer:

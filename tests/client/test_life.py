@@ -16,8 +16,8 @@ from contrailmq import Admin, ConsumeFromWhere, LitePullConsumer, Message, Produ
 from contrailmq.client import instance
 from contrailmq.client.errors import ClientStateError, SendFailedError
 from contrailmq.message import ContrailError
+from contrailmq.testing import LocalCluster
 
-from .conftest import Cluster
 from .waiting import Inbox, wait_until
 
 _numbers = itertools.count()
@@ -44,7 +44,7 @@ def one_cycle(namesrv: str, name: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files through /proc")
-def test_twenty_lives_leave_no_thread_no_file_and_no_instance(cluster: Cluster, name: str) -> None:
+def test_twenty_lives_leave_no_thread_no_file_and_no_instance(cluster: LocalCluster, name: str) -> None:
     one_cycle(cluster.namesrv, name)
     gc.collect()
     threads, files = set(threading.enumerate()), open_files()
@@ -57,7 +57,7 @@ def test_twenty_lives_leave_no_thread_no_file_and_no_instance(cluster: Cluster, 
     assert wait_until(lambda: open_files() <= files, timeout_s=5.0), (files, open_files())
 
 
-def test_no_task_is_left_on_the_loop(cluster: Cluster, name: str) -> None:
+def test_no_task_is_left_on_the_loop(cluster: LocalCluster, name: str) -> None:
     async def run() -> set[asyncio.Task[object]]:
         for _ in range(5):
             async with aio.Producer(name, namesrv=cluster.namesrv, trace=True) as producer:
@@ -73,7 +73,7 @@ def test_no_task_is_left_on_the_loop(cluster: Cluster, name: str) -> None:
     assert asyncio.run(run()) == set()
 
 
-def test_a_failed_start_leaves_nothing_and_can_be_repeated(cluster: Cluster, name: str) -> None:
+def test_a_failed_start_leaves_nothing_and_can_be_repeated(cluster: LocalCluster, name: str) -> None:
     first = Producer(name, namesrv=cluster.namesrv, instance_name=name)
     second = Producer(name, namesrv=cluster.namesrv, instance_name=name)
     with first, pytest.raises(ClientStateError, match="already has a member"):
@@ -83,7 +83,7 @@ def test_a_failed_start_leaves_nothing_and_can_be_repeated(cluster: Cluster, nam
     assert not instance._instances
 
 
-def test_clients_of_one_instance_name_share_connections(cluster: Cluster, name: str) -> None:
+def test_clients_of_one_instance_name_share_connections(cluster: LocalCluster, name: str) -> None:
     with (
         Producer(name, namesrv=cluster.namesrv, instance_name=name) as producer,
         Producer(f"{name}_2", namesrv=cluster.namesrv, instance_name=name) as other,
@@ -95,7 +95,7 @@ def test_clients_of_one_instance_name_share_connections(cluster: Cluster, name: 
         assert len(shared.remoting._connections) == 2  # the NameServer and the broker
 
 
-def test_clients_live_through_a_broker_restart(own_cluster: Cluster, name: str) -> None:
+def test_clients_live_through_a_broker_restart(own_cluster: LocalCluster, name: str) -> None:
     inbox = Inbox()
     with Producer(name, namesrv=own_cluster.namesrv, send_timeout_s=2.0) as producer:
         producer.send(Message(name, b"before"))
@@ -109,7 +109,7 @@ def test_clients_live_through_a_broker_restart(own_cluster: Cluster, name: str) 
         with pytest.raises(ContrailError) as caught:
             producer.send(Message(name, b"while down"))
         assert isinstance(caught.value, SendFailedError) or caught.value.retriable
-        own_cluster.start_broker()
+        own_cluster.restart_broker()
 
         def sent() -> bool:
             try:
@@ -124,7 +124,9 @@ def test_clients_live_through_a_broker_restart(own_cluster: Cluster, name: str) 
     assert inbox.bodies.count(b"before") == 1
 
 
-def test_nothing_acknowledged_is_lost_over_restarts_of_broker_and_consumer(own_cluster: Cluster, name: str) -> None:
+def test_nothing_acknowledged_is_lost_over_restarts_of_broker_and_consumer(
+    own_cluster: LocalCluster, name: str
+) -> None:
     """A producer keeps sending while the broker restarts twice and consumers come and go."""
     acknowledged: list[bytes] = []
     inbox = Inbox()
@@ -156,7 +158,7 @@ def test_nothing_acknowledged_is_lost_over_restarts_of_broker_and_consumer(own_c
             seen = len(inbox.bodies) + 100
             assert wait_until(lambda seen=seen: len(inbox.bodies) >= seen)
             own_cluster.stop_broker()
-            own_cluster.start_broker()
+            own_cluster.restart_broker()
     stop.set()
     thread.join()
     with PushConsumer(name, namesrv=own_cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET) as consumer:
@@ -165,7 +167,7 @@ def test_nothing_acknowledged_is_lost_over_restarts_of_broker_and_consumer(own_c
         assert wait_until(lambda: set(acknowledged) <= set(inbox.bodies)), set(acknowledged) - set(inbox.bodies)
 
 
-def test_shutdown_waits_for_a_running_listener_and_commits_its_message(cluster: Cluster, name: str) -> None:
+def test_shutdown_waits_for_a_running_listener_and_commits_its_message(cluster: LocalCluster, name: str) -> None:
     began, release = threading.Event(), threading.Event()
     with Producer(name, namesrv=cluster.namesrv) as producer:
         queue = producer.send(Message(name, b"slow")).queue
@@ -187,7 +189,7 @@ def test_shutdown_waits_for_a_running_listener_and_commits_its_message(cluster: 
         assert admin.offset(name, queue) == 1
 
 
-def test_a_namespace_keeps_names_apart_and_out_of_sight(cluster: Cluster, name: str) -> None:
+def test_a_namespace_keeps_names_apart_and_out_of_sight(cluster: LocalCluster, name: str) -> None:
     inbox, outside = Inbox(), Inbox()
     options = {"namesrv": cluster.namesrv, "from_where": ConsumeFromWhere.FIRST_OFFSET}
     with Producer(name, namesrv=cluster.namesrv, namespace="prod") as producer:
@@ -210,7 +212,7 @@ def test_a_namespace_keeps_names_apart_and_out_of_sight(cluster: Cluster, name: 
         assert f"prod%{name}" in admin.topics()
 
 
-def test_traces_are_written_in_rocketmqs_format(cluster: Cluster, name: str) -> None:
+def test_traces_are_written_in_rocketmqs_format(cluster: LocalCluster, name: str) -> None:
     inbox, traces = Inbox(), Inbox()
     with Producer(name, namesrv=cluster.namesrv, trace=True) as producer:
         result = producer.send(Message(name, b"x", keys=["k"]))

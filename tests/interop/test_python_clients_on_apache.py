@@ -9,9 +9,13 @@ import pytest
 from apache import Apache
 
 from client.test_end_to_end import *  # noqa: F403 -- the same tests, other fixtures
+from client.waiting import wait_until
+from contrailmq import Admin
 
 
 @pytest.fixture(scope="module")
 def cluster(rocketmq: Apache) -> Iterator[SimpleNamespace]:
     with rocketmq.cluster(autoCreateTopicEnable="true") as (namesrv, broker):
+        # The port opens before the broker has told the NameServer of its topics.
+        assert wait_until(lambda: "TBW102" in Admin(namesrv=namesrv).topics())
         yield SimpleNamespace(namesrv=namesrv, broker_address=broker.address)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import typer
 
 from contrailmq._version import __version__
-from contrailmq.cli import store
+from contrailmq.cli import admin, store
 from contrailmq.cli.broker import broker
 from contrailmq.cli.namesrv import namesrv
 from contrailmq.cli.up import up
@@ -43,6 +43,7 @@ def _root(
 app.command("up")(up)
 app.command("namesrv")(namesrv)
 app.command("broker")(broker)
+app.add_typer(admin.app, name="admin")
 app.add_typer(store.app, name="store")
 
 

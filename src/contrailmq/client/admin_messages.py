@@ -27,7 +27,7 @@ from contrailmq.message import (
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult
 from contrailmq.wire.bodies import decode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.errors import ResponseError
+from contrailmq.wire.errors import ConnectError, ResponseError
 from contrailmq.wire.header import ExtValue
 
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"  # RocketMQ's group for tools; brokers have it from the start
@@ -48,8 +48,8 @@ class AdminMessages(AdminGroups):
             return found[0]
         try:
             return await self.message_at(message_id)
-        except (MessageError, ResponseError):
-            return None
+        except (MessageError, ResponseError, ConnectError):
+            return None  # not of the form of a place, or no broker is there, or no message
 
     async def message_at(self, offset_message_id: str) -> StoredMessage:
         """By its place: the offset message id holds the broker's address and the physical offset."""

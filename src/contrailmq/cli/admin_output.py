@@ -1,0 +1,119 @@
+"""What the admin commands print: a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from contrailmq import Admin, StoredMessage
+
+T = TypeVar("T")
+
+Namesrv = Annotated[
+    str | None, typer.Option("-n", "--namesrv", envvar="NAMESRV_ADDR", help="NameServers, host:port;host:port")
+]
+Json = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
+
+
+def ask(namesrv: str | None, question: Callable[[Admin], T]) -> T:
+    """Connect, ask, disconnect. What goes wrong is one line on standard error and exit code 1."""
+    from contrailmq import Admin
+    from contrailmq.message import ContrailError
+
+    try:
+        with Admin(namesrv=namesrv) as admin:
+            return question(admin)
+    except ContrailError as exc:
+        typer.echo(f"error: {exc}", err=True)
+        raise typer.Exit(1) from None
+
+
+def show(rows: Sequence[Sequence[object]], columns: Sequence[str], *, as_json: bool) -> None:
+    """Rows as a table, or as a list of objects."""
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        return
+    table = Table(*columns, box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row))
+    Console(width=None if Console().is_terminal else 200).print(table)
+
+
+def show_pairs(pairs: Iterable[tuple[str, object]], *, as_json: bool) -> None:
+    """Names and values."""
+    known = dict(pairs)
+    if as_json:
+        print_json(known)
+        return
+    show(list(known.items()), ("name", "value"), as_json=False)
+
+
+def print_json(value: object) -> None:
+    typer.echo(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())
+
+
+def done(text: str, *, as_json: bool) -> None:
+    """One line that says what was done."""
+    if as_json:
+        print_json({"done": text})
+    else:
+        typer.echo(text)
+
+
+def show_messages(messages: Sequence[StoredMessage], *, as_json: bool) -> None:
+    if as_json:
+        print_json([message_facts(message) for message in messages])
+        return
+    rows = [
+        (
+            message.message_id,
+            message.topic,
+            message.queue_id,
+            message.queue_offset,
+            message.tags,
+            " ".join(message.keys),
+            time_text(message.store_time_ms),
+            message.reconsume_times,
+            _short(message.body),
+        )
+        for message in messages
+    ]
+    show(rows, ("id", "topic", "queue", "offset", "tags", "keys", "stored", "retries", "body"), as_json=False)
+
+
+def message_facts(message: StoredMessage) -> dict[str, object]:
+    return {
+        "message_id": message.message_id,
+        "offset_message_id": message.offset_message_id,
+        "topic": message.topic,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "physical_offset": message.physical_offset,
+        "tags": message.tags,
+        "keys": message.keys,
+        "properties": message.properties,
+        "born_time_ms": message.born_time_ms,
+        "born_host": str(message.born_host),
+        "store_time_ms": message.store_time_ms,
+        "store_host": str(message.store_host),
+        "reconsume_times": message.reconsume_times,
+        "body": message.body.decode("utf-8", "backslashreplace"),
+    }
+
+
+def time_text(time_ms: int) -> str:
+    if time_ms <= 0:
+        return "-"
+    return datetime.fromtimestamp(time_ms / 1000).astimezone().isoformat(sep=" ", timespec="milliseconds")
+
+
+def _short(body: bytes) -> str:
+    text = body[:60].decode("utf-8", "backslashreplace").replace("\n", " ")
+    return text if len(body) <= 60 else text + "…"

@@ -1,0 +1,91 @@
+"""`contrailmq admin` against a cluster of ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from contrailmq import ConsumeFromWhere, LitePullConsumer, Message, Producer
+from contrailmq.cli import app
+from contrailmq.testing import LocalCluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster() as made:
+        with Producer("shop", namesrv=made.namesrv) as producer:
+            for number in range(4):
+                producer.send(Message("Orders", b"%d" % number, tags="paid", keys=[f"o-{number}"]))
+        with LitePullConsumer("audit", namesrv=made.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET) as pull:
+            pull.subscribe("Orders")
+            got = 0
+            while got < 4:
+                got += len(pull.poll(timeout=5.0))
+        yield made
+
+
+def run(cluster: LocalCluster, *arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["admin", *arguments, "--namesrv", cluster.namesrv])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def run_json(cluster: LocalCluster, *arguments: str) -> list[dict[str, object]]:
+    value: list[dict[str, object]] = json.loads(run(cluster, *arguments, "--json"))
+    return value
+
+
+def test_topics_are_listed_created_measured_and_deleted(cluster: LocalCluster) -> None:
+    assert {"topic": "Orders"} in run_json(cluster, "topic", "list")
+    run(cluster, "topic", "create", "Made", "--queues", "2")
+    assert len(run_json(cluster, "topic", "status", "Made")) == 2
+    assert run_json(cluster, "topic", "route", "Made")[0]["write_queues"] == 2
+    run(cluster, "topic", "delete", "Made")
+    assert {"topic": "Made"} not in run_json(cluster, "topic", "list")
+    assert "Orders" in run(cluster, "topic", "list")
+
+
+def test_groups_show_their_progress(cluster: LocalCluster) -> None:
+    assert {"group": "audit"} in run_json(cluster, "group", "list")
+    rows = run_json(cluster, "group", "progress", "audit", "--topic", "Orders")
+    assert sum(int(str(row["consumer_offset"])) for row in rows) == 4
+    assert "lag: 0" in run(cluster, "group", "progress", "audit", "--topic", "Orders")
+    run(cluster, "group", "create", "fresh")
+    assert {"group": "fresh"} in run_json(cluster, "group", "list")
+    run(cluster, "group", "delete", "fresh")
+    assert run_json(cluster, "group", "members", "audit") == []
+
+
+def test_messages_are_found_by_key_id_and_time(cluster: LocalCluster) -> None:
+    (message,) = run_json(cluster, "message", "by-key", "Orders", "o-2")
+    assert message["body"] == "2"
+    found = json.loads(run(cluster, "message", "get", "Orders", str(message["message_id"]), "--json"))
+    assert found["offset_message_id"] == message["offset_message_id"]
+    assert len(run_json(cluster, "message", "by-time", "Orders")) == 4
+    assert "error: topic Orders has no message" in run(cluster, "message", "get", "Orders", "00" * 16, code=1)
+
+
+def test_offsets_are_reset(cluster: LocalCluster) -> None:
+    rows = run_json(cluster, "offset", "reset", "audit", "Orders", "--to", "earliest")
+    assert {row["offset"] for row in rows} == {0}
+    rows = run_json(cluster, "offset", "reset", "audit", "Orders", "--to", "latest")
+    assert sum(int(str(row["offset"])) for row in rows) == 4
+    assert "earliest, latest" in run(cluster, "offset", "reset", "audit", "Orders", "--to", "never", code=2)
+
+
+def test_clusters_and_brokers_are_shown(cluster: LocalCluster) -> None:
+    (row,) = run_json(cluster, "cluster", "list")
+    address = str(row["address"])
+    assert address == cluster.broker_addresses[0]
+    assert json.loads(run(cluster, "broker", "status", address, "--json"))["brokerVersionDesc"]
+    assert json.loads(run(cluster, "broker", "config", address, "--json"))["brokerName"] == row["broker"]
+    assert run_json(cluster, "dlq", "list", "audit") == []
+
+
+def test_an_unreachable_name_server_is_one_line_and_exit_code_1() -> None:
+    result = CliRunner().invoke(app, ["admin", "topic", "list", "-n", "127.0.0.1:1"])
+    assert result.exit_code == 1
+    assert "none of the NameServers" in result.output
