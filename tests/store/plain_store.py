@@ -19,6 +19,7 @@ from contrailmq.store.index import IndexService
 from contrailmq.store.log_walk import store_time_at
 from contrailmq.store.queue_ledger import read_ledger, take_ledger, write_ledger
 from contrailmq.store.record import encode_blank, encode_record
+from contrailmq.store.recovery import load_index
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 GOLDEN_STORES = sorted(path.name.removesuffix(".tar.gz") for path in GOLDEN.glob("store-*.tar.gz"))
@@ -102,24 +103,28 @@ class PlainStore:
         was_clean_exit = not self.config.abort_path.exists()
         damaged = self.queues.load()
         checkpoint = self.checkpoint.load()
-        trusted = None if was_clean_exit else checkpoint.index_msg_time_ms
+        ledger = read_ledger(self.root, self.files)
+        boot_id = self.files.boot_id()
+        index_damage = load_index(
+            self.index, checkpoint, ledger, was_clean_exit=was_clean_exit, boot_id=boot_id
+        )
         return recover(
             self.log,
             self.queues,
             self.index,
             checkpoint=checkpoint,
-            ledger=read_ledger(self.root, self.files),
+            ledger=ledger,
             was_clean_exit=was_clean_exit,
             delay_levels=DelayLevels(self.config.message_delay_level),
             damaged=damaged,
-            index_damage=self.index.load(trusted_end_time_ms=trusted),
+            index_damage=index_damage,
         )
 
     def close(self) -> None:
         """As after a clean exit."""
         mark = self.queues.flush()
         self.index.flush()
-        ledger = take_ledger(self.queues, self.index, mark)
+        ledger = take_ledger(self.queues, self.index, mark, boot_id=self.files.boot_id())
         write_ledger(self.root, ledger, self.files)
         self.checkpoint.physic_msg_time_ms = max(self.checkpoint.physic_msg_time_ms, mark.store_time_ms)
         self.checkpoint.logics_msg_time_ms = max(self.checkpoint.logics_msg_time_ms, mark.store_time_ms)

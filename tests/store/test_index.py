@@ -133,6 +133,23 @@ def test_after_a_crash_the_file_being_filled_is_removed_and_full_flushed_ones_st
     assert index.end_offset == 48
 
 
+def test_a_put_that_was_killed_in_the_middle_is_undone(tmp_path: Path) -> None:
+    index = make_index(tmp_path)
+    for number in range(10):
+        index.put("Orders", "k", None, number, T0)
+    path = index.index_files[0].path
+    header = path.read_bytes()[:HEADER_BYTES]
+    index.put("Orders", "k k", None, 10, T0)
+    index.close()
+    with path.open("r+b") as file:
+        file.write(header)  # killed before the header was written
+    index = make_index(tmp_path)
+    assert index.load(mend_unfinished=True) == []
+    assert index.query("Orders", "k", 20, 0, EVER) == list(range(9, -1, -1))
+    index.put("Orders", "k", None, 10, T0)
+    assert index.query("Orders", "k", 3, 0, EVER) == [10, 9, 8]
+
+
 @pytest.mark.parametrize("position", [0, 3, 16, 24, 32, 36, HEADER_BYTES + 4 * 7, HEADER_BYTES + 80 + 20])
 def test_a_flipped_index_file_is_noticed_and_removed(position: int, tmp_path: Path) -> None:
     index = make_index(tmp_path)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from plain_store import LogWriter, PlainStore, copy_store, queue_files
+from plain_store import LogWriter, PlainStore, QuickFiles, copy_store, queue_files
 
 from contrailmq.store import StoreConfig, StoreView, verify_store
 from contrailmq.store.queue_ledger import LEDGER_NAME
@@ -253,6 +253,22 @@ def test_a_flipped_bit_anywhere_in_a_queue_is_mended(exit_kind: str, tmp_path: P
         (root / name).write_bytes(data)
         check_against(writer, PlainStore(root, **SIZES), writer.end)
         assert queue_files(root) == before, (name, position)
+
+
+def test_a_killed_process_keeps_its_index_and_a_crashed_machine_makes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "s"
+    writer = write_store(root)
+    (root / "abort").write_text("1")
+    store = PlainStore(root, **SIZES)
+    assert store.recovery.index_rebuilt == ()
+    check_against(writer, store, writer.end)
+    (root / "abort").write_text("1")
+    monkeypatch.setattr(QuickFiles, "boot_id", lambda self: "another")
+    store = PlainStore(root, **SIZES)
+    assert len(store.recovery.index_rebuilt) > 0
+    check_against(writer, store, writer.end)
 
 
 def test_the_last_unit_of_a_queue_that_is_lost_is_noticed_below_the_walk(tmp_path: Path) -> None:

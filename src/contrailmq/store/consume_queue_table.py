@@ -86,8 +86,6 @@ class ConsumeQueueTable:
         if queue is None:
             queue = self.find_or_create(topic, queue_id)
         end = physical_offset + size_bytes
-        self.last_physical_offset = physical_offset
-        self.last_store_time_ms = store_time_ms
         if queue.max_offset == queue_offset and end > queue.physical_max:
             if self.ext is not None:
                 tags_code = self.ext.put(topic, queue_id, tags_code, store_time_ms, bit_map)
@@ -100,6 +98,9 @@ class ConsumeQueueTable:
                 self._note(queue, count)
         elif queue.append(queue_offset, physical_offset=physical_offset, size_bytes=size_bytes, tags_code=tags_code):
             self._note(queue, len(queue.pending))
+        # Last, and the offset last of all: a flush in another thread takes them as "everything up to here is in".
+        self.last_store_time_ms = store_time_ms
+        self.last_physical_offset = physical_offset
 
     def _note(self, queue: ConsumeQueue, count: int) -> None:
         self._dirty[queue] = None
@@ -157,7 +158,8 @@ class ConsumeQueueTable:
 
     def flush(self) -> Dispatched:
         """Write and sync everything; the newest record whose unit is then durable, with all before it."""
-        mark = Dispatched(self.last_physical_offset, self.last_store_time_ms)
+        physical_offset = self.last_physical_offset  # in this order: the time may be too new by one, never the offset
+        mark = Dispatched(physical_offset, self.last_store_time_ms)
         self.write_pending(least_bytes=1)
         for queue in list(self._unsynced):
             del self._unsynced[queue]
@@ -186,13 +188,9 @@ class ConsumeQueueTable:
         queue.overwrite(queue_offset, unit)
         self._unsynced[queue] = None
 
-    def extend(
-        self, queue: ConsumeQueue, queue_offset: int, unit: bytes, physical_end: int, store_time_ms: int
-    ) -> None:
+    def extend(self, queue: ConsumeQueue, queue_offset: int, unit: bytes, physical_end: int) -> None:
         """Append a unit that recovery has made and checked."""
         queue.extend(queue_offset, unit, physical_end)
-        self.last_physical_offset = max(self.last_physical_offset, physical_end - int.from_bytes(unit[8:12], "big"))
-        self.last_store_time_ms = max(self.last_store_time_ms, store_time_ms)
         self._note(queue, len(queue.pending))
 
     def mark_dirty(self, queue: ConsumeQueue) -> None:

@@ -236,6 +236,14 @@ class Files:
             return pid if kind != fcntl.F_UNLCK and pid > 0 else -1
         return 0
 
+    def boot_id(self) -> str:
+        """Which run of the machine this is; empty where the kernel does not say. What an earlier process wrote in the
+        same run is still in the page cache, synced or not."""
+        try:
+            return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            return ""
+
     def raise_descriptor_limit(self) -> int:
         """Lift the soft limit of open files to the hard one; the limit now in force."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

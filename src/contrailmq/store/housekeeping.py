@@ -85,7 +85,7 @@ class Housekeeping:
         mark = self._queues.flush()
         if self._index is not None:
             self._index.flush_sealed()
-        ledger = take_ledger(self._queues, self._index, mark)
+        ledger = take_ledger(self._queues, self._index, mark, boot_id=self._files.boot_id())
         write_ledger(self._config.path, ledger, self._files)
         if mark.store_time_ms > 0:
             self._checkpoint.logics_msg_time_ms = mark.store_time_ms

@@ -24,7 +24,7 @@ from typing import Final
 from contrailmq.message import SysFlag, java_hash
 from contrailmq.store.clock import Clock
 from contrailmq.store.files import Files
-from contrailmq.store.index_file import IndexFile, index_file_bytes
+from contrailmq.store.index_file import IndexFile, index_file_bytes, stored_hash
 
 _log = logging.getLogger(__name__)
 
@@ -115,9 +115,9 @@ class IndexService:
         if tags:
             tag_hash = self._tag_hashes.get((topic, tags))
             hashes.append(self._tag_hash(topic, tags) if tag_hash is None else tag_hash)
-        while (entered := index_file.put(hashes, physical_offset, store_time_ms)) < len(hashes):
-            del hashes[:entered]
-            index_file = self._roll()
+        entered = index_file.put(hashes, physical_offset, store_time_ms)
+        while entered < len(hashes):
+            entered += self._roll().put(hashes[entered:], physical_offset, store_time_ms)
 
     def _prefix(self, topic: str) -> int:
         if len(self._prefixes) >= _PREFIX_CACHE_MAX:
@@ -166,8 +166,7 @@ class IndexService:
         To ask for a tag, make the key `T#` and the tag.
         """
         max_count = min(max_count, QUERY_COUNT_MAX)
-        key_hash = java_hash(key, seed=java_hash(topic + "#"))
-        key_hash = 0 if key_hash == -(2**31) else abs(key_hash)
+        key_hash = stored_hash(java_hash(key, seed=java_hash(topic + "#")))
         found: list[int] = []
         for index_file in reversed(self.index_files):
             if len(found) >= max_count:
@@ -243,18 +242,19 @@ class IndexService:
 
     # --- opening
 
-    def load(self, *, trusted_end_time_ms: int | None) -> list[str]:
+    def load(self, *, trusted_end_time_ms: int | None = None, mend_unfinished: bool = False) -> list[str]:
         """Take up the files of the directory; the reasons for those that had to go.
 
-        `trusted_end_time_ms` is the checkpoint's index time after a crash, None after a clean exit. Everything from
-        the first bad file on is removed: what follows is entered again from the log, in order.
+        With `trusted_end_time_ms`, files that end later cannot be trusted. With `mend_unfinished`, a put that was
+        killed in the middle is undone first. Everything from the first bad file on is removed: what follows is
+        entered again from the log, in order.
         """
         reasons: list[str] = []
         for path in self._files.list_directory(self.root):
             if not path.name.isdigit():
                 continue
             index_file = IndexFile(path, slots=self.slots, units=self.units, files=self._files)
-            reason = "follows a removed one" if reasons else self._load_fault(index_file, trusted_end_time_ms)
+            reason = "follows a removed one" if reasons else self._load_fault(index_file, trusted_end_time_ms, mend_unfinished)
             if reason is None:
                 self._index_files.append(index_file)
                 continue
@@ -263,12 +263,16 @@ class IndexService:
             index_file.destroy()
         return reasons
 
-    def _load_fault(self, index_file: IndexFile, trusted_end_time_ms: int | None) -> str | None:
+    def _load_fault(
+        self, index_file: IndexFile, trusted_end_time_ms: int | None, mend_unfinished: bool
+    ) -> str | None:
         expected = index_file_bytes(self.slots, self.units)
         actual = self._files.size(index_file.path)
         if actual != expected:
             return f"has {actual} bytes, {expected} were expected"
         index_file.load()
+        if mend_unfinished:
+            index_file.undo_unfinished()
         if trusted_end_time_ms is not None and index_file.end_time_ms > trusted_end_time_ms:
             return f"was being filled at the crash (ends at {index_file.end_time_ms}, flushed to {trusted_end_time_ms})"
         fault = index_file.fault(units_checked_max=UNITS_CHECKED_AT_LOAD_MAX)

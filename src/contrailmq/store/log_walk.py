@@ -59,11 +59,12 @@ class Sink(Protocol):
 
 
 class WalkEnd(NamedTuple):
-    """Where a walk of one file ended and what stands there; how many records it saw, and the last one's store time."""
+    """Where a walk of one file ended and what stands there; how many records it saw; the last one's offset and time."""
 
     position: int
     verdict: Verdict
     records: int
+    last_offset: int
     store_time_ms: int
 
 
@@ -75,13 +76,18 @@ def walk(
     limit: int | None = None,
     check_body_crc: bool,
     check_record_crc: bool = False,
+    take_from: int = 0,
 ) -> WalkEnd:
-    """Every whole record from `position` (a record's begin) up to the first thing that is not one, or to `limit`."""
+    """Every whole record from `position` (a record's begin) up to the first thing that is not one, or to `limit`.
+
+    All are judged; those below the physical offset `take_from` are not handed over.
+    """
     buffer = file.mapping
     base = file.base
     end_of_data = file.size_bytes if limit is None else limit
     unpack, crc32, take = _HEAD.unpack_from, zlib.crc32, sink.take
     records = store_time = 0
+    last = -1
     with_body_crc = check_body_crc and not check_record_crc
     while True:
         if position + _SMALLEST <= end_of_data and not check_record_crc:
@@ -106,17 +112,11 @@ def walk(
                     and (not with_body_crc or not length or crc32(buffer[body : topic - 1]) & 0x7FFFFFFF == crc)
                 ):
                     store_time = time_ms
+                    last = position
                     records += 1
-                    take(
-                        buffer[topic:topic_end],
-                        queue_id,
-                        queue_offset,
-                        own,
-                        size,
-                        time_ms,
-                        sys_flag,
-                        buffer[topic_end + 2 : end],
-                    )
+                    if own >= take_from:
+                        properties = buffer[topic_end + 2 : end]
+                        take(buffer[topic:topic_end], queue_id, queue_offset, own, size, time_ms, sys_flag, properties)
                     position = end
                     continue
         verdict = check_record(
@@ -128,14 +128,17 @@ def walk(
             check_record_crc=check_record_crc,
         )
         if verdict.kind is not Kind.WHOLE:
-            return WalkEnd(position, verdict, records, store_time)
-        store_time = _take_slowly(buffer, position, sink)
+            return WalkEnd(position, verdict, records, base + last if last >= 0 else -1, store_time)
+        store_time = store_time_at(buffer, position)
+        if base + position >= take_from:
+            _take_slowly(buffer, position, sink)
+        last = position
         records += 1
         position += verdict.size_bytes
 
 
-def _take_slowly(buffer: mmap, position: int, sink: Sink) -> int:
-    """Hand over a whole record of any shape; its store time."""
+def _take_slowly(buffer: mmap, position: int, sink: Sink) -> None:
+    """Hand over a whole record of any shape."""
     facts = read_facts(buffer, position)
     hosts_v6 = (facts.sys_flag & SysFlag.BORN_HOST_V6 > 0) + (facts.sys_flag & SysFlag.STORE_HOST_V6 > 0)
     body = position + _HEAD_BYTES + 12 * hosts_v6
@@ -152,7 +155,6 @@ def _take_slowly(buffer: mmap, position: int, sink: Sink) -> int:
         facts.sys_flag,
         buffer[topic + topic_length + 2 : position + facts.size_bytes],
     )
-    return facts.store_time_ms
 
 
 def store_time_at(buffer: mmap | memoryview, position: int) -> int:

@@ -43,7 +43,7 @@ from contrailmq.store.parts import build_parts
 from contrailmq.store.queue_ledger import read_ledger
 from contrailmq.store.reading import PULL_BYTES_MAX
 from contrailmq.store.record import BatchPart, decode_record
-from contrailmq.store.recovery import RecoveryReport, recover
+from contrailmq.store.recovery import RecoveryReport, load_index, recover
 from contrailmq.store.stats import StoreStats
 from contrailmq.store.status import (
     Append,
@@ -151,16 +151,18 @@ class MessageStore:
         self._log_files.load()
         damaged = self._queues.load()
         checkpoint = self.checkpoint.load()
+        ledger = read_ledger(config.path, self.files)
         index_damage: list[str] = []
         if self._index is not None:
-            trusted = None if was_clean_exit else checkpoint.index_msg_time_ms
-            index_damage = self._index.load(trusted_end_time_ms=trusted)
+            index_damage = load_index(
+                self._index, checkpoint, ledger, was_clean_exit=was_clean_exit, boot_id=self.files.boot_id()
+            )
         report = recover(
             self._log_files,
             self._queues,
             self._index,
             checkpoint=checkpoint,
-            ledger=read_ledger(config.path, self.files),
+            ledger=ledger,
             was_clean_exit=was_clean_exit,
             delay_levels=self._delay_levels,
             damaged=damaged,

@@ -50,6 +50,7 @@ class Ledger(msgspec.Struct, frozen=True):
     store_time_ms: int
     queues: list[LedgerEntry]
     index: list[IndexEntry]  # oldest first; the last one may have grown since
+    boot_id: str = ""  # in which run of the machine it was written
 
     @property
     def index_end_offset(self) -> int:
@@ -59,7 +60,9 @@ class Ledger(msgspec.Struct, frozen=True):
         return checkpoint.logics_physical_offset <= self.physical_offset
 
 
-def take_ledger(queues: ConsumeQueueTable, index: IndexService | None, mark: Dispatched) -> Ledger:
+def take_ledger(
+    queues: ConsumeQueueTable, index: IndexService | None, mark: Dispatched, *, boot_id: str = ""
+) -> Ledger:
     left = CHECKSUM_BYTES_MAX
     entries = []
     for queue in queues:
@@ -67,7 +70,7 @@ def take_ledger(queues: ConsumeQueueTable, index: IndexService | None, mark: Dis
         entries.append(LedgerEntry(queue.topic, queue.queue_id, *queue.snapshot()))
     index_files = index.index_files if index is not None else []
     index_entries = [IndexEntry(file.path.name, file.end_offset) for file in index_files if file.entries]
-    return Ledger(mark.physical_offset, mark.store_time_ms, entries, index_entries)
+    return Ledger(mark.physical_offset, mark.store_time_ms, entries, index_entries, boot_id)
 
 
 def write_ledger(root: Path, ledger: Ledger, files: Files) -> None:

@@ -21,6 +21,7 @@ from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.index import IndexService
 
 _BLOCK_UNITS: Final = 4_096
+_IN_NO_QUEUE: Final = SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH
 _NEVER: Final = 2**63
 _TAGS_CACHE_MAX: Final = 10_000
 _TAGS: Final = Property.TAGS.encode() + b"\x01"
@@ -40,7 +41,10 @@ class _Cursor:
 
 
 class Reconciler:
-    """Sink of a walk. `scope` limits it to some queues; `index_from` says from which offset on to feed the index."""
+    """Sink of a walk. `scope` limits it to some queues; `queues_from` and `index_from` to records from an offset on.
+
+    Below `queues_from` the units are known to be right, and below `index_from` the entries.
+    """
 
     def __init__(
         self,
@@ -49,12 +53,14 @@ class Reconciler:
         delay_levels: DelayLevels,
         *,
         scope: Set[tuple[str, int]] | None = None,
+        queues_from: int = 0,
         index_from: int = _NEVER,
     ) -> None:
         self._queues = queues
         self._index = index
         self._delay_levels = delay_levels
         self.scope = scope
+        self._queues_from = queues_from
         self._index_from = index_from if index is not None else _NEVER
         self._cursors: dict[tuple[bytes, int], _Cursor | None] = {}
         self._codes: dict[bytes, int] = {}
@@ -76,7 +82,7 @@ class Reconciler:
         /,
     ) -> None:
         # Prepared and rolled-back records (bit 2) are in no queue; inner batches are in queues of another format.
-        if not sys_flag & (SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH):
+        if physical_offset >= self._queues_from and not sys_flag & _IN_NO_QUEUE:
             try:
                 cursor = self._cursors[topic, queue_id]
             except KeyError:
@@ -92,9 +98,14 @@ class Reconciler:
                 if queue_offset == cursor.next_offset and cursor.block[position : position + UNIT_BYTES] == unit:
                     cursor.next_offset = queue_offset + 1
                 else:
-                    self._place(cursor, queue_offset, physical_offset, size_bytes, code, store_time_ms, unit)
+                    self._place(cursor, queue_offset, physical_offset + size_bytes, unit)
         if physical_offset >= self._index_from:
             self._enter(topic.decode("utf-8", "replace"), physical_offset, store_time_ms, sys_flag, properties)
+
+    @property
+    def take_from(self) -> int:
+        """Records below this offset need not be handed over."""
+        return min(self._queues_from, self._index_from)
 
     def finish(self, walked_from: int) -> None:
         """After the walk from `walked_from` to the end of the log: cut the units that no record stands behind."""
@@ -147,27 +158,18 @@ class Reconciler:
             code = self._codes[tag] = tags_code(tag.decode("utf-8", "replace"))
         return code
 
-    def _place(
-        self,
-        cursor: _Cursor,
-        queue_offset: int,
-        physical_offset: int,
-        size_bytes: int,
-        code: int,
-        store_time_ms: int,
-        unit: bytes,
-    ) -> None:
+    def _place(self, cursor: _Cursor, queue_offset: int, physical_end: int, unit: bytes) -> None:
         """Everything but "the same unit stands there already, in the block at hand"."""
         queue = cursor.queue
         if cursor.first < 0:
-            self._begin(cursor, queue_offset, physical_offset)
+            self._begin(cursor, queue_offset)
         elif queue_offset < cursor.next_offset:
             return  # an offset given out twice: the first one stays, as in ConsumeQueue.putMessagePositionInfo
         cursor.next_offset = queue_offset + 1
         if queue_offset >= queue.max_offset:
             if queue_offset > queue.max_offset > 0:
                 self.gaps.add((queue.topic, queue.queue_id))
-            self._queues.extend(queue, queue_offset, unit, physical_offset + size_bytes, store_time_ms)
+            self._queues.extend(queue, queue_offset, unit, physical_end)
             self.units_added += 1
             return
         if not cursor.block_first <= queue_offset < cursor.block_first + len(cursor.block) // UNIT_BYTES:
@@ -179,7 +181,7 @@ class Reconciler:
             self._queues.overwrite(queue, queue_offset, unit)
             self.units_corrected += 1
 
-    def _begin(self, cursor: _Cursor, queue_offset: int, physical_offset: int) -> None:
+    def _begin(self, cursor: _Cursor, queue_offset: int) -> None:
         """The first record of this queue in the walk: nothing above it in the log may stand before it in the queue."""
         queue = cursor.queue
         cursor.first = queue_offset

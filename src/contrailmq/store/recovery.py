@@ -53,6 +53,23 @@ _LOOK_BEHIND_BYTES: Final = (
 )  # how far behind the end to look for bytes that were cut: two of the largest records
 
 
+def load_index(
+    index: IndexService, checkpoint: CheckpointValues, ledger: Ledger | None, *, was_clean_exit: bool, boot_id: str
+) -> list[str]:
+    """Load the index as far as the last exit lets us trust it; the reasons for what had to go.
+
+    After a crash of the machine only files that were flushed when full can be trusted (the checkpoint's index time).
+    After a crash of the process alone everything that it wrote is still in the page cache: the same run of the machine
+    (the ledger's boot id) means that nothing is lost, but for a put that may have been in the middle. Apache removes
+    the file in both cases and forgets the keys of older messages.
+    """
+    if was_clean_exit:
+        return index.load()
+    if ledger is not None and ledger.is_current(checkpoint) and boot_id and ledger.boot_id == boot_id:
+        return index.load(mend_unfinished=True)
+    return index.load(trusted_end_time_ms=checkpoint.index_msg_time_ms)
+
+
 class RecoverableLog(Protocol):
     """The commit log as recovery needs it; MappedFileQueue is one."""
 
@@ -152,16 +169,21 @@ class _Recovery:
         index_damage += self._missing_index()
         entries_before = self.index.entries if self.index is not None else 0
         index_from = self._index_from(log_min, walk_from)
-        is_full = walk_from == log_min or (self.ledger is None and walk_from - log_min <= FULL_WALK_BYTES_MAX)
-        sink = Reconciler(self.queues, self.index, self.delay_levels, index_from=index_from)
+        is_full = self.ledger is None and (walk_from == log_min or walk_from - log_min <= FULL_WALK_BYTES_MAX)
+        # What the ledger vouches for, and its checksums confirmed, need not be compared again.
+        queues_from = self.ledger.physical_offset + 1 if self.ledger is not None else 0
+        sink = Reconciler(
+            self.queues, self.index, self.delay_levels, queues_from=queues_from, index_from=index_from
+        )
         if is_full:
             self._walk_before(sink, first, log_min)
         elif index_from < walk_from:
             feeder = Reconciler(self.queues, self.index, self.delay_levels, scope=frozenset(), index_from=index_from)
             self._walk_before(feeder, first, index_from)
         end, ended_in, walked = self._walk_to_end(sink, first)
-        sink.finish(log_min if is_full else walk_from)
+        sink.finish(log_min if is_full else max(walk_from, queues_from))
         self._count(sink)
+        self.units_cut += self.queues.truncate_physical(end)
         if is_full:
             sink.set_minimums()
         else:
@@ -169,6 +191,9 @@ class _Recovery:
             gaps = sorted(sink.gaps - known)
             damaged += [DamagedQueue(*key, "units before the checkpoint are missing") for key in gaps]
             self._rebuild(known | sink.gaps, end)
+        if walked.last_offset >= 0:
+            self.queues.last_physical_offset = walked.last_offset
+            self.queues.last_store_time_ms = walked.store_time_ms
         cut_bytes, reason = self._behind_the_end(end, ended_in, walked)
         cut_files = self.log.truncate_dirty_files(end)
         self._refeed_index(end, index_damage)
@@ -306,15 +331,24 @@ class _Recovery:
     def _walk_to_end(self, sink: Reconciler, first: int) -> tuple[int, LogFile, WalkEnd]:
         """With checksums, to the end of the log: (its offset, the file it is in, what stands there)."""
         records = store_time_ms = 0
+        last_offset = -1
         for number in range(first, len(self.files)):
             file = self.files[number]
-            end = walk(file, sink, check_body_crc=self.check_body_crc, check_record_crc=self.check_record_crc)
-            records += end.records
-            store_time_ms = end.store_time_ms or store_time_ms
+            end = walk(
+                file,
+                sink,
+                check_body_crc=self.check_body_crc,
+                check_record_crc=self.check_record_crc,
+                take_from=sink.take_from,
+            )
+            if end.records:
+                records += end.records
+                last_offset, store_time_ms = end.last_offset, end.store_time_ms
             if end.verdict.kind is not Kind.BLANK or number + 1 == len(self.files):
                 # A blank with a file behind it is only the end of its file; a gap between files is reported by the
                 # log's own check and walked over, as Apache does.
-                return file.base + end.position, file, WalkEnd(end.position, end.verdict, records, store_time_ms)
+                total = WalkEnd(end.position, end.verdict, records, last_offset, store_time_ms)
+                return file.base + end.position, file, total
         raise AssertionError("a log with files has an end")
 
     def _rebuild(self, scope: set[tuple[str, int]], end: int) -> None:

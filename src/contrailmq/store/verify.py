@@ -23,6 +23,7 @@ from contrailmq.store.consume_queue import UNIT_BYTES, ConsumeQueue, pack_unit
 from contrailmq.store.consume_queue_ext import is_ext_address
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.index import TAG_KIND
+from contrailmq.store.index_file import stored_hash
 from contrailmq.store.log_walk import walk
 from contrailmq.store.read_only import StoreView
 from contrailmq.store.record import Kind
@@ -240,7 +241,7 @@ class _Checker:
         hashes = {java_hash(key, seed=prefix) for key in keys if key}
         tags = properties.get(Property.TAGS)
         tag = {java_hash(f"{topic}#{TAG_KIND}#{tags}")} if tags else set()
-        return {_positive(number) for number in hashes}, {_positive(number) for number in tag}
+        return {stored_hash(number) for number in hashes}, {stored_hash(number) for number in tag}
 
     def _orphan(self) -> None:
         assert self._entry is not None
@@ -256,7 +257,3 @@ def _entries(view: StoreView) -> Iterator[tuple[int, int]]:
     for index_file in view.index_files:
         yield from index_file.scan()
 
-
-def _positive(key_hash: int) -> int:
-    """As the index stores it (7.2): the absolute value, and 0 for the number that has none."""
-    return 0 if key_hash == -(2**31) else abs(key_hash)
