@@ -254,7 +254,9 @@ class IndexService:
             if not path.name.isdigit():
                 continue
             index_file = IndexFile(path, slots=self.slots, units=self.units, files=self._files)
-            reason = "follows a removed one" if reasons else self._load_fault(index_file, trusted_end_time_ms, mend_unfinished)
+            reason: str | None = "follows a removed one"
+            if not reasons:
+                reason = self._load_fault(index_file, trusted_end_time_ms, mend_unfinished)
             if reason is None:
                 self._index_files.append(index_file)
                 continue
