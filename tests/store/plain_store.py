@@ -105,9 +105,7 @@ class PlainStore:
         checkpoint = self.checkpoint.load()
         ledger = read_ledger(self.root, self.files)
         boot_id = self.files.boot_id()
-        index_damage = load_index(
-            self.index, checkpoint, ledger, was_clean_exit=was_clean_exit, boot_id=boot_id
-        )
+        index_damage = load_index(self.index, checkpoint, ledger, was_clean_exit=was_clean_exit, boot_id=boot_id)
         return recover(
             self.log,
             self.queues,

@@ -265,9 +265,7 @@ class IndexService:
             index_file.destroy()
         return reasons
 
-    def _load_fault(
-        self, index_file: IndexFile, trusted_end_time_ms: int | None, mend_unfinished: bool
-    ) -> str | None:
+    def _load_fault(self, index_file: IndexFile, trusted_end_time_ms: int | None, mend_unfinished: bool) -> str | None:
         expected = index_file_bytes(self.slots, self.units)
         actual = self._files.size(index_file.path)
         if actual != expected:

@@ -172,9 +172,7 @@ class _Recovery:
         is_full = self.ledger is None and (walk_from == log_min or walk_from - log_min <= FULL_WALK_BYTES_MAX)
         # What the ledger vouches for, and its checksums confirmed, need not be compared again.
         queues_from = self.ledger.physical_offset + 1 if self.ledger is not None else 0
-        sink = Reconciler(
-            self.queues, self.index, self.delay_levels, queues_from=queues_from, index_from=index_from
-        )
+        sink = Reconciler(self.queues, self.index, self.delay_levels, queues_from=queues_from, index_from=index_from)
         if is_full:
             self._walk_before(sink, first, log_min)
         elif index_from < walk_from:

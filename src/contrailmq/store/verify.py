@@ -256,4 +256,3 @@ class _Checker:
 def _entries(view: StoreView) -> Iterator[tuple[int, int]]:
     for index_file in view.index_files:
         yield from index_file.scan()
-
