@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from contrailmq.broker.admin import ClientAdmin, GroupAdmin, OffsetAdmin, ProgressAdmin, RuntimeAdmin, TopicAdmin
 from contrailmq.broker.config import BrokerConfig, with_our_defaults
@@ -49,6 +49,18 @@ class UnsyncedFiles(Files):
 
     def sync_directory(self, path: Path) -> None:
         pass
+
+
+class AtOnce(Executor):
+    """A worker that has done everything when it is asked."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as exc:  # noqa: BLE001 - as a worker does
+            future.set_exception(exc)
+        return future
 
 
 class Link(Connection):

@@ -5,30 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import golden_stores
-from broker.harness import MIB, Bench
+from broker.harness import MIB, AtOnce, Bench
 from contrailmq.broker.delay import DelayService
 from contrailmq.message import Property, StoredMessage, SystemTopic
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.store.status import AppendResult, PutStatus
-
-
-class AtOnce(Executor):
-    """A worker that has done everything when it is asked."""
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as exc:  # noqa: BLE001 - as a worker does
-            future.set_exception(exc)
-        return future
 
 
 class DelayBench(Bench):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import golden_stores
-from broker.harness import Bench, Link
+from broker.harness import AtOnce, Bench, Link
 from contrailmq.broker.transaction_check import CheckLimits, Decision, decide
 from contrailmq.broker.transactions import GROUP, TransactionService
 from contrailmq.message import StoredMessage, SystemTopic
@@ -25,7 +25,7 @@ class TransactionBench(Bench):
     def __init__(self, path: Path, *, checks_max: int = 3, **store_settings: object) -> None:
         super().__init__(path, settings=SETTINGS | {"transactionCheckMax": str(checks_max)}, **store_settings)
         self.marked: list[str] = []
-        self.service = TransactionService(self.node, self.marked.append)
+        self.service = TransactionService(self.node, AtOnce(), self.marked.append)
         self.service.register(self.handlers)
         self.node.rewrites.append(self.service.rewrite)
         self.service.start()

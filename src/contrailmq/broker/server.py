@@ -220,7 +220,7 @@ class BrokerServer:
             self.runtime,
         ):
             processor.register(handlers)
-        self.transactions = TransactionService(node, self._mark)
+        self.transactions = TransactionService(node, self._table_worker, self._mark)
         self.transactions.register(handlers)
         self.saver.add(METRICS_FILE, self.transactions.metrics.to_json)
         self.delay = DelayService(node, self._table_worker)

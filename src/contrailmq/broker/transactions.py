@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Final
 
 from contrailmq.broker.handlers import Handlers, Refused, success
@@ -30,6 +31,7 @@ from contrailmq.broker.incoming import IncomingMessage, Refusal
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.send import STATUS_CODES
 from contrailmq.broker.transaction_check import CheckLimits, Decision, check_times, decide, is_too_late_to_end
+from contrailmq.broker.worker_job import WorkerJob
 from contrailmq.message import (
     DLQ_PREFIX,
     MessageError,
@@ -66,10 +68,12 @@ class TransactionService:
 
     name = "transactions"
 
-    def __init__(self, node: BrokerNode, mark_file: Callable[[str], None]) -> None:
+    def __init__(self, node: BrokerNode, worker: Executor, mark_file: Callable[[str], None]) -> None:
         self._node = node
         self._store = node.store
         self._mark_file = mark_file
+        self._job = WorkerJob(worker)
+        self._flushed_ms = node.now_ms()
         self.metrics = TopicCounts("transactionCount", node.now_ms())
         self.half_offset = 0  # every half message before it is dealt with
         self._ended: set[int] = set()  # ended ones from half_offset on
@@ -247,6 +251,7 @@ class TransactionService:
         self.metrics.replace(counts, self._node.now_ms())
 
     def stop(self) -> None:
+        self._job.wait()
         self._write_ops()
         self._note_step()
         self._store.flush()
@@ -260,6 +265,7 @@ class TransactionService:
         self._pass_ended()
         self._check_round(now_ms)
         self._note_step()
+        self._flush_steps(now_ms)
         self._commit_steps()
         if not 0 <= now_ms - self._metrics_ms < METRICS_MS:
             self._metrics_ms = now_ms
@@ -286,6 +292,14 @@ class TransactionService:
         op_offset = self._ops[0][0] if self._ops else self._store.max_offset(SystemTopic.OP_HALF, 0)
         if not self._steps or self._steps[-1][1:] != (self.half_offset, op_offset):
             self._steps.append((self._store.log_max_offset, self.half_offset, op_offset))
+
+    def _flush_steps(self, now_ms: int) -> None:
+        """Have the log made durable up to the newest step, at the pace of op messages: a step counts only then."""
+        is_due = not 0 <= now_ms - self._flushed_ms < self._node.config.transaction_op_batch_interval
+        log_end = self._steps[-1][0]
+        if self._job.poll() and is_due and log_end > self._store.durable_offset:
+            self._flushed_ms = now_ms
+            self._job.start(lambda: self._store.flush(log_end))
 
     def _commit_steps(self) -> None:
         """Save the newest step that is durable; the last one stays in the queue to compare with."""
