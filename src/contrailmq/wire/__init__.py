@@ -1,9 +1,7 @@
 """RocketMQ's remoting protocol: bytes to values and back, and one thin asyncio transport beside them.
 
 Reading order: `codes` (the number tables), `header` and `frame` (one command, many commands), `requests` (typed ext
-fields), `bodies` (JSON bodies), then `connection` and `transport` (the only files here that do I/O).
+fields), `fastjson` and `bodies` (JSON bodies), then `connection` and `transport` (the only files here that do I/O).
+
+Import the modules by name: this package imports none of them, so that whoever needs one pays for one.
 """
-
-from contrailmq.wire import acl, admin_bodies, codes, frame, header, requests, transport
-
-__all__ = ["acl", "admin_bodies", "codes", "frame", "header", "requests", "transport"]
