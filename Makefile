@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 EXTRAS := spark,grpc,console,redis,otel,delta,iceberg,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-long interop check lint clean
+.PHONY: help install demo up bench test test-long interop check lint clean
 
 help:           ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,6 +22,14 @@ install: $(STAMP) ## Create .venv with the package (editable) and every extra
 demo: $(STAMP)  ## The main job, end to end, in a temporary directory
 	@echo "==> demo"
 	@$(BIN)/contrailmq demo
+
+up: $(STAMP)    ## A NameServer and a broker in the foreground, until Ctrl-C
+	@echo "==> contrailmq up"
+	@$(BIN)/contrailmq up
+
+bench: $(STAMP) ## What things cost here (the codec; `contrailmq bench --help` lists the others)
+	@echo "==> benchmarks"
+	@$(BIN)/contrailmq bench codec
 
 test: $(STAMP)  ## Everything that must pass
 	@echo "==> tests"

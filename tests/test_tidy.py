@@ -9,9 +9,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "contrailmq"
@@ -54,8 +53,19 @@ ARROWS: dict[str, set[str]] = {
 LEFTOVER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError\(\)")
 
 
+@cache
 def source_files() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
+
+
+@cache
+def text_of(path: Path) -> str:
+    return path.read_text()
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(text_of(path))))
 
 
 def room_of(path: Path) -> str:
@@ -67,7 +77,7 @@ def imported_rooms(path: Path) -> Iterator[tuple[str, int]]:
     """Every room of ours that a file imports, at any depth of nesting, with the line."""
     module = ("contrailmq", *path.relative_to(PACKAGE).with_suffix("").parts)
     package = module[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -81,40 +91,43 @@ def imported_rooms(path: Path) -> Iterator[tuple[str, int]]:
                 yield parts[1], node.lineno
 
 
-def id_of(path: Path) -> str:
-    return str(path.relative_to(PACKAGE))
+def test_imports_follow_the_arrow() -> None:
+    against = []
+    for path in source_files():
+        room = room_of(path)
+        assert room in ARROWS, f"{path}: a new room; say in ARROWS what it may import"
+        against += [
+            f"{path}:{line} imports {target}"
+            for target, line in imported_rooms(path)
+            if target != room and target not in ARROWS[room]
+        ]
+    assert not against, "\n".join(against)
 
 
-@pytest.mark.parametrize("path", source_files(), ids=id_of)
-def test_imports_follow_the_arrow(path: Path) -> None:
-    room = room_of(path)
-    assert room in ARROWS, f"{path}: a new room; say in ARROWS what it may import"
-    against = [
-        f"{path.name}:{line} imports {target}"
-        for target, line in imported_rooms(path)
-        if target != room and target not in ARROWS[room]
+def test_files_and_functions_stay_short() -> None:
+    long = []
+    for path in source_files():
+        lines = text_of(path).count("\n") + 1
+        if lines > FILE_LINES_MAX:
+            long.append(f"{path} has {lines} lines: split it along a noun")
+        for node in nodes_of(path):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                start = node.body[0].end_lineno if ast.get_docstring(node) else node.lineno
+                assert start is not None
+                assert node.end_lineno is not None
+                if node.end_lineno - start + 1 > FUNCTION_LINES_MAX:
+                    long.append(f"{path}:{node.lineno} {node.name} has {node.end_lineno - start + 1} lines")
+    assert not long, "\n".join(long)
+
+
+def test_nothing_unfinished_is_left() -> None:
+    left = [
+        f"{path}:{number}: {line.strip()}"
+        for path in source_files()
+        for number, line in enumerate(text_of(path).splitlines(), 1)
+        if LEFTOVER.search(line)
     ]
-    assert not against, against
-
-
-@pytest.mark.parametrize("path", source_files(), ids=id_of)
-def test_files_and_functions_stay_short(path: Path) -> None:
-    text = path.read_text()
-    lines = text.count("\n") + 1
-    assert lines <= FILE_LINES_MAX, f"{path} has {lines} lines: split it along a noun"
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            start = node.body[0].end_lineno if ast.get_docstring(node) else node.lineno
-            assert start is not None
-            assert node.end_lineno is not None
-            length = node.end_lineno - start + 1
-            assert length <= FUNCTION_LINES_MAX, f"{path}:{node.lineno} {node.name} has {length} lines"
-
-
-@pytest.mark.parametrize("path", source_files(), ids=id_of)
-def test_nothing_unfinished_is_left(path: Path) -> None:
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        assert not LEFTOVER.search(line), f"{path}:{number}: {line.strip()}"
+    assert not left, "\n".join(left)
 
 
 def test_no_module_is_dead() -> None:
@@ -122,7 +135,7 @@ def test_no_module_is_dead() -> None:
     doors = {"__init__", "__main__", "_version", "aio", "idempotent", "testing", "cli", "message"}
     imported: dict[str, set[Path]] = {}
     for path in source_files():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""Apache RocketMQ's own programs, started from its released jars: NameServer, broker, mqadmin, and Java clients.
+"""Apache RocketMQ's own programs, started from its released jars: NameServer, broker, mqadmin, Java clients.
 
 The jars come from a folder named by ROCKETMQ_LIB, or through Maven by artifact name into `.interop/` of the checkout
 (once). Every server listens on a free loopback port and writes below a temporary directory. Nothing here is needed
@@ -80,8 +80,9 @@ def free_port() -> int:
 class Program:
     """One Java server process: starts, waits for its port, stops on leaving the context."""
 
-    def __init__(self, command: list[str], *, port: int, log: Path, env: Mapping[str, str]) -> None:
-        self.command, self.port, self.log, self.env = command, port, log, dict(env)
+    def __init__(self, command: list[str], *, port: int, log: Path, env: Mapping[str, str], ready: str = "") -> None:
+        """Ready when the port accepts and the output holds the text `ready`."""
+        self.command, self.port, self.log, self.env, self.ready = command, port, log, dict(env), ready
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -96,8 +97,9 @@ class Program:
             if self.process.poll() is not None:
                 raise AssertionError(f"exit code {self.process.returncode}: {self.log.read_text()[-3000:]}")
             with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return self
+                is_open = probe.connect_ex(("127.0.0.1", self.port)) == 0
+            if is_open and self.ready in self.log.read_text():
+                return self
             time.sleep(0.05)
         raise AssertionError(f"port {self.port} did not open in {START_SECONDS} s: {self.log.read_text()[-3000:]}")
 
@@ -123,6 +125,7 @@ class Apache:
     def __init__(self, jars: Path, work: Path) -> None:
         self.jars, self.work = jars, work
         self.classes = work / "classes"
+        self._client: subprocess.Popen[str] | None = None
         (work / "conf").mkdir(parents=True, exist_ok=True)
 
     def environment(self) -> dict[str, str]:
@@ -174,7 +177,10 @@ class Apache:
         conf = self.work / f"broker-{port}.conf"
         conf.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
         command = self.java("org.apache.rocketmq.broker.BrokerStartup", "-c", str(conf), heap="768m")
-        return Program(command, port=port, log=self.work / f"broker-{port}.log", env=self.environment())
+        log = self.work / f"broker-{port}.log"
+        return Program(
+            command, port=port, log=log, env=self.environment(), ready="boot success"
+        )  # printed after registering
 
     @contextmanager
     def cluster(self, **settings: object) -> Iterator[tuple[str, Program]]:
@@ -188,22 +194,48 @@ class Apache:
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
-    def run(self, main: str, *arguments: str, seconds: float = 120) -> str:
-        """Run one of the compiled programs, or one of Apache's, to its end; its standard output."""
+    def run(self, main: str, *arguments: str, seconds: float = 180) -> str:
+        """Run one of the compiled programs to its end; its standard output."""
         done = subprocess.run(
-            self.java(main, *arguments),
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            env=self.environment(),
+            self.java(main, *arguments), capture_output=True, text=True, timeout=seconds, env=self.environment()
         )
-        assert done.returncode == 0, (
-            f"{main} {arguments} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-        )
+        shown = f"{main} {arguments} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        assert done.returncode == 0, shown
         return done.stdout
 
-    def mqadmin(self, *arguments: str, namesrv: str) -> str:
-        return self.run("org.apache.rocketmq.tools.command.MQAdminStartup", *arguments, "-n", namesrv)
+    def client(self, *command: str) -> str:
+        """What Client.java prints for one command; it must succeed."""
+        if self._client is None:
+            with (self.work / "client.log").open("wb") as errors:
+                self._client = subprocess.Popen(
+                    self.java("Client"),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    env=self.environment(),
+                )
+        assert self._client.stdin is not None
+        assert self._client.stdout is not None
+        self._client.stdin.write("\t".join(command) + "\n")
+        self._client.stdin.flush()
+        lines: list[str] = []
+        for line in self._client.stdout:
+            if line.startswith("@@end"):
+                assert line == "@@end\tok\n", f"{command}: {''.join(lines)[-3000:]}"
+                return "".join(lines)
+            lines.append(line)
+        raise AssertionError(f"{command}: the Java process ended: {(self.work / 'client.log').read_text()[-3000:]}")
+
+    def mqadmin(self, *command: str, namesrv: str) -> str:
+        """What mqadmin prints for one command."""
+        return self.client("mqadmin", *command, "-n", namesrv)
+
+    def close(self) -> None:
+        if self._client is not None:
+            assert self._client.stdin is not None
+            self._client.stdin.close()
+            self._client.wait(30)
 
 
 def facts(output: str, kind: str) -> list[list[str]]:

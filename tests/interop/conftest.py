@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import apache
@@ -16,7 +17,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> apache.Apache:
+def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apache.Apache]:
     """Apache RocketMQ with our Java programs compiled against it."""
     try:
         jars = apache.find_jars()
@@ -25,4 +26,5 @@ def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> apache.Apache:
     runner = apache.Apache(jars, tmp_path_factory.mktemp("apache"))
     golden = Path(__file__).resolve().parents[1] / "golden" / "java"
     runner.compile(*apache.SOURCES.glob("*.java"), golden / "StoreDump.java", golden / "StoreTimer.java")
-    return runner
+    yield runner
+    runner.close()

@@ -7,7 +7,7 @@ from apache import Apache, facts
 
 def test_apaches_own_producer_and_consumer_work_here(rocketmq: Apache) -> None:
     with rocketmq.cluster() as (namesrv, _):
-        sent = rocketmq.run("Client", "produce", namesrv, "HarnessTopic", "4")
+        sent = rocketmq.client("produce", namesrv, "HarnessTopic", "4")
         assert [fact[0] for fact in facts(sent, "sent")] == ["SEND_OK"] * 4
-        got = rocketmq.run("Client", "consume", namesrv, "harness_group", "HarnessTopic", "even", "2", "concurrent")
+        got = rocketmq.client("consume", namesrv, "harness_group", "HarnessTopic", "even", "2", "concurrent")
         assert sorted(fact[5] for fact in facts(got, "got")) == ["body-0", "body-2"]

@@ -47,9 +47,9 @@ def stable(line: str) -> str:
 def test_apaches_broker_clients_and_tools_take_our_name_server_for_theirs(rocketmq: Apache, tmp_path: Path) -> None:
     with rocketmq.namesrv() as theirs, our_namesrv(tmp_path) as ours:
         with rocketmq.broker(f"{theirs.address};{ours}"):
-            sent = rocketmq.run("Client", "produce", ours, "NamesrvTopic", "4")
+            sent = rocketmq.client("produce", ours, "NamesrvTopic", "4")
             assert [fact[0] for fact in facts(sent, "sent")] == ["SEND_OK"] * 4
-            got = rocketmq.run("Client", "consume", ours, "namesrv_group", "NamesrvTopic", "even", "2", "concurrent")
+            got = rocketmq.client("consume", ours, "namesrv_group", "NamesrvTopic", "even", "2", "concurrent")
             assert sorted(fact[5] for fact in facts(got, "got")) == ["body-0", "body-2"]
 
             def same(*arguments: str) -> list[str]:

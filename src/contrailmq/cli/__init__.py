@@ -9,8 +9,9 @@ from __future__ import annotations
 import typer
 
 from contrailmq._version import __version__
-from contrailmq.cli import admin, store
+from contrailmq.cli import admin, bench, store
 from contrailmq.cli.broker import broker
+from contrailmq.cli.demo import demo
 from contrailmq.cli.namesrv import namesrv
 from contrailmq.cli.up import up
 
@@ -43,8 +44,10 @@ def _root(
 app.command("up")(up)
 app.command("namesrv")(namesrv)
 app.command("broker")(broker)
+app.command("demo")(demo)
 app.add_typer(admin.app, name="admin")
 app.add_typer(store.app, name="store")
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

@@ -193,13 +193,23 @@ class StoredMessage:
         reconsume_times: int,
         prepared_transaction_offset: int,
     ) -> None:
-        self.topic, self.stored_body, self.encoded_properties = topic, stored_body, encoded_properties
-        self.size_bytes, self.magic, self.body_crc = size_bytes, magic, body_crc
-        self.queue_id, self.flag, self.queue_offset = queue_id, flag, queue_offset
-        self.physical_offset, self.sys_flag = physical_offset, sys_flag
-        self.born_time_ms, self.born_host_bytes = born_time_ms, born_host_bytes
-        self.store_time_ms, self.store_host_bytes = store_time_ms, store_host_bytes
-        self.reconsume_times, self.prepared_transaction_offset = reconsume_times, prepared_transaction_offset
+        self.topic = topic
+        self.stored_body = stored_body
+        self.encoded_properties = encoded_properties
+        self.size_bytes = size_bytes
+        self.magic = magic
+        self.body_crc = body_crc
+        self.queue_id = queue_id
+        self.flag = flag
+        self.queue_offset = queue_offset
+        self.physical_offset = physical_offset
+        self.sys_flag = sys_flag
+        self.born_time_ms = born_time_ms
+        self.born_host_bytes = born_host_bytes
+        self.store_time_ms = store_time_ms
+        self.store_host_bytes = store_host_bytes
+        self.reconsume_times = reconsume_times
+        self.prepared_transaction_offset = prepared_transaction_offset
         self._body: bytes | None = None
         self._properties: dict[str, str] | None = None
 

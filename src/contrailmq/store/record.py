@@ -377,8 +377,8 @@ def scan_records(
 def decode_record(buffer: Buffer, position: int = 0) -> StoredMessage:
     """The record at `position` as a message. Raises `CorruptRecordError` for lengths that cannot be; checks no CRC."""
     try:
-        size, magic, *_ = fields = _HEAD_V4.unpack_from(buffer, position)
-        sys_flag = fields[7]
+        fields = _HEAD_V4.unpack_from(buffer, position)
+        size, magic, sys_flag = fields[0], fields[1], fields[7]
         if sys_flag & _HOSTS_V6:
             head = _HEADS[sys_flag & _HOSTS_V6]
             fields = head.unpack_from(buffer, position)

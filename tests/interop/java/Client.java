@@ -1,5 +1,8 @@
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CountDownLatch;
@@ -20,16 +23,35 @@ import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.tools.command.MQAdminStartup;
 
 /**
- * Apache's Java clients, driven from the interop tests: one subcommand a run, one tab-separated line a fact.
- * Arguments: subcommand, NameServer address, then the subcommand's own.
+ * Apache's Java clients and mqadmin, driven from the interop tests: a command a line on standard input, tab-separated:
+ * subcommand, NameServer address, then the subcommand's own. Facts come out as tab-separated lines; a line that begins
+ * with @@end closes the answer. One process serves many commands, because each start of Java costs seconds.
  */
 public class Client {
     static final long WAIT_SECONDS = 60;
+    static final int API_TIMEOUT_MS = 15000;
 
-    public static void main(String[] a) throws Exception {
+    public static void main(String[] unused) throws Exception {
+        BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = in.readLine(); line != null; line = in.readLine()) {
+            try {
+                run(line.split("\t"));
+                System.out.println("\n@@end\tok");
+            } catch (Throwable e) {
+                e.printStackTrace(System.out);
+                System.out.println("\n@@end\tfailed");
+            }
+            System.out.flush();
+        }
+        System.exit(0);
+    }
+
+    static void run(String[] a) throws Exception {
         switch (a[0]) {
+            case "mqadmin": MQAdminStartup.main0(Arrays.copyOfRange(a, 1, a.length), null); break;
             case "produce": produce(a[1], a[2], Integer.parseInt(a[3])); break;
             case "batch": batch(a[1], a[2], Integer.parseInt(a[3])); break;
             case "ordered": ordered(a[1], a[2], Integer.parseInt(a[3])); break;
@@ -39,13 +61,13 @@ public class Client {
             case "litepull": litepull(a[1], a[2], a[3], Integer.parseInt(a[4])); break;
             default: throw new IllegalArgumentException(a[0]);
         }
-        System.exit(0);
     }
 
     static DefaultMQProducer producer(String namesrv) throws Exception {
         DefaultMQProducer p = new DefaultMQProducer("java_producer");
         p.setNamesrvAddr(namesrv);
-        p.setSendMsgTimeout(10000);
+        p.setSendMsgTimeout(API_TIMEOUT_MS);
+        p.setMqClientApiTimeout(API_TIMEOUT_MS);
         p.start();
         return p;
     }
@@ -104,6 +126,7 @@ public class Client {
         CountDownLatch checked = new CountDownLatch(2);
         TransactionMQProducer p = new TransactionMQProducer("java_transactions");
         p.setNamesrvAddr(namesrv);
+        p.setMqClientApiTimeout(API_TIMEOUT_MS);
         p.setTransactionListener(new TransactionListener() {
             @Override
             public LocalTransactionState executeLocalTransaction(Message m, Object arg) {
@@ -142,6 +165,7 @@ public class Client {
         CountDownLatch left = new CountDownLatch(count);
         DefaultMQPushConsumer c = new DefaultMQPushConsumer(group);
         c.setNamesrvAddr(namesrv);
+        c.setMqClientApiTimeout(API_TIMEOUT_MS);
         c.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         if (expression.startsWith("sql:")) c.subscribe(topic, MessageSelector.bySql(expression.substring(4)));
         else c.subscribe(topic, expression);
@@ -175,6 +199,7 @@ public class Client {
     static void litepull(String namesrv, String group, String topic, int count) throws Exception {
         DefaultLitePullConsumer c = new DefaultLitePullConsumer(group);
         c.setNamesrvAddr(namesrv);
+        c.setMqClientApiTimeout(API_TIMEOUT_MS);
         c.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         c.subscribe(topic, "*");
         c.start();

@@ -1,0 +1,191 @@
+"""`contrailmq demo`: the main job, end to end, in a temporary directory.
+
+Every line it prints is about something that has just happened; a step that does not come out as told ends the demo
+with exit code 1. The steps are functions over one `Stage`, in the order in which a newcomer would try them.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from contrailmq import StoredMessage
+    from contrailmq.testing import LocalCluster
+
+_WAIT_S = 30.0
+DELAY_LEVELS = "1s 2s 2s 5s"  # short ones: a first retry takes level 3, which is 10 s by default
+
+
+class DemoFailedError(Exception):
+    """A step did not come out as told."""
+
+
+class Stage:
+    """What the steps share: a running cluster, its store directory, and the screen."""
+
+    def __init__(self, cluster: LocalCluster, store: Path, console: Console) -> None:
+        self.cluster, self.store, self.console = cluster, store, console
+
+    def say(self, text: str) -> None:
+        self.console.print(f"   {text}", highlight=False)
+
+
+class Inbox:
+    """Messages that a listener has seen; `wait` gives them once there are enough."""
+
+    def __init__(self) -> None:
+        self._seen: list[StoredMessage] = []
+        self._changed = threading.Condition()
+
+    def take(self, messages: list[StoredMessage]) -> None:
+        with self._changed:
+            self._seen += messages
+            self._changed.notify_all()
+
+    def wait(self, count: int, what: str) -> list[StoredMessage]:
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._seen) >= count, timeout=_WAIT_S):
+                raise DemoFailedError(f"{what}: {len(self._seen)} of {count} messages came in {_WAIT_S:g} s")
+            return list(self._seen)
+
+
+def demo() -> None:
+    """Send, filter, retry and delay through a real broker, then look at what it stored. Cleans up after itself."""
+    from rich.console import Console
+
+    from contrailmq.testing import LocalCluster
+
+    logging.getLogger("contrailmq").addHandler(logging.NullHandler())  # the failure shown below is meant
+    console = Console()
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="contrailmq-demo-") as directory:
+        store = Path(directory) / "store"
+        try:
+            with LocalCluster(store=store, config={"messageDelayLevel": DELAY_LEVELS}) as cluster:
+                stage = Stage(cluster, store, console)
+                console.print(f"NameServer {cluster.namesrv}, broker {cluster.broker_addresses[0]}", highlight=False)
+                for title, step in STEPS:
+                    console.print(f"[bold]{title}[/bold]")
+                    step(stage)
+            for title, step in AFTERWARDS:
+                console.print(f"[bold]{title}[/bold]")
+                step(stage)
+        except DemoFailedError as error:
+            console.print(f"[red]failed:[/red] {error}")
+            raise typer.Exit(1) from error
+    console.print(f"done in {time.monotonic() - begin:.1f} s; nothing is left behind")
+
+
+def show_record(stage: Stage) -> None:
+    """One record of the log: encoded, judged, decoded."""
+    from contrailmq import Message
+    from contrailmq.message import encode_host, encode_properties
+    from contrailmq.store import check_record, decode_record, encode_record
+
+    message = Message("Orders", b"one espresso", tags="paid", keys=["o-17"])
+    host = encode_host("127.0.0.1", 10911)
+    record = encode_record(
+        message.topic,
+        message.body,
+        encode_properties(message.properties),
+        queue_id=0,
+        queue_offset=0,
+        physical_offset=0,
+        born_host=host,
+        store_host=host,
+        born_time_ms=0,
+        store_time_ms=0,
+    )
+    decoded = decode_record(record)
+    stage.say(f"{len(record)} bytes, verdict {check_record(record).kind.value}, magic {record[4:8].hex()}")
+    stage.say(f"decoded: {decoded.topic} {decoded.body!r} {decoded.properties}")
+
+
+def send_and_filter(stage: Stage) -> None:
+    from contrailmq import ConsumeFromWhere, Message, Producer, PushConsumer
+
+    inbox = Inbox()
+    with Producer("demo_shop", namesrv=stage.cluster.namesrv) as producer:
+        for number in range(12):
+            tag = ("paid", "shipped", "cancelled")[number % 3]
+            producer.send(Message("Orders", f"order {number}".encode(), tags=tag, keys=[f"o-{number}"]))
+    stage.say("sent 12 messages with tags paid, shipped, cancelled")
+    consumer = PushConsumer("demo_billing", namesrv=stage.cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET)
+    consumer.subscribe("Orders", "paid || shipped")
+    consumer.listen(inbox.take)
+    with consumer:
+        seen = inbox.wait(8, "filtered consumption")
+    tags = sorted({message.tags or "" for message in seen})
+    if tags != ["paid", "shipped"] or len(seen) != 8:
+        raise DemoFailedError(f"expected 8 messages tagged paid or shipped, got {len(seen)} tagged {tags}")
+    stage.say(f"consumed {len(seen)} of them: {', '.join(tags)}")
+
+
+def fail_and_retry(stage: Stage) -> None:
+    from contrailmq import ConsumeFromWhere, ConsumeResult, Message, Producer, PushConsumer
+
+    inbox = Inbox()
+
+    def handle(messages: list[StoredMessage]) -> ConsumeResult:
+        if messages[0].reconsume_times == 0:
+            raise RuntimeError("the till is broken")
+        inbox.take(messages)
+        return ConsumeResult.SUCCESS
+
+    with Producer("demo_shop", namesrv=stage.cluster.namesrv) as producer:
+        producer.send(Message("Payments", b"payment 1"))
+    consumer = PushConsumer("demo_till", namesrv=stage.cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET)
+    consumer.subscribe("Payments")
+    consumer.listen(handle)
+    with consumer:
+        message = inbox.wait(1, "retry")[0]
+    waited_s = (message.store_time_ms - message.born_time_ms) / 1000
+    stage.say(f"failed once, came back as attempt {message.reconsume_times + 1} after {waited_s:.1f} s")
+
+
+def deliver_later(stage: Stage) -> None:
+    from contrailmq import ConsumeFromWhere, Message, Producer, PushConsumer
+
+    inbox = Inbox()
+    with Producer("demo_shop", namesrv=stage.cluster.namesrv) as producer:
+        producer.send(Message("Reminders", b"one second later", delay_level=1))
+    consumer = PushConsumer("demo_clock", namesrv=stage.cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET)
+    consumer.subscribe("Reminders")
+    consumer.listen(inbox.take)
+    with consumer:
+        message = inbox.wait(1, "delayed delivery")[0]
+    waited_ms = message.store_time_ms - message.born_time_ms
+    if waited_ms < 1000:
+        raise DemoFailedError(f"a message delayed by 1000 ms came after {waited_ms} ms")
+    stage.say(f"delay level 1 (1 s): delivered {waited_ms} ms after it was born")
+
+
+def look_at_the_files(stage: Stage) -> None:
+    from contrailmq.store import MessageStore, StoreConfig
+
+    stores = sorted(path.parent for path in stage.store.rglob("commitlog"))
+    with MessageStore(StoreConfig(stores[0])) as store:
+        queues = store.queues()
+    total = sum(high - low for low, high in queues.values())
+    stage.say(f"the store holds {total} messages in {len(queues)} queues of {len({t for t, _ in queues})} topics")
+
+
+STEPS: list[tuple[str, Callable[[Stage], None]]] = [
+    ("A record of the log", show_record),
+    ("Send, and consume by tag", send_and_filter),
+    ("Fail once, and get it again", fail_and_retry),
+    ("Deliver later", deliver_later),
+]
+AFTERWARDS: list[tuple[str, Callable[[Stage], None]]] = [
+    ("The files, without a broker", look_at_the_files),
+]

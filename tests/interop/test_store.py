@@ -1,0 +1,113 @@
+"""A store directory goes both ways: Apache's DefaultMessageStore opens what we wrote, also after a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from apache import ROOT, Apache
+
+from contrailmq import Message
+from contrailmq.store import MessageStore, StoreConfig
+
+SIZES = {
+    "mapped_file_size_commit_log": 128 * 1024,
+    "mapped_file_size_consume_queue": 1200,
+    "max_hash_slot_num": 100,
+    "max_index_num": 400,
+}
+JAVA_SIZES = ["maxHashSlotNum=100", "maxIndexNum=400"]
+
+WRITER = """
+import sys
+from contrailmq import Message
+from contrailmq.store import MessageStore, StoreConfig
+store = MessageStore(StoreConfig(sys.argv[1], flush_disk_type="SYNC_FLUSH", **{sizes}))
+store.open()
+number = 0
+while True:
+    put = store.put(Message("Crash", b"body-%d" % number, tags="t", keys=[f"k{{number}}"]), queue_id=number % 3)
+    print(put.physical_offset, flush=True)
+    number += 1
+"""
+
+
+def dump(rocketmq: Apache, store: Path, target: Path) -> dict[str, Any]:
+    rocketmq.run("StoreDump", str(store), str(target), *JAVA_SIZES)
+    loaded: dict[str, Any] = json.loads(target.read_text())
+    return loaded
+
+
+def as_dumped(
+    store: MessageStore,
+) -> tuple[dict[int, tuple[str, int, int, dict[str, str]]], dict[str, tuple[int, int]]]:
+    messages = {}
+    queues = {}
+    for (topic, queue_id), (low, high) in store.queues().items():
+        queues[f"{topic}-{queue_id}"] = (low, high)
+        offset = low
+        while offset < high:
+            found = store.get(topic, queue_id=queue_id, offset=offset, max_count=32)
+            for m in found:
+                messages[m.physical_offset] = (m.topic, m.queue_id, m.queue_offset, m.properties)
+            offset = found.next_offset
+    return messages, queues
+
+
+def compare(told: dict[str, Any], store: MessageStore) -> int:
+    messages, queues = as_dumped(store)
+    assert {
+        m["commitLogOffset"]: (m["topic"], m["queueId"], m["queueOffset"], m["properties"]) for m in told["messages"]
+    } == messages
+    assert {f"{q['topic']}-{q['queueId']}": (q["minOffset"], q["maxOffset"]) for q in told["queues"]} == queues
+    return len(messages)
+
+
+def test_java_opens_a_store_that_we_closed(rocketmq: Apache, tmp_path: Path) -> None:
+    config = StoreConfig(tmp_path / "store", **SIZES)  # type: ignore[arg-type]
+    with MessageStore(config) as store:
+        for i in range(1200):
+            store.put(
+                Message(f"Topic{i % 3}", b"x" * (i % 700), tags=f"t{i % 5}", keys=[f"key-{i % 50}"]), queue_id=i % 4
+            )
+    told = dump(rocketmq, tmp_path / "store", tmp_path / "dump.json")
+    assert not told["abortFileFound"]
+    with MessageStore(config) as store:
+        assert compare(told, store) == 1200
+        for i in range(0, 50, 7):
+            java = next(
+                (
+                    q["commitLogOffsets"]
+                    for q in told["queryByKey"]
+                    if q["key"] == f"key-{i}" and q["topic"] == "Topic0"
+                ),
+                None,
+            )
+            if java is not None:
+                found = store.query("Topic0", key=f"key-{i}", max_count=32, begin_ms=0, end_ms=2**63 - 1)
+                assert {m.physical_offset for m in found} == set(java)
+
+
+def test_java_recovers_a_store_whose_writer_was_killed(rocketmq: Apache, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER.format(sizes=SIZES), str(path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+    )
+    assert writer.stdout is not None
+    acknowledged = [int(writer.stdout.readline()) for _ in range(800)]
+    writer.send_signal(signal.SIGKILL)
+    acknowledged += [int(line) for line in writer.stdout.read().splitlines() if line.isdigit()]
+    writer.wait()
+    told = dump(rocketmq, path, tmp_path / "dump.json")
+    assert told["abortFileFound"]
+    assert set(acknowledged) <= {m["commitLogOffset"] for m in told["messages"]}
+    with MessageStore(StoreConfig(path, **SIZES)) as store:  # type: ignore[arg-type]
+        assert compare(told, store) >= 800
