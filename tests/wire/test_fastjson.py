@@ -65,8 +65,11 @@ def test_a_large_body_that_is_no_json_is_refused_unless_its_kind_may_have_object
     table = {MessageQueue("T", "b", number): number for number in range(5000)}
     large = encode_body(ResetOffsetBody.of(table))
     assert decode_body(large, ResetOffsetBody).offsets == table
-    with pytest.raises(RemoteProtocolError, match="too large"):
-        decode_body(large, HeartbeatData)
+    bare = b'{"clientID":"c",%b}' % b",".join(b"%d:1" % number for number in range(30_000))
+    for body in (large, bare, b'{"clientID":"c",0:1%b}' % b",1:2" * (1024 * 1024)):
+        with pytest.raises(RemoteProtocolError, match="too large"):
+            decode_body(body, HeartbeatData)
+    assert decode_body(bare[:50_000].rpartition(b",")[0] + b"}", HeartbeatData).client_id == "c"
 
 
 def test_tables_of_queues_go_both_ways() -> None:

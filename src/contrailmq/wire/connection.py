@@ -50,9 +50,9 @@ class Limits:
 
 
 DEFAULT_LIMITS: Final = Limits()
-# A hostile JSON header of 16 MiB keeps the loop busy for 0.3 s, one of 1 MiB for 20 ms; requests of real clients stay
+# A hostile JSON header of 16 MiB keeps the loop busy for 0.5 s, one of 512 KiB for 20 ms; requests of clients stay
 # below 100 KiB. Answers may be larger (140,000 messages in a batch are answered with 4.6 MB of ids): clients take all.
-SERVER_LIMITS: Final = Limits(header_bytes_max=1024 * 1024)
+SERVER_LIMITS: Final = Limits(header_bytes_max=512 * 1024)
 
 
 class _Waiting(NamedTuple):
