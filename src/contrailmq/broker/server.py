@@ -33,6 +33,7 @@ from contrailmq.broker.reply import ReplyProcessor
 from contrailmq.broker.retry import RetryProcessor
 from contrailmq.broker.send import SendProcessor
 from contrailmq.broker.supervision import Service, Supervisor
+from contrailmq.broker.timers import TimerService
 from contrailmq.broker.transactions import METRICS_FILE, TransactionService
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.config import StoreConfig
@@ -147,6 +148,7 @@ class BrokerServer:
         self._is_running = False
         await self._close_ports(0)
         await self.supervisor.abandon()
+        self.timers.crash()
         self.handlers.cancel()
         await self._client.close()
         await asyncio.get_running_loop().run_in_executor(None, self.store.abandon)
@@ -224,8 +226,10 @@ class BrokerServer:
         self.transactions.register(handlers)
         self.saver.add(METRICS_FILE, self.transactions.metrics.to_json)
         self.delay = DelayService(node, self._table_worker)
-        node.rewrites += (self.transactions.rewrite, self.delay.rewrite)
-        self.runtime.figures.append(self.delay.figures)
+        self.timers = TimerService(node, self._table_worker)
+        self.timers.register(handlers)
+        node.rewrites += (self.transactions.rewrite, self.delay.rewrite, self.timers.rewrite)
+        self.runtime.figures += (self.delay.figures, self.timers.figures)
 
     async def _listen(self) -> None:
         config = self.config
@@ -265,6 +269,7 @@ class BrokerServer:
         keep.every("statistics", SAMPLE_MS, lambda: node.statistics.tick(node.now_ms()))
         self.add_service(self.transactions)
         self.add_service(self.delay)
+        self.add_service(self.timers)
         keep.watch("offset saver", self._save_offsets)
         keep.watch("table saver", self._save_tables)
         if self.config.namesrv_addresses:

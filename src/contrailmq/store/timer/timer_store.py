@@ -185,7 +185,7 @@ class TimerStore:
         self.read_time_ms, self.queue_offset = found.read_time_ms, found.queue_offset
         self._retake_until = found.retake_until
         self.master_queue_offset = checkpoint.master_queue_offset
-        self._version = checkpoint[4:]
+        self._version = (checkpoint.state_version, checkpoint.version_timestamp, checkpoint.version_counter)
         self._last_flush_ms = self._last_clean_ms = now_ms
         self.flush(now_ms)
         return found
@@ -469,7 +469,7 @@ class TimerStore:
         """A slave learns how far its master has come: it takes in up to there and delivers nothing."""
         self.master_queue_offset = checkpoint.queue_offset
         self.read_time_ms = max(self.read_time_ms, checkpoint.read_time_ms)
-        self._version = checkpoint[4:]
+        self._version = (checkpoint.state_version, checkpoint.version_timestamp, checkpoint.version_counter)
 
     @property
     def checkpoint(self) -> TimerCheckpoint:
@@ -497,6 +497,8 @@ class TimerStore:
             self._last_clean_ms = now_ms
             self.log.delete_before(self._store.log_min_offset)
         self.log.write()
+        state, _, counter = self._version
+        self._version = (state, now_ms, counter + 1)
         return FlushPlan(
             self._store.log_max_offset,
             self.log.take_unsynced(),

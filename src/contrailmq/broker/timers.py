@@ -1,0 +1,272 @@
+"""Messages with a delivery time of their own: the broker's side of the timer wheel.
+
+The wheel itself lives in `store/timer`. Here are its three doors: the rewrite of a message on its way in (and the
+refusals that a sender sees), the recall of a message that waits, and the service that turns the wheel on the loop and
+flushes it on a worker.
+
+    recall handle := base64url of "v1 topic broker_name deliver_ms unique_key"        (deliver_ms = TIMER_OUT_MS + 1)
+
+A recall stores a mark with the same delivery time; when the slot is due, the mark is read first and its message is
+dropped.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+from concurrent.futures import Executor
+from typing import Final, NamedTuple
+
+from contrailmq.broker.handlers import Handlers, Refused, success
+from contrailmq.broker.incoming import IncomingMessage, Refusal
+from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.send import BORN_HOST, STATUS_CODES
+from contrailmq.broker.worker_job import WorkerJob
+from contrailmq.message import RETRY_PREFIX, Property, SysFlag, SystemTopic, encode_host
+from contrailmq.store.errors import StoreError
+from contrailmq.store.status import PutStatus
+from contrailmq.store.timer import TimerRefusal, TimerStore, admit, encode_checkpoint, wants_timer
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.connection import Connection
+from contrailmq.wire.header import Command
+from contrailmq.wire.requests import RecallMessage, RecallMessageResponse
+
+log = logging.getLogger("contrailmq.broker")
+
+PORTION: Final = 64  # messages per stage and tick: 1 to 2 ms of the loop
+POLL_MS: Final = 100  # how often the timer topic is looked at
+RECALL_TAG: Final = "_RECALL_TAG_"
+CHECKPOINT_BYTES: Final = 56  # what a slave is sent: the file without its padding
+FIGURES_MS: Final = 1000
+
+
+class RecallHandle(NamedTuple):
+    """What a sender needs to take a message back."""
+
+    topic: str
+    broker_name: str
+    deliver_ms: int
+    unique_key: str
+
+    def encode(self) -> str:
+        text = f"v1 {self.topic} {self.broker_name} {self.deliver_ms} {self.unique_key}"
+        return base64.urlsafe_b64encode(text.encode()).decode()
+
+    @classmethod
+    def decode(cls, handle: str) -> RecallHandle:
+        """ValueError when it is none."""
+        try:
+            version, topic, broker_name, deliver_ms, unique_key = base64.urlsafe_b64decode(handle).decode().split(" ")
+        except (binascii.Error, UnicodeDecodeError, ValueError) as exc:
+            raise ValueError("the recall handle is not readable") from exc
+        if version != "v1" or not deliver_ms.isdigit():
+            raise ValueError(f"a recall handle of version {version[:16]!r} is not known")
+        return cls(topic, broker_name, int(deliver_ms), unique_key)
+
+
+class TimerService:
+    """Turns the timer wheel. Nothing but refusals happens where timerWheelEnable is false."""
+
+    name = "timer wheel"
+
+    def __init__(self, node: BrokerNode, worker: Executor) -> None:
+        self._node = node
+        self._config = node.store.config
+        self._job = WorkerJob(worker)
+        self._failure: StoreError | None = None
+        self._is_running = False
+        self._sampled_ms = 0
+        self._sampled = (0, 0)
+        self._rates = (0.0, 0.0)
+        self.timer = TimerStore(node.store, node.store.files)
+        self.interval_ms = POLL_MS
+
+    def register(self, handlers: Handlers) -> None:
+        handlers.register(RequestCode.RECALL_MESSAGE, self.recall)
+        handlers.register(RequestCode.GET_TIMER_CHECK_POINT, self.checkpoint)
+        handlers.register(RequestCode.GET_TIMER_METRICS, self.metrics)
+
+    # --- on the way in
+
+    def rewrite(self, message: IncomingMessage) -> Refusal | None:
+        """Send a message with a delivery time to the timer topic; one that is due already stays as it is."""
+        properties = message.properties
+        if not wants_timer(message.topic, properties) or message.topic in (SystemTopic.HALF, SystemTopic.SCHEDULE):
+            return None
+        if message.sys_flag & SysFlag.TRANSACTION_PREPARED:
+            return None
+        admitted = admit(properties, self._node.now_ms(), self._config)
+        if admitted is None:
+            return None
+        if not isinstance(admitted, TimerRefusal) and self._is_running and self.timer.is_congested(admitted.out_ms):
+            admitted = TimerRefusal(
+                PutStatus.WHEEL_TIMER_FLOW_CONTROL,
+                f"more than {self._config.timer_congest_num_each_slot} timers are due in that second "
+                "(timerCongestNumEachSlot): choose another time or raise the limit",
+            )
+        if isinstance(admitted, TimerRefusal):
+            code, prefix = STATUS_CODES[admitted.status]
+            return Refusal(code, prefix + admitted.reason)
+        properties[Property.TIMER_OUT_MS] = str(admitted.out_ms)
+        properties[Property.REAL_TOPIC] = message.topic
+        properties[Property.REAL_QUEUE_ID] = str(message.queue_id)
+        unique_key = properties.get(Property.UNIQUE_KEY)
+        if unique_key and not message.topic.startswith(RETRY_PREFIX):
+            handle = RecallHandle(message.topic, self._node.config.broker_name, admitted.out_ms + 1, unique_key)
+            message.answer_fields["recallHandle"] = handle.encode()
+        message.topic, message.queue_id = SystemTopic.TIMER, 0
+        return None
+
+    # --- recall
+
+    def recall(self, connection: Connection, command: Command) -> bytes | None:
+        """RECALL_MESSAGE (370): store a mark that drops a waiting message."""
+        node, header = self._node, command.header(RecallMessage)
+        if not node.config.recall_message_enable:
+            raise Refused(ResponseCode.NO_PERMISSION, "recall failed, the operation is disabled: recallMessageEnable")
+        if node.is_slave:
+            raise Refused(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave recalls nothing: send to its master")
+        if node.topics.get(header.topic) is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{header.topic}] not exist")
+        handle = self._checked_handle(header)
+        born_host = connection.attributes.get(BORN_HOST) or encode_host(*connection.peer)
+        assert isinstance(born_host, bytes)
+        mark = IncomingMessage(
+            handle.topic,
+            0,
+            b"0",
+            {
+                Property.TIMER_DELETE_UNIQUE_KEY: handle.unique_key,
+                Property.BORN_TIMESTAMP: str(node.now_ms()),
+                Property.TIMER_DELIVER_MS: str(handle.deliver_ms),
+                Property.UNIQUE_KEY: handle.unique_key,
+                Property.PRODUCER_GROUP: header.producer_group or "",
+                Property.TAGS: RECALL_TAG,
+            },
+            born_host=born_host,
+            store_host=node.store_host,
+            born_time_ms=node.now_ms(),
+        )
+        refusal = self.rewrite(mark)
+        if refusal is not None:
+            raise Refused(ResponseCode.ILLEGAL_OPERATION, refusal.remark)
+        result = node.put(mark)
+        if not result.status.is_stored:
+            code, prefix = STATUS_CODES.get(result.status, (ResponseCode.SYSTEM_ERROR, ""))
+            raise Refused(code, prefix + (result.reason or result.status.name))
+        node.after_append(wants_flush=self._config.is_sync_flush)
+        return success(command, RecallMessageResponse(msg_id=handle.unique_key))
+
+    def _checked_handle(self, header: RecallMessage) -> RecallHandle:
+        node = self._node
+        try:
+            handle = RecallHandle.decode(header.recall_handle)
+        except ValueError as exc:
+            raise Refused(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {exc}") from exc
+        if handle.topic != header.topic:
+            raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, the topic does not match the handle's")
+        if handle.broker_name != node.config.broker_name:
+            raise Refused(
+                ResponseCode.ILLEGAL_OPERATION,
+                f"recall failed, the message is on broker {handle.broker_name}, not on {node.config.broker_name}",
+            )
+        left_ms = handle.deliver_ms - node.now_ms()
+        if not 0 < left_ms <= self._config.timer_max_delay_sec * 1000:
+            raise Refused(
+                ResponseCode.ILLEGAL_OPERATION,
+                f"recall failed, the message is due in {left_ms} ms: too late, or not a time this broker accepts",
+            )
+        return handle
+
+    # --- what a slave asks
+
+    def checkpoint(self, connection: Connection, command: Command) -> bytes | None:
+        """GET_TIMER_CHECK_POINT (60)."""
+        return success(command, None, encode_checkpoint(self.timer.checkpoint)[:CHECKPOINT_BYTES])
+
+    def metrics(self, connection: Connection, command: Command) -> bytes | None:
+        """GET_TIMER_METRICS (61)."""
+        return success(command, None, self.timer.metrics.to_json().encode())
+
+    # --- life
+
+    def start(self) -> None:
+        if self._config.timer_wheel_enable:
+            found = self.timer.open(self._node.now_ms())
+            self._is_running = True
+            log.info(
+                "timers go on from %d, at offset %d of the timer topic; %d units were replayed",
+                found.read_time_ms,
+                found.queue_offset,
+                found.replayed_units,
+            )
+
+    def stop(self) -> None:
+        if self._is_running:
+            self._is_running = False
+            self._job.wait()
+            self.timer.close(self._node.now_ms())
+
+    def crash(self) -> None:
+        """Let go of the files as they are, as a killed process does."""
+        if self._is_running:
+            self._is_running = False
+            try:
+                self._job.wait()  # it must not write to descriptors that are closed under it
+            except StoreError as exc:
+                log.info("the last flush of the timer wheel failed: %s", exc)
+            self.timer.crash()
+
+    def tick(self, now_ms: int) -> None:
+        if not self._is_running:
+            return
+        if self._failure is not None:
+            raise self._failure  # a flush that failed is final: what it had to sync is not known any more
+        store = self._node.store
+        end = store.log_max_offset
+        has_more = self.timer.tick(now_ms, PORTION)
+        if store.log_max_offset != end:
+            self._node.after_append(wants_flush=self._config.is_sync_flush)
+        self.interval_ms = 0 if has_more else min(POLL_MS, self.timer.next_due_ms(now_ms) - now_ms)
+        self._flush_when_due(now_ms)
+        self._sample(now_ms)
+
+    def _flush_when_due(self, now_ms: int) -> None:
+        try:
+            if self._job.poll() and self.timer.is_flush_due(now_ms):
+                plan = self.timer.begin_flush(now_ms)
+                self._job.start(lambda: self.timer.run_flush(plan), lambda: self.timer.end_flush(plan))
+        except StoreError as exc:
+            self._failure = exc
+            raise
+
+    # --- figures
+
+    def _sample(self, now_ms: int) -> None:
+        elapsed_ms = now_ms - self._sampled_ms
+        if 0 <= elapsed_ms < FIGURES_MS:
+            return
+        stats = self.timer.stats
+        now = (stats.enqueued, stats.delivered)
+        if 0 < elapsed_ms < 60_000:
+            before = self._sampled
+            self._rates = ((now[0] - before[0]) * 1000 / elapsed_ms, (now[1] - before[1]) * 1000 / elapsed_ms)
+        self._sampled, self._sampled_ms = now, now_ms
+
+    def figures(self) -> dict[str, str]:
+        """Lines for GET_BROKER_RUNTIME_INFO."""
+        if not self._is_running:
+            return {}
+        enqueue_rate, dequeue_rate = self._rates
+        return {
+            "timerReadBehind": str(self.timer.behind_ms(self._node.now_ms()) // 1000),
+            "timerOffsetBehind": str(self.timer.behind_messages()),
+            "timerCongestNum": str(self.timer.metrics.total),
+            "timerEnqueueTps": f"{enqueue_rate:.1f}",
+            "timerDequeueTps": f"{dequeue_rate:.1f}",
+        }
+
+    def pending(self) -> dict[str, int]:
+        """Topic -> timers that wait."""
+        return {topic: count for topic, count in self.timer.metrics.counts.items() if count}

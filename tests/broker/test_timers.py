@@ -1,0 +1,293 @@
+"""Delivery times end to end through the broker's handlers, on a real store and a fake clock."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import golden_stores
+from broker.harness import AtOnce, Bench
+from contrailmq.broker.delay import DelayService
+from contrailmq.broker.timers import RecallHandle, TimerService
+from contrailmq.broker.transactions import TransactionService
+from contrailmq.message import StoredMessage, SystemTopic
+from contrailmq.store.timer import TimerStore, decode_checkpoint
+
+GOLDEN_SIZES: dict[str, object] = {
+    "mapped_file_size_commit_log": 131_072,
+    "mapped_file_size_consume_queue": 1200,
+    "max_hash_slot_num": 100,
+    "max_index_num": 400,
+    "mapped_file_size_timer_log": 1040,
+}
+
+
+class TimerBench(Bench):
+    def __init__(self, path: Path, *, now_ms: int = 0, settings: dict[str, str] | None = None, **store: object) -> None:
+        super().__init__(path, settings={"recallMessageEnable": "true"} | (settings or {}), **store)
+        if now_ms:
+            self.clock.set_wall(now_ms)
+        worker = AtOnce()
+        self.transactions = TransactionService(self.node, worker, lambda name: None)
+        self.transactions.register(self.handlers)
+        self.delay = DelayService(self.node, worker)
+        self.timers = TimerService(self.node, worker)
+        self.timers.register(self.handlers)
+        self.node.rewrites += (self.transactions.rewrite, self.delay.rewrite, self.timers.rewrite)
+        self.runtime.figures.append(self.timers.figures)
+        for service in (self.transactions, self.delay, self.timers):
+            service.start()
+
+    @property
+    def timer(self) -> TimerStore:
+        return self.timers.timer
+
+    def run_ms(self, milliseconds: int) -> None:
+        end_ms = self.clock.now_ms() + milliseconds
+        while True:
+            self.timers.tick(self.clock.now_ms())
+            self.settle()
+            if self.clock.now_ms() >= end_ms:
+                break
+            self.clock.advance(min(self.timers.interval_ms, end_ms - self.clock.now_ms()))
+
+    def messages(self, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
+        return list(self.store.get(topic, queue_id, 0, 1000))
+
+    def close(self) -> None:
+        self.timers.stop()
+        super().close()
+
+    def restarted(self, path: Path) -> TimerBench:
+        now_ms = self.clock.now_ms()
+        self.timers.crash()
+        self.store.abandon()
+        self.loop.close()
+        self._worker.shutdown()
+        return TimerBench(path, now_ms=now_ms)
+
+
+@pytest.fixture
+def timer_bench(tmp_path: Path) -> Iterator[TimerBench]:
+    made = TimerBench(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [{"TIMER_DELAY_SEC": "5"}, {"TIMER_DELAY_MS": "5000"}, {"TIMER_DELIVER_MS": "1700000005000"}],
+    ids=["seconds", "milliseconds", "time"],
+)
+def test_each_way_to_ask_for_a_time_is_kept_to_the_second(timer_bench: TimerBench, properties: dict[str, str]) -> None:
+    bench = timer_bench
+    answer = bench.send("T", b"m", properties=properties | {"UNIQ_KEY": "K"}, e="2")
+    assert answer.code == 0
+    assert answer.ext["queueId"] == "2"
+    bench.run_ms(4999)
+    assert bench.messages(queue_id=2) == []
+    bench.run_ms(1001)
+    (message,) = bench.messages(queue_id=2)
+    assert 1_700_000_005_000 <= message.store_time_ms <= 1_700_000_006_000
+
+
+def test_a_time_in_the_past_is_delivered_at_once(timer_bench: TimerBench) -> None:
+    timer_bench.send("T", b"m", properties={"TIMER_DELIVER_MS": "1600000000000", "UNIQ_KEY": "K"})
+    (message,) = timer_bench.messages()
+    assert "REAL_TOPIC" not in message.properties
+
+
+def test_a_delay_level_wins_over_a_delivery_time(timer_bench: TimerBench) -> None:
+    timer_bench.send("T", b"m", properties={"DELAY": "1", "TIMER_DELAY_SEC": "99", "UNIQ_KEY": "K"})
+    assert timer_bench.messages(SystemTopic.TIMER) == []
+    assert len(timer_bench.messages(SystemTopic.SCHEDULE)) == 1
+
+
+@pytest.mark.parametrize(
+    ("properties", "code", "text"),
+    [
+        ({"TIMER_DELAY_SEC": "259201"}, 13, "a delay of 259201 s is over the limit of 259200 s"),
+        ({"TIMER_DELAY_SEC": "9223372036854775807"}, 13, "is over the limit of 259200 s"),  # RocketMQ #10872
+        ({"TIMER_DELAY_MS": "9223372036854775807"}, 13, "is over the limit of 259200 s"),
+        ({"TIMER_DELIVER_MS": "soon"}, 13, "TIMER_DELIVER_MS is 'soon': a whole number is needed"),
+    ],
+)
+def test_a_time_that_cannot_be_is_refused_with_the_reason(
+    timer_bench: TimerBench, properties: dict[str, str], code: int, text: str
+) -> None:
+    answer = timer_bench.send("T", b"m", properties=properties | {"UNIQ_KEY": "K"})
+    assert answer.code == code
+    assert text in (answer.remark or "")
+
+
+def test_without_the_wheel_a_delivery_time_is_refused(tmp_path: Path) -> None:
+    bench = TimerBench(tmp_path, timer_wheel_enable=False)
+    answer = bench.send("T", b"m", properties={"TIMER_DELAY_SEC": "5", "UNIQ_KEY": "K"})
+    assert (answer.code, "timerWheelEnable" in (answer.remark or "")) == (1, True)
+    bench.run_ms(1000)
+    bench.close()
+
+
+def test_a_full_slot_refuses_more(tmp_path: Path) -> None:
+    bench = TimerBench(tmp_path, timer_congest_num_each_slot=3)
+    codes = []
+    for number in range(6):
+        answer = bench.send("T", b"%d" % number, properties={"TIMER_DELIVER_MS": "1700000060000", "UNIQ_KEY": "K"})
+        codes.append(answer.code)
+        bench.run_ms(0)
+    assert codes == [0, 0, 0, 0, 1, 1]
+    assert "timerCongestNumEachSlot" in (answer.remark or "")
+    bench.close()
+
+
+# ------------------------------------------------------------------------------------------------------------ recall
+
+
+def test_a_recalled_message_is_not_delivered(timer_bench: TimerBench) -> None:
+    bench = timer_bench
+    answer = bench.send("T", b"m", properties={"TIMER_DELAY_SEC": "60", "UNIQ_KEY": "K1"})
+    bench.send("T", b"other", properties={"TIMER_DELAY_SEC": "60", "UNIQ_KEY": "K2"})
+    handle = answer.ext["recallHandle"]
+    assert base64.urlsafe_b64decode(handle) == b"v1 T b 1700000059001 K1"
+    bench.run_ms(5000)
+    recalled = bench.ask(370, {"producerGroup": "pg", "topic": "T", "recallHandle": handle})
+    assert (recalled.code, recalled.ext["msgId"]) == (0, "K1")
+    mark = bench.messages(SystemTopic.TIMER)[-1]
+    assert mark.body == b"0"
+    assert mark.properties["TIMER_DEL_UNIQKEY"] == "K1"
+    assert mark.properties["TIMER_OUT_MS"] == bench.messages(SystemTopic.TIMER)[0].properties["TIMER_OUT_MS"]
+    bench.run_ms(60_000)
+    assert [m.body for m in bench.messages()] == [b"other"]
+    assert bench.timers.pending() == {}
+
+
+@pytest.mark.parametrize(
+    ("handle", "topic", "code"),
+    [
+        ("!!!", "T", 604),
+        (base64.urlsafe_b64encode(b"v2 T b 1700000059001 K1").decode(), "T", 604),
+        (RecallHandle("Other", "b", 1_700_000_059_001, "K").encode(), "T", 604),
+        (RecallHandle("T", "elsewhere", 1_700_000_059_001, "K").encode(), "T", 604),
+        (RecallHandle("T", "b", 1_699_999_999_001, "K").encode(), "T", 604),
+        (RecallHandle("T", "b", 1_800_000_000_001, "K").encode(), "T", 604),
+        (RecallHandle("Nowhere", "b", 1_700_000_059_001, "K").encode(), "Nowhere", 17),
+    ],
+)
+def test_a_recall_that_cannot_be_is_refused(timer_bench: TimerBench, handle: str, topic: str, code: int) -> None:
+    timer_bench.send("T", b"m", properties={"UNIQ_KEY": "K"})
+    answer = timer_bench.ask(370, {"producerGroup": "pg", "topic": topic, "recallHandle": handle})
+    assert answer.code == code
+    assert answer.remark
+
+
+def test_recall_is_off_unless_it_is_enabled(tmp_path: Path) -> None:
+    bench = TimerBench(tmp_path, settings={"recallMessageEnable": "false"})
+    handle = RecallHandle("T", "b", 1_700_000_059_001, "K").encode()
+    assert bench.ask(370, {"topic": "T", "recallHandle": handle}).code == 16
+    bench.close()
+
+
+def test_apaches_recall_handle_reads_back_the_same() -> None:
+    handle = "djEgR29sZGVuV2lyZSBnb2xkZW4tdyAxNzk0NzE0NDY0MDAxIEMwMDAwMjAyMjNFMDMwOTQ2RTA5NDhCMjk5NUQwMDBE"
+    found = RecallHandle.decode(handle)
+    assert found == ("GoldenWire", "golden-w", 1794714464001, "C000020223E030946E0948B2995D000D")
+    assert found.encode() == handle
+
+
+# -------------------------------------------------------------------------------------------------------- together
+
+
+def test_a_transaction_with_a_delivery_time_waits_after_its_commit(timer_bench: TimerBench) -> None:
+    bench = timer_bench
+    properties = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "K", "TIMER_DELIVER_MS": "1700000030000"}
+    prepared = bench.send("T", b"m", properties=properties, f="4", g=str(bench.clock.now_ms()))
+    assert prepared.code == 0
+    assert bench.messages(SystemTopic.TIMER) == []
+    fields = {
+        "producerGroup": "pg",
+        "tranStateTableOffset": prepared.ext["queueOffset"],
+        "commitLogOffset": str(int(prepared.ext["msgId"][-16:], 16)),
+        "commitOrRollback": "8",
+        "msgId": "K",
+    }
+    assert bench.ask(37, fields).code == 0
+    bench.run_ms(29_999)
+    assert bench.messages() == []
+    bench.run_ms(1000)
+    (message,) = bench.messages()
+    assert message.sys_flag & 0xC == 8
+
+
+def test_a_crash_repeats_a_timer_at_most_once_and_loses_none(tmp_path: Path) -> None:
+    """The store is abandoned as a killed process leaves it; ten times, in the middle of delivery."""
+    bench = TimerBench(tmp_path)
+    sent = 0
+    for round_number in range(10):
+        for _ in range(10):
+            properties = {"TIMER_DELAY_MS": str(500 + sent * 137 % 4000), "UNIQ_KEY": f"K{sent}"}
+            bench.send("T", b"m%d" % sent, properties=properties)
+            sent += 1
+        bench.run_ms(700 + 311 * round_number)
+        before = Counter(m.body for m in bench.messages())
+        bench = bench.restarted(tmp_path)
+        bench.run_ms(100)
+        after = Counter(m.body for m in bench.messages())
+        assert all(after[body] <= count + 1 for body, count in before.items())
+    bench.run_ms(8000)
+    assert {m.body for m in bench.messages()} == {b"m%d" % number for number in range(sent)}
+    bench.close()
+
+
+def test_a_slave_is_told_how_far_the_master_is(timer_bench: TimerBench) -> None:
+    bench = timer_bench
+    bench.send("T", b"m", properties={"TIMER_DELAY_SEC": "60", "UNIQ_KEY": "K"})
+    bench.run_ms(2000)
+    body = bench.ask(60).body
+    assert len(body) == 56
+    checkpoint = decode_checkpoint(body)
+    assert checkpoint.queue_offset == checkpoint.master_queue_offset == 1
+    assert checkpoint.read_time_ms == 1_700_000_002_000
+    assert b'"timingCount":{"T":{"count":1,' in bench.ask(61).body
+    assert b'"timerCongestNum":"1"' in bench.ask(28).body
+
+
+def test_apaches_timers_go_on_here(tmp_path: Path) -> None:
+    """25 wait in five slots, one rolls, one was recalled, three were delivered."""
+    golden_stores.unpack("clean", tmp_path)
+    expected = golden_stores.expected("clean")
+    stopped_ms = expected["timerCheckpoint"]["lastReadTimeMs"]
+    bench = TimerBench(tmp_path, now_ms=stopped_ms, **GOLDEN_SIZES)
+    assert bench.timer.read_time_ms == stopped_ms
+    assert bench.timer.queue_offset == 31
+    assert bench.timers.pending() == {"GoldenTimer": 26}
+    delivered = {m.message_id for queue in (0, 1) for m in bench.messages("GoldenTimer", queue)}
+    assert len(delivered) == 4
+    bench.run_ms(3000)
+    assert bench.store.max_offset("GoldenTimer", 0) + bench.store.max_offset("GoldenTimer", 1) == 4
+    for slot_ms, count in [(1794713842000, 4), *((1794717442000 + 1000 * n, 9 + 5 * n) for n in range(5))]:
+        bench.clock.set_wall(slot_ms + 999)
+        bench.run_ms(0)
+        before = bench.store.max_offset("GoldenTimer", 0) + bench.store.max_offset("GoldenTimer", 1)
+        assert before == count - (5 if count > 4 else 0), slot_ms
+        bench.clock.set_wall(slot_ms + 1000)
+        bench.run_ms(0)
+        assert bench.store.max_offset("GoldenTimer", 0) + bench.store.max_offset("GoldenTimer", 1) == count
+    assert bench.timer.stats.recalled == 1
+    bench.clock.set_wall(1794796642000 + 1000)  # the one of 60 h rolls after 24
+    bench.run_ms(1000)
+    rolled = bench.messages(SystemTopic.TIMER)[-1]
+    assert (rolled.properties["TIMER_ROLL_TIMES"], rolled.properties["TIMER_OUT_MS"]) == ("1", "1794926242000")
+    bench.clock.set_wall(1794926242000 + 999)
+    bench.run_ms(0)
+    assert bench.timers.pending() == {"GoldenTimer": 1}
+    bench.run_ms(1)
+    found = [m for queue in (0, 1) for m in bench.messages("GoldenTimer", queue)]
+    keys = Counter(m.properties["KEYS"] for m in found)
+    names = ["timer-sec", "timer-ms", "timer-at", "timer-past", "timer-roll", *(f"timer-later{n}" for n in range(25))]
+    assert keys == Counter(names)
+    assert bench.timers.pending() == {}
+    bench.close()
