@@ -69,6 +69,9 @@ def test_a_large_body_that_is_no_json_is_refused_unless_its_kind_may_have_object
     for body in (large, bare, b'{"clientID":"c",0:1%b}' % b",1:2" * (1024 * 1024)):
         with pytest.raises(RemoteProtocolError, match="too large"):
             decode_body(body, HeartbeatData)
+    with pytest.raises(RemoteProtocolError, match="too large"):
+        loads_fastjson(bare)
+    assert len(loads_fastjson(bare, is_trusted=True)) == 30_001  # type: ignore[arg-type]
     assert decode_body(bare[:50_000].rpartition(b",")[0] + b"}", HeartbeatData).client_id == "c"
 
 

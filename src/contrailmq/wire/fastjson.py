@@ -119,13 +119,16 @@ def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
     return cast("msgspec.json.Decoder[T]", decoder)
 
 
-def loads_fastjson(data: bytes) -> object:
-    """Plain Python values. Names are always strings: a bare 0 is "0", an object used as a name is its JSON text."""
+def loads_fastjson(data: bytes, *, is_trusted: bool = False) -> object:
+    """Plain Python values. Names are always strings: a bare 0 is "0", an object used as a name is its JSON text.
+
+    With `is_trusted` a body that is not JSON is rewritten whatever its size (a master's offsets, a tool's tables).
+    """
     try:
         try:
             return msgspec.json.decode(data)
         except msgspec.DecodeError:
-            return msgspec.json.decode(to_standard_json(data))
+            return msgspec.json.decode(to_standard_json(data, is_bounded=not is_trusted))
     except UNREADABLE as exc:
         raise RemoteProtocolError(f"body of {len(data)} bytes is not JSON: {exc}") from exc
 
