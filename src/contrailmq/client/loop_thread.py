@@ -12,7 +12,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Coroutine
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from contrailmq.client.errors import ClientStateError
 from contrailmq.wire.transport import new_event_loop
@@ -70,12 +70,20 @@ class LoopThread:
                 "a blocking call was made on the client's own loop, which would wait for itself: "
                 "call it from a plain function listener, or use contrailmq.aio in coroutines"
             )
-        future = self.submit(work)
+        if os.getpid() != self.pid:
+            self.submit(work)  # raises
+        call = _Call(work)
+        self._loop.call_soon_threadsafe(call.begin)
         try:
-            return future.result()
+            call.ended.acquire()
         except BaseException:
-            future.cancel()
+            self._loop.call_soon_threadsafe(call.cancel)
             raise
+        assert call.task is not None
+        try:
+            return call.task.result()
+        except asyncio.CancelledError:
+            raise ClientStateError("the client was shut down while this call waited") from None
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -89,6 +97,26 @@ class LoopThread:
                 self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
+
+
+class _Call(Generic[T]):
+    """One blocking call. A lock that the loop releases: `run_coroutine_threadsafe` costs half as much again."""
+
+    __slots__ = ("_work", "ended", "task")
+
+    def __init__(self, work: Coroutine[object, object, T]) -> None:
+        self._work = work
+        self.task: asyncio.Task[T] | None = None
+        self.ended = threading.Lock()
+        self.ended.acquire()
+
+    def begin(self) -> None:
+        self.task = asyncio.get_running_loop().create_task(self._work)
+        self.task.add_done_callback(lambda _: self.ended.release())
+
+    def cancel(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
 
 
 _lock = threading.Lock()
