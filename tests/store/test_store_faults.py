@@ -143,15 +143,26 @@ def test_no_acknowledgement_precedes_its_sync(tmp_path: Path) -> None:
             assert any(record in content for content in synced)
 
 
-@pytest.mark.parametrize("operation", ["allocate", "create", "truncate", "pwrite"])
-def test_a_full_disk_is_named_and_the_store_goes_on_when_there_is_room(operation: str, tmp_path: Path) -> None:
-    for site in sites(tmp_path, operation):
-        fill_the_disk(tmp_path / f"{site}", operation, site)
+@pytest.mark.parametrize(
+    ("operation", "flush_disk_type"),
+    [
+        ("allocate", "ASYNC_FLUSH"),
+        ("create", "ASYNC_FLUSH"),
+        ("truncate", "ASYNC_FLUSH"),
+        ("pwrite", "ASYNC_FLUSH"),
+        ("pwrite", "SYNC_FLUSH"),
+    ],
+)
+def test_a_full_disk_is_named_and_the_store_goes_on_when_there_is_room(
+    operation: str, flush_disk_type: str, tmp_path: Path
+) -> None:
+    for site in sites(tmp_path, operation, flush_disk_type=flush_disk_type):
+        fill_the_disk(tmp_path / f"{site}", operation, flush_disk_type, site)
 
 
-def fill_the_disk(root: Path, operation: str, site: int) -> None:
+def fill_the_disk(root: Path, operation: str, flush_disk_type: str, site: int) -> None:
     """From the given call of an operation on every write fails, until the 60 puts are done."""
-    run = Workload(root)
+    run = Workload(root, flush_disk_type=flush_disk_type)
     run.files.free_bytes = 4321
     is_full = threading.Event()
     is_full.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,9 @@ import typer
 app = typer.Typer(help="Measure: CPU microseconds per message and ratios to a baseline.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Directory = Annotated[
+    Path | None, typer.Option("--dir", help="Where the temporary store is made (default: the system's directory).")
+]
 
 
 def show(title: str, figures: dict[str, object], *, as_json: bool) -> None:
@@ -35,6 +39,38 @@ def codec(
     from contrailmq.cli.bench_codec import run_codec_benchmark
 
     show("record codec, CPU microseconds per record", run_codec_benchmark(body_bytes), as_json=as_json)
+
+
+@app.command("store")
+def store(
+    count: Annotated[int, typer.Option(help="Messages of each measurement.")] = 20_000,
+    body_bytes: Annotated[int, typer.Option(help="Body size.")] = 1024,
+    queues: Annotated[int, typer.Option(help="Queues that the messages are spread over.")] = 4,
+    sync_count: Annotated[int, typer.Option(help="Puts of the SYNC_FLUSH measurements.")] = 512,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put, append, dispatch, get; SYNC_FLUSH against a bare write and fdatasync."""
+    from contrailmq.cli.bench_store import measure_store
+
+    figures = measure_store(
+        count=count, body_bytes=body_bytes, queue_count=queues, sync_count=sync_count, directory=directory
+    )
+    show("store", figures, as_json=as_json)
+
+
+@app.command("recover")
+def recover(
+    mebibytes: Annotated[int, typer.Option(help="Size of the log to recover.")] = 128,
+    body_bytes: Annotated[int, typer.Option(help="Body size.")] = 1024,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Opening after a kill (checksums, queues and index compared) and after a clean exit."""
+    from contrailmq.cli.bench_store import measure_recovery
+
+    figures = measure_recovery(log_bytes=mebibytes << 20, body_bytes=body_bytes, directory=directory)
+    show("recover", figures, as_json=as_json)
 
 
 @app.callback()

@@ -34,6 +34,23 @@ def file_name(base: int) -> str:
     return f"{base:0{FILE_NAME_DIGITS}d}"
 
 
+class ByCall:
+    """Takes bytes like a mapping, and writes them with pwrite; readers of the mapping see them at once.
+
+    For SYNC_FLUSH. A store to a mapping makes the whole folio dirty, and in a file that was written ahead a folio has
+    up to a megabyte, all of which the next sync writes; a call makes only the blocks dirty that it touched.
+    """
+
+    __slots__ = ("_descriptor", "_files")
+
+    def __init__(self, files: Files, descriptor: int) -> None:
+        self._files = files
+        self._descriptor = descriptor
+
+    def __setitem__(self, where: slice, data: bytes) -> None:
+        self._files.pwrite(self._descriptor, data, where.start)
+
+
 class MappedFile:
     """Positions are owned by the single writer (`wrote`), the committer (`committed`) and the flusher (`flushed`)."""
 
@@ -78,7 +95,8 @@ class MappedFile:
         self.mapping = files.map(descriptor, size_bytes, writable=True)
         self.view = memoryview(self.mapping)  # of readers; ValueError once the file is being destroyed
         self.write_buffer = write_buffer
-        self.target = self.mapping if write_buffer is None else write_buffer  # where append puts its bytes
+        # where append puts its bytes
+        self.target: mmap.mmap | ByCall = self.mapping if write_buffer is None else write_buffer
         self.wrote = self.committed = self.flushed = 0
         self.store_time_ms = 0  # store time of the last append; 0 after a load
         self.is_available = True
@@ -154,6 +172,11 @@ class MappedFile:
         self.target[position:end] = bytes(data)
         self.wrote = end
         return True
+
+    def write_by_call(self) -> None:
+        """Append with pwrite instead of through the mapping, unless there is a write buffer."""
+        if self.write_buffer is None:
+            self.target = ByCall(self._files, self.descriptor)
 
     def ensure_allocated(self) -> None:
         """Give the file real blocks before it is written through its mapping; OSError when the disk is full."""

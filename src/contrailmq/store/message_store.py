@@ -445,6 +445,11 @@ class MessageStore:
     def durable_offset(self) -> int:
         return self._log_files.flushed_where
 
+    @property
+    def flush_count(self) -> int:
+        """How many syncs of the log moved the durable offset."""
+        return self._flusher.flush_count
+
     def request_flush(self) -> None:
         """Wake the flush thread (and the committer): someone waits for durability."""
         if self._committer is not None and not self.config.is_sync_flush:

@@ -1,0 +1,207 @@
+"""What `contrailmq bench store` and `bench recover` measure.
+
+CPU figures count the whole process, worker threads included. Latencies of SYNC_FLUSH are compared with a bare write of
+4 KiB and fdatasync into a file that was written before, on the same disk in the same run. What this does not show:
+other machines, other disks, and a broker's sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from contrailmq.message import Message, tags_code
+from contrailmq.store import Drive, MessageStore, StoreConfig
+
+_LOG_FILE_BYTES: Final = 256 << 20
+_SYNC_LOG_FILE_BYTES: Final = 8 << 20  # the next file is written ahead: with a large one that is all one would measure
+_WRITERS: Final = 64
+_PROPERTIES: Final = b"KEYS\x01order-1\x02WAIT\x01true\x02"
+
+
+class Figure(NamedTuple):
+    """`promise` is what we state about it, in the same unit; empty where nothing is stated."""
+
+    name: str
+    value: float
+    unit: str
+    promise: str = ""
+
+
+def measure_store(
+    *, count: int, body_bytes: int, queue_count: int, sync_count: int, directory: Path | None
+) -> dict[str, object]:
+    messages = [Message("Bench", bytes(body_bytes), tags="TagA", keys=f"order-{n}") for n in range(min(count, 1000))]
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory(dir=directory) as root:
+        with MessageStore(_config(Path(root) / "embedded")) as store:
+            figures += _embedded(store, messages, count, queue_count)
+        with MessageStore(_config(Path(root) / "loop"), drive=Drive.LOOP) as store:
+            figures += _by_loop(store, bytes(body_bytes), count, queue_count)
+        bare_us = _bare_sync_us(Path(root) / "bare", sync_count)
+        small = {"mapped_file_size_commit_log": _SYNC_LOG_FILE_BYTES, "flush_disk_type": "SYNC_FLUSH"}
+        with MessageStore(_config(Path(root) / "sync").replaced(**small)) as store:
+            figures += _synced(store, messages, sync_count, bare_us)
+    settings: dict[str, object] = {
+        "count": count, "body_bytes": body_bytes, "queues": queue_count, "sync_count": sync_count,
+        "mappedFileSizeCommitLog": _LOG_FILE_BYTES,
+    }  # fmt: skip
+    return _told(settings, figures)
+
+
+def measure_recovery(*, log_bytes: int, body_bytes: int, directory: Path | None) -> dict[str, object]:
+    with tempfile.TemporaryDirectory(dir=directory) as root:
+        config = _config(Path(root) / "store")
+        store = MessageStore(config).open()
+        batch = [Message("Bench", bytes(body_bytes), tags="TagA", keys=f"order-{n}") for n in range(500)]
+        while store.log_max_offset < log_bytes:
+            store.put_many(batch, queue_id=store.log_max_offset % 4)
+        store.abandon()
+        killed_s, size = _opening_s(config, clean=False)
+        clean_s, _ = _opening_s(config, clean=True)
+    figures = [
+        Figure("recovery after a kill, with body checksums", size / killed_s / 1e9, "GB/s", ">= 0.4"),
+        Figure("open after a kill", killed_s * 1000, "ms"),
+        Figure("open after a clean exit", clean_s * 1000, "ms"),
+    ]
+    return _told({"log_bytes": size, "body_bytes": body_bytes}, figures)
+
+
+def _config(path: Path, **settings: object) -> StoreConfig:
+    return StoreConfig(
+        path,
+        mapped_file_size_commit_log=_LOG_FILE_BYTES,
+        max_hash_slot_num=500_000,
+        max_index_num=2_000_000,
+        **settings,
+    )
+
+
+def _embedded(store: MessageStore, messages: list[Message], count: int, queue_count: int) -> list[Figure]:
+    def put() -> None:
+        for number in range(count):
+            store.put(messages[number % len(messages)], number % queue_count)
+
+    def put_many() -> None:
+        for start in range(0, count, 100):
+            first = start % len(messages)
+            store.put_many(messages[first : first + 100], start // 100 % queue_count)
+
+    def get() -> None:
+        for number in range(count // 32):
+            store.get_slices("Bench", 0, number % 100, 32).release()
+
+    store.put(messages[0])
+    return [
+        Figure("put, one by one, async flush, dispatch and index", _cpu_us(put, count), "us CPU / message", "<= 12"),
+        Figure("put_many of 100", _cpu_us(put_many, count), "us CPU / message", "<= 8"),
+        Figure("get of 32 as slices", _cpu_us(get, count // 32), "us CPU / call", "<= 25"),
+    ]
+
+
+def _by_loop(store: MessageStore, body: bytes, count: int, queue_count: int) -> list[Figure]:
+    append, code = store.append, tags_code(None)
+
+    def put() -> None:
+        for number in range(count):
+            append("Bench", number % queue_count, body, _PROPERTIES, tags_code=code, keys="order-1", unique_key=None)
+
+    return [
+        Figure("append", _cpu_us(put, count), "us CPU / message", "<= 4"),
+        Figure("dispatch, a unit and one key", _cpu_us(store.dispatch, count), "us CPU / message", "<= 4"),
+    ]
+
+
+def _synced(store: MessageStore, messages: list[Message], count: int, bare_us: float) -> list[Figure]:
+    store.put(messages[0])
+    samples = []
+    for number in range(count):
+        start = time.perf_counter()
+        store.put(messages[number % len(messages)])
+        samples.append(time.perf_counter() - start)
+    one_us = statistics.median(samples) * 1e6
+    syncs = store.flush_count
+    each = max(1, count // _WRITERS)
+    together = threading.Barrier(_WRITERS)
+
+    def write() -> None:
+        together.wait()
+        for number in range(each):
+            store.put(messages[number % len(messages)])
+
+    writers = [threading.Thread(target=write) for _ in range(_WRITERS)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    shared = each * _WRITERS / max(1, store.flush_count - syncs)
+    return [
+        Figure("bare 4 KiB write + fdatasync, p50", bare_us, "us"),
+        Figure("sync flush, 1 writer, p50", one_us, "us"),
+        Figure("  as a multiple of the bare one", one_us / bare_us, "x", "<= 1.5"),
+        Figure(f"sync flush, {_WRITERS} writers", shared, "messages / sync", ">= 20"),
+    ]
+
+
+def _bare_sync_us(path: Path, count: int) -> float:
+    """Median of a 4 KiB write and fdatasync at ascending places of a file that was written before."""
+    page = bytes(4096)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        os.pwrite(descriptor, bytes(4096 * count), 0)
+        os.fsync(descriptor)
+        samples = []
+        for number in range(count):
+            start = time.perf_counter()
+            os.pwrite(descriptor, page, number * 4096)
+            os.fdatasync(descriptor)
+            samples.append(time.perf_counter() - start)
+    finally:
+        os.close(descriptor)
+    return statistics.median(samples) * 1e6
+
+
+def _opening_s(config: StoreConfig, *, clean: bool) -> tuple[float, int]:
+    start = time.perf_counter()
+    with MessageStore(config) as store:
+        elapsed_s = time.perf_counter() - start
+        assert store.recovery.was_clean_exit is clean
+        return elapsed_s, store.log_max_offset
+
+
+def _cpu_us(work: Callable[[], object], count: int) -> float:
+    start = time.process_time()
+    work()
+    return (time.process_time() - start) / count * 1e6
+
+
+def _told(settings: dict[str, object], figures: list[Figure]) -> dict[str, object]:
+    """Settings first, then the figures, each under a name that says its unit and what is promised."""
+    told: dict[str, object] = {
+        "machine": f"{os.cpu_count()} x {platform.machine()}, load {os.getloadavg()[0]:.1f}",
+        "python": platform.python_version(),
+        "empty loop, ns a turn": _loop_ns(),
+    }
+    told |= settings
+    for figure in figures:
+        promise = f" ({figure.promise})" if figure.promise else ""
+        told[f"{figure.name}, {figure.unit}{promise}"] = round(figure.value, 2)
+    return told
+
+
+def _loop_ns() -> float:
+    """CPU time of one turn of an empty loop: how fast this interpreter is on this machine at this moment."""
+    best = float("inf")
+    for _ in range(5):
+        start = time.thread_time_ns()
+        for _ in range(100_000):
+            pass
+        best = min(best, (time.thread_time_ns() - start) / 100_000)
+    return round(best, 1)
