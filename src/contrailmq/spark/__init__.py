@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from contrailmq.spark.jobs.rebuild import rebuild
     from contrailmq.spark.jobs.verify import verify
     from contrailmq.spark.scan import CorruptLogError
+    from contrailmq.spark.sink import deduplicated
     from contrailmq.spark.store_files import StoreFilesError
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "StoreFilesError",
     "archive",
     "archive_stream",
+    "deduplicated",
     "ensure_java",
     "read_archive",
     "rebuild",
@@ -46,6 +48,7 @@ _HOMES = {
     "StoreFilesError": "contrailmq.spark.store_files",
     "archive": "contrailmq.spark.jobs.archive",
     "archive_stream": "contrailmq.spark.jobs.archive",
+    "deduplicated": "contrailmq.spark.sink",
     "read_archive": "contrailmq.spark.jobs.archive",
     "rebuild": "contrailmq.spark.jobs.rebuild",
     "verify": "contrailmq.spark.jobs.verify",

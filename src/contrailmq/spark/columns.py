@@ -115,6 +115,15 @@ def choose_view(columns: str | None = None, properties: str | None = None, style
     return View(tuple(chosen), form)  # type: ignore[arg-type]
 
 
+def check_column_names(given: list[str], view: View) -> None:
+    """Refuse a schema of the user's that is not the view's own: a source has fixed columns."""
+    if given != view.arrow_schema().names:
+        raise OptionError(
+            f"the given schema has columns {given}, the source gives {view.arrow_schema().names}: "
+            "leave .schema(...) out and use the option columns"
+        )
+
+
 def styled(batch: pa.RecordBatch, view: View) -> pa.RecordBatch:
     """A batch of our columns in the view's style."""
     if not view.is_kafka_style:

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from contrailmq.spark.columns import OptionError, View, choose_view
+from contrailmq.spark.columns import OptionError, check_column_names, choose_view
 from contrailmq.spark.decode import QueueKey, Selection
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
 from contrailmq.spark.options import EARLIEST, LATEST, Options, parse_offsets
@@ -127,27 +127,17 @@ class CommitLogSource(DataSource):  # type: ignore[misc]
 
     def reader(self, schema: StructType) -> CommitLogReader:
         settings = parse_settings(self._options)
-        check_schema(schema, settings.view)
+        check_column_names(schema.names, settings.view)
         return CommitLogReader(self._options.required("path"), settings, self._options.number("minPartitions", 0))
 
     def streamReader(self, schema: StructType) -> CommitLogStreamReader:
         settings = parse_settings(self._options)
-        check_schema(schema, settings.view)
+        check_column_names(schema.names, settings.view)
         return CommitLogStreamReader(
             self._options.required("path"),
             settings,
             bytes_per_trigger=self._options.number("maxBytesPerTrigger", 0),
             fail_on_data_loss=self._options.flag("failOnDataLoss", default=True),
-        )
-
-
-def check_schema(schema: StructType, view: View) -> None:
-    """Refuse a schema of the user's that is not the view's own: a source has fixed columns."""
-    given = [field.name for field in schema.fields]
-    if given != view.arrow_schema().names:
-        raise OptionError(
-            f"the given schema has columns {given}, the source gives {view.arrow_schema().names}: "
-            "leave .schema(...) out and use the option columns"
         )
 
 

@@ -43,6 +43,7 @@ class Selection:
     ending_offsets: Mapping[QueueKey, int] = field(default_factory=dict)
     begin_ms: int = 0
     end_ms: int = _FAR
+    tags: frozenset[str] | None = None
 
 
 class Decoder:
@@ -77,6 +78,9 @@ class Decoder:
             kept &= _true_where(pc.is_in(topics, value_set=pa.array(sorted(choice.topics), pa.string())))
         elif not choice.with_system_topics:
             kept &= ~_where_name(topics, is_system_topic)
+        if choice.tags is not None:
+            tags = block.properties().column(Property.TAGS)
+            kept &= _true_where(pc.is_in(tags, value_set=pa.array(sorted(choice.tags), pa.string())))
         if choice.starting_offsets or choice.ending_offsets:
             kept &= self._within_offsets(block, topics)
         return kept

@@ -84,8 +84,9 @@ def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
 def register(spark: SparkSession) -> None:
     """Make the formats `commitlog` and `rocketmq` known to a session, and send the package to remote executors."""
     from contrailmq.spark.commitlog import CommitLogSource
+    from contrailmq.spark.rocketmq import RocketMQSource
 
-    for source in (CommitLogSource,):
+    for source in (CommitLogSource, RocketMQSource):
         spark.dataSource.register(source)
     ship_package(spark)
 

@@ -1,0 +1,383 @@
+"""The `rocketmq` data source: topics through brokers as DataFrames, in batch and as a stream, and as a sink.
+
+    spark.read.format("rocketmq").option("nameServer", "127.0.0.1:9876").option("subscribe", "Orders").load()
+    spark.readStream.format("rocketmq")...load()          # begins at `latest` unless startingOffsets says otherwise
+    frame.write.format("rocketmq").option("nameServer", ...).option("topic", "Out").mode("append").save()
+
+It works with Apache's brokers and ours. Options follow Spark's Kafka connector where it has them. Offsets in
+checkpoints are the next ones to read, per topic, broker and queue; queues and brokers that appear while a stream runs
+are read from their beginning. The group's offset on the broker, if `groupId` and `commitGroupOffsets` are given, is a
+mirror for tools that show lag; it is one micro-batch behind and nothing is read from it but by
+`startingOffsets=group`.
+
+Parameter names of the methods below are Spark's contract. `pushFilters` is left out on purpose (see commitlog.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from contrailmq.client.raw import QueueReader
+from contrailmq.message import MessageQueue
+from contrailmq.spark.columns import OptionError, check_column_names, choose_view
+from contrailmq.spark.options import Options, parse_offsets
+from contrailmq.spark.sink import SINK_OPTIONS, RocketMQStreamWriter, RocketMQWriter, parse_sink
+from contrailmq.spark.topic_plan import (
+    BATCH_BYTES,
+    PULL_COUNT,
+    Bound,
+    DataLossError,
+    Offsets,
+    QueueRange,
+    TopicSettings,
+    ending_offsets,
+    find_queues,
+    plan_queue_ranges,
+    queue_name,
+    read_range,
+    share_limit,
+    starting_offsets,
+    topic_names,
+)
+
+KNOWN_OPTIONS: Final = (
+    "nameServer",
+    "namesrvAddr",
+    "subscribe",
+    "topic",
+    "subscribePattern",
+    "assign",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "failOnDataLoss",
+    "subExpression",
+    "sqlExpression",
+    "groupId",
+    "commitGroupOffsets",
+    "columns",
+    "properties",
+    "columnStyle",
+    "decompress",
+    "includeSystemTopics",
+    "batchBytes",
+    "pullBatchSize",
+    "pullTimeoutMs",
+    "path",
+    *SINK_OPTIONS,
+)
+_VERSION: Final = 1
+_DEFAULT_GROUP: Final = "contrailmq_spark"
+_readers: dict[tuple[str, str, float], QueueReader] = {}  # one per worker process: workers live on between tasks
+
+
+def reader_for(settings: TopicSettings) -> QueueReader:
+    """A connection holder that this process keeps."""
+    key = (settings.namesrv, settings.group or _DEFAULT_GROUP, settings.pull_timeout_s)
+    if key not in _readers:
+        _readers[key] = QueueReader(namesrv=key[0], group=key[1], timeout_s=key[2])
+    return _readers[key]
+
+
+def parse_settings(options: Options, *, is_stream: bool) -> TopicSettings:
+    """Settings of a read from its options."""
+    topics = options.names("subscribe", "topic")
+    pattern, assign = options.text("subscribePattern"), options.text("assign")
+    if sum(given is not None for given in (topics, pattern, assign)) != 1:
+        raise OptionError("give exactly one of the options subscribe, subscribePattern and assign")
+    sql = options.text("sqlExpression")
+    if sql and options.text("subExpression"):
+        raise OptionError("give one of the options subExpression and sqlExpression, not both")
+    starting = _bound(options, "starting", "latest" if is_stream else "earliest")
+    if starting.word == "latest" and not is_stream and starting.default_ms is None and not starting.times_ms:
+        raise OptionError("option startingOffsets is latest, where a batch would find nothing: give an earlier start")
+    ending = _bound(options, "ending", "latest")
+    if ending.word in ("earliest", "group"):
+        raise OptionError(f"option endingOffsets is {ending.word}: it takes latest or offsets as JSON")
+    group = options.text("groupId")
+    if starting.word == "group" and not group:
+        raise OptionError("option startingOffsets is group: give the group as groupId")
+    if options.flag("commitGroupOffsets", default=False) and not group:
+        raise OptionError("option commitGroupOffsets needs a group: give it as groupId")
+    return TopicSettings(
+        namesrv=options.required("nameServer", "namesrvAddr"),
+        topics=tuple(topics or ()),
+        pattern=pattern,
+        assigned=() if assign is None else _assigned(assign),
+        starting=starting,
+        ending=ending,
+        no_match_is_error=options.choice("startingOffsetsByTimestampStrategy", "error", "latest") == "error",
+        group=group,
+        with_system_topics=options.flag("includeSystemTopics", default=False),
+        fail_on_data_loss=options.flag("failOnDataLoss", default=True),
+        subscription=sql or options.text("subExpression", "*") or "*",
+        expression_type="SQL92" if sql else "TAG",
+        view=choose_view(options.text("columns"), options.text("properties"), options.text("columnStyle")),
+        decompress=options.flag("decompress", default=True),
+        pull_count=options.number("pullBatchSize", PULL_COUNT, least=1),
+        batch_bytes=options.number("batchBytes", BATCH_BYTES, least=1024),
+        pull_timeout_s=options.number("pullTimeoutMs", 20_000, least=1) / 1000,
+    )
+
+
+def _bound(options: Options, side: str, default: str) -> Bound:
+    """One end, by Kafka's precedence: a time for all, times per queue, offsets."""
+    default_ms = options.text(f"{side}Timestamp")
+    times = options.text(f"{side}OffsetsByTimestamp")
+    text = options.text(f"{side}Offsets", default) or default
+    if default_ms is not None:
+        return Bound(default, default_ms=options.number(f"{side}Timestamp", 0))
+    if times is not None:
+        return Bound(default, times_ms=parse_offsets(times, f"{side}OffsetsByTimestamp"))
+    if text.lower() in ("earliest", "latest", "group"):
+        return Bound(text.lower())
+    return Bound(default, offsets=parse_offsets(text, f"{side}Offsets"))
+
+
+def _assigned(text: str) -> tuple[MessageQueue, ...]:
+    import json
+
+    try:
+        return tuple(
+            MessageQueue(topic, broker, int(queue_id))
+            for topic, brokers in json.loads(text).items()
+            for broker, queue_ids in brokers.items()
+            for queue_id in queue_ids
+        )
+    except (ValueError, AttributeError, TypeError) as exc:
+        raise OptionError(f'option assign is not queues as JSON, {{"topic": {{"broker": [0, 1]}}}}: {text!r}') from exc
+
+
+class RocketMQSource(DataSource):  # type: ignore[misc]
+    """`format("rocketmq")`."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.options = options
+        self._options = Options(options, known=KNOWN_OPTIONS, passed_through="rocketmq.")
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq"
+
+    def schema(self) -> str:
+        view = choose_view(
+            self._options.text("columns"), self._options.text("properties"), self._options.text("columnStyle")
+        )
+        return view.ddl()
+
+    def reader(self, schema: StructType) -> RocketMQReader:
+        settings = parse_settings(self._options, is_stream=False)
+        check_column_names(schema.names, settings.view)
+        return RocketMQReader(settings, **self._shape())
+
+    def streamReader(self, schema: StructType) -> RocketMQStreamReader:
+        settings = parse_settings(self._options, is_stream=True)
+        check_column_names(schema.names, settings.view)
+        return RocketMQStreamReader(
+            settings,
+            **self._shape(),
+            rows_max=self._options.number("maxOffsetsPerTrigger", 0),
+            rows_min=self._options.number("minOffsetsPerTrigger", 0),
+            delay_max_s=_seconds(self._options.text("maxTriggerDelay", "15m") or "15m"),
+            is_mirrored=self._options.flag("commitGroupOffsets", default=False),
+        )
+
+    def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
+        return RocketMQWriter(parse_sink(self._options, schema, is_overwrite=overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
+        return RocketMQStreamWriter(parse_sink(self._options, schema, is_overwrite=overwrite))
+
+    def _shape(self) -> dict[str, int]:
+        return {
+            "partitions_min": self._options.number("minPartitions", 0),
+            "records_max": self._options.number("maxRecordsPerPartition", 0),
+        }
+
+
+class _RangePartition(InputPartition):  # type: ignore[misc]
+    def __init__(self, part: QueueRange) -> None:
+        super().__init__(part)
+        self.part = part
+
+
+class RocketMQReader(DataSourceReader):  # type: ignore[misc]
+    """Batch: each queue from its start to its end as they are at planning time."""
+
+    def __init__(self, settings: TopicSettings, *, partitions_min: int = 0, records_max: int = 0) -> None:
+        self._settings, self._partitions_min, self._records_max = settings, partitions_min, records_max
+
+    def partitions(self) -> list[InputPartition]:
+        source = reader_for(self._settings)
+        queues = find_queues(source, self._settings, _names(self._settings))
+        begins = starting_offsets(source, queues, self._settings)
+        ends = ending_offsets(source, queues, self._settings)
+        ranges = plan_queue_ranges(begins, ends, partitions_min=self._partitions_min, records_max=self._records_max)
+        return [_RangePartition(part) for part in ranges]
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        return _read(partition, self._settings)
+
+
+class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """Stream: what queues gained since the last micro-batch."""
+
+    def __init__(
+        self,
+        settings: TopicSettings,
+        *,
+        partitions_min: int = 0,
+        records_max: int = 0,
+        rows_max: int = 0,
+        rows_min: int = 0,
+        delay_max_s: float = 900.0,
+        is_mirrored: bool = False,
+    ) -> None:
+        self._settings, self._partitions_min, self._records_max = settings, partitions_min, records_max
+        self._rows_max, self._rows_min, self._delay_max_s = rows_max, rows_min, delay_max_s
+        self._is_mirrored = is_mirrored
+        self._final_ends: Offsets | None = None
+        self._waiting_since_s: float | None = None
+        self._is_start_mirrored = False
+
+    def initialOffset(self) -> dict[str, Any]:
+        source = reader_for(self._settings)
+        return offsets_json(starting_offsets(source, self._queues(), self._settings))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._rows_max) if self._rows_max else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._final_ends = self._ends()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begins = offsets_of(start)
+        if self._is_mirrored and not self._is_start_mirrored:
+            self._mirror(begins)
+            self._is_start_mirrored = True
+        ends = self._final_ends if self._final_ends is not None else self._ends()
+        self._check_vanished(begins, ends)
+        # A queue whose end lies before its beginning was made anew; planning says what to do about it.
+        reached = {queue: max(end, begins.get(queue, 0)) for queue, end in ends.items()}
+        known = self._with_new_queues(begins, reached)
+        if self._final_ends is None and self._is_held_back(known, reached):
+            return offsets_json(begins)
+        if isinstance(limit, ReadMaxRows):
+            reached = share_limit(known, reached, limit.max_rows)
+        return offsets_json({**begins, **reached})
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        return offsets_json(self._ends())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        ends = offsets_of(end)
+        begins = self._with_new_queues(offsets_of(start), ends)
+        ranges = plan_queue_ranges(begins, ends, partitions_min=self._partitions_min, records_max=self._records_max)
+        return [_RangePartition(part) for part in ranges]
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        return _read(partition, self._settings)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if self._is_mirrored:
+            self._mirror(offsets_of(end))
+
+    def _queues(self) -> list[MessageQueue]:
+        return find_queues(reader_for(self._settings), self._settings, _names(self._settings))
+
+    def _ends(self) -> Offsets:
+        source = reader_for(self._settings)
+        return {queue: source.max_offset(queue) for queue in self._queues()}
+
+    def _with_new_queues(self, begins: Offsets, ends: Offsets) -> Offsets:
+        """Beginnings of all queues: those without an offset yet begin at their earliest message."""
+        source = reader_for(self._settings)
+        return {queue: begins[queue] if queue in begins else source.min_offset(queue) for queue in ends}
+
+    def _check_vanished(self, begins: Offsets, ends: Offsets) -> None:
+        gone = sorted(queue for queue in begins if queue not in ends)
+        if gone and self._settings.fail_on_data_loss:
+            raise DataLossError(
+                f"{queue_name(gone[0])} ({len(gone)} in all) is no longer there: the topic was deleted or its broker "
+                "is away; set failOnDataLoss=false to go on without"
+            )
+        short = [queue for queue in begins if queue in ends and ends[queue] < begins[queue]]
+        if short and self._settings.fail_on_data_loss:
+            raise DataLossError(
+                f"{queue_name(short[0])} ends at {ends[short[0]]}, before the offset {begins[short[0]]} that was read "
+                "already: the topic was made anew; set failOnDataLoss=false or start a new query"
+            )
+
+    def _is_held_back(self, begins: Offsets, ends: Offsets) -> bool:
+        """Whether there is too little for a micro-batch and not yet too long a wait."""
+        if not self._rows_min:
+            return False
+        backlog = sum(ends[queue] - begins[queue] for queue in ends)
+        now_s = time.monotonic()
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+        if backlog >= self._rows_min or now_s - self._waiting_since_s >= self._delay_max_s:
+            self._waiting_since_s = None
+            return False
+        return True
+
+    def _mirror(self, offsets: Offsets) -> None:
+        source = reader_for(self._settings)
+        for queue, offset in offsets.items():
+            source.update_consumer_offset(queue, offset, self._settings.group)
+
+
+def _read(partition: InputPartition | None, settings: TopicSettings) -> Iterator[pa.RecordBatch]:
+    if partition is None:  # Spark turns an empty plan into one partition without a value
+        return iter(())
+    assert isinstance(partition, _RangePartition)
+    return read_range(partition.part, settings, reader_for(settings))
+
+
+def _names(settings: TopicSettings) -> list[str]:
+    return [] if settings.pattern is None else topic_names(settings.namesrv)
+
+
+def offsets_json(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:
+    """Offsets for a checkpoint. Spark compares them as text: sorted keys and plain integers, always."""
+    tree: dict[str, dict[str, dict[str, int]]] = {}
+    for queue in sorted(offsets):
+        tree.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = int(offsets[queue])
+    return {"offsets": tree, "version": _VERSION}
+
+
+def offsets_of(offset: dict[str, Any]) -> Offsets:
+    """Offsets from a checkpoint."""
+    if offset.get("version") != _VERSION:
+        raise OptionError(f"the checkpoint's offset is of version {offset.get('version')}, not {_VERSION}: start anew")
+    return {
+        MessageQueue(topic, broker, int(queue_id)): int(value)
+        for topic, brokers in offset["offsets"].items()
+        for broker, queues in brokers.items()
+        for queue_id, value in queues.items()
+    }
+
+
+def _seconds(text: str) -> float:
+    """A delay like 15m, 90s or 500ms."""
+    for suffix, factor in (("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0)):
+        number = text.strip().removesuffix(suffix)
+        if number != text.strip() and number.strip().replace(".", "", 1).isdecimal():
+            return float(number) * factor
+    raise OptionError(f"option maxTriggerDelay is {text!r}: it takes a number with ms, s, m or h")

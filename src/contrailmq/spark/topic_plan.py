@@ -1,0 +1,292 @@
+"""Reading topics through brokers: which queues, from where to where, in what ranges, and the pulls of one range.
+
+Plain functions over plain values, as in log_plan.py: planning takes anything that answers like a `QueueReader`, and one
+range is read by `read_range` wherever it runs. Ranges are half-open in queue offsets; nothing is ever read past the end
+of a range, whatever else a pull brings.
+
+**Loss.** A broker deletes old messages. A range whose beginning is gone, or a queue that jumps inside a range although
+nothing was filtered, raises `DataLossError` unless the caller accepts it (`failOnDataLoss=false`); then reading goes on
+at what is left.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from contrailmq.client.raw import QueueReader, RawConnection, RawPull
+from contrailmq.client.results import PullStatus
+from contrailmq.message import ContrailError, MessageQueue, is_system_topic
+from contrailmq.spark.columns import OptionError, View
+from contrailmq.spark.decode import Decoder, Selection
+from contrailmq.spark.options import ANY_BROKER, EARLIEST, LATEST, OffsetsJson
+from contrailmq.spark.records import Records, gather
+from contrailmq.wire.bodies import TopicList
+from contrailmq.wire.codes import RequestCode
+from contrailmq.wire.fastjson import decode_body
+
+Offsets = dict[MessageQueue, int]
+PULL_COUNT: Final = 1024  # a broker answers with fewer when its own limits say so
+BATCH_BYTES: Final = 4 * 1024 * 1024
+_PULL_TIMEOUT_S: Final = 20.0
+
+
+class DataLossError(ContrailError):
+    """Messages that were to be read are no longer on the broker."""
+
+
+class QueueSource(Protocol):
+    """What planning asks a broker; `QueueReader` answers it."""
+
+    def queues(self, topic: str) -> list[MessageQueue]: ...
+    def min_offset(self, queue: MessageQueue) -> int: ...
+    def max_offset(self, queue: MessageQueue) -> int: ...
+    def search_offset(self, queue: MessageQueue, time_ms: int) -> int: ...
+    def consumer_offset(self, queue: MessageQueue, group: str | None = None) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One end of what to read: a word, offsets per queue, or times per queue (`default_ms` for all others)."""
+
+    word: str  # earliest, latest or group
+    offsets: OffsetsJson = field(default_factory=dict)
+    times_ms: OffsetsJson = field(default_factory=dict)
+    default_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """How to read topics."""
+
+    namesrv: str
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    assigned: tuple[MessageQueue, ...] = ()
+    starting: Bound = Bound("earliest")
+    ending: Bound = Bound("latest")
+    no_match_is_error: bool = True  # a starting time later than every message
+    group: str | None = None
+    with_system_topics: bool = False
+    fail_on_data_loss: bool = True
+    subscription: str = "*"
+    expression_type: str = "TAG"
+    view: View = field(default_factory=View)
+    decompress: bool = True
+    pull_count: int = PULL_COUNT
+    batch_bytes: int = BATCH_BYTES
+    pull_timeout_s: float = _PULL_TIMEOUT_S
+
+
+class QueueRange(NamedTuple):
+    """Queue offsets `start` (included) to `stop` (not included) of one queue."""
+
+    queue: MessageQueue
+    start: int
+    stop: int
+
+
+def find_queues(source: QueueSource, settings: TopicSettings, names: Iterable[str]) -> list[MessageQueue]:
+    """The queues to read, sorted. `names` are all topics of the cluster, used for a pattern only."""
+    if settings.assigned:
+        return sorted(settings.assigned)
+    topics: Iterable[str] = settings.topics
+    if settings.pattern is not None:
+        matcher = re.compile(settings.pattern)
+        topics = [
+            name
+            for name in names
+            if matcher.fullmatch(name) and (settings.with_system_topics or not is_system_topic(name))
+        ]
+    return sorted({queue for topic in topics for queue in source.queues(topic)})
+
+
+def starting_offsets(source: QueueSource, queues: list[MessageQueue], settings: TopicSettings) -> Offsets:
+    """Where a new read begins, per queue."""
+    found: Offsets = {}
+    for queue in queues:
+        offset = _bound_offset(source, queue, settings.starting, settings)
+        time_ms = _given(settings.starting.times_ms, queue, settings.starting.default_ms)
+        if settings.no_match_is_error and time_ms is not None and offset >= source.max_offset(queue):
+            raise OptionError(
+                f"{queue_name(queue)} has no message stored at or after {time_ms}: choose an earlier time, or set "
+                "startingOffsetsByTimestampStrategy=latest to begin at its end"
+            )
+        found[queue] = offset
+    return found
+
+
+def ending_offsets(source: QueueSource, queues: list[MessageQueue], settings: TopicSettings) -> Offsets:
+    """Where a batch read ends, per queue."""
+    return {queue: _bound_offset(source, queue, settings.ending, settings) for queue in queues}
+
+
+def _bound_offset(source: QueueSource, queue: MessageQueue, bound: Bound, settings: TopicSettings) -> int:
+    time_ms = _given(bound.times_ms, queue, bound.default_ms)
+    if time_ms is not None:
+        return source.search_offset(queue, time_ms)
+    offset = _given(bound.offsets, queue, None)
+    if offset is None and bound.word == "group":
+        stored = source.consumer_offset(queue, settings.group)
+        offset = stored if stored >= 0 else EARLIEST  # a group that never read the queue begins at its beginning
+    if offset is None:
+        offset = EARLIEST if bound.word == "earliest" else LATEST
+    if offset == EARLIEST:
+        return source.min_offset(queue)
+    return source.max_offset(queue) if offset == LATEST else offset
+
+
+def _given(tree: OffsetsJson, queue: MessageQueue, default: int | None) -> int | None:
+    brokers = tree.get(queue.topic, {})
+    queues = brokers.get(queue.broker_name, brokers.get(ANY_BROKER, {}))
+    return queues.get(queue.queue_id, default)
+
+
+def share_limit(begins: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int], limit: int) -> Offsets:
+    """Ends such that at most about `limit` messages lie before them: in proportion to backlog, at least one each."""
+    backlog = {queue: end - begins.get(queue, 0) for queue, end in ends.items()}
+    total = sum(backlog.values())
+    if total <= limit:
+        return dict(ends)
+    return {
+        queue: begins.get(queue, 0) + (max(1, size * limit // total) if size > 0 else max(0, size))
+        for queue, size in backlog.items()
+    }
+
+
+def plan_queue_ranges(
+    begins: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int], *, partitions_min: int, records_max: int
+) -> list[QueueRange]:
+    """Ranges of queues that have something, cut so that there are at least so many and none is longer than allowed."""
+    sizes = {queue: ends[queue] - begins[queue] for queue in ends if ends[queue] > begins[queue]}
+    total = sum(sizes.values())
+    ranges: list[QueueRange] = []
+    for queue, size in sorted(sizes.items()):
+        pieces = max(1, round(partitions_min * size / total)) if partitions_min > len(sizes) else 1
+        if records_max:
+            pieces = max(pieces, -(-size // records_max))
+        pieces = min(pieces, size)
+        cuts = [begins[queue] + size * index // pieces for index in range(pieces + 1)]
+        ranges.extend(QueueRange(queue, low, high) for low, high in itertools.pairwise(cuts))
+    return ranges
+
+
+def read_range(part: QueueRange, settings: TopicSettings, reader: QueueReader) -> Iterator[pa.RecordBatch]:
+    """Batches with the messages of a range, in queue order."""
+    decoder = Decoder(settings.view, _selection(settings), decompress_bodies=settings.decompress)
+    held: list[bytes] = []
+    held_bytes = 0
+    for body in _pull_range(part, settings, reader):
+        held.append(body)
+        held_bytes += len(body)
+        if held_bytes >= settings.batch_bytes:
+            yield from _decoded(decoder, b"".join(held), part)
+            held, held_bytes = [], 0
+    if held:
+        yield from _decoded(decoder, b"".join(held), part)
+
+
+def _selection(settings: TopicSettings) -> Selection:
+    tags = None
+    if settings.expression_type == "TAG" and settings.subscription.strip() not in ("*", ""):
+        # A broker compares hashes of tags; two tags may share one, so the text is compared again here.
+        tags = frozenset(tag.strip() for tag in settings.subscription.split("||"))
+    return Selection(with_system_topics=True, tags=tags)
+
+
+def _decoded(decoder: Decoder, data: bytes, part: QueueRange) -> Iterator[pa.RecordBatch]:
+    records = split_records(data)
+    within = (records.queue_offset >= part.start) & (records.queue_offset < part.stop)
+    batch = decoder.decode(records if within.all() else records.select(within), part.queue.broker_name)
+    if batch.num_rows:
+        yield batch
+
+
+def split_records(data: bytes) -> Records:
+    """The records that stand one after the other in a pull's answer."""
+    positions: list[int] = []
+    position = 0
+    while position + 4 <= len(data):
+        size = int.from_bytes(data[position : position + 4], "big", signed=True)
+        if size <= 0 or position + size > len(data):
+            break
+        positions.append(position)
+        position += size
+    records = gather(np.frombuffer(data, dtype=np.uint8), np.array(positions, dtype=np.int64))
+    if position != len(data) or not records.sound.all():
+        raise DataLossError(f"a pull's answer of {len(data)} bytes is damaged at byte {position}: read again")
+    return records
+
+
+def _pull_range(part: QueueRange, settings: TopicSettings, reader: QueueReader) -> Iterator[bytes]:
+    offset = part.start
+    is_filtered = settings.subscription.strip() not in ("*", "") or settings.expression_type != "TAG"
+    while offset < part.stop:
+        pulled = reader.pull(
+            part.queue,
+            offset,
+            max_count=min(settings.pull_count, part.stop - offset),
+            max_bytes=settings.batch_bytes,
+            subscription=settings.subscription or "*",
+            expression_type=settings.expression_type,
+        )
+        if pulled.status is PullStatus.FOUND:
+            if not is_filtered:
+                _check_first(pulled, part, offset, settings)
+            yield pulled.body
+            if pulled.next_offset <= offset:
+                raise DataLossError(f"{queue_name(part.queue)}: the broker answers {offset} with {pulled.next_offset}")
+            offset = pulled.next_offset
+        elif pulled.status is PullStatus.NO_MATCHED_MESSAGE and pulled.next_offset > offset:
+            offset = pulled.next_offset
+        else:
+            offset = _after_nothing(pulled, part, offset, settings)
+
+
+def _check_first(pulled: RawPull, part: QueueRange, offset: int, settings: TopicSettings) -> None:
+    first = int.from_bytes(pulled.body[20:28], "big", signed=True)  # the first record's queue offset
+    if first > offset and settings.fail_on_data_loss:
+        raise _loss(part.queue, offset, min(first, part.stop), pulled)
+
+
+def _after_nothing(pulled: RawPull, part: QueueRange, offset: int, settings: TopicSettings) -> int:
+    """Where to go on when a pull inside the range brought nothing: the messages there are gone."""
+    following = part.stop if pulled.next_offset <= offset else min(pulled.next_offset, part.stop)
+    if settings.fail_on_data_loss:
+        raise _loss(part.queue, offset, following, pulled)
+    return following
+
+
+def _loss(queue: MessageQueue, start: int, stop: int, pulled: RawPull) -> DataLossError:
+    return DataLossError(
+        f"{queue_name(queue)}: offsets {start} to {stop} are not on the broker any more (it has {pulled.min_offset} to "
+        f"{pulled.max_offset}): they expired or the topic was made anew; set failOnDataLoss=false to go on without them"
+    )
+
+
+def queue_name(queue: MessageQueue) -> str:
+    """A queue as messages to people name it."""
+    return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
+
+
+def topic_names(namesrv: str) -> list[str]:
+    """Every topic that the first answering NameServer knows."""
+    addresses = [part.strip() for part in re.split("[;,]", namesrv) if part.strip()]
+    last: ContrailError | None = None
+    for address in addresses:
+        try:
+            connection = RawConnection(address)
+            try:
+                answer = connection.invoke(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {}, timeout_s=10.0)
+            finally:
+                connection.close()
+            return sorted(decode_body(answer.body, TopicList).topic_list)
+        except ContrailError as exc:
+            last = exc
+    raise OptionError(f"none of the NameServers {namesrv!r} listed its topics: {last}") from last
