@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import StructType
+
+import contrailmq.spark.rocketmq as rocketmq
 from contrailmq import Message, Producer
 from contrailmq.client.raw import RawPull
 from contrailmq.client.results import PullStatus
@@ -22,7 +26,8 @@ from contrailmq.spark.rocketmq import (
     offsets_of,
     parse_settings,
 )
-from contrailmq.spark.sink import DEDUP_PROPERTY, SendFailedError, Sender, make_message, parse_sink
+from contrailmq.spark.sending import DEDUP_PROPERTY, Sender, SendFailedError, make_message
+from contrailmq.spark.sink import parse_sink
 from contrailmq.spark.topic_plan import (
     DataLossError,
     QueueRange,
@@ -36,10 +41,6 @@ from contrailmq.spark.topic_plan import (
 )
 from contrailmq.store.record import encode_record
 from contrailmq.testing import LocalCluster
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from pyspark.sql.types import StructType
-
-import contrailmq.spark.rocketmq as rocketmq
 
 HOST = encode_host("127.0.0.1", 10911)
 Q0, Q1 = MessageQueue("Orders", "broker-a", 0), MessageQueue("Orders", "broker-a", 1)
@@ -183,7 +184,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RocketMQStreamRead
     broker = FakeBroker({Q0: 100, Q1: 10})
     monkeypatch.setattr(rocketmq, "reader_for", lambda _: broker)
     settings = settings_of(startingOffsets="earliest", groupId="stream")
-    yield RocketMQStreamReader(settings, rows_max=50, is_mirrored=True), broker
+    return RocketMQStreamReader(settings, rows_max=50, is_mirrored=True), broker
 
 
 def test_offsets_are_canonical_whatever_the_order() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import typer
 
 from contrailmq._version import __version__
-from contrailmq.cli import admin, bench, store
+from contrailmq.cli import admin, bench, pipeline, store
 from contrailmq.cli.broker import broker
 from contrailmq.cli.demo import demo
 from contrailmq.cli.namesrv import namesrv
@@ -48,6 +48,7 @@ app.command("demo")(demo)
 app.add_typer(admin.app, name="admin")
 app.add_typer(store.app, name="store")
 app.add_typer(bench.app, name="bench")
+app.add_typer(pipeline.app, name="pipeline")
 
 
 def main() -> None:

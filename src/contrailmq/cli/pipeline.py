@@ -1,0 +1,358 @@
+"""`contrailmq pipeline ...`: the jobs around a store, on Spark (`local[*]` unless --master is given) or in a pool.
+
+Every command prints a table, or one JSON document with --json. Exit codes: 0 done, 1 findings (verify), 2 an error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from contrailmq.spark.decode import Selection
+    from contrailmq.spark.engine import Engine
+
+app = typer.Typer(help="Jobs on the log: archive, rebuild, verify, report, replay, redrive, ask.", no_args_is_help=True)
+
+Store = Annotated[str, typer.Option("--store", help="Store directory; a comma list or glob for many brokers.")]
+Master = Annotated[str | None, typer.Option("--master", help="Spark master; local[*] unless given.")]
+EngineName = Annotated[str, typer.Option("--engine", help="spark, or local for a process pool without Spark.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, change nothing.")]
+Topics = Annotated[str | None, typer.Option("--topics", help="Only these topics, separated by commas.")]
+Namesrv = Annotated[str | None, typer.Option("-n", "--namesrv", help="NameServer addresses, host:port;host:port.")]
+Since = Annotated[str | None, typer.Option("--since", help="Stored at or after: ISO time (UTC) or epoch ms.")]
+Until = Annotated[str | None, typer.Option("--until", help="Stored before: ISO time (UTC) or epoch ms.")]
+Rate = Annotated[float, typer.Option("--rate", help="At most so many messages a second; 0: no limit.")]
+
+
+_POOL_BYTES_MIN = 256 * 1024 * 1024  # below, starting processes takes longer than the work
+
+
+@app.command()
+def archive(
+    target: Annotated[str, typer.Option("--to", help="Directory of the archive.")],
+    store: Annotated[str | None, typer.Option("--store", help="Store directory; a comma list or glob.")] = None,
+    namesrv: Namesrv = None,
+    topics: Topics = None,
+    skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Go on behind damaged stretches.")] = False,
+    dry_run: DryRun = False,
+    engine: EngineName = "spark",
+    master: Master = None,
+    as_json: AsJson = False,
+) -> None:
+    """Append what a store, or topics of a cluster, gained to a partitioned Parquet archive, exactly once."""
+    with _errors():
+        if (store is None) == (namesrv is None):
+            raise typer.BadParameter("give either --store or --namesrv with --topics")
+        if store is None:
+            _print(_archive_topics(_required(namesrv, "--namesrv"), topics, target, master), as_json, title="archive")
+            return
+        from contrailmq.spark.jobs import archive as job
+        from contrailmq.spark.log_plan import LogSettings
+
+        settings = LogSettings(selection=_selection(topics), skip_corrupt=skip_corrupt)
+        with _engine(engine, master, store) as chosen, _progress("archive", as_json) as tell:
+            done = job.archive(store, target, chosen, settings=settings, dry_run=dry_run, on_progress=tell)
+        _print(asdict(done), as_json, title="archive")
+
+
+@app.command()
+def rebuild(
+    store: Store,
+    keep_old: Annotated[bool, typer.Option("--keep-old", help="Keep the files that were replaced.")] = False,
+    dry_run: DryRun = False,
+    engine: EngineName = "spark",
+    master: Master = None,
+    as_json: AsJson = False,
+) -> None:
+    """Build a store's consume queues and index anew from its commit log; verified, then swapped in."""
+    with _errors():
+        from contrailmq.spark.jobs import rebuild as job
+
+        with _engine(engine, master, store) as chosen, _progress("rebuild", as_json) as tell:
+            done = job.rebuild(store, chosen, dry_run=dry_run, on_progress=tell)
+        shown = asdict(done)
+        if not keep_old:
+            job.remove_old(done)
+            shown["old"] = []
+        _print(shown, as_json, title="rebuild")
+
+
+@app.command()
+def verify(
+    store: Store,
+    slave: Annotated[str | None, typer.Option("--slave", help="Store of a slave, compared with --store.")] = None,
+    engine: EngineName = "spark",
+    master: Master = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check log, queues and index of a store against each other. Exits with 1 when something was found."""
+    with _errors():
+        from contrailmq.spark.jobs import verify as job
+
+        with _engine(engine, master, store) as chosen, _progress("verify", as_json) as tell:
+            findings = job.verify(store, chosen, slave=slave, on_progress=tell)
+        rows = [finding._asdict() for finding in findings]
+        _print({"findings": rows} if as_json else rows, as_json, title=f"verify: {len(rows) or 'no'} findings")
+        if rows:
+            raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    store: Store,
+    html: Annotated[Path | None, typer.Option("--html", help="Also write a page with plots to this file.")] = None,
+    engine: EngineName = "spark",
+    master: Master = None,
+    as_json: AsJson = False,
+) -> None:
+    """Traffic, sizes, latencies, lag, retries and delays of a store."""
+    with _errors():
+        from contrailmq.spark.jobs import report as job
+        from contrailmq.spark.jobs.report_page import page
+
+        with _engine(engine, master, store) as chosen, _progress("report", as_json) as tell:
+            done = job.report(store, chosen, on_progress=tell)
+        if html is not None:
+            html.write_text(page(done), encoding="utf-8")
+        if as_json:
+            _print(done.to_json(), as_json, title="")
+            return
+        _print([row._asdict() for row in done.topics], False, title=f"{done.messages:,} messages")
+        _print([row._asdict() for row in done.lags], False, title="lag per group")
+        names = ("kind", "group", "messages")
+        _print([dict(zip(names, row, strict=True)) for row in done.retries], False, title="retries and dead letters")
+        _print([row._asdict() for row in done.delays], False, title="delayed")
+        if html is not None:
+            typer.echo(f"page: {html}")
+
+
+@app.command()
+def ask(
+    sql: Annotated[str, typer.Argument(help="A query on the view `log`.")],
+    store: Annotated[str | None, typer.Option("--store", help="Store directory; a comma list or glob.")] = None,
+    archived: Annotated[str | None, typer.Option("--archive", help="Directory of an archive.")] = None,
+    namesrv: Namesrv = None,
+    topics: Topics = None,
+    rows_max: Annotated[int, typer.Option("--rows", help="Print at most so many rows.")] = 100,
+    master: Master = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a store, an archive or topics in SQL: contrailmq pipeline ask --store DIR "select count(*) from log"."""
+    with _errors():
+        import contrailmq.spark
+
+        if sum(given is not None for given in (store, archived, namesrv)) != 1:
+            raise typer.BadParameter("give exactly one of --store, --archive and --namesrv with --topics")
+        spark = contrailmq.spark.session("contrailmq ask", **({"master": master} if master else {}))
+        if archived is not None:
+            frame = contrailmq.spark.read_archive(spark, archived)
+        elif store is not None:
+            options = {"topics": topics} if topics else {"includeSystemTopics": "true"}
+            frame = spark.read.format("commitlog").options(**options).load(store)
+        else:
+            reader = spark.read.format("rocketmq").option("nameServer", namesrv)
+            frame = reader.option("subscribe", _required(topics, "--topics")).load()
+        frame.createOrReplaceTempView("log")
+        found = [row.asDict(recursive=True) for row in spark.sql(sql).limit(rows_max).collect()]
+        spark.stop()
+        _print(found, as_json, title="")
+
+
+@app.command()
+def replay(
+    source: Annotated[str, typer.Option("--from", help="An archive, or store directories.")],
+    namesrv: Namesrv = None,
+    topic: Annotated[
+        str | None, typer.Option("--to-topic", help="Topic to send to; each one's own if not given.")
+    ] = None,
+    topics: Topics = None,
+    since: Since = None,
+    until: Until = None,
+    rate: Rate = 0.0,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send stored messages again, each queue in its order; where they came from stays with them as properties."""
+    with _errors():
+        from contrailmq.spark.jobs import replay as job
+
+        selection = _selection(topics, since=since, until=until)
+        with _progress("replay", as_json) as tell:
+            done = job.replay(
+                source,
+                topic,
+                "" if dry_run and namesrv is None else _required(namesrv, "--namesrv"),
+                selection=selection,
+                per_second=rate,
+                dry_run=dry_run,
+                on_progress=tell,
+            )
+        _print(asdict(done), as_json, title="replay")
+
+
+@app.command()
+def redrive(
+    group: Annotated[str, typer.Option("--group", help="Consumer group whose dead letters to send back.")],
+    namesrv: Namesrv = None,
+    tags: Annotated[str | None, typer.Option("--tags", help="Only letters with one of these tags.")] = None,
+    where: Annotated[
+        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="Only such letters.")
+    ] = None,
+    rate: Rate = 0.0,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Send dead letters back to their topics; a letter that was sent back already is not sent again."""
+    with _errors():
+        from contrailmq.spark.jobs import replay as job
+
+        wanted = dict(text.partition("=")[::2] for text in where or [])
+        done = job.redrive(
+            group,
+            _required(namesrv, "--namesrv"),
+            tags=frozenset(tags.split(",")) if tags else None,
+            matches=lambda row: wanted.items() <= dict(row["properties"]).items(),
+            per_second=rate,
+            dry_run=dry_run,
+        )
+        _print(asdict(done), as_json, title="redrive")
+
+
+def _archive_topics(namesrv: str, topics: str | None, target: str, master: str | None) -> dict[str, object]:
+    """Everything that topics gained since the last run, by a stream that ends when it has caught up."""
+    import contrailmq.spark
+    from contrailmq.spark.jobs.manifest import Manifest
+
+    spark = contrailmq.spark.session("contrailmq archive", **({"master": master} if master else {}))
+    source = spark.readStream.format("rocketmq").option("nameServer", namesrv).option("startingOffsets", "earliest")
+    stream = source.option("subscribe", _required(topics, "--topics")).load()
+    before = Manifest(target).load()
+    writer = contrailmq.spark.archive_stream(stream, target, str(Path(target, "_checkpoint").absolute()))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    after = Manifest(target).load()
+    spark.stop()
+    files = after.files[len(before.files) :]
+    return {"rows": sum(file.rows for file in files), "files": len(files), "version": after.version}
+
+
+@contextmanager
+def _engine(name: str, master: str | None, store: str) -> Iterator[Engine]:
+    if name not in ("spark", "local"):
+        raise typer.BadParameter(f"--engine is {name!r}: it takes spark or local")
+    if name == "local":
+        from contrailmq.spark.engine import LocalEngine
+        from contrailmq.spark.store_files import find_stores, log_files
+
+        size_bytes = sum(file.size_bytes for found in find_stores(store) for file in log_files(found))
+        pool = LocalEngine(1 if size_bytes < _POOL_BYTES_MIN else None)
+        try:
+            yield pool
+        finally:
+            pool.close()
+        return
+    import contrailmq.spark
+    from contrailmq.spark.engine import SparkEngine
+
+    session = contrailmq.spark.session("contrailmq pipeline", **({"master": master} if master else {}))
+    try:
+        yield SparkEngine(session)
+    finally:
+        session.stop()
+
+
+@contextmanager
+def _progress(name: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on a terminal; nothing elsewhere."""
+    if as_json or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    from contrailmq.message import ContrailError
+
+    try:
+        yield
+    except ContrailError as exc:
+        typer.echo(f"error: {exc}", err=True)
+        raise typer.Exit(2) from exc
+
+
+def _selection(topics: str | None, *, since: str | None = None, until: str | None = None) -> Selection:
+    from contrailmq.spark.decode import Selection
+
+    return Selection(
+        topics=frozenset(topics.split(",")) if topics else None,
+        begin_ms=_time_ms(since, 0),
+        end_ms=_time_ms(until, 2**63 - 1),
+    )
+
+
+def _time_ms(text: str | None, default: int) -> int:
+    if text is None:
+        return default
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is neither an ISO time nor milliseconds since 1970") from None
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def _required(value: str | None, name: str) -> str:
+    import os
+
+    found = value or (os.environ.get("NAMESRV_ADDR") if name == "--namesrv" else None)
+    if not found:
+        raise typer.BadParameter(f"{name} is missing")
+    return found
+
+
+def _print(found: dict[str, Any] | list[dict[str, Any]], as_json: bool, *, title: str) -> None:
+    if as_json:
+        typer.echo(json.dumps(found, default=_plain))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = found if isinstance(found, list) else [found]
+    table = Table(title=title or None, title_justify="left")
+    for name in rows[0] if rows else ["nothing"]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*("" if value is None else str(_plain(value)) for value in row.values()))
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _plain(value: object) -> object:
+    """Bytes as text where they are text, else as hex; times as ISO text; the rest as it is."""
+    if isinstance(value, bytes | bytearray):
+        try:
+            return bytes(value).decode()
+        except UnicodeDecodeError:
+            return bytes(value).hex()
+    return (
+        value.isoformat()
+        if isinstance(value, datetime)
+        else value
+        if isinstance(value, int | float | str)
+        else str(value)
+    )

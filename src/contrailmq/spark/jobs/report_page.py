@@ -1,0 +1,146 @@
+"""A report as one HTML page: inline styles and SVG, no scripts, nothing fetched from anywhere.
+
+Plots are drawn here rather than with a plotting library because the page must open anywhere, offline, from a mail, and
+the four shapes it needs (stacked columns, bars, a table) take fewer lines than the library's configuration would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+from typing import Final
+
+from contrailmq.spark.jobs.report import MINUTE_MS, Report
+
+_COLOURS: Final = ("#2f6fdb", "#e07b39", "#3d9a5d", "#b5489a", "#8a6d3b", "#5c6b7a", "#9aa5b1")
+_TOPICS_SHOWN: Final = 6  # the rest is drawn as one
+_BINS_MAX: Final = 60
+_STYLE: Final = """
+:root{color-scheme:light dark;--line:#8884;--soft:#8881}
+body{font:15px/1.5 system-ui,sans-serif;max-width:1080px;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.5rem;margin:0}h2{font-size:1.1rem;margin:2.2rem 0 .6rem}
+.tiles{display:flex;flex-wrap:wrap;gap:1rem;margin:1.2rem 0}
+.tile{background:var(--soft);border-radius:8px;padding:.7rem 1.1rem}.tile b{display:block;font-size:1.4rem}
+.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%}
+th,td{padding:.3rem .6rem;text-align:right;border-bottom:1px solid var(--line)}
+th:first-child,td:first-child{text-align:left}
+svg{width:100%;height:auto;display:block}svg text{fill:currentColor;font:11px system-ui}
+.key{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin:0 .35em 0 1em}
+"""
+
+
+def page(report: Report) -> str:
+    """The whole page."""
+    span = [time_ms for _, time_ms, _, _ in report.minutes]
+    period = f"{_time(min(span))} to {_time(max(span) + MINUTE_MS)} UTC" if span else "nothing stored"
+    tiles = [
+        ("messages", f"{report.messages:,}"),
+        ("in the log", _size(report.log_bytes)),
+        ("topics", str(len(report.topics))),
+        ("largest lag", f"{max((lag.lag for lag in report.lags), default=0):,}"),
+        ("dead letters", f"{sum(count for kind, _, count in report.retries if kind == 'dlq'):,}"),
+        ("waiting for their time", f"{sum(delay.waiting for delay in report.delays):,}"),
+    ]
+    sections = [
+        ("Messages over time", _columns(report)),
+        ("Topics", _topics(report)),
+        (
+            "Messages by queue",
+            _bars([(f"{t} / {q}", n) for t, q, n, _ in sorted(report.queues, key=lambda r: -r[2])[:20]]),
+        ),
+        ("Tags", _bars([(f"{topic} : {tag}", n) for topic, tag, n in report.tags[:20]])),
+        ("Producers", _bars([(f"{host} → {topic}", n) for topic, host, n in report.hosts[:20]])),
+        ("Consumer lag", _bars([(f"{lag.group} on {lag.topic}", lag.lag) for lag in report.lags if lag.lag][:20])),
+        ("Retries and dead letters", _bars([(f"{kind} {group}", n) for kind, group, n in report.retries])),
+        ("Delayed", _bars([(f"level {d.level}" if d.level else "timer", d.waiting) for d in report.delays])),
+    ]
+    body = "".join(f"<h2>{escape(title)}</h2>{content}" for title, content in sections if content)
+    head = "".join(f'<div class="tile">{escape(name)}<b>{escape(value)}</b></div>' for name, value in tiles)
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>ContrailMQ report</title><style>{_STYLE}</style>"
+        f"<h1>ContrailMQ report</h1><div>{escape(', '.join(report.stores))} · {period}</div>"
+        f'<div class="tiles">{head}</div>{body}</html>\n'
+    )
+
+
+def _columns(report: Report) -> str:
+    """Stacked columns: messages per stretch of time, coloured by topic."""
+    if not report.minutes:
+        return ""
+    shown = [row.topic for row in report.topics[:_TOPICS_SHOWN]]
+    low = min(time_ms for _, time_ms, _, _ in report.minutes)
+    high = max(time_ms for _, time_ms, _, _ in report.minutes) + MINUTE_MS
+    step = max(MINUTE_MS, -(-(high - low) // _BINS_MAX // MINUTE_MS) * MINUTE_MS)
+    bins = [[0] * (len(shown) + 1) for _ in range(-(-(high - low) // step))]
+    for topic, time_ms, count, _ in report.minutes:
+        bins[(time_ms - low) // step][shown.index(topic) if topic in shown else len(shown)] += count
+    top = max(sum(column) for column in bins)
+    width, height, left = 1000, 220, 60
+    wide = (width - left) / len(bins)
+    parts = [f'<text x="{left - 6}" y="14" text-anchor="end">{top:,}</text>']
+    parts.append(f'<line x1="{left}" y1="{height}" x2="{width}" y2="{height}" stroke="#8888"/>')
+    for number, column in enumerate(bins):
+        y = float(height)
+        for index, count in enumerate(column):
+            tall = count / top * (height - 20)
+            y -= tall
+            if count:
+                name = shown[index] if index < len(shown) else "other topics"
+                title = f"{_time(low + number * step)} {name}: {count:,}"
+                parts.append(
+                    f'<rect x="{left + number * wide:.1f}" y="{y:.1f}" width="{max(1.0, wide - 1):.1f}" '
+                    f'height="{tall:.1f}" fill="{_COLOURS[index]}"><title>{escape(title)}</title></rect>'
+                )
+    parts.append(f'<text x="{left}" y="{height + 16}">{_time(low)}</text>')
+    parts.append(f'<text x="{width}" y="{height + 16}" text-anchor="end">{_time(high)}</text>')
+    names = [*shown, *(["other topics"] if any(column[-1] for column in bins) else [])]
+    keys = "".join(
+        f'<span class="key" style="background:{_COLOURS[index]}"></span>{escape(name)}'
+        for index, name in enumerate(names)
+    )
+    return f'<div>{keys}</div><svg viewBox="0 0 {width} {height + 24}" role="img">{"".join(parts)}</svg>'
+
+
+def _bars(rows: Sequence[tuple[str, int]]) -> str:
+    """Horizontal bars with their labels and numbers."""
+    if not rows:
+        return ""
+    top = max(1, *(count for _, count in rows)) if rows else 1
+    parts = []
+    for number, (label, count) in enumerate(rows):
+        y = number * 22
+        short = label if len(label) <= 52 else label[:49] + "..."
+        parts.append(
+            f'<text x="360" y="{y + 14}" text-anchor="end">{escape(short)}<title>{escape(label)}</title></text>'
+            f'<rect x="370" y="{y + 3}" width="{count / top * 540:.1f}" height="15" rx="2" fill="{_COLOURS[0]}"/>'
+            f'<text x="{376 + count / top * 540:.1f}" y="{y + 15}">{count:,}</text>'
+        )
+    return f'<svg viewBox="0 0 1000 {len(rows) * 22 + 4}" role="img">{"".join(parts)}</svg>'
+
+
+def _topics(report: Report) -> str:
+    names = ("topic", "queues", "messages", "log", "body p50", "body p99", "born to stored p50", "p99")
+    head = "".join(f"<th>{name}</th>" for name in names)
+    rows = "".join(
+        f"<tr><td>{escape(row.topic)}</td><td>{row.queues}</td><td>{row.messages:,}</td><td>{_size(row.log_bytes)}</td>"
+        f"<td>{_size(row.size_p50)}</td><td>{_size(row.size_p99)}</td><td>{row.latency_p50_ms:,} ms</td>"
+        f"<td>{row.latency_p99_ms:,} ms</td></tr>"
+        for row in report.topics
+    )
+    return f'<div class="scroll"><table><tr>{head}</tr>{rows}</table></div>'
+
+
+def _size(count: int) -> str:
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _time(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")

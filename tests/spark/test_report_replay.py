@@ -1,0 +1,178 @@
+"""The report against what Java says, its page, the command line, and messages sent again."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from contrailmq import Message, Producer
+from contrailmq.cli import app
+from contrailmq.client.raw import QueueReader
+from contrailmq.message import dlq_topic
+from contrailmq.spark.decode import Selection
+from contrailmq.spark.engine import LocalEngine
+from contrailmq.spark.jobs.archive import archive
+from contrailmq.spark.jobs.replay import Pace, redrive, replay, stored_rows
+from contrailmq.spark.jobs.report import percentile, report
+from contrailmq.spark.jobs.report_page import page
+from contrailmq.spark.log_plan import LogSettings
+from contrailmq.spark.sending import DEDUP_PROPERTY, Sender, SinkSettings, make_message
+from contrailmq.spark.topic_plan import QueueRange, TopicSettings, read_range
+from contrailmq.testing import LocalCluster
+from spark.conftest import expected
+
+ONE = LocalEngine(workers=1)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster() as running:
+        yield running
+
+
+def test_the_report_counts_what_java_counts(golden_store: Callable[[str], str]) -> None:
+    small = LogSettings(check_crc=False, range_bytes=40_000)
+    found = report(golden_store("clean"), ONE, settings=small)
+    java = expected("clean")["messages"]
+    assert found.messages == len(java)
+    assert {(t, q): n for t, q, n, _ in found.queues} == Counter((m["topic"], m["queueId"]) for m in java)
+    assert found.log_bytes == sum(m["storeSize"] for m in java)
+    tags = Counter((m["topic"], m["properties"]["TAGS"]) for m in java if m["properties"].get("TAGS"))
+    assert {(t, tag): n for t, tag, n in found.tags} == tags
+    assert sum(n for _, _, n, _ in found.minutes) == len(java)
+    assert {group: n for kind, group, n in found.retries if kind == "dlq"} == {"Golden_cg_retry": 2}
+    assert {delay.level: delay.waiting for delay in found.delays} == {17: 1, 18: 1, 0: 26}
+    assert found == report(golden_store("clean"), ONE)
+
+
+def test_percentiles_are_upper_bounds_within_a_sixteenth_octave(golden_store: Callable[[str], str]) -> None:
+    found = next(row for row in report(golden_store("clean"), ONE).topics if row.topic == "GoldenBulk")
+    sizes = sorted(m["storedBodyLength"] for m in expected("clean")["messages"] if m["topic"] == "GoldenBulk")
+    true = sizes[len(sizes) // 2]
+    assert true * 0.95 <= found.size_p50 <= true * 1.06
+    assert percentile({}, 0.5) == 0
+
+
+def test_lag_is_the_distance_from_the_saved_offset_to_the_end_of_the_log(tmp_path: Path) -> None:
+    from spark.conftest import unpack
+
+    store = unpack("clean", tmp_path)
+    config = Path(store, "config", "consumerOffset.json")
+    config.write_text('{"offsetTable":{"GoldenOrder@late":{0:2,1:12,2:12,3:12}}}')
+    assert [tuple(lag) for lag in report(store, ONE).lags] == [("late", "GoldenOrder", 10)]
+
+
+def test_the_page_is_whole_and_needs_nothing_from_elsewhere(golden_store: Callable[[str], str]) -> None:
+    text = page(report(golden_store("clean"), ONE))
+    assert "<script" not in text
+    assert "http" not in text
+    plots = [part.split("</svg>")[0] for part in text.split("<svg")[1:]]
+    assert len(plots) >= 5
+    for plot in plots:
+        ElementTree.fromstring(f"<svg{plot}</svg>")  # well-formed
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["pipeline", *arguments])
+
+
+def test_the_commands_work_without_spark(tmp_path: Path, golden_store: Callable[[str], str]) -> None:
+    store = golden_store("clean")
+    archived = json.loads(
+        run("archive", "--store", store, "--to", str(tmp_path / "a"), "--engine", "local", "--json").stdout
+    )
+    assert archived["rows"] == 621
+    page_path = tmp_path / "out.html"
+    shown = run("report", "--store", store, "--html", str(page_path), "--engine", "local")
+    assert shown.exit_code == 0
+    assert "GoldenBulk" in shown.stdout
+    assert page_path.read_text().startswith("<!doctype html>")
+    assert run("verify", "--store", store, "--engine", "local").exit_code == 0
+    bad = run("verify", "--store", golden_store("torn-mid"), "--engine", "local", "--json")
+    assert bad.exit_code == 1
+    assert "corrupt" in {finding["kind"] for finding in json.loads(bad.stdout)["findings"]}
+    nothing = run("verify", "--store", str(tmp_path), "--engine", "local")
+    assert nothing.exit_code == 2
+    assert "has no commitlog directory" in nothing.stderr
+    dry = run("replay", "--from", str(tmp_path / "a"), "--topics", "GoldenOrder", "--dry-run", "--json")
+    assert json.loads(dry.stdout) == {"found": 48, "sent": 0, "skipped": 0}
+
+
+def read_topic(cluster: LocalCluster, topic: str) -> list[dict[str, Any]]:
+    settings = TopicSettings(cluster.namesrv, with_system_topics=True)
+    rows = []
+    with QueueReader(namesrv=cluster.namesrv) as reader:
+        for queue in reader.queues(topic):
+            part = QueueRange(queue, 0, reader.max_offset(queue))
+            rows += [row for batch in read_range(part, settings, reader) for row in batch.to_pylist()]
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["store", "archive"])
+def test_replayed_messages_keep_order_and_origin(
+    cluster: LocalCluster, tmp_path: Path, golden_store: Callable[[str], str], kind: str
+) -> None:
+    source = golden_store("clean")
+    if kind == "archive":
+        archive(source, str(tmp_path / "archive"), ONE)
+        source = str(tmp_path / "archive")
+    only = Selection(topics=frozenset(["GoldenOrder"]))
+    topic = f"Again_{kind}"
+    assert replay(source, topic, cluster.namesrv, selection=only).sent == 48
+    rows = read_topic(cluster, topic)
+    origins = {}
+    for row in rows:
+        properties = dict(row["properties"])
+        assert properties["REPLAY_TOPIC"] == "GoldenOrder"
+        origins.setdefault(row["queueId"], []).append(int(properties["REPLAY_OFFSET"]))
+    assert origins == {queue: list(range(12)) for queue in range(4)}
+    bodies = sorted(row["body"] for row in stored_rows(golden_store("clean"), only))
+    assert sorted(row["body"] for row in rows) == bodies
+    assert len({dict(row["properties"])[DEDUP_PROPERTY] for row in rows}) == 48
+
+
+def test_dead_letters_go_back_once(cluster: LocalCluster) -> None:
+    """Letters are put into the dead-letter topic as a broker would put them; a second run finds them done."""
+    with Producer("maker", namesrv=cluster.namesrv) as producer:
+        producer.send(Message("Fixed", b"first"))  # makes the topic
+    settings = SinkSettings(cluster.namesrv)
+    with QueueReader(namesrv=cluster.namesrv) as client:
+        sender = Sender(client, settings)
+        for number in range(3):
+            letter = make_message(
+                {"topic": dlq_topic("g"), "body": f"b{number}", "tags": "t", "keys": f"k{number}"}, settings, "x"
+            )
+            letter.properties["RETRY_TOPIC"] = "Fixed"
+            sender.add(letter, {})
+        sender.flush()
+    assert tuple(vars_of(redrive("g", cluster.namesrv, dry_run=True))) == (3, 0, 0)
+    only = redrive("g", cluster.namesrv, matches=lambda row: row["keys"] == "k1")
+    assert vars_of(only) == (1, 1, 0)
+    assert vars_of(redrive("g", cluster.namesrv)) == (3, 2, 1)
+    assert vars_of(redrive("g", cluster.namesrv)) == (3, 0, 3)
+    rows = [row for row in read_topic(cluster, "Fixed") if row["body"] != b"first"]
+    assert sorted(row["body"] for row in rows) == [b"b0", b"b1", b"b2"]
+    assert all(dict(row["properties"])["REDRIVEN_FROM"] == "%DLQ%g" for row in rows)
+
+
+def vars_of(result: Any) -> tuple[int, int, int]:
+    return result.found, result.sent, result.skipped
+
+
+def test_the_pace_lets_through_no_more_than_allowed() -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    pace = Pace(100, clock=lambda: now[0], sleep=sleep)
+    for _ in range(250):
+        pace.wait()
+    assert 2.4 <= now[0] <= 2.5
