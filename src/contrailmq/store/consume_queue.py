@@ -95,6 +95,8 @@ class ConsumeQueue:
         "checksums",
         "directory",
         "file_bytes",
+        "first_physical",
+        "loaded_last",
         "lock",
         "max_offset",
         "min_offset",
@@ -134,6 +136,8 @@ class ConsumeQueue:
         self.pending_start = 0  # address of the first pending unit
         self.checksums: dict[int, int] = {}  # base -> CRC-32 of what was written to that file; absent: not known
         self.unsynced: set[int] = set()  # bases of files written since their last sync
+        self.first_physical = -1  # where the first unit pointed at load; -1 when not known
+        self.loaded_last: Unit | None = None  # the last unit at load
         self.strays: list[Path] = []  # files that `load` left out
         self._has_file = False
 
@@ -294,7 +298,8 @@ class ConsumeQueue:
 
     def correct_min_offset(self, log_min_offset: int) -> None:
         """Raise the minimum over units whose messages are no longer in the log; an emptied queue keeps its maximum."""
-        self.min_offset = self.offset_of_physical(log_min_offset)
+        if self.first_physical < log_min_offset:
+            self.min_offset = self.offset_of_physical(log_min_offset)
 
     def delete_files_below(self, log_min_offset: int) -> int:
         """Remove leading files all of whose messages are gone, never the last one; how many. Then call correct."""
@@ -392,28 +397,39 @@ class ConsumeQueue:
         first = self.bases[0] // UNIT_BYTES
         self.pending_start = last + self.file_bytes  # everything is readable while the end is searched
         self.max_offset = self.pending_start // UNIT_BYTES
-        end = self._find_end(last // UNIT_BYTES)
+        begin = last // UNIT_BYTES
+        head = self.read_units(begin, _PAGE_UNITS)
+        end = begin + self._valid_units(begin, head)
         self.max_offset = end
         self.pending_start = end * UNIT_BYTES
         self.min_offset = first
-        if self.read_units(first, 1) == PRE_BLANK:
+        first_unit = head[:UNIT_BYTES] if first == begin and end > begin else self.read_units(first, 1)
+        if first_unit == PRE_BLANK:
             self.min_offset = self.first_offset(first, end, lambda unit: not unit.is_pre_blank)
-        self.physical_max = self._physical_end(end - 1)
+            first_unit = self.read_units(self.min_offset, 1)
+        self.first_physical = _unpack_unit(first_unit)[0] if first_unit else -1
+        position = (end - 1 - begin) * UNIT_BYTES
+        last_unit = head[position : position + UNIT_BYTES] if end > begin else b""
+        if len(last_unit) < UNIT_BYTES and end:
+            last_unit = self.read_units(end - 1, 1)
+        self.loaded_last = Unit(*_unpack_unit(last_unit)) if last_unit else None
+        self.physical_max = _physical_end(self.loaded_last)
         return reason
 
-    def _find_end(self, begin: int) -> int:
-        """The first unwritten unit of the last file. Most of 20,000 queues end in its first page: one read each."""
-        head = self.read_units(begin, _PAGE_UNITS)
+    def _valid_units(self, begin: int, head: bytes) -> int:
+        """How many units the last file has. Most of 20,000 queues end in its first page, which is `head`: one read."""
         if len(head) == _PAGE_UNITS * UNIT_BYTES and Unit(*_unpack_unit(head, len(head) - UNIT_BYTES)).is_valid:
-            return self.first_offset(begin + _PAGE_UNITS, self.max_offset, lambda unit: not unit.is_valid)
+            end = self.first_offset(begin + _PAGE_UNITS, self.max_offset, lambda unit: not unit.is_valid)
+            return end - begin
         for count, (physical_offset, size_bytes, _) in enumerate(unpack_units(head)):
             if size_bytes <= 0 or physical_offset < 0:
-                return begin + count
-        return begin + len(head) // UNIT_BYTES
+                return count
+        return len(head) // UNIT_BYTES
 
     def remove_strays(self) -> None:
         """Remove the files that `load` left out, before others of their names are made."""
-        self._descriptors.forget(self.directory)
+        if self.strays:  # `forget` looks at every open file: not for each of 20,000 queues
+            self._descriptors.forget(self.directory)
         while self.strays:
             self._files.unlink(self.strays.pop())
 
@@ -472,10 +488,7 @@ class ConsumeQueue:
     def _physical_end(self, queue_offset: int) -> int:
         """End of the record that a unit points at; -1 for none and for pre-blank."""
         data = self.read_units(queue_offset, 1) if queue_offset >= 0 else b""
-        if len(data) != UNIT_BYTES:
-            return -1
-        unit = Unit(*_unpack_unit(data))
-        return -1 if unit.is_pre_blank or not unit.is_valid else unit.physical_offset + unit.size_bytes
+        return _physical_end(Unit(*_unpack_unit(data)) if len(data) == UNIT_BYTES else None)
 
     def _skip_to(self, queue_offset: int) -> None:
         """Pre-blank up to an offset: from the start of its file in a new queue, from the end otherwise."""
@@ -524,3 +537,9 @@ class ConsumeQueue:
             if position < self.file_bytes:
                 self._descriptors.zero_from(self.directory, base, position, self.file_bytes)
                 self.unsynced.add(base)
+
+
+def _physical_end(unit: Unit | None) -> int:
+    if unit is None or unit.is_pre_blank or not unit.is_valid:
+        return -1
+    return unit.physical_offset + unit.size_bytes

@@ -250,7 +250,7 @@ class _Recovery:
 
     def _last_unit_agrees(self, queue: ConsumeQueue, walk_from: int) -> bool:
         """Whether the record that the last unit points at is that message; units inside the walk are left to it."""
-        unit = queue.unit_at(queue.max_offset - 1)
+        unit = queue.loaded_last
         if unit is None:
             return False
         if unit.is_pre_blank:
