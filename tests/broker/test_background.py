@@ -1,0 +1,244 @@
+"""What runs beside requests: registration, supervised tasks, saving of tables, and bounds under many clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from broker.harness import Bench, Link, pull_fields
+from contrailmq.broker import supervision
+from contrailmq.broker.persistence import TableSaver
+from contrailmq.broker.registration import Registration
+from contrailmq.broker.supervision import FAILURES_MAX, Supervisor
+from contrailmq.broker.topics import Topic
+from contrailmq.wire.bodies import KVTable, RegisterBrokerBody, decode_body, encode_body
+from contrailmq.wire.errors import ConnectError
+from contrailmq.wire.frame import FrameParser, encode_response
+from contrailmq.wire.header import Command, Fields, to_ext
+from contrailmq.wire.transport import RemotingClient
+
+
+class NameServers(RemotingClient):
+    """NameServers that note what they are told; those in `gone` cannot be reached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, int, dict[str, str], bytes]] = []
+        self.gone: set[str] = set()
+        self.refusing: set[str] = set()
+        self.order_topics: dict[str, str] = {}
+        self.master = ""
+
+    async def invoke(
+        self, address: str, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
+    ) -> Command:
+        if address in self.gone:
+            raise ConnectError(address, "refused")
+        self.told.append((address, code, to_ext(ext or {}), body))
+        answer_ext = {"masterAddr": self.master, "haServerAddr": "h:1"} if self.master else None
+        answer_body = encode_body(KVTable(table=self.order_topics)) if self.order_topics else b""
+        frame = encode_response(Command(), 1 if address in self.refusing else 0, answer_ext, answer_body)
+        return FrameParser().feed(frame)[0]
+
+
+def registration(bench: Bench, servers: NameServers) -> Registration:
+    async def make() -> Registration:
+        return Registration(bench.node, servers, ha_address="10.0.0.2:10912")
+
+    return bench.run(make())
+
+
+@pytest.fixture
+def servers(bench: Bench) -> NameServers:
+    bench.config.namesrv_addr = "a:1;b:2"
+    return NameServers()
+
+
+def test_every_name_server_is_told_every_topic(bench: Bench, servers: NameServers) -> None:
+    bench.node.topics.put(Topic("T", read_queues=3, write_queues=4, attributes={"message.type": "FIFO"}))
+    assert bench.run(registration(bench, servers).register_all()) == 2
+    address, code, ext, body = servers.told[0]
+    assert {entry[0] for entry in servers.told} == {"a:1", "b:2"}
+    assert (address, code) == ("a:1", 103)
+    assert ext["brokerAddr"] == "10.0.0.2:10911"
+    assert (ext["brokerName"], ext["clusterName"], ext["brokerId"]) == ("b", "C", "0")
+    assert ext["haServerAddr"] == "10.0.0.2:10912"
+    wrapper = decode_body(body, RegisterBrokerBody).topic_config_serialize_wrapper
+    assert wrapper.data_version.counter == bench.node.topics.version.counter
+    assert {"TBW102", "T", "C", "b"} <= set(wrapper.topic_config_table)
+    assert wrapper.topic_config_table["T"].read_queue_nums == 3
+
+
+def test_one_that_is_gone_does_not_keep_the_others_from_hearing_and_is_logged_once(
+    bench: Bench, servers: NameServers, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    told = registration(bench, servers)
+    servers.gone.add("a:1")
+    servers.refusing.add("b:2")
+    for _ in range(3):
+        assert bench.run(told.register_all()) == 0
+    assert sum("not registered" in record.message for record in caplog.records) == 2
+    servers.gone.clear()
+    servers.refusing.clear()
+    assert bench.run(told.register_all()) == 2
+    assert sum("registered with NameServer" in record.message for record in caplog.records) >= 2
+    servers.gone.add("a:1")
+    bench.run(told.unregister_all())
+    assert [(address, code) for address, code, _, _ in servers.told][-1] == ("b:2", 104)
+
+
+def test_the_answer_tells_ordered_topics_and_a_slave_its_master(bench: Bench, servers: NameServers) -> None:
+    bench.node.topics.put(Topic("T"))
+    servers.order_topics = {"T": "b:4"}
+    servers.master = "10.0.0.1:10911"
+    found: list[tuple[str, str]] = []
+    told = registration(bench, servers)
+    told._master_found = lambda address, ha_address: found.append((address, ha_address))
+    bench.run(told.register_all())
+    topic = bench.node.topics.get("T")
+    assert topic is not None
+    assert topic.order
+    assert found[0] == ("10.0.0.1:10911", "h:1")
+
+
+def test_a_broker_that_may_not_be_written_registers_its_topics_so(bench: Bench, servers: NameServers) -> None:
+    bench.node.topics.put(Topic("T"))
+    bench.config.broker_permission = 4
+    body = decode_body(registration(bench, servers).body(), RegisterBrokerBody)
+    assert body.topic_config_serialize_wrapper.topic_config_table["T"].perm == 4
+
+
+def test_a_changed_topic_is_told_at_once(bench: Bench, servers: NameServers) -> None:
+    told = registration(bench, servers)
+    heard = asyncio.Event()
+
+    async def listen() -> None:
+        original = servers.invoke
+
+        async def invoke(
+            address: str, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
+        ) -> Command:
+            heard.set()
+            return await original(address, code, ext, body, timeout_s)
+
+        servers.invoke = invoke  # type: ignore[method-assign]
+        task = asyncio.get_running_loop().create_task(told.run())
+        told.register_soon()
+        await heard.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    bench.run(listen())
+
+
+# --------------------------------------------------------------------------------------------------------- supervision
+
+
+class Counted:
+    name = "counted"
+    interval_ms = 0
+
+    def __init__(self, failures: int) -> None:
+        self.left = failures
+        self.ticks = 0
+        self.events: list[str] = []
+        self.ticked = asyncio.Event()
+
+    def start(self) -> None:
+        self.events.append("start")
+
+    def stop(self) -> None:
+        self.events.append("stop")
+
+    def tick(self, now_ms: int) -> None:
+        if self.left:
+            self.left -= 1
+            raise ValueError("broken")
+        self.ticks += 1
+        self.ticked.set()
+
+
+def test_a_service_that_fails_is_logged_by_name_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervision, "PAUSE_S", 0)
+
+    async def run() -> Counted:
+        supervisor = Supervisor(lambda: 0, lambda name: None)
+        service = Counted(failures=3)
+        supervisor.add(service)
+        await service.ticked.wait()
+        await supervisor.stop()
+        return service
+
+    service = asyncio.run(run())
+    assert service.events == ["start", "stop"]
+    assert sum("counted failed" in record.message for record in caplog.records) == 3
+
+
+def test_a_task_that_cannot_be_kept_alive_stops_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervision, "PAUSE_S", 0)
+
+    async def run() -> tuple[str, int]:
+        gave_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        supervisor = Supervisor(lambda: 0, gave_up.set_result)
+        tries = 0
+
+        async def work() -> None:
+            nonlocal tries
+            tries += 1
+            raise OSError("no disk")
+
+        supervisor.watch("saver", work)
+        name = await gave_up
+        await supervisor.stop()
+        return name, tries
+
+    assert asyncio.run(run()) == ("saver", FAILURES_MAX)
+
+
+# ------------------------------------------------------------------------------------------------------------- saving
+
+
+def test_only_marked_tables_are_written_and_a_full_disk_keeps_them_marked(tmp_path: Path) -> None:
+    async def run() -> None:
+        with ThreadPoolExecutor(1) as worker:
+            saver = TableSaver(tmp_path / "config", {"a.json": lambda: "A", "b.json": lambda: "B"}, worker)
+            (tmp_path / "config").write_text("in the way")
+            with pytest.raises(OSError, match="config"):
+                await saver.save("a.json")
+            (tmp_path / "config").unlink()
+            await saver.save()
+            assert sorted(path.name for path in (tmp_path / "config").iterdir()) == ["a.json"]
+            saver.add("c.json", lambda: json.dumps({}))
+            saver.save_all_now()
+            assert (tmp_path / "config" / "c.json").read_text() == "{}"
+
+    asyncio.run(run())
+
+
+# ------------------------------------------------------------------------------------------------------- many clients
+
+
+def test_a_held_pull_costs_a_few_kilobytes_and_an_arrival_wakes_only_its_own_queue(bench: Bench) -> None:
+    """Ten thousand of them must stay far below 300 MB: 1,000 are measured."""
+    bench.node.topics.put(Topic("T", read_queues=100, write_queues=100))
+    links = [Link(port) for port in range(100)]
+    commands = [bench.command(11, pull_fields("T", 0, queue_id=number % 100, sysFlag=6)) for number in range(1000)]
+    tracemalloc.start()
+    for number, command in enumerate(commands):
+        bench.handlers.handle(links[number // 10], [command])
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(bench.node.held) == 1000
+    assert size < 1000 * 4096, f"{size / 1000:.0f} bytes for each held pull"
+    bench.send(e=7)
+    assert len(bench.node.held) == 1000 - 10
+    assert sum(len(link.sent) for link in links) == 10
