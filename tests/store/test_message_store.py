@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -491,6 +492,40 @@ def test_statistics_count_puts_gets_and_failures(store: MessageStore, clock: Man
     assert store.stats.get_found_count == 1
     assert store.stats.get_missed_count == 1
     assert int(info["commitLogMaxOffset"]) == store.log_max_offset
+
+
+def test_many_threads_put_and_read_at_once(tmp_path: Path) -> None:
+    """Each writer's messages stay in its order; every queue offset is used once."""
+    with MessageStore(config_at(tmp_path, mapped_file_size_consume_queue=20_000)) as store:
+        failures: list[BaseException] = []
+
+        def write(writer: int) -> None:
+            for number in range(100):
+                store.put(Message("T", b"%d %d" % (writer, number), keys=f"w{writer}-{number}"), writer % 2)
+
+        def read(queue_id: int) -> None:
+            try:
+                offset = 0
+                while offset < 300:
+                    page = store.get("T", queue_id, offset)
+                    assert [m.queue_offset for m in page] == list(range(offset, offset + len(page)))
+                    offset += len(page)
+            except AssertionError as exc:
+                failures.append(exc)
+
+        threads = [threading.Thread(target=write, args=(n,)) for n in range(6)]
+        threads += [threading.Thread(target=read, args=(n,)) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        for queue_id in (0, 1):
+            bodies = [store.get("T", queue_id, offset, 1)[0].body.split() for offset in range(300)]
+            for writer in range(queue_id, 6, 2):
+                numbers = [int(number) for who, number in bodies if int(who) == writer]
+                assert numbers == list(range(100))
+        assert [m.body for m in store.query("T", "w3-77")] == [b"3 77"]
 
 
 # --- settings

@@ -69,6 +69,7 @@ assert _HEAD.size == _HEAD_BYTES
 _PUT_OK: Final = PutStatus.PUT_OK
 _NO_QUEUE: Final = (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
 _crc32 = zlib.crc32
+_result = tuple.__new__  # what a NamedTuple's constructor ends in, without its arguments' matching: 0.2 us less
 
 
 class QueueState:
@@ -260,7 +261,7 @@ class CommitLog:
             if end > self._prefault_at:
                 self._prefault_at = self._allocator.prefault_ahead(file, end)
             self.lock_since_ms = 0
-        return AppendResult(_PUT_OK, offset, size, queue_offset, now_ms)
+        return _result(AppendResult, (_PUT_OK, offset, size, queue_offset, now_ms, ""))
 
     def append_batch(
         self,

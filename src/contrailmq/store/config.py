@@ -75,6 +75,24 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "coldDataFlowControlEnable": "cold reads always go to a bounded worker",
     "coldDataScanEnable": "cold reads always go to a bounded worker",
     "accessMessageInMemoryHotRatio": "belongs to cold-data flow control",
+    "bitMapLengthConsumeQueueExt": "the filter's own size is used, as RocketMQ's broker does at start",
+    "duplicationEnable": "the old replication mode is not supported",
+    "enableLmq": "light queues are not supported",
+    "enableMultiDispatch": "light queues are not supported",
+    "maxLmqConsumeQueueNum": "light queues are not supported",
+    "putMessageTimeout": "a put waits for syncFlushTimeout only",
+    "flushCommitLogTimed": "a request always wakes the flush thread",
+    "flushConsumeQueueLeastPages": "queues are written when 1 KB has gathered and synced once a minute",
+    "deleteCommitLogFilesInterval": "deleting a log file does not disturb puts here",
+    "replicasPerDiskPartition": "disk ratios are those of the partition",
+    "logicalDiskSpaceCleanForciblyThreshold": "disk ratios are those of the partition",
+    "travelCqFileNumWhenGetMessage": "a read looks at one queue file, RocketMQ's default",
+    "messageIndexSafe": "the index is always rebuilt as far as it is missing",
+    "diskFallRecorded": "how far a reader is behind is a statistic of the broker",
+    "maxConsumeQueueScan": "belongs to estimates of filtered queues",
+    "sampleCountThreshold": "belongs to estimates of filtered queues",
+    "recheckReputOffsetFromCq": "recovery always compares queues and log",
+    "correctLogicMinOffsetForceInterval": "batch queues are only read",
     "deleteConsumeQueueFilesInterval": "deleting a queue file does not disturb puts here",
 }
 
@@ -107,7 +125,6 @@ class _Settings:
     mapper_file_size_batch_consume_queue: int = 0
     enable_consume_queue_ext: bool = False
     mapped_file_size_consume_queue_ext: int = CONSUME_QUEUE_EXT_FILE_BYTES
-    bit_map_length_consume_queue_ext: int = 64
     mapped_file_size_timer_log: int = 100 * MIB
     max_hash_slot_num: int = 0
     max_index_num: int = 0
@@ -115,27 +132,20 @@ class _Settings:
     # --- put
     max_message_size: int = 4 * MIB
     os_page_cache_busy_time_out_mills: int = 1000
-    duplication_enable: bool = False
     max_msgs_num_batch: int = 64
     auto_message_version_on_topic_len: bool = True
     enabled_append_prop_crc: bool = False
     force_verify_prop_crc: bool = False
     check_crc_on_recover: bool = True
-    enable_lmq: bool = False
-    enable_multi_dispatch: bool = False
-    max_lmq_consume_queue_num: int = 20_000
-    put_message_timeout: int = 8000
     # --- flush and commit
     flush_disk_type: FlushDiskType = FlushDiskType.ASYNC_FLUSH
     flush_interval_commit_log: int = 500
-    flush_commit_log_timed: bool = True
     flush_commit_log_least_pages: int = 4
     flush_commit_log_thorough_interval: int = 10_000
     commit_interval_commit_log: int = 200
     commit_commit_log_least_pages: int = 4
     commit_commit_log_thorough_interval: int = 200
     flush_interval_consume_queue: int = 1000
-    flush_consume_queue_least_pages: int = 2
     flush_consume_queue_thorough_interval: int = 60_000
     sync_flush_timeout: int = 5000
     transient_store_pool_enable: bool = False
@@ -150,15 +160,12 @@ class _Settings:
     file_reserved_time: int = 72
     delete_file_batch_max: int = 10
     clean_resource_interval: int = 10_000
-    delete_commit_log_files_interval: int = 100
     destroy_maped_file_interval_forcibly: int = 120_000
     redelete_hanged_file_interval: int = 120_000
     disk_max_used_space_ratio: int = 75
     disk_space_warning_level_ratio: int = 90
     disk_space_clean_forcibly_ratio: int = 85
     clean_file_forcibly_enable: bool = True
-    replicas_per_disk_partition: int = 1
-    logical_disk_space_clean_forcibly_threshold: float = 0.8
     # --- read
     max_transfer_bytes_on_message_in_memory: int = 262_144
     max_transfer_count_on_message_in_memory: int = 32
@@ -166,15 +173,10 @@ class _Settings:
     max_transfer_count_on_message_in_disk: int = 8
     access_message_in_memory_max_ratio: int = 40
     max_filter_message_size: int = 16_000
-    travel_cq_file_num_when_get_message: int = 1
     default_query_max_num: int = 32
     message_index_enable: bool = True
-    message_index_safe: bool = False
     offset_check_in_slave: bool = False
-    disk_fall_recorded: bool = True
     read_un_committed: bool = False
-    max_consume_queue_scan: int = 20_000
-    sample_count_threshold: int = 5000
     data_read_ahead_enable: bool = True
     pull_batch_max_message_count: int = 160
     # --- replication
@@ -218,15 +220,12 @@ class _Settings:
     timer_check_metrics_when: str = "05"
     disappear_time_after_start: int = -1
     # --- dispatch and recovery
-    recheck_reput_offset_from_cq: bool = False
     enable_compaction: bool = True
-    correct_logic_min_offset_force_interval: int = 300_000
     # --- ContrailMQ's own
     pre_write_commit_log: str = "auto"  # "on" | "off" | "auto" (on under SYNC_FLUSH): pwrite the next file ahead
     prefault_bytes: int = 16 * MIB  # how far ahead of the write position pages are faulted in; bounds resident memory
     open_files_max: int = 0  # cap of queue files kept open; 0: from the descriptor limit
     store_host_address: str = "127.0.0.1:10911"  # written as STOREHOST by an embedded store
-    queue_write_buffer_bytes: int = 4096  # units kept per queue before they are written with one pwrite
 
 
 class StoreConfig(_Settings):
