@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -39,6 +40,7 @@ from contrailmq.wire.header import BINARY, JSON, Command, Fields
 
 T = TypeVar("T")
 MIB = 1 << 20
+ROUNDS = 100 if os.environ.get("CONTRAILMQ_LONG") else 10  # crashes in a row
 
 
 class UnsyncedFiles(Files):

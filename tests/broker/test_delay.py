@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import golden_stores
-from broker.harness import MIB, AtOnce, Bench
+from broker.harness import MIB, ROUNDS, AtOnce, Bench
 from contrailmq.broker.delay import DelayService
 from contrailmq.message import Property, StoredMessage, SystemTopic
 from contrailmq.store import MessageStore, StoreConfig
@@ -100,7 +100,7 @@ def test_a_level_that_is_none_means_at_once(delay_bench: DelayBench, level: str)
 def test_delivery_goes_on_after_a_crash_without_losing_and_repeats_once_at_most(tmp_path: Path) -> None:
     bench = DelayBench(tmp_path)
     sent = 0
-    for round_number in range(10):
+    for round_number in range(ROUNDS):
         for _ in range(7):
             bench.send("T", b"m%d" % sent, properties={"DELAY": str(1 + sent % 2), "UNIQ_KEY": f"K{sent}"})
             sent += 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import golden_stores
-from broker.harness import AtOnce, Bench
+from broker.harness import ROUNDS, AtOnce, Bench
 from contrailmq.broker.delay import DelayService
 from contrailmq.broker.timers import RecallHandle, TimerService
 from contrailmq.broker.transactions import TransactionService
@@ -226,7 +226,7 @@ def test_a_crash_repeats_a_timer_at_most_once_and_loses_none(tmp_path: Path) -> 
     """The store is abandoned as a killed process leaves it; ten times, in the middle of delivery."""
     bench = TimerBench(tmp_path)
     sent = 0
-    for round_number in range(10):
+    for round_number in range(ROUNDS):
         for _ in range(10):
             properties = {"TIMER_DELAY_MS": str(500 + sent * 137 % 4000), "UNIQ_KEY": f"K{sent}"}
             bench.send("T", b"m%d" % sent, properties=properties)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import golden_stores
-from broker.harness import AtOnce, Bench, Link
+from broker.harness import ROUNDS, AtOnce, Bench, Link
 from contrailmq.broker.transaction_check import CheckLimits, Decision, decide
 from contrailmq.broker.transactions import GROUP, TransactionService
 from contrailmq.message import StoredMessage, SystemTopic
@@ -356,7 +356,7 @@ def test_a_crash_between_half_commit_and_op_loses_no_commit_and_shows_no_rollbac
     bench = TransactionBench(tmp_path, checks_max=15)
     producer = Link(40_001)
     outcome: dict[str, str] = {}
-    for round_number in range(10):
+    for round_number in range(ROUNDS):
         bench.heartbeat("T", link=producer)
         for number in range(6):
             name = f"{round_number}-{number}"

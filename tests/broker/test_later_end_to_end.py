@@ -1,0 +1,125 @@
+"""Delays, recalls and transactions over real sockets, with the public clients."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from contrailmq import (
+    ConsumeFromWhere,
+    Message,
+    Producer,
+    PushConsumer,
+    StoredMessage,
+    TransactionProducer,
+    TransactionState,
+)
+from contrailmq.testing import LocalCluster
+
+WAIT_S = 60  # a bound for a machine that is busy, not a duration
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    settings = {
+        "recallMessageEnable": "true",
+        "transactionTimeOut": "1000",
+        "transactionCheckInterval": "1000",
+        "transactionOpBatchInterval": "100",
+    }
+    with LocalCluster(config=settings) as made:
+        yield made
+
+
+class Received:
+    """What a consumer of one topic got."""
+
+    def __init__(self, cluster: LocalCluster, topic: str) -> None:
+        self._messages: queue.Queue[StoredMessage] = queue.Queue()
+        self._consumer = PushConsumer(
+            f"reader-of-{topic}", namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET
+        )
+        self._consumer.subscribe(topic)
+        self._consumer.listen(lambda messages: [self._messages.put(message) for message in messages] and None)
+
+    def __enter__(self) -> Received:
+        self._consumer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.shutdown()
+
+    def next(self) -> StoredMessage:
+        return self._messages.get(timeout=WAIT_S)
+
+    def is_empty(self) -> bool:
+        return self._messages.empty()
+
+
+def test_delayed_messages_arrive_in_the_order_of_their_times_and_never_early(cluster: LocalCluster) -> None:
+    with Producer("later", namesrv=cluster.namesrv) as producer, Received(cluster, "Later") as received:
+        now_ms = time.time_ns() // 1_000_000
+        due = {b"level": now_ms + 1000, b"delay": now_ms + 2000, b"time": now_ms + 4000}
+        producer.send(Message("Later", b"time", deliver_at=due[b"time"]))
+        producer.send(Message("Later", b"delay", delay=2.0))
+        producer.send(Message("Later", b"level", delay_level=1))
+        producer.send(Message("Later", b"now"))
+        found = sorted((received.next() for _ in range(4)), key=lambda message: message.store_time_ms)
+    assert [message.body for message in found] == [b"now", b"level", b"delay", b"time"]
+    for message in found[1:]:
+        assert message.store_time_ms >= due[message.body]
+
+
+def test_a_recalled_message_does_not_arrive(cluster: LocalCluster) -> None:
+    with Producer("recaller", namesrv=cluster.namesrv) as producer, Received(cluster, "Recalled") as received:
+        kept = producer.send(Message("Recalled", b"kept", delay=4.0))
+        dropped = producer.send(Message("Recalled", b"dropped", delay=4.0))
+        assert dropped.recall_handle is not None
+        assert producer.recall("Recalled", dropped.recall_handle) == dropped.message_id
+        assert received.next().message_id == kept.message_id
+        producer.send(Message("Recalled", b"after", delay=2.0))
+        assert received.next().body == b"after"
+        assert received.is_empty()
+
+
+def test_a_transaction_is_visible_only_when_it_commits_by_itself_or_when_asked(cluster: LocalCluster) -> None:
+    states = {
+        b"commit": (TransactionState.COMMIT, TransactionState.COMMIT),
+        b"rollback": (TransactionState.ROLLBACK, TransactionState.ROLLBACK),
+        b"later commit": (TransactionState.UNKNOWN, TransactionState.COMMIT),
+        b"later rollback": (TransactionState.UNKNOWN, TransactionState.ROLLBACK),
+    }
+    asked: queue.Queue[bytes] = queue.Queue()
+
+    def check(message: StoredMessage) -> TransactionState:
+        asked.put(message.body)
+        return states[message.body][1]
+
+    producer = TransactionProducer(
+        "ledger", namesrv=cluster.namesrv, execute=lambda message, arg: states[message.body][0], check=check
+    )
+    with producer, Received(cluster, "Ledger") as received:
+        for body in states:
+            producer.send_in_transaction(Message("Ledger", body), None)
+        assert {received.next().body, received.next().body} == {b"commit", b"later commit"}
+        assert {asked.get(timeout=WAIT_S), asked.get(timeout=WAIT_S)} == {b"later commit", b"later rollback"}
+        assert received.is_empty()
+    transactions = cluster.broker().transactions
+    deadline = time.monotonic() + WAIT_S
+    while transactions.pending() and time.monotonic() < deadline:
+        threading.Event().wait(0.05)  # the last answer to a check is under way
+    assert transactions.pending() == {}
+
+
+def test_what_waits_is_delivered_after_a_kill_and_a_restart() -> None:
+    with LocalCluster() as cluster, Producer("later", namesrv=cluster.namesrv) as producer:
+        producer.send(Message("Later", b"level", delay_level=2))
+        producer.send(Message("Later", b"timer", delay=5.0))
+        cluster.kill_broker()
+        cluster.restart_broker()
+        with Received(cluster, "Later") as received:
+            assert {received.next().body, received.next().body} == {b"level", b"timer"}

@@ -1,0 +1,159 @@
+"""Timers in a process that kills itself (SIGKILL) at a named step, again and again on the same store.
+
+    python killed_timers.py DIRECTORY STAGE ROUNDS SEED
+
+Each round is a fork of this process, so that starting costs little. A round goes on where the last clock stood, sends
+timers, turns the wheel, and dies right after the named step at a random moment. What was acknowledged, and every step of
+the clock, is written to DIRECTORY/diary as it happens, so it survives the kill. The last round is not killed: it runs
+until everything is delivered and writes what arrived to DIRECTORY/arrived.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from contrailmq.message import Property, SystemTopic, encode_properties
+from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig
+from contrailmq.store.message_store import Drive
+from contrailmq.store.timer import TimerStore
+from contrailmq.store.timer.admission import slot_time_ms
+
+START_MS = 1_700_000_000_000
+TIMERS_PER_ROUND = 12
+STAGES = ("log append", "timer log", "wheel", "checkpoint", "delivery")
+
+
+class FilesWithoutSync(Files):
+    """The kernel lives on: what was written is there."""
+
+    def sync(self, descriptor: int) -> None:
+        pass
+
+    def sync_directory(self, path: Path) -> None:
+        pass
+
+
+class Round:
+    def __init__(self, directory: Path, number: int) -> None:
+        self.diary = os.open(directory / "diary", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self.clock = ManualClock(self._last_time())
+        config = StoreConfig(
+            directory / "store",
+            mapped_file_size_commit_log=1 << 20,
+            mapped_file_size_consume_queue=20_000,
+            max_hash_slot_num=100,
+            max_index_num=400,
+            mapped_file_size_timer_log=10_400,
+        )
+        self.store = MessageStore(config, files=FilesWithoutSync(), clock=self.clock, drive=Drive.LOOP).open()
+        self.timer = TimerStore(self.store, FilesWithoutSync(), slots_total=3600)
+        self.timer.open(self.clock.now_ms())
+        self.number = number
+
+    def _last_time(self) -> int:
+        lines = os.pread(self.diary, 1 << 20, 0).decode().splitlines()
+        return max((int(line.split()[1]) for line in lines if line.startswith("now")), default=START_MS)
+
+    def write(self, line: str) -> None:
+        os.write(self.diary, f"{line}\n".encode())
+
+    def send(self, name: str, delay_ms: int) -> None:
+        deliver_ms = self.clock.now_ms() + delay_ms
+        properties = {
+            Property.TIMER_OUT_MS: str(slot_time_ms(deliver_ms, 1000)),
+            Property.REAL_TOPIC: "T",
+            Property.REAL_QUEUE_ID: "0",
+        }
+        self.store.append(
+            SystemTopic.TIMER,
+            0,
+            name.encode(),
+            encode_properties(properties),
+            tags_code=0,
+            keys=None,
+            unique_key=None,
+        )
+        self.write(f"sent {name} {deliver_ms}")
+
+    def step(self, milliseconds: int) -> None:
+        self.clock.advance(milliseconds)
+        self.write(f"now {self.clock.now_ms()}")
+        self.store.dispatch()
+        while self.timer.tick(self.clock.now_ms(), 5):
+            pass
+        self.store.dispatch()
+        if self.timer.is_flush_due(self.clock.now_ms()):
+            self.timer.flush(self.clock.now_ms())
+
+    def run(self, source: random.Random) -> None:
+        for number in range(TIMERS_PER_ROUND):
+            self.send(f"{self.number}-{number}", source.randrange(1, 6000))
+            if source.random() < 0.4:
+                self.step(source.choice((100, 500, 1000)))
+        for _ in range(30):
+            self.step(500)
+
+    def finish(self, directory: Path) -> None:
+        for _ in range(30):
+            self.step(1000)
+        lines: list[str] = []
+        while found := self.store.get("T", 0, len(lines)):
+            lines += (f"{message.body.decode()} {message.store_time_ms}" for message in found)
+        (directory / "arrived").write_text("\n".join(lines))
+
+
+def arm(stage: str, owner: Round, source: random.Random) -> None:
+    """Kill this process right after the named step, some time."""
+    target: tuple[Any, str]
+    if stage == "log append":
+        target = (owner, "send")
+    elif stage == "timer log":
+        target = (owner.timer.log, "write")
+    elif stage == "wheel":
+        target = (owner.timer.wheel, "write_slots")
+    elif stage == "checkpoint":
+        target = (owner.timer._checkpoint_file, "write")
+    else:
+        target = (owner.timer, "_deliver")
+    left = source.randrange(1, 10)
+    step: Callable[..., object] = getattr(*target)
+
+    def fatal(*args: object, **kwargs: object) -> object:
+        nonlocal left
+        result = step(*args, **kwargs)
+        left -= 1
+        if left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(*target, fatal)
+
+
+def main() -> None:
+    directory, stage, rounds, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    for number in range(rounds + 1):
+        child = os.fork()
+        if child == 0:
+            source = random.Random(seed * 1000 + number)
+            owner = Round(directory, number)
+            if number < rounds:
+                arm(stage, owner, source)
+                owner.run(source)
+            else:
+                owner.finish(directory)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if number == rounds:
+            assert os.waitstatus_to_exitcode(status) == 0, status
+        else:
+            assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL), status
+
+
+if __name__ == "__main__":
+    main()
