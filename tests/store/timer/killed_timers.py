@@ -3,9 +3,9 @@
     python killed_timers.py DIRECTORY STAGE ROUNDS SEED
 
 Each round is a fork of this process, so that starting costs little. A round goes on where the last clock stood, sends
-timers, turns the wheel, and dies right after the named step at a random moment. What was acknowledged, and every step of
-the clock, is written to DIRECTORY/diary as it happens, so it survives the kill. The last round is not killed: it runs
-until everything is delivered and writes what arrived to DIRECTORY/arrived.
+timers, turns the wheel, and dies right after the named step at a random moment. What was acknowledged, and every step
+of the clock, is written to DIRECTORY/diary as it happens, so it survives the kill. The last round is not killed: it
+runs until everything is delivered and writes what arrived to DIRECTORY/arrived.
 """
 
 from __future__ import annotations
