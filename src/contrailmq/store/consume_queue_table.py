@@ -162,7 +162,7 @@ class ConsumeQueueTable:
         mark = Dispatched(physical_offset, self.last_store_time_ms)
         self.write_pending(least_bytes=1)
         for queue in list(self._unsynced):
-            del self._unsynced[queue]
+            self._unsynced.pop(queue, None)
             try:
                 queue.sync()
             except OSError:

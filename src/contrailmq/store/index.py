@@ -276,6 +276,7 @@ class IndexService:
         if trusted_end_time_ms is not None and index_file.end_time_ms > trusted_end_time_ms:
             return f"was being filled at the crash (ends at {index_file.end_time_ms}, flushed to {trusted_end_time_ms})"
         fault = index_file.fault(units_checked_max=UNITS_CHECKED_AT_LOAD_MAX)
+        index_file.forget_pages()
         if fault is not None:
             index_file.close()
             return f"is damaged: {fault}"

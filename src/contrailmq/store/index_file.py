@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from contrailmq.store.files import MADV_RANDOM, Files
+from contrailmq.store.files import MADV_DONTNEED, MADV_RANDOM, Files
 
 _HEADER: Final = struct.Struct(">qqqqii")
 _SLOT: Final = struct.Struct(">i")
@@ -286,6 +286,11 @@ class IndexFile:
             if _slot_at(mapping, HEADER_BYTES + slot * SLOT_BYTES)[0] != number:
                 return f"slot {slot} does not point at its newest unit {number}"
         return None
+
+    def forget_pages(self) -> None:
+        """Give the pages that a check brought in back to the page cache."""
+        if self._map is not None:
+            self._files.advise(self._map, MADV_DONTNEED)
 
     def scan(self) -> list[tuple[int, int]]:
         """(key hash, physical offset) of every entry, oldest first."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from mmap import mmap
+from mmap import MADV_DONTNEED, mmap
 from typing import Final, NamedTuple, Protocol
 
 from contrailmq.message import SysFlag
@@ -128,6 +128,9 @@ def walk(
             check_record_crc=check_record_crc,
         )
         if verdict.kind is not Kind.WHOLE:
+            # The pages were read once and will not be soon again: give them back to the page cache, or a start would
+            # leave a whole log file in our resident memory. (A shared mapping loses nothing by it.)
+            buffer.madvise(MADV_DONTNEED)
             return WalkEnd(position, verdict, records, base + last if last >= 0 else -1, store_time)
         store_time = store_time_at(buffer, position)
         if base + position >= take_from:

@@ -170,8 +170,9 @@ class MessageStore:
             check_body_crc=config.check_crc_on_recover and not config.force_verify_prop_crc,
             check_record_crc=config.check_crc_on_recover and config.force_verify_prop_crc,
         )
-        if not was_clean_exit:
+        if not was_clean_exit or report.cut_bytes:
             # A killed process leaves pages that no sync has covered. From here on they count as durable: make it true.
+            # And what recovery erased behind the end must not come back.
             for file in self._log_files.files:
                 if file.end > report.walked_from:
                     self.files.sync(file.descriptor)
