@@ -217,3 +217,18 @@ def test_the_broker_command_prints_its_settings_and_where_they_differ(tmp_path: 
     assert "brokerName=b\n" in output
     assert "mappedFileSizeCommitLog=" in output
     assert "# enablePropertyFilter: true here, false in RocketMQ" in output
+
+
+def test_a_broker_with_a_write_buffer_pool_delivers_what_it_committed() -> None:
+    with (
+        LocalCluster(config={"transientStorePoolEnable": True, "transientStorePoolSize": 2}) as cluster,
+        Producer("shop", namesrv=cluster.namesrv) as producer,
+        LitePullConsumer("pool", namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET) as pull,
+    ):
+        producer.send(Message("Orders", b"pooled"))
+        pull.subscribe("Orders")
+        deadline = time.monotonic() + 30
+        bodies: list[bytes] = []
+        while not bodies and time.monotonic() < deadline:
+            bodies = [message.body for message in pull.poll(timeout=1.0)]
+        assert bodies == [b"pooled"]

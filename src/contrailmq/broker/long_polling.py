@@ -11,7 +11,7 @@ skipped when they surface, so nothing walks 10,000 held pulls every tick.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Final, Protocol
 
 from contrailmq.broker.filters import SubscriptionFilter
@@ -73,8 +73,10 @@ class HeldPulls:
         self._count += 1
         return True
 
-    def has_any(self, topic: str, queue_id: int) -> bool:
-        return (topic, queue_id) in self._by_queue
+    @property
+    def queues(self) -> Container[tuple[str, int]]:
+        """The (topic, queue)s that something is held for; live."""
+        return self._by_queue
 
     def arrived(self, topic: str, queue_id: int, *, queue_offset: int, tags_code: int, properties: bytes) -> None:
         """A message was dispatched to the queue: wake the pulls that wait before it and whose filter lets it pass."""

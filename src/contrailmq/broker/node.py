@@ -66,7 +66,7 @@ class BrokerNode:
         self._is_dispatch_due = False
         self._is_flush_due = False
         self.set_address(*address)
-        store.add_arrival_listener(self._arrived)
+        store.add_arrival_listener(self._arrivals.append, queues=self.held.queues)
 
     def set_address(self, host: str, port: int) -> None:
         """The address that clients are told; it is written into every record and message id."""
@@ -164,10 +164,16 @@ class BrokerNode:
             self._dispatch()  # readers see a message only when it is durable
         self.parked.advanced(offset)
 
+    def committed(self) -> None:
+        """The write buffer pool made more of the log readable (transientStorePoolEnable)."""
+        self._dispatch()
+
     def _dispatch(self) -> None:
         self.store.dispatch()
         if self._arrivals:
-            arrivals, self._arrivals = self._arrivals, []
+            # Held pulls run after dispatch has returned: they read the queues that it is writing.
+            arrivals = self._arrivals.copy()
+            self._arrivals.clear()
             for arrival in arrivals:
                 self.held.arrived(
                     arrival.topic,
@@ -176,8 +182,3 @@ class BrokerNode:
                     tags_code=arrival.tags_code,
                     properties=arrival.properties,
                 )
-
-    def _arrived(self, arrival: Arrival) -> None:
-        # Held pulls run after dispatch has returned: they read the queues that it is writing.
-        if self.held.has_any(arrival.topic, arrival.queue_id):
-            self._arrivals.append(arrival)

@@ -12,6 +12,7 @@ Fast path, us of CPU per message on CPython 3.11, without frame, header and stor
 from __future__ import annotations
 
 import random
+import struct
 from typing import Final
 
 from contrailmq.broker.handlers import Handlers, Refused
@@ -36,10 +37,10 @@ from contrailmq.message import (
 )
 from contrailmq.store.record import split_batch
 from contrailmq.store.status import AppendResult, BatchResult, PutStatus
-from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.codes import OUR_LANGUAGE, OUR_VERSION, RequestCode, ResponseCode
 from contrailmq.wire.connection import Connection
 from contrailmq.wire.frame import ReplyTemplate, encode_response, escape
-from contrailmq.wire.header import Command
+from contrailmq.wire.header import JSON, Command
 from contrailmq.wire.requests import SendMessage, SendMessageV2
 
 SendHeader = SendMessage | SendMessageV2
@@ -47,6 +48,9 @@ SendHeader = SendMessage | SendMessageV2
 MAX_RECONSUME_VERSION: Final = 121  # V3_4_9: older clients do not mean what they send in maxReconsumeTimes
 TAG_CODES_MAX: Final = 10_000  # hashes kept; a producer with a tag per message must not fill memory
 BORN_HOST: Final = "born_host"
+
+_PUT_OK: Final = PutStatus.PUT_OK
+_PREFIX: Final = struct.Struct(">iI")  # frame length, serialize type and header length
 
 # status -> (code, prefix that tools know). What the store says in `reason` follows.
 STATUS_CODES: Final[dict[PutStatus, tuple[ResponseCode, str]]] = {
@@ -69,7 +73,7 @@ STATUS_CODES: Final[dict[PutStatus, tuple[ResponseCode, str]]] = {
 
 
 class SendProcessor:
-    """Serves sends of all kinds. `hooks` see every accepted message (trace, statistics)."""
+    """Serves sends of all kinds."""
 
     def __init__(self, node: BrokerNode) -> None:
         self._node = node
@@ -98,6 +102,18 @@ class SendProcessor:
             {"queueId": int, "transactionId": bytes, "msgId": bytes, "queueOffset": int}, self._fixed
         )
         self._message_id_prefix = offset_message_id(self._node.store_host, 0)[:-16].encode()
+        # The template once more, with the offset of the message id inside: 0.4 us less for each message.
+        self._answer_format = (
+            b'{"code":0,"extFields":{"queueId":"%%d","transactionId":"%%b","msgId":"%b%%016X","queueOffset":"%%d",'
+            b'"MSG_REGION":"%b","TRACE_ON":"%b"},"flag":1,"language":"%b","opaque":%%d,'
+            b'"serializeTypeCurrentRPC":"JSON","version":%d}'
+        ) % (
+            self._message_id_prefix,
+            escape(config.region_id).replace(b"%", b"%%"),
+            trace_on.encode(),
+            OUR_LANGUAGE.encode(),
+            OUR_VERSION,
+        )
 
     def register(self, handlers: Handlers) -> None:
         handlers.register(RequestCode.SEND_MESSAGE_V2, self.send_v2)
@@ -154,21 +170,21 @@ class SendProcessor:
             store_host=node.store_host,
             reconsume_times=header.reconsume_times or 0,
         )
-        if result.status is not PutStatus.PUT_OK:
+        if result.status is not _PUT_OK:
             raise self._refused(result)
         node.statistics.note_put(header.topic, 1, result.size_bytes)
-        values = (
-            queue_id,
-            escape(unique_key),
-            self._message_id_prefix + b"%016X" % result.physical_offset,
-            result.queue_offset,
-        )
-        if self._is_sync_flush and "WAIT\x01false" not in text:
-            node.after_append(wants_flush=True)
+        key = escape(unique_key)
+        if (self._is_sync_flush and "WAIT\x01false" not in text) or command.serialize_type != JSON:
+            message_id = self._message_id_prefix + b"%016X" % result.physical_offset
+            values = (queue_id, key, message_id, result.queue_offset)
+            node.after_append(wants_flush=self._is_sync_flush)
+            if not self._is_sync_flush or "WAIT\x01false" in text:
+                return self._template.render(command, values)
             self._park(connection, command, result, values)
             return None
         node.after_append()
-        return self._template.render(command, values)
+        answer = self._answer_format % (queue_id, key, result.physical_offset, result.queue_offset, command.opaque)
+        return _PREFIX.pack(len(answer) + 4, len(answer)) + answer
 
     def _new_tag_code(self, tags: str) -> int:
         if len(self._tag_codes) >= TAG_CODES_MAX:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -199,7 +200,8 @@ class BrokerServer:
         node.groups.listen(lambda: self._mark("subscriptionGroup.json"))
         self.supervisor = Supervisor(self.clock.now_ms, self._gave_up)
         self._register_processors()
-        self.store.on_durable(lambda offset: self._durable(loop, offset))
+        self.store.on_durable(lambda offset: self._hop(loop, lambda: node.durable(offset)))
+        self.store.on_committed(lambda: self._hop(loop, node.committed))
 
     def _register_processors(self) -> None:
         node, handlers = self.node, self.handlers
@@ -296,10 +298,10 @@ class BrokerServer:
         self._mark("topics.json")
         self.registration.register_soon()
 
-    def _durable(self, loop: asyncio.AbstractEventLoop, offset: int) -> None:
-        """News from the flush thread: hop to the loop. A loop that is already closed has nobody waiting."""
+    def _hop(self, loop: asyncio.AbstractEventLoop, news: Callable[[], None]) -> None:
+        """News from a thread of the store: tell the loop. A loop that is already closed has nobody waiting."""
         try:
-            loop.call_soon_threadsafe(self.node.durable, offset)
+            loop.call_soon_threadsafe(news)
         except RuntimeError:
             log.debug("the loop was closed before the last flush")
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from contrailmq.message import Property, SysFlag, decode_properties, encode_properties
 from contrailmq.store.commit_log import CommitLog, QueueState
@@ -52,6 +52,7 @@ class Dispatcher:
         self.mark = 0  # everything before this offset is dispatched
         self.stuck_reason: str | None = None  # why the newest call could not go on, if it could not
         self.listeners: list[Callable[[Arrival], None]] = []
+        self.watchers: list[tuple[Container[tuple[str, int]], Callable[[Arrival], None]]] = []  # of some queues only
         self.hooks: list[Callable[[Arrival], None]] = []  # run before the unit is written
         self._log = log
         self._queues = queues
@@ -93,7 +94,7 @@ class Dispatcher:
         mark = self.mark
         append = self._queues.append
         index = self._index
-        announces = self.listeners or self.hooks
+        hooks, listeners, watchers = self.hooks, self.listeners, self.watchers
         while facts:
             state, offset, size, code, time_ms, queue_offset, keys, unique_key, sys_flag, properties = facts[0]
             following = offset + size
@@ -101,8 +102,8 @@ class Dispatcher:
                 break
             if state.is_schedule:
                 code = self._delay_levels.unit_tags_code(state.topic, decode_properties(properties), time_ms)
-            if announces:
-                self._announce(self.hooks, state, queue_offset, code, time_ms, properties)
+            if hooks:
+                self._announce(hooks, state, queue_offset, code, time_ms, properties)
             if not sys_flag & _IN_NO_QUEUE:
                 append(state.topic, state.queue_id, queue_offset, offset, size, code, time_ms)
             if index is not None and (unique_key or keys or code):
@@ -110,8 +111,12 @@ class Dispatcher:
             self.mark = mark = following
             facts.popleft()
             count += 1
-            if announces and not sys_flag & _IN_NO_QUEUE:
-                self._announce(self.listeners, state, queue_offset, code, time_ms, properties)
+            if not sys_flag & _IN_NO_QUEUE:
+                if listeners:
+                    self._announce(listeners, state, queue_offset, code, time_ms, properties)
+                for queues, listener in watchers:
+                    if (state.topic, state.queue_id) in queues:
+                        self._announce([listener], state, queue_offset, code, time_ms, properties)
         return count
 
     def _from_log(self, end: int) -> bool:
@@ -133,7 +138,9 @@ class Dispatcher:
             return False
         facts = read_facts(file.mapping, position)
         code = self._delay_levels.unit_tags_code(facts.topic, facts.properties, facts.store_time_ms)
-        properties = encode_properties(facts.properties) if self.listeners or self.hooks else b""
+        key = (facts.topic, facts.queue_id)
+        listeners = [*self.listeners, *(listener for queues, listener in self.watchers if key in queues)]
+        properties = encode_properties(facts.properties) if listeners or self.hooks else b""
         state = QueueState(facts.topic, facts.queue_id, 0)
         self._announce(self.hooks, state, facts.queue_offset, code, facts.store_time_ms, properties)
         is_queued = not facts.sys_flag & _IN_NO_QUEUE
@@ -159,7 +166,7 @@ class Dispatcher:
             )
         self.mark += facts.size_bytes
         if is_queued:
-            self._announce(self.listeners, state, facts.queue_offset, code, facts.store_time_ms, properties)
+            self._announce(listeners, state, facts.queue_offset, code, facts.store_time_ms, properties)
         return True
 
     def _announce(

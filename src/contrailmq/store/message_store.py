@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from types import TracebackType
 from typing import Final, Self
 
@@ -475,9 +475,18 @@ class MessageStore:
         """Called by the committing thread when the write buffer pool made more of the log readable."""
         self._commit_listeners.append(listener)
 
-    def add_arrival_listener(self, listener: Callable[[Arrival], None]) -> None:
-        """Called by whoever dispatches, after a message became readable."""
-        self._dispatcher.listeners.append(listener)
+    def add_arrival_listener(
+        self, listener: Callable[[Arrival], None], *, queues: Container[tuple[str, int]] | None = None
+    ) -> None:
+        """Called by whoever dispatches, after a message became readable.
+
+        With `queues`, only for those (topic, queue) that are in it at that moment; asking costs 0.1 us a message where
+        telling costs 0.7.
+        """
+        if queues is None:
+            self._dispatcher.listeners.append(listener)
+        else:
+            self._dispatcher.watchers.append((queues, listener))
 
     def add_dispatcher(self, hook: Callable[[Arrival], None]) -> None:
         """Called for each record before its unit is written (filter bit maps, compaction)."""
