@@ -36,6 +36,7 @@ def quick() -> Iterator[LocalCluster]:
     """Every delay level is one second; transactions are asked back after one second."""
     config = {
         "messageDelayLevel": " ".join(["1s"] * 18),
+        "recallMessageEnable": True,
         "transactionTimeOut": 1000,
         "transactionCheckInterval": 500,
     }
@@ -166,7 +167,7 @@ def test_an_orderly_listener_can_commit_and_roll_back_itself(quick: LocalCluster
         assert admin.offset(name, queue) == 2
 
 
-def test_delayed_messages_come_when_they_are_due(quick: LocalCluster, name: str) -> None:
+def test_delayed_messages_come_when_they_are_due_and_recalled_ones_never(quick: LocalCluster, name: str) -> None:
     arrived: dict[bytes, float] = {}
 
     def note(messages: list[StoredMessage]) -> None:
@@ -178,9 +179,15 @@ def test_delayed_messages_come_when_they_are_due(quick: LocalCluster, name: str)
         consumer = consumer_of(quick, name, note)
         sent = time.time()
         producer.send(Message(name, b"level", delay_level=3))
-    assert wait_until(lambda: len(arrived) == 2), arrived
+        producer.send(Message(name, b"timer", deliver_at=round(sent * 1000) + 2000))
+        recalled = producer.send(Message(name, b"recalled", delay=3.0))
+        assert recalled.recall_handle
+        assert producer.recall(name, recalled.recall_handle) == recalled.message_id
+    assert wait_until(lambda: len(arrived) == 3), arrived
     consumer.shutdown()
     assert arrived[b"level"] - sent >= 0.9
+    assert arrived[b"timer"] - sent >= 1.9
+    assert b"recalled" not in arrived
 
 
 def test_committed_transactions_are_delivered_and_others_are_not(quick: LocalCluster, name: str) -> None:

@@ -127,13 +127,14 @@ class Producer:
         With `queue`, or with `selector(queues, message, arg)`, there is one try. Raises SendFailedError after the last
         try, ResponseError when a broker refuses, MessageError for a message that may not be sent.
         """
-        sender = self._running()
-        outgoing = await sender.prepare(message)
-        if outgoing.properties.get(Property.MESSAGE_TYPE) == "reply":
-            outgoing.code = RequestCode.SEND_REPLY_MESSAGE_V2
+        sender = self._sender if self._life.is_running else self._running()
+        assert sender is not None
+        outgoing = sender.check(message)
+        if len(outgoing.body) >= self.options.compress_over_bytes:
+            await sender.compress(outgoing)
         if selector is not None:
             queue = await sender.select(message, selector, arg)
-        return await self._send(outgoing, [message], queue, timeout)
+        return await self._send(sender, outgoing, [message], queue, timeout)
 
     def send_async(
         self,
@@ -171,7 +172,7 @@ class Producer:
 
         `queue_offset` of the result is the first message's. Cut long lists with `split_batch`.
         """
-        self._running()
+        sender = self._running()
         check_batch(messages)
         for message in messages:
             check_message(message, body_bytes_max=self.options.max_message_bytes)
@@ -188,12 +189,16 @@ class Producer:
         outgoing = Outgoing(topic, body, {Property.WAIT: wait}, ",".join(ids))
         outgoing.code = RequestCode.SEND_BATCH_MESSAGE
         outgoing.is_batch = True
-        return await self._send(outgoing, messages, queue, timeout)
+        return await self._send(sender, outgoing, messages, queue, timeout)
 
     async def _send(
-        self, outgoing: Outgoing, messages: Sequence[Message], queue: MessageQueue | None, timeout: float | None
+        self,
+        sender: Sender,
+        outgoing: Outgoing,
+        messages: Sequence[Message],
+        queue: MessageQueue | None,
+        timeout: float | None,
     ) -> SendResult:
-        sender = self._running()
         timeout_s = self.options.send_timeout_s if timeout is None else timeout
         # A count and an event, not a semaphore: its context manager costs a tenth of a whole send.
         while self._in_flight >= self.options.in_flight_max:
