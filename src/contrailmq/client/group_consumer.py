@@ -26,7 +26,7 @@ from contrailmq.client.remote_offsets import RemoteOffsetStore
 from contrailmq.client.results import ConsumeFromWhere, MessageModel
 from contrailmq.client.routes import TopicRoute, subscribe_queues
 from contrailmq.client.settings import ConsumerOptions
-from contrailmq.client.subscription import TAG, SqlFilter, Subscription, make_subscription, with_version
+from contrailmq.client.subscription import TAG, SqlFilter, Subscription, make_subscription
 from contrailmq.client.waiting import set_within
 from contrailmq.message import RETRY_PREFIX, ContrailError, MessageQueue, check_group, check_topic
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
@@ -196,7 +196,6 @@ class GroupConsumer(ABC):
         instance = self._running_or_ending()
         await instance.leave_consumer(self)
         await instance.release()
-        self._life.state = State.SHUT_DOWN
 
     # Rebalance.
     def request_rebalance(self) -> None:
@@ -273,13 +272,15 @@ class GroupConsumer(ABC):
         return is_balanced
 
     def _share_changed(self, topic: str, everything: list[MessageQueue]) -> None:
-        if topic in self._subscriptions:
-            self._subscriptions[topic] = with_version(self._subscriptions[topic], _now_ms())
         self._running().heartbeat_soon()
         listener = self._base_options.on_queues_changed
-        if listener is not None:
-            mine = [queue for queue in self._owned() if queue.topic == topic]
+        if listener is None:
+            return
+        mine = [queue for queue in self._owned() if queue.topic == topic]
+        try:
             listener(self._shown_topic(topic), self._shown(everything), self._shown(mine))
+        except Exception:  # noqa: BLE001 -- user code must not stop the rebalance
+            _log.exception("on_queues_changed raised for topic %s; the queues are taken all the same", topic)
 
     async def _members(self, topic: str, route: TopicRoute) -> list[str]:
         """The group's client ids, from any broker of the topic."""

@@ -68,8 +68,10 @@ class _Span(Protocol):
 
 
 class OpenTelemetryHooks(ClientHooks):
-    """A PRODUCER span for each send, a CONSUMER span for each listener call; context travels in TRACE_CONTEXT-free
-    standard headers (`traceparent`) as a user property."""
+    """A PRODUCER span for each send, a CONSUMER span for each listener call.
+
+    The context travels as OpenTelemetry's own headers (`traceparent`) in the message's properties.
+    """
 
     def __init__(self, tracer_name: str = "contrailmq") -> None:
         from opentelemetry import propagate, trace

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Final, Protocol
 
@@ -104,7 +105,7 @@ class ClientInstance:
     @classmethod
     def acquire(cls, client_id: str, options: ClientOptions) -> ClientInstance:
         """The instance of this id on the running loop, made when there is none."""
-        key = (id(asyncio.get_running_loop()), client_id)
+        key = _key(client_id, options)
         instance = _instances.get(key)
         if instance is None:
             instance = _instances[key] = cls(client_id, options)
@@ -117,7 +118,7 @@ class ClientInstance:
         self._owners -= 1
         if self._owners > 0:
             return
-        _instances.pop((id(self.loop), self.client_id), None)
+        _instances.pop(_key(self.client_id, self.options), None)
         tasks = [*self._tasks, *self._route_calls.values()]
         for task in tasks:
             task.cancel()
@@ -134,8 +135,13 @@ class ClientInstance:
         """A background task that ends with the instance at the latest."""
         task = self.loop.create_task(work, name=f"contrailmq-{name}-{self.client_id}")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("%s ended by an error of ours, please report it", task.get_name(), exc_info=task.exception())
 
     # Members.
     def join_producer(self, member: Member) -> None:
@@ -352,4 +358,10 @@ class ClientInstance:
             await self.send_heartbeats()
 
 
-_instances: dict[tuple[int, str], ClientInstance] = {}
+_Key = tuple[asyncio.AbstractEventLoop, str, str]
+_instances: dict[_Key, ClientInstance] = {}
+
+
+def _key(client_id: str, options: ClientOptions) -> _Key:
+    """Clients of two clusters never share, also when their ids are the same (broadcasting ones have a fixed name)."""
+    return asyncio.get_running_loop(), client_id, options.namesrv or os.environ.get("NAMESRV_ADDR") or ""

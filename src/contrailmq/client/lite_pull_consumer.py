@@ -275,7 +275,9 @@ class LitePullConsumer(GroupConsumer):
         return True
 
     async def _drop(self, queue: MessageQueue) -> bool:
-        assignment = self._assignments.pop(queue)
+        assignment = self._assignments.pop(queue, None)
+        if assignment is None:
+            return True
         await assignment.stop()
         store = self._offsets()
         offset = self._consumed.pop(queue, None)
@@ -378,10 +380,16 @@ class LitePullConsumer(GroupConsumer):
                 except ContrailError as exc:
                     _log.info("the queues of %s are looked at again later: %s", topic, exc)
                     continue
-                if known and queues != known:
-                    listener(topic, queues)
                 self._listeners[topic] = (listener, queues)
+                if known and queues != known:
+                    self._tell(listener, topic, queues)
             await asyncio.sleep(self.options.topic_metadata_interval_s)
+
+    def _tell(self, listener: QueuesListener, topic: str, queues: list[MessageQueue]) -> None:
+        try:
+            listener(topic, queues)
+        except Exception:  # noqa: BLE001 -- user code must not stop the watching
+            _log.exception("the listener for queues of %s raised", topic)
 
     # What brokers may ask.
     async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:

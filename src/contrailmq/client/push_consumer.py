@@ -28,6 +28,7 @@ from contrailmq.client.consume_orderly import OrderlyConsumption
 from contrailmq.client.consume_watch import ConsumeWatch
 from contrailmq.client.errors import ClientConfigError, ClientStateError
 from contrailmq.client.group_consumer import GroupConsumer
+from contrailmq.client.hooks import ClientHooks
 from contrailmq.client.instance import ClientInstance
 from contrailmq.client.life import State
 from contrailmq.client.listener_pool import Listener, ListenerPool
@@ -195,7 +196,8 @@ class PushConsumer(GroupConsumer):
         return list(self._assignments)
 
     def _is_stale(self, queue: MessageQueue, now_s: float) -> bool:
-        return self._assignments[queue].cache.is_pull_expired(now_s)
+        assignment = self._assignments.get(queue)
+        return assignment is not None and assignment.cache.is_pull_expired(now_s)
 
     async def _take(self, queue: MessageQueue) -> bool:
         if self._pool is None:
@@ -215,7 +217,9 @@ class PushConsumer(GroupConsumer):
         return True
 
     async def _drop(self, queue: MessageQueue) -> bool:
-        assignment = self._assignments[queue]
+        assignment = self._assignments.get(queue)
+        if assignment is None:
+            return True  # given up meanwhile: its offset was repaired
         assignment.cache.is_dropped = True
         if self._orderly is not None and not await self._orderly.wait_idle(assignment, UNLOCK_WAIT_S):
             return False  # its listener still runs: keep the lock, try again in a second
@@ -290,8 +294,7 @@ class PushConsumer(GroupConsumer):
         assignment.next_offset = pulled.next_offset
         messages = pulled.messages
         if messages and self.options.hooks is not None:
-            chosen = self.options.hooks.filter_pulled(assignment.queue, list(messages))
-            messages = [message for message in chosen if isinstance(message, ReceivedMessage)]
+            messages = self._filtered(self.options.hooks, assignment.queue, messages)
         if not messages:
             if not assignment.cache.count:
                 self._offsets().table.raise_to(assignment.queue, pulled.next_offset)
@@ -302,6 +305,16 @@ class PushConsumer(GroupConsumer):
             self._concurrent.submit(assignment, messages)
         else:
             assignment.arrived.set()
+
+    def _filtered(
+        self, hooks: ClientHooks, queue: MessageQueue, messages: list[ReceivedMessage]
+    ) -> list[ReceivedMessage]:
+        try:
+            chosen = hooks.filter_pulled(queue, list(messages))
+        except Exception:  # noqa: BLE001 -- user code must not stop the pulling
+            _log.exception("a filter_pulled hook raised; the listener gets everything")
+            return messages
+        return [message for message in chosen if isinstance(message, ReceivedMessage)]
 
     def _show(self, queue: MessageQueue, messages: list[ReceivedMessage]) -> None:
         """The topic as the user knows it: the original one of a retried message, without namespace."""

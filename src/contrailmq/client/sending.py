@@ -26,6 +26,7 @@ from contrailmq.client.namespace import unwrap, wrap
 from contrailmq.client.results import SendResult, SendStatus
 from contrailmq.client.routes import TopicRoute, publish_queues
 from contrailmq.client.selectors import Selector
+from contrailmq.client.send_template import SendTemplate
 from contrailmq.client.settings import ProducerOptions
 from contrailmq.message import (
     RETRY_PREFIX,
@@ -49,6 +50,7 @@ from contrailmq.wire.header import Command
 from contrailmq.wire.requests import SendMessageResponse
 
 COMPRESS_IN_THREAD_BYTES: Final = 64 * 1024  # about 1 ms of zlib: more than that must not block the loop
+TEMPLATES_MAX: Final = 1024  # a cache: producers of more topics than that build them again
 _MASK: Final = 0x7FFFFFFF
 
 _STATUS_OF: Final = {
@@ -106,6 +108,7 @@ class Sender:
         self.faults = FaultTolerance(instance.loop.time, ladder=options.latency_ladder)
         self._publish: dict[str, _Publish] = {}
         self._wanted: set[str] = set()
+        self._templates: dict[tuple[str, str, RequestCode], SendTemplate] = {}
 
     # As a member of the instance.
     def topics(self) -> set[str]:
@@ -264,10 +267,28 @@ class Sender:
         name = queue.broker_name
         start_s = instance.loop.time()
         address = instance.master_address(name) or await instance.find_master(name, outgoing.topic)
+        connection = instance.remoting.ready(address)
         try:
-            answer = await instance.remoting.invoke(
-                address, outgoing.code, self._ext(outgoing, queue), outgoing.body, timeout_s=timeout_s
-            )
+            if connection is None or outgoing.topic.startswith(RETRY_PREFIX):
+                answer = await instance.remoting.invoke(
+                    address, outgoing.code, self._ext(outgoing, queue), outgoing.body, timeout_s=timeout_s
+                )
+            else:
+                render = self._template(outgoing, name).render
+                properties, born_ms = encode_properties(outgoing.properties), time.time_ns() // 1_000_000
+                answer = await connection.invoke_frame(
+                    outgoing.code,
+                    lambda opaque: render(
+                        outgoing.body,
+                        properties,
+                        queue_id=queue.queue_id,
+                        sys_flag=outgoing.sys_flag,
+                        born_ms=born_ms,
+                        flag=outgoing.flag,
+                        opaque=opaque,
+                    ),
+                    timeout_s,
+                )
         except ContrailError:
             self.faults.record_failure(name, is_reachable=True)
             instance.refresh_soon(outgoing.topic)
@@ -279,6 +300,23 @@ class Sender:
         if self.options.send_latency_fault_enable:
             self.faults.record_success(name, instance.loop.time() - start_s)
         return self._result(status, answer, outgoing, queue)
+
+    def _template(self, outgoing: Outgoing, broker_name: str) -> SendTemplate:
+        key = (outgoing.topic, broker_name, outgoing.code)
+        template = self._templates.get(key)
+        if template is None:
+            if len(self._templates) >= TEMPLATES_MAX:
+                self._templates.clear()
+            template = self._templates[key] = SendTemplate(
+                outgoing.code,
+                group=self.group,
+                topic=outgoing.topic,
+                default_topic=self.options.default_topic,
+                default_queues=self.options.default_topic_queues,
+                broker_name=broker_name,
+                is_batch=outgoing.is_batch,
+            )
+        return template
 
     def _ext(self, outgoing: Outgoing, queue: MessageQueue) -> dict[str, str | int]:
         """The short names of SEND_MESSAGE_V2."""

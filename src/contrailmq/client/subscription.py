@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from contrailmq.client.errors import ClientConfigError
@@ -68,12 +67,3 @@ def make_subscription(topic: str, wanted: str | SqlFilter | None, *, version: in
     if not tags:
         raise ClientConfigError(f"subscription {text!r} to topic {topic!r} names no tag: write 'A || B' or '*'")
     return Subscription(topic, text, TAG, version, tags)
-
-
-def with_version(subscription: Subscription, version: int) -> Subscription:
-    return Subscription(
-        subscription.topic, subscription.expression, subscription.expression_type, version, subscription.tags
-    )
-
-
-SubscriptionTable = Mapping[str, Subscription]

@@ -151,11 +151,17 @@ class Connection(asyncio.Protocol):
         The future ends with RequestTimeoutError or ConnectionClosedError; the call itself raises TooManyRequestsError,
         ConnectionClosedError or LocalProtocolError, and then nothing was sent.
         """
+        return self.invoke_frame(code, lambda opaque: encode_request(code, ext, body, opaque=opaque), timeout_s)
+
+    def invoke_frame(
+        self, code: int, frame_of: Callable[[int], bytes], timeout_s: float = 3.0
+    ) -> asyncio.Future[Command]:
+        """The same for a caller that encodes the frame itself, given its opaque."""
         waiting = self._waiting
         if len(waiting) >= self._limits.in_flight_max:
             raise TooManyRequestsError(self.address, self._limits.in_flight_max)
         opaque = self._take_opaque()
-        self._send(encode_request(code, ext, body, opaque=opaque))
+        self._send(frame_of(opaque))
         future: asyncio.Future[Command] = self._loop.create_future()
         deadline_s = self._loop.time() + timeout_s
         waiting[opaque] = _Waiting(future, deadline_s, code, timeout_s)

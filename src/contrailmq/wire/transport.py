@@ -258,6 +258,16 @@ class RemotingClient:
         await connection.writable()
         connection.oneway(code, self._signed(code, ext, body), body, remark)
 
+    def ready(self, address: str) -> Connection | None:
+        """The connection to the address when it can be written to now and requests are not signed; never waits.
+
+        For callers who encode frames themselves: see `Connection.invoke_frame`.
+        """
+        connection = self._connections.get(address)
+        if self._sign is not None or connection is None or not connection.is_open or not connection.is_writable:
+            return None
+        return connection
+
     def register(self, code: int, handler: ClientHandler) -> None:
         """Serve requests of this code that servers send to us; the handler returns a response frame or None."""
         self._handlers[code] = handler
