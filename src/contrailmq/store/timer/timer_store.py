@@ -31,7 +31,9 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, Protocol
 
 from contrailmq.message import (
@@ -168,6 +170,8 @@ class TimerStore:
         self.master_queue_offset = 0
         self._retake_until = 0
         self._due: DueSlot | None = None
+        self._walk: Iterator[Slot] | None = None  # over the slots up to _walk_end_ms; nothing is put there any more
+        self._walk_end_ms = 0
         self._last_flush_ms = 0
         self._last_clean_ms = 0
         self._version = (0, 0, 0)
@@ -270,11 +274,11 @@ class TimerStore:
                 slot_time_ms - write_time_ms,
                 message.physical_offset,
                 message.size_bytes,
-                java_hash(topic),
+                _topic_hash(topic),
             )
         )
         change = -1 if is_mark else 1
-        self.wheel.add(slot_time_ms, position, change=change)
+        self.wheel.chain(slot, position, change=change)
         self.metrics.add(topic, change, now_ms)
         self.stats.enqueued += 1
         return True
@@ -287,6 +291,7 @@ class TimerStore:
             self.read_time_ms - slot_time_ms,
         )
         self.read_time_ms = slot_time_ms
+        self._walk = None
 
     def dequeue(self, now_ms: int, max_count: int) -> int:
         """Deliver slots whose tick is over; the count of messages done."""
@@ -309,8 +314,11 @@ class TimerStore:
         """Load the next slot with timers before `end_ms`; without one, the read time is `end_ms`."""
         if self.read_time_ms >= end_ms:
             return False
-        slot = next(self.wheel.occupied(self.read_time_ms, end_ms), None)
+        if self._walk is None or self._walk_end_ms != end_ms:
+            self._walk, self._walk_end_ms = self.wheel.occupied(self.read_time_ms, end_ms), end_ms
+        slot = next(self._walk, None)
         if slot is None:
+            self._walk = None
             self.read_time_ms = end_ms
             return False
         self.read_time_ms = slot.time_ms
@@ -381,7 +389,6 @@ class TimerStore:
     def _deliver(self, message: StoredMessage, now_ms: int, enqueue_ms: int, magic: int) -> bool:
         """Put a due message where it belongs; False when the store cannot take it now."""
         properties = dict(message.properties)
-        plain = {name: value for name, value in properties.items() if name not in _TIMER_PROPERTIES}
         is_roll = bool(magic & TimerMagic.ROLL)
         properties[Property.TIMER_ENQUEUE_MS] = str(enqueue_ms)
         properties[Property.TIMER_DEQUEUE_MS] = str(now_ms)
@@ -389,6 +396,7 @@ class TimerStore:
             properties[Property.TIMER_ROLL_TIMES] = str(int(properties.get(Property.TIMER_ROLL_TIMES, "0")) + 1)
         status = self._put(message, properties, is_roll=is_roll)
         if status in _HOPELESS:
+            plain = {name: value for name, value in properties.items() if name not in _TIMER_PROPERTIES}
             status = self._put(message, plain, is_roll=is_roll)
         if status.is_stored:
             if is_roll:
@@ -520,6 +528,9 @@ class TimerStore:
 
     def end_flush(self, plan: FlushPlan) -> None:
         self.wheel.forget(plan.slots)
+
+
+_topic_hash: Final = lru_cache(maxsize=4096)(java_hash)
 
 
 def _is_recalled(message: StoredMessage, deleted_keys: set[str]) -> bool:

@@ -122,9 +122,12 @@ class TimerWheel:
 
     def add(self, time_ms: int, position: int, *, change: int) -> None:
         """Chain one more unit into a slot. `change` is +1 for a timer and -1 for a mark that deletes one."""
-        slot = self.get(time_ms)
-        first = position if slot.is_empty else slot.first_position
-        self.put(slot._replace(first_position=first, last_position=position, timers=slot.timers + change))
+        self.chain(self.get(time_ms), position, change=change)
+
+    def chain(self, slot: Slot, position: int, *, change: int) -> None:
+        """The same, for a slot that was just read."""
+        time_ms, first, _, timers, magic = slot
+        self.put(Slot(time_ms, position if first < 0 else first, position, timers + change, magic))
 
     def shut(self, slot: Slot) -> None:
         """Close a slot: all its timers up to its last position were delivered."""
