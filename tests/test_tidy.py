@@ -26,12 +26,12 @@ ARROWS: dict[str, set[str]] = {
     "store": {"message"},
     "client": {"wire", "message"},
     "aio": {"client", "message"},
-    "idempotent": {"client", "message"},
+    "idempotence": {"client", "message"},
     "namesrv": {"wire", "message", "_version"},
     "broker": {"store", "wire", "client", "message", "_version"},
     "spark": {"client", "wire", "store", "message", "aio"},
     "console": {"client", "wire", "message", "aio"},
-    "testing": {"spark", "console", "broker", "namesrv", "aio", "idempotent", "client", "store", "wire", "message"},
+    "testing": {"spark", "console", "broker", "namesrv", "aio", "idempotence", "client", "store", "wire", "message"},
     "cli": {
         "testing",
         "console",
@@ -39,7 +39,7 @@ ARROWS: dict[str, set[str]] = {
         "broker",
         "namesrv",
         "aio",
-        "idempotent",
+        "idempotence",
         "client",
         "store",
         "wire",
@@ -47,7 +47,7 @@ ARROWS: dict[str, set[str]] = {
         "_version",
     },
     # The package's front lists the public names; it may look at everything users import.
-    "__init__": {"aio", "idempotent", "client", "message", "_version"},
+    "__init__": {"aio", "idempotence", "client", "message", "_version"},
     "__main__": {"cli"},
 }
 LEFTOVER = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplementedError\(\)")
@@ -132,7 +132,7 @@ def test_nothing_unfinished_is_left() -> None:
 
 def test_no_module_is_dead() -> None:
     """Every module is imported by another one, or is a door that a user opens."""
-    doors = {"__init__", "__main__", "_version", "aio", "idempotent", "testing", "cli", "message"}
+    doors = {"__init__", "__main__", "_version", "aio", "idempotence", "testing", "cli", "message"}
     imported: dict[str, set[Path]] = {}
     for path in source_files():
         for node in nodes_of(path):

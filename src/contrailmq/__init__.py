@@ -1,19 +1,28 @@
-"""ContrailMQ: RocketMQ for people who live in Python and Spark."""
+"""ContrailMQ: RocketMQ for people who live in Python and Spark.
+
+The public names are imported when they are first used: `import contrailmq` alone, which a server, a tool or a Spark
+executor does for one module of it, loads no client.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Final
 
 from contrailmq._version import __version__
-from contrailmq.client.results import (
-    ConsumeFromWhere,
-    ConsumeResult,
-    MessageModel,
-    SendResult,
-    SendStatus,
-    TransactionState,
-)
-from contrailmq.client.subscription import SqlFilter
-from contrailmq.client.sync import LitePullConsumer, Producer, PushConsumer, TransactionProducer
-from contrailmq.client.sync_admin import Admin
-from contrailmq.idempotent import idempotent
-from contrailmq.message import Message, MessageQueue, StoredMessage
+
+if TYPE_CHECKING:
+    from contrailmq.client.results import (
+        ConsumeFromWhere,
+        ConsumeResult,
+        MessageModel,
+        SendResult,
+        SendStatus,
+        TransactionState,
+    )
+    from contrailmq.client.subscription import SqlFilter
+    from contrailmq.client.sync import LitePullConsumer, Producer, PushConsumer, TransactionProducer
+    from contrailmq.client.sync_admin import Admin
+    from contrailmq.idempotence import idempotent
+    from contrailmq.message import Message, MessageQueue, StoredMessage
 
 if not __debug__:
     # Invariants of the store and the wire are asserts: without them a broken invariant would be written to disk.
@@ -38,3 +47,36 @@ __all__ = [
     "__version__",
     "idempotent",
 ]
+
+# No public name may be the name of a module in this package: importing that module would put it in the name's place.
+_HOMES: Final = {
+    "Admin": "contrailmq.client.sync_admin",
+    "ConsumeFromWhere": "contrailmq.client.results",
+    "ConsumeResult": "contrailmq.client.results",
+    "LitePullConsumer": "contrailmq.client.sync",
+    "Message": "contrailmq.message",
+    "MessageModel": "contrailmq.client.results",
+    "MessageQueue": "contrailmq.message",
+    "Producer": "contrailmq.client.sync",
+    "PushConsumer": "contrailmq.client.sync",
+    "SendResult": "contrailmq.client.results",
+    "SendStatus": "contrailmq.client.results",
+    "SqlFilter": "contrailmq.client.subscription",
+    "StoredMessage": "contrailmq.message",
+    "TransactionProducer": "contrailmq.client.sync",
+    "TransactionState": "contrailmq.client.results",
+    "idempotent": "contrailmq.idempotence",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(home), name)
+    globals()[name] = value  # asked for once only
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

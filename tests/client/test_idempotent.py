@@ -15,7 +15,7 @@ import pytest
 import contrailmq
 from contrailmq import ConsumeFromWhere, ConsumeResult, Message, Producer, PushConsumer, StoredMessage
 from contrailmq.client.errors import ClientConfigError
-from contrailmq.idempotent import Claim, IdempotencyStore, RedisStore, SqliteStore
+from contrailmq.idempotence import Claim, IdempotencyStore, RedisStore, SqliteStore
 from contrailmq.testing import LocalCluster
 
 from .messages import received

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
 if TYPE_CHECKING:
     from contrailmq import Admin, StoredMessage
@@ -40,6 +38,9 @@ def show(rows: Sequence[Sequence[object]], columns: Sequence[str], *, as_json: b
     if as_json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows])
         return
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(*columns, box=None, header_style="bold")
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row))
