@@ -94,4 +94,4 @@ class OffsetProcessor:
         store = self._node.store
         first = store.min_offset(header.topic, header.queue_id)
         time_ms = store.store_time_at(header.topic, header.queue_id, first)
-        return success(command, TimestampResponse(timestamp=-1 if time_ms is None else time_ms))
+        return success(command, TimestampResponse(timestamp=time_ms))

@@ -8,8 +8,7 @@ from typing import Final
 from contrailmq.broker.admin.groups import subscription_body
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
-from contrailmq.message import RETRY_PREFIX, MessageQueue, tags_code
-from contrailmq.store.record import read_facts
+from contrailmq.message import RETRY_PREFIX, MessageQueue
 from contrailmq.wire.admin_bodies import (
     ConsumeQueueUnit,
     ConsumeQueueUnits,
@@ -31,7 +30,6 @@ from contrailmq.wire.connection import Connection
 from contrailmq.wire.header import Command
 
 UNITS_MAX: Final = 1024  # of one answer to 321
-UNIT_BYTES_MAX: Final = 64 * 1024 * 1024  # of the records behind them, which are looked at and not sent
 
 
 class ProgressAdmin:
@@ -67,11 +65,11 @@ class ProgressAdmin:
             for queue_id in range(topic.read_queues):
                 end = node.store.max_offset(name, queue_id)
                 consumed = node.offsets.query(group, name, queue_id) or 0
-                time_ms = node.store.store_time_at(name, queue_id, consumed - 1) if consumed > 0 else None
+                time_ms = node.store.store_time_at(name, queue_id, consumed - 1) if consumed > 0 else 0
                 result[MessageQueue(name, node.config.broker_name, queue_id)] = OffsetProgress(
                     broker_offset=end,
                     consumer_offset=consumed,
-                    last_timestamp=time_ms or 0,
+                    last_timestamp=max(time_ms, 0),
                     pull_offset=node.offsets.query_pull(group, name, queue_id) or 0,
                 )
         return result
@@ -129,8 +127,7 @@ class ProgressAdmin:
         return success(command, None, encode_body(QueueTimeSpans(consume_time_span_set=spans)))
 
     def _time(self, topic: str, queue_id: int, offset: int) -> int:
-        time_ms = self._node.store.store_time_at(topic, queue_id, offset) if offset >= 0 else None
-        return -1 if time_ms is None else time_ms
+        return self._node.store.store_time_at(topic, queue_id, offset) if offset >= 0 else -1
 
     def _delay(self, topic: str, queue_id: int, consumed: int, end: int) -> int:
         """For how long the first message that waits has been waiting."""
@@ -148,20 +145,16 @@ class ProgressAdmin:
         subscription = node.clients.subscription(header.consumer_group or "", topic)
         wanted = subscription.filter if subscription else None
         units = []
-        count = max(1, min(header.count or 0, UNITS_MAX))
-        found = node.store.get_slices(topic, queue_id, header.index or 0, count, max_bytes=UNIT_BYTES_MAX)
-        for record in found.slices:
-            facts = read_facts(record, 0)
-            code = tags_code(facts.tags)
+        count = max(0, min(header.count or 0, UNITS_MAX))
+        for physical_offset, size_bytes, code in node.store.read_units(topic, queue_id, header.index or 0, count):
             units.append(
                 ConsumeQueueUnit(
                     eval=wanted is not None and wanted.match_unit(code),
-                    physic_offset=facts.physical_offset,
-                    physic_size=facts.size_bytes,
+                    physic_offset=physical_offset,
+                    physic_size=size_bytes,
                     tags_code=code,
                 )
             )
-        found.release()
         body = ConsumeQueueUnits(
             filter_data="null",
             min_queue_index=node.store.min_offset(topic, queue_id),

@@ -184,7 +184,7 @@ class RuntimeAdmin:
         return success(command)
 
     def delete_files(self, connection: Connection, command: Command) -> bytes | None:
-        self._node.store.tick()
+        self._node.store.delete_expired_files_now()
         return success(command)
 
 

@@ -131,9 +131,9 @@ class TopicAdmin:
         queues = {}
         for queue_id in range(topic.queue_limit):
             low, high = node.store.min_offset(name, queue_id), node.store.max_offset(name, queue_id)
-            time_ms = node.store.store_time_at(name, queue_id, high - 1) if high > low else None
+            time_ms = node.store.store_time_at(name, queue_id, high - 1) if high > low else 0
             queues[MessageQueue(name, node.config.broker_name, queue_id)] = TopicOffset(
-                last_update_timestamp=time_ms or 0, max_offset=high, min_offset=low
+                last_update_timestamp=max(time_ms, 0), max_offset=high, min_offset=low
             )
         counter = node.statistics.find("TOPIC_PUT_NUMS", name)
         tps = counter.rate("minute").per_second if counter else 0.0
