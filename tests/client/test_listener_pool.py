@@ -105,7 +105,7 @@ def test_closing_does_not_wait_for_ever_for_a_listener_that_hangs() -> None:
 
     async def run() -> bool:
         pool = ListenerPool(lambda _: release.wait(10) and None, 1)
-        pool.submit(Call([received(0)], lambda: True, lambda _: None))
+        pool.submit(Call([received(0)]))
         return await pool.close(0.05)
 
     assert asyncio.run(run()) is False
@@ -130,7 +130,7 @@ def test_a_coroutine_listener_that_never_waits_lets_others_run() -> None:
         pool = ListenerPool(busy, 1)
         task = asyncio.create_task(clock())
         for n in range(20):
-            pool.submit(Call([received(n)], lambda: True, lambda _: None))
+            pool.submit(Call([received(n)]))
         assert await pool.wait_idle(10.0)
         task.cancel()
         await pool.close(1.0)

@@ -76,3 +76,34 @@ def recover(
 @app.callback()
 def _bench() -> None:
     """Measure: CPU microseconds per message and ratios to a baseline."""
+
+
+Namesrv = Annotated[
+    str | None, typer.Option("-n", "--namesrv", help="Use this cluster; without it a broker process is started.")
+]
+
+
+@app.command("send")
+def send(
+    count: Annotated[int, typer.Option(help="Messages of each measurement.")] = 20_000,
+    body_bytes: Annotated[int, typer.Option(help="Body size.")] = 1024,
+    namesrv: Namesrv = None,
+    as_json: AsJson = False,
+) -> None:
+    """Producers through a broker: many in flight, one by one, batches."""
+    from contrailmq.cli.bench_clients import measure_send
+
+    show("producers", measure_send(namesrv, count=count, body_bytes=body_bytes), as_json=as_json)
+
+
+@app.command("pull")
+def pull(
+    count: Annotated[int, typer.Option(help="Messages of each measurement.")] = 20_000,
+    body_bytes: Annotated[int, typer.Option(help="Body size.")] = 1024,
+    namesrv: Namesrv = None,
+    as_json: AsJson = False,
+) -> None:
+    """Consumers through a broker: push with both kinds of listener, poll."""
+    from contrailmq.cli.bench_clients import measure_pull
+
+    show("consumers", measure_pull(namesrv, count=count, body_bytes=body_bytes), as_json=as_json)

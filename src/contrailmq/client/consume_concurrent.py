@@ -62,24 +62,21 @@ class ConcurrentConsumption:
             self._submit_chunk(assignment, messages[start : start + size])
 
     def _submit_chunk(self, assignment: Assignment, chunk: list[ReceivedMessage]) -> None:
-        cache, loop, watch, queue = assignment.cache, self._loop, self._watch, assignment.queue
+        self._pool.submit(_ChunkCall(self, assignment, chunk))
 
-        def is_wanted() -> bool:
-            if cache.is_dropped:
-                return False
-            now_s = loop.time()
-            for message in chunk:
-                message.consume_start_s = now_s
-            if watch.is_on:
-                watch.before(queue, chunk)
-            return True
+    def begin(self, assignment: Assignment, chunk: list[ReceivedMessage]) -> bool:
+        """Whether the chunk is still ours to consume. Runs where the listener runs."""
+        if assignment.cache.is_dropped:
+            return False
+        now_s = self._loop.time()
+        for message in chunk:
+            message.consume_start_s = now_s
+        if self._watch.is_on:
+            self._watch.before(assignment.queue, chunk)
+        return True
 
-        def done(call: Call) -> None:
-            self._settle(assignment, chunk, call)
-
-        self._pool.submit(Call(chunk, is_wanted, done))
-
-    def _settle(self, assignment: Assignment, chunk: list[ReceivedMessage], call: Call) -> None:
+    def settle(self, assignment: Assignment, chunk: list[ReceivedMessage], call: Call) -> None:
+        """What the listener said of a chunk."""
         if not call.was_run:
             return
         outcome = call.outcome()
@@ -148,3 +145,23 @@ class ConcurrentConsumption:
             task.cancel()
         if self._settling:
             await asyncio.gather(*self._settling, return_exceptions=True)
+
+
+class _ChunkCall(Call):
+    """A listener call for some messages of one queue."""
+
+    __slots__ = ("_assignment", "_chunk", "_consumption")
+
+    def __init__(
+        self, consumption: ConcurrentConsumption, assignment: Assignment, chunk: list[ReceivedMessage]
+    ) -> None:
+        super().__init__(chunk)
+        self._consumption = consumption
+        self._assignment = assignment
+        self._chunk = chunk
+
+    def is_wanted(self) -> bool:
+        return self._consumption.begin(self._assignment, self._chunk)
+
+    def done(self) -> None:
+        self._consumption.settle(self._assignment, self._chunk, self)

@@ -28,19 +28,22 @@ Listener = Callable[[list[StoredMessage]], Answer | Awaitable[Answer]]
 
 
 class Call:
-    """One call of the listener. `is_wanted` is asked right before it; `done` is told after it, on the loop."""
+    """One call of the listener. Subclasses say whether it is still wanted, and what happens when it is done."""
 
-    __slots__ = ("answer", "done", "error", "is_wanted", "messages", "was_run")
+    __slots__ = ("answer", "error", "messages", "was_run")
 
-    def __init__(
-        self, messages: Sequence[StoredMessage], is_wanted: Callable[[], bool], done: Callable[[Call], None]
-    ) -> None:
+    def __init__(self, messages: Sequence[StoredMessage]) -> None:
         self.messages = messages
-        self.is_wanted = is_wanted
-        self.done = done
         self.answer: Answer = None
         self.error: Exception | None = None
         self.was_run = False
+
+    def is_wanted(self) -> bool:
+        """Asked right before the listener is called, where it is called."""
+        return True
+
+    def done(self) -> None:
+        """Told afterwards, on the loop, also when it was not wanted."""
 
     def outcome(self) -> ConsumeOutcome:
         """What the listener said: nothing is success, an exception is retry."""
@@ -123,14 +126,10 @@ class ListenerPool:
 
     async def run(self, messages: Sequence[StoredMessage], is_wanted: Callable[[], bool]) -> Call:
         """Submit and wait."""
-        finished: asyncio.Future[Call] = self._loop.create_future()
-
-        def done(call: Call) -> None:
-            if not finished.done():
-                finished.set_result(call)
-
-        self.submit(Call(messages, is_wanted, done))
-        return await finished
+        call = _AwaitedCall(messages, is_wanted, self._loop.create_future())
+        self.submit(call)
+        await call.finished
+        return call
 
     def refuse_new(self) -> None:
         """Calls that have not begun are not wanted any more: they end without running the listener."""
@@ -158,7 +157,7 @@ class ListenerPool:
         self._running -= 1
         if self._running == 0:
             self._idle.set()
-        call.done(call)
+        call.done()
 
     # Coroutine listeners.
     async def _work(self) -> None:
@@ -174,7 +173,7 @@ class ListenerPool:
                 call.was_run = True
                 try:
                     answer = self._listener(list(call.messages))
-                    call.answer = await answer if inspect.isawaitable(answer) else answer
+                    call.answer = await answer  # type: ignore[misc]  # `is_coroutine_listener` said so
                 except Exception as exc:  # noqa: BLE001 -- user code: any exception means "retry later"
                     call.error = exc
             self._finish(call)
@@ -193,7 +192,7 @@ class ListenerPool:
                 call.was_run = True
                 try:
                     answer = listener(list(call.messages))
-                    if inspect.isawaitable(answer):
+                    if answer is not None and inspect.isawaitable(answer):  # the question alone costs a microsecond
                         answer = asyncio.run_coroutine_threadsafe(_await(answer), self._loop).result()
                     call.answer = answer
                 except Exception as exc:  # noqa: BLE001 -- user code: any exception means "retry later"
@@ -212,6 +211,24 @@ class ListenerPool:
         finished = self._finished
         while finished:
             self._finish(finished.popleft())
+
+
+class _AwaitedCall(Call):
+    __slots__ = ("_is_wanted", "finished")
+
+    def __init__(
+        self, messages: Sequence[StoredMessage], is_wanted: Callable[[], bool], finished: asyncio.Future[None]
+    ) -> None:
+        super().__init__(messages)
+        self._is_wanted = is_wanted
+        self.finished = finished
+
+    def is_wanted(self) -> bool:
+        return self._is_wanted()
+
+    def done(self) -> None:
+        if not self.finished.done():
+            self.finished.set_result(None)
 
 
 async def _await(answer: Awaitable[Answer]) -> Answer:
