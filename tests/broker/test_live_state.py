@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -324,6 +325,12 @@ def test_an_update_changes_all_or_nothing() -> None:
 def test_every_deliberate_difference_is_our_default() -> None:
     ours = BrokerConfig().to_properties() | store_properties(with_our_defaults(StoreConfig("unused")))
     assert {key: ours[key] for key in DIFFERENCES} == {key: entry[1] for key, entry in DIFFERENCES.items()}
+
+
+def test_every_deliberate_difference_stands_in_the_documents() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "broker.md").read_text()
+    for key, (theirs, ours, reason) in DIFFERENCES.items():
+        assert f"| {key} | {theirs} | {ours} | {reason} |" in page
 
 
 def test_a_loopback_address_is_warned_about_when_the_name_server_is_remote() -> None:

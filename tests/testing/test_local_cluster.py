@@ -232,3 +232,19 @@ def test_a_broker_with_a_write_buffer_pool_delivers_what_it_committed() -> None:
         while not bodies and time.monotonic() < deadline:
             bodies = [message.body for message in pull.poll(timeout=1.0)]
         assert bodies == [b"pooled"]
+
+
+def test_a_consumer_of_cold_data_is_served_by_the_workers() -> None:
+    with (
+        LocalCluster(config={"accessMessageInMemoryMaxRatio": 0}) as cluster,
+        Producer("shop", namesrv=cluster.namesrv) as producer,
+        LitePullConsumer("cold", namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET) as pull,
+    ):
+        for number in range(10):
+            producer.send(Message("Cold", b"%d" % number))
+        pull.subscribe("Cold")
+        deadline = time.monotonic() + 30
+        bodies: set[bytes] = set()
+        while len(bodies) < 10 and time.monotonic() < deadline:
+            bodies |= {message.body for message in pull.poll(timeout=1.0)}
+        assert bodies == {b"%d" % number for number in range(10)}

@@ -95,6 +95,8 @@ class Reader:
 
     def is_cold(self, topic: str, queue_id: int, offset: int) -> bool:
         """Would reading here touch what is presumably not in memory?"""
+        if self._log.max_offset - self._log.min_offset <= self._distance_in_memory:
+            return False  # the whole log fits, and no unit need be read: 4 us of a pull's 28
         queue = self._queues.get(topic, queue_id)
         unit = queue.unit_at(offset) if queue is not None else None
         return unit is not None and self._log.max_offset - unit.physical_offset > self._distance_in_memory
