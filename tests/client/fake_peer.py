@@ -12,6 +12,7 @@ from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.connection import Connection
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
+from contrailmq.wire.tls import ServerTls
 from contrailmq.wire.transport import RemotingServer
 
 Script = Callable[[Command], bytes | None]  # None: no answer
@@ -30,11 +31,11 @@ def refused(code: int) -> Script:
 class FakePeer:
     """One server that answers by script and remembers what it was asked."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, *, tls: ServerTls | None = None) -> None:
         self.script = script
         self.requests: list[Command] = []
         self._arrivals: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
-        self._server = RemotingServer(self._serve, host="127.0.0.1")
+        self._server = RemotingServer(self._serve, host="127.0.0.1", tls=tls)
 
     async def __aenter__(self) -> Self:
         await self._server.start()
@@ -70,7 +71,7 @@ class FakePeer:
 _USUAL = (RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT)
 
 
-def name_server(route: Callable[[str], TopicRouteData | None]) -> FakePeer:
+def name_server(route: Callable[[str], TopicRouteData | None], *, tls: ServerTls | None = None) -> FakePeer:
     """Answers route requests; None is "no such topic"."""
 
     def script(request: Command) -> bytes:
@@ -79,7 +80,7 @@ def name_server(route: Callable[[str], TopicRouteData | None]) -> FakePeer:
             return encode_response(request, 17, remark="no route")
         return encode_response(request, body=encode_route(found, is_standard=True))
 
-    return FakePeer(script)
+    return FakePeer(script, tls=tls)
 
 
 def route_to(*brokers: tuple[str, str], queues: int = 1) -> TopicRouteData:
