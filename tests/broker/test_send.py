@@ -322,3 +322,29 @@ def test_unknown_codes_are_answered_as_not_supported(bench: Bench) -> None:
     for code in (9999, 200050, 200051, 400):
         answer = bench.ask(code)
         assert (answer.code, answer.remark) == (3, f" request type {code} not supported")
+
+
+@pytest.mark.parametrize("special", ["", "DELAY\x010\x02"], ids=["fast", "plain"])
+@pytest.mark.parametrize("flags", [0x10, 0x20, 0x30, 0x31])
+def test_a_senders_claim_about_hosts_does_not_break_the_record(bench: Bench, flags: int, special: str) -> None:
+    assert bench.send(f=flags, properties=special).code == 0
+    assert bench.send(body=b"next").code == 0
+    (answer,) = bench.pull()
+    first, second = records(answer.body)
+    assert (first.sys_flag, first.stored_body, second.body) == (flags & 1, b"hello", b"next")
+
+
+@pytest.mark.parametrize("fields", [{"f": 2**40}, {"h": 2**40}, {"g": 2**70}, {"j": 2**40}])
+def test_numbers_that_no_record_can_hold_are_refused(bench: Bench, fields: dict[str, int]) -> None:
+    answer = bench.send(**fields)
+    assert answer.code in (ResponseCode.MESSAGE_ILLEGAL, ResponseCode.INVALID_PARAMETER), answer.remark
+    assert bench.send().code == 0
+
+
+def test_a_sender_with_an_ipv6_address_is_stored_with_it(bench: Bench) -> None:
+    link = Link(9)
+    link.peer = ("::1", 9)
+    assert bench.send(link=link).code == 0
+    assert bench.ask(320, send_fields(m="true"), batch_body(2), link=link).code == 0
+    (answer,) = bench.pull()
+    assert [str(message.born_host) for message in records(answer.body)] == ["[::1]:9"] * 3

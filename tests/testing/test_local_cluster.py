@@ -17,6 +17,7 @@ import pytest
 
 from contrailmq import ConsumeFromWhere, LitePullConsumer, Message, Producer, PushConsumer, SendStatus, StoredMessage
 from contrailmq.broker import BrokerConfig, BrokerServer
+from contrailmq.broker import server as server_module
 from contrailmq.store import MessageStore, StoreConfig, StoreError
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.errors import ConnectError
@@ -248,3 +249,20 @@ def test_a_consumer_of_cold_data_is_served_by_the_workers() -> None:
         while len(bodies) < 10 and time.monotonic() < deadline:
             bodies |= {message.body for message in pull.poll(timeout=1.0)}
         assert bodies == {b"%d" % number for number in range(10)}
+
+
+def test_a_name_server_that_never_answers_does_not_hold_up_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "FIRST_REGISTRATION_S", 0.2)
+
+    async def serve() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            address = f"127.0.0.1:{silent.getsockname()[1]}"
+            broker = BrokerServer(*settings(tmp_path, namesrvAddr=address))
+            await broker.start()
+            await broker.stop()
+
+    began = time.monotonic()
+    asyncio.run(serve())
+    assert time.monotonic() - began < 20

@@ -50,6 +50,8 @@ TAG_CODES_MAX: Final = 10_000  # hashes kept; a producer with a tag per message 
 BORN_HOST: Final = "born_host"
 
 _PUT_OK: Final = PutStatus.PUT_OK
+# How wide the hosts of a record are is ours to say: a sender's bits would make the record unreadable.
+_SENDERS_FLAGS: Final = ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 _PREFIX: Final = struct.Struct(">iI")  # frame length, serialize type and header length
 
 # status -> (code, prefix that tools know). What the store says in `reason` follows.
@@ -164,7 +166,7 @@ class SendProcessor:
             keys=keys,
             unique_key=unique_key,
             flag=header.flag,
-            sys_flag=header.sys_flag | topic.set_flags,
+            sys_flag=header.sys_flag & _SENDERS_FLAGS | topic.set_flags,
             born_time_ms=header.born_timestamp,
             born_host=born_host,
             store_host=node.store_host,
@@ -253,7 +255,7 @@ class SendProcessor:
             store_host=self._node.store_host,
             born_time_ms=header.born_timestamp,
             flag=header.flag,
-            sys_flag=header.sys_flag | topic.set_flags,
+            sys_flag=header.sys_flag & _SENDERS_FLAGS | topic.set_flags,
             reconsume_times=header.reconsume_times or 0,
             producer_group=header.producer_group,
         )
@@ -361,7 +363,7 @@ class SendProcessor:
             topic.name,
             queue_id,
             parts,
-            sys_flag=header.sys_flag | topic.set_flags,
+            sys_flag=header.sys_flag & _SENDERS_FLAGS | topic.set_flags,
             born_time_ms=header.born_timestamp,
             born_host=born_host,
             store_host=node.store_host,

@@ -49,6 +49,7 @@ log = logging.getLogger("contrailmq.broker")
 VIP_PORT_DISTANCE: Final = 2  # clients up to 4.4 send to listenPort - 2
 COLD_READERS: Final = 4
 
+FIRST_REGISTRATION_S: Final = 5.0
 EXPIRE_MS: Final = 100  # how late a held pull or a flush timeout may be noticed
 RECHECK_MS: Final = 5_000
 CLIENT_SCAN_MS: Final = 10_000
@@ -97,7 +98,7 @@ class BrokerServer:
             raise
         self._is_running = True
         self._start_background()
-        registered = await self.registration.register_all()
+        registered = await self._register_first()
         log.info(
             "broker %s of %s listens on %s:%d, tells clients %s, and is registered with %d of %d NameServers",
             self.config.broker_name,
@@ -108,6 +109,16 @@ class BrokerServer:
             registered,
             len(self.config.namesrv_addresses),
         )
+
+    async def _register_first(self) -> int:
+        """Register before anybody is told `ready`; a NameServer that does not answer delays that only a little."""
+        try:
+            async with asyncio.timeout(FIRST_REGISTRATION_S):
+                return await self.registration.register_all()
+        except TimeoutError:
+            log.warning("not every NameServer answered within %g s: registering goes on", FIRST_REGISTRATION_S)
+            self.registration.register_soon()
+            return 0
 
     @property
     def port(self) -> int:
