@@ -242,6 +242,24 @@ def test_a_crash_repeats_a_timer_at_most_once_and_loses_none(tmp_path: Path) -> 
     bench.close()
 
 
+def test_counts_are_right_again_after_a_crash_and_once_a_day(tmp_path: Path) -> None:
+    bench = TimerBench(tmp_path)
+    for number in range(5):
+        bench.send("T", b"%d" % number, properties={"TIMER_DELAY_SEC": "90000", "UNIQ_KEY": f"K{number}"})
+    bench.timer.tick(bench.clock.now_ms())  # on the wheel, not flushed
+    bench = bench.restarted(tmp_path)
+    bench.run_ms(1000)
+    assert bench.timers.pending() == {"T": 5}
+    bench.timer.metrics.add("T", 7, 0)
+    bench.run_ms(1000)
+    assert bench.timers.pending() == {"T": 12}
+    for _ in range(24):
+        bench.clock.advance(3_600_000)
+        bench.run_ms(200)
+    assert bench.timers.pending() == {"T": 5}
+    bench.close()
+
+
 def test_a_slave_is_told_how_far_the_master_is(timer_bench: TimerBench) -> None:
     bench = timer_bench
     bench.send("T", b"m", properties={"TIMER_DELAY_SEC": "60", "UNIQ_KEY": "K"})

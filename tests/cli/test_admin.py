@@ -85,6 +85,19 @@ def test_clusters_and_brokers_are_shown(cluster: LocalCluster) -> None:
     assert run_json(cluster, "dlq", "list", "audit") == []
 
 
+def test_what_waits_is_shown_by_topic_and_level(cluster: LocalCluster) -> None:
+    with Producer("later", namesrv=cluster.namesrv) as producer:
+        producer.send(Message("Reminders", b"t", delay=3600.0))
+        producer.send(Message("Reminders", b"l", delay_level=18))
+    address = cluster.broker_addresses[0]
+    wanted = [{"kind": "delay", "of": "18", "pending": 1}, {"kind": "timer", "of": "Reminders", "pending": 1}]
+    for _ in range(600):
+        rows = run_json(cluster, "broker", "pending", address)
+        if rows == wanted:  # the wheel takes it in a moment later
+            break
+    assert rows == wanted
+
+
 def test_an_unreachable_name_server_is_one_line_and_exit_code_1() -> None:
     result = CliRunner().invoke(app, ["admin", "topic", "list", "-n", "127.0.0.1:1"])
     assert result.exit_code == 1

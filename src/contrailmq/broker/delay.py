@@ -128,10 +128,11 @@ class DelayService:
 
     def figures(self) -> dict[str, str]:
         """Lines for GET_BROKER_RUNTIME_INFO: `offset,max` of every level, as the reference shows them."""
-        return {
+        offsets = {
             f"scheduleMessageOffset_{level}": f"{offset},{self._store.max_offset(SystemTopic.SCHEDULE, level - 1)}"
             for level, offset in sorted(self.offsets.items())
         }
+        return offsets | {f"delayPending_{level}": str(count) for level, count in sorted(self.pending().items())}
 
     # --- delivering
 

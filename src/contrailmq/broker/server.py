@@ -242,7 +242,7 @@ class BrokerServer:
         self.timers = TimerService(node, self._table_worker)
         self.timers.register(handlers)
         node.rewrites += (self.transactions.rewrite, self.delay.rewrite, self.timers.rewrite)
-        self.runtime.figures += (self.delay.figures, self.timers.figures)
+        self.runtime.figures += (self.delay.figures, self.timers.figures, self.transactions.figures)
 
     async def _listen(self) -> None:
         config = self.config

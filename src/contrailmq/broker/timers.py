@@ -16,6 +16,7 @@ import base64
 import binascii
 import logging
 from concurrent.futures import Executor
+from datetime import datetime
 from typing import Final, NamedTuple
 
 from contrailmq.broker.handlers import Handlers, Refused, success
@@ -76,6 +77,8 @@ class TimerService:
         self._job = WorkerJob(worker)
         self._failure: StoreError | None = None
         self._is_running = False
+        self._is_recount_due = False
+        self._recounted_day = 0
         self._sampled_ms = 0
         self._sampled = (0, 0)
         self._rates = (0.0, 0.0)
@@ -195,6 +198,7 @@ class TimerService:
         if self._config.timer_wheel_enable:
             found = self.timer.open(self._node.now_ms())
             self._is_running = True
+            self._is_recount_due = found.replayed_units > 0 or found.is_rebuilt
             log.info(
                 "timers go on from %d, at offset %d of the timer topic; %d units were replayed",
                 found.read_time_ms,
@@ -231,6 +235,8 @@ class TimerService:
         self.interval_ms = 0 if has_more else min(POLL_MS, self.timer.next_due_ms(now_ms) - now_ms)
         self._flush_when_due(now_ms)
         self._sample(now_ms)
+        if not has_more:
+            self._recount_when_due(now_ms)
 
     def _flush_when_due(self, now_ms: int) -> None:
         try:
@@ -242,6 +248,16 @@ class TimerService:
             raise
 
     # --- figures
+
+    def _recount_when_due(self, now_ms: int) -> None:
+        """Once a day in the hour of timerCheckMetricsWhen, and after a crash."""
+        day = now_ms // 86_400_000
+        if self._config.timer_enable_check_metrics and day != self._recounted_day:
+            hour = datetime.fromtimestamp(now_ms / 1000).strftime("%H")
+            if hour in self._config.timer_check_metrics_when.split(";"):
+                self._recounted_day, self._is_recount_due = day, True
+        if self._is_recount_due and self.timer.recount(PORTION):
+            self._is_recount_due = False
 
     def _sample(self, now_ms: int) -> None:
         elapsed_ms = now_ms - self._sampled_ms
@@ -265,6 +281,7 @@ class TimerService:
             "timerCongestNum": str(self.timer.metrics.total),
             "timerEnqueueTps": f"{enqueue_rate:.1f}",
             "timerDequeueTps": f"{dequeue_rate:.1f}",
+            **{f"timerPending_{topic}": str(count) for topic, count in sorted(self.pending().items())},
         }
 
     def pending(self) -> dict[str, int]:

@@ -275,6 +275,10 @@ class TransactionService:
         """Topic -> half messages that are not ended."""
         return {topic: count for topic, count in self.metrics.counts.items() if count}
 
+    def figures(self) -> dict[str, str]:
+        """Lines for GET_BROKER_RUNTIME_INFO."""
+        return {f"halfPending_{topic}": str(count) for topic, count in sorted(self.pending().items())}
+
     # --- progress
 
     def _within(self, topic: str, offset: int) -> int:

@@ -313,6 +313,17 @@ def broker_status(address: Address, namesrv: Namesrv = None, as_json: Json = Fal
     show_pairs(ask(namesrv, lambda admin: admin.broker_stats(address)).items(), as_json=as_json)
 
 
+@broker_app.command("pending")
+def broker_pending(address: Address, namesrv: Namesrv = None, as_json: Json = False) -> None:
+    """Messages that wait: timers and half messages by topic, delayed ones by level. Our brokers only."""
+    rows = []
+    for key, text in sorted(ask(namesrv, lambda admin: admin.broker_stats(address)).items()):
+        kind, separator, name = key.partition("Pending_")
+        if separator:
+            rows.append((kind, name, int(text)))
+    show(rows, ("kind", "of", "pending"), as_json=as_json)
+
+
 @broker_app.command("config")
 def broker_config(address: Address, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Settings."""

@@ -4,7 +4,7 @@
      "timingCount": {"Orders": {"count": 26, "timeStamp": ...}}}
 
 The counts are bookkeeping beside the wheel, saved with each flush. A crash may leave them off by what happened since;
-`TimerStore.count_pending` counts the wheel itself and sets them right (timerEnableCheckMetrics).
+`TimerStore.recount` counts the wheel itself and sets them right (timerEnableCheckMetrics).
 """
 
 from __future__ import annotations

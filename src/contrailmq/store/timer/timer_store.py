@@ -172,6 +172,7 @@ class TimerStore:
         self._due: DueSlot | None = None
         self._walk: Iterator[Slot] | None = None  # over the slots up to _walk_end_ms; nothing is put there any more
         self._walk_end_ms = 0
+        self._counting: Iterator[TimerUnit] | None = None
         self._last_flush_ms = 0
         self._last_clean_ms = 0
         self._version = (0, 0, 0)
@@ -389,15 +390,16 @@ class TimerStore:
     def _deliver(self, message: StoredMessage, now_ms: int, enqueue_ms: int, magic: int) -> bool:
         """Put a due message where it belongs; False when the store cannot take it now."""
         properties = dict(message.properties)
+        for name in (*_TIMER_PROPERTIES, Property.CRC32):
+            properties.pop(name, None)
         is_roll = bool(magic & TimerMagic.ROLL)
-        properties[Property.TIMER_ENQUEUE_MS] = str(enqueue_ms)
-        properties[Property.TIMER_DEQUEUE_MS] = str(now_ms)
+        added = {Property.TIMER_ENQUEUE_MS: str(enqueue_ms), Property.TIMER_DEQUEUE_MS: str(now_ms)}
         if is_roll:
-            properties[Property.TIMER_ROLL_TIMES] = str(int(properties.get(Property.TIMER_ROLL_TIMES, "0")) + 1)
-        status = self._put(message, properties, is_roll=is_roll)
+            rolls = message.properties.get(Property.TIMER_ROLL_TIMES, "0")
+            added[Property.TIMER_ROLL_TIMES] = str(int(rolls) + 1)
+        status = self._put(message, properties | added, is_roll=is_roll)
         if status in _HOPELESS:
-            plain = {name: value for name, value in properties.items() if name not in _TIMER_PROPERTIES}
-            status = self._put(message, plain, is_roll=is_roll)
+            status = self._put(message, properties, is_roll=is_roll)
         if status.is_stored:
             if is_roll:
                 self.stats.rolled += 1
@@ -451,14 +453,24 @@ class TimerStore:
         """How late delivery is (timerReadBehind)."""
         return max(0, now_ms // self.precision_ms * self.precision_ms - self.read_time_ms)
 
-    def count_pending(self) -> dict[str, int]:
-        """Count the wheel itself, per topic, and set the metrics right. Reads every pending unit."""
+    def recount(self, max_units: int) -> bool:
+        """Count what is on the wheel, a portion per call, and set the metrics right at the end; True when done.
+
+        What changes meanwhile may be missed: the next recount finds it.
+        """
+        if self._counting is None:
+            self._counting = self._count_units()
+        for _ in range(max_units):
+            if next(self._counting, None) is None:
+                self._counting = None
+                return True
+        return False
+
+    def _count_units(self) -> Iterator[TimerUnit]:
         counts: dict[str, int] = {}
         topics = {java_hash(topic): topic for topic in self.metrics.counts}
         for slot in self.wheel.all_slots():
-            if slot.is_empty or slot.time_ms < self.read_time_ms:
-                continue
-            position = slot.last_position
+            position = -1 if slot.is_empty or slot.time_ms < self.read_time_ms else slot.last_position
             while position >= 0 and (unit := self.log.read(position)) is not None:
                 topic = topics.get(unit.topic_hash)
                 if topic is None:
@@ -467,9 +479,9 @@ class TimerStore:
                     topics[unit.topic_hash] = topic
                 counts[topic] = counts.get(topic, 0) + (-1 if unit.is_delete else 1)
                 position = -1 if position == slot.first_position else unit.previous
+                yield unit
         counts.pop("", None)
         self.metrics.replace(counts, self.metrics.timestamp)
-        return self.metrics.counts
 
     # --- following a master
 

@@ -1,0 +1,124 @@
+"""What waits goes on under the other broker: delays, timers, recalls and half messages, left by one, delivered by the
+other."""
+
+from __future__ import annotations
+
+import queue
+import time
+from pathlib import Path
+
+from apache import Apache
+
+from contrailmq import (
+    ConsumeFromWhere,
+    Message,
+    Producer,
+    PushConsumer,
+    StoredMessage,
+    TransactionProducer,
+    TransactionState,
+)
+from contrailmq.testing import LocalCluster
+
+WAIT_S = 120.0
+LEVELS = "1s 20s"
+OURS = {
+    "messageDelayLevel": LEVELS,
+    "recallMessageEnable": "true",
+    "mappedFileSizeTimerLog": "1040",
+    "transactionCheckInterval": "600000",
+}
+APACHES = {
+    "messageDelayLevel": LEVELS,
+    "recallMessageEnable": "true",
+    "mappedFileSizeTimerLog": 1040,
+    "maxHashSlotNum": 50_000,
+    "maxIndexNum": 200_000,
+    "transactionCheckInterval": 2000,
+    "transactionTimeOut": 1000,
+}
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _leave_waiting(namesrv: str) -> int:
+    """Put messages that wait; the time of the timers that are due last."""
+    with Producer("later", namesrv=namesrv) as producer:
+        producer.send(Message("Later", b"was due", delay_level=1))
+        deliver_ms = _now_ms() + 25_000
+        producer.send(Message("Later", b"level", delay_level=2))
+        for number in range(30):  # several files of the timer log
+            producer.send(Message("Later", b"timer %d" % number, deliver_at=deliver_ms + number % 3 * 1000))
+        recalled = producer.send(Message("Later", b"recalled", deliver_at=deliver_ms))
+        assert recalled.recall_handle is not None
+        producer.recall("Later", recalled.recall_handle)
+    unknown = TransactionProducer(
+        "ledger",
+        namesrv=namesrv,
+        execute=lambda m, a: TransactionState.UNKNOWN,
+        check=lambda m: TransactionState.UNKNOWN,
+    )
+    with unknown:
+        unknown.send_in_transaction(Message("Later", b"half"), None)
+    return deliver_ms
+
+
+def _received(namesrv: str, count: int) -> dict[bytes, StoredMessage]:
+    """The first messages that a new group gets, until `count` different ones are there."""
+    messages: queue.Queue[StoredMessage] = queue.Queue()
+    consumer = PushConsumer("reader", namesrv=namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET)
+    consumer.subscribe("Later")
+    consumer.listen(lambda found: [messages.put(message) for message in found] and None)
+    answer = TransactionProducer(
+        "ledger",
+        namesrv=namesrv,
+        execute=lambda m, a: TransactionState.ROLLBACK,
+        check=lambda m: TransactionState.COMMIT,
+    )
+    got: dict[bytes, StoredMessage] = {}
+    with answer:
+        answer.send_in_transaction(Message("Later", b"rolled back"), None)  # the broker learns of this producer
+        consumer.start()
+        try:
+            while len(got) < count:
+                message = messages.get(timeout=WAIT_S)
+                assert message.body not in got, f"{message.body!r} came twice"
+                got[message.body] = message
+        finally:
+            consumer.shutdown()
+    return got
+
+
+WAITING = {b"was due", b"level", b"half", *(b"timer %d" % number for number in range(30))}
+
+
+def test_apache_delivers_what_our_broker_left(rocketmq: Apache, tmp_path: Path) -> None:
+    with LocalCluster(store=tmp_path, config=OURS) as cluster:
+        deliver_ms = _leave_waiting(cluster.namesrv)
+        store = cluster.broker().store.config.path
+        name = cluster.broker().config.broker_name
+    with rocketmq.cluster(store=store, name=name, **APACHES) as (namesrv, _):
+        got = _received(namesrv, len(WAITING))
+    assert set(got) == WAITING
+    for body, message in got.items():
+        if body.startswith(b"timer"):
+            assert message.store_time_ms >= deliver_ms
+    assert b"recalled" not in got
+
+
+def test_our_broker_delivers_what_apache_left(rocketmq: Apache, tmp_path: Path) -> None:
+    """Apache's directory is the first broker's of a cluster of ours."""
+    settings = {key: str(value) for key, value in APACHES.items()}
+    with LocalCluster(store=tmp_path, config=settings) as cluster:
+        store = cluster.broker().store.config.path
+        name = cluster.broker().config.broker_name
+    with rocketmq.cluster(store=store, name=name, **(APACHES | {"transactionCheckInterval": 600_000})) as (namesrv, _):
+        deliver_ms = _leave_waiting(namesrv)
+    with LocalCluster(store=tmp_path, config=settings) as cluster:
+        got = _received(cluster.namesrv, len(WAITING))
+    assert set(got) == WAITING
+    for body, message in got.items():
+        if body.startswith(b"timer"):
+            assert message.store_time_ms >= deliver_ms
