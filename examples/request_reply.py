@@ -5,7 +5,7 @@ from __future__ import annotations
 from cluster import name_server
 
 from contrailmq import Message, Producer, PushConsumer, StoredMessage
-from contrailmq.aio import create_reply
+from contrailmq.client import create_reply
 
 
 def main() -> None:

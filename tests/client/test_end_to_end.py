@@ -338,7 +338,7 @@ def test_auto_commit_at_shutdown_but_not_after_an_exception(cluster: LocalCluste
 
 
 def test_requests_are_replied_to(cluster: LocalCluster, name: str) -> None:
-    from contrailmq.aio import create_reply
+    from contrailmq.client import create_reply
 
     with (
         Producer(name, namesrv=cluster.namesrv) as producer,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -122,6 +123,24 @@ def test_only_the_messages_after_the_acknowledged_ones_are_retried(quick: LocalC
     consumer = consumer_of(quick, name, first_only, consume_batch_size=8)
     assert wait_until(lambda: counts == {b"a": 1, b"b": 2, b"c": 2}), counts
     consumer.shutdown()
+
+
+def test_a_listener_that_hangs_does_not_keep_its_message_for_ever(quick: LocalCluster, name: str) -> None:
+    """After the consume timeout the message is handed back and another call gets it."""
+    release, seen = threading.Event(), Inbox()
+
+    def hang_once(messages: list[StoredMessage]) -> None:
+        seen(messages)
+        if messages[0].reconsume_times == 0:
+            release.wait(20)
+
+    with Producer(name, namesrv=quick.namesrv) as producer:
+        producer.send(Message(name, b"x"))
+    consumer = consumer_of(quick, name, hang_once, consume_timeout_s=0.3)
+    got = seen.wait_for(2)
+    release.set()
+    consumer.shutdown()
+    assert [message.reconsume_times for message in got] == [0, 1]
 
 
 def test_an_orderly_message_that_never_succeeds_becomes_a_dead_letter_and_the_queue_goes_on(

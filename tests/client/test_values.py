@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections.abc import Mapping
 from typing import get_type_hints
@@ -18,6 +19,7 @@ from contrailmq.client.routes import default_topic_route, parse_route, publish_q
 from contrailmq.client.selectors import by_hash, by_machine_room
 from contrailmq.client.subscription import SqlFilter, make_subscription
 from contrailmq.message import Message, MessageError, MessageQueue, decode_properties
+from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.errors import RemoteProtocolError
 from contrailmq.wire.transport import RemotingClient
 
@@ -230,6 +232,30 @@ def test_a_missing_name_server_is_an_error_that_says_what_to_set(monkeypatch: py
     monkeypatch.setenv("NAMESRV_ADDR", "h:1")
     assert NameServers(RemotingClient(), None).addresses == ["h:1"]
     assert NameServers(RemotingClient(), "arg:2").addresses == ["arg:2"]
+
+
+def test_the_list_of_name_servers_can_come_from_a_web_address() -> None:
+    async def work() -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.0 200 OK\r\nContent-Length: 19\r\n\r\n127.0.0.1:1;other:2")
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        remoting = RemotingClient(connect_timeout_s=0.2)
+        servers = NameServers(remoting, f"http://127.0.0.1:{port}/rocketmq/nsaddr")
+        with pytest.raises(NoNameServerError, match="none of the NameServers"):
+            await servers.invoke(RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout_s=0.2)
+        assert sorted(servers.addresses) == ["127.0.0.1:1", "other:2"]
+        server.close()
+        gone = NameServers(remoting, f"http://127.0.0.1:{port}/rocketmq/nsaddr")
+        with pytest.raises(NoNameServerError, match="cannot be read"):
+            await gone.invoke(RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout_s=0.2)
+        await remoting.close()
+
+    asyncio.run(work())
 
 
 # Settings.

@@ -69,13 +69,6 @@ class FaultTolerance:
         health = self._health.get(broker_name)
         return health is None or health.is_reachable
 
-    def unreachable_brokers(self) -> list[str]:
-        return [name for name, health in self._health.items() if not health.is_reachable]
-
-    def mark_reachable(self, broker_name: str) -> None:
-        if broker_name in self._health:
-            self._health[broker_name].is_reachable = True
-
     def _record(self, broker_name: str, latency_ms: float, *, is_reachable: bool) -> None:
         health = self._health.setdefault(broker_name, _BrokerHealth())
         available_at_s = self._clock_s() + self._ladder.avoidance_ms(latency_ms) / 1000

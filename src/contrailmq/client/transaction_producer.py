@@ -93,9 +93,14 @@ class TransactionProducer(Producer):
         remark = ""
         state = TransactionState.ROLLBACK
         if result.status is SendStatus.OK:
-            message.properties[Property.TRANSACTION_ID] = result.transaction_id or result.message_id
-            message.properties[Property.UNIQUE_KEY] = result.message_id
-            state, remark = await self._decide(functools.partial(self._execute, message, arg), "execute", result)
+            # `execute` learns the ids; the caller's object stays as it is, so it can be sent again as a new message.
+            given = Message(message.topic, message.body, flag=message.flag)
+            given.properties = {
+                **message.properties,
+                Property.TRANSACTION_ID: result.transaction_id or result.message_id,
+                Property.UNIQUE_KEY: result.message_id,
+            }
+            state, remark = await self._decide(functools.partial(self._execute, given, arg), "execute", result)
         _, _, physical_offset = parse_offset_message_id(result.offset_message_id)
         try:
             address = await sender.instance.find_master(result.queue.broker_name, half.topic)

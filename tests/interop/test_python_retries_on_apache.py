@@ -1,0 +1,26 @@
+"""Retries, dead letters, delays and transactions of the clients, with Apache's broker as the peer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from apache import Apache
+
+from client.test_retries import *  # noqa: F403 -- the same tests, other fixtures
+from client.waiting import wait_until
+from contrailmq import Admin
+
+
+@pytest.fixture(scope="module")
+def quick(rocketmq: Apache) -> Iterator[SimpleNamespace]:
+    with rocketmq.cluster(
+        autoCreateTopicEnable="true",
+        messageDelayLevel=" ".join(["1s"] * 18),
+        recallMessageEnable="true",
+        transactionTimeOut=1000,
+        transactionCheckInterval=500,
+    ) as (namesrv, broker):
+        assert wait_until(lambda: "TBW102" in Admin(namesrv=namesrv).topics())
+        yield SimpleNamespace(namesrv=namesrv, broker_address=broker.address)
