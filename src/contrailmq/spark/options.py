@@ -17,13 +17,20 @@ OffsetsJson = dict[str, dict[str, dict[int, int]]]  # topic -> broker name ("" f
 EARLIEST: Final = -2  # in offsets given as JSON, as in Kafka's connector
 LATEST: Final = -1
 ANY_BROKER: Final = ""
+# Spark's own options, which it hands to sources and sinks as well.
+_SPARKS_OWN: Final = (
+    "checkpointLocation",
+    "queryName",
+    "asyncProgressTrackingEnabled",
+    "asyncProgressTrackingCheckpointIntervalMs",
+)
 
 
 class Options:
     """Option texts by name, whatever the case. Reading is by typed methods; unknown names raise at construction."""
 
     def __init__(self, given: Mapping[str, str], *, known: Collection[str], passed_through: str = "") -> None:
-        by_lower = {name.lower(): name for name in known}
+        by_lower = {name.lower(): name for name in (*known, *_SPARKS_OWN)}
         self._texts: dict[str, str] = {}
         self.passed: dict[str, str] = {}
         for key, value in given.items():

@@ -1,0 +1,75 @@
+"""The examples of examples/spark, run as they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from contrailmq import Message, Producer
+from contrailmq.testing import LocalCluster
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "spark"
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster() as running:
+        yield running
+
+
+def send(cluster: LocalCluster, topic: str, bodies: list[str]) -> None:
+    with Producer("example", namesrv=cluster.namesrv) as producer:
+        for body in bodies:
+            producer.send(Message(topic, body.encode()))
+
+
+def received(spark: Any, cluster: LocalCluster, topic: str) -> list[Any]:
+    reader = spark.read.format("rocketmq").option("nameServer", cluster.namesrv).option("subscribe", topic)
+    rows: list[Any] = reader.load().collect()
+    return rows
+
+
+@pytest.mark.spark
+def test_word_count(spark: Any, cluster: LocalCluster, tmp_path: Path) -> None:
+    send(cluster, "Sentences", ["the log is the product", "the trail"])
+    example("word_count").start(spark, cluster.namesrv, str(tmp_path)).awaitTermination()
+    counts = {row["keys"]: int(row["body"]) for row in received(spark, cluster, "WordCounts")}
+    assert counts == {"the": 3, "log": 1, "is": 1, "product": 1, "trail": 1}
+
+
+@pytest.mark.spark
+def test_order_totals(spark: Any, cluster: LocalCluster, tmp_path: Path) -> None:
+    """The last order moves the watermark past the first minute, whose totals are then sent."""
+    orders = [("eu", 10.0, "12:00:03"), ("eu", 2.5, "12:00:59"), ("us", 7.0, "12:00:10"), ("eu", 1.0, "12:05:00")]
+    bodies = [json.dumps({"region": r, "amount": a, "at": f"2026-11-15T{t}Z"}) for r, a, t in orders]
+    send(cluster, "Orders", bodies)
+    example("order_totals").start(spark, cluster.namesrv, str(tmp_path)).awaitTermination()
+    totals = {row["tags"]: json.loads(row["body"])["total"] for row in received(spark, cluster, "OrderTotals")}
+    assert totals == {"eu": 12.5, "us": 7.0}
+
+
+@pytest.mark.spark
+def test_archive_and_ask(spark: Any, tmp_path: Path, golden_store: Callable[[str], str]) -> None:
+    rows = example("archive_and_ask").run(spark, golden_store("clean"), str(tmp_path))
+    assert (rows[0]["topic"], rows[0]["messages"]) == ("GoldenBulk", 466)
+
+
+def test_replay_after_a_bug(cluster: LocalCluster, golden_store: Callable[[str], str]) -> None:
+    run = example("replay_after_a_bug").run
+    done = run(golden_store("clean"), cluster.namesrv, "GoldenOrder", "2000-01-01T00:00", "2100-01-01T00:00")
+    assert done.sent == 48
