@@ -35,7 +35,7 @@ WHERE_STATE_IS_MISSING = {
     RequestCode.CONSUME_MESSAGE_DIRECTLY: "the heartbeat",
     RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: "the heartbeat",
     RequestCode.VIEW_BROKER_STATS_DATA: "the pulls",
-    RequestCode.QUERY_CONSUMER_OFFSET: "nothing: an empty queue is answered 0 here and 22 by 5.5.0 (wire.md 7.7)",
+    RequestCode.QUERY_CONSUMER_OFFSET: "nothing: an empty queue is answered 0 here and 22 by 5.5.0",
     RequestCode.SEND_MESSAGE_V2: "the timer, which is another part",
 }
 # Members that Apache leaves out when the state behind them is missing, and so do we.

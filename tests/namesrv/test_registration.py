@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 import zlib
 
 import pytest
 
-from contrailmq.namesrv.registration import check_crc, decode_registration
+from contrailmq.namesrv.registration import TOPICS_MAX, check_crc, decode_registration, is_light
 from contrailmq.wire.bodies import RegisterBrokerBody, TopicConfigWrapper, encode_body
+from contrailmq.wire.body_bounds import FREE_BYTES, JSON_BYTES_MAX
 from contrailmq.wire.errors import RemoteProtocolError
 
 
@@ -66,7 +68,6 @@ def test_every_cut_of_a_compressed_registration_is_the_peers_fault_or_a_registra
         zlib.compress(VERSION + struct.pack(">i", 1) + piece(b"T 4")),
         zlib.compress(VERSION + struct.pack(">i", 2**31 - 1)),
         zlib.compress(VERSION + struct.pack(">i", 1) + piece(b"\xff\xff")),
-        zlib.compress(bytes(65 * 1024 * 1024), 1),
     ],
 )
 def test_a_registration_that_lies_is_the_peers_fault(data: bytes) -> None:
@@ -80,3 +81,37 @@ def test_a_body_must_match_its_crc_when_one_is_given() -> None:
     check_crc(b"hello", 0)
     with pytest.raises(RemoteProtocolError, match="crc32 not match"):
         check_crc(b"hellp", 907060870)
+
+
+def test_inflating_stops_at_a_frames_worth() -> None:
+    """64 KiB that would inflate to 64 MiB: neither time nor memory goes beyond the bound."""
+    bomb = zlib.compress(bytes(64 * 1024 * 1024), 9)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteProtocolError, match="inflates beyond 16777216 bytes"):
+            decode_registration(bomb, is_compressed=True, version=479)
+        assert tracemalloc.get_traced_memory()[1] < 40 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        (zlib.compress(VERSION + struct.pack(">i", TOPICS_MAX + 1)), "50001 topics, the limit is 50000"),
+        (zlib.compress(piece(b'{"counter":%b1}' % (b" " * JSON_BYTES_MAX))), "is above the limit of 4194304"),
+        (zlib.compress(VERSION + struct.pack(">i", 0) + piece(b"[" * 70_000)), "70000 objects and arrays"),
+        (b'{"x":"%b"}' % (b" " * JSON_BYTES_MAX), "is above the limit of 4194304"),
+        (b'{"x":[%b{}]}' % (b"{}," * 50_000), "50003 objects and arrays, the limit is 50000"),
+    ],
+)
+def test_a_registration_that_would_take_too_long_is_refused_before_it_is_decoded(body: bytes, cause: str) -> None:
+    with pytest.raises(RemoteProtocolError, match=cause):
+        decode_registration(body, is_compressed=body[:1] == b"x", version=479)
+
+
+def test_only_small_plain_registrations_are_light() -> None:
+    assert is_light(b"")
+    assert is_light(b"{}")
+    assert not is_light(zlib.compress(PLAIN))
+    assert not is_light(bytes(FREE_BYTES + 1))

@@ -147,6 +147,52 @@ def test_a_registration_with_a_wrong_crc_or_an_unreadable_body_is_refused_with_a
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
+def test_registrations_are_entered_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+    """A large one is decoded in a worker thread; a small one that comes after it must not be overtaken by it."""
+
+    async def main() -> None:
+        async with running(tmp_path) as (server, ask, _client):
+            large = registration(*(f"Topic-{number}" for number in range(2000)), counter=1)
+            assert len(large) > 64 * 1024
+            changed = TopicConfig(topic_name="Topic-7", read_queue_nums=9, write_queue_nums=9)
+            wrapper = TopicConfigWrapper(data_version=DataVersion(counter=2), topic_config_table={"Topic-7": changed})
+            small = encode_body(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper))
+            answers = await asyncio.gather(
+                ask(Code.REGISTER_BROKER, ext(), large),
+                ask(Code.REGISTER_BROKER, ext(), small),
+            )
+            assert [answer.code for answer in answers] == [0, 0]
+            assert len(server.tables.topics) == 2000
+            assert server.tables.topics["Topic-7"]["a"].read_queue_nums == 9
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+class Leaving:
+    """A connection that ends while its request is served."""
+
+    is_open = True
+    address = "10.0.0.1:4711"
+
+    def reply(self, data: bytes) -> None:
+        assert not self.is_open
+
+
+def test_a_broker_that_leaves_while_its_registration_is_read_is_not_entered(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = NameServer(NamesrvConfig(rocketmq_home=str(tmp_path)))
+        connection = Leaving()
+        large = registration(*(f"Topic-{number}" for number in range(2000)))
+        [request] = FrameParser().feed(encode_request(Code.REGISTER_BROKER, ext(), large, opaque=1))
+        server.handle(connection, [request])  # type: ignore[arg-type]
+        connection.is_open = False
+        await asyncio.wait(server._tasks)
+        assert not server.tables.live
+        assert not server.tables.topics
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
 def test_routes_wait_when_the_server_must_be_ready_first(tmp_path: Path) -> None:
     async def main() -> None:
         clock = Clock()

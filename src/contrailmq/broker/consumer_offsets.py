@@ -38,7 +38,8 @@ class OffsetProcessor:
         """The committed offset; without one, 0 while nothing of the queue is lost and its beginning is in memory.
 
         A queue that is still empty counts as such: else a message that arrives between this answer and the client's
-        next question for the maximum would never be delivered to a group that starts at the end (wire.md 7.7).
+        next question for the maximum would never be delivered to a group that starts at the end.
+        RocketMQ 5.5 answers QUERY_NOT_FOUND there.
         """
         node, header = self._node, command.header(QueryConsumerOffset)
         offset = node.offsets.query(header.consumer_group, header.topic, header.queue_id)

@@ -3,7 +3,7 @@
 Two ways lead to the log. The fast one takes an ordinary message to a known topic: nothing is decoded that need not be,
 the property string stays text, and the answer comes from a template. Anything out of the ordinary (an unknown topic, a
 retry topic, a batch, a delay, a transaction, a property of ours already set) takes the plain one, which makes an
-`IncomingMessage` and runs the broker's rewrites. Both check in the reference's order (wire.md 3.1) and answer alike.
+`IncomingMessage` and runs the broker's rewrites. Both check in the reference's order and answer alike.
 
 Fast path, us of CPU per message on CPython 3.11, without frame, header and store: checks 0.5, properties 1.0, answer
 0.9.

@@ -317,7 +317,7 @@ def altered_attributes(current: Mapping[str, str], change: str, *, is_new: bool)
 def system_topics(
     *, cluster: str, broker: str, default_queues: int, auto_create: bool, is_trace_enabled: bool, trace_topic: str
 ) -> list[Topic]:
-    """What every broker has from the start (wire.md 5.8)."""
+    """What every broker has from the start."""
     own_perm = READ | WRITE | INHERIT
     topics = [
         Topic(SystemTopic.SELF_TEST, read_queues=1, write_queues=1),

@@ -73,6 +73,17 @@ def recover(
     show("recover", figures, as_json=as_json)
 
 
+@app.command("wire")
+def wire(
+    body_bytes: Annotated[int, typer.Option(help="Body of the message.")] = 1024,
+    as_json: AsJson = False,
+) -> None:
+    """Parse a send and make its answer, without sockets; baseline: json.loads of the header."""
+    from contrailmq.cli.bench_wire import measure_wire
+
+    show("remoting protocol, CPU microseconds per message", measure_wire(body_bytes), as_json=as_json)
+
+
 @app.callback()
 def _bench() -> None:
     """Measure: CPU microseconds per message and ratios to a baseline."""

@@ -6,6 +6,11 @@ compressed  zlib of:  version  topics  filters  [mappings]
             topics   := i32 count, then each: i32 length, text "name read write perm filterType [attributesJson]"
             filters  := i32 length, JSON array
             mappings := i32 count, then each: i32 length, JSON          (senders from version 413 on)
+
+Bounds: whatever a registration says, decoding and entering it must not hold the loop. Plain ones are JSON within
+`JSON_BYTES_MAX`; compressed ones inflate to a frame's worth at most and are read piece by piece, in a worker thread
+(`is_light` tells which may be decoded at once). A broker with more topics than fit lets itself be split: Apache's
+setting is enableSplitRegistration.
 """
 
 from __future__ import annotations
@@ -15,15 +20,19 @@ import zlib
 from typing import Final
 
 from contrailmq.wire.bodies import RegisterBrokerBody, TopicConfig, TopicConfigWrapper, TopicQueueMapping
+from contrailmq.wire.body_bounds import FREE_BYTES, check_json
 from contrailmq.wire.errors import RemoteProtocolError
 from contrailmq.wire.fastjson import decode_body
+from contrailmq.wire.frame import FRAME_BYTES_MAX
 
-__all__ = ["check_crc", "decode_registration"]
+__all__ = ["TOPICS_MAX", "check_crc", "decode_registration", "is_light"]
 
 _I32: Final = struct.Struct(">i")
 _VERSION_WITH_BODY: Final = 37  # V3_0_11
 _VERSION_WITH_MAPPINGS: Final = 413  # V5_0_0
-_INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024  # 16 MiB of frame can inflate to 16 GiB; 1M topics take about 60 MiB
+_INFLATED_BYTES_MAX: Final = FRAME_BYTES_MAX  # what the same registration could have without compression
+TOPICS_MAX: Final = 50_000  # they are entered in one go; Apache's brokers send 800 at a time when they split
+_ITEMS_MAX: Final = 50_000  # 4 MiB hold 25,000 plain topics with two objects each: itself and its attributes
 _ZLIB_FIRST_BYTE: Final = 0x78
 
 
@@ -33,6 +42,11 @@ def check_crc(body: bytes, expected: int | None) -> None:
         raise RemoteProtocolError(f"crc32 not match: header says {expected}, body of {len(body)} bytes differs")
 
 
+def is_light(body: bytes) -> bool:
+    """Whether decoding takes no longer than other requests do."""
+    return len(body) <= FREE_BYTES and body[:1] != bytes([_ZLIB_FIRST_BYTE])
+
+
 def decode_registration(body: bytes, *, is_compressed: bool, version: int) -> RegisterBrokerBody:
     """What a broker tells of itself. An empty body is a registration without topics."""
     if not body:
@@ -40,6 +54,7 @@ def decode_registration(body: bytes, *, is_compressed: bool, version: int) -> Re
     # The newest Java broker deflates the body and still says compressed=false: its first byte tells.
     if is_compressed or body[0] == _ZLIB_FIRST_BYTE:
         return _decode_compressed(_inflate(body), has_mappings=version >= _VERSION_WITH_MAPPINGS)
+    check_json(body, items_max=_ITEMS_MAX)
     if version < _VERSION_WITH_BODY:
         return RegisterBrokerBody(topic_config_serialize_wrapper=decode_body(body, TopicConfigWrapper))
     return decode_body(body, RegisterBrokerBody)
@@ -75,6 +90,19 @@ class _Reader:
         self._position += 4
         return value
 
+    def count(self, what: str) -> int:
+        value = self.number()
+        if value > TOPICS_MAX:
+            raise RemoteProtocolError(
+                f"registration has {value} {what}, the limit is {TOPICS_MAX}: set enableSplitRegistration=true"
+            )
+        return value
+
+    def json(self) -> bytes:
+        piece = self.piece()
+        check_json(piece)
+        return piece
+
     def piece(self) -> bytes:
         size_bytes = self.number()
         start, end = self._position, self._position + size_bytes
@@ -87,14 +115,14 @@ class _Reader:
 def _decode_compressed(data: bytes, *, has_mappings: bool) -> RegisterBrokerBody:
     reader = _Reader(data)
     wrapper = TopicConfigWrapper(topic_queue_mapping_info_map={})
-    wrapper.data_version = decode_body(reader.piece(), type(wrapper.data_version))
-    for _ in range(reader.number()):
+    wrapper.data_version = decode_body(reader.json(), type(wrapper.data_version))
+    for _ in range(reader.count("topics")):
         config = _topic_config(reader.piece())
         wrapper.topic_config_table[config.topic_name] = config
-    filters = [] if reader.is_at_end else decode_body(reader.piece(), list[str])
+    filters = [] if reader.is_at_end else decode_body(reader.json(), list[str])
     if has_mappings and not reader.is_at_end:
-        for _ in range(reader.number()):
-            mapping = decode_body(reader.piece(), TopicQueueMapping)
+        for _ in range(reader.count("mappings")):
+            mapping = decode_body(reader.json(), TopicQueueMapping)
             assert wrapper.topic_queue_mapping_info_map is not None
             wrapper.topic_queue_mapping_info_map[mapping.topic or ""] = mapping
     return RegisterBrokerBody(filter_server_list=filters, topic_config_serialize_wrapper=wrapper)
@@ -114,5 +142,7 @@ def _topic_config(piece: bytes) -> TopicConfig:
     except (UnicodeDecodeError, ValueError) as exc:
         raise RemoteProtocolError(f"registration has no topic in {piece[:80]!r}: {exc}") from exc
     if len(parts) == 6 and parts[5]:
-        config.attributes = decode_body(parts[5].encode(), dict[str, str])
+        attributes = parts[5].encode()
+        check_json(attributes)
+        config.attributes = decode_body(attributes, dict[str, str])
     return config

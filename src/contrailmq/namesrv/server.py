@@ -1,7 +1,9 @@
 """The NameServer on a socket: one function per request code over `routes` and `kv_config`.
 
 Everything runs on one loop and answers at once, but for changes of the key-value table and of the settings: those are
-answered when the file is written, which happens in a worker thread, one write at a time.
+answered when the file is written, which happens in a worker thread, one write at a time. Registrations that are
+compressed or large are decoded in a worker thread too, one at a time, and later ones wait for their turn: what a broker
+said last is what counts.
 
 Routes are by far the most asked for. Their encoded bodies are cached until the tables change
 (`RouteTables.generation`), so an answer is one lookup and one write.
@@ -18,13 +20,14 @@ from typing import Final
 from contrailmq.message import ContrailError
 from contrailmq.namesrv import kv_config
 from contrailmq.namesrv.config import NamesrvConfig
-from contrailmq.namesrv.registration import check_crc, decode_registration
+from contrailmq.namesrv.registration import check_crc, decode_registration, is_light
 from contrailmq.namesrv.routes import BrokerKey, MinBrokerIdChange, Registration, RouteTables
 from contrailmq.wire import admin_requests as headers
 from contrailmq.wire.bodies import (
     BrokerMemberGroupBody,
     DataVersion,
     KVTable,
+    RegisterBrokerBody,
     TopicList,
     TopicRouteData,
     decode_body,
@@ -33,6 +36,7 @@ from contrailmq.wire.bodies import (
     encode_route,
 )
 from contrailmq.wire.codes import RequestCode, ResponseCode, request_name
+from contrailmq.wire.errors import ConnectionClosedError
 from contrailmq.wire.frame import ReplyTemplate, encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.properties import format_properties, parse_properties
@@ -73,6 +77,8 @@ class NameServer:
         self._route_bodies: dict[tuple[str, bool], bytes] = {}
         self._route_generation = -1
         self._saving = asyncio.Lock()
+        self._registering = asyncio.Lock()
+        self._registrations_read = 0  # in worker threads, or waiting for one
         self._tasks: set[asyncio.Task[None]] = set()
         self._scanner: asyncio.TimerHandle | None = None
         self._server = RemotingServer(
@@ -291,10 +297,26 @@ class NameServer:
 
     # --------------------------------------------------------------------------------------------------------- brokers
 
-    def _register_broker(self, connection: Connection, request: Command) -> bytes:
+    def _register_broker(self, connection: Connection, request: Command) -> Answer:
         header = request.header(headers.RegisterBroker)
-        check_crc(request.body, header.body_crc32)
-        body = decode_registration(request.body, is_compressed=bool(header.compressed), version=request.version)
+        if header.compressed or not is_light(request.body) or self._registrations_read:
+            self._registrations_read += 1
+            return self._register_later(connection, request, header)
+        return self._registered(connection, request, header, _read_registration(request, header))
+
+    async def _register_later(self, connection: Connection, request: Command, header: headers.RegisterBroker) -> bytes:
+        try:
+            async with self._registering:
+                body = await asyncio.to_thread(_read_registration, request, header)
+            if not connection.is_open:
+                raise ConnectionClosedError(connection.address, "the broker left while its registration was read")
+            return self._registered(connection, request, header, body)
+        finally:
+            self._registrations_read -= 1
+
+    def _registered(
+        self, connection: Connection, request: Command, header: headers.RegisterBroker, body: RegisterBrokerBody
+    ) -> bytes:
         outcome = self.tables.register(
             Registration(
                 cluster=header.cluster_name,
@@ -408,6 +430,11 @@ class NameServer:
         self.tables.delete_unmentioned_topics = self.config.delete_topic_with_broker_registration
         self.tables.support_acting_master = self.config.support_acting_master
         self.tables.generation += 1
+
+
+def _read_registration(request: Command, header: headers.RegisterBroker) -> RegisterBrokerBody:
+    check_crc(request.body, header.body_crc32)
+    return decode_registration(request.body, is_compressed=bool(header.compressed), version=request.version)
 
 
 def _of_zone(route: TopicRouteData, zone: str) -> TopicRouteData:

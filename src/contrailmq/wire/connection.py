@@ -10,7 +10,8 @@ Bounds, so that one peer cannot take the process down:
     the connection is cut; with no progress at all the idle rule cuts it;
   - unanswered requests of the peer: at `in_flight_max` we stop reading until some are answered;
   - unanswered requests of ours: at `in_flight_max` `invoke` raises TooManyRequestsError;
-  - bytes of an unfinished frame: FrameParser's limit.
+  - bytes of an unfinished frame: FrameParser's limit;
+  - bodies that a server would decode for too long are refused here (`body_bounds`).
 
 Everything here runs on the loop's thread; from another thread go through `loop.call_soon_threadsafe`.
 """
@@ -23,13 +24,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, cast
 
+from contrailmq.wire.body_bounds import FREE_BYTES, refusal
+from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.errors import (
     ConnectionClosedError,
     RemoteProtocolError,
     RequestTimeoutError,
     TooManyRequestsError,
 )
-from contrailmq.wire.frame import FRAME_BYTES_MAX, HEADER_BYTES_MAX, FrameParser, encode_request
+from contrailmq.wire.frame import FRAME_BYTES_MAX, HEADER_BYTES_MAX, FrameParser, encode_request, encode_response
 from contrailmq.wire.header import FLAG_ONEWAY, FLAG_RESPONSE, Command, Fields
 
 __all__ = ["DEFAULT_LIMITS", "SERVER_LIMITS", "Connection", "Handler", "Limits"]
@@ -47,12 +50,13 @@ class Limits:
     in_flight_max: int = 65536  # Java's async and oneway semaphores have this many permits
     frame_bytes_max: int = FRAME_BYTES_MAX
     header_bytes_max: int = HEADER_BYTES_MAX
+    body_bytes_free: int = FRAME_BYTES_MAX  # larger bodies of requests are held against `body_bounds`
 
 
 DEFAULT_LIMITS: Final = Limits()
 # A hostile JSON header of 16 MiB keeps the loop busy for 0.5 s, one of 512 KiB for 20 ms; requests of clients stay
 # below 100 KiB. Answers may be larger (140,000 messages in a batch are answered with 4.6 MB of ids): clients take all.
-SERVER_LIMITS: Final = Limits(header_bytes_max=512 * 1024)
+SERVER_LIMITS: Final = Limits(header_bytes_max=512 * 1024, body_bytes_free=FREE_BYTES)
 
 
 class _Waiting(NamedTuple):
@@ -237,11 +241,13 @@ class Connection(asyncio.Protocol):
             self._violated(exc)
             return
         requests: list[Command] = []
-        unanswered = 0
+        unanswered, body_bytes_free = 0, self._limits.body_bytes_free
         for command in commands:
             flag = command.flag
             if flag & FLAG_RESPONSE:
                 self._answered(command)
+                continue
+            if len(command.body) > body_bytes_free and self._refused(command):
                 continue
             requests.append(command)
             if not flag & FLAG_ONEWAY:
@@ -360,6 +366,16 @@ class Connection(asyncio.Protocol):
             self.late_answers += 1
         elif not entry.future.done():
             entry.future.set_result(command)
+
+    def _refused(self, request: Command) -> bool:
+        """Answer a request whose body nobody should decode; False when there is nothing against it."""
+        cause = refusal(request.code, request.body)
+        if cause is None:
+            return False
+        _log.warning("%s: %s", self.address, cause)
+        if not request.is_oneway:
+            self._send(encode_response(request, ResponseCode.INVALID_PARAMETER, remark=cause))
+        return True
 
     def _violated(self, error: RemoteProtocolError) -> None:
         _log.warning("closing %s: %s", self.address, error)

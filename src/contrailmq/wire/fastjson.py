@@ -13,10 +13,11 @@ placed as raw text into an otherwise ordinary struct (`queue_table`, `bare_keys`
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping
-from typing import ClassVar, Final, TypeVar, cast
+from typing import TYPE_CHECKING, ClassVar, Final, TypeVar, cast
 
 import msgspec
 
@@ -62,19 +63,24 @@ class Body(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
 
 
 def written(default: V) -> V:
-    """A default that is written too, as Java does. msgspec compares constants with defaults, but not factories."""
-    value: V = msgspec.field(default_factory=lambda: default)
+    """A default that is written too, as Java does. msgspec compares constants with defaults, but not factories.
+
+    The factory is a method written in C: a peer that leaves all members out pays for calls of functions, dearly.
+    """
+    value: V = msgspec.field(default_factory=itertools.repeat(default).__next__)
     return value
 
 
-def new_list() -> list[V]:
-    """An empty list that is written (msgspec would leave out one made by `list` itself)."""
-    return []
+if TYPE_CHECKING:
 
+    def new_list() -> list[V]:
+        """An empty list that is written (msgspec would leave out one made by `list` itself)."""
 
-def new_dict() -> dict[V, T]:
-    """An empty map that is written."""
-    return {}
+    def new_dict() -> dict[V, T]:
+        """An empty map that is written."""
+
+else:
+    new_list, new_dict = [].copy, {}.copy
 
 
 class MessageQueueBody(Body, kw_only=True):

@@ -7,7 +7,7 @@
 A stream that breaks these rules cannot be trusted further: the parser hands out what came whole before the violation
 and then raises, and whoever owns the connection closes it.
 
-Cost on CPython 3.11, one SEND_MESSAGE_V2 frame of 394 bytes: parse about 1.9 us, reply from a template about 0.7 us.
+What parsing a frame and answering it cost: `contrailmq bench wire`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class FrameParser:
             body_start = position + _PREFIX_BYTES + header_bytes
             header = data[position + _PREFIX_BYTES : body_start]
             try:
-                if word <= HEADER_BYTES_MAX:  # JSON: what decode_header does, without the call (0.2 us of 2)
+                if word <= HEADER_BYTES_MAX:  # JSON: what decode_header does, without the call
                     command = hot_decoders.get(header[8:11], decode_any)(header)
                     command.serialize_type = JSON
                     command.raw_header = header

@@ -1,4 +1,4 @@
-"""Administration: what mqadmin, the dashboard and other brokers ask for (wire.md 2.5, 2.6)."""
+"""Administration: what mqadmin, the dashboard and other brokers ask for."""
 
 from contrailmq.broker.admin.clients import ClientAdmin
 from contrailmq.broker.admin.groups import GroupAdmin

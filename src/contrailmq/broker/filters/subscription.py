@@ -112,7 +112,7 @@ def unusable_subscription(
 
 
 def record_properties(record: memoryview) -> bytes:
-    """The property string of a whole record of the commit log (wire.md 5.1), without decoding the rest."""
+    """The property string of a whole record of the commit log, without decoding the rest."""
     (magic,) = _INT.unpack_from(record, 4)
     (sys_flag,) = _INT.unpack_from(record, 36)
     position = 84 + (12 if sys_flag & _BORN_HOST_V6 else 0) + (12 if sys_flag & _STORE_HOST_V6 else 0)

@@ -1,0 +1,65 @@
+"""How large a request's body may be, so that decoding it never holds the loop for long. Pure.
+
+The frame limit of 16 MiB is made for messages, whose bytes are copied and not looked at. Other bodies are decoded, and
+16 MiB of JSON take 0.2 s and more, during which the C decoder holds the interpreter's lock: a worker thread would not
+help. What JSON costs is ruled by its bytes (copied, compared) and by its objects and arrays (each a Python object with
+members, a hundred times as dear as a byte); the bounds keep either to a few tens of milliseconds. Counting them is a
+memchr, which is nothing beside it.
+
+`Connection` applies `refusal` to every request of a server; a registration, which may be compressed, is checked by the
+NameServer with `check_json`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from contrailmq.wire.codes import RequestCode, request_name
+from contrailmq.wire.errors import RemoteProtocolError
+
+__all__ = ["FREE_BYTES", "JSON_BYTES_MAX", "JSON_ITEMS_MAX", "SETTINGS_BYTES_MAX", "check_json", "refusal"]
+
+FREE_BYTES: Final = 64 * 1024  # not looked at
+JSON_BYTES_MAX: Final = 4 * 1024 * 1024  # a heartbeat with 1,000 subscriptions has 0.25 MiB
+JSON_ITEMS_MAX: Final = 20_000  # objects and arrays: a heartbeat has three for each subscription
+SETTINGS_BYTES_MAX: Final = FREE_BYTES  # text, parsed line by line; every setting of a broker takes 10 KiB
+
+# Bodies that are messages, and the registration (see above).
+_UNBOUNDED: Final = frozenset(
+    {
+        RequestCode.SEND_MESSAGE,
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE_V2,
+        RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+        RequestCode.REGISTER_BROKER,
+    }
+)
+_SETTINGS: Final = frozenset({RequestCode.UPDATE_BROKER_CONFIG, RequestCode.UPDATE_NAMESRV_CONFIG})
+
+
+def refusal(code: int, body: bytes) -> str | None:
+    """Why a server will not look at this body; None when it will."""
+    size_bytes = len(body)
+    if size_bytes <= FREE_BYTES or code in _UNBOUNDED:
+        return None
+    if code in _SETTINGS:
+        return f"{request_name(code)}: body of {size_bytes} bytes, settings may take {SETTINGS_BYTES_MAX}"
+    try:
+        check_json(body)
+    except RemoteProtocolError as exc:
+        return f"{request_name(code)}: {exc}"
+    return None
+
+
+def check_json(data: bytes, *, bytes_max: int = JSON_BYTES_MAX, items_max: int = JSON_ITEMS_MAX) -> None:
+    """RemoteProtocolError when decoding `data` would take too long. Brackets inside of strings count too."""
+    size_bytes = len(data)
+    if size_bytes <= FREE_BYTES:
+        return
+    if size_bytes > bytes_max:
+        raise RemoteProtocolError(f"body of {size_bytes} bytes is above the limit of {bytes_max}: send it in parts")
+    items = data.count(b"{") + data.count(b"[")
+    if items > items_max:
+        raise RemoteProtocolError(f"body has {items} objects and arrays, the limit is {items_max}: send it in parts")
