@@ -93,6 +93,10 @@ class MemoryHost:
     def read_record(self, physical_offset: int, size_bytes: int | None = None) -> bytes | None:
         return self._at.get(physical_offset)
 
+    def read_slice(self, physical_offset: int, size_bytes: int) -> memoryview | None:
+        record = self._at.get(physical_offset)
+        return None if record is None else memoryview(record)
+
     def min_offset(self, topic: str, queue_id: int) -> int:
         return 0
 

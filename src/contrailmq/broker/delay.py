@@ -142,18 +142,36 @@ class DelayService:
         if self._store.max_offset(SystemTopic.SCHEDULE, queue_id) <= self.offsets.get(level, 0):
             return 0, now_ms + POLL_MS
         offset = self.offsets[level] = self._within_queue(level, self.offsets.get(level, 0))
-        done = 0
+        due_count = 0
+        next_ms = now_ms
         for physical_offset, size_bytes, code in self._store.read_units(
             SystemTopic.SCHEDULE, queue_id, offset, max_count
         ):
-            due_ms = self._due_ms(level, physical_offset, size_bytes, code, now_ms)
-            if due_ms > now_ms:
-                return done, due_ms
-            if not self._deliver(physical_offset, size_bytes):
-                return done, now_ms + POLL_MS
-            self.offsets[level] += 1
-            done += 1
-        return done, now_ms
+            next_ms = self._due_ms(level, physical_offset, size_bytes, code, now_ms)
+            if next_ms > now_ms:
+                break
+            due_count += 1
+        if not due_count:
+            return 0, next_ms
+        return self._deliver_next(level, due_count, now_ms)
+
+    def _deliver_next(self, level: int, count: int, now_ms: int) -> tuple[int, int]:
+        """Deliver up to `count` messages that are due. Slices of the log: half the cost of reading them one by one."""
+        offset = self.offsets[level]
+        found = self._store.get_slices(SystemTopic.SCHEDULE, level - 1, offset, count)
+        try:
+            for view in found.slices:
+                try:
+                    message = decode_record(view)
+                except CorruptRecordError:
+                    continue  # passed by the next one, or by next_offset
+                if not self._deliver(message):
+                    return self.offsets[level] - offset, now_ms + POLL_MS
+                self.offsets[level] = message.queue_offset + 1
+        finally:
+            found.release()
+        self.offsets[level] = max(self.offsets[level], min(found.next_offset, offset + count))  # some were cleaned away
+        return self.offsets[level] - offset, now_ms
 
     def _within_queue(self, level: int, offset: int) -> int:
         first = self._store.min_offset(SystemTopic.SCHEDULE, level - 1)
@@ -175,11 +193,8 @@ class DelayService:
         except CorruptRecordError:
             return None
 
-    def _deliver(self, physical_offset: int, size_bytes: int) -> bool:
+    def _deliver(self, message: StoredMessage) -> bool:
         """Put one message where it belongs; False when the store cannot take it now."""
-        message = self._read(physical_offset, size_bytes)
-        if message is None:
-            return True  # cleaned away
         properties = message.properties
         topic, queue = properties.get(Property.REAL_TOPIC), properties.get(Property.REAL_QUEUE_ID)
         if topic is None or topic == SystemTopic.HALF:

@@ -96,6 +96,8 @@ class TimerHost(Protocol):
 
     def read_record(self, physical_offset: int, size_bytes: int | None = None) -> bytes | None: ...
 
+    def read_slice(self, physical_offset: int, size_bytes: int) -> memoryview | None: ...
+
     def min_offset(self, topic: str, queue_id: int) -> int: ...
 
     def max_offset(self, topic: str, queue_id: int) -> int: ...
@@ -378,13 +380,15 @@ class TimerStore:
 
     def _read(self, physical_offset: int, size_bytes: int) -> StoredMessage | None:
         """The timer message that a unit points at; None when it is gone, or the place is another message's by now."""
-        record = self._store.read_record(physical_offset, size_bytes)
+        record = self._store.read_slice(physical_offset, size_bytes)
         if record is None:
             return None
         try:
             message = decode_record(record)
         except CorruptRecordError:
             return None
+        finally:
+            record.release()
         return message if message.topic == SystemTopic.TIMER and message.physical_offset == physical_offset else None
 
     def _deliver(self, message: StoredMessage, now_ms: int, enqueue_ms: int, magic: int) -> bool:
