@@ -6,12 +6,14 @@ import asyncio
 import json
 import logging
 import tracemalloc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from broker.harness import Bench, Link, pull_fields
+from broker.harness import Bench, Link, pull_fields, send_fields
+from contrailmq.broker import registration as registration_module
 from contrailmq.broker import supervision
 from contrailmq.broker.persistence import TableSaver
 from contrailmq.broker.registration import Registration
@@ -136,6 +138,50 @@ def test_a_changed_topic_is_told_at_once(bench: Bench, servers: NameServers) -> 
         await asyncio.gather(task, return_exceptions=True)
 
     bench.run(listen())
+
+
+def test_who_made_a_topic_is_answered_when_the_name_servers_have_heard_of_it(bench: Bench) -> None:
+    calls: list[Callable[[], None]] = []
+    bench.node.when_registered = calls.append
+    assert bench.tell(310, send_fields("New"), b"x") == []
+    assert bench.tell(310, send_fields("New"), b"x")[0].code == 0, "known by now"
+    assert len(calls) == 1
+    calls[0]()
+    (answer,) = bench.link.take()
+    assert (answer.code, answer.ext["queueOffset"]) == (0, "0")
+    consumer = Link(1)
+    body = b'{"clientID":"c","consumerDataSet":[{"groupName":"g"}]}'
+    assert bench.tell(34, None, body, link=consumer) == []
+    calls[1]()
+    assert consumer.take()[0].code == 0
+    assert bench.tell(34, None, body, link=consumer)[0].code == 0
+
+
+def test_waiting_for_name_servers_ends_even_when_none_answers(
+    bench: Bench, servers: NameServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration_module, "ANSWER_WAIT_S", 0.01)
+    told = registration(bench, servers)
+
+    async def stuck() -> int:
+        await asyncio.Event().wait()
+        return 0
+
+    monkeypatch.setattr(told, "register_all", stuck)
+
+    async def wait() -> None:
+        heard = asyncio.Event()
+        told.when_registered(heard.set)
+        task = asyncio.get_running_loop().create_task(told.run())
+        await heard.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    bench.run(wait())
+    bench.config.namesrv_addr = ""
+    called: list[bool] = []
+    told.when_registered(lambda: called.append(True))
+    assert called == [True]
 
 
 # --------------------------------------------------------------------------------------------------------- supervision

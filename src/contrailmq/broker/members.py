@@ -64,14 +64,16 @@ class MemberProcessor:
         data = decode_body(command.body, HeartbeatData)
         client = Client(connection, data.client_id, command.language, command.version, node.now_ms())
         is_changed = True
+        mark = node.topic_mark()
         for consumer in data.consumer_data_set:
             is_changed = self._consumer(client, consumer, data)
         for producer in data.producer_data_set:
             node.clients.register_producer(producer.group_name, client)
         is_v2 = data.heartbeat_fingerprint != 0
-        return success(
+        answer = success(
             command, HeartBeatResponse(is_support_heart_beat_v2=True, is_sub_change=is_changed if is_v2 else True)
         )
+        return node.answer_when_routed(mark, connection, command, answer)
 
     def _consumer(self, client: Client, data: ConsumerData, heartbeat: HeartbeatData) -> bool:
         """Register one group of a heartbeat; True when the client's fingerprint is not the one that is known."""

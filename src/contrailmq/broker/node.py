@@ -29,6 +29,8 @@ from contrailmq.message import Property, encode_host
 from contrailmq.store.clock import Clock
 from contrailmq.store.message_store import MessageStore
 from contrailmq.store.status import AppendResult, Arrival
+from contrailmq.wire.connection import Connection
+from contrailmq.wire.header import Command
 
 log = logging.getLogger("contrailmq.broker")
 
@@ -61,6 +63,8 @@ class BrokerNode:
         self.parked = ParkedAnswers()
         self.statistics = Statistics()
         self.rewrites: list[Rewrite] = []
+        # Called with what to do when the NameServers have heard of a new topic; without any, that is at once.
+        self.when_registered: Callable[[Callable[[], None]], None] = lambda call: call()
         self.changed_settings: dict[str, str] = {}  # what an operator changed while the broker ran
         self._arrivals: list[Arrival] = []
         self._is_dispatch_due = False
@@ -108,6 +112,27 @@ class BrokerNode:
             "consumerOffset.json": lambda: config_files.pretty(self.offsets.to_json()),
             "broker.properties": lambda: "".join(f"{k}={v}\n" for k, v in sorted(self.changed_settings.items())),
         }
+
+    def topic_mark(self) -> int:
+        """Changes when a topic does; see `answer_when_routed`."""
+        return self.topics.version.counter
+
+    def answer_when_routed(self, mark: int, connection: Connection, command: Command, answer: bytes) -> bytes | None:
+        """The answer, at once or, when a topic was made since `mark`, as soon as its route can be asked for."""
+        if mark == self.topics.version.counter:
+            return answer
+        is_early = True  # until this call has returned
+        answered: list[bytes] = []
+
+        def reply() -> None:
+            if is_early:
+                answered.append(answer)
+            elif connection.is_open and not command.is_oneway:
+                connection.reply(answer)
+
+        self.when_registered(reply)
+        is_early = False
+        return answered[0] if answered else None
 
     # --- putting
 

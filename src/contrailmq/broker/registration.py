@@ -1,6 +1,7 @@
 """Registration with NameServers: every one of them is told of this broker's topics, again and again.
 
-At the start, every 30 s, and at once when a topic changes. The whole table is sent each time (a NameServer refuses a
+At the start, every 30 s, and at once when a topic changes: whoever made a topic is answered when its route can be asked
+for, as in the reference. The whole table is sent each time (a NameServer refuses a
 first registration with a single topic, and a full one is never wrong). NameServers that cannot be reached are logged
 when they go and when they come back, and never delay the others. What they answer tells ordered topics, and tells a
 slave its master.
@@ -33,6 +34,7 @@ log = logging.getLogger("contrailmq.broker")
 PERIOD_MS_MIN: Final = 10_000
 PERIOD_MS_MAX: Final = 60_000
 UNREGISTER_TIMEOUT_S: Final = 3.0
+ANSWER_WAIT_S: Final = 1.0  # how long a request that made a topic may wait for the NameServers
 
 
 class Registration:
@@ -52,6 +54,7 @@ class Registration:
         self._master_found = master_found
         self._reachable: dict[str, bool] = {}
         self._is_due = asyncio.Event()
+        self._waiting: list[Callable[[], None]] = []
 
     @property
     def period_s(self) -> float:
@@ -71,7 +74,28 @@ class Registration:
             except TimeoutError:
                 pass  # the period is over: the usual case
             self._is_due.clear()
-            await self.register_all()
+            await self._round()
+
+    def when_registered(self, call: Callable[[], None]) -> None:
+        """Call when the NameServers have heard of what changed up to now, or after ANSWER_WAIT_S at the latest."""
+        if not self._node.config.namesrv_addresses:
+            call()
+            return
+        self._waiting.append(call)
+        self._is_due.set()
+
+    async def _round(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        round_ = asyncio.ensure_future(self.register_all())
+        try:
+            await asyncio.wait({round_}, timeout=ANSWER_WAIT_S)
+            while waiting:
+                waiting.pop()()
+            await round_
+        finally:
+            round_.cancel()
+            for call in waiting:
+                call()
 
     async def register_all(self) -> int:
         """Tell every NameServer; returns how many took it."""

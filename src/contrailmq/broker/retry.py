@@ -51,6 +51,7 @@ class RetryProcessor:
             )
         if group.retry_queues <= 0:
             return success(command)
+        mark = node.topic_mark()
         message = self._copy(header, group, command.version)
         for rewrite in node.rewrites:
             refusal = rewrite(message)
@@ -62,7 +63,7 @@ class RetryProcessor:
             raise Refused(code, prefix + (result.reason or result.status.name))
         key = f"{message.properties[Property.RETRY_TOPIC]}@{group.name}"
         node.statistics.counter("SNDBCK_PUT_NUMS", key).add(1)
-        return success(command)
+        return node.answer_when_routed(mark, connection, command, success(command))
 
     def _copy(self, header: ConsumerSendMessageBack, group: Group, version: int) -> IncomingMessage:
         node = self._node

@@ -198,10 +198,12 @@ class SendProcessor:
 
     def _send_plainly(self, connection: Connection, command: Command, header: SendHeader) -> bytes | None:
         self._check_accepting()
+        mark = self._node.topic_mark()
         topic = self.writable_topic(header)
         queue_id = self._chosen_queue(topic, header.queue_id)
         if header.batch:
-            return self._send_batch(connection, command, header, topic, queue_id)
+            answer = self._send_batch(connection, command, header, topic, queue_id)
+            return None if answer is None else self._node.answer_when_routed(mark, connection, command, answer)
         message = self.incoming(connection, command, header, topic, queue_id)
         if topic.name.startswith(RETRY_PREFIX):
             self._check_retries(message, command, header)
@@ -221,9 +223,10 @@ class SendProcessor:
         )
         if waits:
             self._node.after_append(wants_flush=True)
-            self._park(connection, command, result, values, message.answer_fields)
+            self._park(connection, command, result, values, message.answer_fields, mark)
             return None
-        return self._answer(command, ResponseCode.SUCCESS, values, message.answer_fields)
+        answer = self._answer(command, ResponseCode.SUCCESS, values, message.answer_fields)
+        return self._node.answer_when_routed(mark, connection, command, answer)
 
     def incoming(
         self, connection: Connection, command: Command, header: SendHeader, topic: Topic, queue_id: int
@@ -411,8 +414,9 @@ class SendProcessor:
         result: AppendResult | BatchResult,
         values: tuple[int, bytes, bytes, int],
         more: dict[str, str] | None = None,
+        mark: int | None = None,
     ) -> None:
-        """Answer when the record is durable."""
+        """Answer when the record is durable, and its topic routed when one was made since `mark`."""
         if isinstance(result, AppendResult):
             end = result.physical_offset + result.size_bytes
         else:
@@ -422,15 +426,19 @@ class SendProcessor:
         def release(outcome: Outcome) -> None:
             if command.is_oneway or not connection.is_open:
                 return
+            answer: bytes | None
             if outcome is Outcome.DURABLE:
                 answer = self._answer(command, ResponseCode.SUCCESS, values, more)
+                if mark is not None:
+                    answer = node.answer_when_routed(mark, connection, command, answer)
             elif outcome is Outcome.TIMED_OUT:
                 remark = f"stored, but not synced to disk within syncFlushTimeout={self._flush_timeout_ms} ms"
                 answer = self._answer(command, ResponseCode.FLUSH_DISK_TIMEOUT, values, more, remark)
             else:
                 reason = node.store.unwritable_reason
                 answer = encode_response(command, ResponseCode.SERVICE_NOT_AVAILABLE, self._fixed, remark=reason)
-            connection.reply(answer)
+            if answer is not None:
+                connection.reply(answer)
 
         node.parked.park(end, node.now_ms() + self._flush_timeout_ms, release)
 

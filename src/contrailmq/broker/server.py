@@ -207,6 +207,7 @@ class BrokerServer:
         self.registration = Registration(
             node, self._client, ha_address=f"{config.broker_ip2 or advertised.ip}:{self.store.config.ha_listen_port}"
         )
+        node.when_registered = self.registration.when_registered
         node.topics.listen(lambda topic: self._topics_changed())
         node.groups.listen(lambda: self._mark("subscriptionGroup.json"))
         self.supervisor = Supervisor(self.clock.now_ms, self._gave_up)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from contrailmq.broker.config_files import compact
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
@@ -52,7 +54,7 @@ class TopicAdmin:
         )
         self._check(topic)
         self._node.topics.put(topic)
-        await self._saver.save("topics.json")
+        await self._kept_and_routed()
         return success(command)
 
     async def create_many(self, connection: Connection, command: Command) -> bytes | None:
@@ -64,7 +66,7 @@ class TopicAdmin:
             topics.append(topic)
         for topic in topics:
             self._node.topics.put(topic)
-        await self._saver.save("topics.json")
+        await self._kept_and_routed()
         return success(command)
 
     async def delete(self, connection: Connection, command: Command) -> bytes | None:
@@ -78,6 +80,13 @@ class TopicAdmin:
         node.statistics.forget(topic=name)
         await self._saver.save("topics.json", "consumerOffset.json")
         return success(command)
+
+    async def _kept_and_routed(self) -> None:
+        """Return when the topics are on disk and the NameServers have heard of them."""
+        heard = asyncio.Event()
+        self._node.when_registered(heard.set)
+        await self._saver.save("topics.json")
+        await heard.wait()
 
     def _check(self, topic: Topic) -> None:
         self._check_name(topic.name)
