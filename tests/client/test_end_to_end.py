@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+import contrailmq.aio as aio
 from contrailmq import (
     Admin,
     ConsumeFromWhere,
@@ -298,6 +299,26 @@ def test_lite_pull_polls_commits_and_seeks(cluster: LocalCluster, name: str) -> 
             pull.seek(MessageQueue("Other", "broker-a", 0), 0)
         with pytest.raises(ClientStateError, match="exclude"):
             pull.assign([queue])
+
+
+def test_a_lite_pull_consumer_can_be_iterated_over(cluster: LocalCluster, name: str) -> None:
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        producer.send_batch([Message(name, b"%d" % n) for n in range(10)])
+    with LitePullConsumer(name, namesrv=cluster.namesrv, from_where=FIRST) as pull:
+        pull.subscribe(name)
+        assert [int(message.body) for message in itertools.islice(pull, 10)] == list(range(10))
+
+    async def read() -> list[int]:
+        async with aio.LitePullConsumer(f"{name}_a", namesrv=cluster.namesrv, from_where=FIRST) as consumer:
+            consumer.subscribe(name)
+            bodies: list[int] = []
+            async for message in consumer:
+                bodies.append(int(message.body))
+                if len(bodies) == 10:
+                    break
+            return bodies
+
+    assert asyncio.run(read()) == list(range(10))
 
 
 def test_assigned_queues_are_read_without_a_group_and_can_be_paused(cluster: LocalCluster, name: str) -> None:

@@ -37,7 +37,7 @@ from contrailmq.wire.errors import ResponseError
 _log = logging.getLogger("contrailmq.client.consumer")
 
 _DEFAULT_GROUP: Final = "DEFAULT_CONSUMER"
-REBALANCE_GAP_S: Final = 0.1  # a burst of notifications is one round
+REBALANCE_GAP_S: Final = 0.02  # a burst of notifications is one round
 UNBALANCED_RETRY_S: Final = 1.0
 DEFAULT_TIMESTAMP_BACK_MS: Final = 30 * 60 * 1000
 
