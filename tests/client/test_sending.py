@@ -188,6 +188,20 @@ def test_name_servers_are_tried_one_after_the_other() -> None:
     run(work())
 
 
+def test_sending_goes_on_while_no_name_server_is_there() -> None:
+    async def work() -> None:
+        async with FakePeer(stored) as broker:
+            async with name_server(lambda _: route_to(("a", broker.address))) as namesrv:
+                producer = aio.Producer("g", namesrv=namesrv.address, poll_namesrv_interval_s=0.01)
+                await producer.start()
+                await producer.send(Message("T", b"x"))
+            for _ in range(5):
+                assert (await producer.send(Message("T", b"x"))).status is SendStatus.OK
+            await producer.shutdown()
+
+    run(work())
+
+
 def test_the_request_has_rocketmqs_short_names_and_flags() -> None:
     async def work() -> None:
         async with (

@@ -109,7 +109,7 @@ class OrderlyConsumption:
         messages = [message for message in batch if isinstance(message, ReceivedMessage)]
         if self._watch.is_on:
             self._watch.before(queue, messages)
-        call = await asyncio.shield(self._loop.create_task(self._pool.run(messages, lambda: not cache.is_dropped)))
+        call = await self._pool.run(messages, lambda: not cache.is_dropped)
         if not call.was_run:
             cache.put_back()
             return 0.0
