@@ -505,30 +505,6 @@ def test_one_byte_at_a_time_is_enough(run: Run) -> None:
     run(main())
 
 
-def test_connections_that_come_and_go_leave_nothing_behind(run: Run) -> None:
-    async def main() -> None:
-        gone = 0
-        everyone_left = asyncio.Event()
-
-        def left(_connection: Connection) -> None:
-            nonlocal gone
-            gone += 1
-            if gone == 400:
-                everyone_left.set()
-
-        async with serving(on_disconnect=left) as server:
-            for _ in range(20):
-                pairs = await asyncio.gather(*(asyncio.open_connection("127.0.0.1", server.port) for _ in range(20)))
-                for number, (_reader, writer) in enumerate(pairs):
-                    if number % 2:
-                        writer.write(request(1)[: number + 1])
-                    writer.transport.abort()
-            await everyone_left.wait()
-            assert not server.connections
-
-    run(main())
-
-
 def test_a_client_waits_while_the_server_does_not_read(run: Run) -> None:
     async def main() -> None:
         connection, _transport = connected(echo)
