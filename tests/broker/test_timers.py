@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,11 +11,12 @@ from pathlib import Path
 import pytest
 
 import golden_stores
-from broker.harness import ROUNDS, AtOnce, Bench
+from broker.harness import ROUNDS, AtOnce, Bench, UnsyncedFiles
 from contrailmq.broker.delay import DelayService
 from contrailmq.broker.timers import RecallHandle, TimerService
 from contrailmq.broker.transactions import TransactionService
 from contrailmq.message import StoredMessage, SystemTopic
+from contrailmq.store.errors import StoreIOError
 from contrailmq.store.timer import TimerStore, decode_checkpoint
 
 GOLDEN_SIZES: dict[str, object] = {
@@ -257,6 +259,56 @@ def test_counts_are_right_again_after_a_crash_and_once_a_day(tmp_path: Path) -> 
         bench.clock.advance(3_600_000)
         bench.run_ms(200)
     assert bench.timers.pending() == {"T": 5}
+    bench.close()
+
+
+class FullDisk(UnsyncedFiles):
+    """Files of the timer that take nothing for a while, or fail a sync."""
+
+    is_full = False
+    fails_sync = False
+
+    def pwrite(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().pwrite(descriptor, data, position)
+
+    def sync(self, descriptor: int) -> None:
+        if self.fails_sync:
+            raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_full_disk_halts_timers_and_loses_none_when_there_is_room_again(tmp_path: Path) -> None:
+    bench = TimerBench(tmp_path)
+    disk = FullDisk()
+    bench.timer.log._files = bench.timer.wheel._files = bench.timer._checkpoint_file._files = disk
+    for number in range(5):
+        disk.is_full = number % 2 == 1
+        bench.send("T", b"%d" % number, properties={"TIMER_DELAY_MS": str(1500 + 700 * number), "UNIQ_KEY": "K"})
+        bench.run_ms(1300)
+    disk.is_full = False
+    bench.run_ms(9000)
+    assert sorted(m.body for m in bench.messages()) == [b"0", b"1", b"2", b"3", b"4"]
+    bench = bench.restarted(tmp_path)
+    bench.run_ms(3000)
+    assert len(bench.messages()) == 5
+    bench.close()
+
+
+def test_a_failed_sync_is_final_and_stops_the_timers(tmp_path: Path) -> None:
+    bench = TimerBench(tmp_path)
+    disk = FullDisk()
+    bench.timer.log._files = bench.timer.wheel._files = bench.timer._checkpoint_file._files = disk
+    disk.fails_sync = True
+    bench.send("T", b"m", properties={"TIMER_DELAY_SEC": "5", "UNIQ_KEY": "K"})
+    with pytest.raises(StoreIOError, match="sync"):
+        bench.run_ms(3000)
+    disk.fails_sync = False
+    with pytest.raises(StoreIOError, match="sync"):
+        bench.run_ms(3000)
+    bench = bench.restarted(tmp_path)
+    bench.run_ms(6000)
+    assert len(bench.messages()) == 1
     bench.close()
 
 

@@ -71,6 +71,7 @@ class BrokerServer:
         self.clock = clock or SystemClock()
         self.store = MessageStore(with_our_defaults(store_config), clock=self.clock, drive=Drive.LOOP)
         self.handlers = Handlers()
+        self.supervisor = Supervisor(self.clock.now_ms, self._gave_up)
         self.failed: asyncio.Event = asyncio.Event()
         self._tls = tls
         self._servers: list[RemotingServer] = []
@@ -91,9 +92,12 @@ class BrokerServer:
         await loop.run_in_executor(None, self.store.open)
         try:
             self._build(loop)
+            for service in (self.transactions, self.delay, self.timers):
+                self.add_service(service)
             await self._listen()
         except BaseException:
             await self._close_ports(0)
+            await self.supervisor.stop()
             await loop.run_in_executor(None, self.store.close)
             raise
         self._is_running = True
@@ -210,7 +214,6 @@ class BrokerServer:
         node.when_registered = self.registration.when_registered
         node.topics.listen(lambda topic: self._topics_changed())
         node.groups.listen(lambda: self._mark("subscriptionGroup.json"))
-        self.supervisor = Supervisor(self.clock.now_ms, self._gave_up)
         self._register_processors()
         self.store.on_durable(lambda offset: self._hop(loop, lambda: node.durable(offset)))
         self.store.on_committed(lambda: self._hop(loop, node.committed))
@@ -281,9 +284,6 @@ class BrokerServer:
         keep.every("flush timeouts", EXPIRE_MS, lambda: node.parked.expire(node.now_ms()))
         keep.every("client scan", CLIENT_SCAN_MS, lambda: self.members.expire(node.now_ms()))
         keep.every("statistics", SAMPLE_MS, lambda: node.statistics.tick(node.now_ms()))
-        self.add_service(self.transactions)
-        self.add_service(self.delay)
-        self.add_service(self.timers)
         keep.watch("offset saver", self._save_offsets)
         keep.watch("table saver", self._save_tables)
         if self.config.namesrv_addresses:

@@ -25,9 +25,10 @@ from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.send import BORN_HOST, STATUS_CODES
 from contrailmq.broker.worker_job import WorkerJob
 from contrailmq.message import RETRY_PREFIX, Property, SysFlag, SystemTopic, encode_host
-from contrailmq.store.errors import StoreError
+from contrailmq.store.errors import StoreError, StoreIOError
 from contrailmq.store.status import PutStatus
 from contrailmq.store.timer import TimerRefusal, TimerStore, admit, encode_checkpoint, wants_timer
+from contrailmq.store.timer.timer_store import FlushPlan
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.connection import Connection
 from contrailmq.wire.header import Command
@@ -40,6 +41,7 @@ POLL_MS: Final = 100  # how often the timer topic is looked at
 RECALL_TAG: Final = "_RECALL_TAG_"
 CHECKPOINT_BYTES: Final = 56  # what a slave is sent: the file without its padding
 FIGURES_MS: Final = 1000
+STANDSTILL_MS: Final = 1000  # between tries while the disk takes nothing
 
 
 class RecallHandle(NamedTuple):
@@ -76,6 +78,7 @@ class TimerService:
         self._config = node.store.config
         self._job = WorkerJob(worker)
         self._failure: StoreError | None = None
+        self._plan: FlushPlan | None = None
         self._is_running = False
         self._is_recount_due = False
         self._recounted_day = 0
@@ -229,23 +232,36 @@ class TimerService:
             raise self._failure  # a flush that failed is final: what it had to sync is not known any more
         store = self._node.store
         end = store.log_max_offset
-        has_more = self.timer.tick(now_ms, PORTION)
+        try:
+            has_more = self.timer.tick(now_ms, PORTION)
+            self._flush_when_due(now_ms)
+        except StoreIOError as exc:
+            if self._failure is not None:
+                raise
+            # A full disk: what was taken in stays in memory and is written later.
+            log.error("timers stand still: %s", exc)
+            self.interval_ms = STANDSTILL_MS
+            return
         if store.log_max_offset != end:
             self._node.after_append(wants_flush=self._config.is_sync_flush)
         self.interval_ms = 0 if has_more else min(POLL_MS, self.timer.next_due_ms(now_ms) - now_ms)
-        self._flush_when_due(now_ms)
         self._sample(now_ms)
         if not has_more:
             self._recount_when_due(now_ms)
 
     def _flush_when_due(self, now_ms: int) -> None:
         try:
-            if self._job.poll() and self.timer.is_flush_due(now_ms):
-                plan = self.timer.begin_flush(now_ms)
-                self._job.start(lambda: self.timer.run_flush(plan), lambda: self.timer.end_flush(plan))
+            is_free = self._job.poll()
         except StoreError as exc:
-            self._failure = exc
-            raise
+            if not isinstance(exc, StoreIOError) or exc.operation != "write" or self._plan is None:
+                self._failure = exc
+                raise
+            log.error("the timer wheel is not flushed: %s", exc)
+            self.timer.drop_flush(self._plan)
+            return
+        if is_free and self.timer.is_flush_due(now_ms):
+            plan = self._plan = self.timer.begin_flush(now_ms)
+            self._job.start(lambda: self.timer.run_flush(plan), lambda: self.timer.end_flush(plan))
 
     # --- figures
 

@@ -309,7 +309,7 @@ def _die_at(bench: Bench, stage: str) -> None:
     if stage == "delivery":
         return
     plan = timer.begin_flush(now_ms)
-    timer.log.sync(plan.descriptors)
+    timer.log.sync(plan.log_files)
     if stage == "timer log":
         return
     timer.wheel.write_slots(plan.slots)

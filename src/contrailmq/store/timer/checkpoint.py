@@ -65,9 +65,12 @@ class TimerCheckpointFile:
         """Durable on return."""
         try:
             self._files.pwrite(self._descriptor, encode_checkpoint(checkpoint), 0)
-            self._files.sync(self._descriptor)
         except OSError as exc:
             raise StoreIOError("write", self.path, exc) from exc
+        try:
+            self._files.sync(self._descriptor)
+        except OSError as exc:
+            raise StoreIOError("sync", self.path, exc) from exc
 
     def close(self) -> None:
         if self._descriptor >= 0:

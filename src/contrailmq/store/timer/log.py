@@ -177,7 +177,8 @@ class TimerLog:
 
     def _end_file(self, next_base: int) -> None:
         free = next_base - self.end
-        if free >= BLANK_BYTES:  # less than that was left by nobody but a file size that does not fit units
+        is_blank_missing = self._pending_start + len(self._pending) == self.end  # it is there when a write failed
+        if is_blank_missing and free >= BLANK_BYTES:
             self._pending += _BLANK.pack(free, 0, BLANK_MAGIC)
         self.write()
         self._pending_start = next_base
@@ -208,15 +209,19 @@ class TimerLog:
         self._descriptors[base] = descriptor
         return descriptor
 
-    def take_unsynced(self) -> list[int]:
-        """The descriptors that `sync` is to sync; counted as clean from now on."""
-        descriptors = [self._descriptors[base] for base in self._unsynced if base in self._descriptors]
+    def take_unsynced(self) -> dict[int, int]:
+        """The files (base -> descriptor) that `sync` is to sync; counted as clean from now on."""
+        taken = {base: self._descriptors[base] for base in self._unsynced if base in self._descriptors}
         self._unsynced.clear()
-        return descriptors
+        return taken
 
-    def sync(self, descriptors: list[int]) -> None:
+    def give_back_unsynced(self, taken: dict[int, int]) -> None:
+        """They were not synced after all."""
+        self._unsynced.update(taken)
+
+    def sync(self, taken: dict[int, int]) -> None:
         try:
-            for descriptor in descriptors:
+            for descriptor in taken.values():
                 self._files.sync(descriptor)
         except OSError as exc:
             raise StoreIOError("sync", self.directory, exc) from exc

@@ -130,7 +130,7 @@ class FlushPlan:
     """One flush: made on the owner's thread, run on any, taken note of on the owner's again."""
 
     log_end: int
-    descriptors: list[int]
+    log_files: dict[int, int]
     slots: dict[int, bytes]
     checkpoint: TimerCheckpoint
     metrics: str
@@ -162,7 +162,10 @@ class TimerStore:
         self.wheel = TimerWheel(
             files, config.path / "timerwheel", precision_ms=self.precision_ms, slots_total=slots_total
         )
-        self.log = TimerLog(files, config.path / "timerlog", file_bytes=config.mapped_file_size_timer_log)
+        directory = config.path / "timerlog"
+        found = next((files.size(path) for path in files.list_directory(directory)), 0)
+        # As for the log's and the queues' files: those that exist say how large they are.
+        self.log = TimerLog(files, directory, file_bytes=found or config.mapped_file_size_timer_log)
         self._checkpoint_file = TimerCheckpointFile(files, config.path / "config" / "timercheck")
         self._metrics_path = config.path / "config" / "timermetrics"
         self.metrics = TopicCounts("timingCount")
@@ -534,7 +537,7 @@ class TimerStore:
     def run_flush(self, plan: FlushPlan) -> None:
         """The slow part. Each step only after the one before is durable: a crash between them loses nothing."""
         self._store.flush(plan.log_end)
-        self.log.sync(plan.descriptors)
+        self.log.sync(plan.log_files)
         self.wheel.write_slots(plan.slots)
         self._checkpoint_file.write(plan.checkpoint)
         try:
@@ -544,6 +547,10 @@ class TimerStore:
 
     def end_flush(self, plan: FlushPlan) -> None:
         self.wheel.forget(plan.slots)
+
+    def drop_flush(self, plan: FlushPlan) -> None:
+        """A write of it failed (a full disk): the next flush does all of it again. A failed sync is final instead."""
+        self.log.give_back_unsynced(plan.log_files)
 
 
 _topic_hash: Final = lru_cache(maxsize=4096)(java_hash)

@@ -171,10 +171,13 @@ class TimerWheel:
         try:
             for index in sorted(changes):
                 self._files.pwrite(self._descriptor, changes[index], index * SLOT_BYTES)
+        except OSError as exc:
+            raise StoreIOError("write", self.path, exc) from exc
+        try:
             if changes:
                 self._files.sync(self._descriptor)
         except OSError as exc:
-            raise StoreIOError("write", self.path, exc) from exc
+            raise StoreIOError("sync", self.path, exc) from exc
 
     def forget(self, changes: dict[int, bytes]) -> None:
         """Drop from memory what is in the file now, unless it has changed again."""
