@@ -12,10 +12,10 @@ from pyspark.sql.types import StructType
 
 import contrailmq.spark.rocketmq as rocketmq
 from contrailmq import Message, Producer
-from contrailmq.client.raw import RawPull
+from contrailmq.client.raw import QueueReader, RawPull
 from contrailmq.client.results import PullStatus
 from contrailmq.message import ContrailError, MessageQueue, encode_host
-from contrailmq.spark import deduplicated
+from contrailmq.spark import deduplicated, mirror_offsets
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import Options
 from contrailmq.spark.rocketmq import (
@@ -339,8 +339,10 @@ def test_spark_reads_a_topic_through_the_broker(spark: Any, cluster: LocalCluste
 def test_a_stream_through_spark_gives_each_message_once_and_its_sink_marks_them(
     spark: Any, cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    """In -> Spark -> out, stopped and started again in between; the group's offset shows no lag but the last batch."""
+    """In -> Spark -> out, stopped and started again in between; and a group's offset follows to the end."""
     source = spark.readStream.format("rocketmq").option("nameServer", cluster.namesrv).option("subscribe", "In")
+
+    mirror = mirror_offsets(spark, cluster.namesrv, "lag-tools")
 
     def run() -> None:
         frame = source.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "25").load()
@@ -364,6 +366,11 @@ def test_a_stream_through_spark_gives_each_message_once_and_its_sink_marks_them(
     assert sorted(row["body"].decode() for row in rows) == wanted
     keys = [row["properties"][DEDUP_PROPERTY] for row in rows]
     assert len(set(keys)) == 50
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    spark.streams.removeListener(mirror)
+    with QueueReader(namesrv=cluster.namesrv) as client:
+        queues = client.queues("In")
+        assert sum(client.consumer_offset(queue, "lag-tools") for queue in queues) == 50
 
 
 @pytest.mark.spark

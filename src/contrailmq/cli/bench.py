@@ -118,3 +118,18 @@ def pull(
     from contrailmq.cli.bench_clients import measure_pull
 
     show("consumers", measure_pull(namesrv, count=count, body_bytes=body_bytes), as_json=as_json)
+
+
+@app.command("spark")
+def spark(
+    count: Annotated[int, typer.Option(help="Messages in the log.")] = 1_000_000,
+    body_bytes: Annotated[int, typer.Option(help="Body size.")] = 1024,
+    master: Annotated[str | None, typer.Option("--master", help="Spark master; local[*] unless given.")] = None,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Reading, archiving, rebuilding and verifying a log: on Spark, and by the same kernels in a process pool."""
+    from contrailmq.cli.bench_spark import measure_spark
+
+    figures = measure_spark(count=count, body_bytes=body_bytes, directory=directory, master=master)
+    show("spark", figures, as_json=as_json)

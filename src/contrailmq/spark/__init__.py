@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
     from contrailmq.spark.jobs.rebuild import rebuild
     from contrailmq.spark.jobs.verify import verify
+    from contrailmq.spark.mirror import mirror_offsets
     from contrailmq.spark.scan import CorruptLogError
     from contrailmq.spark.sink import deduplicated
     from contrailmq.spark.store_files import StoreFilesError
@@ -35,6 +36,7 @@ __all__ = [
     "archive_stream",
     "deduplicated",
     "ensure_java",
+    "mirror_offsets",
     "read_archive",
     "rebuild",
     "register",
@@ -49,6 +51,7 @@ _HOMES = {
     "archive": "contrailmq.spark.jobs.archive",
     "archive_stream": "contrailmq.spark.jobs.archive",
     "deduplicated": "contrailmq.spark.sink",
+    "mirror_offsets": "contrailmq.spark.mirror",
     "read_archive": "contrailmq.spark.jobs.archive",
     "rebuild": "contrailmq.spark.jobs.rebuild",
     "verify": "contrailmq.spark.jobs.verify",
