@@ -12,7 +12,6 @@ here reads outside the buffer, whatever the bytes say.
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contrailmq.message import SysFlag
+from contrailmq.message.checksum import crc32
 from contrailmq.store.record import MAGIC_V2
 
 Int = npt.NDArray[np.int64]
@@ -111,7 +111,6 @@ class Records:
     def bad_bodies(self) -> Mask:
         """Rows whose body does not have the CRC that the record states. Java checks no empty body, nor do we."""
         view = self.data.data  # a memoryview
-        crc32 = zlib.crc32
         start, end = self.body_start.tolist(), (self.body_start + self.body_bytes).tolist()
         computed = np.fromiter(
             (crc32(view[a:b]) for a, b in zip(start, end, strict=True)), dtype=np.int64, count=len(start)

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import struct
 import threading
-import zlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -40,6 +39,7 @@ from contrailmq.message import (
     encode_properties,
 )
 from contrailmq.message import tags_code as tags_code_of
+from contrailmq.message.checksum import crc32
 from contrailmq.store.allocation import Allocator
 from contrailmq.store.clock import Clock
 from contrailmq.store.config import StoreConfig
@@ -68,7 +68,6 @@ assert _HEAD.size == _HEAD_BYTES
 
 _PUT_OK: Final = PutStatus.PUT_OK
 _NO_QUEUE: Final = (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
-_crc32 = zlib.crc32
 _result = tuple.__new__  # what a NamedTuple's constructor ends in, without its arguments' matching: 0.2 us less
 
 
@@ -223,7 +222,7 @@ class CommitLog:
                 state, body, properties, tags_code, keys, unique_key, flag, sys_flag, born_time_ms, born_host,
                 store_host, reconsume_times, prepared_transaction_offset,
             )  # fmt: skip
-        crc = _crc32(body) & 0x7FFFFFFF
+        crc = crc32(body) & 0x7FFFFFFF
         with self.lock:
             now_ms = self._now_ms()
             if now_ms < self.last_time_ms:

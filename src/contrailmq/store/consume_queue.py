@@ -33,11 +33,11 @@ from __future__ import annotations
 import enum
 import struct
 import threading
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from contrailmq.message.checksum import crc32
 from contrailmq.store.descriptors import DescriptorCache, file_base, file_name
 from contrailmq.store.files import Files
 
@@ -367,7 +367,7 @@ class ConsumeQueue:
             with self.lock:
                 used = min(self.file_bytes, self.pending_start - base)
                 if base not in self.checksums and used > 0 and done + used <= bytes_max:
-                    self.checksums[base] = zlib.crc32(self._descriptors.pread(self.directory, base, used, 0))
+                    self.checksums[base] = crc32(self._descriptors.pread(self.directory, base, used, 0))
                     done += used
         return done
 
@@ -376,9 +376,9 @@ class ConsumeQueue:
         with self.lock:
             used = min(self.file_bytes, max_offset * UNIT_BYTES - base)
             data = self._descriptors.pread(self.directory, base, min(self.file_bytes, self.pending_start - base), 0)
-            if len(data) < used or zlib.crc32(data[:used]) != checksum:
+            if len(data) < used or crc32(data[:used]) != checksum:
                 return False
-            self.checksums[base] = zlib.crc32(data[used:], checksum)
+            self.checksums[base] = crc32(data[used:], checksum)
             return True
 
     # --- opening
@@ -516,7 +516,7 @@ class ConsumeQueue:
             self.unsynced.add(base)
             known = self.checksums.pop(base, None) if position else 0
             if known is not None:
-                self.checksums[base] = zlib.crc32(part, known)
+                self.checksums[base] = crc32(part, known)
             done += len(part)
 
     def _create(self, base: int) -> None:

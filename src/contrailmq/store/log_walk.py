@@ -12,11 +12,11 @@ should be a mapping: its slices are bytes at once, which costs less than a view 
 from __future__ import annotations
 
 import struct
-import zlib
 from mmap import MADV_DONTNEED, mmap
 from typing import Final, NamedTuple, Protocol
 
 from contrailmq.message import SysFlag
+from contrailmq.message.checksum import crc32
 from contrailmq.store.record import MAGIC_V1, Kind, Verdict, check_record, read_facts
 
 # size magic body_crc queue_id flag queue_offset physical_offset sys_flag born_time born_host store_time store_host
@@ -85,7 +85,7 @@ def walk(
     buffer = file.mapping
     base = file.base
     end_of_data = file.size_bytes if limit is None else limit
-    unpack, crc32, take = _HEAD.unpack_from, zlib.crc32, sink.take
+    unpack, checksum, take = _HEAD.unpack_from, crc32, sink.take
     records = store_time = 0
     last = -1
     with_body_crc = check_body_crc and not check_record_crc
@@ -109,7 +109,7 @@ def walk(
                     and buffer[topic_end - 1]  # a lost page reads as zeros: check_record looks closer
                     and (buffer[end - 1] or topic_end + 2 == end)
                     and (buffer[topic_end] << 8) + buffer[topic_end + 1] == end - topic_end - 2
-                    and (not with_body_crc or not length or crc32(buffer[body : topic - 1]) & 0x7FFFFFFF == crc)
+                    and (not with_body_crc or not length or checksum(buffer[body : topic - 1]) & 0x7FFFFFFF == crc)
                 ):
                     store_time = time_ms
                     last = position

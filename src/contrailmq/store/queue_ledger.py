@@ -12,12 +12,12 @@ worked here since, and may have deleted topics.
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
+from contrailmq.message.checksum import crc32
 from contrailmq.store.checkpoint import CheckpointValues
 from contrailmq.store.consume_queue_table import ConsumeQueueTable, Dispatched
 from contrailmq.store.files import Files
@@ -79,7 +79,7 @@ def write_ledger(root: Path, ledger: Ledger, files: Files) -> None:
     descriptor = files.open(beside, create=True)
     try:
         files.truncate(descriptor, 0)
-        files.pwrite(descriptor, f"{zlib.crc32(body):08x}".encode() + body, 0)
+        files.pwrite(descriptor, f"{crc32(body):08x}".encode() + body, 0)
         files.sync(descriptor)
     finally:
         files.close(descriptor)
@@ -98,7 +98,7 @@ def read_ledger(root: Path, files: Files) -> Ledger | None:
     finally:
         files.close(descriptor)
     body = data[_CRC_BYTES:]
-    if data[:_CRC_BYTES] != f"{zlib.crc32(body):08x}".encode():
+    if data[:_CRC_BYTES] != f"{crc32(body):08x}".encode():
         return None
     try:
         return msgspec.json.decode(body, type=Ledger)

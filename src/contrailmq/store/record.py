@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import enum
 import struct
-import zlib
 from collections.abc import Iterable, Sequence
 from mmap import mmap
 from typing import Final, NamedTuple
@@ -39,6 +38,7 @@ from contrailmq.message import (
     SysFlag,
     decode_properties,
 )
+from contrailmq.message.checksum import crc32
 
 __all__ = [
     "BLANK_BYTES",
@@ -183,7 +183,7 @@ def encode_record(
             field="record",
         ) from exc
     record = b"".join((packed, body, topic_length, topic_bytes, properties_length.to_bytes(2, "big"), properties))
-    return record + encode_crc_property(zlib.crc32(record) & 0x7FFFFFFF) if with_record_crc else record
+    return record + encode_crc_property(crc32(record) & 0x7FFFFFFF) if with_record_crc else record
 
 
 def _check_sizes(
@@ -217,7 +217,7 @@ def encode_crc_property(crc: int) -> bytes:
 
 def body_crc(body: bytes | memoryview) -> int:
     """The body checksum as stored: CRC-32 without its top bit, 0 for an empty body."""
-    return zlib.crc32(body) & 0x7FFFFFFF if body else 0
+    return crc32(body) & 0x7FFFFFFF if body else 0
 
 
 # -------------------------------------------------------------------------------------------------------------- judge
@@ -295,7 +295,7 @@ def _fault(
         return "its topic or properties end in zero bytes, as after a lost write"
     if check_record_crc:
         return _crc_property_fault(buffer, position, end)
-    if check_body_crc and body_length and zlib.crc32(buffer[body : body + body_length]) & 0x7FFFFFFF != crc:
+    if check_body_crc and body_length and crc32(buffer[body : body + body_length]) & 0x7FFFFFFF != crc:
         return f"body checksum differs from the stored {crc}"
     if physical_offset is not None and own_offset != physical_offset:
         return f"it says physical offset {own_offset} but lies at {physical_offset}"
@@ -306,7 +306,7 @@ def _crc_property_fault(buffer: Buffer, position: int, end: int) -> str:
     stored = bytes(buffer[end - CRC_PROPERTY_BYTES : end])
     if not stored.startswith(b"__CRC32#\x01") or not stored[9:19].isdigit() or stored[19] != 2:
         return "the record checksum property is missing"
-    crc = zlib.crc32(buffer[position : end - CRC_PROPERTY_BYTES]) & 0x7FFFFFFF
+    crc = crc32(buffer[position : end - CRC_PROPERTY_BYTES]) & 0x7FFFFFFF
     return _WHOLE if stored == encode_crc_property(crc) else f"record checksum differs from the computed {crc}"
 
 
@@ -329,7 +329,7 @@ def scan_records(
     """
     positions: list[int] = []
     sizes: list[int] = []
-    unpack, length_of, crc32 = _FRONT.unpack_from, _LENGTH.unpack_from, zlib.crc32
+    unpack, length_of, checksum = _FRONT.unpack_from, _LENGTH.unpack_from, crc32
     while True:
         if position + RECORD_BYTES_MIN <= limit:
             size, magic, crc, _, _, _, own_offset, sys_flag = unpack(buffer, position)
@@ -351,7 +351,11 @@ def scan_records(
                         and buffer[properties - 3]
                         and buffer[end - 1]
                         and (buffer[properties - 2] << 8) + buffer[properties - 1] == end - properties
-                        and (not check_body_crc or body_end == body or crc32(buffer[body:body_end]) & 0x7FFFFFFF == crc)
+                        and (
+                            not check_body_crc
+                            or body_end == body
+                            or checksum(buffer[body:body_end]) & 0x7FFFFFFF == crc
+                        )
                     ):
                         positions.append(position)
                         sizes.append(size)
