@@ -21,6 +21,8 @@ _PROPERTIES_LENGTH: Final = struct.Struct(">h")
 ITEM_OVERHEAD_BYTES: Final = _ITEM_HEAD.size + _PROPERTIES_LENGTH.size
 assert ITEM_OVERHEAD_BYTES == 22
 BATCH_BYTES_ADVISED: Final = 1024 * 1024  # what RocketMQ's documents advise; brokers accept 4 MiB
+_TIMERS: Final = (Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SECONDS, Property.TIMER_DELIVER_MS)
+_DELAYS: Final = frozenset({Property.DELAY, *_TIMERS})
 _UNIQUE_KEY_BYTES: Final = 8 + 1 + 56 + 1  # room for the id that sending adds, IPv6 form
 
 
@@ -36,7 +38,7 @@ def check_batch(messages: Sequence[Message]) -> None:
             raise _refuse(
                 f"message {index} of the batch has topic {message.topic!r}, the first {first.topic!r}: they must agree"
             )
-        if message.delay_level > 0 or _has_timer(message):
+        if not _DELAYS.isdisjoint(message.properties) and _is_delayed(message):
             raise _refuse(f"message {index} of the batch is delayed: send delayed messages one by one")
         if message.properties.get(Property.WAIT) != first.properties.get(Property.WAIT):
             raise _refuse(f"message {index} of the batch differs in wait_store_ok: it must be the same for all")
@@ -86,9 +88,8 @@ def split_batch(messages: Iterable[Message], *, max_bytes: int = BATCH_BYTES_ADV
         yield batch
 
 
-def _has_timer(message: Message) -> bool:
-    names = (Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SECONDS, Property.TIMER_DELIVER_MS)
-    return any(name in message.properties for name in names)
+def _is_delayed(message: Message) -> bool:
+    return message.delay_level > 0 or any(name in message.properties for name in _TIMERS)
 
 
 def _refuse(text: str) -> MessageError:
