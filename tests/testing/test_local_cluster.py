@@ -20,7 +20,6 @@ from contrailmq.broker import BrokerConfig, BrokerServer
 from contrailmq.broker import server as server_module
 from contrailmq.store import MessageStore, StoreConfig, StoreError
 from contrailmq.testing import LocalCluster
-from contrailmq.wire.errors import ConnectError
 from contrailmq.wire.transport import RemotingClient
 
 
@@ -101,7 +100,7 @@ def test_a_taken_port_refuses_the_start_and_lets_go_of_the_store(tmp_path: Path)
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             broker = BrokerServer(*settings(tmp_path, listenPort=str(port), enableFastListenPort="false"))
-            with pytest.raises(ConnectError, match=f"{port}.*in use"):
+            with pytest.raises(server_module.PortError, match=f"{port}.*in use.*set listenPort"):
                 await broker.start()
 
     asyncio.run(start())

@@ -36,10 +36,12 @@ from contrailmq.broker.send import SendProcessor
 from contrailmq.broker.supervision import Service, Supervisor
 from contrailmq.broker.timers import TimerService
 from contrailmq.broker.transactions import METRICS_FILE, TransactionService
+from contrailmq.message import ContrailError
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.message_store import Drive, MessageStore
 from contrailmq.wire.connection import Limits
+from contrailmq.wire.errors import ConnectError
 from contrailmq.wire.properties import SettingsError, read_properties
 from contrailmq.wire.tls import ServerTls
 from contrailmq.wire.transport import RemotingClient, RemotingServer
@@ -54,6 +56,18 @@ EXPIRE_MS: Final = 100  # how late a held pull or a flush timeout may be noticed
 RECHECK_MS: Final = 5_000
 CLIENT_SCAN_MS: Final = 10_000
 SAMPLE_MS: Final = 10_000
+
+
+class PortError(ContrailError):
+    """A port of the broker cannot be listened on; nothing was started."""
+
+    def __init__(self, host: str, port: int, error: ConnectError) -> None:
+        reason = error.__cause__ or error
+        super().__init__(
+            f"cannot listen on {host}:{port}: {reason}; stop what listens there or set listenPort (a broker takes that "
+            f"port and, unless enableFastListenPort=false, the one {VIP_PORT_DISTANCE} below it)"
+        )
+        self.host, self.port = host, port
 
 
 class BrokerServer:
@@ -263,7 +277,10 @@ class BrokerServer:
                 limits=Limits(write_bytes_max=config.unsent_bytes_max),
                 on_disconnect=self.members.disconnected,
             )
-            await server.start()
+            try:
+                await server.start()
+            except ConnectError as exc:
+                raise PortError(config.bind_address, port, exc) from exc
             self._servers.append(server)
         self.node.set_address(self._advertised_ip, self.port)
         self.send.configure()
