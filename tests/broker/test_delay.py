@@ -191,6 +191,29 @@ def test_a_slave_does_not_deliver(tmp_path: Path) -> None:
     bench.close()
 
 
+def test_a_slave_follows_its_masters_offsets_and_goes_on_from_them(tmp_path: Path) -> None:
+    master = DelayBench(tmp_path / "master")
+    master.delay.register(master.handlers)
+    slave = DelayBench(tmp_path / "slave")
+    for bench in (master, slave):
+        for number in range(3):  # the same log on both
+            bench.send("T", b"%d" % number, properties={"DELAY": "1", "UNIQ_KEY": f"K{number}"})
+    master.run_ms(12_000)
+    slave.store.config = slave.store.config.replaced(broker_role="SLAVE")
+    slave.delay.follow(master.ask(45).body.decode())
+    slave.run_ms(12_000)
+    slave.delay.stop()
+    assert slave.messages() == []
+    assert slave.delay.offsets == {1: 3}
+    slave = slave.restarted(tmp_path / "slave")  # promoted
+    slave.run_ms(5000)
+    assert slave.messages() == []
+    with pytest.raises(ValueError, match="offsetTable"):
+        slave.delay.follow("{}")
+    slave.close()
+    master.close()
+
+
 def test_send_back_waits_on_the_same_ladder(delay_bench: DelayBench) -> None:
     bench = delay_bench
     bench.send("T", b"m", properties={"UNIQ_KEY": "K"})

@@ -26,6 +26,7 @@ from typing import Final
 
 from contrailmq.broker import config_files
 from contrailmq.broker.config_files import DataVersion
+from contrailmq.broker.handlers import Handlers, success
 from contrailmq.broker.incoming import IncomingMessage, Refusal
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.worker_job import WorkerJob
@@ -34,6 +35,9 @@ from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.record import CorruptRecordError, decode_record
 from contrailmq.store.status import PutStatus
 from contrailmq.store.timer.admission import TIMER_REQUESTS
+from contrailmq.wire.codes import RequestCode
+from contrailmq.wire.connection import Connection
+from contrailmq.wire.header import Command
 
 log = logging.getLogger("contrailmq.broker")
 
@@ -61,6 +65,9 @@ class DelayService:
         self.delivered = 0
         self.undeliverable = 0
         self.interval_ms = POLL_MS
+
+    def register(self, handlers: Handlers) -> None:
+        handlers.register(RequestCode.GET_ALL_DELAY_OFFSET, self.all_offsets)
 
     # --- on the way in
 
@@ -97,6 +104,8 @@ class DelayService:
 
     def stop(self) -> None:
         self._job.wait()
+        if self._node.is_slave:
+            return  # its file is its master's
         self._save(self._store.log_max_offset, self._snapshot())
 
     def tick(self, now_ms: int) -> None:
@@ -133,6 +142,22 @@ class DelayService:
             for level, offset in sorted(self.offsets.items())
         }
         return offsets | {f"delayPending_{level}": str(count) for level, count in sorted(self.pending().items())}
+
+    # --- master and slave
+
+    def all_offsets(self, connection: Connection, command: Command) -> bytes | None:
+        """GET_ALL_DELAY_OFFSET (45): what was saved last, so that no slave counts copies that it may not have yet."""
+        return success(command, None, self._text(self._saved).encode())
+
+    def follow(self, text: str) -> None:
+        """A slave takes over its master's offsets, for the day it is a master itself. ValueError: not readable."""
+        data = config_files.parse(text)
+        table = data.get("offsetTable")
+        if not isinstance(table, dict):
+            raise ValueError("delay offsets without an offsetTable")
+        self._version.read(data.get("dataVersion"))
+        self.offsets = {int(level): int(offset) for level, offset in table.items()}
+        config_files.save(self._path, text)
 
     # --- delivering
 
@@ -239,7 +264,10 @@ class DelayService:
     def _snapshot(self) -> str:
         self._saved = dict(self.offsets)
         self._version.advance(self._node.now_ms())
-        table = {str(level): offset for level, offset in sorted(self.offsets.items())}
+        return self._text(self._saved)
+
+    def _text(self, offsets: dict[int, int]) -> str:
+        table = {str(level): offset for level, offset in sorted(offsets.items())}
         return config_files.pretty({"dataVersion": self._version.to_json(), "offsetTable": table})
 
     def _save(self, log_end: int, text: str) -> None:

@@ -257,6 +257,7 @@ class BrokerServer:
         self.transactions.register(handlers)
         self.saver.add(METRICS_FILE, self.transactions.metrics.to_json)
         self.delay = DelayService(node, self._table_worker)
+        self.delay.register(handlers)
         self.timers = TimerService(node, self._table_worker)
         self.timers.register(handlers)
         node.rewrites += (self.transactions.rewrite, self.delay.rewrite, self.timers.rewrite)

@@ -189,7 +189,7 @@ class TimerService:
 
     def checkpoint(self, connection: Connection, command: Command) -> bytes | None:
         """GET_TIMER_CHECK_POINT (60)."""
-        return success(command, None, encode_checkpoint(self.timer.checkpoint)[:CHECKPOINT_BYTES])
+        return success(command, None, encode_checkpoint(self.timer.saved_checkpoint)[:CHECKPOINT_BYTES])
 
     def metrics(self, connection: Connection, command: Command) -> bytes | None:
         """GET_TIMER_METRICS (61)."""

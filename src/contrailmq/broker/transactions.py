@@ -252,6 +252,8 @@ class TransactionService:
 
     def stop(self) -> None:
         self._job.wait()
+        if self._node.is_slave:
+            return  # its offsets are its master's
         self._write_ops()
         self._note_step()
         self._store.flush()

@@ -173,6 +173,7 @@ class TimerStore:
         self.read_time_ms = 0
         self.queue_offset = 0
         self.master_queue_offset = 0
+        self.saved_checkpoint = TimerCheckpoint()  # what a slave is told: no copies that it may not have yet
         self._retake_until = 0
         self._due: DueSlot | None = None
         self._walk: Iterator[Slot] | None = None  # over the slots up to _walk_end_ms; nothing is put there any more
@@ -500,7 +501,7 @@ class TimerStore:
 
     @property
     def checkpoint(self) -> TimerCheckpoint:
-        """As of now: what a flush saves, and what a slave is told."""
+        """As of now: what a flush saves."""
         master = self.master_queue_offset if self.config.is_slave else self.queue_offset
         return TimerCheckpoint(self.read_time_ms, self.log.end, self.queue_offset, master, *self._version)
 
@@ -546,6 +547,7 @@ class TimerStore:
             raise StoreIOError("write", self._metrics_path, exc) from exc
 
     def end_flush(self, plan: FlushPlan) -> None:
+        self.saved_checkpoint = plan.checkpoint
         self.wheel.forget(plan.slots)
 
     def drop_flush(self, plan: FlushPlan) -> None:
