@@ -84,6 +84,40 @@ def wire(
     show("remoting protocol, CPU microseconds per message", measure_wire(body_bytes), as_json=as_json)
 
 
+@app.command("namesrv")
+def namesrv(
+    rocketmq_lib: Annotated[
+        Path | None,
+        typer.Option("--rocketmq-lib", help="Folder with Apache RocketMQ's jars: measure its NameServer too."),
+    ] = None,
+    topics: Annotated[int, typer.Option(help="Topics of the one broker.")] = 1000,
+    connections: Annotated[int, typer.Option(help="Connections that ask.")] = 64,
+    depth: Annotated[int, typer.Option(help="Requests that each connection keeps on their way.")] = 8,
+    seconds: Annotated[float, typer.Option(help="Length of a round.")] = 5.0,
+    rounds: Annotated[int, typer.Option(help="Counted rounds for each server; one more warms up.")] = 5,
+    java_options: Annotated[str, typer.Option(help="For Apache's NameServer.")] = "-Xmx512m",
+    as_json: AsJson = False,
+) -> None:
+    """Ask a NameServer for routes over many connections, Apache's in alternating rounds when its jars are given."""
+    from contrailmq.cli.bench_namesrv import Settings, measure_namesrv
+    from contrailmq.cli.bench_namesrv_load import LoadError
+
+    settings = Settings(
+        topics=topics,
+        connections=connections,
+        depth=depth,
+        seconds=seconds,
+        rounds=rounds,
+        rocketmq_lib=rocketmq_lib,
+        java_options=java_options,
+    )
+    try:
+        show("NameServer, GET_ROUTEINFO_BY_TOPIC", measure_namesrv(settings), as_json=as_json)
+    except LoadError as exc:
+        typer.echo(f"error: {exc}", err=True)
+        raise typer.Exit(1) from exc
+
+
 @app.callback()
 def _bench() -> None:
     """Measure: CPU microseconds per message and ratios to a baseline."""
