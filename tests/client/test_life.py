@@ -231,3 +231,29 @@ def test_traces_are_written_in_rocketmqs_format(cluster: LocalCluster, name: str
         assert wait_until(lambda: len(b"".join(mine()).split(b"\x02")) >= 4), mine()
     records = sorted(line.split(b"\x01")[0] for line in b"".join(mine()).split(b"\x02") if line)
     assert records == [b"Pub", b"SubAfter", b"SubBefore"]
+
+
+def test_a_consumer_that_ends_while_the_broker_restarts_still_stores_its_offsets(
+    own_cluster: LocalCluster, name: str
+) -> None:
+    inbox = Inbox()
+    with Producer(name, namesrv=own_cluster.namesrv) as producer:
+        queue = producer.send(Message(name, b"x")).queue
+    consumer = PushConsumer(
+        name,
+        namesrv=own_cluster.namesrv,
+        from_where=ConsumeFromWhere.FIRST_OFFSET,
+        persist_offsets_interval_s=60.0,
+    )
+    consumer.subscribe(name)
+    consumer.listen(inbox)
+    consumer.start()
+    inbox.wait_for(1)
+    own_cluster.stop_broker()
+    stopper = threading.Thread(target=consumer.shutdown)
+    stopper.start()
+    own_cluster.restart_broker()
+    stopper.join(20)
+    with Admin(namesrv=own_cluster.namesrv) as admin:
+        assert wait_until(lambda: name in admin.topics())
+        assert admin.offset(name, queue) == 1

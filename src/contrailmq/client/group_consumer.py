@@ -39,6 +39,8 @@ _log = logging.getLogger("contrailmq.client.consumer")
 _DEFAULT_GROUP: Final = "DEFAULT_CONSUMER"
 REBALANCE_GAP_S: Final = 0.02  # a burst of notifications is one round
 UNBALANCED_RETRY_S: Final = 1.0
+FINAL_PERSIST_S: Final = 3.0
+FINAL_PERSIST_EVERY_S: Final = 0.2
 DEFAULT_TIMESTAMP_BACK_MS: Final = 30 * 60 * 1000
 
 
@@ -335,6 +337,15 @@ class GroupConsumer(ABC):
         while True:
             await asyncio.sleep(self._base_options.persist_offsets_interval_s)
             await self._offsets().persist(self._owned())
+
+    async def _persist_finally(self, queues: list[MessageQueue]) -> None:
+        """The last chance: a broker that restarts right now is waited for, because what is not stored comes again."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + FINAL_PERSIST_S
+        left = await self._offsets().persist(queues)
+        while left and loop.time() < deadline_s:
+            await asyncio.sleep(FINAL_PERSIST_EVERY_S)
+            left = await self._offsets().persist(left)
 
     # What brokers may ask (see `server_requests.py`).
     @abstractmethod

@@ -145,7 +145,7 @@ class LitePullConsumer(GroupConsumer):
         await asyncio.gather(*(assignment.stop() for assignment in self._assignments.values()))
         if self.options.auto_commit:
             self._move_consumed()
-        await self._offsets().persist(list(self._assignments))
+        await self._persist_finally(list(self._assignments))
         self._assignments.clear()
         self._arrived.set()
         await self._leave()

@@ -65,7 +65,9 @@ class OffsetStore(Protocol):
 
     async def load(self) -> None: ...
     async def read_stored(self, queue: MessageQueue) -> int: ...
-    async def persist(self, queues: Iterable[MessageQueue]) -> None: ...
+    async def persist(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Write what is known of these queues; returns those for which it failed."""
+        ...
 
 
 class LocalOffsetStore:
@@ -83,11 +85,12 @@ class LocalOffsetStore:
         stored = await asyncio.to_thread(read_offset_file, self.path)
         return stored.get(queue, NO_OFFSET)
 
-    async def persist(self, queues: Iterable[MessageQueue]) -> None:
+    async def persist(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         wanted = set(queues)
         offsets = {queue: offset for queue, offset in self.table.items() if queue in wanted}
         if offsets:
             await asyncio.to_thread(write_offset_file, self.path, offsets)
+        return []
 
 
 def local_offset_directory() -> Path:

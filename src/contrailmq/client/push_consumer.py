@@ -158,7 +158,7 @@ class PushConsumer(GroupConsumer):
         if self._concurrent is not None:
             await self._concurrent.close()
         await asyncio.gather(*(assignment.stop() for assignment in self._assignments.values()))
-        await self._offsets().persist(list(self._assignments))
+        await self._persist_finally(list(self._assignments))
         if self._orderly is not None and self._locks is not None and self.options.model is MessageModel.CLUSTERING:
             await self._locks.unlock(list(self._assignments))
         self._assignments.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from typing import Final
@@ -39,16 +40,19 @@ class RemoteOffsetStore:
         )
         return int(answer.ext["offset"]) if answer.code == ResponseCode.SUCCESS else NO_OFFSET
 
-    async def persist(self, queues: Iterable[MessageQueue]) -> None:
-        """Write what changed; a failure is logged and the next round tries again."""
-        for queue in list(queues):
-            offset = self.table.get(queue)
-            if offset is None or offset < 0:
-                continue
-            try:
-                await self.write(queue, offset)
-            except ContrailError as exc:
-                _log.warning("offset %d of %s was not stored, the next round tries again: %s", offset, queue, exc)
+    async def persist(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Write what is known, all at once; failures are logged and returned, for the next round to try again."""
+        known = [(queue, offset) for queue in queues if (offset := self.table.get(queue)) is not None and offset >= 0]
+        results = await asyncio.gather(*(self._try_write(queue, offset) for queue, offset in known))
+        return [queue for (queue, _), is_stored in zip(known, results, strict=True) if not is_stored]
+
+    async def _try_write(self, queue: MessageQueue, offset: int) -> bool:
+        try:
+            await self.write(queue, offset)
+        except ContrailError as exc:
+            _log.warning("offset %d of %s was not stored, the next round tries again: %s", offset, queue, exc)
+            return False
+        return True
 
     async def write(self, queue: MessageQueue, offset: int) -> None:
         """Store one offset and wait for the broker's answer."""
