@@ -163,6 +163,19 @@ def test_ten_thousand_due_at_once_go_in_portions_that_leave_the_loop_free(tmp_pa
     bench.close()
 
 
+def test_a_level_with_a_backlog_does_not_starve_the_others(delay_bench: DelayBench) -> None:
+    bench = delay_bench
+    for number in range(1000):
+        bench.send("T", b"%d" % number, properties={"DELAY": "1", "UNIQ_KEY": f"K{number}"})
+    bench.send("Other", b"o", properties={"DELAY": "2", "UNIQ_KEY": "O"})
+    bench.clock.advance(10_000)
+    for _ in range(2):
+        bench.delay.tick(bench.clock.now_ms())
+    bench.settle()
+    assert len(bench.messages("Other")) == 1
+    assert bench.delay.pending()[1] > 800
+
+
 def test_a_put_that_is_refused_for_now_is_tried_again_and_holds_up_its_level_only(delay_bench: DelayBench) -> None:
     bench = delay_bench
     for number in range(3):

@@ -62,6 +62,7 @@ class DelayService:
         self._saved_ms = node.now_ms()
         self.levels = DelayLevels(node.store.config.message_delay_level)
         self.offsets: dict[int, int] = {}
+        self._turn = 0  # the level that comes first in the next tick, counted from 0
         self.delivered = 0
         self.undeliverable = 0
         self.interval_ms = POLL_MS
@@ -114,11 +115,14 @@ class DelayService:
             return
         next_ms = now_ms + POLL_MS
         left = PORTION
-        for level in range(1, max(len(self.levels.delays_ms), *self.offsets, 0) + 1):
+        levels = max(len(self.levels.delays_ms), *self.offsets, 0)
+        for turn in range(levels):
+            level = (self._turn + turn) % levels + 1
             count, due_ms = self._deliver_level(level, now_ms, left)
             left -= count
             next_ms = min(next_ms, due_ms)
             if left <= 0:
+                self._turn = level % levels  # a level with more than its share must not starve the next one
                 next_ms = now_ms
                 break
         self.interval_ms = max(next_ms - now_ms, 0)
