@@ -105,7 +105,9 @@ class PlainStore:
         checkpoint = self.checkpoint.load()
         ledger = read_ledger(self.root, self.files)
         boot_id = self.files.boot_id()
-        index_damage = load_index(self.index, checkpoint, ledger, was_clean_exit=was_clean_exit, boot_id=boot_id)
+        index_damage = load_index(
+            self.index, checkpoint, ledger, self.log.files, was_clean_exit=was_clean_exit, boot_id=boot_id
+        )
         return recover(
             self.log,
             self.queues,
@@ -122,7 +124,7 @@ class PlainStore:
         """As after a clean exit."""
         mark = self.queues.flush()
         self.index.flush()
-        ledger = take_ledger(self.queues, self.index, mark, boot_id=self.files.boot_id())
+        ledger = take_ledger(self.queues, self.index, mark, self.log.files, boot_id=self.files.boot_id())
         write_ledger(self.root, ledger, self.files)
         self.checkpoint.physic_msg_time_ms = max(self.checkpoint.physic_msg_time_ms, mark.store_time_ms)
         self.checkpoint.logics_msg_time_ms = max(self.checkpoint.logics_msg_time_ms, mark.store_time_ms)

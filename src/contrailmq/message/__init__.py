@@ -48,6 +48,7 @@ from contrailmq.message.names import (
     check_topic,
     dlq_topic,
     is_system_topic,
+    names_directory,
     retry_topic,
 )
 from contrailmq.message.properties import (
@@ -93,6 +94,7 @@ __all__ = [
     "encode_properties",
     "is_system_topic",
     "java_hash",
+    "names_directory",
     "offset_message_id",
     "parse_offset_message_id",
     "parse_unique_id",

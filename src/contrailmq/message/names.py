@@ -57,6 +57,16 @@ def check_topic(topic: str) -> None:
     _check_name(topic, field="topic", limit=limit)
 
 
+def names_directory(topic: str) -> bool:
+    """Whether a store can keep this topic's queues under its name: a topic may come from anyone, a path may not."""
+    return (
+        topic not in ("", ".", "..")
+        and "/" not in topic
+        and "\0" not in topic
+        and (topic.isascii() or not any("\ud800" <= character <= "\udfff" for character in topic))
+    )
+
+
 def check_group(group: str) -> None:
     """Raise `MessageError` unless the name is a legal producer or consumer group."""
     _check_name(group, field="group", limit=GROUP_BYTES_MAX)

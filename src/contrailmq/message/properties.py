@@ -98,7 +98,13 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
                     f"property {name[:64]!r} holds a separator (U+0001 or U+0002): encode the value first",
                     field=f"properties[{name[:64]}]",
                 )
-    data = text.encode()
+    try:
+        data = text.encode()
+    except UnicodeEncodeError as exc:
+        raise MessageError(
+            f"the properties hold {text[exc.start]!r}, half of a character, which UTF-8 has not: repair the text first",
+            field="properties",
+        ) from exc
     if len(data) > PROPERTIES_BYTES_MAX:
         raise MessageError(
             f"the properties take {len(data)} bytes, the limit is {PROPERTIES_BYTES_MAX}: move data into the body",

@@ -37,6 +37,7 @@ from contrailmq.message import (
     decode_properties,
     encode_host,
     encode_properties,
+    names_directory,
 )
 from contrailmq.message import tags_code as tags_code_of
 from contrailmq.message.checksum import crc32
@@ -87,7 +88,7 @@ class QueueState:
     )
 
     def __init__(self, topic: str, queue_id: int, next_offset: int) -> None:
-        encoded = topic.encode()
+        encoded = topic.encode("utf-8", "replace")
         self.topic = topic
         self.queue_id = queue_id
         self.next_offset = next_offset
@@ -248,10 +249,10 @@ class CommitLog:
                 file.target[position:end] = record
             except (struct.error, OSError) as exc:
                 return self._unfit(exc)
+            if takes_offset:  # before the record counts: an interrupt in between may waste an offset, never repeat one
+                state.next_offset = queue_offset + 1
             file.store_time_ms = now_ms
             file.wrote = end
-            if takes_offset:
-                state.next_offset = queue_offset + 1
             state.put_count += 1
             state.put_bytes += size
             fact = (state, offset, size, tags_code, now_ms, queue_offset, keys, unique_key, sys_flag, properties)
@@ -383,9 +384,11 @@ class CommitLog:
                 return self._unfit(exc)
             state.next_offset += takes_offset
             state.put_count += 1
-            self.facts.append(
-                (state, physical_offset, size, tags_code, now_ms, queue_offset, keys, unique_key, sys_flag, properties)
-            )
+            if len(self.facts) < FACTS_MAX:
+                self.facts.append(
+                    (state, physical_offset, size, tags_code, now_ms, queue_offset, keys, unique_key, sys_flag,
+                     properties)
+                )  # fmt: skip
             self.lock_since_ms = 0
         return AppendResult(_PUT_OK, physical_offset, size, queue_offset, now_ms)
 
@@ -513,7 +516,8 @@ class CommitLog:
         if state.refusal is not None:
             return state.refusal
         since = self.lock_since_ms
-        held_ms = self._now_ms() - since if since else 0
+        # A put that an exception ended (Ctrl-C) leaves its time behind, but not the lock.
+        held_ms = self._now_ms() - since if since and self.lock.locked() else 0
         if self.config.os_page_cache_busy_time_out_mills < held_ms < PAGE_CACHE_BUSY_MS_MAX:
             return AppendResult(
                 PutStatus.OS_PAGE_CACHE_BUSY,
@@ -585,6 +589,12 @@ class CommitLog:
 def _topic_refusal(topic: str, topic_bytes: int, queue_id: int) -> AppendResult | None:
     """The rules that depend on the queue alone (checked once, kept in the QueueState)."""
     limit = LONG_TOPIC_BYTES_MAX if topic.startswith(RETRY_PREFIX) else TOPIC_BYTES_MAX
+    if topic and not names_directory(topic):
+        return AppendResult(
+            PutStatus.MESSAGE_ILLEGAL,
+            reason=f"topic {topic[:64]!r} cannot name a directory, and its queues need one: "
+            "use letters, digits, % | _ -",
+        )
     if 0 < topic_bytes <= limit and queue_id >= 0:
         return None
     return AppendResult(

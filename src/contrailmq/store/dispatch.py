@@ -22,7 +22,7 @@ import logging
 import threading
 from collections.abc import Callable, Container
 
-from contrailmq.message import Property, SysFlag, decode_properties, encode_properties
+from contrailmq.message import Property, SysFlag, decode_properties, encode_properties, names_directory
 from contrailmq.store.commit_log import CommitLog, QueueState
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
@@ -143,7 +143,7 @@ class Dispatcher:
         properties = encode_properties(facts.properties) if listeners or self.hooks else b""
         state = QueueState(facts.topic, facts.queue_id, 0)
         self._announce(self.hooks, state, facts.queue_offset, code, facts.store_time_ms, properties)
-        is_queued = not facts.sys_flag & _IN_NO_QUEUE
+        is_queued = not facts.sys_flag & _IN_NO_QUEUE and names_directory(facts.topic)
         if is_queued:
             self._queues.append(
                 facts.topic,

@@ -20,6 +20,7 @@ from contrailmq.store.config import StoreConfig
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.files import Files, SyncError
 from contrailmq.store.index import IndexService
+from contrailmq.store.mapped_file_queue import MappedFileQueue
 from contrailmq.store.queue_ledger import take_ledger, write_ledger
 
 _log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Housekeeping:
         queues: ConsumeQueueTable,
         index: IndexService | None,
         checkpoint: Checkpoint,
+        log_files: MappedFileQueue,
         *,
         on_sync_failure: Callable[[str], None],
     ) -> None:
@@ -45,6 +47,7 @@ class Housekeeping:
         self._queues = queues
         self._index = index
         self._checkpoint = checkpoint
+        self._log_files = log_files
         self._on_sync_failure = on_sync_failure
         self._last_thorough_ms = clock.monotonic_ms()
         self._tasks: list[Callable[[], None]] = []
@@ -85,7 +88,7 @@ class Housekeeping:
         mark = self._queues.flush()
         if self._index is not None:
             self._index.flush_sealed()
-        ledger = take_ledger(self._queues, self._index, mark, boot_id=self._files.boot_id())
+        ledger = take_ledger(self._queues, self._index, mark, self._log_files.files, boot_id=self._files.boot_id())
         write_ledger(self._config.path, ledger, self._files)
         if mark.store_time_ms > 0:
             self._checkpoint.logics_msg_time_ms = mark.store_time_ms

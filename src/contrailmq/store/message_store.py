@@ -25,6 +25,7 @@ from typing import Final, Self
 
 from contrailmq.message import (
     Message,
+    MessageError,
     Property,
     StoredMessage,
     create_unique_id,
@@ -155,7 +156,12 @@ class MessageStore:
         index_damage: list[str] = []
         if self._index is not None:
             index_damage = load_index(
-                self._index, checkpoint, ledger, was_clean_exit=was_clean_exit, boot_id=self.files.boot_id()
+                self._index,
+                checkpoint,
+                ledger,
+                self._log_files.files,
+                was_clean_exit=was_clean_exit,
+                boot_id=self.files.boot_id(),
             )
         report = recover(
             self._log_files,
@@ -337,6 +343,9 @@ class MessageStore:
         self, message: Message, queue_id: int, sys_flag: int, born_time_ms: int, born_host: bytes
     ) -> PutResult:
         properties = message.properties
+        body = message.body
+        if body.__class__ is not bytes:
+            body = _as_bytes(body)
         encoded = encode_properties(properties)
         unique_key = properties.get(Property.UNIQUE_KEY)
         if unique_key is None:
@@ -346,7 +355,7 @@ class MessageStore:
         status, offset, size, queue_offset, time_ms, reason = self.append(
             message.topic,
             queue_id,
-            message.body,
+            body,
             encoded,
             tags_code=tags_code(tags) if tags else 0,
             keys=properties.get(Property.KEYS),
@@ -668,6 +677,12 @@ class MessageStore:
         states = self._log.states
         self.stats.put_count = sum(state.put_count for state in states)
         self.stats.put_bytes = sum(state.put_bytes for state in states)
+
+
+def _as_bytes(body: object) -> bytes:
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise MessageError(f"the body is {type(body).__name__}, not bytes: encode it first", field="body")
 
 
 def _encoded_address(address: str) -> bytes:

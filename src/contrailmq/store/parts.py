@@ -89,7 +89,7 @@ def build_parts(
     )
     index = _index(config, files, clock, checkpoint) if config.message_index_enable else None
     delay_levels = DelayLevels(config.message_delay_level)
-    housekeeping = Housekeeping(config, files, clock, queues, index, checkpoint, on_sync_failure=on_failure)
+    housekeeping = Housekeeping(config, files, clock, queues, index, checkpoint, log_files, on_sync_failure=on_failure)
     retention = Retention(config, files, clock, log_files, queues, index, on_disk_full=on_disk_full)
     housekeeping.add_task(lambda: _clean(retention))
     return Parts(

@@ -6,12 +6,15 @@ message would get an offset that was already given out. A unit with a flipped bi
 is compared with what it held, checksums of its files included: 20 bytes a message are read instead of the log.
 
 It is written beside and renamed (so it is whole or old), after the queues' sync and before the checkpoint, and carries
-its own checksum. It is believed only when the checkpoint does not know of later dispatches: otherwise Apache's broker
-worked here since, and may have deleted topics.
+its own checksum. It speaks of one log only: it names the newest record that it covers, with a checksum of it. When
+another record stands there, or none, the log was cut and written again (a power cut takes the log's unsynced end and
+leaves the ledger), or the directory was restored from an older copy: it is not believed. Neither is it when the
+checkpoint knows of later dispatches: then Apache's broker worked here since, and may have deleted topics.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,10 +25,13 @@ from contrailmq.store.checkpoint import CheckpointValues
 from contrailmq.store.consume_queue_table import ConsumeQueueTable, Dispatched
 from contrailmq.store.files import Files
 from contrailmq.store.index import IndexService
+from contrailmq.store.log_walk import LogFile
 
 LEDGER_NAME: Final = "queues.ledger"
 CHECKSUM_BYTES_MAX: Final = 1 << 30  # read at once at most, to make or to check: a second, and 50 million messages
 _CRC_BYTES: Final = 8  # hexadecimal, before the JSON
+_RECORD_BYTES: Final = 256  # of the newest record: its place, time, offset and the checksum of its body are in there
+_NO_RECORD: Final = -1
 
 
 class LedgerEntry(NamedTuple):
@@ -51,17 +57,41 @@ class Ledger(msgspec.Struct, frozen=True):
     queues: list[LedgerEntry]
     index: list[IndexEntry]  # oldest first; the last one may have grown since
     boot_id: str = ""  # in which run of the machine it was written
+    record_crc: int = _NO_RECORD  # of the record at `physical_offset`
 
     @property
     def index_end_offset(self) -> int:
         return self.index[-1].end_offset if self.index else -1
 
-    def is_current(self, checkpoint: CheckpointValues) -> bool:
-        return checkpoint.logics_physical_offset <= self.physical_offset
+    def is_current(self, checkpoint: CheckpointValues, log_files: Sequence[LogFile]) -> bool:
+        """Whether it speaks of this log, and nobody has dispatched behind its back."""
+        if checkpoint.logics_physical_offset > self.physical_offset:
+            return False
+        is_cleaned_away = bool(log_files) and self.physical_offset < log_files[0].base
+        return is_cleaned_away or record_checksum(log_files, self.physical_offset) == self.record_crc
+
+
+def record_checksum(log_files: Sequence[LogFile], physical_offset: int) -> int:
+    """A number for what stands at a place of the log; -1 when nothing does."""
+    for file in reversed(log_files):
+        if file.base <= physical_offset < file.base + file.size_bytes:
+            position = physical_offset - file.base
+            try:
+                size_bytes = int.from_bytes(file.mapping[position : position + 4], "big", signed=True)
+                data = file.mapping[position : position + min(size_bytes, _RECORD_BYTES)] if size_bytes > 0 else b""
+            except ValueError:  # closed just now
+                return _NO_RECORD
+            return crc32(data) if data else _NO_RECORD
+    return _NO_RECORD
 
 
 def take_ledger(
-    queues: ConsumeQueueTable, index: IndexService | None, mark: Dispatched, *, boot_id: str = ""
+    queues: ConsumeQueueTable,
+    index: IndexService | None,
+    mark: Dispatched,
+    log_files: Sequence[LogFile],
+    *,
+    boot_id: str = "",
 ) -> Ledger:
     left = CHECKSUM_BYTES_MAX
     entries = []
@@ -70,7 +100,8 @@ def take_ledger(
         entries.append(LedgerEntry(queue.topic, queue.queue_id, *queue.snapshot()))
     index_files = index.index_files if index is not None else []
     index_entries = [IndexEntry(file.path.name, file.end_offset) for file in index_files if file.entries]
-    return Ledger(mark.physical_offset, mark.store_time_ms, entries, index_entries, boot_id)
+    record_crc = record_checksum(log_files, mark.physical_offset)
+    return Ledger(mark.physical_offset, mark.store_time_ms, entries, index_entries, boot_id, record_crc)
 
 
 def write_ledger(root: Path, ledger: Ledger, files: Files) -> None:

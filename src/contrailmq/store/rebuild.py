@@ -82,8 +82,9 @@ def _rebuild(config: StoreConfig, files: Files, clock: Clock, on_progress: Progr
         files.make_directory(index.root)
         end = _fill(view, queues, index if config.message_index_enable else None, on_progress)
         _keep_maximums(view, queues)
-    mark = queues.flush()
-    index.flush()
+        mark = queues.flush()
+        index.flush()
+        ledger = take_ledger(queues, index, mark, view.log_files)
     report = RebuildReport(
         path=str(root),
         queues=len(queues),
@@ -92,7 +93,6 @@ def _rebuild(config: StoreConfig, files: Files, clock: Clock, on_progress: Progr
         index_entries=index.entries,
         log_max_offset=end,
     )
-    ledger = take_ledger(queues, index, mark)
     queues.close()
     index.close()
     _check(config, new, on_progress)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Final
 
-from contrailmq.message import Property, SysFlag, SystemTopic, decode_properties, tags_code
+from contrailmq.message import Property, SysFlag, SystemTopic, decode_properties, names_directory, tags_code
 from contrailmq.store.consume_queue import UNIT_BYTES, ConsumeQueue, pack_unit
 from contrailmq.store.consume_queue_ext import is_ext_address
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
@@ -140,7 +140,7 @@ class Reconciler:
 
     def _cursor(self, topic: bytes, queue_id: int) -> _Cursor | None:
         name = topic.decode("utf-8", "replace")
-        is_wanted = self.scope is None or (name, queue_id) in self.scope
+        is_wanted = names_directory(name) if self.scope is None else (name, queue_id) in self.scope
         cursor = _Cursor(self._queues.find_or_create(name, queue_id)) if is_wanted else None
         self._cursors[topic, queue_id] = cursor
         return cursor
@@ -165,6 +165,11 @@ class Reconciler:
         queue = cursor.queue
         if cursor.first < 0:
             self._begin(cursor, queue_offset)
+        elif queue_offset == 0 and cursor.next_offset > 0:
+            # The topic was deleted and made again: what the log has of it up to here is no longer in the queue.
+            self._queues.reset(queue)
+            cursor.first = cursor.next_offset = 0
+            cursor.block = b""
         elif queue_offset < cursor.next_offset:
             return  # an offset given out twice: the first one stays, as in ConsumeQueue.putMessagePositionInfo
         cursor.next_offset = queue_offset + 1

@@ -54,7 +54,13 @@ _LOOK_BEHIND_BYTES: Final = (
 
 
 def load_index(
-    index: IndexService, checkpoint: CheckpointValues, ledger: Ledger | None, *, was_clean_exit: bool, boot_id: str
+    index: IndexService,
+    checkpoint: CheckpointValues,
+    ledger: Ledger | None,
+    log_files: Sequence[LogFile],
+    *,
+    was_clean_exit: bool,
+    boot_id: str,
 ) -> list[str]:
     """Load the index as far as the last exit lets us trust it; the reasons for what had to go.
 
@@ -65,7 +71,7 @@ def load_index(
     """
     if was_clean_exit:
         return index.load()
-    if ledger is not None and ledger.is_current(checkpoint) and boot_id and ledger.boot_id == boot_id:
+    if ledger is not None and boot_id and ledger.boot_id == boot_id and ledger.is_current(checkpoint, log_files):
         return index.load(mend_unfinished=True)
     return index.load(trusted_end_time_ms=checkpoint.index_msg_time_ms)
 
@@ -148,7 +154,8 @@ class _Recovery:
         self.queues = queues
         self.index = index
         self.checkpoint = checkpoint
-        self.ledger = ledger if ledger is not None and ledger.is_current(checkpoint) else None
+        self.old_ledger = ledger  # believed or not: index files that it names and that are gone left a hole
+        self.ledger = ledger if ledger is not None and ledger.is_current(checkpoint, log.files) else None
         self.was_clean_exit = was_clean_exit
         self.delay_levels = delay_levels
         self.files = list(log.files)
@@ -173,13 +180,17 @@ class _Recovery:
         # What the ledger vouches for, and its checksums confirmed, need not be compared again.
         queues_from = self.ledger.physical_offset + 1 if self.ledger is not None else 0
         sink = Reconciler(self.queues, self.index, self.delay_levels, queues_from=queues_from, index_from=index_from)
-        if is_full:
-            self._walk_before(sink, first, log_min)
+        compared_from = log_min if is_full else max(walk_from, queues_from)
+        if self.ledger is not None and 0 < walk_from - max(log_min, queues_from) <= FULL_WALK_BYTES_MAX:
+            # Another program appended behind the ledger's back, and closed or flushed: compare what it dispatched.
+            compared_from = max(log_min, queues_from)
+        if compared_from < walk_from:
+            self._walk_before(sink, first, min(compared_from, index_from))
         elif index_from < walk_from:
             feeder = Reconciler(self.queues, self.index, self.delay_levels, scope=frozenset(), index_from=index_from)
             self._walk_before(feeder, first, index_from)
         end, ended_in, walked = self._walk_to_end(sink, first)
-        sink.finish(log_min if is_full else max(walk_from, queues_from))
+        sink.finish(compared_from)
         self._count(sink)
         self.units_cut += self.queues.truncate_physical(end)
         if is_full:
@@ -293,11 +304,18 @@ class _Recovery:
         return ""
 
     def _missing_index(self) -> list[str]:
-        """Index files that the ledger knows and that are gone; those behind the first of them go too."""
-        if self.index is None or self.ledger is None:
+        """Index files that the ledger knows and that are gone; those behind the first of them go too.
+
+        Apache removes the file it was filling after a crash, and enters again only what its recovery walks.
+        """
+        if self.index is None or self.old_ledger is None:
             return []
         present = {file.path.name for file in self.index.index_files}
-        missing = [entry.name for entry in self.ledger.index if entry.name not in present]
+        missing = [
+            entry.name
+            for entry in self.old_ledger.index
+            if entry.name not in present and (self.ledger is not None or entry.end_offset >= self.files[0].base)
+        ]
         if not missing:
             return []
         self.index.remove_from(missing[0])
@@ -311,7 +329,7 @@ class _Recovery:
         if end_offset < log_min:
             return log_min
         if self.was_clean_exit and self.ledger is not None and self.ledger.index_end_offset == end_offset:
-            return max(end_offset + 1, walk_from)
+            return max(end_offset + 1, min(walk_from, self.ledger.physical_offset + 1))
         # The newest record may have some of its keys in a file that is gone: enter it again, unless nothing is missing.
         return end_offset + 1 if self.was_clean_exit and self.ledger is None else end_offset
 

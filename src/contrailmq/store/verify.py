@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from contrailmq.message import Property, SysFlag, decode_properties, java_hash
+from contrailmq.message import Property, SysFlag, decode_properties, java_hash, names_directory
 from contrailmq.store.consume_queue import UNIT_BYTES, ConsumeQueue, pack_unit
 from contrailmq.store.consume_queue_ext import is_ext_address
 from contrailmq.store.delay_levels import DelayLevels
@@ -106,10 +106,12 @@ def _walk_log(view: StoreView, report: VerifyReport, checker: _Checker) -> None:
 class _Cursor:
     """One queue's units, read along with the log."""
 
-    __slots__ = ("block", "block_first", "next_offset", "queue")
+    __slots__ = ("block", "block_first", "findings", "findings_count", "next_offset", "queue")
 
     def __init__(self, queue: ConsumeQueue | None) -> None:
         self.queue = queue
+        self.findings: list[tuple[int, str]] = []
+        self.findings_count = 0
         self.next_offset = -1
         self.block = b""
         self.block_first = 0
@@ -125,6 +127,16 @@ class _Cursor:
             position = 0
         return self.block[position : position + UNIT_BYTES]
 
+    def find(self, queue_offset: int, problem: str) -> None:
+        self.findings_count += 1
+        if len(self.findings) < FINDINGS_LISTED_MAX:
+            self.findings.append((queue_offset, problem))
+
+    def begin_again(self) -> None:
+        """The topic was deleted and made again: what was wrong with the old queue does not matter."""
+        self.findings.clear()
+        self.findings_count = self.next_offset = 0
+
 
 class _Checker:
     """Sink of the walk."""
@@ -135,6 +147,10 @@ class _Checker:
         self._on_progress = on_progress
         self._delay_levels = DelayLevels(view.config.message_delay_level)
         self._cursors: dict[tuple[str, int], _Cursor] = {}
+        # Queues that the ledger would know if they had not been deleted on purpose
+        ledger = view.ledger if view.ledger and view.ledger.is_current(view.checkpoint, view.log_files) else None
+        self._ledger_to = ledger.physical_offset if ledger is not None else -1
+        self._known = {(entry.topic, entry.queue_id) for entry in ledger.queues} if ledger is not None else set()
         self._prefixes: dict[str, int] = {}
         self._entries = _entries(view)
         self._entry = next(self._entries, None)
@@ -163,7 +179,7 @@ class _Checker:
             self._on_progress(physical_offset - self._log_min, self._view.log_bytes)
         name = topic.decode("utf-8", "replace")
         decoded = decode_properties(properties)
-        if not sys_flag & (SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH):
+        if not sys_flag & (SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH) and names_directory(name):
             code = self._delay_levels.unit_tags_code(name, decoded, store_time_ms)
             self._check_unit(name, queue_id, queue_offset, pack_unit(physical_offset, size_bytes, code))
         if physical_offset >= self._index_from:
@@ -174,10 +190,14 @@ class _Checker:
         while self._entry is not None:
             self._orphan()
         for queue in self._view.queues:
-            cursor = self._cursors.get((queue.topic, queue.queue_id))
-            seen_to = cursor.next_offset if cursor is not None else queue.min_offset
+            cursor = self._cursors.setdefault((queue.topic, queue.queue_id), _Cursor(queue))
+            seen_to = cursor.next_offset if cursor.next_offset >= 0 else queue.min_offset
             first = queue.offset_of_physical(self._log_min)
-            self._check_unclaimed(queue, max(seen_to, first), queue.max_offset)
+            _check_unclaimed(cursor, queue, max(seen_to, first), queue.max_offset)
+        for (topic, queue_id), cursor in self._cursors.items():
+            for offset, problem in cursor.findings:
+                self._report.add("queue", f"{topic}/{queue_id}", offset, problem)
+            self._report.findings_count += cursor.findings_count - len(cursor.findings)
 
     # --- queues
 
@@ -187,33 +207,28 @@ class _Checker:
             cursor = self._cursors[topic, queue_id] = _Cursor(self._view.queues.get(topic, queue_id))
             if cursor.queue is not None:
                 cursor.next_offset = min(cursor.queue.offset_of_physical(self._log_min), queue_offset)
+        record = int.from_bytes(expected[:8], "big")
+        if cursor.queue is None and record <= self._ledger_to and (topic, queue_id) not in self._known:
+            return
+        if queue_offset == 0:
+            cursor.begin_again()
         if queue_offset < cursor.next_offset:
-            self._find(topic, queue_id, queue_offset, "the log gives this offset to two records")
+            cursor.find(queue_offset, "the log gives this offset to two records")
             return
         if cursor.queue is not None and queue_offset > cursor.next_offset:
-            self._check_unclaimed(cursor.queue, cursor.next_offset, queue_offset)
+            _check_unclaimed(cursor, cursor.queue, cursor.next_offset, queue_offset)
         cursor.next_offset = queue_offset + 1
         self._report.units += 1
         stands = cursor.unit(queue_offset)
         if stands == expected:
             return
-        record = int.from_bytes(expected[:8], "big")
         if len(stands) < UNIT_BYTES:
             problem = f"the unit of the record at {record} is missing"
         elif stands[:12] == expected[:12] and is_ext_address(int.from_bytes(stands[12:], "big", signed=True)):
             return
         else:
             problem = f"unit {stands.hex()} should be {expected.hex()}"
-        self._find(topic, queue_id, queue_offset, problem)
-
-    def _check_unclaimed(self, queue: ConsumeQueue, begin: int, end: int) -> None:
-        """Units that no record of the log claims."""
-        for offset, unit in queue.scan(begin, min(end, queue.max_offset)):
-            if not unit.is_pre_blank:
-                self._find(queue.topic, queue.queue_id, offset, f"no record stands behind {tuple(unit)}")
-
-    def _find(self, topic: str, queue_id: int, queue_offset: int, problem: str) -> None:
-        self._report.add("queue", f"{topic}/{queue_id}", queue_offset, problem)
+        cursor.find(queue_offset, problem)
 
     # --- index
 
@@ -251,6 +266,13 @@ class _Checker:
 
     def _next_entry(self) -> None:
         self._entry = next(self._entries, None)
+
+
+def _check_unclaimed(cursor: _Cursor, queue: ConsumeQueue, begin: int, end: int) -> None:
+    """Units that no record of the log claims."""
+    for offset, unit in queue.scan(begin, min(end, queue.max_offset)):
+        if not unit.is_pre_blank:
+            cursor.find(offset, f"no record stands behind {tuple(unit)}")
 
 
 def _entries(view: StoreView) -> Iterator[tuple[int, int]]:
