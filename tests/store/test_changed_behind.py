@@ -14,6 +14,7 @@ import pytest
 
 from contrailmq.message import Message
 from contrailmq.store import MessageStore, StoreConfig, StoreView, verify_store
+from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.queue_ledger import LEDGER_NAME
 from contrailmq.store.record import decode_record, encode_record
 
@@ -221,3 +222,68 @@ def test_a_body_may_be_any_buffer(body: bytes, tmp_path: Path) -> None:
     with MessageStore(config_at(tmp_path)) as store:
         store.put(Message("T", body))
         assert bodies(store, "T") == [b"body"]
+
+
+def test_a_hole_in_the_log_hides_no_message_before_or_after_it(tmp_path: Path) -> None:
+    with MessageStore(config_at(tmp_path)) as store:
+        fill(store, "T", 400)
+    files = sorted((tmp_path / "commitlog").iterdir())
+    assert len(files) > 3
+    files[1].unlink()
+    shutil.rmtree(tmp_path / "consumequeue")
+    (tmp_path / LEDGER_NAME).unlink()
+    seen = []
+    for _ in range(2):
+        with MessageStore(config_at(tmp_path)) as store:
+            seen.append(bodies(store, "T"))
+    assert seen[0] == seen[1]
+    assert seen[0][0] == b"T-0"
+    assert seen[0][-1] == b"T-399"
+    assert len(seen[0]) > 150
+
+
+@pytest.mark.parametrize("exit_kind", ["clean", "kill"])
+def test_rubbish_behind_the_last_unit_never_becomes_one(exit_kind: str, tmp_path: Path) -> None:
+    with MessageStore(config_at(tmp_path)) as store:
+        fill(store, "T", 10)
+    path = tmp_path / "consumequeue" / "T" / "0" / ("0" * 20)
+    data = bytearray(path.read_bytes())
+    data[200:260] = b"\xff" * 20 + bytes(7) + b"\x11" + bytes(3) + b"\x22" + bytes(8) + b"\x01" * 20
+    path.write_bytes(data)
+    store = MessageStore(config_at(tmp_path)).open()
+    fill(store, "T", 1, first=10)
+    store.tick()
+    if exit_kind == "clean":
+        store.close()
+    else:
+        store.abandon()
+    assert not any(path.read_bytes()[220:])
+    with MessageStore(config_at(tmp_path)) as again:
+        assert not again.recovery.found_damage
+        assert bodies(again, "T") == numbered("T", 11)
+
+
+def test_an_index_file_out_of_order_is_removed_and_its_keys_are_entered_again(tmp_path: Path) -> None:
+    with MessageStore(config_at(tmp_path)) as store:
+        fill(store, "T", 30)
+    first = next((tmp_path / "index").iterdir())
+    (tmp_path / "index" / f"{int(first.name) + 1:017d}").write_bytes(first.read_bytes())
+    with MessageStore(config_at(tmp_path)) as store:
+        assert len(store.recovery.index_rebuilt) == 1
+        assert [message.body for message in store.query("T", "T7")] == [b"T-7"]
+    assert findings(tmp_path) == []
+
+
+def test_a_damaged_record_is_named_with_its_queue_and_never_served(tmp_path: Path) -> None:
+    with MessageStore(config_at(tmp_path)) as store:
+        fill(store, "T", 300)
+        place = store.read_units("T", 0, 3, 1)[0][0]
+    path = tmp_path / "commitlog" / ("0" * 20)
+    data = bytearray(path.read_bytes())
+    data[place : place + 60] = bytes(60)
+    path.write_bytes(data)
+    with MessageStore(config_at(tmp_path)) as store:
+        assert [message.body for message in store.get("T", 0, 0, 3)] == numbered("T", 3)
+        with pytest.raises(CorruptStoreError, match="T/0 from offset 3"):
+            store.get("T", 0, 3)
+        assert store.get("T", 0, 4, 1)[0].body == b"T-4"

@@ -94,6 +94,7 @@ class ConsumeQueue:
         "bases",
         "checksums",
         "directory",
+        "ends_in_rubbish",
         "file_bytes",
         "first_physical",
         "loaded_last",
@@ -139,6 +140,7 @@ class ConsumeQueue:
         self.first_physical = -1  # where the first unit pointed at load; -1 when not known
         self.loaded_last: Unit | None = None  # the last unit at load
         self.strays: list[Path] = []  # files that `load` left out
+        self.ends_in_rubbish = False  # behind the last unit stands something that is not one
         self._has_file = False
 
     def __repr__(self) -> str:
@@ -271,11 +273,31 @@ class ConsumeQueue:
 
     def offset_of_physical(self, physical_offset: int) -> int:
         """The first offset whose message lies at or above a place in the log; `max_offset` when none does."""
-        return self.first_offset(
-            self.min_offset,
-            self.max_offset,
-            lambda unit: unit.physical_offset >= physical_offset and not unit.is_pre_blank,
-        )
+        found = self.max_offset
+        end = self._blanks_begin(self.max_offset) if self.max_offset > self.min_offset else self.max_offset
+        while True:
+            found_here = self.first_offset(
+                self.min_offset, end, lambda unit: unit.physical_offset >= physical_offset and not unit.is_pre_blank
+            )
+            if found_here == end:
+                return found
+            # Pre-blank units in the middle (the log has a hole) mislead the search: is there one before them, too?
+            found = found_here
+            end = self._blanks_begin(found)
+            if end == found or end <= self.min_offset:
+                return found
+
+    def _blanks_begin(self, end: int) -> int:
+        """Where the run of pre-blank units begins that ends just before `end`; `end` when there is none."""
+        while end > self.min_offset:
+            begin = max(self.min_offset, end - _PAGE_UNITS)
+            units = [unit for _, unit in self.scan(begin, end)]
+            while units and units[-1].is_pre_blank:
+                units.pop()
+            if units or begin + len(units) == end:
+                return begin + len(units)
+            end = begin
+        return end
 
     def offset_at(
         self, time_ms: int, store_time_of: Callable[[int, int], int], boundary: Boundary = Boundary.LOWER
@@ -400,6 +422,8 @@ class ConsumeQueue:
         begin = last // UNIT_BYTES
         head = self.read_units(begin, _PAGE_UNITS)
         end = begin + self._valid_units(begin, head)
+        behind = head[(end - begin) * UNIT_BYTES :] or self.read_units(end, 1)
+        self.ends_in_rubbish = bool(behind[:UNIT_BYTES].strip(b"\0"))
         self.max_offset = end
         self.pending_start = end * UNIT_BYTES
         self.min_offset = first
@@ -427,29 +451,15 @@ class ConsumeQueue:
         return len(head) // UNIT_BYTES
 
     def remove_strays(self) -> None:
-        """Remove the files that `load` left out, before others of their names are made."""
+        """Remove the files that `load` left out, before others of their names are made, and bytes behind the end."""
+        if self.ends_in_rubbish:
+            with self.lock:
+                self._cut_files(self.max_offset * UNIT_BYTES)
+            self.ends_in_rubbish = False
         if self.strays:  # `forget` looks at every open file: not for each of 20,000 queues
             self._descriptors.forget(self.directory)
         while self.strays:
             self._files.unlink(self.strays.pop())
-
-    def scan_tail(self) -> int:
-        """Look at each unit of the last three files, as Java does at start, and cut at the first that cannot be one.
-
-        For stores whose queues may have holes: a crash of the machine leaves pages of a file unwritten in any order.
-        Returns how many units were cut.
-        """
-        if not self.bases:
-            return 0
-        begin = max(self.min_offset, self.bases[max(0, len(self.bases) - 3)] // UNIT_BYTES)
-        before = -1
-        for offset, unit in self.scan(begin, self.max_offset):
-            if not unit.is_valid or (unit.physical_offset <= before and not unit.is_pre_blank):
-                cut = self.max_offset - offset
-                self.truncate_to(offset)
-                return cut
-            before = max(before, unit.physical_offset)
-        return 0
 
     def _load_bases(self) -> str | None:
         self.bases = []

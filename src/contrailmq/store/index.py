@@ -275,6 +275,9 @@ class IndexService:
             index_file.undo_unfinished()
         if trusted_end_time_ms is not None and index_file.end_time_ms > trusted_end_time_ms:
             return f"was being filled at the crash (ends at {index_file.end_time_ms}, flushed to {trusted_end_time_ms})"
+        previous = self._index_files[-1] if self._index_files else None
+        if previous is not None and index_file.entries and index_file.begin_offset < previous.end_offset:
+            return f"begins at {index_file.begin_offset}, before the end {previous.end_offset} of the one before it"
         fault = index_file.fault(units_checked_max=UNITS_CHECKED_AT_LOAD_MAX)
         index_file.forget_pages()
         if fault is not None:

@@ -42,8 +42,8 @@ from contrailmq.store.files import Files
 from contrailmq.store.flush import FlushFailedError
 from contrailmq.store.parts import build_parts
 from contrailmq.store.queue_ledger import read_ledger
-from contrailmq.store.reading import PULL_BYTES_MAX
-from contrailmq.store.record import BatchPart, decode_record
+from contrailmq.store.reading import PULL_BYTES_MAX, decode_found
+from contrailmq.store.record import BatchPart
 from contrailmq.store.recovery import RecoveryReport, load_index, recover
 from contrailmq.store.stats import StoreStats
 from contrailmq.store.status import (
@@ -528,9 +528,7 @@ class MessageStore:
         if not self._is_open:
             raise StoreClosedError(self.config.path)
         found = self.get_slices(topic, queue_id, offset, max_count, max_bytes=max_bytes, filter=filter)
-        messages = [decode_record(view) for view in found.slices]
-        found.release()
-        return Messages(found.status, found.next_offset, found.min_offset, found.max_offset, messages)
+        return decode_found(found, self.config.path, f"{topic}/{queue_id} from offset {offset} on")
 
     def get_slices(
         self,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from contrailmq.message import Property, StoredMessage, SysFlag
@@ -23,10 +24,11 @@ from contrailmq.store.config import CONSUME_QUEUE_UNIT_BYTES, StoreConfig
 from contrailmq.store.consume_queue import PRE_BLANK_SIZE, Boundary, ConsumeQueue, unpack_units
 from contrailmq.store.consume_queue_ext import is_ext_address
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.index import IndexService
 from contrailmq.store.mapped_file import MappedFile
-from contrailmq.store.record import Kind, check_record, decode_record
-from contrailmq.store.status import GetResult, GetStatus, MessageFilter
+from contrailmq.store.record import CorruptRecordError, Kind, check_record, decode_record
+from contrailmq.store.status import GetResult, GetStatus, MessageFilter, Messages
 
 PULL_BYTES_MIN: Final = 100  # RocketMQ clamps the bytes that a request may ask for
 PULL_BYTES_MAX: Final = 128 << 20
@@ -312,6 +314,21 @@ class Reader:
             return self.store_time_at(topic, queue_id, queue.min_offset) if queue is not None else -1
         oldest = self._whole_at(self._log.min_offset, None)
         return self.store_time_of(self._log.min_offset, oldest[1]) if oldest is not None else -1
+
+
+def decode_found(found: GetResult, path: Path, where: str) -> Messages:
+    """What was found, decoded and released. `where` names it when a record of the log turns out to be damaged."""
+    try:
+        messages = [decode_record(view) for view in found.slices]
+    except CorruptRecordError as exc:
+        raise CorruptStoreError(
+            path,
+            f"one of {len(found.slices)} records of {where} is damaged: read them one by one to get the others, and "
+            f"restore the log file from a copy ({exc})",
+        ) from exc
+    finally:
+        found.release()
+    return Messages(found.status, found.next_offset, found.min_offset, found.max_offset, messages)
 
 
 def _carries(message: StoredMessage, key: str) -> bool:

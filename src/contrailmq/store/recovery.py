@@ -180,10 +180,7 @@ class _Recovery:
         # What the ledger vouches for, and its checksums confirmed, need not be compared again.
         queues_from = self.ledger.physical_offset + 1 if self.ledger is not None else 0
         sink = Reconciler(self.queues, self.index, self.delay_levels, queues_from=queues_from, index_from=index_from)
-        compared_from = log_min if is_full else max(walk_from, queues_from)
-        if self.ledger is not None and 0 < walk_from - max(log_min, queues_from) <= FULL_WALK_BYTES_MAX:
-            # Another program appended behind the ledger's back, and closed or flushed: compare what it dispatched.
-            compared_from = max(log_min, queues_from)
+        compared_from = log_min if is_full else self._compared_from(max(log_min, queues_from), walk_from)
         if compared_from < walk_from:
             self._walk_before(sink, first, min(compared_from, index_from))
         elif index_from < walk_from:
@@ -332,6 +329,12 @@ class _Recovery:
             return max(end_offset + 1, min(walk_from, self.ledger.physical_offset + 1))
         # The newest record may have some of its keys in a file that is gone: enter it again, unless nothing is missing.
         return end_offset + 1 if self.was_clean_exit and self.ledger is None else end_offset
+
+    def _compared_from(self, vouched_to: int, walk_from: int) -> int:
+        """From where on units are compared, when not over the whole log."""
+        if self.ledger is not None and vouched_to < walk_from <= vouched_to + FULL_WALK_BYTES_MAX:
+            return vouched_to  # another program appended behind the ledger's back: compare what it dispatched
+        return max(walk_from, vouched_to)
 
     # --- walking
 
