@@ -98,11 +98,12 @@ def test_inflating_stops_at_a_frames_worth() -> None:
 @pytest.mark.parametrize(
     ("body", "cause"),
     [
-        (zlib.compress(VERSION + struct.pack(">i", TOPICS_MAX + 1)), "50001 topics, the limit is 50000"),
-        (zlib.compress(piece(b'{"counter":%b1}' % (b" " * JSON_BYTES_MAX))), "is above the limit of 4194304"),
+        (zlib.compress(VERSION + struct.pack(">i", TOPICS_MAX + 1)), "25001 topics, the limit is 25000"),
+        (zlib.compress(piece(b'{"counter":%b1}' % (b" " * JSON_BYTES_MAX))), "is above the limit of 2097152"),
         (zlib.compress(VERSION + struct.pack(">i", 0) + piece(b"[" * 70_000)), "70000 objects and arrays"),
-        (b'{"x":"%b"}' % (b" " * JSON_BYTES_MAX), "is above the limit of 4194304"),
-        (b'{"x":[%b{}]}' % (b"{}," * 50_000), "50003 objects and arrays, the limit is 50000"),
+        (b'{"x":"%b"}' % (b" " * JSON_BYTES_MAX), "is above the limit of 2097152"),
+        (b'{"x":1%b}' % (b',"x":1' * 130_000), "130001 members.* set enableSplitRegistration=true"),
+        (b'{"x":[%b{}]}' % (b"{}," * 25_000), "25003 objects and arrays, the limit is 25000"),
     ],
 )
 def test_a_registration_that_would_take_too_long_is_refused_before_it_is_decoded(body: bytes, cause: str) -> None:

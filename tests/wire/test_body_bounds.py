@@ -6,7 +6,14 @@ import asyncio
 
 import pytest
 
-from contrailmq.wire.body_bounds import FREE_BYTES, JSON_BYTES_MAX, JSON_ITEMS_MAX, check_json, refusal
+from contrailmq.wire.body_bounds import (
+    FREE_BYTES,
+    JSON_BYTES_MAX,
+    JSON_ITEMS_MAX,
+    JSON_MEMBERS_MAX,
+    check_json,
+    refusal,
+)
 from contrailmq.wire.codes import RequestCode as Code
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.errors import RemoteProtocolError
@@ -21,8 +28,9 @@ MANY_ITEMS = b'{"consumerDataSet":[%b{}]}' % (b'{"groupName":"g"},' * JSON_ITEMS
 @pytest.mark.parametrize(
     ("code", "body", "cause"),
     [
-        (Code.HEART_BEAT, MANY_BYTES, "HEART_BEAT.*body of 4194319 bytes is above the limit of 4194304"),
+        (Code.HEART_BEAT, MANY_BYTES, "HEART_BEAT.*body of 2097167 bytes is above the limit of 2097152"),
         (Code.HEART_BEAT, MANY_ITEMS, "HEART_BEAT.*body has 20003 objects and arrays, the limit is 20000"),
+        (Code.HEART_BEAT, b'{"a":1%b}' % (b',"a":1' * JSON_MEMBERS_MAX), "50001 members, the limit is 50000"),
         (Code.LOCK_BATCH_MQ, b"[" * (FREE_BYTES + 1), "65537 objects and arrays"),
         (Code.UPDATE_BROKER_CONFIG, b"a=1\n" * 20_000, "body of 80000 bytes, settings may take 65536"),
         (Code.UPDATE_NAMESRV_CONFIG, b"a=1\n" * 20_000, "body of 80000 bytes, settings may take 65536"),
@@ -71,7 +79,7 @@ def test_a_server_answers_such_requests_itself_and_serves_the_others() -> None:
                 client.invoke(server.address, Code.SEND_MESSAGE_V2, None, MANY_BYTES),
             )
             assert refused.code == ResponseCode.INVALID_PARAMETER
-            assert "4194319" in str(refused.remark)
+            assert "2097167" in str(refused.remark)
             assert (served.code, sent.code) == (0, 0)
             assert seen == [2, len(MANY_BYTES)]
             [connection] = server.connections

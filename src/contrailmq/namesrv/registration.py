@@ -8,9 +8,9 @@ compressed  zlib of:  version  topics  filters  [mappings]
             mappings := i32 count, then each: i32 length, JSON          (senders from version 413 on)
 
 Bounds: whatever a registration says, decoding and entering it must not hold the loop. Plain ones are JSON within
-`JSON_BYTES_MAX`; compressed ones inflate to a frame's worth at most and are read piece by piece, in a worker thread
-(`is_light` tells which may be decoded at once). A broker with more topics than fit lets itself be split: Apache's
-setting is enableSplitRegistration.
+`body_bounds.JSON_BYTES_MAX`, which is 12,000 topics; compressed ones inflate to a frame's worth at most, have at most
+`TOPICS_MAX` topics, and are read piece by piece in a worker thread (`is_light` tells which may be decoded at once). A
+broker with more topics registers them in parts (enableSplitRegistration=true), or compressed (compressedRegister=true).
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ _I32: Final = struct.Struct(">i")
 _VERSION_WITH_BODY: Final = 37  # V3_0_11
 _VERSION_WITH_MAPPINGS: Final = 413  # V5_0_0
 _INFLATED_BYTES_MAX: Final = FRAME_BYTES_MAX  # what the same registration could have without compression
-TOPICS_MAX: Final = 50_000  # they are entered in one go; Apache's brokers send 800 at a time when they split
-_ITEMS_MAX: Final = 50_000  # 4 MiB hold 25,000 plain topics with two objects each: itself and its attributes
+TOPICS_MAX: Final = 25_000  # they are entered in one go; Apache's brokers send 800 at a time when they split
+_ITEMS_MAX: Final = 25_000  # a plain topic has two objects, itself and its attributes,
+_MEMBERS_MAX: Final = 125_000  # nine members, and 164 bytes: so the bounds are met together
+_REMEDY: Final = "set enableSplitRegistration=true or compressedRegister=true in the broker"
 _ZLIB_FIRST_BYTE: Final = 0x78
 
 
@@ -54,7 +56,7 @@ def decode_registration(body: bytes, *, is_compressed: bool, version: int) -> Re
     # The newest Java broker deflates the body and still says compressed=false: its first byte tells.
     if is_compressed or body[0] == _ZLIB_FIRST_BYTE:
         return _decode_compressed(_inflate(body), has_mappings=version >= _VERSION_WITH_MAPPINGS)
-    check_json(body, items_max=_ITEMS_MAX)
+    check_json(body, items_max=_ITEMS_MAX, members_max=_MEMBERS_MAX, remedy=_REMEDY)
     if version < _VERSION_WITH_BODY:
         return RegisterBrokerBody(topic_config_serialize_wrapper=decode_body(body, TopicConfigWrapper))
     return decode_body(body, RegisterBrokerBody)

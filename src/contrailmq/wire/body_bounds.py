@@ -2,9 +2,9 @@
 
 The frame limit of 16 MiB is made for messages, whose bytes are copied and not looked at. Other bodies are decoded, and
 16 MiB of JSON take 0.2 s and more, during which the C decoder holds the interpreter's lock: a worker thread would not
-help. What JSON costs is ruled by its bytes (copied, compared) and by its objects and arrays (each a Python object with
-members, a hundred times as dear as a byte); the bounds keep either to a few tens of milliseconds. Counting them is a
-memchr, which is nothing beside it.
+help. What JSON costs is ruled by its bytes (copied, compared), by its objects and arrays, and by the members of its
+objects, which may become entries of a dict; a hundred bytes cost about as much as one of the latter. Each has a bound
+that keeps it to a few tens of milliseconds. Counting is a memchr, which is nothing beside it.
 
 `Connection` applies `refusal` to every request of a server; a registration, which may be compressed, is checked by the
 NameServer with `check_json`.
@@ -17,11 +17,20 @@ from typing import Final
 from contrailmq.wire.codes import RequestCode, request_name
 from contrailmq.wire.errors import RemoteProtocolError
 
-__all__ = ["FREE_BYTES", "JSON_BYTES_MAX", "JSON_ITEMS_MAX", "SETTINGS_BYTES_MAX", "check_json", "refusal"]
+__all__ = [
+    "FREE_BYTES",
+    "JSON_BYTES_MAX",
+    "JSON_ITEMS_MAX",
+    "JSON_MEMBERS_MAX",
+    "SETTINGS_BYTES_MAX",
+    "check_json",
+    "refusal",
+]
 
 FREE_BYTES: Final = 64 * 1024  # not looked at
-JSON_BYTES_MAX: Final = 4 * 1024 * 1024  # a heartbeat with 1,000 subscriptions has 0.25 MiB
+JSON_BYTES_MAX: Final = 2 * 1024 * 1024  # a heartbeat with 1,000 subscriptions has 0.25 MiB
 JSON_ITEMS_MAX: Final = 20_000  # objects and arrays: a heartbeat has three for each subscription
+JSON_MEMBERS_MAX: Final = 50_000  # a heartbeat has seven for each subscription
 SETTINGS_BYTES_MAX: Final = FREE_BYTES  # text, parsed line by line; every setting of a broker takes 10 KiB
 
 # Bodies that are messages, and the registration (see above).
@@ -53,13 +62,17 @@ def refusal(code: int, body: bytes) -> str | None:
     return None
 
 
-def check_json(data: bytes, *, bytes_max: int = JSON_BYTES_MAX, items_max: int = JSON_ITEMS_MAX) -> None:
-    """RemoteProtocolError when decoding `data` would take too long. Brackets inside of strings count too."""
+def check_json(
+    data: bytes, *, items_max: int = JSON_ITEMS_MAX, members_max: int = JSON_MEMBERS_MAX, remedy: str = "send less"
+) -> None:
+    """RemoteProtocolError when decoding `data` would take too long. Brackets and colons inside of strings count too."""
     size_bytes = len(data)
     if size_bytes <= FREE_BYTES:
         return
-    if size_bytes > bytes_max:
-        raise RemoteProtocolError(f"body of {size_bytes} bytes is above the limit of {bytes_max}: send it in parts")
-    items = data.count(b"{") + data.count(b"[")
+    if size_bytes > JSON_BYTES_MAX:
+        raise RemoteProtocolError(f"body of {size_bytes} bytes is above the limit of {JSON_BYTES_MAX}: {remedy}")
+    items, members = data.count(b"{") + data.count(b"["), data.count(b":")
     if items > items_max:
-        raise RemoteProtocolError(f"body has {items} objects and arrays, the limit is {items_max}: send it in parts")
+        raise RemoteProtocolError(f"body has {items} objects and arrays, the limit is {items_max}: {remedy}")
+    if members > members_max:
+        raise RemoteProtocolError(f"body has {members} members, the limit is {members_max}: {remedy}")
