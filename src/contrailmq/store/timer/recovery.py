@@ -45,7 +45,7 @@ def recover(
     store: TimerHost, wheel: TimerWheel, timer_log: TimerLog, checkpoint: TimerCheckpoint, now_ms: int
 ) -> Recovered:
     """Make wheel and log agree and find where to go on. `now_ms` counts only where nothing was ever delivered."""
-    read_time_ms = checkpoint.read_time_ms or now_ms // wheel.precision_ms * wheel.precision_ms
+    read_time_ms = checkpoint.read_time_ms or _oldest_waiting_ms(wheel, now_ms)
     start = _start_of_walk(timer_log, checkpoint.log_flushed_position)
     end = _end_of_log(store, timer_log, start)
     is_rebuilt = any(slot.last_position >= end for slot in wheel.all_slots())
@@ -71,6 +71,12 @@ def recover(
     return _where_to_go_on(store, timer_log, checkpoint, last)._replace(
         read_time_ms=read_time_ms, replayed_units=replayed, is_rebuilt=is_rebuilt
     )
+
+
+def _oldest_waiting_ms(wheel: TimerWheel, now_ms: int) -> int:
+    """Where reading begins without a checkpoint: now, or at the oldest slot that was not delivered."""
+    waiting = [slot.time_ms for slot in wheel.all_slots() if not slot.is_empty]
+    return min([now_ms // wheel.precision_ms * wheel.precision_ms, *waiting])
 
 
 def _start_of_walk(timer_log: TimerLog, flushed_position: int) -> int:
