@@ -287,3 +287,17 @@ def test_a_damaged_record_is_named_with_its_queue_and_never_served(tmp_path: Pat
         with pytest.raises(CorruptStoreError, match="T/0 from offset 3"):
             store.get("T", 0, 3)
         assert store.get("T", 0, 4, 1)[0].body == b"T-4"
+
+
+def test_a_garbled_index_of_a_killed_store_is_made_again(tmp_path: Path) -> None:
+    store = MessageStore(config_at(tmp_path)).open()
+    fill(store, "T", 5)
+    store.close()
+    (tmp_path / "abort").write_text("1")
+    path = next((tmp_path / "index").iterdir())
+    data = bytearray(path.read_bytes())
+    data[40:440] = b"\x7f\x01\x02\x03" * 100  # every slot
+    path.write_bytes(data)
+    with MessageStore(config_at(tmp_path)) as again:
+        assert "damaged" in again.recovery.index_rebuilt[0]
+        assert [message.body for message in again.query("T", "T3")] == [b"T-3"]

@@ -151,6 +151,9 @@ class IndexFile:
             if number >= self.count:
                 newest = number
                 while newest >= self.count:
+                    if newest >= self.units:  # no put wrote that: `fault` will find it
+                        newest = 0
+                        break
                     previous = _unit_at(mapping, self._units_start + newest * UNIT_BYTES)[3]
                     newest = previous if 0 <= previous < newest else 0
                 _put_slot(mapping, HEADER_BYTES + slot * SLOT_BYTES, newest)
