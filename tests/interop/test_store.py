@@ -10,10 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from apache import ROOT, Apache
 
 from contrailmq import Message
-from contrailmq.store import MessageStore, StoreConfig
+from contrailmq.store import MessageStore, StoreConfig, StoreView, verify_store
 
 SIZES = {
     "mapped_file_size_commit_log": 128 * 1024,
@@ -26,7 +27,7 @@ JAVA_SIZES = ["maxHashSlotNum=100", "maxIndexNum=400"]
 WRITER = """
 import sys
 from contrailmq import Message
-from contrailmq.store import MessageStore, StoreConfig
+from contrailmq.store import MessageStore, StoreConfig, StoreView, verify_store
 store = MessageStore(StoreConfig(sys.argv[1], flush_disk_type="SYNC_FLUSH", **{sizes}))
 store.open()
 number = 0
@@ -111,3 +112,41 @@ def test_java_recovers_a_store_whose_writer_was_killed(rocketmq: Apache, tmp_pat
     assert set(acknowledged) <= {m["commitLogOffset"] for m in told["messages"]}
     with MessageStore(StoreConfig(path, **SIZES)) as store:  # type: ignore[arg-type]
         assert compare(told, store) >= 800
+
+
+@pytest.mark.parametrize("ours", ["close", "kill"])
+@pytest.mark.parametrize("theirs", ["close", "halt"])
+def test_what_java_appended_to_our_store_is_all_there_when_we_open_it_again(
+    ours: str, theirs: str, rocketmq: Apache, tmp_path: Path
+) -> None:
+    """The ledger of our last run lies beside what Java changed since; it may not hide or invent anything."""
+    path = tmp_path / "store"
+    config = StoreConfig(path, **SIZES)  # type: ignore[arg-type]
+    store = MessageStore(config).open()
+    for i in range(600):
+        store.put(Message("Ours", b"ours-%d" % i, tags="t", keys=[f"ours-{i}"]), queue_id=i % 2)
+    store.tick()
+    if ours == "close":
+        store.close()
+    else:
+        store.abandon()
+    for turn, runs in enumerate((["Ours=50", "Theirs=900"], ["Late=20"], ["Ours=3"])):
+        told = rocketmq.run("StorePut", str(path), theirs, *runs)
+        written = [int(word[3:]) for word in told.split() if word.startswith("at:")]
+        assert len(written) == sum(int(run.partition("=")[2]) for run in runs)
+        with MessageStore(config) as store:
+            messages, _ = as_dumped(store)
+            assert set(written) <= set(messages), f"turn {turn}"
+            for offset in written[:: max(1, len(written) // 20)]:
+                found = store.lookup(offset)
+                assert found is not None
+                assert offset in {m.physical_offset for m in store.query(found.topic, found.keys[0])}
+            assert len(store.query("Ours", "ours-0")) == 1
+            ranges = store.queues()
+        assert ranges["Ours", 0][0] == 0
+        with StoreView(config) as view:
+            assert verify_store(view).findings == [], f"turn {turn}"
+    with MessageStore(config) as store:
+        assert store.queues()["Ours", 0] == (0, 300 + 25 + 2)
+        assert store.queues()["Theirs", 1] == (0, 450)
+        assert store.queues()["Late", 0] == (0, 10)
