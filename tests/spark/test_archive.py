@@ -115,8 +115,9 @@ def test_spark_and_a_process_pool_archive_the_same(
     assert frame.count() == results[0].rows
 
 
-def start_stream(spark: Any, store: str, folder: Path) -> Any:
-    stream = spark.readStream.format("commitlog").option("path", store).option("maxBytesPerTrigger", "150000").load()
+def start_stream(spark: Any, store: str, folder: Path, *, trigger_bytes: int = 150_000) -> Any:
+    limit = str(trigger_bytes)
+    stream = spark.readStream.format("commitlog").option("path", store).option("maxBytesPerTrigger", limit).load()
     writer = archive_stream(stream, str(folder / "archive"), str(folder / "checkpoint"))
     return writer.trigger(availableNow=True).start()
 
@@ -138,3 +139,47 @@ def test_a_stream_whose_driver_was_killed_goes_on_without_repeats_or_gaps(
     assert 0 < state.rows < len(user_offsets("clean"))
     start_stream(spark, golden_store("clean"), tmp_path).awaitTermination()
     assert archived(tmp_path / "archive") == user_offsets("clean")
+
+
+def python_workers() -> list[int]:
+    """Python processes below this one that run tasks for Spark."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                command = (entry / "cmdline").read_bytes()
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                is_fork = b"pyspark.daemon" in Path("/proc", str(parent), "cmdline").read_bytes()
+            except OSError:
+                continue  # it ended meanwhile
+            if b"pyspark.daemon" in command and is_fork and descends_from(parent, os.getpid()):
+                found.append(int(entry.name))
+    return found
+
+
+def descends_from(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        if pid == ancestor:
+            return True
+        pid = int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
+    return False
+
+
+@pytest.mark.spark
+def test_a_stream_whose_workers_were_killed_repeats_and_loses_nothing(
+    spark: Any, tmp_path: Path, golden_store: Callable[[str], str]
+) -> None:
+    """Workers die by SIGKILL when a commit shows; Spark tries their tasks again, and their leavings do not count."""
+    query = start_stream(spark, golden_store("clean"), tmp_path, trigger_bytes=130_000)
+    kills, seen = 0, 0
+    while query.isActive:
+        version = Manifest(tmp_path / "archive").head().version
+        if version > seen and kills < 2:
+            seen = version
+            for pid in python_workers():
+                os.kill(pid, signal.SIGKILL)
+                kills += 1
+        query.awaitTermination(0.05)
+    assert query.exception() is None
+    assert archived(tmp_path / "archive") == user_offsets("clean")
+    assert kills

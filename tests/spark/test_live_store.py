@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
 from contrailmq.message import Message
 from contrailmq.spark.commitlog import CommitLogStreamReader
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
 from contrailmq.spark.store_files import confirmed_end
 from contrailmq.store import MessageStore, StoreConfig
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 
 def put(store: MessageStore, first: int, count: int) -> None:

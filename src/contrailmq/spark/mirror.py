@@ -19,6 +19,7 @@ from pyspark.sql.streaming.listener import (
 
 from contrailmq.client.raw import QueueReader
 from contrailmq.spark.rocketmq import offsets_of
+from contrailmq.spark.topic_plan import publish_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,8 +55,7 @@ class OffsetMirror(StreamingQueryListener):  # type: ignore[misc]
         if not isinstance(tree, dict) or "offsets" not in tree:
             return
         with QueueReader(namesrv=self._namesrv, group=self._group) as client:
-            for queue, offset in offsets_of(tree).items():
-                client.update_consumer_offset(queue, offset)
+            publish_offsets(client, offsets_of(tree))
 
 
 def mirror_offsets(spark: SparkSession, namesrv: str, group: str, *, query_name: str | None = None) -> OffsetMirror:

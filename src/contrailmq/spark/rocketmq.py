@@ -40,6 +40,7 @@ from contrailmq.spark.topic_plan import (
     ending_offsets,
     find_queues,
     plan_queue_ranges,
+    publish_offsets,
     queue_name,
     read_range,
     share_limit,
@@ -338,9 +339,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def _mirror(self, offsets: Offsets) -> None:
-        source = reader_for(self._settings)
-        for queue, offset in offsets.items():
-            source.update_consumer_offset(queue, offset, self._settings.group)
+        publish_offsets(reader_for(self._settings), offsets)
 
 
 def _read(partition: InputPartition | None, settings: TopicSettings) -> Iterator[pa.RecordBatch]:

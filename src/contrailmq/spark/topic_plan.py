@@ -28,7 +28,8 @@ from contrailmq.spark.decode import Decoder, Selection
 from contrailmq.spark.options import ANY_BROKER, EARLIEST, LATEST, OffsetsJson
 from contrailmq.spark.records import Records, gather
 from contrailmq.wire.bodies import TopicList
-from contrailmq.wire.codes import RequestCode
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.errors import ResponseError
 from contrailmq.wire.fastjson import decode_body
 
 Offsets = dict[MessageQueue, int]
@@ -268,6 +269,18 @@ def _loss(queue: MessageQueue, start: int, stop: int, pulled: RawPull) -> DataLo
         f"{queue_name(queue)}: offsets {start} to {stop} are not on the broker any more (it has {pulled.min_offset} to "
         f"{pulled.max_offset}): they expired or the topic was made anew; set failOnDataLoss=false to go on without them"
     )
+
+
+def publish_offsets(client: QueueReader, offsets: Mapping[MessageQueue, int]) -> None:
+    """Set the offsets of the client's group. A broker knows a group after its first pull, so an unknown one pulls."""
+    for queue, offset in offsets.items():
+        try:
+            client.update_consumer_offset(queue, offset)
+        except ResponseError as exc:
+            if exc.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+                raise
+            client.pull(queue, offset, max_count=1)
+            client.update_consumer_offset(queue, offset)
 
 
 def queue_name(queue: MessageQueue) -> str:
