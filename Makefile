@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 EXTRAS := spark,grpc,console,redis,otel,delta,iceberg,dev
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up bench test test-long interop check lint clean
+.PHONY: help install compile pure demo up bench test test-long interop check lint clean
 
 help:           ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,9 +15,21 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "==> creating $(VENV) with contrailmq and every extra (once; a few minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@$(BIN)/python -m compileall -q src
 	@touch $@
 
 install: $(STAMP) ## Create .venv with the package (editable) and every extra
+
+# The modules of the hot paths. They are plain Python; compiled they take a fifth less time per message.
+HOT := store/commit_log store/dispatch store/index store/index_file store/consume_queue_table message/identity \
+       broker/send broker/handlers broker/statistics wire/frame
+
+compile: $(STAMP) pure ## Compile the hot modules with mypyc, in place (needs a C compiler; `make pure` undoes it)
+	@echo "==> mypyc: $(words $(HOT)) modules"
+	@cd src && $(abspath $(BIN))/mypyc $(foreach m,$(HOT),contrailmq/$(m).py) > /dev/null && rm -rf build
+
+pure:           ## Remove compiled modules: plain Python serves again
+	@find src -name '*.so' -delete; rm -rf src/build
 
 demo: $(STAMP)  ## The main job, end to end, in a temporary directory
 	@echo "==> demo"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import contrailmq
 from contrailmq.message import (
     Compression,
     Host,
@@ -320,3 +325,33 @@ def test_a_compressed_body_that_is_cut_or_garbage_is_an_error_of_ours(kind: Comp
 def test_an_unknown_compression_is_named() -> None:
     with pytest.raises(MessageError, match="0x400"):
         decompress(b"x", SysFlag.COMPRESSED | 0x400)
+
+
+@pytest.mark.parametrize("kind", list(Compression))
+def test_a_compression_bomb_is_refused_before_it_fills_memory(kind: Compression) -> None:
+    """Half a gigabyte of zeros packs into a few kilobytes; the peak stays near the limit, far below the whole."""
+    code = (
+        "import resource, sys\n"
+        "from contrailmq.message import Compression, MessageError, compress, decompress\n"
+        f"kind = Compression({int(kind)})\n"
+        "packed = open(sys.argv[1], 'rb').read()\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n"
+        "    decompress(packed, 1 | kind)\n"
+        "except MessageError as error:\n"
+        "    assert error.field == 'body', error\n"
+        "else:\n"
+        "    sys.exit('it was unfolded')\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)\n"
+    )
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(compress(bytes(600 * 1024 * 1024), kind, 1))
+        file.flush()
+        done = subprocess.run(
+            [sys.executable, "-c", code, file.name],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(Path(contrailmq.__file__).parents[1])},
+        )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 2 * 256 + 100  # MiB: the pieces and their join

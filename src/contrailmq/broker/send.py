@@ -165,6 +165,7 @@ class SendProcessor:
             tags_code=code,
             keys=keys,
             unique_key=unique_key,
+            tags=tags,
             flag=header.flag,
             sys_flag=header.sys_flag & _SENDERS_FLAGS | topic.set_flags,
             born_time_ms=header.born_timestamp,

@@ -12,6 +12,7 @@ import zstandard
 from contrailmq.message.errors import MessageError
 
 DECOMPRESSED_BYTES_MAX: Final = 256 * 1024 * 1024  # 64 x the body limit: nobody compresses better, a bomb does
+_ZSTD_STEP_BYTES: Final = 1024  # unfolds to 32 MiB at worst
 
 
 class SysFlag:
@@ -65,9 +66,7 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
             data = reader.decompress(body, max_length=DECOMPRESSED_BYTES_MAX)
             whole = reader.eof
         elif kind == Compression.ZSTD:
-            unpacker = zstandard.ZstdDecompressor().decompressobj()
-            data = unpacker.decompress(body)
-            whole = unpacker.eof and len(data) <= DECOMPRESSED_BYTES_MAX
+            data, whole = _unpack_zstd(body)
         else:
             raise MessageError(
                 f"compression kind {kind:#x} is unknown: 0, 0x100, 0x200 and 0x300 are", field="sys_flag"
@@ -84,3 +83,20 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
             limit=DECOMPRESSED_BYTES_MAX,
         )
     return data
+
+
+def _unpack_zstd(body: bytes) -> tuple[bytes, bool]:
+    """The content of a frame, and whether it was whole and within the limit.
+
+    The library unfolds all that it is given at once, and 4 bytes can unfold to 128 KiB: feed it little by little, so
+    that a bomb is noticed while it is small.
+    """
+    unpacker = zstandard.ZstdDecompressor().decompressobj()
+    pieces: list[bytes] = []
+    total = 0
+    for start in range(0, len(body), _ZSTD_STEP_BYTES):
+        pieces.append(unpacker.decompress(body[start : start + _ZSTD_STEP_BYTES]))
+        total += len(pieces[-1])
+        if unpacker.eof or total > DECOMPRESSED_BYTES_MAX:
+            break
+    return b"".join(pieces), unpacker.eof and total <= DECOMPRESSED_BYTES_MAX

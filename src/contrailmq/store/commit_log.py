@@ -77,6 +77,7 @@ class QueueState:
 
     __slots__ = (
         "is_schedule",
+        "key",
         "next_offset",
         "overhead_bytes",
         "put_bytes",
@@ -91,6 +92,7 @@ class QueueState:
         encoded = topic.encode("utf-8", "replace")
         self.topic = topic
         self.queue_id = queue_id
+        self.key = (topic, queue_id)
         self.next_offset = next_offset
         self.topic_part = bytes((len(encoded),)) + encoded if len(encoded) <= TOPIC_BYTES_MAX else b""
         self.overhead_bytes = _HEAD_BYTES + 1 + len(encoded) + 2
@@ -113,6 +115,10 @@ class Fact(NamedTuple):
     unique_key: str | None
     sys_flag: int
     properties: bytes
+    tags: str | None  # where the caller of append knew them; None says nothing
+
+
+DispatchFact = tuple[QueueState, int, int, int, int, int, str | None, str | None, int, bytes, str | None]
 
 
 class CommitLog:
@@ -122,7 +128,7 @@ class CommitLog:
         self.config = config
         self.files = files
         self.lock = threading.Lock()
-        self.facts: deque[tuple[QueueState, int, int, int, int, int, str | None, str | None, int, bytes]] = deque()
+        self.facts: deque[DispatchFact] = deque()
         self.refusal: AppendResult | None = None
         self.last_error: StoreError | None = None  # why the newest refusal for want of a file happened
         self.lock_since_ms = 0  # store time of the put that holds the lock; 0 when none does
@@ -195,6 +201,7 @@ class CommitLog:
         tags_code: int,
         keys: str | None,
         unique_key: str | None,
+        tags: str | None = None,
         flag: int = 0,
         sys_flag: int = 0,
         born_time_ms: int = 0,
@@ -255,7 +262,7 @@ class CommitLog:
             file.wrote = end
             state.put_count += 1
             state.put_bytes += size
-            fact = (state, offset, size, tags_code, now_ms, queue_offset, keys, unique_key, sys_flag, properties)
+            fact = (state, offset, size, tags_code, now_ms, queue_offset, keys, unique_key, sys_flag, properties, tags)
             if len(self.facts) < FACTS_MAX:
                 self.facts.append(fact)
             if end > self._prefault_at:
@@ -387,7 +394,7 @@ class CommitLog:
             if len(self.facts) < FACTS_MAX:
                 self.facts.append(
                     (state, physical_offset, size, tags_code, now_ms, queue_offset, keys, unique_key, sys_flag,
-                     properties)
+                     properties, None)
                 )  # fmt: skip
             self.lock_since_ms = 0
         return AppendResult(_PUT_OK, physical_offset, size, queue_offset, now_ms)
@@ -411,10 +418,11 @@ class CommitLog:
         queue_offset: int, sys_flag: int, properties: bytes,
     ) -> None:  # fmt: skip
         if len(self.facts) < FACTS_MAX:
-            code = tags_code_of(known.get(Property.TAGS))
+            tags = known.get(Property.TAGS)
+            code = tags_code_of(tags)
             keys, unique_key = known.get(Property.KEYS), known.get(Property.UNIQUE_KEY)
             self.facts.append(
-                (state, physical_offset, size, code, now_ms, queue_offset, keys, unique_key, sys_flag, properties)
+                (state, physical_offset, size, code, now_ms, queue_offset, keys, unique_key, sys_flag, properties, tags)
             )
 
     def _encode(

@@ -21,19 +21,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Container
+from typing import Final
 
 from contrailmq.message import Property, SysFlag, decode_properties, encode_properties, names_directory
-from contrailmq.store.commit_log import CommitLog, QueueState
+from contrailmq.store.commit_log import CommitLog, DispatchFact, QueueState
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.files import SyncError
-from contrailmq.store.index import IndexService
+from contrailmq.store.index import IndexEntry, IndexService
 from contrailmq.store.record import Kind, check_record, read_facts
 from contrailmq.store.status import Arrival
 
 _log = logging.getLogger(__name__)
 
 # PREPARED and ROLLBACK have this bit; inner batches live in queues of another format
+CHUNK_MAX: Final = 256  # records per turn: longer ones gain nothing, and what waits for the lock waits longer
 _IN_NO_QUEUE = SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH
 
 
@@ -86,38 +88,72 @@ class Dispatcher:
             return count
 
     def _from_facts(self, end: int) -> int:
-        """Dispatch what append left, as far as it continues at the mark; how many records."""
+        """Dispatch what append left, as far as it continues at the mark; how many records.
+
+        Records go in chunks: all their units, then all their index entries, then the mark. A chunk that fails is put
+        back whole and repeated; queues and index pass over what they have.
+        """
         facts = self._log.facts
-        while facts and facts[0][1] < self.mark:
-            facts.popleft()  # recovery or a read of the log was faster
-        count = 0
+        chunk: list[DispatchFact] = []
         mark = self.mark
-        append = self._queues.append
-        index = self._index
-        hooks, listeners, watchers = self.hooks, self.listeners, self.watchers
-        while facts:
-            state, offset, size, code, time_ms, queue_offset, keys, unique_key, sys_flag, properties = facts[0]
-            following = offset + size
+        while facts and len(chunk) < CHUNK_MAX:
+            fact = facts[0]
+            offset = fact[1]
+            if offset < mark:
+                facts.popleft()  # recovery or a read of the log was faster
+                continue
+            following = offset + fact[2]
             if offset != mark or following > end:
                 break
-            if state.is_schedule:
-                code = self._delay_levels.unit_tags_code(state.topic, decode_properties(properties), time_ms)
+            facts.popleft()
+            if fact[0].is_schedule:
+                fact = self._with_delivery_time(fact)
+            chunk.append(fact)
+            mark = following
+        if not chunk:
+            return 0
+        try:
+            self._enter(chunk)
+        except OSError:
+            facts.extendleft(reversed(chunk))
+            raise
+        self.mark = mark
+        if self.listeners or self.watchers:
+            self._tell(chunk)
+        return len(chunk)
+
+    def _enter(self, chunk: list[DispatchFact]) -> None:
+        """The units and the index entries of records that follow each other."""
+        append, hooks, index = self._queues.append, self.hooks, self._index
+        entries: list[IndexEntry] = []
+        for state, offset, size, code, time_ms, queue_offset, keys, unique_key, sys_flag, properties, tags in chunk:
             if hooks:
                 self._announce(hooks, state, queue_offset, code, time_ms, properties)
             if not sys_flag & _IN_NO_QUEUE:
                 append(state.topic, state.queue_id, queue_offset, offset, size, code, time_ms)
-            if index is not None and (unique_key or keys or code):
-                index.put(state.topic, keys, unique_key, offset, time_ms, sys_flag, _tags(properties) if code else None)
-            self.mark = mark = following
-            facts.popleft()
-            count += 1
-            if not sys_flag & _IN_NO_QUEUE:
-                if listeners:
-                    self._announce(listeners, state, queue_offset, code, time_ms, properties)
-                for queues, listener in watchers:
-                    if (state.topic, state.queue_id) in queues:
-                        self._announce([listener], state, queue_offset, code, time_ms, properties)
-        return count
+            if code and tags is None:
+                tags = _tags(properties)
+            if unique_key or keys or tags:
+                entries.append((state.topic, keys, unique_key, offset, time_ms, sys_flag, tags))
+        if index is not None and entries:
+            index.put_all(entries)
+
+    def _with_delivery_time(self, fact: DispatchFact) -> DispatchFact:
+        """The units of SCHEDULE_TOPIC_XXXX hold the time of delivery in place of a tag's hash."""
+        state, offset, size, _, time_ms, queue_offset, keys, unique_key, sys_flag, properties, tags = fact
+        code = self._delay_levels.unit_tags_code(state.topic, decode_properties(properties), time_ms)
+        return state, offset, size, code, time_ms, queue_offset, keys, unique_key, sys_flag, properties, tags
+
+    def _tell(self, chunk: list[DispatchFact]) -> None:
+        listeners, watchers = self.listeners, self.watchers
+        for state, _, _, code, time_ms, queue_offset, _, _, sys_flag, properties, _ in chunk:
+            if sys_flag & _IN_NO_QUEUE:
+                continue
+            if listeners:
+                self._announce(listeners, state, queue_offset, code, time_ms, properties)
+            for queues, listener in watchers:
+                if state.key in queues:
+                    self._announce([listener], state, queue_offset, code, time_ms, properties)
 
     def _from_log(self, end: int) -> bool:
         """Read and dispatch the one thing at the mark; False when it is not (yet) a whole record or a BLANK."""

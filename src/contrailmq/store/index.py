@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -32,6 +32,10 @@ QUERY_COUNT_MAX: Final = 64  # maxMsgsNumBatch
 UNITS_CHECKED_AT_LOAD_MAX: Final = 200_000  # 0.1 s; a fuller file is only checked in its header, verify checks all
 TAG_KIND: Final = "T"  # between topic and tag in the text that is hashed
 _PREFIX_CACHE_MAX: Final = 10_000
+
+
+IndexEntry = tuple[str, str | None, str | None, int, int, int, str | None]
+"""topic, keys, unique key, physical offset, store time, sysFlag, tags"""
 
 
 class IndexService:
@@ -91,33 +95,41 @@ class IndexService:
         sys_flag: int = 0,
         tags: str | None = None,
     ) -> None:
-        """Enter a record under its keys and its tag, once. Records come in log order."""
-        if not keys and not unique_key and not tags:
-            return
-        if sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
-            return
+        """Enter one record; see `put_all`."""
+        if keys or unique_key or tags:
+            self.put_all([(topic, keys, unique_key, physical_offset, store_time_ms, sys_flag, tags)])
+
+    def put_all(self, entries: Sequence[IndexEntry]) -> None:
+        """Enter records under their keys and tags, each once. Records come in log order and have a key or a tag."""
         index_file = self._active
         if index_file is None or index_file.is_full:
             index_file = self._roll()
-        if physical_offset < index_file.end_offset:
-            # Dispatched before. Java (IndexService.buildIndex) lets the newest record itself in again, and so do we:
-            # a roll and a crash may have cut its keys in two. Queries name an offset once.
-            return
-        prefix = self._prefixes.get(topic)
-        if prefix is None:
-            prefix = self._prefix(topic)
-        hashes = [java_hash(unique_key, seed=prefix)] if unique_key else []
-        if keys:
-            if " " in keys:
-                hashes += [java_hash(key, seed=prefix) for key in keys.split(" ") if key]
-            else:
-                hashes.append(java_hash(keys, seed=prefix))
-        if tags:
-            tag_hash = self._tag_hashes.get((topic, tags))
-            hashes.append(self._tag_hash(topic, tags) if tag_hash is None else tag_hash)
-        entered = index_file.put(hashes, physical_offset, store_time_ms)
-        while entered < len(hashes):
-            entered += self._roll().put(hashes[entered:], physical_offset, store_time_ms)
+        # Below this they were dispatched before. Java (IndexService.buildIndex) lets the newest record itself in again,
+        # and so do we: a roll and a crash may have cut its keys in two. Queries name an offset once.
+        begin = index_file.end_offset
+        prefixes, tag_hashes = self._prefixes, self._tag_hashes
+        items: list[tuple[list[int], int, int]] = []
+        for topic, keys, unique_key, physical_offset, store_time_ms, sys_flag, tags in entries:
+            if physical_offset < begin or sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
+                continue
+            prefix = prefixes.get(topic)
+            if prefix is None:
+                prefix = self._prefix(topic)
+            hashes = [java_hash(unique_key, seed=prefix)] if unique_key else []
+            if keys:
+                if " " in keys:
+                    hashes += [java_hash(key, seed=prefix) for key in keys.split(" ") if key]
+                else:
+                    hashes.append(java_hash(keys, seed=prefix))
+            if tags:
+                tag_hash = tag_hashes.get((topic, tags))
+                hashes.append(self._tag_hash(topic, tags) if tag_hash is None else tag_hash)
+            items.append((hashes, physical_offset, store_time_ms))
+        done, part = index_file.put_all(items)
+        while done < len(items):  # full in the middle of a record, whose other keys go to the next file
+            hashes, physical_offset, store_time_ms = items[done]
+            items = [(hashes[part:], physical_offset, store_time_ms), *items[done + 1 :]]
+            done, part = self._roll().put_all(items)
 
     def _prefix(self, topic: str) -> int:
         if len(self._prefixes) >= _PREFIX_CACHE_MAX:

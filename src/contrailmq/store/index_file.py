@@ -10,8 +10,8 @@ from the header's begin time. The first put sets the begin time *after* its own 
 the first unit is therefore measured from the end of the file before it (IndexFile.putKey, matched).
 
 The file being filled is allocated and mapped, because it is written at random places; the others are mapped for
-reading when a query first wants them. A put costs one slot and one unit, 0.7 us; the header is written once per
-message, not once per field and key.
+reading when a query first wants them. A put costs one slot and one unit, 0.7 us; the header is written once for
+all messages of a dispatch.
 """
 
 from __future__ import annotations
@@ -186,41 +186,56 @@ class IndexFile:
     # --- putting
 
     def put(self, key_hashes: Sequence[int], physical_offset: int, store_time_ms: int) -> int:
-        """Enter one message under these hashes; how many fitted (fewer only when the file is full then).
+        """Enter one message under these hashes; how many fitted (fewer only when the file is full then)."""
+        done, part = self.put_all([(key_hashes, physical_offset, store_time_ms)])
+        return len(key_hashes) if done else part
 
-        Units go before slots and slots before the header: see `undo_unfinished`.
+    def put_all(self, items: Sequence[tuple[Sequence[int], int, int]]) -> tuple[int, int]:
+        """Enter messages, each (Java hashes, physical offset, store time), in log order.
+
+        Returns how many went in whole and, when the file was full then, how many hashes of the next one did.
+        Units go before slots and slots before the header, which is written once: see `undo_unfinished`.
         """
         assert self._map is not None
         mapping = self._map
         number = first = self.count
         units, slots, start = self.units, self.slots, self._units_start
         begin = self.begin_time_ms
-        seconds = (store_time_ms - begin) // 1000 if 0 < begin <= store_time_ms else 0
-        if seconds > SECONDS_MAX:
-            seconds = SECONDS_MAX
-        for key_hash in key_hashes:  # Java hashes
-            if number >= units:
+        done = part = 0
+        for key_hashes, physical_offset, store_time_ms in items:
+            seconds = (store_time_ms - begin) // 1000 if 0 < begin <= store_time_ms else 0
+            if seconds > SECONDS_MAX:
+                seconds = SECONDS_MAX
+            part = 0
+            for key_hash in key_hashes:
+                if number >= units:
+                    break
+                if key_hash < 0:
+                    key_hash = stored_hash(key_hash)
+                slot = HEADER_BYTES + key_hash % slots * SLOT_BYTES
+                previous: int = _slot_at(mapping, slot)[0]
+                if not 0 < previous < number:  # Java allows `count` itself, which is a unit that does not exist yet
+                    previous = 0
+                    self.used_slots += 1
+                _put_unit(mapping, start + number * UNIT_BYTES, key_hash, physical_offset, seconds, previous)
+                _put_slot(mapping, slot, number)
+                if number == 1:  # after its own seconds were computed from the end of the file before
+                    self.begin_offset = physical_offset
+                    begin = self.begin_time_ms = store_time_ms
+                    seconds = 0
+                number += 1
+                part += 1
+            if part:
+                self.end_offset, self.end_time_ms = physical_offset, store_time_ms
+            if part < len(key_hashes):
                 break
-            if key_hash < 0:
-                key_hash = stored_hash(key_hash)
-            slot = HEADER_BYTES + key_hash % slots * SLOT_BYTES
-            previous: int = _slot_at(mapping, slot)[0]
-            if not 0 < previous < number:  # Java allows `count` itself, which is a unit that does not exist yet
-                previous = 0
-                self.used_slots += 1
-            _put_unit(mapping, start + number * UNIT_BYTES, key_hash, physical_offset, seconds, previous)
-            _put_slot(mapping, slot, number)
-            if number == 1:  # after its own seconds were computed from the end of the file before
-                self.begin_offset = physical_offset
-                begin = self.begin_time_ms = store_time_ms
-                seconds = 0
-            number += 1
+            done += 1
+            part = 0
         if number > first:
             self.count = number
-            self.end_offset = physical_offset
-            self.end_time_ms = store_time_ms
-            _put_header(mapping, 0, begin, store_time_ms, self.begin_offset, physical_offset, self.used_slots, number)
-        return number - first
+            end_time, end_offset = self.end_time_ms, self.end_offset
+            _put_header(mapping, 0, begin, end_time, self.begin_offset, end_offset, self.used_slots, number)
+        return done, part
 
     # --- looking up
 

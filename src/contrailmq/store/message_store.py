@@ -360,6 +360,7 @@ class MessageStore:
             tags_code=tags_code(tags) if tags else 0,
             keys=properties.get(Property.KEYS),
             unique_key=unique_key,
+            tags=tags,
             flag=message.flag,
             sys_flag=sys_flag,
             born_time_ms=born_time_ms,

@@ -80,6 +80,7 @@ class Append(Protocol):
         tags_code: int,
         keys: str | None,
         unique_key: str | None,
+        tags: str | None = None,
         flag: int = 0,
         sys_flag: int = 0,
         born_time_ms: int = 0,
