@@ -173,6 +173,7 @@ class MessageStore:
             delay_levels=self._delay_levels,
             damaged=damaged,
             index_damage=index_damage,
+            boot_id=self.files.boot_id(),
             check_body_crc=config.check_crc_on_recover and not config.force_verify_prop_crc,
             check_record_crc=config.check_crc_on_recover and config.force_verify_prop_crc,
         )
@@ -197,6 +198,9 @@ class MessageStore:
         self._housekeeping.add_task(self._sample)
         self._housekeeping.start()
         write_abort_file(self.files, self.config.abort_path)
+        if not self.recovery.is_vouched_for:
+            # Until the first flush a minute from now a kill would make the next start feed the index from the log.
+            self._housekeeping.persist()
         self._is_open = True
         self._allow(_CLOSED)
 

@@ -65,7 +65,7 @@ class Ledger(msgspec.Struct, frozen=True):
 
     def is_current(self, checkpoint: CheckpointValues, log_files: Sequence[LogFile]) -> bool:
         """Whether it speaks of this log, and nobody has dispatched behind its back."""
-        if checkpoint.logics_physical_offset > self.physical_offset:
+        if checkpoint.logics_physical_offset > max(0, self.physical_offset):
             return False
         is_cleaned_away = bool(log_files) and self.physical_offset < log_files[0].base
         return is_cleaned_away or record_checksum(log_files, self.physical_offset) == self.record_crc

@@ -103,6 +103,7 @@ class RecoveryReport:
     queues_rebuilt: tuple[DamagedQueue, ...] = ()
     index_rebuilt: tuple[str, ...] = ()  # why index files were removed
     index_entries_added: int = 0
+    is_vouched_for: bool = False  # there is a ledger of this log, written in this run of the machine
 
     @property
     def found_damage(self) -> bool:
@@ -120,6 +121,7 @@ def recover(
     delay_levels: DelayLevels,
     damaged: Sequence[DamagedQueue] = (),
     index_damage: Sequence[str] = (),
+    boot_id: str = "",
     check_body_crc: bool = True,
     check_record_crc: bool = False,
 ) -> RecoveryReport:
@@ -131,6 +133,7 @@ def recover(
     run = _Recovery(log, queues, index, checkpoint, ledger, was_clean_exit, delay_levels)
     run.check_body_crc = check_body_crc
     run.check_record_crc = check_record_crc
+    run.boot_id = boot_id
     report = run.run(list(damaged), list(index_damage))
     level = logging.WARNING if report.found_damage else logging.INFO
     _log.log(level, "recovered the store: %s", report)
@@ -161,6 +164,7 @@ class _Recovery:
         self.files = list(log.files)
         self.check_body_crc = True
         self.check_record_crc = False
+        self.boot_id = ""
         self.checksum_bytes_left = CHECKSUM_BYTES_MAX
         self.units_added = self.units_corrected = self.units_cut = 0
 
@@ -221,6 +225,7 @@ class _Recovery:
             queues_rebuilt=tuple(damaged),
             index_rebuilt=tuple(index_damage),
             index_entries_added=max(0, self.index.entries - entries_before) if self.index is not None else 0,
+            is_vouched_for=self.ledger is not None and self.ledger.boot_id == self.boot_id and not cut_bytes,
         )
 
     # --- where to begin
