@@ -465,16 +465,15 @@ class ConsumeQueue:
         self.bases = []
         self.strays = []
         reason: str | None = None
-        for path in self._files.list_directory(self.directory):
-            base = file_base(path.name)
+        for name, size_bytes in self._files.list_sizes(self.directory):
+            base = file_base(name)
             if base is None:
                 continue
-            size_bytes = self._files.size(path)
             if reason is None and size_bytes == self.file_bytes and base % self.file_bytes == 0 and self._follows(base):
                 self.bases.append(base)
                 continue
-            reason = reason or f"queue file {path.name} has {size_bytes} bytes where {self._expected()} was expected"
-            self.strays.append(path)
+            reason = reason or f"queue file {name} has {size_bytes} bytes where {self._expected()} was expected"
+            self.strays.append(self.directory / name)
         for index, base in enumerate(self.bases[:-1]):
             data = self._descriptors.pread(self.directory, base, UNIT_BYTES, self.file_bytes - UNIT_BYTES)
             if not Unit(*_unpack_unit(data)).is_valid:

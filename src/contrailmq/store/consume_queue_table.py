@@ -239,13 +239,11 @@ class ConsumeQueueTable:
     def load(self) -> list[DamagedQueue]:
         """Find every queue on disk; those whose files cannot be right are named for a rebuild."""
         damaged: list[DamagedQueue] = []
-        for topic_directory in self._files.list_directory(self.root):
-            if self._files.is_file(topic_directory):
-                continue
-            for directory in self._files.list_directory(topic_directory):
-                if not (directory.name.isascii() and directory.name.isdigit()) or self._files.is_file(directory):
+        for topic, is_directory in self._files.list_names(self.root):
+            for name, is_queue in self._files.list_names(self.root / topic) if is_directory else ():
+                if not (is_queue and name.isascii() and name.isdigit()):
                     continue  # Java skips such names too (ConsumeQueueStore.loadConsumeQueues)
-                queue = self.find_or_create(topic_directory.name, int(directory.name))
+                queue = self.find_or_create(topic, int(name))
                 reason = queue.load()
                 if reason is not None:
                     damaged.append(DamagedQueue(queue.topic, queue.queue_id, reason))

@@ -255,7 +255,8 @@ class _Recovery:
             for queue in self.queues
             if queue.max_offset > queue.min_offset and not self._last_unit_agrees(queue, walk_from)
         ]
-        for entry in self.ledger.queues if self.ledger is not None else ():
+        # Backwards: the last ones that were loaded are still open.
+        for entry in reversed(self.ledger.queues) if self.ledger is not None else ():
             reason = self._missing_from(entry)
             if reason:
                 doubtful.append(DamagedQueue(entry.topic, entry.queue_id, reason))
