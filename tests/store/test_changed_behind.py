@@ -14,7 +14,7 @@ import pytest
 
 from contrailmq.message import Message
 from contrailmq.store import MessageStore, StoreConfig, StoreView, verify_store
-from contrailmq.store.errors import CorruptStoreError
+from contrailmq.store.errors import CorruptStoreError, StoreClosedError, StoreError, StoreIOError
 from contrailmq.store.queue_ledger import LEDGER_NAME
 from contrailmq.store.record import decode_record, encode_record
 
@@ -301,3 +301,29 @@ def test_a_garbled_index_of_a_killed_store_is_made_again(tmp_path: Path) -> None
     with MessageStore(config_at(tmp_path)) as again:
         assert "damaged" in again.recovery.index_rebuilt[0]
         assert [message.body for message in again.query("T", "T3")] == [b"T-3"]
+
+
+def test_a_closed_store_neither_answers_nor_writes_nor_opens_again(tmp_path: Path) -> None:
+    store = MessageStore(config_at(tmp_path))
+    uses = (lambda: store.query("T", "T0"), lambda: store.lookup(0), lambda: store.get("T", 0, 0), store.tick)
+    for use in uses:
+        with pytest.raises(StoreClosedError, match="not open"):
+            use()
+    with store:
+        fill(store, "T", 1)
+        for use in uses:
+            use()
+    for use in uses:
+        with pytest.raises(StoreClosedError, match="not open"):
+            use()
+    with pytest.raises(StoreError, match="make a new MessageStore"):
+        store.open()
+
+
+@pytest.mark.parametrize("name", ["", "index", "consumequeue", "commitlog"])
+def test_a_file_where_a_directory_belongs_is_an_error_of_ours(name: str, tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).write_text("not a directory")
+    with pytest.raises(StoreIOError, match="Not a directory|File exists"):
+        MessageStore(config_at(root)).open()

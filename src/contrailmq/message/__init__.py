@@ -35,6 +35,7 @@ from contrailmq.message.model import (
     Message,
     MessageQueue,
     StoredMessage,
+    as_body,
     check_message,
 )
 from contrailmq.message.names import (
@@ -81,6 +82,7 @@ __all__ = [
     "SysFlag",
     "SystemTopic",
     "UniqueId",
+    "as_body",
     "check_group",
     "check_message",
     "check_topic",

@@ -82,6 +82,13 @@ class Message:
         return f"Message(topic={self.topic!r}, {len(self.body)} bytes, properties={self.properties!r})"
 
 
+def as_body(body: object) -> bytes:
+    """Any buffer as bytes. Raises `MessageError` for what is none, such as text."""
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise MessageError(f"the body is {type(body).__name__}, not bytes: encode it first", field="body")
+
+
 def check_message(message: Message, *, body_bytes_max: int = BODY_BYTES_MAX) -> None:
     """What a producer checks before it sends: names, an existing body within the limit."""
     check_topic(message.topic)

@@ -25,9 +25,9 @@ from typing import Final, Self
 
 from contrailmq.message import (
     Message,
-    MessageError,
     Property,
     StoredMessage,
+    as_body,
     create_unique_id,
     encode_host,
     encode_properties,
@@ -37,7 +37,7 @@ from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.commit_log import LOCALHOST
 from contrailmq.store.config import WITHOUT_EFFECT, StoreConfig
 from contrailmq.store.consume_queue import Boundary, unpack_units
-from contrailmq.store.errors import StoreClosedError, StoreFullError, StoreIOError, StoreReadOnlyError
+from contrailmq.store.errors import StoreClosedError, StoreError, StoreFullError, StoreIOError, StoreReadOnlyError
 from contrailmq.store.files import Files
 from contrailmq.store.flush import FlushFailedError
 from contrailmq.store.parts import build_parts
@@ -96,12 +96,15 @@ class MessageStore:
         self.clock = clock or SystemClock()
         self._now_ms = self.clock.now_ms
         self._drive = drive
-        self._is_open = False
+        self._is_open = self._was_opened = False
         self._refusals: dict[str, str] = {}
         self._store_host = _encoded_address(config.store_host_address)
         self._failure = ""
         self._commit_listeners: list[Callable[[], None]] = []
-        config = self.config = config.resolved(self.files)
+        try:
+            config = self.config = config.resolved(self.files)
+        except OSError as exc:
+            raise StoreIOError("looking at the store", config.path, exc) from exc
         self.stats = StoreStats(self.clock.now_ms())
         parts = build_parts(
             config,
@@ -127,8 +130,10 @@ class MessageStore:
 
     def open(self) -> Self:
         """Lock, load, recover, start. StoreLockedError, CorruptStoreError, StoreIOError: it then holds nothing."""
-        assert not self._is_open, "a store is opened once; make a new MessageStore to open the directory again"
         config = self.config
+        if self._was_opened:
+            raise StoreError(f"store {config.path} was opened before: make a new MessageStore to open it again")
+        self._was_opened = True
         for key in config.unused_keys:
             _log.info("setting %s has no effect here: %s", key, WITHOUT_EFFECT[key])
         try:
@@ -349,7 +354,7 @@ class MessageStore:
         properties = message.properties
         body = message.body
         if body.__class__ is not bytes:
-            body = _as_bytes(body)
+            body = as_body(body)
         encoded = encode_properties(properties)
         unique_key = properties.get(Property.UNIQUE_KEY)
         if unique_key is None:
@@ -391,6 +396,10 @@ class MessageStore:
             self._flusher.request()
         self._dispatcher.dispatch(self.confirm_offset)
         return is_durable
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise StoreClosedError(self.config.path)
 
     def _raise_if_unusable(self, result: PutResult) -> None:
         if result.status is PutStatus.CREATE_MAPPED_FILE_FAILED and self._log.last_error is not None:
@@ -530,8 +539,7 @@ class MessageStore:
         filter: MessageFilter | None = None,
     ) -> Messages:
         """Messages of a queue from an offset on, decoded; see `status` and `next_offset` when it is empty."""
-        if not self._is_open:
-            raise StoreClosedError(self.config.path)
+        self._check_open()
         found = self.get_slices(topic, queue_id, offset, max_count, max_bytes=max_bytes, filter=filter)
         return decode_found(found, self.config.path, f"{topic}/{queue_id} from offset {offset} on")
 
@@ -571,6 +579,7 @@ class MessageStore:
 
     def lookup(self, physical_offset: int) -> StoredMessage | None:
         """The message whose record begins at this place of the log."""
+        self._check_open()
         return self._reader.lookup(physical_offset)
 
     def read_record(self, physical_offset: int, size_bytes: int | None = None) -> bytes | None:
@@ -593,6 +602,7 @@ class MessageStore:
         self, topic: str, key: str, max_count: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
     ) -> list[StoredMessage]:
         """Messages of a topic that carry this key or unique id, newest first, at most 64."""
+        self._check_open()
         return self._reader.query(topic, key, max_count, begin_ms, end_ms)
 
     def offset_at(self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
@@ -655,6 +665,7 @@ class MessageStore:
 
     def tick(self) -> None:
         """One round of housekeeping, now."""
+        self._check_open()  # the directory may be another's by now
         self._housekeeping.tick()
 
     def runtime_info(self) -> dict[str, str]:
@@ -680,12 +691,6 @@ class MessageStore:
         states = self._log.states
         self.stats.put_count = sum(state.put_count for state in states)
         self.stats.put_bytes = sum(state.put_bytes for state in states)
-
-
-def _as_bytes(body: object) -> bytes:
-    if isinstance(body, bytes | bytearray | memoryview):
-        return bytes(body)
-    raise MessageError(f"the body is {type(body).__name__}, not bytes: encode it first", field="body")
 
 
 def _encoded_address(address: str) -> bytes:
