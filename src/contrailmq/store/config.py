@@ -94,6 +94,33 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "recheckReputOffsetFromCq": "recovery always compares queues and log",
     "correctLogicMinOffsetForceInterval": "batch queues are only read",
     "deleteConsumeQueueFilesInterval": "deleting a queue file does not disturb puts here",
+    "haMasterAddress": "replication is not built yet: a broker is a master alone",
+    "haSendHeartbeatInterval": "replication is not built yet: a broker is a master alone",
+    "haHousekeepingInterval": "replication is not built yet: a broker is a master alone",
+    "haTransferBatchSize": "replication is not built yet: a broker is a master alone",
+    "haMaxGapNotInSync": "replication is not built yet: a broker is a master alone",
+    "slaveTimeout": "replication is not built yet: a broker is a master alone",
+    "totalReplicas": "replication is not built yet: a broker is a master alone",
+    "inSyncReplicas": "replication is not built yet: a broker is a master alone",
+    "minInSyncReplicas": "replication is not built yet: a broker is a master alone",
+    "allAckInSyncStateSet": "replication is not built yet: a broker is a master alone",
+    "enableAutoInSyncReplicas": "replication is not built yet: a broker is a master alone",
+    "haFlowControlEnable": "replication is not built yet: a broker is a master alone",
+    "maxHaTransferByteInSecond": "replication is not built yet: a broker is a master alone",
+    "haMaxTimeSlaveNotCatchup": "replication is not built yet: a broker is a master alone",
+    "syncFromLastFile": "replication is not built yet: a broker is a master alone",
+    "asyncLearner": "replication is not built yet: a broker is a master alone",
+    "maxSlaveResendLength": "replication is not built yet: a broker is a master alone",
+    "syncMasterFlushOffsetWhenStartup": "replication is not built yet: a broker is a master alone",
+    "disappearTimeAfterStart": "replication is not built yet: a broker is a master alone",
+    "defaultQueryMaxNum": "a query says how many it wants",
+    "pullBatchMaxMessageCount": "the limits of a pull are maxTransfer...",
+    "timerGetMessageThreadNum": "one thread serves the timers",
+    "timerPutMessageThreadNum": "one thread serves the timers",
+    "timerEnableRetryUntilSuccess": "a timer that cannot be delivered now is always tried again",
+    "timerSkipUnknownError": "a timer is passed over only when the store can never take it",
+    "timerWarmEnable": "the wheel is read at start",
+    "enableCompaction": "compaction topics are not supported",
 }
 
 # Python field -> RocketMQ key, where the snake-case rule does not lead back to RocketMQ's spelling.
@@ -173,33 +200,13 @@ class _Settings:
     max_transfer_count_on_message_in_disk: int = 8
     access_message_in_memory_max_ratio: int = 40
     max_filter_message_size: int = 16_000
-    default_query_max_num: int = 32
     message_index_enable: bool = True
     offset_check_in_slave: bool = False
     read_un_committed: bool = False
     data_read_ahead_enable: bool = True
-    pull_batch_max_message_count: int = 160
     # --- replication
     broker_role: BrokerRole = BrokerRole.ASYNC_MASTER
     ha_listen_port: int = 10_912
-    ha_master_address: str = ""
-    ha_send_heartbeat_interval: int = 5000
-    ha_housekeeping_interval: int = 20_000
-    ha_transfer_batch_size: int = 32_768
-    ha_max_gap_not_in_sync: int = 256 * MIB
-    slave_timeout: int = 3000
-    total_replicas: int = 1
-    in_sync_replicas: int = 1
-    min_in_sync_replicas: int = 1
-    all_ack_in_sync_state_set: bool = False
-    enable_auto_in_sync_replicas: bool = False
-    ha_flow_control_enable: bool = False
-    max_ha_transfer_byte_in_second: int = 100 * MIB
-    ha_max_time_slave_not_catchup: int = 15_000
-    sync_from_last_file: bool = False
-    async_learner: bool = False
-    max_slave_resend_length: int = 256 * MIB
-    sync_master_flush_offset_when_startup: bool = False
     # --- delay and timer
     message_delay_level: str = _DELAY_LEVELS
     flush_delay_offset_interval: int = 10_000
@@ -208,19 +215,12 @@ class _Settings:
     timer_roll_window_slot: int = 172_800
     timer_max_delay_sec: int = 259_200
     timer_flush_interval_ms: int = 1000
-    timer_get_message_thread_num: int = 3
-    timer_put_message_thread_num: int = 3
     timer_congest_num_each_slot: int = 2_147_483_647
-    timer_enable_retry_until_success: bool = False
-    timer_skip_unknown_error: bool = False
     timer_stop_enqueue: bool = False
     timer_stop_dequeue: bool = False
-    timer_warm_enable: bool = False
     timer_enable_check_metrics: bool = True
     timer_check_metrics_when: str = "05"
-    disappear_time_after_start: int = -1
     # --- dispatch and recovery
-    enable_compaction: bool = True
     # --- ContrailMQ's own
     pre_write_commit_log: str = "auto"  # "on" | "off" | "auto" (on under SYNC_FLUSH): pwrite the next file ahead
     prefault_bytes: int = 16 * MIB  # how far ahead of the write position pages are faulted in; bounds resident memory

@@ -50,6 +50,7 @@ class IndexService:
         files: Files,
         clock: Clock,
         on_sealed: Callable[[int], None] | None = None,
+        query_count_max: int = QUERY_COUNT_MAX,
     ) -> None:
         assert slots > 0
         assert units > 1
@@ -58,6 +59,7 @@ class IndexService:
         self.units = units
         self._files = files
         self._clock = clock
+        self._query_count_max = query_count_max
         self._on_sealed = on_sealed  # takes the end time of a file that was filled and flushed
         self._index_files: list[IndexFile] = []
         self._lock = threading.Lock()  # the list; puts have one owner
@@ -177,7 +179,7 @@ class IndexService:
 
         To ask for a tag, make the key `T#` and the tag.
         """
-        max_count = min(max_count, QUERY_COUNT_MAX)
+        max_count = min(max_count, self._query_count_max)
         key_hash = stored_hash(java_hash(key, seed=java_hash(topic + "#")))
         found: list[int] = []
         for index_file in reversed(self.index_files):

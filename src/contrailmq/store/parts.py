@@ -141,5 +141,6 @@ def _index(config: StoreConfig, files: Files, clock: Clock, checkpoint: Checkpoi
         units=config.max_index_num,
         files=files,
         clock=clock,
+        query_count_max=config.max_msgs_num_batch,
         on_sealed=lambda end_time_ms: setattr(checkpoint, "index_msg_time_ms", end_time_ms),
     )
