@@ -174,7 +174,8 @@ def test_late_answers_of_one_turn_of_the_loop_leave_in_one_write(run: Run) -> No
         assert connection.in_flight == 20
         for command in held[:10]:
             connection.reply(encode_response(command))
-        connection.reply_parts([encode_response(held[10], body_bytes=6), memoryview(b"abc"), memoryview(b"def")])
+        head = encode_response(held[10], body_bytes=6)
+        connection.reply_parts([head, memoryview(b"abc"), memoryview(b"def")], len(head) + 6)
         assert transport.writes == []
         await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -238,7 +238,7 @@ class PullProcessor:
             suggested = group.which_broker_when_slow if result.suggest_slave and node.config.slave_read_enable else 0
             values = (suggested, next_offset, result.min_offset, result.max_offset, topic.sys_flag, group.sys_flag)
             head = _TEMPLATES[ResponseCode.SUCCESS].render(command, values, body_bytes=result.size_bytes)
-            connection.reply_parts([head, *result.slices])
+            connection.reply_parts([head, *result.slices], len(head) + result.size_bytes)
             return None
         node.statistics.get_missed.value += 1
         if status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
