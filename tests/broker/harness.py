@@ -95,7 +95,8 @@ class Link(Connection):
         self.sent.append(data)
         self._has_more.set()
 
-    def reply_parts(self, parts: Sequence[bytes | memoryview]) -> None:
+    def reply_parts(self, parts: Sequence[bytes | memoryview], size_bytes: int) -> None:
+        assert sum(map(len, parts)) == size_bytes
         self.sent.append(b"".join(parts))
         self._has_more.set()
 
