@@ -63,14 +63,19 @@ def refusal(code: int, body: bytes) -> str | None:
 
 
 def check_json(
-    data: bytes, *, items_max: int = JSON_ITEMS_MAX, members_max: int = JSON_MEMBERS_MAX, remedy: str = "send less"
+    data: bytes,
+    *,
+    bytes_max: int = JSON_BYTES_MAX,
+    items_max: int = JSON_ITEMS_MAX,
+    members_max: int = JSON_MEMBERS_MAX,
+    remedy: str = "send less",
 ) -> None:
     """RemoteProtocolError when decoding `data` would take too long. Brackets and colons inside of strings count too."""
     size_bytes = len(data)
     if size_bytes <= FREE_BYTES:
         return
-    if size_bytes > JSON_BYTES_MAX:
-        raise RemoteProtocolError(f"body of {size_bytes} bytes is above the limit of {JSON_BYTES_MAX}: {remedy}")
+    if size_bytes > bytes_max:
+        raise RemoteProtocolError(f"body of {size_bytes} bytes is above the limit of {bytes_max}: {remedy}")
     items, members = data.count(b"{") + data.count(b"["), data.count(b":")
     if items > items_max:
         raise RemoteProtocolError(f"body has {items} objects and arrays, the limit is {items_max}: {remedy}")
