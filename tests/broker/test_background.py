@@ -15,7 +15,7 @@ import pytest
 from broker.harness import Bench, Link, pull_fields, send_fields
 from contrailmq.broker import registration as registration_module
 from contrailmq.broker import supervision
-from contrailmq.broker.persistence import TableSaver
+from contrailmq.broker.persistence import SavePause, TableSaver
 from contrailmq.broker.registration import Registration
 from contrailmq.broker.supervision import FAILURES_MAX, Supervisor
 from contrailmq.broker.topics import Topic
@@ -271,6 +271,18 @@ def test_only_marked_tables_are_written_and_a_full_disk_keeps_them_marked(tmp_pa
 
 
 # ------------------------------------------------------------------------------------------------------- many clients
+
+
+def test_offsets_are_saved_as_often_as_that_is_cheap_and_never_later_than_configured() -> None:
+    pause = SavePause()
+    assert pause.seconds(5.0) == 0.2
+    pause.note(0.001)
+    assert pause.seconds(5.0) == 0.2
+    pause.note(0.1)
+    assert pause.seconds(5.0) == pytest.approx(2.0)
+    pause.note(3.0)
+    assert pause.seconds(5.0) == 5.0
+    assert pause.seconds(0.05) == 0.05
 
 
 def test_a_held_pull_costs_a_few_kilobytes_and_an_arrival_wakes_only_its_own_queue(bench: Bench) -> None:

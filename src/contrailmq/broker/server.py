@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -26,7 +27,7 @@ from contrailmq.broker.delay import DelayService
 from contrailmq.broker.handlers import Handlers
 from contrailmq.broker.members import MemberProcessor
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.persistence import TableSaver
+from contrailmq.broker.persistence import SavePause, TableSaver
 from contrailmq.broker.pull import PullProcessor
 from contrailmq.broker.query import QueryProcessor
 from contrailmq.broker.registration import Registration
@@ -93,6 +94,7 @@ class BrokerServer:
         self._cold_readers = ThreadPoolExecutor(COLD_READERS, "contrailmq-cold-read")
         self._client = RemotingClient()
         self._are_tables_due = asyncio.Event()
+        self._save_pause = SavePause()
         self._is_running = False
         self._changed: dict[str, str] = {}
 
@@ -309,10 +311,17 @@ class BrokerServer:
 
     async def _save_offsets(self) -> None:
         while True:
-            await asyncio.sleep(self.config.flush_consumer_offset_interval / 1000)
-            if self.node.offsets.is_dirty:
-                self.node.offsets.is_dirty = False
-                await self.saver.save("consumerOffset.json")
+            offsets = self.node.offsets
+            await asyncio.sleep(self._save_pause.seconds(self.config.flush_consumer_offset_interval / 1000))
+            if offsets.is_dirty:
+                offsets.is_dirty = False
+                began_s = time.monotonic()
+                try:
+                    await self.saver.save("consumerOffset.json")
+                except OSError:
+                    offsets.is_dirty = True
+                    raise
+                self._save_pause.note(time.monotonic() - began_s)
 
     async def _save_tables(self) -> None:
         while True:

@@ -86,6 +86,19 @@ class LocalCluster:
 
         self._run(restart())
 
+    def stop_name_server(self) -> None:
+        """End the NameServer; clients and brokers go on with the routes they know."""
+        assert self._name_server is not None, "the cluster is not running"
+        self._run(self._name_server.stop())
+
+    def restart_name_server(self) -> None:
+        """A new NameServer on the same port; it knows nothing until brokers register again."""
+        assert self._name_server is not None, "the cluster is not running"
+        self.stop_name_server()
+        port = int(self.namesrv.rpartition(":")[2])
+        self._name_server = self._new_name_server(port)
+        self._run(self._name_server.start())
+
     def broker(self, index: int = 0) -> BrokerServer:
         """The broker itself, when it lives in this process. Touch it from its own loop only."""
         member = self._members[index]
@@ -129,8 +142,7 @@ class LocalCluster:
         self.stop()
 
     async def _start(self) -> None:
-        home = self.store_path / "namesrv-home"
-        self._name_server = NameServer(NamesrvConfig(bind_address="127.0.0.1", listen_port=0, rocketmq_home=str(home)))
+        self._name_server = self._new_name_server(0)
         await self._name_server.start()
         for number in range(self._count):
             name = f"broker-{number}"
@@ -147,6 +159,10 @@ class LocalCluster:
                 self._kind(self.store_path / name, properties | self._config, store_settings=SMALL_STORE)
             )
         await asyncio.gather(*(member.start() for member in self._members))
+
+    def _new_name_server(self, port: int) -> NameServer:
+        home = self.store_path / "namesrv-home"
+        return NameServer(NamesrvConfig(bind_address="127.0.0.1", listen_port=port, rocketmq_home=str(home)))
 
     async def _stop(self) -> None:
         await asyncio.gather(*(member.stop() for member in self._members))

@@ -4,7 +4,8 @@
 
 Each round is a fork of this process, so that starting costs little. A round goes on where the last clock stood, sends
 timers, turns the wheel, and dies right after the named step at a random moment. What was acknowledged, and every step
-of the clock, is written to DIRECTORY/diary as it happens, so it survives the kill. The last round is not killed: it
+of the clock, is written to DIRECTORY/diary as it happens, so it survives the kill, and so is how many had arrived
+when a round began. The last round is not killed: it
 runs until everything is delivered and writes what arrived to DIRECTORY/arrived.
 """
 
@@ -52,6 +53,7 @@ class Round:
             mapped_file_size_timer_log=10_400,
         )
         self.store = MessageStore(config, files=FilesWithoutSync(), clock=self.clock, drive=Drive.LOOP).open()
+        self.write(f"round {number} {self.store.max_offset('T', 0)}")
         self.timer = TimerStore(self.store, FilesWithoutSync(), slots_total=3600)
         self.timer.open(self.clock.now_ms())
         self.number = number
