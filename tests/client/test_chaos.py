@@ -131,8 +131,10 @@ def test_what_was_acknowledged_is_delivered_and_a_kill_repeats_only_its_window(c
     missing = acknowledged - seen.times.keys()
     assert not missing, f"seed {seed}: {len(missing)} acknowledged messages never came, e.g. {sorted(missing)[:5]}"
     window = sum(IN_FLIGHT + seen.between(since_s - WINDOW_S, until_s) for since_s, until_s in outages)
-    print(f"{count} messages, {kills} kills, {seen.repeated} repeated of {window} in the windows, "
-          f"{time.monotonic() - began_s:.1f} s")
+    print(
+        f"{count} messages, {kills} kills, {seen.repeated} repeated of {window} in the windows, "
+        f"{time.monotonic() - began_s:.1f} s"
+    )
     assert seen.repeated <= window
 
 
