@@ -5,7 +5,7 @@
 Each round is a fork of this process, so that starting costs little. A round goes on where the last clock stood, sends
 timers, turns the wheel, and dies right after the named step at a random moment. What was acknowledged, and every step
 of the clock, is written to DIRECTORY/diary as it happens, so it survives the kill, and so is how many had arrived
-when a round began. The last round is not killed: it
+when a round began and after each flush. The last round is not killed: it
 runs until everything is delivered and writes what arrived to DIRECTORY/arrived.
 """
 
@@ -92,6 +92,7 @@ class Round:
         self.store.dispatch()
         if self.timer.is_flush_due(self.clock.now_ms()):
             self.timer.flush(self.clock.now_ms())
+            self.write(f"flushed {self.store.max_offset('T', 0)}")
 
     def run(self, source: random.Random) -> None:
         for number in range(TIMERS_PER_ROUND):
