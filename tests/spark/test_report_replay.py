@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from contrailmq import Message, Producer
 from contrailmq.cli import app
+from contrailmq.cli.pipeline import _cause
 from contrailmq.client.raw import QueueReader
 from contrailmq.message import dlq_topic
 from contrailmq.spark.decode import Selection
@@ -26,7 +27,7 @@ from contrailmq.spark.log_plan import LogSettings
 from contrailmq.spark.sending import DEDUP_PROPERTY, Sender, SinkSettings, make_message
 from contrailmq.spark.topic_plan import QueueRange, TopicSettings, read_range
 from contrailmq.testing import LocalCluster
-from spark.conftest import expected
+from spark.conftest import expected, unpack
 
 ONE = LocalEngine(workers=1)
 
@@ -61,12 +62,46 @@ def test_percentiles_are_upper_bounds_within_a_sixteenth_octave(golden_store: Ca
 
 
 def test_lag_is_the_distance_from_the_saved_offset_to_the_end_of_the_log(tmp_path: Path) -> None:
-    from spark.conftest import unpack
-
     store = unpack("clean", tmp_path)
     config = Path(store, "config", "consumerOffset.json")
     config.write_text('{"offsetTable":{"GoldenOrder@late":{0:2,1:12,2:12,3:12}}}')
     assert [tuple(lag) for lag in report(store, ONE).lags] == [("late", "GoldenOrder", 10)]
+
+
+def test_lag_and_delays_of_two_brokers_add_up_and_do_not_mix(tmp_path: Path) -> None:
+    """Both brokers have the queue GoldenOrder/0; each one's offset counts against its own log."""
+    stores = [unpack(name, tmp_path / name) for name in ("clean", "kill9")]
+    for store in stores:
+        Path(store, "config", "consumerOffset.json").write_text('{"offsetTable":{"GoldenOrder@late":{0:2}}}')
+    one_by_one = [report(store, ONE) for store in stores]
+    both = report(",".join(stores), ONE)
+    assert [tuple(lag) for lag in both.lags] == [
+        ("late", "GoldenOrder", sum(lag.lag for found in one_by_one for lag in found.lags))
+    ]
+    levels = [delay.level for delay in both.delays]
+    assert len(levels) == len(set(levels))
+    assert sum(d.waiting for d in both.delays) == sum(d.waiting for found in one_by_one for d in found.delays)
+
+
+def test_an_empty_store_is_reported_as_one_and_cannot_be_rebuilt(tmp_path: Path) -> None:
+    (tmp_path / "commitlog").mkdir()
+    assert "The log holds no messages." in page(report(str(tmp_path), ONE))
+    for words, code, text in (
+        (["rebuild", "--store", str(tmp_path)], 2, "is empty"),
+        (["verify", "--store", str(tmp_path)], 0, "findings: nothing"),
+        (["archive", "--store", str(tmp_path), "--to", "/proc/no/archive"], 2, "error: /proc/no"),
+    ):
+        done = CliRunner().invoke(app, ["pipeline", *words, "--engine", "local"])
+        assert (done.exit_code, text in done.output) == (code, True), done.output
+
+
+def test_spark_errors_are_told_by_their_cause() -> None:
+    raised = "contrailmq.spark.store_files.StoreFilesError: /x is gone"
+    deep = f"[PYTHON_ERROR] it failed\nTraceback\n  File x\n{raised}\n\nat org"
+    assert _cause(deep) == "/x is gone"
+    assert _cause("[PARSE_SYNTAX_ERROR] Syntax error at 'selct'.\n\n== SQL ==\nselct") == (
+        "[PARSE_SYNTAX_ERROR] Syntax error at 'selct'."
+    )
 
 
 def test_the_page_is_whole_and_needs_nothing_from_elsewhere(golden_store: Callable[[str], str]) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 import contrailmq.spark.rocketmq as rocketmq
 from contrailmq import Message, Producer
+from contrailmq.client.errors import NoRouteError
 from contrailmq.client.raw import QueueReader, RawPull
 from contrailmq.client.results import PullStatus
 from contrailmq.message import ContrailError, MessageQueue, encode_host
@@ -56,7 +57,10 @@ class FakeBroker:
         self.pull_count_max = 7
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        return [queue for queue in self.sizes if queue.topic == topic]
+        found = [queue for queue in self.sizes if queue.topic == topic]
+        if not found:
+            raise NoRouteError(topic, namesrv="none:1", remedy="create it")
+        return found
 
     def min_offset(self, queue: MessageQueue) -> int:
         return self.lowest.get(queue, 0)
@@ -227,6 +231,9 @@ def test_vanished_and_remade_queues_fail_unless_allowed(stream: tuple[RocketMQSt
     with pytest.raises(DataLossError, match="was made anew"):
         reader.latestOffset(start, ReadAllAvailable())
     del broker.sizes[Q0]
+    with pytest.raises(DataLossError, match="no longer there"):
+        reader.latestOffset(start, ReadAllAvailable())
+    broker.sizes.clear()
     with pytest.raises(DataLossError, match="no longer there"):
         reader.latestOffset(start, ReadAllAvailable())
 

@@ -12,10 +12,11 @@ import os
 import random
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Self
 
 from contrailmq.message import encode_host, encode_properties
 from contrailmq.store.record import encode_blank, encode_record
@@ -23,6 +24,7 @@ from contrailmq.store.record import encode_blank, encode_record
 _FILE_BYTES: Final = 256 * 1024 * 1024
 _QUEUES: Final = 4
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_LOOK_S: Final = 0.1
 
 
 def measure_spark(*, count: int, body_bytes: int, directory: Path | None, master: str | None) -> dict[str, object]:
@@ -60,8 +62,9 @@ def measure_spark(*, count: int, body_bytes: int, directory: Path | None, master
             "verify in a process pool": lambda: verify(store, pool),
         }
         figures: dict[str, object] = {"messages": count, "body bytes": body_bytes, "log MB": round(log_bytes / 1e6)}
-        for name, case in cases.items():
-            figures[name] = _timed(case, count, log_bytes)
+        with CpuMeter() as meter:
+            for name, case in cases.items():
+                figures[name] = _timed(case, count, log_bytes, meter)
         pool.close()
         spark.stop()
         return figures
@@ -69,34 +72,80 @@ def measure_spark(*, count: int, body_bytes: int, directory: Path | None, master
         shutil.rmtree(folder)
 
 
-def _timed(case: Callable[[], object], count: int, log_bytes: int) -> str:
-    cpu_s, began_s = cpu_seconds(), time.perf_counter()
+def _timed(case: Callable[[], object], count: int, log_bytes: int, meter: CpuMeter) -> str:
+    cpu_s, began_s = meter.seconds(), time.perf_counter()
     case()
     took_s = time.perf_counter() - began_s
     return (
-        f"{count / took_s / 1000:.0f}k rows/s, {log_bytes / took_s / 1e6:.0f} MB/s, {cpu_seconds() - cpu_s:.1f} CPU s, "
-        f"{took_s:.1f} s"
+        f"{count / took_s / 1000:.0f}k rows/s, {log_bytes / took_s / 1e6:.0f} MB/s, "
+        f"{meter.seconds() - cpu_s:.1f} CPU s, {took_s:.1f} s"
     )
 
 
-def cpu_seconds() -> float:
-    """CPU that this process and all of its living descendants, and their ended children, have used."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
+class Process(NamedTuple):
+    """A line of the process table. Numbers are used again, so a process is known by number and start."""
+
+    pid: int
+    parent: int
+    start: int
+    ticks: int  # of CPU, its own
+
+
+def process_table() -> list[Process]:
+    found = []
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
             try:
                 fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue  # it ended meanwhile
-            parents[int(entry)] = int(fields[1])
-            ticks[int(entry)] = sum(int(fields[index]) for index in (11, 12, 13, 14))
-    family = {os.getpid()}
-    while True:
-        grown = family | {pid for pid, parent in parents.items() if parent in family}
-        if grown == family:
-            return sum(ticks.get(pid, 0) for pid in family) / _TICKS_PER_S
-        family = grown
+            found.append(Process(int(entry), int(fields[1]), int(fields[19]), int(fields[11]) + int(fields[12])))
+    return found
+
+
+class CpuMeter:
+    """CPU that this process and all of its descendants have used, also those that have ended.
+
+    Sums over living processes go back when one ends whose parent does not wait for it, as Spark's workers do. So
+    a thread looks often and keeps the most that each process was seen to use: the sum never goes back, and misses what
+    a process used between the last look at it and its end (`_LOOK_S` at most).
+    """
+
+    def __init__(self, table: Callable[[], list[Process]] = process_table, root: int | None = None) -> None:
+        self._table, self._root = table, os.getpid() if root is None else root
+        self._family: set[tuple[int, int]] = set()  # (pid, start): a member stays one when its parent ends
+        self._ticks: dict[tuple[int, int], int] = {}
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="cpu-meter", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def seconds(self) -> float:
+        """The sum so far, after one more look."""
+        with self._lock:
+            table = self._table()
+            pids = {self._root} | {row.pid for row in table if (row.pid, row.start) in self._family}
+            while True:
+                grown = pids | {row.pid for row in table if row.parent in pids}
+                if grown == pids:
+                    break
+                pids = grown
+            for row in table:
+                if row.pid in pids:
+                    key = (row.pid, row.start)
+                    self._family.add(key)
+                    self._ticks[key] = max(row.ticks, self._ticks.get(key, 0))
+            return sum(self._ticks.values()) / _TICKS_PER_S
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            self.seconds()
 
 
 def write_log(store: str, *, count: int, body_bytes: int) -> int:

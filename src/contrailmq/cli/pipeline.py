@@ -6,6 +6,7 @@ Every command prints a table, or one JSON document with --json. Exit codes: 0 do
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -102,7 +103,11 @@ def verify(
         with _engine(engine, master, store) as chosen, _progress("verify", as_json) as tell:
             findings = job.verify(store, chosen, slave=slave, on_progress=tell)
         rows = [finding._asdict() for finding in findings]
-        _print({"findings": rows} if as_json else rows, as_json, title=f"verify: {len(rows) or 'no'} findings")
+        _print(
+            {"findings": rows} if as_json else rows,
+            as_json,
+            title=f"verify, findings: {len(rows)}" if rows else "findings",
+        )
         if rows:
             raise typer.Exit(1)
 
@@ -293,6 +298,29 @@ def _errors() -> Iterator[None]:
     except ContrailError as exc:
         typer.echo(f"error: {exc}", err=True)
         raise typer.Exit(2) from exc
+    except OSError as exc:
+        name = exc.filename or "a file"
+        typer.echo(f"error: {name}: {exc.strerror or exc}; check that it exists and may be written", err=True)
+        raise typer.Exit(2) from exc
+    except _spark_errors() as exc:
+        typer.echo(f"error: {_cause(str(exc))}", err=True)
+        raise typer.Exit(2) from exc
+
+
+def _spark_errors() -> tuple[type[Exception], ...]:
+    """Spark's errors, without importing it for a job that did without."""
+    if "pyspark" not in sys.modules:
+        return ()
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    return (PySparkException, Py4JError)
+
+
+def _cause(text: str) -> str:
+    """What went wrong, out of Spark's text: our own error if a task raised one, else its first paragraph."""
+    ours = re.findall(r"^\s*(?:\w+\.)*contrailmq\.[\w.]*Error: (.+)$", text, re.MULTILINE)
+    return str(ours[-1]) if ours else text.strip().split("\n\n")[0].split("\nJVM stacktrace")[0]
 
 
 def _selection(topics: str | None, *, since: str | None = None, until: str | None = None) -> Selection:
@@ -334,12 +362,18 @@ def _print(found: dict[str, Any] | list[dict[str, Any]], as_json: bool, *, title
     from rich.table import Table
 
     rows = found if isinstance(found, list) else [found]
-    table = Table(title=title or None, title_justify="left")
-    for name in rows[0] if rows else ["nothing"]:
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    if not rows:
+        console.print(f"{title}: nothing" if title else "nothing")
+        return
+    if title:
+        console.print(title, style="italic")
+    table = Table()
+    for name in rows[0]:
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*("" if value is None else str(_plain(value)) for value in row.values()))
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    console.print(table)
 
 
 def _plain(value: object) -> object:

@@ -44,6 +44,7 @@ _DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.log.level": "ERROR",
+    "spark.sql.redaction.options.regex": "(?i)url|secret|password|token|accesskey",
 }
 
 

@@ -24,8 +24,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from contrailmq.client.errors import BrokerNotFoundError, NoRouteError
 from contrailmq.client.raw import QueueReader
 from contrailmq.message import MessageQueue
+from contrailmq.spark.access import PREFIX, Access, parse_access
 from contrailmq.spark.columns import OptionError, check_column_names, choose_view
 from contrailmq.spark.options import Options, parse_offsets
 from contrailmq.spark.sink import SINK_OPTIONS, RocketMQStreamWriter, RocketMQWriter, parse_sink
@@ -37,6 +39,7 @@ from contrailmq.spark.topic_plan import (
     Offsets,
     QueueRange,
     TopicSettings,
+    check_starts,
     ending_offsets,
     find_queues,
     plan_queue_ranges,
@@ -51,6 +54,7 @@ from contrailmq.spark.topic_plan import (
 KNOWN_OPTIONS: Final = (
     "nameServer",
     "namesrvAddr",
+    "namesrv",
     "subscribe",
     "topic",
     "subscribePattern",
@@ -80,19 +84,20 @@ KNOWN_OPTIONS: Final = (
     "batchBytes",
     "pullBatchSize",
     "pullTimeoutMs",
-    "path",
     *SINK_OPTIONS,
 )
 _VERSION: Final = 1
 _DEFAULT_GROUP: Final = "contrailmq_spark"
-_readers: dict[tuple[str, str, float], QueueReader] = {}  # one per worker process: workers live on between tasks
+_readers: dict[
+    tuple[str, str, float, Access], QueueReader
+] = {}  # one per worker process: workers live on between tasks
 
 
 def reader_for(settings: TopicSettings) -> QueueReader:
     """A connection holder that this process keeps."""
-    key = (settings.namesrv, settings.group or _DEFAULT_GROUP, settings.pull_timeout_s)
+    key = (settings.namesrv, settings.group or _DEFAULT_GROUP, settings.pull_timeout_s, settings.access)
     if key not in _readers:
-        _readers[key] = QueueReader(namesrv=key[0], group=key[1], timeout_s=key[2])
+        _readers[key] = settings.access.open(*key[:3])
     return _readers[key]
 
 
@@ -117,7 +122,8 @@ def parse_settings(options: Options, *, is_stream: bool) -> TopicSettings:
     if options.flag("commitGroupOffsets", default=False) and not group:
         raise OptionError("option commitGroupOffsets needs a group: give it as groupId")
     return TopicSettings(
-        namesrv=options.required("nameServer", "namesrvAddr"),
+        namesrv=options.required("nameServer", "namesrvAddr", "namesrv"),
+        access=parse_access(options.passed),
         topics=tuple(topics or ()),
         pattern=pattern,
         assigned=() if assign is None else _assigned(assign),
@@ -170,7 +176,11 @@ class RocketMQSource(DataSource):  # type: ignore[misc]
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = options
-        self._options = Options(options, known=KNOWN_OPTIONS, passed_through="rocketmq.")
+        if any(name.lower() == "path" for name in options):
+            raise OptionError(
+                "format rocketmq takes no path: name topics by the option subscribe, or topic when writing"
+            )
+        self._options = Options(options, known=KNOWN_OPTIONS, passed_through=PREFIX)
 
     @classmethod
     def name(cls) -> str:
@@ -228,6 +238,7 @@ class RocketMQReader(DataSourceReader):  # type: ignore[misc]
         source = reader_for(self._settings)
         queues = find_queues(source, self._settings, _names(self._settings))
         begins = starting_offsets(source, queues, self._settings)
+        check_starts(source, begins, self._settings)
         ends = ending_offsets(source, queues, self._settings)
         ranges = plan_queue_ranges(begins, ends, partitions_min=self._partitions_min, records_max=self._records_max)
         return [_RangePartition(part) for part in ranges]
@@ -274,8 +285,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._is_start_mirrored = True
         ends = self._final_ends if self._final_ends is not None else self._ends()
         self._check_vanished(begins, ends)
-        # A queue whose end lies before its beginning was made anew; planning says what to do about it.
-        reached = {queue: max(end, begins.get(queue, 0)) for queue, end in ends.items()}
+        reached = dict(ends)
         known = self._with_new_queues(begins, reached)
         if self._final_ends is None and self._is_held_back(known, reached):
             return offsets_json(begins)
@@ -303,13 +313,26 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return find_queues(reader_for(self._settings), self._settings, _names(self._settings))
 
     def _ends(self) -> Offsets:
+        """Where queues end now; without those whose topic or broker is not there."""
         source = reader_for(self._settings)
-        return {queue: source.max_offset(queue) for queue in self._queues()}
+        ends: Offsets = {}
+        for queue in find_queues(source, self._settings, _names(self._settings), skip_missing=True):
+            try:
+                ends[queue] = source.max_offset(queue)
+            except (NoRouteError, BrokerNotFoundError):
+                continue  # whether that is an error is decided where the offsets before are known
+        return ends
 
     def _with_new_queues(self, begins: Offsets, ends: Offsets) -> Offsets:
-        """Beginnings of all queues: those without an offset yet begin at their earliest message."""
+        """Beginnings of all queues: those without an offset yet begin at their earliest message.
+
+        So does a queue that ends before its offset: it was made anew, and nothing of it was read.
+        """
         source = reader_for(self._settings)
-        return {queue: begins[queue] if queue in begins else source.min_offset(queue) for queue in ends}
+        return {
+            queue: begins[queue] if queue in begins and begins[queue] <= end else source.min_offset(queue)
+            for queue, end in ends.items()
+        }
 
     def _check_vanished(self, begins: Offsets, ends: Offsets) -> None:
         gone = sorted(queue for queue in begins if queue not in ends)
@@ -322,7 +345,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if short and self._settings.fail_on_data_loss:
             raise DataLossError(
                 f"{queue_name(short[0])} ends at {ends[short[0]]}, before the offset {begins[short[0]]} that was read "
-                "already: the topic was made anew; set failOnDataLoss=false or start a new query"
+                "already: the topic was made anew; set failOnDataLoss=false to read it from its beginning"
             )
 
     def _is_held_back(self, begins: Offsets, ends: Offsets) -> bool:
@@ -350,7 +373,7 @@ def _read(partition: InputPartition | None, settings: TopicSettings) -> Iterator
 
 
 def _names(settings: TopicSettings) -> list[str]:
-    return [] if settings.pattern is None else topic_names(settings.namesrv)
+    return [] if settings.pattern is None else topic_names(settings.namesrv, settings.access)
 
 
 def offsets_json(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:

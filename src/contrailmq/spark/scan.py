@@ -166,7 +166,7 @@ def _follow(
 ) -> tuple[list[int], int, bool]:
     """Follow sizes from one record to the next, trusting them: the caller checks the whole block at once.
 
-    About 3 million records a second, the floor of every scan. Gives the positions, where the chain stands, and whether
+    One step of Python to a record: the floor of every scan. Gives the positions, where the chain stands, and whether
     it cannot go on there. A wrong size leads to positions that are no records; the first of them is found by the
     caller.
     """

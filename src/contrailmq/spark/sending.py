@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,7 @@ from contrailmq.client.batch import BATCH_BYTES_ADVISED
 from contrailmq.client.raw import QueueReader
 from contrailmq.client.sync import Producer
 from contrailmq.message import ContrailError, Message, MessageQueue, check_message, java_hash
+from contrailmq.spark.access import Access
 from contrailmq.spark.columns import OptionError
 
 DEDUP_PROPERTY: Final = "CONTRAIL_DEDUP_KEY"
@@ -37,6 +38,7 @@ class SinkSettings:
     """How to write."""
 
     namesrv: str
+    access: Access = field(default_factory=Access)
     topic: str | None = None  # of every message; None: each row names its own
     group: str = "contrailmq_spark"
     dedup_column: str | None = None
@@ -54,7 +56,7 @@ class _Pending(NamedTuple):
 def write_rows(batches: Iterator[pa.RecordBatch], settings: SinkSettings, key_prefix: str) -> int:
     """Send every row and wait for every acknowledgement; gives the number of rows."""
     count = 0
-    with QueueReader(namesrv=settings.namesrv, group=settings.group, timeout_s=settings.timeout_s) as client:
+    with settings.access.open(settings.namesrv, settings.group, settings.timeout_s) as client:
         sender = Sender(client, settings)
         try:
             for batch in batches:
@@ -157,7 +159,12 @@ class Sender:
 
     def _send_alone(self, message: Message, queue: MessageQueue) -> None:
         if self._producer is None:
-            self._producer = Producer(self._settings.group, namesrv=self._settings.namesrv)
+            self._producer = Producer(
+                self._settings.group,
+                namesrv=self._settings.namesrv,
+                tls=self._settings.access.tls(),
+                credentials=self._settings.access.credentials(),
+            )
             self._producer.start()
         producer = self._producer
         self._try(lambda: producer.send(message, queue=queue), queue)

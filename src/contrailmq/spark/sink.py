@@ -22,6 +22,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from contrailmq.spark.access import parse_access
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import Options
 from contrailmq.spark.sending import BATCH_COUNT, DEDUP_PROPERTY, SinkSettings, write_rows
@@ -71,7 +72,8 @@ def parse_sink(options: Options, schema: StructType, *, is_overwrite: bool) -> S
         if name not in _COLUMNS and name != dedup:
             raise OptionError(f"column {name!r} has no place in a message: drop it; known are {', '.join(_COLUMNS)}")
     return SinkSettings(
-        namesrv=options.required("nameServer", "namesrvAddr"),
+        namesrv=options.required("nameServer", "namesrvAddr", "namesrv"),
+        access=parse_access(options.passed),
         topic=topic,
         group=options.text("producerGroup", "contrailmq_spark") or "contrailmq_spark",
         dedup_column=dedup,

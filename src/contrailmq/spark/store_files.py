@@ -71,9 +71,9 @@ def find_stores(pattern: str) -> list[str]:
 
 def log_files(store: str) -> list[LogFile]:
     """The commit-log files of a store (or of a commitlog directory itself) in order, empty ones left out."""
-    folder = _log_folder(store)
-    files: list[LogFile] = []
+    folder, files = store, list[LogFile]()
     try:
+        folder = _log_folder(store)
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file() and entry.name.isdecimal())
         for name in names:
             path = os.path.join(folder, name)

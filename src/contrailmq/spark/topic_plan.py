@@ -20,9 +20,11 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
+from contrailmq.client.errors import NoRouteError
 from contrailmq.client.raw import QueueReader, RawConnection, RawPull
 from contrailmq.client.results import PullStatus
 from contrailmq.message import ContrailError, MessageQueue, is_system_topic
+from contrailmq.spark.access import Access
 from contrailmq.spark.columns import OptionError, View
 from contrailmq.spark.decode import Decoder, Selection
 from contrailmq.spark.options import ANY_BROKER, EARLIEST, LATEST, OffsetsJson
@@ -67,6 +69,7 @@ class TopicSettings:
     """How to read topics."""
 
     namesrv: str
+    access: Access = field(default_factory=Access)
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     assigned: tuple[MessageQueue, ...] = ()
@@ -93,19 +96,36 @@ class QueueRange(NamedTuple):
     stop: int
 
 
-def find_queues(source: QueueSource, settings: TopicSettings, names: Iterable[str]) -> list[MessageQueue]:
-    """The queues to read, sorted. `names` are all topics of the cluster, used for a pattern only."""
+def find_queues(
+    source: QueueSource, settings: TopicSettings, names: Iterable[str], *, skip_missing: bool = False
+) -> list[MessageQueue]:
+    """The queues to read, sorted. `names` are all topics of the cluster, used for a pattern only.
+
+    A named topic that does not exist is an error unless it is to be skipped; one that matched a pattern and was deleted
+    since its name was listed is left out.
+    """
     if settings.assigned:
         return sorted(settings.assigned)
     topics: Iterable[str] = settings.topics
     if settings.pattern is not None:
-        matcher = re.compile(settings.pattern)
+        skip_missing = True
+        try:
+            matcher = re.compile(settings.pattern)
+        except re.error as exc:
+            raise OptionError(f"option subscribePattern is {settings.pattern!r}, no regular expression: {exc}") from exc
         topics = [
             name
             for name in names
             if matcher.fullmatch(name) and (settings.with_system_topics or not is_system_topic(name))
         ]
-    return sorted({queue for topic in topics for queue in source.queues(topic)})
+    found: set[MessageQueue] = set()
+    for topic in topics:
+        try:
+            found.update(source.queues(topic))
+        except NoRouteError:
+            if not skip_missing:
+                raise
+    return sorted(found)
 
 
 def starting_offsets(source: QueueSource, queues: list[MessageQueue], settings: TopicSettings) -> Offsets:
@@ -121,6 +141,19 @@ def starting_offsets(source: QueueSource, queues: list[MessageQueue], settings: 
             )
         found[queue] = offset
     return found
+
+
+def check_starts(source: QueueSource, begins: Offsets, settings: TopicSettings) -> None:
+    """Refuse offsets behind the end of their queue: a batch would find nothing there and say nothing."""
+    if not settings.fail_on_data_loss or not (settings.starting.offsets or settings.starting.word == "group"):
+        return
+    for queue, offset in begins.items():
+        end = source.max_offset(queue)
+        if offset > end:
+            raise DataLossError(
+                f"{queue_name(queue)} is to be read from {offset}, but ends at {end}: the topic was made anew or the "
+                "offset is wrong; set failOnDataLoss=false to read nothing of it"
+            )
 
 
 def ending_offsets(source: QueueSource, queues: list[MessageQueue], settings: TopicSettings) -> Offsets:
@@ -229,14 +262,9 @@ def _pull_range(part: QueueRange, settings: TopicSettings, reader: QueueReader) 
     offset = part.start
     is_filtered = settings.subscription.strip() not in ("*", "") or settings.expression_type != "TAG"
     while offset < part.stop:
-        pulled = reader.pull(
-            part.queue,
-            offset,
-            max_count=min(settings.pull_count, part.stop - offset),
-            max_bytes=settings.batch_bytes,
-            subscription=settings.subscription or "*",
-            expression_type=settings.expression_type,
-        )
+        pulled = _pull(reader, part, offset, settings)
+        if pulled is None:
+            return
         if pulled.status is PullStatus.FOUND:
             if not is_filtered:
                 _check_first(pulled, part, offset, settings)
@@ -248,6 +276,28 @@ def _pull_range(part: QueueRange, settings: TopicSettings, reader: QueueReader) 
             offset = pulled.next_offset
         else:
             offset = _after_nothing(pulled, part, offset, settings)
+
+
+def _pull(reader: QueueReader, part: QueueRange, offset: int, settings: TopicSettings) -> RawPull | None:
+    """One pull; None when the topic was deleted meanwhile and that is allowed."""
+    try:
+        return reader.pull(
+            part.queue,
+            offset,
+            max_count=min(settings.pull_count, part.stop - offset),
+            max_bytes=settings.batch_bytes,
+            subscription=settings.subscription or "*",
+            expression_type=settings.expression_type,
+        )
+    except (NoRouteError, ResponseError) as exc:
+        if isinstance(exc, ResponseError) and exc.code != ResponseCode.TOPIC_NOT_EXIST:
+            raise
+        if settings.fail_on_data_loss:
+            raise DataLossError(
+                f"{queue_name(part.queue)} went away before offsets {offset} to {part.stop} were read ({exc}); set "
+                "failOnDataLoss=false to go on without them"
+            ) from exc
+        return None
 
 
 def _check_first(pulled: RawPull, part: QueueRange, offset: int, settings: TopicSettings) -> None:
@@ -288,13 +338,13 @@ def queue_name(queue: MessageQueue) -> str:
     return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
 
 
-def topic_names(namesrv: str) -> list[str]:
+def topic_names(namesrv: str, access: Access) -> list[str]:
     """Every topic that the first answering NameServer knows."""
     addresses = [part.strip() for part in re.split("[;,]", namesrv) if part.strip()]
     last: ContrailError | None = None
     for address in addresses:
         try:
-            connection = RawConnection(address)
+            connection = RawConnection(address, tls=access.tls(), credentials=access.credentials())
             try:
                 answer = connection.invoke(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {}, timeout_s=10.0)
             finally:

@@ -103,7 +103,10 @@ def rebuild(
     shape = index_shape or IndexShape.of_store(store)
     settings = LogSettings(check_crc=False, range_bytes=range_bytes)
     with _held(store), tempfile.TemporaryDirectory(dir=store, prefix="rebuild-") as folder:
-        first, end = log_files(store)[0].base, confirmed_end(store)
+        files = log_files(store)
+        if not files:
+            raise RebuildError(f"the commit log of {store} is empty: there is nothing to build queues from")
+        first, end = files[0].base, confirmed_end(store)
         parts = plan_parts(store, first, end, settings)
         work = [_ReadWork(part, settings, f"{folder}/{number:08d}", levels) for number, part in enumerate(parts)]
         done = list(_with_progress(engine.run(_read_part, work), len(work), on_progress))

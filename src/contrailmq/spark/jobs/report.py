@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -42,7 +42,7 @@ class Counts:
     minute_bytes: Counter[tuple[str, int]] = field(default_factory=Counter)
     sizes: Counter[tuple[str, int]] = field(default_factory=Counter)  # (topic, step)
     latencies: Counter[tuple[str, int]] = field(default_factory=Counter)
-    ends: dict[tuple[str, int], int] = field(default_factory=dict)  # (topic, queue) -> next offset
+    ends: dict[tuple[str, str, int], int] = field(default_factory=dict)  # (store, topic, queue) -> next offset
 
     def add(self, other: Counts) -> None:
         for name in ("messages", "log_bytes", "tags", "hosts", "minutes", "minute_bytes", "sizes", "latencies"):
@@ -129,7 +129,7 @@ def report(
     chosen = LogSettings(check_crc=False, skip_corrupt=True) if settings is None else settings
     found = find_stores(stores)
     work = [
-        _Work(part, chosen)
+        _Work(part, chosen, store)
         for store in found
         for part in plan_parts(store, _begin(store), confirmed_end(store), chosen)
     ]
@@ -144,6 +144,7 @@ def report(
 class _Work(NamedTuple):
     part: LogPart
     settings: LogSettings
+    store: str
 
 
 def _begin(store: str) -> int:
@@ -156,11 +157,11 @@ def _measure_part(work: _Work) -> Counts:
     for records in read_records(work.part, work.settings):
         kind = records.sys_flag & SysFlag.TRANSACTION_MASK
         queued = (kind != SysFlag.TRANSACTION_PREPARED) & (kind != SysFlag.TRANSACTION_ROLLBACK)
-        counts.add(_measure(records.select(queued)))
+        counts.add(_measure(records.select(queued), work.store))
     return counts
 
 
-def _measure(records: Records) -> Counts:
+def _measure(records: Records, store: str) -> Counts:
     """Counts of one block, each by one pass over columns of small integers."""
     counts = Counts()
     if not len(records):
@@ -184,7 +185,7 @@ def _measure(records: Records) -> Counts:
         named.update({(name, values[code]): number for (name, code), number in found.items()})
     order = np.lexsort((records.queue_offset, records.queue_id, topic))
     for at in order.tolist() if len(order) < 64 else _last_of_each(topic[order], records.queue_id[order], order):
-        key = (names[topic[at]], int(records.queue_id[at]))
+        key = (store, names[topic[at]], int(records.queue_id[at]))
         counts.ends[key] = max(counts.ends.get(key, 0), int(records.queue_offset[at]) + 1)
     return counts
 
@@ -265,9 +266,9 @@ def summarise(stores: list[str], counts: Counts) -> Report:
         tags=[(t, tag, n) for (t, tag), n in counts.tags.most_common(_HOSTS_MAX) if tag],
         hosts=[(t, host, n) for (t, host), n in counts.hosts.most_common(_HOSTS_MAX)],
         minutes=sorted((t, m * MINUTE_MS, n, counts.minute_bytes[t, m]) for (t, m), n in counts.minutes.items()),
-        lags=[lag for store in stores for lag in read_lags(store, counts)],
+        lags=_add_lags(lag for store in stores for lag in read_lags(store, counts)),
         retries=sorted(retries, key=lambda row: -row[2]),
-        delays=[delay for store in stores for delay in read_delays(store)],
+        delays=_add_delays(delay for store in stores for delay in read_delays(store)),
     )
 
 
@@ -299,10 +300,27 @@ def read_lags(store: str, counts: Counts) -> list[GroupLag]:
         if is_system_topic(topic):
             continue
         behind = sum(
-            max(0, counts.ends.get((topic, int(queue_id)), 0) - int(offset)) for queue_id, offset in offsets.items()
+            max(0, counts.ends.get((store, topic, int(queue_id)), 0) - int(offset))
+            for queue_id, offset in offsets.items()
         )
         lags.append(GroupLag(group, topic, behind))
-    return sorted(lags, key=lambda lag: (-lag.lag, lag.group, lag.topic))
+    return lags
+
+
+def _add_lags(lags: Iterable[GroupLag]) -> list[GroupLag]:
+    """One row for each group and topic: a group reads a topic of several brokers as one. The largest comes first."""
+    total: Counter[tuple[str, str]] = Counter()
+    for group, topic, lag in lags:
+        total[group, topic] += lag
+    rows = [GroupLag(group, topic, lag) for (group, topic), lag in total.items()]
+    return sorted(rows, key=lambda row: (-row.lag, row.group, row.topic))
+
+
+def _add_delays(delays: Iterable[DelayBacklog]) -> list[DelayBacklog]:
+    total: Counter[int] = Counter()
+    for level, waiting in delays:
+        total[level] += waiting
+    return [DelayBacklog(level, total[level]) for level in sorted(total, key=lambda level: (level == 0, level))]
 
 
 def read_delays(store: str) -> list[DelayBacklog]:

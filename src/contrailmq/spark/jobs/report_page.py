@@ -16,12 +16,15 @@ from contrailmq.spark.jobs.report import MINUTE_MS, Report
 _COLOURS: Final = ("#2f6fdb", "#e07b39", "#3d9a5d", "#b5489a", "#8a6d3b", "#5c6b7a", "#9aa5b1")
 _TOPICS_SHOWN: Final = 6  # the rest is drawn as one
 _BINS_MAX: Final = 60
+_BINS_MIN: Final = 12  # a store filled within a minute is a narrow column, not a wall
+_MARKS: Final = 4  # stretches of the time axis that are labelled
 _STYLE: Final = """
 :root{color-scheme:light dark;--line:#8884;--soft:#8881}
 body{font:15px/1.5 system-ui,sans-serif;max-width:1080px;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.5rem;margin:0}h2{font-size:1.1rem;margin:2.2rem 0 .6rem}
 .tiles{display:flex;flex-wrap:wrap;gap:1rem;margin:1.2rem 0}
 .tile{background:var(--soft);border-radius:8px;padding:.7rem 1.1rem}.tile b{display:block;font-size:1.4rem}
+td:first-child{overflow-wrap:anywhere;min-width:14rem}td:not(:first-child){white-space:nowrap}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%}
 th,td{padding:.3rem .6rem;text-align:right;border-bottom:1px solid var(--line)}
 th:first-child,td:first-child{text-align:left}
@@ -74,14 +77,17 @@ def _columns(report: Report) -> str:
     low = min(time_ms for _, time_ms, _, _ in report.minutes)
     high = max(time_ms for _, time_ms, _, _ in report.minutes) + MINUTE_MS
     step = max(MINUTE_MS, -(-(high - low) // _BINS_MAX // MINUTE_MS) * MINUTE_MS)
-    bins = [[0] * (len(shown) + 1) for _ in range(-(-(high - low) // step))]
+    bins = [[0] * (len(shown) + 1) for _ in range(max(_BINS_MIN, -(-(high - low) // step)))]
     for topic, time_ms, count, _ in report.minutes:
         bins[(time_ms - low) // step][shown.index(topic) if topic in shown else len(shown)] += count
     top = max(sum(column) for column in bins)
     width, height, left = 1000, 220, 60
     wide = (width - left) / len(bins)
-    parts = [f'<text x="{left - 6}" y="14" text-anchor="end">{top:,}</text>']
-    parts.append(f'<line x1="{left}" y1="{height}" x2="{width}" y2="{height}" stroke="#8888"/>')
+    parts = []
+    for share in (0.0, 0.5, 1.0):
+        line = height - share * (height - 20)
+        parts.append(f'<line x1="{left}" y1="{line}" x2="{width}" y2="{line}" stroke="#8886"/>')
+        parts.append(f'<text x="{left - 6}" y="{line + 4}" text-anchor="end">{_whole(top * share)}</text>')
     for number, column in enumerate(bins):
         y = float(height)
         for index, count in enumerate(column):
@@ -94,8 +100,11 @@ def _columns(report: Report) -> str:
                     f'<rect x="{left + number * wide:.1f}" y="{y:.1f}" width="{max(1.0, wide - 1):.1f}" '
                     f'height="{tall:.1f}" fill="{_COLOURS[index]}"><title>{escape(title)}</title></rect>'
                 )
-    parts.append(f'<text x="{left}" y="{height + 16}">{_time(low)}</text>')
-    parts.append(f'<text x="{width}" y="{height + 16}" text-anchor="end">{_time(high)}</text>')
+    for mark in range(_MARKS + 1):
+        x = left + (width - left) * mark / _MARKS
+        anchor = "start" if mark == 0 else "end" if mark == _MARKS else "middle"
+        text = _time(low + len(bins) * step * mark // _MARKS)
+        parts.append(f'<text x="{x}" y="{height + 16}" text-anchor="{anchor}">{text}</text>')
     names = [*shown, *(["other topics"] if any(column[-1] for column in bins) else [])]
     keys = "".join(
         f'<span class="key" style="background:{_COLOURS[index]}"></span>{escape(name)}'
@@ -122,6 +131,8 @@ def _bars(rows: Sequence[tuple[str, int]]) -> str:
 
 
 def _topics(report: Report) -> str:
+    if not report.topics:
+        return "<p>The log holds no messages.</p>"
     names = ("topic", "queues", "messages", "log", "body p50", "body p99", "born to stored p50", "p99")
     head = "".join(f"<th>{name}</th>" for name in names)
     rows = "".join(
@@ -140,6 +151,11 @@ def _size(count: int) -> str:
             break
         value, unit = value / 1024, larger
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _whole(value: float) -> str:
+    """A number of messages at a mark of the axis; nothing where the mark is no whole number."""
+    return f"{int(value):,}" if value == int(value) else ""
 
 
 def _time(time_ms: int) -> str:
