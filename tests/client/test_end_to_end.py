@@ -68,6 +68,14 @@ def test_what_is_sent_is_received_with_everything_it_had(cluster: LocalCluster, 
     assert (message.queue_id, message.queue_offset) == (result.queue.queue_id, result.queue_offset)
 
 
+def test_a_queue_of_a_topic_that_is_not_there_yet_can_be_sent_to(cluster: LocalCluster, name: str) -> None:
+    queue = MessageQueue(name, "broker-0", 2)
+    with Producer(name, namesrv=cluster.namesrv, instance_name=name) as producer:
+        assert producer.send(Message(name, b"first"), queue=queue).queue == queue
+        with pytest.raises(ContrailError, match="nobody"):
+            producer.send(Message(name, b"x"), queue=queue._replace(broker_name="nobody"))
+
+
 @pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize("orderly", [False, True])
 def test_both_kinds_of_function_listen_and_each_message_comes_once(

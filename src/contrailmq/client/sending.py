@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from contrailmq.client.errors import ClientConfigError, NoRouteError, SendFailedError
+from contrailmq.client.errors import BrokerNotFoundError, ClientConfigError, NoRouteError, SendFailedError
 from contrailmq.client.fault_tolerance import FaultTolerance
 from contrailmq.client.instance import ClientInstance
 from contrailmq.client.namespace import unwrap, wrap
@@ -259,14 +259,24 @@ class Sender:
         if chosen is None:
             publish = self._publish.get(outgoing.topic) or await self._find(outgoing.topic)
             chosen = self._choose(publish, None)
-        address = await self.instance.find_master(chosen.broker_name, outgoing.topic)
+        address = await self._master(chosen.broker_name, outgoing.topic)
         await self.instance.remoting.oneway(address, outgoing.code, self._ext(outgoing, chosen), outgoing.body)
+
+    async def _master(self, broker_name: str, topic: str) -> str:
+        """The broker's address. A topic that is not there yet has the default topic's brokers: one will create it."""
+        address = self.instance.master_address(broker_name)
+        if address is None:
+            await self._find(topic)
+            address = self.instance.master_address(broker_name)
+        if address is None:
+            raise BrokerNotFoundError(broker_name)
+        return address
 
     async def _try(self, outgoing: Outgoing, queue: MessageQueue, timeout_s: float) -> SendResult:
         instance = self.instance
         name = queue.broker_name
         start_s = instance.loop.time()
-        address = instance.master_address(name) or await instance.find_master(name, outgoing.topic)
+        address = instance.master_address(name) or await self._master(name, outgoing.topic)
         connection = instance.remoting.ready(address)
         try:
             if connection is None or outgoing.topic.startswith(RETRY_PREFIX):

@@ -105,6 +105,12 @@ class LocalCluster:
         assert isinstance(member, ThreadlessMember), "the broker is another process"
         return member.server
 
+    def broker_process_id(self, index: int = 0) -> int:
+        """Of a broker that is a process of its own: to measure it, or to send it signals."""
+        member = self._members[index]
+        assert isinstance(member, ProcessMember), "the broker lives in this process: use processes=True"
+        return member.process_id
+
     # --- life
 
     def start(self) -> Self:

@@ -113,6 +113,11 @@ class ProcessMember:
                 return
         raise ClusterError("a broker did not start; it said:\n" + "\n".join(self._last_lines))
 
+    @property
+    def process_id(self) -> int:
+        assert self._process is not None, "the broker is not running"
+        return self._process.pid
+
     async def stop(self) -> None:
         await self._end(signal.SIGTERM)
 
