@@ -44,13 +44,13 @@ def one_cycle(namesrv: str, name: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files through /proc")
-def test_twenty_lives_leave_no_thread_no_file_and_no_instance(name: str) -> None:
+def test_a_hundred_lives_leave_no_thread_no_file_and_no_instance(name: str) -> None:
     """The broker is another process, so that its files are not counted."""
     with LocalCluster(processes=True) as cluster:
         one_cycle(cluster.namesrv, name)
         gc.collect()
         threads, files = set(threading.enumerate()), open_files()
-        for _ in range(20):
+        for _ in range(100):
             one_cycle(cluster.namesrv, name)
         gc.collect()
         left = [thread.name for thread in threading.enumerate() if thread not in threads]
