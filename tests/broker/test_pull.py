@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from broker.harness import Bench, Link, pull_fields, records, send_fields
 from contrailmq.broker.groups import Group
 from contrailmq.broker.pull import COLD_READS_MAX
 from contrailmq.broker.topics import Topic
+from contrailmq.store.status import GetResult
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.header import Command
 
@@ -268,6 +271,38 @@ def test_what_is_not_in_memory_is_read_by_a_worker(bench: Bench, monkeypatch: py
     bench.run(pull())
     (answer,) = link.take()
     assert [message.body for message in records(answer.body)] == [b"0", b"1", b"2"]
+
+
+def test_a_consumer_on_evicted_files_does_not_hold_up_producers(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk answers only after a send that came behind the pull was answered."""
+    fill(bench, 3)
+    monkeypatch.setattr(bench.store._reader.residency, "_opened_at", bench.store._reader._log.max_offset)
+    monkeypatch.setattr(bench.store.files, "is_resident", lambda mapping, start, size_bytes: False)
+    disk, readers = threading.Event(), set()
+    read = bench.store.get_slices_cold
+
+    def slow_read(*args: Any, **kwargs: Any) -> GetResult:
+        readers.add(threading.current_thread())
+        assert disk.wait(10)
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(bench.store, "get_slices_cold", slow_read)
+    consumer, producer = Link(1), Link(2)
+
+    async def run() -> None:
+        bench.handlers.handle(consumer, [bench.command(11, pull_fields("T", 0))])
+        bench.handlers.handle(producer, [bench.command(310, send_fields("T"), b"3")])
+        bench.settle()
+        await producer.replied(1)
+        assert consumer.sent == []
+        disk.set()
+        await consumer.replied(1)
+
+    bench.run(run())
+    assert threading.main_thread() not in readers
+    (answer,) = consumer.take()
+    assert [message.body for message in records(answer.body)][:3] == [b"0", b"1", b"2"]
+    assert [answer.code for answer in producer.take()] == [ResponseCode.SUCCESS]
 
 
 def test_cold_reads_of_one_connection_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,11 @@ class OffsetProcessor:
             node.dispatch_now()
             store, topic, queue_id = node.store, header.topic, header.queue_id
             is_allowed = header.set_zero_if_not_found is not False
-            if not is_allowed or store.min_offset(topic, queue_id) > 0 or store.is_cold(topic, queue_id, 0):
+            if (
+                not is_allowed
+                or store.min_offset(topic, queue_id) > 0
+                or store.is_cold(topic, queue_id, 0, by_distance=True)
+            ):
                 raise Refused(
                     ResponseCode.QUERY_NOT_FOUND,
                     f"Not found, maybe this is a group that consumes for the first time: {header.consumer_group[:64]}",

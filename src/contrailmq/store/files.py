@@ -45,6 +45,7 @@ _libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.munlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
 
 class SyncError(OSError):
@@ -157,6 +158,17 @@ class Files:
             return False
         return True
 
+    def is_resident(self, mapping: mmap.mmap, start: int, size_bytes: int) -> bool:
+        """Are all these pages in memory now, so that touching them waits for no disk? True where nobody can tell."""
+        base = start - start % mmap.PAGESIZE
+        size = min(start + size_bytes, len(mapping)) - base
+        pages = ctypes.create_string_buffer(-(-size // mmap.PAGESIZE))
+        try:
+            self._call_on_range(_libc.mincore, mapping, base, size, pages)
+        except OSError:
+            return True
+        return b"\0" not in pages.raw
+
     def lock_memory(self, mapping: mmap.mmap) -> None:
         """mlock; an OSError (limit reached) is for the caller to report, never fatal."""
         self._call_on_range(_libc.mlock, mapping, 0, len(mapping))
@@ -268,7 +280,7 @@ class Files:
         return hard
 
     def _call_on_range(
-        self, function: ctypes._NamedFuncPointer, mapping: mmap.mmap, start: int, size_bytes: int, *extra: int
+        self, function: ctypes._NamedFuncPointer, mapping: mmap.mmap, start: int, size_bytes: int, *extra: object
     ) -> None:
         anchor = ctypes.c_char.from_buffer(mapping)  # pins the mapping: it cannot be closed under the call
         try:

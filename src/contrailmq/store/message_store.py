@@ -140,6 +140,7 @@ class MessageStore:
             self.files.make_directory(config.path)
             self._lock.acquire()
             self.recovery = self._recover()
+            self._reader.residency.opened()
             self._start()
         except OSError as exc:
             self._stop_threads()
@@ -558,9 +559,9 @@ class MessageStore:
         self.stats.note_get(len(result.slices))
         return result
 
-    def is_cold(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Would `get_slices` touch pages that are presumably not in memory? Then let a worker call the cold one."""
-        return self._reader.is_cold(topic, queue_id, offset)
+    def is_cold(self, topic: str, queue_id: int, offset: int, *, by_distance: bool = False) -> bool:
+        """Would `get_slices` touch pages that are not in memory, or far back? Let a worker call the cold one."""
+        return self._reader.is_cold(topic, queue_id, offset, by_distance=by_distance)
 
     def get_slices_cold(
         self,

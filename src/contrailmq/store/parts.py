@@ -29,6 +29,7 @@ from contrailmq.store.housekeeping import Housekeeping
 from contrailmq.store.index import IndexService
 from contrailmq.store.mapped_file_queue import MappedFileQueue
 from contrailmq.store.reading import Reader
+from contrailmq.store.residency import Residency
 from contrailmq.store.retention import Retention
 from contrailmq.store.write_buffer_pool import WriteBufferPool
 
@@ -104,7 +105,7 @@ def build_parts(
         index=index,
         delay_levels=delay_levels,
         dispatcher=Dispatcher(log, queues, index, delay_levels, on_sync_failure=on_failure),
-        reader=Reader(config, log, queues, index),
+        reader=Reader(config, log, queues, index, Residency(files, log, clock.monotonic_ms)),
         housekeeping=housekeeping,
         retention=retention,
     )

@@ -5,9 +5,9 @@ are RocketMQ's (DefaultMessageStore.getMessage): what a bad offset answers (`_ea
 that a first message larger than the limits is still given alone, and that filtered units move the reader on.
 
 How much: the caller's count and bytes, and 32 messages or 256 KiB for what is presumably in memory, 8 messages or 64
-KiB for what is presumably on disk. "On disk" is a guess from the distance to the end of the log: above 40 % of RAM. A
-page that far back may block the thread that touches it, so a loop asks `is_cold` first and has a worker call
-`get_cold`, which reads with pread and returns copies.
+KiB for what is presumably on disk. "On disk" is there a guess from the distance to the end of the log: above 40 % of
+RAM. A page that really is on disk blocks the thread that touches it, so a loop asks `is_cold` first (which asks the
+kernel: residency.py) and has a worker call `get_cold`, which reads with pread and returns copies.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.index import IndexService
 from contrailmq.store.mapped_file import MappedFile
 from contrailmq.store.record import CorruptRecordError, Kind, check_record, decode_record
+from contrailmq.store.residency import Residency
 from contrailmq.store.status import GetResult, GetStatus, MessageFilter, Messages
 
 PULL_BYTES_MIN: Final = 100  # RocketMQ clamps the bytes that a request may ask for
@@ -45,10 +46,12 @@ class Reader:
         log: CommitLog,
         queues: ConsumeQueueTable,
         index: IndexService | None,
+        residency: Residency,
         *,
         memory_bytes: int | None = None,
     ) -> None:
         self._config = config
+        self.residency = residency
         self._log = log
         self._queues = queues
         self._index = index
@@ -95,13 +98,20 @@ class Reader:
         assert queue is not None
         return self._filtered(queue, offset, max_count, max_bytes, message_filter, self._cold_record)
 
-    def is_cold(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Would reading here touch what is presumably not in memory?"""
-        if self._log.max_offset - self._log.min_offset <= self._distance_in_memory:
-            return False  # the whole log fits, and no unit need be read: 4 us of a pull's 28
+    def is_cold(self, topic: str, queue_id: int, offset: int, *, by_distance: bool = False) -> bool:
+        """Would reading here touch what is not in memory? `by_distance` is RocketMQ's guess instead of the truth."""
+        if self._log.min_offset >= self.residency.fresh_from:
+            return False  # all of the log is fresh, and no unit need be read: 4 us of a pull's 28
         queue = self._queues.get(topic, queue_id)
-        unit = queue.unit_at(offset) if queue is not None else None
-        return unit is not None and self._log.max_offset - unit.physical_offset > self._distance_in_memory
+        data = (
+            queue.read_units(offset, 1) if queue is not None and queue.min_offset <= offset < queue.max_offset else b""
+        )
+        if len(data) < CONSUME_QUEUE_UNIT_BYTES:
+            return False
+        (physical_offset,) = _I64.unpack_from(data)
+        if by_distance:
+            return bool(self._log.max_offset - physical_offset > self._distance_in_memory)
+        return not self.residency.is_resident(physical_offset)
 
     def _early(self, queue: ConsumeQueue | None, offset: int) -> GetResult | None:
         """Outcomes that need no message, in RocketMQ's order."""
