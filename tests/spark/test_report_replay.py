@@ -102,6 +102,9 @@ def test_spark_errors_are_told_by_their_cause() -> None:
     assert _cause("[PARSE_SYNTAX_ERROR] Syntax error at 'selct'.\n\n== SQL ==\nselct") == (
         "[PARSE_SYNTAX_ERROR] Syntax error at 'selct'."
     )
+    assert _cause("[UNRESOLVED_COLUMN] `nope` is not a column; line 1 pos 7;\n'Project ['nope]") == (
+        "[UNRESOLVED_COLUMN] `nope` is not a column; line 1 pos 7"
+    )
 
 
 def test_the_page_is_whole_and_needs_nothing_from_elsewhere(golden_store: Callable[[str], str]) -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -15,6 +16,8 @@ from contrailmq.client.raw import RawPull
 from contrailmq.message import MessageQueue
 from contrailmq.spark.access import parse_access
 from contrailmq.spark.columns import COLUMNS, OptionError
+from contrailmq.spark.commitlog import CommitLogReader
+from contrailmq.spark.log_plan import LogSettings
 from contrailmq.spark.rocketmq import RocketMQReader, RocketMQSource, RocketMQStreamReader, offsets_of
 from contrailmq.spark.topic_plan import DataLossError, QueueRange, TopicSettings, find_queues, read_range
 from spark.test_rocketmq_source import Q0, Q1, FakeBroker, settings_of
@@ -155,3 +158,10 @@ def test_keys_and_certificates_reach_the_client_whatever_the_case_of_their_names
 def test_client_settings_without_effect_are_refused(options: dict[str, str], text: str) -> None:
     with pytest.raises(OptionError, match=text):
         parse_access(options)
+
+
+@pytest.mark.parametrize("partition", [None, InputPartition(None)])
+def test_an_empty_plan_reads_nothing(partition: InputPartition | None) -> None:
+    """Spark makes one partition without a value of a plan that has none."""
+    readers = [RocketMQReader(settings_of()), CommitLogReader("/nowhere", LogSettings())]
+    assert [list(reader.read(partition)) for reader in readers] == [[], []]

@@ -318,9 +318,9 @@ def _spark_errors() -> tuple[type[Exception], ...]:
 
 
 def _cause(text: str) -> str:
-    """What went wrong, out of Spark's text: our own error if a task raised one, else its first paragraph."""
+    """What went wrong, out of Spark's text: our own error if a task raised one, else its first line."""
     ours = re.findall(r"^\s*(?:\w+\.)*contrailmq\.[\w.]*Error: (.+)$", text, re.MULTILINE)
-    return str(ours[-1]) if ours else text.strip().split("\n\n")[0].split("\nJVM stacktrace")[0]
+    return str(ours[-1]) if ours else text.strip().partition("\n")[0].rstrip(";")
 
 
 def _selection(topics: str | None, *, since: str | None = None, until: str | None = None) -> Selection:

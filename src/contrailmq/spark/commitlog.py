@@ -169,9 +169,8 @@ class CommitLogReader(DataSourceReader):  # type: ignore[misc]
         ]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        if partition is None:  # Spark turns an empty plan into one partition without a value
+        if not isinstance(partition, _PartitionOf):  # Spark turns an empty plan into one partition without a value
             return iter(())
-        assert isinstance(partition, _PartitionOf)
         return read_part(partition.part, self._settings)
 
 
@@ -230,9 +229,8 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return planned
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        if partition is None:
+        if not isinstance(partition, _PartitionOf):
             return iter(())
-        assert isinstance(partition, _PartitionOf)
         return read_part(partition.part, self._settings)
 
     def _ends(self) -> dict[str, int]:

@@ -366,9 +366,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _read(partition: InputPartition | None, settings: TopicSettings) -> Iterator[pa.RecordBatch]:
-    if partition is None:  # Spark turns an empty plan into one partition without a value
+    if not isinstance(partition, _RangePartition):  # Spark turns an empty plan into one partition without a value
         return iter(())
-    assert isinstance(partition, _RangePartition)
     return read_range(partition.part, settings, reader_for(settings))
 
 

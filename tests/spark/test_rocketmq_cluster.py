@@ -1,0 +1,119 @@
+"""The kernels of `rocketmq` against a real broker in this process, without Spark: filters, patterns, deletion, delays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pyarrow as pa
+import pytest
+
+from contrailmq import Message, Producer
+from contrailmq.client.raw import QueueReader
+from contrailmq.client.sync_admin import Admin
+from contrailmq.spark.access import Access
+from contrailmq.spark.options import Options
+from contrailmq.spark.rocketmq import KNOWN_OPTIONS, parse_settings
+from contrailmq.spark.sending import DEDUP_PROPERTY, SinkSettings, write_rows
+from contrailmq.spark.topic_plan import (
+    DataLossError,
+    QueueRange,
+    TopicSettings,
+    find_queues,
+    read_range,
+    topic_names,
+)
+from contrailmq.testing import LocalCluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster() as running:
+        yield running
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[QueueReader]:
+    with QueueReader(namesrv=cluster.namesrv) as reader:
+        yield reader
+
+
+def fill(cluster: LocalCluster, topic: str, count: int) -> None:
+    with Producer("filling", namesrv=cluster.namesrv) as producer:
+        for number in range(count):
+            producer.send(Message(topic, b"%d" % number, properties={"n": str(number)}))
+
+
+def settings_of(cluster: LocalCluster, **options: str) -> TopicSettings:
+    given = Options({"nameServer": cluster.namesrv, **options}, known=KNOWN_OPTIONS)
+    return parse_settings(given, is_stream=False)
+
+
+def ranges_of(client: QueueReader, settings: TopicSettings) -> list[QueueRange]:
+    queues = find_queues(client, settings, topic_names(settings.namesrv, Access()))
+    return [QueueRange(queue, 0, client.max_offset(queue)) for queue in queues if client.max_offset(queue)]
+
+
+def bodies(client: QueueReader, settings: TopicSettings, ranges: list[QueueRange]) -> list[int]:
+    batches = [batch for part in ranges for batch in read_range(part, settings, client)]
+    return sorted(int(body) for batch in batches for body in batch.column("body").to_pylist())
+
+
+def test_an_sql_expression_filters_at_the_broker_and_gaps_are_no_loss(
+    cluster: LocalCluster, client: QueueReader
+) -> None:
+    fill(cluster, "Filtered", 40)
+    settings = settings_of(cluster, subscribe="Filtered", sqlExpression="n BETWEEN 10 AND 14 OR n > 37")
+    assert bodies(client, settings, ranges_of(client, settings)) == [10, 11, 12, 13, 14, 38, 39]
+
+
+def test_a_pattern_reads_every_topic_that_it_matches_whole(cluster: LocalCluster, client: QueueReader) -> None:
+    for topic, count in (("PatternOne", 3), ("PatternTwo", 2), ("NoPattern", 5)):
+        fill(cluster, topic, count)
+    settings = settings_of(cluster, subscribePattern="Pattern.*")
+    ranges = ranges_of(client, settings)
+    assert {part.queue.topic for part in ranges} == {"PatternOne", "PatternTwo"}
+    assert bodies(client, settings, ranges) == [0, 0, 1, 1, 2]
+
+
+def test_a_topic_deleted_after_planning_is_loss_unless_allowed(cluster: LocalCluster, client: QueueReader) -> None:
+    fill(cluster, "Deleted", 8)
+    strict = settings_of(cluster, subscribe="Deleted")
+    ranges = ranges_of(client, strict)
+    assert bodies(client, strict, ranges) == list(range(8))
+    with Admin(namesrv=cluster.namesrv) as admin:
+        admin.delete_topic("Deleted")
+    with pytest.raises(DataLossError):
+        bodies(client, strict, ranges)
+    allowed = settings_of(cluster, subscribe="Deleted", failOnDataLoss="false")
+    assert bodies(client, allowed, ranges) == []
+
+
+def test_delayed_rows_arrive_in_their_time_with_their_keys(cluster: LocalCluster, client: QueueReader) -> None:
+    """By delay level, by a moment, and one at once; a moment given by Spark is in the session's time zone."""
+    fill(cluster, "Delayed", 1)
+    queue = client.queues("Delayed")[0]
+    first = client.max_offset(queue)
+    at = datetime.now(UTC) + timedelta(seconds=1)
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "body": ["level", "moment", "now"],
+            "queueId": pa.array([queue.queue_id] * 3, pa.int32()),
+            "delayLevel": pa.array([1, None, None], pa.int32()),
+            "deliverAt": pa.array([None, at, None], pa.timestamp("us", "Europe/Berlin")),
+        }
+    )
+    assert write_rows(iter([batch]), SinkSettings(cluster.namesrv, topic="Delayed"), "job-0") == 3
+    settings = settings_of(cluster, subscribe="Delayed")
+    offset = first
+    while offset < first + 3:  # each pull waits at the broker until something arrives
+        pulled = client.pull(queue, offset, max_count=1, wait_s=15.0)
+        assert pulled.next_offset > offset, f"nothing arrived at {offset}"
+        offset = pulled.next_offset
+    rows = [r for b in read_range(QueueRange(queue, first, offset), settings, client) for r in b.to_pylist()]
+    by_body = {row["body"].decode(): row for row in rows}
+    keys = {body: dict(row["properties"])[DEDUP_PROPERTY] for body, row in by_body.items()}
+    assert keys == {"level": "job-0-0", "moment": "job-0-1", "now": "job-0-2"}
+    assert rows[0]["body"] == b"now"
+    assert by_body["moment"]["storeTimestamp"] >= at - timedelta(milliseconds=1)
+    assert by_body["level"]["storeTimestamp"] - by_body["level"]["bornTimestamp"] >= timedelta(seconds=1)
