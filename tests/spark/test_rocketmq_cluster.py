@@ -1,4 +1,4 @@
-"""The kernels of `rocketmq` against a real broker in this process, without Spark: filters, patterns, deletion, delays."""
+"""The kernels of `rocketmq` against a real broker in this process, without Spark: filters, patterns, loss, delays."""
 
 from __future__ import annotations
 
