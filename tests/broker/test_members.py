@@ -45,12 +45,25 @@ def test_members_leave_by_request_by_closing_and_by_silence(bench: Bench) -> Non
     assert json.loads(bench.ask(38, {"consumerGroup": "g"}).body) == {"consumerIdList": ["c3"]}
     before = len(three.requests)
     bench.clock.advance(120_001)
-    bench.members.expire(bench.clock.now_ms())
+    bench.members.expire(bench.clock.monotonic_ms())
     bench.settle()
     assert not three.is_open
     assert "heartbeat" in three.close_cause
     assert len(three.requests) == before
     assert bench.ask(38, {"consumerGroup": "g"}).code == ResponseCode.SYSTEM_ERROR
+
+
+def test_a_clock_that_is_stepped_drops_no_member_and_no_lock(bench: Bench) -> None:
+    link = Link(1)
+    bench.heartbeat("T", client_id="c1", link=link)
+    bench.ask(41, {}, json.dumps(LOCK | {"clientId": "c1"}).encode(), link=link)
+    bench.clock.set_wall(bench.clock.now_ms() + 3_600_000)
+    bench.members.expire(bench.node.monotonic_ms())
+    bench.settle()
+    assert link.is_open
+    assert json.loads(bench.ask(38, {"consumerGroup": "g"}).body) == {"consumerIdList": ["c1"]}
+    other = bench.ask(41, {}, json.dumps(LOCK | {"clientId": "c2"}).encode())
+    assert json.loads(other.body)["lockOKMQSet"] == []
 
 
 @pytest.mark.parametrize("quiet", ["broadcast", "group", "broker"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 from typing import Any
@@ -204,11 +205,47 @@ def test_a_held_pull_answers_not_found_when_its_time_is_over(bench: Bench) -> No
     consumer = Link(1)
     bench.pull(link=consumer, sysFlag=SUSPEND | 1, commitOffset=3, suspendTimeoutMillis=15_000)
     bench.node.offsets.commit("g", "T", 0, 9)
-    bench.node.held.expire(bench.clock.now_ms() + 15_000)
+    bench.node.held.expire(bench.clock.monotonic_ms() + 15_000)
     (answer,) = consumer.take()
     assert answer.code == ResponseCode.PULL_NOT_FOUND
     assert offsets(answer) == (0, 0, 0, 0)
     assert bench.node.offsets.query("g", "T", 0) == 9, "the piggybacked offset was committed twice"
+
+
+@pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
+def test_a_clock_that_is_stepped_neither_ends_nor_prolongs_a_held_pull(bench: Bench, step_ms: int) -> None:
+    bench.node.topics.put(Topic("T", read_queues=4, write_queues=4))
+    consumer = Link(1)
+    bench.pull(link=consumer, sysFlag=SUSPEND, suspendTimeoutMillis=15_000)
+    bench.clock.set_wall(bench.clock.now_ms() + step_ms)
+    bench.clock.advance(14_999)
+    bench.node.held.expire(bench.node.monotonic_ms())
+    assert consumer.take() == []
+    bench.clock.advance(1)
+    bench.node.held.expire(bench.node.monotonic_ms())
+    assert [answer.code for answer in consumer.take()] == [ResponseCode.PULL_NOT_FOUND]
+
+
+def test_a_held_pull_that_fails_is_answered_so_and_the_others_get_their_messages(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.node.topics.put(Topic("T", read_queues=4, write_queues=4))
+    unlucky, lucky = Link(1), Link(2)
+    for link in (unlucky, lucky):
+        bench.pull(link=link, sysFlag=SUSPEND)
+    read, failures = bench.store.get_slices, [OSError(5, "input/output error")]
+
+    def failing_once(*args: Any, **kwargs: Any) -> GetResult:
+        if failures:
+            raise failures.pop()
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(bench.store, "get_slices", failing_once)
+    bench.send()
+    (answer,) = unlucky.take()
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "input/output error" in (answer.remark or "")
+    assert [answer.code for answer in lucky.take()] == [ResponseCode.SUCCESS]
 
 
 def test_without_the_suspend_bit_nothing_is_held(bench: Bench) -> None:
@@ -221,7 +258,7 @@ def test_short_polling_holds_for_a_second(tmp_path: Path) -> None:
     bench = Bench(tmp_path, settings={"longPollingEnable": "false"})
     bench.node.topics.put(Topic("T", read_queues=4, write_queues=4))
     bench.pull(sysFlag=SUSPEND)
-    assert bench.node.held.next_deadline_ms() == bench.clock.now_ms() + 1000
+    assert bench.node.held.next_deadline_ms() == bench.clock.monotonic_ms() + 1000
     bench.close()
 
 
@@ -303,6 +340,26 @@ def test_a_consumer_on_evicted_files_does_not_hold_up_producers(bench: Bench, mo
     (answer,) = consumer.take()
     assert [message.body for message in records(answer.body)][:3] == [b"0", b"1", b"2"]
     assert [answer.code for answer in producer.take()] == [ResponseCode.SUCCESS]
+
+
+def test_a_cold_read_that_fails_is_answered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(bench, 1)
+    monkeypatch.setattr(bench.store, "is_cold", lambda topic, queue_id, offset: True)
+
+    def broken(*args: Any, **kwargs: Any) -> GetResult:
+        raise OSError(5, "input/output error")
+
+    monkeypatch.setattr(bench.store, "get_slices_cold", broken)
+    link = Link(1)
+
+    async def pull() -> None:
+        bench.handlers.handle(link, [bench.command(11, pull_fields("T", 0))])
+        await asyncio.wait_for(link.replied(1), 5)
+
+    bench.run(pull())
+    (answer,) = link.take()
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "input/output error" in (answer.remark or "")
 
 
 def test_cold_reads_of_one_connection_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

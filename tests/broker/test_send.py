@@ -298,9 +298,9 @@ def test_a_late_flush_is_told_as_such_and_a_failed_one_is_no_acknowledgement(syn
     bench = sync_bench
     bench.store.request_flush = lambda: None  # type: ignore[method-assign]
     bench.tell(310, send_fields(), b"x")
-    bench.node.parked.expire(bench.clock.now_ms() + 4999)
+    bench.node.parked.expire(bench.clock.monotonic_ms() + 4999)
     assert bench.link.take() == []
-    bench.node.parked.expire(bench.clock.now_ms() + 5000)
+    bench.node.parked.expire(bench.clock.monotonic_ms() + 5000)
     (late,) = bench.link.take()
     assert late.code == ResponseCode.FLUSH_DISK_TIMEOUT
     assert late.ext["msgId"]

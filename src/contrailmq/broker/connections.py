@@ -84,7 +84,7 @@ class ConsumerGroup:
 
 
 class ClientTable:
-    """Every producer and consumer of one broker. Owner: the loop; time comes in as `now_ms`."""
+    """Every producer and consumer of one broker. Owner: the loop; time comes in as `now_ms`, monotonic."""
 
     def __init__(self, silence_ms: int = SILENCE_MS) -> None:
         self._silence_ms = silence_ms

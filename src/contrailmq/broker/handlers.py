@@ -108,6 +108,19 @@ class Handlers:
             connection.reply(answer)
 
 
+def answer_later(connection: Connection, command: Command, work: Callable[[], bytes | None]) -> None:
+    """Answer a request that waited. Its failure is its own answer: what else waits is not touched by it."""
+    try:
+        answer = work()
+    except ContrailError as exc:
+        answer = refusal(command, exc)
+    except Exception as exc:
+        log.exception("request %d failed when it was its turn", command.code)
+        answer = mistake(command, exc)
+    if answer is not None:
+        connection.reply(answer)
+
+
 def not_supported(command: Command) -> bytes:
     return encode_response(
         command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {command.code} not supported"

@@ -48,7 +48,7 @@ class HeldPull:
 
 
 class HeldPulls:
-    """Every waiting pull of the broker. Owner: the loop; time comes in as `now_ms`."""
+    """Every waiting pull of the broker. Owner: the loop; time comes in as `now_ms`, monotonic."""
 
     __slots__ = ("_by_queue", "_count", "_deadlines", "_sequence", "held_max")
 

@@ -62,7 +62,7 @@ class MemberProcessor:
     def heartbeat(self, connection: Connection, command: Command) -> bytes | None:
         node = self._node
         data = decode_body(command.body, HeartbeatData)
-        client = Client(connection, data.client_id, command.language, command.version, node.now_ms())
+        client = Client(connection, data.client_id, command.language, command.version, node.monotonic_ms())
         is_changed = True
         mark = node.topic_mark()
         for consumer in data.consumer_data_set:
@@ -156,7 +156,7 @@ class MemberProcessor:
             self.members_changed(group)
 
     def expire(self, now_ms: int) -> None:
-        """Drop silent clients and close their connections."""
+        """Drop silent clients and close their connections. `now_ms` is monotonic, as all times of clients and locks."""
         silent, changed = self._node.clients.expire(now_ms)
         for group in changed:
             self.members_changed(group)
@@ -200,7 +200,7 @@ class MemberProcessor:
     def lock(self, connection: Connection, command: Command) -> bytes | None:
         data = decode_body(command.body, LockBatchBody)
         granted = self._node.locks.lock(
-            data.consumer_group, data.client_id, map(_queue, data.mq_set), self._node.now_ms()
+            data.consumer_group, data.client_id, map(_queue, data.mq_set), self._node.monotonic_ms()
         )
         bodies = [MessageQueueBody(broker_name=q.broker_name, queue_id=q.queue_id, topic=q.topic) for q in granted]
         return success(command, None, encode_body(LockedQueues(queues=bodies)))

@@ -51,6 +51,7 @@ class BrokerNode:
         self.store = store
         self.clock = clock
         self.now_ms = clock.now_ms
+        self.monotonic_ms = clock.monotonic_ms  # for waits and lives: a stepped clock ends none
         self.call_soon = call_soon
         self.started_ms = clock.now_ms()
         self.is_accepting = True  # False while stopping

@@ -16,7 +16,7 @@ LOCK_MS: Final = 60_000  # rocketmq.broker.rebalance.lockMaxLiveTime
 
 
 class OrderLocks:
-    """Owner: the broker's loop. Time comes in as `now_ms`."""
+    """Owner: the broker's loop. Time comes in as `now_ms`, monotonic."""
 
     __slots__ = ("_groups", "_lock_ms")
 

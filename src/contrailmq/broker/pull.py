@@ -21,7 +21,7 @@ from typing import Final
 from contrailmq.broker.connections import BROADCASTING
 from contrailmq.broker.filters import SQL92, SqlError, Subscription, parse_subscription
 from contrailmq.broker.groups import Group
-from contrailmq.broker.handlers import Handlers, Refused
+from contrailmq.broker.handlers import Handlers, Refused, answer_later
 from contrailmq.broker.long_polling import HeldPull
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.topics import Topic
@@ -281,19 +281,19 @@ class PullProcessor:
         else:
             timeout_ms = node.config.short_polling_time_mills
 
-        def resume() -> None:
+        def again() -> bytes | None:
             reset = node.offsets.take_reset(group.name, topic.name, header.queue_id)
             if reset is not None:
-                connection.reply(self._moved(command, group, topic, header.queue_id, reset))
-                return
+                return self._moved(command, group, topic, header.queue_id, reset)
             result = self._read(node.store.get_slices, header, topic, subscription)
-            answer = self._answer(connection, command, header, group, topic, subscription, result, may_hold=False)
-            if answer is not None:
-                connection.reply(answer)
+            return self._answer(connection, command, header, group, topic, subscription, result, may_hold=False)
+
+        def resume() -> None:
+            answer_later(connection, command, again)
 
         pull = HeldPull(
             offset=header.queue_offset,
-            deadline_ms=node.now_ms() + max(timeout_ms, 0),
+            deadline_ms=node.monotonic_ms() + max(timeout_ms, 0),
             filter=subscription.filter,
             connection=connection,
             resume=resume,
@@ -328,11 +328,13 @@ class PullProcessor:
             connection.attributes[COLD_READS] = int(str(connection.attributes[COLD_READS])) - 1
             if finished.cancelled() or not connection.is_open:
                 return
-            answer = self._answer(
-                connection, command, header, group, topic, subscription, finished.result(), may_hold=True
+            answer_later(
+                connection,
+                command,
+                lambda: self._answer(
+                    connection, command, header, group, topic, subscription, finished.result(), may_hold=True
+                ),
             )
-            if answer is not None:
-                connection.reply(answer)
 
         future.add_done_callback(done)
 

@@ -339,7 +339,7 @@ class SendProcessor:
         limit = group.retry_max_times
         if header.max_reconsume_times is not None and command.version >= MAX_RECONSUME_VERSION:
             limit = header.max_reconsume_times
-        if message.reconsume_times > limit or node.locks.is_any_locked(name, node.now_ms()):
+        if message.reconsume_times > limit or node.locks.is_any_locked(name, node.monotonic_ms()):
             dead = node.topics.create_for_group(dlq_topic(name), queues=1)
             message.topic, message.queue_id = dead.name, 0
             message.properties.pop(Property.DELAY, None)
@@ -441,7 +441,7 @@ class SendProcessor:
             if answer is not None:
                 connection.reply(answer)
 
-        node.parked.park(end, node.now_ms() + self._flush_timeout_ms, release)
+        node.parked.park(end, node.monotonic_ms() + self._flush_timeout_ms, release)
 
     def _refused(self, result: AppendResult | BatchResult) -> Refused:
         self._node.statistics.put_failed += 1

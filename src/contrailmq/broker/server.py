@@ -299,10 +299,10 @@ class BrokerServer:
 
     def _start_background(self) -> None:
         node, keep = self.node, self.supervisor
-        keep.every("held pulls", EXPIRE_MS, lambda: node.held.expire(node.now_ms()))
+        keep.every("held pulls", EXPIRE_MS, lambda: node.held.expire(node.monotonic_ms()))
         keep.every("held pulls check", RECHECK_MS, lambda: node.held.recheck(self.store.max_offset))
-        keep.every("flush timeouts", EXPIRE_MS, lambda: node.parked.expire(node.now_ms()))
-        keep.every("client scan", CLIENT_SCAN_MS, lambda: self.members.expire(node.now_ms()))
+        keep.every("flush timeouts", EXPIRE_MS, lambda: node.parked.expire(node.monotonic_ms()))
+        keep.every("client scan", CLIENT_SCAN_MS, lambda: self.members.expire(node.monotonic_ms()))
         keep.every("statistics", SAMPLE_MS, lambda: node.statistics.tick(node.now_ms()))
         keep.watch("offset saver", self._save_offsets)
         keep.watch("table saver", self._save_tables)

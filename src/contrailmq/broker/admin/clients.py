@@ -71,12 +71,13 @@ class ClientAdmin:
         return success(command, None, encode_body(body))
 
     def all_producers(self, connection: Connection, command: Command) -> bytes | None:
+        booted_ms = self._node.now_ms() - self._node.monotonic_ms()
         table = {
             group: [
                 ProducerInfo(
                     client_id=client.client_id,
                     language=client.language,
-                    last_update_timestamp=client.seen_ms,
+                    last_update_timestamp=booted_ms + client.seen_ms,
                     remote_ip=f"/{client.address}",
                     version=client.version,
                 )
