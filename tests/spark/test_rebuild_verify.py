@@ -14,12 +14,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from contrailmq.cli import app
 from contrailmq.message import java_hash
 from contrailmq.spark.dispatched import Dispatcher, java_hashes
 from contrailmq.spark.engine import LocalEngine
 from contrailmq.spark.jobs.index_files import IndexShape
-from contrailmq.spark.jobs.rebuild import RebuildError, rebuild, remove_old
+from contrailmq.spark.jobs.rebuild import RebuildError, is_in_use, rebuild, remove_old
 from contrailmq.spark.jobs.verify import Finding, findings_table, verify
 from contrailmq.spark.scan import CorruptLogError
 from spark.conftest import unpack
@@ -95,7 +97,14 @@ def test_a_store_in_use_is_left_alone(tmp_path: Path) -> None:
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(RebuildError, match="in use"):
             rebuild(store, ONE)
+        assert is_in_use(store)
+        shutil.rmtree(Path(store, "consumequeue", "GoldenOrder"))  # as if the broker had not written them yet
+        words = ["pipeline", "verify", "--store", store, "--engine", "local"]
+        told = CliRunner().invoke(app, words)
+        assert (told.exit_code, "may be no damage" in told.output) == (1, True), told.output
         holder.communicate(b"\n")
+    assert not is_in_use(store)
+    assert "may be no damage" not in CliRunner().invoke(app, words).output
 
 
 @pytest.mark.parametrize("name", ["clean", "kill9-recovered", "direct", "direct-crc"])

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -48,9 +48,10 @@ class SinkSettings:
     token: str = ""  # names this write in the de-duplication keys of a batch job
 
 
-class _Pending(NamedTuple):
-    messages: list[Message]
-    size_bytes: list[int]
+@dataclass(slots=True)
+class _Pending:
+    messages: list[Message] = field(default_factory=list)
+    size_bytes: int = 0
 
 
 def write_rows(batches: Iterator[pa.RecordBatch], settings: SinkSettings, key_prefix: str) -> int:
@@ -119,13 +120,13 @@ class Sender:
         if row.get("delayLevel") or row.get("deliverAt") is not None:
             self._send_alone(message, queue)
             return
-        pending = self._pending.setdefault(queue, _Pending([], []))
+        pending = self._pending.setdefault(queue, _Pending())
         size = len(message.body) + sum(len(name) + len(value) + 2 for name, value in message.properties.items()) + 100
-        if pending.messages and sum(pending.size_bytes) + size > BATCH_BYTES_ADVISED:
+        if pending.messages and pending.size_bytes + size > BATCH_BYTES_ADVISED:
             self._send(queue)
-            pending = self._pending.setdefault(queue, _Pending([], []))
+            pending = self._pending.setdefault(queue, _Pending())
         pending.messages.append(message)
-        pending.size_bytes.append(size)
+        pending.size_bytes += size
         if len(pending.messages) >= self._settings.batch_count:
             self._send(queue)
 

@@ -226,6 +226,17 @@ def _held(store: str) -> Iterator[None]:
         yield
 
 
+def is_in_use(store: str) -> bool:
+    """Whether another process holds the store. Not for a process that has it open: asking would let go of its lock."""
+    if not os.path.exists(os.path.join(store, "lock")):
+        return False
+    try:
+        with _held(store):
+            return False
+    except RebuildError:
+        return True
+
+
 def _swap(store: str, folder: str) -> tuple[str, ...]:
     """Put the new directories in place of the old; the old ones keep a name that says what they are."""
     replaced = []
