@@ -115,6 +115,25 @@ def test_a_transaction_is_visible_only_when_it_commits_by_itself_or_when_asked(c
     assert transactions.pending() == {}
 
 
+def test_a_restarted_producer_that_sends_nothing_is_asked_about_what_the_dead_one_left(cluster: LocalCluster) -> None:
+    left = TransactionProducer(
+        "heir",
+        namesrv=cluster.namesrv,
+        execute=lambda message, arg: TransactionState.UNKNOWN,
+        check=lambda message: TransactionState.UNKNOWN,
+    )
+    with left:
+        left.send_in_transaction(Message("Estate", b"half"), None)
+    heir = TransactionProducer(
+        "heir",
+        namesrv=cluster.namesrv,
+        execute=lambda message, arg: TransactionState.UNKNOWN,
+        check=lambda message: TransactionState.COMMIT,
+    )
+    with heir, Received(cluster, "Estate") as received:
+        assert received.next().body == b"half"
+
+
 def test_what_waits_is_delivered_after_a_kill_and_a_restart() -> None:
     with LocalCluster() as cluster, Producer("later", namesrv=cluster.namesrv) as producer:
         producer.send(Message("Later", b"level", delay_level=2))

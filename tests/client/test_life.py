@@ -126,6 +126,23 @@ def test_clients_live_through_a_broker_restart(own_cluster: LocalCluster, name: 
     assert inbox.bodies.count(b"before") == 1
 
 
+def test_a_name_server_that_comes_back_empty_knows_the_routes_again_within_seconds(
+    own_cluster: LocalCluster, name: str
+) -> None:
+    """Brokers notice by themselves; the next regular registration is 30 s away."""
+    with Producer(name, namesrv=own_cluster.namesrv) as producer:
+        producer.send(Message(name, b"before"))
+        own_cluster.stop_name_server()
+        assert producer.send(Message(name, b"without")).status is SendStatus.OK
+        own_cluster.restart_name_server()
+
+    def is_known() -> bool:
+        with Admin(namesrv=own_cluster.namesrv) as admin:
+            return name in admin.topics()
+
+    assert wait_until(is_known, timeout_s=15.0)
+
+
 def test_nothing_acknowledged_is_lost_over_restarts_of_broker_and_consumer(
     own_cluster: LocalCluster, name: str
 ) -> None:

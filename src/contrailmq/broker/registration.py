@@ -10,6 +10,7 @@ slave its master.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -34,6 +35,7 @@ log = logging.getLogger("contrailmq.broker")
 PERIOD_MS_MIN: Final = 10_000
 PERIOD_MS_MAX: Final = 60_000
 UNREGISTER_TIMEOUT_S: Final = 3.0
+RECONNECT_S: Final = 1.0
 ANSWER_WAIT_S: Final = 1.0  # how long a request that made a topic may wait for the NameServers
 
 
@@ -75,6 +77,16 @@ class Registration:
                 pass  # the period is over: the usual case
             self._is_due.clear()
             await self._round()
+
+    async def keep_connected(self) -> None:
+        """Register anew as soon as a NameServer that went away is back: it may have forgotten us. For ever."""
+        while True:
+            await asyncio.sleep(RECONNECT_S)
+            for address in self._node.config.namesrv_addresses:
+                if self._client.ready(address) is None:
+                    with contextlib.suppress(WireError):  # still away, which `_note` has told
+                        await self._client.connect(address)
+                        self.register_soon()
 
     def when_registered(self, call: Callable[[], None]) -> None:
         """Call when the NameServers have heard of what changed up to now, or after ANSWER_WAIT_S at the latest."""

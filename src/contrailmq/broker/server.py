@@ -308,6 +308,7 @@ class BrokerServer:
         keep.watch("table saver", self._save_tables)
         if self.config.namesrv_addresses:
             keep.watch("registration", self.registration.run)
+            keep.watch("NameServer connections", self.registration.keep_connected)
 
     async def _save_offsets(self) -> None:
         while True:

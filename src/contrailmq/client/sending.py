@@ -114,6 +114,10 @@ class Sender:
     def topics(self) -> set[str]:
         return self._wanted
 
+    def want(self, topic: str) -> None:
+        """Keep the route of a topic, so that its brokers hear of this producer."""
+        self._wanted.add(topic)
+
     def subscribed_topics(self) -> set[str]:
         return set()
 

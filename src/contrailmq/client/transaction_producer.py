@@ -11,6 +11,7 @@ database row) what became of the transaction; it may run in another process than
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
@@ -25,13 +26,14 @@ from contrailmq.client.results import SendResult, SendStatus, TransactionResult,
 from contrailmq.client.sending import Sender
 from contrailmq.client.settings import ProducerSettings
 from contrailmq.client.trace import MessageType, TracedMessage, end_transaction_record
-from contrailmq.message import ContrailError, Message, Property, StoredMessage, parse_offset_message_id
+from contrailmq.message import ContrailError, Message, Property, StoredMessage, SystemTopic, parse_offset_message_id
 from contrailmq.wire.codes import RequestCode
 
 _log = logging.getLogger("contrailmq.client.transactions")
 
 CHECKS_WAITING_MAX: Final = 2000  # Java's checkRequestHoldMax; a dropped check is asked again by the broker
 CHECKS_AT_ONCE: Final = 4
+MEET_EVERY_S: Final = 1.0
 
 Execute = Callable[[Message, object], "TransactionState | Awaitable[TransactionState | None] | None"]
 Check = Callable[[StoredMessage], "TransactionState | Awaitable[TransactionState | None] | None"]
@@ -61,8 +63,22 @@ class TransactionProducer(Producer):
         self._threads = ThreadPoolExecutor(CHECKS_AT_ONCE, thread_name_prefix="contrailmq-transaction")
         instance.transaction_checks[self.group] = self._take_check
         self._workers = [instance.spawn(self._answer_checks(), "transaction-check") for _ in range(CHECKS_AT_ONCE)]
-        # Brokers can only ask back a group that they know.
-        instance.heartbeat_soon()
+        self._workers.append(instance.spawn(self._meet_brokers(), "transaction-brokers"))
+
+    async def _meet_brokers(self) -> None:
+        """Let brokers know the group before anything is sent: they ask it about halves that a dead member left.
+
+        They are those of the default topic, as in Java, and those that hold half messages.
+        """
+        sender = self._running()
+        topics = (self.options.default_topic, SystemTopic.HALF)
+        for topic in topics:
+            sender.want(topic)
+        while not any(topic in sender.instance.routes for topic in topics):
+            for topic in topics:
+                with contextlib.suppress(ContrailError):  # asked again in a second
+                    await sender.instance.refresh_route(topic)
+            await asyncio.sleep(MEET_EVERY_S)
 
     async def shutdown(self) -> None:
         if self._life.is_running:
