@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -13,8 +14,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 import contrailmq
+from contrailmq.cli import app
 from contrailmq.spark.engine import LocalEngine, SparkEngine
 from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
 from contrailmq.spark.jobs.manifest import ArchiveBusyError, ArchiveError, Manifest
@@ -108,6 +111,30 @@ def test_an_archive_killed_at_any_step_is_whole_after_the_next_run(
     assert archived(tmp_path) in ([], user_offsets("clean"))
     archive(golden_store("clean"), str(tmp_path), ONE)
     assert archived(tmp_path) == user_offsets("clean")
+
+
+def test_a_delta_table_lists_each_file_of_the_archive_once(tmp_path: Path) -> None:
+    """Published after every growth and once more; topics with a % in their names are among them."""
+    deltalake = pytest.importorskip("deltalake")
+    whole = unpack("clean", tmp_path / "whole")
+    growing, target = tmp_path / "growing" / "commitlog", tmp_path / "archive"
+    growing.mkdir(parents=True)
+    published = 0
+    for count in (3, 6, 6):
+        for file in log_files(whole)[:count]:
+            shutil.copy(file.path, growing)
+        words = ["archive", "--store", str(growing.parent), "--to", str(target), "--engine", "local"]
+        done = CliRunner().invoke(app, ["pipeline", *words, "--delta", "--json"])
+        assert done.exit_code == 0, done.output
+        published += json.loads(done.output)["delta_files"]
+    assert published == len(Manifest(target).paths())
+    table = deltalake.DeltaTable(str(target))
+    assert table.version() == 1  # nothing new, no commit
+    rows = table.to_pyarrow_table()
+    assert sorted(rows["physicalOffset"].to_pylist()) == user_offsets("clean")
+    assert "%DLQ%Golden_cg_retry" in set(rows["topic"].to_pylist())
+    archive(str(growing.parent), str(target), ONE)  # takes nothing of the table for leavings
+    assert archived(target) == user_offsets("clean")
 
 
 def test_two_writers_do_not_meet(tmp_path: Path, golden_store: Callable[[str], str]) -> None:

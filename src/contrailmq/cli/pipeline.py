@@ -45,6 +45,7 @@ def archive(
     namesrv: Namesrv = None,
     topics: Topics = None,
     skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Go on behind damaged stretches.")] = False,
+    delta: Annotated[bool, typer.Option("--delta", help="Also list the files in a Delta table there.")] = False,
     dry_run: DryRun = False,
     engine: EngineName = "spark",
     master: Master = None,
@@ -55,7 +56,8 @@ def archive(
         if (store is None) == (namesrv is None):
             raise typer.BadParameter("give either --store or --namesrv with --topics")
         if store is None:
-            _print(_archive_topics(_required(namesrv, "--namesrv"), topics, target, master), as_json, title="archive")
+            shown = _archive_topics(_required(namesrv, "--namesrv"), topics, target, master)
+            _print({**shown, **_published(target, delta)}, as_json, title="archive")
             return
         from contrailmq.spark.jobs import archive as job
         from contrailmq.spark.log_plan import LogSettings
@@ -63,7 +65,7 @@ def archive(
         settings = LogSettings(selection=_selection(topics), skip_corrupt=skip_corrupt)
         with _engine(engine, master, store) as chosen, _progress("archive", as_json) as tell:
             done = job.archive(store, target, chosen, settings=settings, dry_run=dry_run, on_progress=tell)
-        _print(asdict(done), as_json, title="archive")
+        _print({**asdict(done), **_published(target, delta and not dry_run)}, as_json, title="archive")
 
 
 @app.command()
@@ -240,6 +242,15 @@ def redrive(
             dry_run=dry_run,
         )
         _print(asdict(done), as_json, title="redrive")
+
+
+def _published(target: str, is_wanted: bool) -> dict[str, int]:
+    """How many files were listed in the archive's Delta table, if one is wanted."""
+    if not is_wanted:
+        return {}
+    from contrailmq.spark.jobs.delta import publish_delta
+
+    return {"delta_files": publish_delta(target)}
 
 
 def _archive_topics(namesrv: str, topics: str | None, target: str, master: str | None) -> dict[str, object]:

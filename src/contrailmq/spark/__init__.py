@@ -20,6 +20,7 @@ from contrailmq.spark.environment import SparkEnvironmentError, ensure_java, reg
 if TYPE_CHECKING:
     from contrailmq.spark.columns import OptionError
     from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
+    from contrailmq.spark.jobs.delta import publish_delta
     from contrailmq.spark.jobs.rebuild import rebuild
     from contrailmq.spark.jobs.verify import verify
     from contrailmq.spark.mirror import mirror_offsets
@@ -37,6 +38,7 @@ __all__ = [
     "deduplicated",
     "ensure_java",
     "mirror_offsets",
+    "publish_delta",
     "read_archive",
     "rebuild",
     "register",
@@ -52,6 +54,7 @@ _HOMES = {
     "archive_stream": "contrailmq.spark.jobs.archive",
     "deduplicated": "contrailmq.spark.sink",
     "mirror_offsets": "contrailmq.spark.mirror",
+    "publish_delta": "contrailmq.spark.jobs.delta",
     "read_archive": "contrailmq.spark.jobs.archive",
     "rebuild": "contrailmq.spark.jobs.rebuild",
     "verify": "contrailmq.spark.jobs.verify",
