@@ -111,22 +111,25 @@ def test_a_failed_sync_is_final_wherever_it_happens(operation: str, flush_disk_t
 
 def fail_one_sync(root: Path, operation: str, flush_disk_type: str, site: int) -> None:
     run = Workload(root, flush_disk_type=flush_disk_type)
-    failed_at: list[int] = []
+    failed_at: list[tuple[int, bool]] = []
 
     def fault(called: str, _: Path, count: int) -> OSError | None:
         if called != operation or count != site:
             return None
-        failed_at.append(len(run.acknowledged))
+        failed_at.append((len(run.acknowledged), threading.current_thread() is threading.main_thread()))
         return sync_error()
 
     run.files.fault = fault
     run.run()
     assert failed_at, f"call {site} of {operation} did not come"
-    if run.is_open and failed_at[0] < 58:
+    acknowledged_before, is_of_a_put = failed_at[0]
+    if run.is_open and acknowledged_before < 58:
         assert "errno 5" in run.reason or "Input/output" in run.reason, (site, run.reason)
-        # The put whose own flush failed gets no acknowledgement, nor does any that begins later.
-        assert len(run.acknowledged) <= failed_at[0] + 1, site
-        assert any(isinstance(error, StoreReadOnlyError | StoreIOError) for error in run.errors)
+        if is_of_a_put:
+            # The put whose own flush failed gets no acknowledgement, nor does any that begins later. What fails in a
+            # worker (the next file, a queue) is noticed a moment later; puts in between have synced their own bytes.
+            assert len(run.acknowledged) <= acknowledged_before + 1, site
+            assert any(isinstance(error, StoreReadOnlyError | StoreIOError) for error in run.errors)
     stored = run.stored()
     assert stored[: len(run.acknowledged)] == run.acknowledged, site
 
