@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -142,3 +144,29 @@ def test_what_waits_is_delivered_after_a_kill_and_a_restart() -> None:
         cluster.restart_broker()
         with Received(cluster, "Later") as received:
             assert {received.next().body, received.next().body} == {b"level", b"timer"}
+
+
+@pytest.mark.parametrize("stopped_s", [4, pytest.param(10, marks=pytest.mark.long)])
+def test_a_suspended_broker_delivers_late_once_and_never_early(stopped_s: int) -> None:
+    """SIGSTOP, as when a machine sleeps: some of what waits falls due meanwhile, some only afterwards."""
+    due_ms: dict[bytes, float] = {}
+    with (
+        LocalCluster(processes=True) as cluster,
+        Producer("suspended", namesrv=cluster.namesrv) as producer,
+        Received(cluster, "Suspended") as received,
+    ):
+        for delay_s in (1.0, 2.0, 3.0, stopped_s + 3.0):
+            due_ms[b"%g" % delay_s] = time.time() * 1000 + delay_s * 1000 - 1
+            producer.send(Message("Suspended", b"%g" % delay_s, delay=delay_s))
+        process_id = cluster.broker_process_id()
+        os.kill(process_id, signal.SIGSTOP)
+        try:
+            threading.Event().wait(stopped_s)  # the length of the suspension is what is tested
+        finally:
+            os.kill(process_id, signal.SIGCONT)
+        found = [received.next() for _ in due_ms]
+        assert sorted(message.body for message in found) == sorted(due_ms)
+        assert all(message.store_time_ms >= due_ms[message.body] for message in found)
+        producer.send(Message("Suspended", b"last", delay=2.0))
+        assert received.next().body == b"last"
+        assert received.is_empty()

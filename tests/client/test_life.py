@@ -126,6 +126,18 @@ def test_clients_live_through_a_broker_restart(own_cluster: LocalCluster, name: 
     assert inbox.bodies.count(b"before") == 1
 
 
+def test_a_client_of_a_closed_loop_says_so(cluster: LocalCluster, name: str) -> None:
+    producer = aio.Producer(name, namesrv=cluster.namesrv)
+
+    async def leak() -> None:
+        await producer.start()
+
+    asyncio.run(leak())
+    with pytest.raises(ClientStateError, match="event loop that is closed"):
+        asyncio.run(producer.send(Message(name, b"x")))
+    instance._instances.clear()
+
+
 def test_a_name_server_that_comes_back_empty_knows_the_routes_again_within_seconds(
     own_cluster: LocalCluster, name: str
 ) -> None:

@@ -6,6 +6,7 @@ created --start fails--> failed            (may be started again: nothing is lef
 
 from __future__ import annotations
 
+import asyncio
 import enum
 
 from contrailmq.client.errors import ClientStateError
@@ -22,11 +23,12 @@ class State(enum.Enum):
 class Life:
     """The state of one client. `name` says in errors which client it was."""
 
-    __slots__ = ("_name", "state")
+    __slots__ = ("_loop", "_name", "state")
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.state = State.CREATED
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def is_running(self) -> bool:
@@ -38,11 +40,17 @@ class Life:
                 f"{self._name} is {self.state.value}: start it once, and make a new one after shutdown"
             )
         self.state = State.STARTING
+        self._loop = asyncio.get_running_loop()
 
     def check_running(self) -> None:
         if self.state is not State.RUNNING:
             remedy = "make a new one" if self.state is State.SHUT_DOWN else "use `with`, or call start() first"
             raise ClientStateError(f"{self._name} is {self.state.value}: {remedy}")
+        if self._loop is not None and self._loop.is_closed():
+            raise ClientStateError(
+                f"{self._name} was started on an event loop that is closed now: start, use and shut down within one "
+                "asyncio.run, or use the blocking clients"
+            )
 
     def end(self) -> bool:
         """Whether there is something to shut down. Twice, or before the start, is silently nothing."""

@@ -127,8 +127,7 @@ class Producer:
         With `queue`, or with `selector(queues, message, arg)`, there is one try. Raises SendFailedError after the last
         try, ResponseError when a broker refuses, MessageError for a message that may not be sent.
         """
-        sender = self._sender if self._life.is_running else self._running()
-        assert sender is not None
+        sender = self._running()
         outgoing = sender.check(message)
         if len(outgoing.body) >= self.options.compress_over_bytes:
             await sender.compress(outgoing)

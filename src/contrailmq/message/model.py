@@ -113,7 +113,9 @@ def _user_properties(properties: Mapping[str, str]) -> dict[str, str]:
         field = f"properties[{name[:64]}]"
         if name in RESERVED_PROPERTIES:
             raise MessageError(f"property {name!r} is RocketMQ's own: choose another name", field=field)
-        if not name.strip() or not isinstance(value, str) or not value.strip():
+        if not isinstance(value, str):
+            raise MessageError(f"property {name!r} is of type {type(value).__name__}: values are text", field=field)
+        if not name.strip() or not value.strip():
             raise MessageError(
                 f"property {name!r} has a blank name or value: readers drop such a property", field=field
             )
