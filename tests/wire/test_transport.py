@@ -13,6 +13,7 @@ from contrailmq.wire.acl import AclCredentials
 from contrailmq.wire.errors import (
     ConnectError,
     ConnectionClosedError,
+    ListenError,
     RequestTimeoutError,
     TooManyRequestsError,
 )
@@ -352,7 +353,7 @@ def test_a_port_in_use_is_an_error_with_its_address(run: Run) -> None:
     async def main() -> None:
         async with serving() as server:
             rival = RemotingServer(echo, host="127.0.0.1", port=server.port)
-            with pytest.raises(ConnectError, match="cannot listen there"):
+            with pytest.raises(ListenError, match="cannot listen on .*choose another port"):
                 await rival.start()
 
     run(main())

@@ -51,6 +51,16 @@ class ConnectError(WireError):
         self.address = address
 
 
+class ListenError(ConnectError):
+    """A port of ours cannot be listened on."""
+
+    def __init__(self, address: str, cause: str) -> None:
+        WireError.__init__(
+            self, f"cannot listen on {address}: {cause}; stop what listens there or choose another port or address"
+        )
+        self.address = address
+
+
 class ConnectionClosedError(WireError):
     """The connection ended before the answer came: whether the peer acted on the request is unknown."""
 

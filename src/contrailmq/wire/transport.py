@@ -17,7 +17,7 @@ from typing import Final
 
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.connection import DEFAULT_LIMITS, SERVER_LIMITS, Connection, Handler, Limits
-from contrailmq.wire.errors import ConnectError, ConnectionClosedError, WireError
+from contrailmq.wire.errors import ConnectError, ConnectionClosedError, ListenError, WireError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command, Fields, to_ext
 from contrailmq.wire.tls import ServerTls, TlsMode
@@ -100,7 +100,7 @@ class RemotingServer:
                 self._port = int(listening.getsockname()[1])
                 self._listener = _PeekingListener(listening, self._connection, self._tls)
         except OSError as exc:
-            raise ConnectError(self.address, f"cannot listen there: {exc.strerror or exc}") from exc
+            raise ListenError(self.address, exc.strerror or str(exc)) from exc
         self._schedule_sweep(loop)
 
     async def close(self, drain_seconds: float = 3.0) -> None:
