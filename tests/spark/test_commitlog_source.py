@@ -77,7 +77,7 @@ def test_a_stream_of_a_growing_store_gives_each_record_once(spark: Any, tmp_path
             .option("path", str(tmp_path / "growing"))
             .option("includeSystemTopics", "true")
             .option("columns", "physicalOffset")
-            .option("maxBytesPerTrigger", "60000")
+            .option("maxBytesPerTrigger", "200000")
             .load()
         )
         (
