@@ -45,7 +45,7 @@ bench: $(STAMP) ## What things cost here (the codec; `contrailmq bench --help` l
 
 test: $(STAMP)  ## Everything that must pass
 	@echo "==> tests"
-	@$(BIN)/python -m pytest -q -m "not long and not interop"
+	@$(BIN)/python -m pytest -q -p no:randomly -m "not long and not interop"
 
 test-long: $(STAMP) ## The full counts of the fault tests
 	@echo "==> long tests"

@@ -24,18 +24,18 @@ def bodies(output: str) -> list[str]:
 @pytest.mark.parametrize("mode", ["concurrent", "orderly"])
 def test_javas_producer_and_push_consumer(rocketmq: Apache, cluster: LocalCluster, mode: str) -> None:
     topic = f"Java_{mode}"
-    sent = rocketmq.run("Client", "produce", cluster.namesrv, topic, "20")
+    sent = rocketmq.client("produce", cluster.namesrv, topic, "20")
     assert [fact[0] for fact in facts(sent, "sent")] == ["SEND_OK"] * 20
-    got = rocketmq.run("Client", "consume", cluster.namesrv, f"java_{mode}", topic, "*", "20", mode)
+    got = rocketmq.client("consume", cluster.namesrv, f"java_{mode}", topic, "*", "20", mode)
     assert bodies(got) == sorted(f"body-{n}" for n in range(20))
 
 
 def test_javas_tag_filter_batches_and_lite_pull(rocketmq: Apache, cluster: LocalCluster) -> None:
-    sent = rocketmq.run("Client", "batch", cluster.namesrv, "Java_batch", "8")
+    sent = rocketmq.client("batch", cluster.namesrv, "Java_batch", "8")
     assert {fact[0] for fact in facts(sent, "sent")} == {"SEND_OK"}
-    even = rocketmq.run("Client", "consume", cluster.namesrv, "java_even", "Java_batch", "even", "4", "concurrent")
+    even = rocketmq.client("consume", cluster.namesrv, "java_even", "Java_batch", "even", "4", "concurrent")
     assert bodies(even) == ["body-0", "body-2", "body-4", "body-6"]
-    pulled = rocketmq.run("Client", "litepull", cluster.namesrv, "java_lite", "Java_batch", "8")
+    pulled = rocketmq.client("litepull", cluster.namesrv, "java_lite", "Java_batch", "8")
     assert facts(pulled, "done")[0][0] == "true"
 
 

@@ -67,3 +67,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def _sources_are_known(request: pytest.FixtureRequest) -> None:
+    """Spark looks a source up in the session that is active on its thread, and streams of other tests change that."""
+    if "spark" not in request.fixturenames:
+        return
+    import contrailmq.spark
+
+    session = request.getfixturevalue("spark")
+    module = type(session)._get_j_spark_session_module(session._jvm)
+    module.setActiveSession(session._jsparkSession)
+    module.setDefaultSession(session._jsparkSession)
+    contrailmq.spark.register(session)
