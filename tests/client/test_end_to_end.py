@@ -69,8 +69,9 @@ def test_what_is_sent_is_received_with_everything_it_had(cluster: LocalCluster, 
 
 
 def test_a_queue_of_a_topic_that_is_not_there_yet_can_be_sent_to(cluster: LocalCluster, name: str) -> None:
-    queue = MessageQueue(name, "broker-0", 2)
     with Producer(name, namesrv=cluster.namesrv, instance_name=name) as producer:
+        known = producer.send(Message(f"{name}_known", b"x")).queue
+        queue = MessageQueue(name, known.broker_name, 2)
         assert producer.send(Message(name, b"first"), queue=queue).queue == queue
         with pytest.raises(ContrailError, match="nobody"):
             producer.send(Message(name, b"x"), queue=queue._replace(broker_name="nobody"))
