@@ -32,6 +32,13 @@ Topics = Annotated[str | None, typer.Option("--topics", help="Only these topics,
 Namesrv = Annotated[str | None, typer.Option("-n", "--namesrv", help="NameServer addresses, host:port;host:port.")]
 Since = Annotated[str | None, typer.Option("--since", help="Stored at or after: ISO time (UTC) or epoch ms.")]
 Until = Annotated[str | None, typer.Option("--until", help="Stored before: ISO time (UTC) or epoch ms.")]
+ClientOption = Annotated[
+    list[str] | None,
+    typer.Option("--client", metavar="NAME=VALUE", help="Key or TLS setting: accessKey, secretKey, tls.enable ..."),
+]
+ClientFile = Annotated[
+    Path | None, typer.Option("--client-file", help="Properties file with such settings; keeps secrets off `ps`.")
+]
 Rate = Annotated[float, typer.Option("--rate", help="At most so many messages a second; 0: no limit.")]
 
 
@@ -46,6 +53,8 @@ def archive(
     topics: Topics = None,
     skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Go on behind damaged stretches.")] = False,
     delta: Annotated[bool, typer.Option("--delta", help="Also list the files in a Delta table there.")] = False,
+    client: ClientOption = None,
+    client_file: ClientFile = None,
     dry_run: DryRun = False,
     engine: EngineName = "spark",
     master: Master = None,
@@ -56,7 +65,8 @@ def archive(
         if (store is None) == (namesrv is None):
             raise typer.BadParameter("give either --store or --namesrv with --topics")
         if store is None:
-            shown = _archive_topics(_required(namesrv, "--namesrv"), topics, target, master)
+            options = {"nameServer": _required(namesrv, "--namesrv"), **_client(client, client_file)}
+            shown = _archive_topics(options, topics, target, master)
             _print({**shown, **_published(target, delta)}, as_json, title="archive")
             return
         from contrailmq.spark.jobs import archive as job
@@ -159,6 +169,8 @@ def ask(
     archived: Annotated[str | None, typer.Option("--archive", help="Directory of an archive.")] = None,
     namesrv: Namesrv = None,
     topics: Topics = None,
+    client: ClientOption = None,
+    client_file: ClientFile = None,
     rows_max: Annotated[int, typer.Option("--rows", help="Print at most so many rows.")] = 100,
     master: Master = None,
     as_json: AsJson = False,
@@ -169,6 +181,7 @@ def ask(
 
         if sum(given is not None for given in (store, archived, namesrv)) != 1:
             raise typer.BadParameter("give exactly one of --store, --archive and --namesrv with --topics")
+        signed = _client(client, client_file)
         spark = contrailmq.spark.session("contrailmq ask", **({"master": master} if master else {}))
         if archived is not None:
             frame = contrailmq.spark.read_archive(spark, archived)
@@ -176,7 +189,7 @@ def ask(
             options = {"topics": topics} if topics else {"includeSystemTopics": "true"}
             frame = spark.read.format("commitlog").options(**options).load(store)
         else:
-            reader = spark.read.format("rocketmq").option("nameServer", namesrv)
+            reader = spark.read.format("rocketmq").option("nameServer", namesrv).options(**signed)
             frame = reader.option("subscribe", _required(topics, "--topics")).load()
         frame.createOrReplaceTempView("log")
         found = [row.asDict(recursive=True) for row in spark.sql(sql).limit(rows_max).collect()]
@@ -194,6 +207,8 @@ def replay(
     topics: Topics = None,
     since: Since = None,
     until: Until = None,
+    client: ClientOption = None,
+    client_file: ClientFile = None,
     rate: Rate = 0.0,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -209,6 +224,7 @@ def replay(
                 topic,
                 "" if dry_run and namesrv is None else _required(namesrv, "--namesrv"),
                 selection=selection,
+                options=_client(client, client_file),
                 per_second=rate,
                 dry_run=dry_run,
                 on_progress=tell,
@@ -224,6 +240,8 @@ def redrive(
     where: Annotated[
         list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="Only such letters.")
     ] = None,
+    client: ClientOption = None,
+    client_file: ClientFile = None,
     rate: Rate = 0.0,
     dry_run: DryRun = False,
     as_json: AsJson = False,
@@ -238,6 +256,7 @@ def redrive(
             _required(namesrv, "--namesrv"),
             tags=frozenset(tags.split(",")) if tags else None,
             matches=lambda row: wanted.items() <= dict(row["properties"]).items(),
+            options=_client(client, client_file),
             per_second=rate,
             dry_run=dry_run,
         )
@@ -253,13 +272,25 @@ def _published(target: str, is_wanted: bool) -> dict[str, int]:
     return {"delta_files": publish_delta(target)}
 
 
-def _archive_topics(namesrv: str, topics: str | None, target: str, master: str | None) -> dict[str, object]:
+def _client(given: list[str] | None, file: Path | None) -> dict[str, str]:
+    """Keys and TLS settings as the options of the source; what is given by hand wins over the file."""
+    from contrailmq.spark.access import PREFIX, access_of
+    from contrailmq.wire.properties import read_properties
+
+    found = {} if file is None else read_properties(file)
+    found |= dict(text.partition("=")[::2] for text in given or [])
+    options = {f"{PREFIX}{name.removeprefix(PREFIX)}": value for name, value in found.items()}
+    access_of(options)  # refuses names without effect before anything is started
+    return options
+
+
+def _archive_topics(options: dict[str, str], topics: str | None, target: str, master: str | None) -> dict[str, object]:
     """Everything that topics gained since the last run, by a stream that ends when it has caught up."""
     import contrailmq.spark
     from contrailmq.spark.jobs.manifest import Manifest
 
     spark = contrailmq.spark.session("contrailmq archive", **({"master": master} if master else {}))
-    source = spark.readStream.format("rocketmq").option("nameServer", namesrv).option("startingOffsets", "earliest")
+    source = spark.readStream.format("rocketmq").options(**options).option("startingOffsets", "earliest")
     stream = source.option("subscribe", _required(topics, "--topics")).load()
     before = Manifest(target).load()
     writer = contrailmq.spark.archive_stream(stream, target, str(Path(target, "_checkpoint").absolute()))

@@ -53,6 +53,16 @@ class Access:
         )
 
 
+def access_of(options: Mapping[str, str] | None) -> Access:
+    """From options as the source takes them, `rocketmq.accessKey` and so on; for functions that take nothing else."""
+    passed = {}
+    for name, value in (options or {}).items():
+        if not name.lower().startswith(PREFIX):
+            raise OptionError(f"option {name} has no effect here: only {PREFIX}{f', {PREFIX}'.join(_NAMES)} have")
+        passed[name[len(PREFIX) :]] = value
+    return parse_access(passed)
+
+
 def parse_access(passed: Mapping[str, str]) -> Access:
     """From the options behind `rocketmq.`, whatever their case. What would have no effect is refused."""
     by_lower = {name.lower(): name for name in _NAMES}

@@ -7,7 +7,8 @@ every batch. What is published is the next offset to read. Nothing is ever read 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.streaming import StreamingQueryListener
 from pyspark.sql.streaming.listener import (
@@ -17,20 +18,23 @@ from pyspark.sql.streaming.listener import (
     QueryTerminatedEvent,
 )
 
-from contrailmq.client.raw import QueueReader
+from contrailmq.spark.access import Access, access_of
 from contrailmq.spark.rocketmq import offsets_of
 from contrailmq.spark.topic_plan import publish_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_TIMEOUT_S: Final = 10.0
+
 
 class OffsetMirror(StreamingQueryListener):  # type: ignore[misc]
     """Publishes the offsets that queries of one name (or all) have reached."""
 
-    def __init__(self, namesrv: str, group: str, query_name: str | None = None) -> None:
+    def __init__(self, namesrv: str, group: str, query_name: str | None = None, access: Access | None = None) -> None:
         super().__init__()
         self._namesrv, self._group, self._query_name = namesrv, group, query_name
+        self._access = Access() if access is None else access
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         return None
@@ -54,12 +58,22 @@ class OffsetMirror(StreamingQueryListener):  # type: ignore[misc]
         tree = json.loads(end_offset)
         if not isinstance(tree, dict) or "offsets" not in tree:
             return
-        with QueueReader(namesrv=self._namesrv, group=self._group) as client:
+        with self._access.open(self._namesrv, self._group, _TIMEOUT_S) as client:
             publish_offsets(client, offsets_of(tree))
 
 
-def mirror_offsets(spark: SparkSession, namesrv: str, group: str, *, query_name: str | None = None) -> OffsetMirror:
-    """Publish the progress of this session's queries (or of the named one) as the offsets of a group."""
-    mirror = OffsetMirror(namesrv, group, query_name)
+def mirror_offsets(
+    spark: SparkSession,
+    namesrv: str,
+    group: str,
+    *,
+    query_name: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> OffsetMirror:
+    """Publish the progress of this session's queries (or of the named one) as the offsets of a group.
+
+    `options` are the source's own for keys and TLS: `{"rocketmq.accessKey": ..., "rocketmq.secretKey": ...}`.
+    """
+    mirror = OffsetMirror(namesrv, group, query_name, access_of(options))
     spark.streams.addListener(mirror)
     return mirror

@@ -155,7 +155,13 @@ class Sender:
 
     def _send(self, queue: MessageQueue) -> None:
         messages = self._pending.pop(queue).messages
-        self._try(lambda: self._client.send_batch(messages, queue, producer_group=self._settings.group), queue)
+
+        def send() -> None:
+            # A lost connection drops the routes, also the one by which a topic that is not there yet comes to be.
+            self._client.publish_queues(queue.topic)
+            self._client.send_batch(messages, queue, producer_group=self._settings.group)
+
+        self._try(send, queue)
         self._turn += 1  # rows that name no queue go on to the next one
 
     def _send_alone(self, message: Message, queue: MessageQueue) -> None:

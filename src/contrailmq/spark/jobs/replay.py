@@ -13,7 +13,7 @@ Both run in this process: order within a queue and a rate limit want one sender.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from contrailmq.client.raw import QueueReader
 from contrailmq.client.sync_admin import Admin
 from contrailmq.message import RESERVED_PROPERTIES, Property, dlq_topic
+from contrailmq.spark.access import access_of
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.decode import Selection
 from contrailmq.spark.jobs.manifest import Manifest
@@ -76,18 +77,22 @@ def replay(
     namesrv: str,
     *,
     selection: Selection | None = None,
+    options: Mapping[str, str] | None = None,
     per_second: float = 0.0,
     dry_run: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> ReplayResult:
-    """Send the messages of an archive or store to `topic` (None: each to the topic it came from)."""
+    """Send the messages of an archive or store to `topic` (None: each to the topic it came from).
+
+    `options` are the source's own for keys and TLS: `{"rocketmq.accessKey": ..., "rocketmq.secretKey": ...}`.
+    """
     rows = stored_rows(source, Selection() if selection is None else selection)
     if dry_run:
         return ReplayResult(sum(1 for _ in rows), 0, 0)
-    settings = SinkSettings(namesrv, topic=topic, group="contrailmq_replay")
+    settings = SinkSettings(namesrv, access_of(options), topic=topic, group="contrailmq_replay")
     pace = Pace(per_second)
     count = 0
-    with QueueReader(namesrv=namesrv, group=settings.group) as client:
+    with settings.access.open(namesrv, settings.group, settings.timeout_s) as client:
         sender = Sender(client, settings)
         try:
             for row in rows:
@@ -166,14 +171,22 @@ def redrive(
     *,
     tags: frozenset[str] | None = None,
     matches: Callable[[Row], bool] | None = None,
+    options: Mapping[str, str] | None = None,
     per_second: float = 0.0,
     dry_run: bool = False,
 ) -> ReplayResult:
-    """Send a group's dead letters back to their topics. `matches` sees each row and may leave it where it is."""
-    settings = SinkSettings(namesrv, group="contrailmq_redrive")
+    """Send a group's dead letters back to their topics. `matches` sees each row and may leave it where it is.
+
+    `options` are the source's own for keys and TLS, as in `replay`.
+    """
+    settings = SinkSettings(namesrv, access_of(options), group="contrailmq_redrive")
     pace = Pace(per_second)
     found = sent = skipped = 0
-    with QueueReader(namesrv=namesrv, group=settings.group) as client, Admin(namesrv=namesrv) as admin:
+    access = settings.access
+    with (
+        access.open(namesrv, settings.group, settings.timeout_s) as client,
+        Admin(namesrv=namesrv, tls=access.tls(), credentials=access.credentials()) as admin,
+    ):
         sender = Sender(client, settings)
         try:
             for row in _dead_letters(client, group, namesrv):
