@@ -439,15 +439,23 @@ def test_a_forked_child_gets_a_clear_error_and_can_make_its_own_client(cluster: 
         producer.send(Message(name, b"x"))
         pid = os.fork()
         if pid == 0:
-            code = 1
-            try:
-                producer.send(Message(name, b"child"))
-            except ClientStateError as exc:
-                code = 0 if "after the fork" in str(exc) else 2
-            os._exit(code)
+            os._exit(_in_the_child(producer, cluster.namesrv, name))
         _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == 0
         assert producer.send(Message(name, b"parent")).status is SendStatus.OK
+
+
+def _in_the_child(inherited: Producer, namesrv: str, name: str) -> int:
+    """An exit code: 0 when the inherited client refuses with the remedy, and following the remedy works."""
+    try:
+        inherited.send(Message(name, b"child"))
+    except ClientStateError as exc:
+        if "after the fork" not in str(exc):
+            return 2
+    else:
+        return 1
+    with Producer(f"{name}_child", namesrv=namesrv) as own:
+        return 0 if own.send(Message(name, b"own")).status is SendStatus.OK else 3
 
 
 def test_states_are_guarded(cluster: LocalCluster, name: str) -> None:

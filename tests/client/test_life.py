@@ -138,6 +138,71 @@ def test_a_client_of_a_closed_loop_says_so(cluster: LocalCluster, name: str) -> 
     instance._instances.clear()
 
 
+class LoopElsewhere:
+    """An event loop that lives in a thread of its own."""
+
+    def __enter__(self) -> asyncio.AbstractEventLoop:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        return self._loop
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.mark.parametrize("kind", ["producer", "push", "lite pull", "admin"])
+def test_a_client_of_another_live_loop_says_so_and_still_works_on_its_own(
+    cluster: LocalCluster, name: str, kind: str
+) -> None:
+    """Every way in is refused, shutdown too; the client's own loop is not disturbed."""
+    made: dict[str, aio.Producer | aio.PushConsumer | aio.LitePullConsumer | aio.Admin] = {
+        "producer": aio.Producer(name, namesrv=cluster.namesrv),
+        "push": aio.PushConsumer(name, namesrv=cluster.namesrv),
+        "lite pull": aio.LitePullConsumer(name, namesrv=cluster.namesrv),
+        "admin": aio.Admin(namesrv=cluster.namesrv),
+    }
+    client = made[kind]
+
+    async def use() -> object:
+        match client:
+            case aio.Producer():
+                return await client.send(Message(name, b"x"))
+            case aio.PushConsumer():
+                return client.subscribe(name)
+            case aio.LitePullConsumer():
+                return await client.poll(timeout=0.0)
+            case aio.Admin():
+                return await client.topics()
+
+    with LoopElsewhere() as loop:
+        asyncio.run_coroutine_threadsafe(client.start(), loop).result(10)
+        for work in (use, client.shutdown):
+            with pytest.raises(ClientStateError, match="another event loop"):
+                asyncio.run(work())
+        asyncio.run_coroutine_threadsafe(use(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(client.shutdown(), loop).result(10)
+    assert not instance._instances
+
+
+def test_an_admin_that_was_started_keeps_its_connections_and_starts_once(cluster: LocalCluster) -> None:
+    admin = Admin(namesrv=cluster.namesrv)
+    admin.start()
+    admin.topics()
+    (kept,) = instance._instances.values()
+    connections = dict(kept.remoting._connections)
+    admin.topics()
+    assert kept.remoting._connections == connections
+    with pytest.raises(ClientStateError, match="start it once"):
+        admin.start()
+    admin.shutdown()
+    assert not instance._instances
+    assert admin.topics()  # as before the start: connects for this call alone
+    assert not instance._instances
+
+
 def test_a_name_server_that_comes_back_empty_knows_the_routes_again_within_seconds(
     own_cluster: LocalCluster, name: str
 ) -> None:

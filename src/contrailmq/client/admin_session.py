@@ -10,6 +10,7 @@ from typing import Final, Self, Unpack
 
 from contrailmq.client.errors import BrokerNotFoundError
 from contrailmq.client.instance import ClientInstance
+from contrailmq.client.life import check_loop
 from contrailmq.client.namespace import wrap
 from contrailmq.client.routes import MASTER_ID, TopicRoute
 from contrailmq.client.settings import ClientOptions, ClientSettings
@@ -43,12 +44,13 @@ class AdminSession:
 
     async def shutdown(self) -> None:
         if self._instance is not None:
-            instance, self._instance = self._instance, None
+            instance, self._instance = self._connected(), None
             await instance.release()
 
     def _connected(self) -> ClientInstance:
         if self._instance is None:
             self._instance = ClientInstance.acquire(self.options.client_id(), self.options)
+        check_loop("this Admin", self._instance.loop)
         return self._instance
 
     def _name(self, name: str) -> str:

@@ -164,7 +164,7 @@ class Producer(_Blocking):
 
     @property
     def client_id(self) -> str:
-        return self._producer.client_id
+        return self._do(lambda: self._producer.client_id)
 
 
 class TransactionProducer(Producer):
@@ -241,7 +241,7 @@ class PushConsumer(_Blocking):
 
     @property
     def client_id(self) -> str:
-        return self._consumer.client_id
+        return self._do(lambda: self._consumer.client_id)
 
 
 class LitePullConsumer(_Blocking):
@@ -332,4 +332,4 @@ class LitePullConsumer(_Blocking):
 
     @property
     def client_id(self) -> str:
-        return self._consumer.client_id
+        return self._do(lambda: self._consumer.client_id)

@@ -3,8 +3,8 @@
     with Admin(namesrv="127.0.0.1:9876") as admin:
         admin.topics()
 
-Without `with` each call connects anew and leaves nothing open. What the methods do is written in `admin.py` and its
-parts.
+Without `with` or `start` each call connects anew and leaves nothing open. What the methods do is written in `admin.py`
+and its parts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Self, TypeVar, Unpack
 from contrailmq.client import admin as aio_admin
 from contrailmq.client.admin_groups import OffsetPlace, QueueProgress
 from contrailmq.client.admin_messages import END_OF_TIME_MS
+from contrailmq.client.errors import ClientStateError
 from contrailmq.client.loop_thread import LoopThread
 from contrailmq.client.results import SendResult
 from contrailmq.client.routes import TopicRoute
@@ -45,14 +46,26 @@ class Admin:
         return aio_admin.Admin(namesrv=self._namesrv, **self._settings)
 
     def __enter__(self) -> Self:
-        self._open = (LoopThread.acquire(), self._make())
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
+    def start(self) -> None:
+        """Keep the connections from here to `shutdown`. A second start is an error."""
+        if self._open is not None:
+            raise ClientStateError("this Admin is running: start it once, and again only after shutdown")
+        admin, thread = self._make(), LoopThread.acquire()
+        try:
+            thread.run(admin.start())
+        except BaseException:
+            thread.release()
+            raise
+        self._open = (thread, admin)
+
     def shutdown(self) -> None:
-        """Close the connections; the object can still be used, as if it had never been entered."""
+        """Close the connections; the object can still be used, as if it had never been started."""
         if self._open is not None:
             (thread, admin), self._open = self._open, None
             try:
