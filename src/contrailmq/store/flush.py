@@ -7,9 +7,9 @@ One flush at a time. A thread that needs an offset durable waits while a flush r
 the first to see it leads the next flush, for everything appended by then. So writers that arrive while a flush runs
 share the next one (group commit), and a lone writer syncs in its own thread without waking another (a thread hop costs
 about as much as the sync on a fast disk). When the last flush released many writers, most of them are about to put
-again: the leader waits for as many requests, but no longer than the last flush took. Without that pause 64 writers
-share a sync by twos and threes, with it by dozens. The broker's loop must not block: it calls `request`, and the flush
-thread leads.
+again: the leader waits for as many requests, but no longer than the last flush took, or than so many puts take one
+after the other. Without that pause 64 writers share a sync by twos and threes, with it by dozens. The broker's loop
+must not block: it calls `request`, and the flush thread leads.
 
 The thread, per flushDiskType:
 * SYNC_FLUSH: sleeps until requested, at most `flush_interval_commit_log`; then flushes whatever there is.
@@ -38,7 +38,8 @@ from contrailmq.store.write_buffer_pool import WriteBufferPool
 _log = logging.getLogger(__name__)
 
 SYNC_FAILED: Final = -1  # what listeners get instead of an offset
-GATHER_S_MAX: Final = 0.002  # the longest a leader waits for writers that may put again
+GATHER_S_EACH: Final = 0.0001  # a put and a thread's switch: how long one released writer may need to come again
+GATHER_S_MAX: Final = 0.005  # the longest a leader waits for writers that may put again
 
 
 class FlushFailedError(Exception):
@@ -65,12 +66,14 @@ class LogFlusher:
         self._on_thorough = on_thorough
         self._committer = committer
         self._listeners: list[Callable[[int], None]] = []
-        self._state = threading.Condition()  # guards the five below
+        self._state = threading.Condition(threading.Lock())  # guards the six below
         self._is_flushing = False
         self._waiting = 0  # requests not yet covered
         self._released = 0  # requests that the last flush covered
         self._flush_s = 0.0  # how long it took
-        self._gathered = threading.Event()  # enough requests have come for the leader that waits for them
+        self._sleeping = 0  # threads that wait for the flush that runs
+        self._gathering = 0  # how many requests the leader waits for; 0 when it does not
+        self._gathered = threading.Event()  # they have come
         self._wake = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -109,10 +112,10 @@ class LogFlusher:
 
         A thread whose own sync stalls stays in it: the time limit is for those that wait behind it.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = 0.0
         with self._state:
             self._waiting += 1
-            if self._waiting >= self._released:
+            if 0 < self._gathering <= self._waiting:
                 self._gathered.set()
             try:
                 while self._files.flushed_where < offset:
@@ -121,8 +124,12 @@ class LogFlusher:
                     if not self._is_flushing:
                         if not self._lead(0, gathers=True):
                             return self._files.flushed_where >= offset  # nothing was left to flush
-                    elif not self._state.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
+                        continue
+                    now = time.monotonic()
+                    deadline = deadline or now + timeout_s
+                    if now >= deadline:
                         return False
+                    self._sleep(deadline - now)
             finally:
                 self._waiting -= 1
         return True
@@ -131,18 +138,27 @@ class LogFlusher:
         """Flush now; True when the durable offset grew."""
         with self._state:
             while self._is_flushing:
-                self._state.wait()
+                self._sleep(None)
             return self._lead(least_pages, gathers=False)
+
+    def _sleep(self, timeout_s: float | None) -> None:
+        """Until the flush that runs is over."""
+        self._sleeping += 1
+        try:
+            self._state.wait(timeout_s)
+        finally:
+            self._sleeping -= 1
 
     def _lead(self, least_pages: int, *, gathers: bool) -> bool:
         """Run one flush, with `_state` held on entry and exit but not during the sync."""
         self._is_flushing = True
-        self._gathered.clear()
-        must_gather = gathers and self._waiting < self._released
+        if gathers and self._waiting < self._released:
+            self._gathering = self._released
+            self._gathered.clear()
         self._state.release()
         try:
-            if must_gather:
-                self._gathered.wait(min(self._flush_s, GATHER_S_MAX))
+            if self._gathering:
+                self._gathered.wait(min(max(self._flush_s, self._released * GATHER_S_EACH), GATHER_S_MAX))
             started = time.monotonic()
             moved = self._flush_in_turn(least_pages)
             self._flush_s = time.monotonic() - started
@@ -150,7 +166,9 @@ class LogFlusher:
             self._state.acquire()
             self._released = self._waiting
             self._is_flushing = False
-            self._state.notify_all()
+            self._gathering = 0
+            if self._sleeping:
+                self._state.notify_all()
         return moved
 
     def _flush_in_turn(self, least_pages: int) -> bool:

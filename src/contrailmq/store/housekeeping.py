@@ -50,15 +50,16 @@ class Housekeeping:
         self._log_files = log_files
         self._on_sync_failure = on_sync_failure
         self._last_thorough_ms = clock.monotonic_ms()
+        self._early_tasks: list[Callable[[], None]] = []
         self._tasks: list[Callable[[], None]] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._turn = threading.Lock()
         self.error: str | None = None  # why the newest round could not finish, if it could not
 
-    def add_task(self, task: Callable[[], None]) -> None:
-        """Run this in every round. It may raise OSError."""
-        self._tasks.append(task)
+    def add_task(self, task: Callable[[], None], *, early: bool = False) -> None:
+        """Run this in every round, after the writing or (`early`) before it. It may raise OSError."""
+        (self._early_tasks if early else self._tasks).append(task)
 
     def start(self) -> None:
         self._stop.clear()
@@ -96,6 +97,8 @@ class Housekeeping:
         self._checkpoint.flush()
 
     def _round(self) -> None:
+        for task in self._early_tasks:
+            task()
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._last_thorough_ms + self._config.flush_consume_queue_thorough_interval:
             self._last_thorough_ms = now_ms

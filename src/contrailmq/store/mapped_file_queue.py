@@ -162,6 +162,8 @@ class MappedFileQueue:
         files = self.files
         if not files:
             return None
+        if files[-1].base <= where < files[-1].end:  # nearly always
+            return files[-1]
         return files[0] if where < files[0].base else self.find(where)
 
     # --- removing

@@ -3,7 +3,8 @@
 Two ways to drive it, and nothing in between:
 
 * **Embedded** (`Drive.EMBEDDED`): `put` and `put_many` return when the message is durable as configured and readable;
-  any number of threads may call them. Trouble with the disk is an exception, a refused message a status.
+  any number of threads may call them. Trouble with the disk is an exception, a refused message a status. Readable means
+  that a read dispatches first what puts have left (store_reads.py); nothing is left when someone listens for arrivals.
 * **By a loop** (`Drive.LOOP`): `append` writes and returns, never waiting for a disk; the loop calls `dispatch` after a
   batch of appends, `request_flush` when someone waits for durability, and hears of it through `on_durable`.
 
@@ -26,7 +27,6 @@ from typing import Final, Self
 from contrailmq.message import (
     Message,
     Property,
-    StoredMessage,
     as_body,
     create_unique_id,
     encode_host,
@@ -36,13 +36,11 @@ from contrailmq.message import (
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.commit_log import LOCALHOST
 from contrailmq.store.config import WITHOUT_EFFECT, StoreConfig
-from contrailmq.store.consume_queue import Boundary, unpack_units
 from contrailmq.store.errors import StoreClosedError, StoreError, StoreFullError, StoreIOError, StoreReadOnlyError
 from contrailmq.store.files import Files
 from contrailmq.store.flush import FlushFailedError
 from contrailmq.store.parts import build_parts
 from contrailmq.store.queue_ledger import read_ledger
-from contrailmq.store.reading import PULL_BYTES_MAX, decode_found
 from contrailmq.store.record import BatchPart
 from contrailmq.store.recovery import RecoveryReport, load_index, recover
 from contrailmq.store.stats import StoreStats
@@ -51,15 +49,15 @@ from contrailmq.store.status import (
     AppendResult,
     Arrival,
     BatchResult,
-    GetResult,
-    MessageFilter,
-    Messages,
     PutResult,
     PutStatus,
 )
 from contrailmq.store.store_lock import StoreLock, remove_abort_file, write_abort_file
+from contrailmq.store.store_reads import StoreReads
 
 _log = logging.getLogger(__name__)
+
+LAG_MAX: Final = 64  # messages that embedded puts leave to be dispatched together: half the cost of one by one
 
 _PUT_OK: Final = PutStatus.PUT_OK
 _CLOSED: Final = "closed"
@@ -75,7 +73,7 @@ class Drive(enum.Enum):
     LOOP = "loop"
 
 
-class MessageStore:
+class MessageStore(StoreReads):
     """A store directory. Thread-safe; a context manager.
 
     with MessageStore(StoreConfig(path)) as store:
@@ -121,8 +119,11 @@ class MessageStore:
         self._dispatcher, self._reader, self._housekeeping = parts.dispatcher, parts.reader, parts.housekeeping
         self._delay_levels, self._retention = parts.delay_levels, parts.retention
         self._lock = StoreLock(self.files, config.lock_path)
-        # Nothing to wait for and nobody to wake: a put is then an append and a dispatch.
+        # Nothing to wait for and nobody to wake: a put is then an append and, in its turn, a dispatch.
         self._is_plain = not (config.is_sync_flush or config.wake_flush_when_put_message or parts.committer)
+        self._facts = self._log.facts
+        self._undispatched = self._facts if drive is Drive.EMBEDDED else ()
+        self._lag_max = LAG_MAX
         self.append: Append = self._log.append
         self._refuse(_CLOSED, f"store {config.path} is not open")
 
@@ -201,7 +202,7 @@ class MessageStore:
         if self._committer is not None:
             self._committer.start()
         self._flusher.start()
-        self._housekeeping.add_task(self._sample)
+        self._housekeeping.add_task(self._sample, early=True)
         self._housekeeping.start()
         write_abort_file(self.files, self.config.abort_path)
         if not self.recovery.is_vouched_for:
@@ -262,6 +263,7 @@ class MessageStore:
         return self._dispatcher.mark >= self._log_files.max_offset
 
     def _drop(self) -> None:
+        self._facts.clear()  # a late read must not dispatch into files that may be another's by now
         self._queues.close()
         if self._index is not None:
             self._index.close()
@@ -326,7 +328,8 @@ class MessageStore:
             return result
         end = result.physical_offset + result.size_bytes
         if self._is_plain:
-            self._dispatcher.dispatch(end)
+            if len(self._facts) >= self._lag_max:
+                self._dispatcher.dispatch(end)
         elif not self._settle(end, waits=message.properties.get(Property.WAIT) != "false"):
             result = result._replace(status=PutStatus.FLUSH_DISK_TIMEOUT, reason=self._timeout_text())
         self.stats.note_put_time(self._now_ms() - started_ms)
@@ -395,12 +398,9 @@ class MessageStore:
                 self._committer.request()
         elif self.config.wake_flush_when_put_message:
             self._flusher.request()
-        self._dispatcher.dispatch(self.confirm_offset)
+        if len(self._facts) >= self._lag_max:
+            self._dispatcher.dispatch(self.confirm_offset)
         return is_durable
-
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise StoreClosedError(self.config.path)
 
     def _raise_if_unusable(self, result: PutResult) -> None:
         if result.status is PutStatus.CREATE_MAPPED_FILE_FAILED and self._log.last_error is not None:
@@ -456,14 +456,10 @@ class MessageStore:
         return self._dispatcher.dispatch(self.confirm_offset)
 
     @property
-    def confirm_offset(self) -> int:
-        """What may be shown to readers: under SYNC_FLUSH only what is durable, otherwise what is in the files."""
-        if self.config.is_sync_flush and not self.config.read_un_committed:
-            return self._log_files.flushed_where
-        return self._log_files.max_offset
-
-    @property
     def dispatched_offset(self) -> int:
+        """Queues and index hold everything before this offset."""
+        if self._undispatched:
+            self._catch_up()
         return self._dispatcher.mark
 
     @property
@@ -507,6 +503,7 @@ class MessageStore:
         With `queues`, only for those (topic, queue) that are in it at that moment; asking costs 0.1 us a message where
         telling costs 0.7.
         """
+        self._lag_max = 0
         if queues is None:
             self._dispatcher.listeners.append(listener)
         else:
@@ -514,139 +511,26 @@ class MessageStore:
 
     def add_dispatcher(self, hook: Callable[[Arrival], None]) -> None:
         """Called for each record before its unit is written (filter bit maps, compaction)."""
+        self._lag_max = 0
         self._dispatcher.hooks.append(hook)
 
     def _on_commit(self) -> None:
-        if self._drive is Drive.EMBEDDED:
-            self._dispatcher.dispatch(self.confirm_offset)
+        if self._drive is Drive.EMBEDDED and len(self._facts) >= self._lag_max:
+            self._catch_up()
         for listener in self._commit_listeners:
             listener()
 
     def _on_flushed(self, offset: int) -> None:
-        # Messages that nobody waited for (WAIT=false) become readable when a flush has covered them.
-        if self._drive is Drive.EMBEDDED and offset >= 0:
-            self._dispatcher.dispatch(self.confirm_offset)
-
-    # --- reading
-
-    def get(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int = 32,
-        *,
-        max_bytes: int = PULL_BYTES_MAX,
-        filter: MessageFilter | None = None,
-    ) -> Messages:
-        """Messages of a queue from an offset on, decoded; see `status` and `next_offset` when it is empty."""
-        self._check_open()
-        found = self.get_slices(topic, queue_id, offset, max_count, max_bytes=max_bytes, filter=filter)
-        return decode_found(found, self.config.path, f"{topic}/{queue_id} from offset {offset} on")
-
-    def get_slices(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        *,
-        max_bytes: int = PULL_BYTES_MAX,
-        filter: MessageFilter | None = None,
-    ) -> GetResult:
-        """The same as slices of the mapped log, not decoded. Release the result when it was sent."""
-        result = self._reader.get(topic, queue_id, offset, max_count, max_bytes=max_bytes, message_filter=filter)
-        self.stats.note_get(len(result.slices))
-        return result
-
-    def is_cold(self, topic: str, queue_id: int, offset: int, *, by_distance: bool = False) -> bool:
-        """Would `get_slices` touch pages that are not in memory, or far back? Let a worker call the cold one."""
-        return self._reader.is_cold(topic, queue_id, offset, by_distance=by_distance)
-
-    def get_slices_cold(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        *,
-        max_bytes: int = PULL_BYTES_MAX,
-        filter: MessageFilter | None = None,
-    ) -> GetResult:
-        """As `get_slices`, with copies that the calling thread reads from the disk."""
-        result = self._reader.get_cold(topic, queue_id, offset, max_count, max_bytes=max_bytes, message_filter=filter)
-        self.stats.note_get(len(result.slices))
-        return result
-
-    def lookup(self, physical_offset: int) -> StoredMessage | None:
-        """The message whose record begins at this place of the log."""
-        self._check_open()
-        return self._reader.lookup(physical_offset)
-
-    def read_record(self, physical_offset: int, size_bytes: int | None = None) -> bytes | None:
-        """The bytes of the record that begins there (and has this size); None when there is none."""
-        return self._reader.read_record(physical_offset, size_bytes)
-
-    def read_slice(self, physical_offset: int, size_bytes: int) -> memoryview | None:
-        """The log's bytes there, unchecked: for a place that a queue or a timer names. Release it soon."""
-        return self._reader.record(physical_offset, size_bytes)
-
-    def read_log(self, offset: int, max_bytes: int) -> memoryview | None:
-        """Raw readable bytes from an offset on, within one file (replication); None when there are none."""
-        file = self._log_files.find(offset)
-        if file is None or offset - file.base >= file.read_position:
-            return None
-        position = offset - file.base
-        return file.select(position, min(max_bytes, file.read_position - position))
-
-    def query(
-        self, topic: str, key: str, max_count: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
-    ) -> list[StoredMessage]:
-        """Messages of a topic that carry this key or unique id, newest first, at most 64."""
-        self._check_open()
-        return self._reader.query(topic, key, max_count, begin_ms, end_ms)
-
-    def offset_at(self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
-        """The queue offset of the first message stored at or after a time (UPPER: the last at or before it)."""
-        return self._reader.offset_at(topic, queue_id, time_ms, boundary)
-
-    def store_time_at(self, topic: str, queue_id: int, offset: int) -> int:
-        return self._reader.store_time_at(topic, queue_id, offset)
-
-    def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int:
-        """Store time of the oldest message, of the log or of one queue; -1 when there is none."""
-        return self._reader.earliest_time(topic, queue_id)
-
-    def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """(min, max) offsets of every queue; max is the offset that the next message gets."""
-        return {(queue.topic, queue.queue_id): (queue.min_offset, queue.max_offset) for queue in self._queues}
-
-    def min_offset(self, topic: str, queue_id: int) -> int:
-        queue = self._queues.get(topic, queue_id)
-        return queue.min_offset if queue is not None else 0
-
-    def max_offset(self, topic: str, queue_id: int) -> int:
-        queue = self._queues.get(topic, queue_id)
-        return queue.max_offset if queue is not None else 0
-
-    def read_units(self, topic: str, queue_id: int, offset: int, max_count: int) -> list[tuple[int, int, int]]:
-        """(physical offset, size, tags code) of a queue's messages from an offset on; fewer where a file ends."""
-        queue = self._queues.get(topic, queue_id)
-        return [] if queue is None else list(unpack_units(queue.read_units(offset, max_count)))
-
-    @property
-    def log_min_offset(self) -> int:
-        return self._log_files.min_offset
-
-    @property
-    def log_max_offset(self) -> int:
-        """End of the readable log."""
-        return self._log_files.max_offset
+        # Messages that nobody waited for (WAIT=false) become readable when a flush has covered them: tell who listens.
+        if self._lag_max == 0 and self._drive is Drive.EMBEDDED and offset >= 0:
+            self._catch_up()
 
     # --- administration
 
     def delete_topics(self, topics: Sequence[str]) -> int:
         """Destroy the queues of these topics; how many queues. Their messages stay in the log until it is cleaned."""
+        if self._undispatched:
+            self._catch_up()
         doomed = [queue for queue in self._queues if queue.topic in set(topics)]
         for queue in doomed:
             self._log.forget_queue(queue.topic, queue.queue_id)
@@ -655,6 +539,8 @@ class MessageStore:
 
     def clean_expired_queues(self) -> int:
         """Destroy queues whose newest message is gone from the log, system topics excepted; how many."""
+        if self._undispatched:
+            self._catch_up()
         removed = self._retention.clean_expired_queues()
         for topic, queue_id in removed:
             self._log.forget_queue(topic, queue_id)
@@ -685,8 +571,8 @@ class MessageStore:
     def _sample(self) -> None:
         self._count_puts()
         self.stats.sample(self.clock.now_ms())
-        if self._drive is Drive.EMBEDDED and self._dispatcher.stuck_reason is not None:
-            self._dispatcher.dispatch(self.confirm_offset)
+        if self._drive is Drive.EMBEDDED and (self._facts or self._dispatcher.stuck_reason is not None):
+            self._catch_up()
 
     def _count_puts(self) -> None:
         states = self._log.states

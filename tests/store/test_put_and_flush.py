@@ -1,0 +1,137 @@
+"""What a put leaves behind when it returns: a message that can be read, durable as configured, for few syncs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from contrailmq.message import Message
+from contrailmq.store import Boundary, Drive, Files, ManualClock, MessageStore, StoreConfig
+from contrailmq.store.errors import StoreClosedError
+from contrailmq.store.message_store import LAG_MAX
+
+BODY = bytes(100)
+
+
+def config_at(path: Path, **settings: object) -> StoreConfig:
+    return StoreConfig(path, mapped_file_size_commit_log=1 << 20, max_hash_slot_num=50, max_index_num=1200, **settings)
+
+
+READS: dict[str, Callable[[MessageStore, int], object]] = {
+    "get": lambda store, offset: len(store.get("T", 0, offset, 1)),
+    "get_slices": lambda store, offset: store.get_slices("T", 0, offset, 1).count,
+    "get_slices_cold": lambda store, offset: store.get_slices_cold("T", 0, offset, 1).count,
+    "query": lambda store, offset: len(store.query("T", f"k{offset}")),
+    "max_offset": lambda store, offset: store.max_offset("T", 0) - offset,
+    "queues": lambda store, offset: store.queues()["T", 0][1] - offset,
+    "read_units": lambda store, offset: len(store.read_units("T", 0, offset, 1)),
+    "store_time_at": lambda store, offset: store.store_time_at("T", 0, offset) == ManualClock().now_ms() + offset,
+    "offset_at": lambda store, offset: store.offset_at("T", 0, 2**62, Boundary.UPPER) + 1 - offset,
+    "dispatched_offset": lambda store, offset: store.dispatched_offset == store.log_max_offset,
+    "delete_topics": lambda store, offset: store.delete_topics(["T"]) if offset == LAG_MAX else 1,
+}
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+@pytest.mark.parametrize("read", READS)
+def test_a_message_can_be_read_in_every_way_as_soon_as_its_put_returns(read: str, flush: str, tmp_path: Path) -> None:
+    clock = ManualClock()
+    with MessageStore(config_at(tmp_path, flush_disk_type=flush), clock=clock) as store:
+        for number in range(LAG_MAX + 1):
+            assert store.put(Message("T", BODY, keys=f"k{number}")).queue_offset == number
+            assert READS[read](store, number) == 1
+            clock.advance(1)
+
+
+def test_whoever_listens_hears_of_a_message_before_its_put_returns(tmp_path: Path) -> None:
+    with MessageStore(config_at(tmp_path, flush_disk_type="SYNC_FLUSH")) as store:
+        store.put(Message("T", BODY))
+        heard: list[int] = []
+        store.add_arrival_listener(lambda arrival: heard.append(arrival.queue_offset))
+        store.put(Message("T", BODY))
+        assert heard == [0, 1]
+        store.put_many([Message("T", BODY)] * 3)
+        assert heard == [0, 1, 2, 3, 4]
+
+
+def test_what_nobody_reads_is_dispatched_and_written_by_the_next_thorough_round(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with MessageStore(config_at(tmp_path), clock=clock) as store:
+        put = store.put(Message("T", BODY))
+        clock.advance(61_000)
+        store.tick()
+        unit = (tmp_path / "consumequeue" / "T" / "0" / f"{0:020d}").read_bytes()[:12]
+        assert unit == put.physical_offset.to_bytes(8, "big") + put.size_bytes.to_bytes(4, "big")
+
+
+def test_a_store_that_was_let_go_dispatches_nothing_more(tmp_path: Path) -> None:
+    store = MessageStore(config_at(tmp_path)).open()
+    store.put(Message("T", BODY))
+    store.abandon()
+    assert store.max_offset("T", 0) == 0
+    with pytest.raises(StoreClosedError):
+        store.get("T", 0, 0)
+    with MessageStore(config_at(tmp_path)) as again:
+        assert again.max_offset("T", 0) == 1
+
+
+def test_a_loop_decides_itself_when_to_dispatch(tmp_path: Path) -> None:
+    with MessageStore(config_at(tmp_path), drive=Drive.LOOP) as store:
+        store.append("T", 0, BODY, b"", tags_code=0, keys=None, unique_key=None)
+        assert store.max_offset("T", 0) == 0
+        store.dispatch()
+        assert store.max_offset("T", 0) == 1
+
+
+class SyncsOfTheLog(Files):
+    """Counts the syncs of writers; holds the first one up until `writers` others have written."""
+
+    def __init__(self, writers: int) -> None:
+        self.armed = False
+        self.syncs = 0
+        self._writers = writers
+        self._all_wrote = threading.Event()
+
+    def pwrite(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        super().pwrite(descriptor, data, position)
+        if self.armed and self.syncs and _is_writer():
+            self._writers -= 1
+            if not self._writers:
+                self._all_wrote.set()
+
+    def sync(self, descriptor: int) -> None:
+        if self.armed and _is_writer():
+            self.syncs += 1
+            if self.syncs == 1:
+                assert self._all_wrote.wait(30)
+        super().sync(descriptor)
+
+
+def _is_writer() -> bool:
+    return threading.current_thread().name.startswith("writer")
+
+
+def test_writers_that_come_while_a_flush_runs_share_the_next_one(tmp_path: Path) -> None:
+    others = 63
+    files = SyncsOfTheLog(others)
+    settings = config_at(tmp_path, flush_disk_type="SYNC_FLUSH", flush_interval_commit_log=600_000)
+    with MessageStore(settings, files=files) as store:
+        store.put(Message("T", BODY))
+        files.armed = True
+        ends: list[bool] = []
+
+        def write() -> None:
+            put = store.put(Message("T", BODY))
+            ends.append(store.durable_offset >= put.physical_offset + put.size_bytes)
+
+        writers = [threading.Thread(target=write, name=f"writer {n}") for n in range(others + 1)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        files.armed = False
+        assert ends == [True] * (others + 1)
+        assert files.syncs == 2
