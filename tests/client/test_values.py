@@ -10,7 +10,7 @@ from typing import get_type_hints
 import pytest
 
 from contrailmq.client import settings
-from contrailmq.client.batch import check_batch, encode_batch, item_bytes, split_batch
+from contrailmq.client.batch import check_batch, item_bytes, pack_batch, split_batch
 from contrailmq.client.errors import ClientConfigError, NoNameServerError
 from contrailmq.client.name_servers import NameServers, parse_addresses
 from contrailmq.client.namespace import unwrap, wrap
@@ -109,7 +109,7 @@ def test_machine_room_selection_stays_in_the_room() -> None:
 # Batches.
 def test_a_batch_is_length_prefixed_items_with_a_unique_id_each() -> None:
     messages = [Message("T", b"one", tags="a"), Message("T", b"three", flag=7)]
-    body, ids = encode_batch(messages)
+    body, ids = pack_batch(messages)
     position, seen = 0, []
     while position < len(body):
         total, magic, crc, flag, length = struct.unpack_from(">iiiii", body, position)
@@ -126,8 +126,8 @@ def test_a_batch_is_length_prefixed_items_with_a_unique_id_each() -> None:
 
 def test_sending_the_same_object_twice_gives_two_ids_and_leaves_it_untouched() -> None:
     message = Message("T", b"x")
-    _, first = encode_batch([message])
-    _, second = encode_batch([message])
+    _, first = pack_batch([message])
+    _, second = pack_batch([message])
     assert first != second
     assert "UNIQ_KEY" not in message.properties
 
@@ -153,14 +153,14 @@ def test_the_splitter_keeps_order_and_the_limit() -> None:
     limit = 600
     batches = list(split_batch(messages, max_bytes=limit))
     assert [m for batch in batches for m in batch] == messages
-    assert all(len(encode_batch(batch)[0]) <= limit for batch in batches)
+    assert all(len(pack_batch(batch)[0]) <= limit for batch in batches)
     with pytest.raises(MessageError, match="alone"):
         list(split_batch([Message("T", b"x" * 1000)], max_bytes=limit))
 
 
 def test_a_message_is_never_larger_in_a_batch_than_foretold() -> None:
     message = Message("T", b"x" * 10, tags="t", keys=["k"])
-    assert len(encode_batch([message])[0]) <= item_bytes(message)
+    assert len(pack_batch([message])[0]) <= item_bytes(message)
 
 
 # Subscriptions.

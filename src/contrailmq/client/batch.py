@@ -1,7 +1,4 @@
-"""Several messages in one request.
-
-    batch := item*
-    item  := total:i32 magic:i32=0 crc:i32=0 flag:i32 body_len:i32 body properties_len:i16 properties
+"""Several messages in one request: which may travel together, and how they are packed (`message/batch.py`).
 
 All messages of a batch go to one queue and are acknowledged together. They share the topic and the wish to wait for
 the store; none is delayed, transactional or a retry. The limit is one for the whole batch (4 MiB by default; RocketMQ's
@@ -10,16 +7,12 @@ documents advise 1 MiB), and cutting a long list into batches is the caller's de
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from contrailmq.message import RETRY_PREFIX, Message, MessageError, Property, create_unique_id, encode_properties
+from contrailmq.message.batch import BATCH_PART_BYTES_MIN, encode_batch
 
-_ITEM_HEAD: Final = struct.Struct(">iiiii")
-_PROPERTIES_LENGTH: Final = struct.Struct(">h")
-ITEM_OVERHEAD_BYTES: Final = _ITEM_HEAD.size + _PROPERTIES_LENGTH.size
-assert ITEM_OVERHEAD_BYTES == 22
 BATCH_BYTES_ADVISED: Final = 1024 * 1024  # what RocketMQ's documents advise; brokers accept 4 MiB
 _TIMERS: Final = (Property.TIMER_DELAY_MS, Property.TIMER_DELAY_SECONDS, Property.TIMER_DELIVER_MS)
 _DELAYS: Final = frozenset({Property.DELAY, *_TIMERS})
@@ -44,9 +37,9 @@ def check_batch(messages: Sequence[Message]) -> None:
             raise _refuse(f"message {index} of the batch differs in wait_store_ok: it must be the same for all")
 
 
-def encode_batch(messages: Sequence[Message], *, namespace: str = "") -> tuple[bytes, list[str]]:
+def pack_batch(messages: Sequence[Message], *, namespace: str = "") -> tuple[bytes, list[str]]:
     """The request body, and the unique ids: messages without one get it here."""
-    parts: list[bytes] = []
+    parts: list[tuple[int, bytes, bytes]] = []
     ids: list[str] = []
     for message in messages:
         own = dict(message.properties)
@@ -56,19 +49,13 @@ def encode_batch(messages: Sequence[Message], *, namespace: str = "") -> tuple[b
         if namespace:
             own[Property.INSTANCE_ID] = namespace
         ids.append(unique_key)
-        properties = encode_properties(own)
-        body = message.body
-        total = ITEM_OVERHEAD_BYTES + len(body) + len(properties)
-        parts.append(_ITEM_HEAD.pack(total, 0, 0, message.flag, len(body)))
-        parts.append(body)
-        parts.append(_PROPERTIES_LENGTH.pack(len(properties)))
-        parts.append(properties)
-    return b"".join(parts), ids
+        parts.append((message.flag, message.body, encode_properties(own)))
+    return encode_batch(parts), ids
 
 
 def item_bytes(message: Message) -> int:
     """The size of one message inside a batch, with the unique id that sending adds."""
-    return ITEM_OVERHEAD_BYTES + len(message.body) + len(encode_properties(message.properties)) + _UNIQUE_KEY_BYTES
+    return BATCH_PART_BYTES_MIN + len(message.body) + len(encode_properties(message.properties)) + _UNIQUE_KEY_BYTES
 
 
 def split_batch(messages: Iterable[Message], *, max_bytes: int = BATCH_BYTES_ADVISED) -> Iterator[list[Message]]:

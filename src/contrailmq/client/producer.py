@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Final, Self, Unpack
 
-from contrailmq.client.batch import check_batch, encode_batch
+from contrailmq.client.batch import check_batch, pack_batch
 from contrailmq.client.errors import CREATE_REPLY_MESSAGE, ClientConfigError, ClientError, ReplyTimeoutError
 from contrailmq.client.hooks import SendEvent
 from contrailmq.client.instance import ClientInstance
@@ -178,7 +178,7 @@ class Producer:
             # All have one topic, so its name is checked once; the full check explains what is wrong with a body.
             if not number or message.body.__class__ is not bytes or not 0 < len(message.body) <= limit:
                 check_message(message, body_bytes_max=limit)
-        body, ids = encode_batch(messages, namespace=self.options.namespace)
+        body, ids = pack_batch(messages, namespace=self.options.namespace)
         if len(body) > self.options.max_message_bytes:
             raise MessageError(
                 f"the batch takes {len(body)} bytes, the limit is {self.options.max_message_bytes}: use split_batch",

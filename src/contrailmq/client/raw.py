@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Self
 
-from contrailmq.client.batch import encode_batch
+from contrailmq.client.batch import pack_batch
 from contrailmq.client.errors import BrokerNotFoundError, NoNameServerError, NoRouteError
 from contrailmq.client.name_servers import parse_addresses
 from contrailmq.client.offset_store import NO_OFFSET
@@ -276,7 +276,7 @@ class QueueReader:
     # Writing.
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue, *, producer_group: str = "") -> RawSent:
         """Send messages of one topic to one queue in one request; one try."""
-        body, _ = encode_batch(messages)
+        body, _ = pack_batch(messages)
         ext: dict[str, ExtValue] = {
             "a": producer_group or self.group,
             "b": queue.topic,

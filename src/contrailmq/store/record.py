@@ -1,14 +1,8 @@
-"""The record of the commit log: RocketMQ's bytes for one message, encoded, decoded and judged.
+"""The record of the commit log, written and judged. Its layout and its reading: `contrailmq.message.record`.
 
-    record := size:i32 magic:i32 body_crc:i32 queue_id:i32 flag:i32 queue_offset:i64 physical_offset:i64 sys_flag:i32
-              born_time:i64 born_host store_time:i64 store_host reconsume_times:i32 prepared_transaction_offset:i64
-              body_length:i32 body topic_length:(i8 | i16) topic properties_length:i16 properties
-    host   := ip:(4 | 16 bytes) port:i32                     (16 where the sysFlag bit of that host says IPv6)
-    blank  := size:i32 magic:i32                             (ends a file; size counts to the end of the file)
+Besides records a log holds what ends a file:
 
-Everything is big-endian and signed. The topic length is one byte under magic V1 and two under V2, which is used for
-topics over 127 bytes only. With both hosts IPv4 the part up to and including `body_length` has 88 bytes; that is the
-common case and has its own path. Two host families and two magics make the header classes of `_HEADS`.
+    blank  := size:i32 magic:i32                             (size counts to the end of the file)
 
 A record may end with a property that checks the whole of it (enabledAppendPropCRC, MessageDecoder.createCrc32):
 
@@ -22,8 +16,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterable, Sequence
-from mmap import mmap
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from contrailmq.message import (
@@ -38,7 +31,18 @@ from contrailmq.message import (
     SysFlag,
     decode_properties,
 )
+from contrailmq.message.batch import BatchPart, encode_batch, split_batch
 from contrailmq.message.checksum import crc32
+from contrailmq.message.record import (
+    HEAD_V4,
+    HEAD_V4_BYTES,
+    HEADS,
+    HOSTS_V6,
+    MAGIC_V1,
+    MAGIC_V2,
+    Buffer,
+    read_record,
+)
 
 __all__ = [
     "BLANK_BYTES",
@@ -65,31 +69,17 @@ __all__ = [
     "unwrap_inner_batch",
 ]
 
-Buffer = bytes | bytearray | memoryview | mmap
-
-MAGIC_V1: Final = -626843481  # 0xDAA320A7
-MAGIC_V2: Final = -626843477  # 0xDAA320AB, topics over 127 bytes
 BLANK_MAGIC: Final = -875286124  # 0xCBD43194
 BLANK_BYTES: Final = 8
 CRC_PROPERTY_BYTES: Final = 20
 RECORD_SLACK_BYTES: Final = 64 * 1024  # a record may exceed maxMessageSize by this (CommitLog since 4.9.4)
 
-_HOSTS_V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
-_HEADS: Final = {  # which hosts are IPv6 -> everything up to and including body_length
-    0: struct.Struct(">iiiiiqqiq8sq8siqi"),
-    SysFlag.BORN_HOST_V6: struct.Struct(">iiiiiqqiq20sq8siqi"),
-    SysFlag.STORE_HOST_V6: struct.Struct(">iiiiiqqiq8sq20siqi"),
-    _HOSTS_V6: struct.Struct(">iiiiiqqiq20sq20siqi"),
-}
-_HEAD_V4: Final = _HEADS[0]
 _SIZE_AND_MAGIC: Final = struct.Struct(">ii")
 _FRONT: Final = struct.Struct(">iiiiiqqi")  # size .. sys_flag: what decides how the rest is read
 _LENGTH: Final = struct.Struct(">i")
 _I16: Final = struct.Struct(">h")
-assert _HEAD_V4.size == 88
-assert _HEADS[_HOSTS_V6].size == 88 + 24
 assert _FRONT.size == 40
-RECORD_BYTES_MIN: Final = _HEAD_V4.size + 1 + 2  # empty body, topic and properties
+RECORD_BYTES_MIN: Final = HEAD_V4_BYTES + 1 + 2  # empty body, topic and properties
 
 
 class CorruptRecordError(ContrailError):
@@ -155,7 +145,7 @@ def encode_record(
         sys_flag |= SysFlag.BORN_HOST_V6
     if len(store_host) == 20:
         sys_flag |= SysFlag.STORE_HOST_V6
-    head = _HEADS[sys_flag & _HOSTS_V6]
+    head = HEADS[sys_flag & HOSTS_V6]
     topic_length = len(topic_bytes).to_bytes(1 if magic == MAGIC_V1 else 2, "big")
     size = head.size + len(body) + len(topic_length) + len(topic_bytes) + 2 + properties_length
     try:
@@ -272,7 +262,7 @@ def _fault(
 ) -> str:
     """What is wrong inside a record of believable size and magic; empty when nothing is."""
     _, _, crc, _, _, _, own_offset, sys_flag = _FRONT.unpack_from(buffer, position)
-    head_size = _HEADS[sys_flag & _HOSTS_V6].size
+    head_size = HEADS[sys_flag & HOSTS_V6].size
     end = position + size
     width = 1 if magic == MAGIC_V1 else 2
     body = position + head_size
@@ -336,7 +326,7 @@ def scan_records(
             end = position + size
             if (
                 magic == MAGIC_V1
-                and not sys_flag & _HOSTS_V6
+                and not sys_flag & HOSTS_V6
                 and size >= RECORD_BYTES_MIN
                 and end <= limit
                 and (base_offset is None or own_offset == base_offset + position)
@@ -381,35 +371,9 @@ def scan_records(
 def decode_record(buffer: Buffer, position: int = 0) -> StoredMessage:
     """The record at `position` as a message. Raises `CorruptRecordError` for lengths that cannot be; checks no CRC."""
     try:
-        fields = _HEAD_V4.unpack_from(buffer, position)
-        size, magic, sys_flag = fields[0], fields[1], fields[7]
-        if sys_flag & _HOSTS_V6:
-            head = _HEADS[sys_flag & _HOSTS_V6]
-            fields = head.unpack_from(buffer, position)
-            body = position + head.size
-        else:
-            body = position + 88
-        body_end = body + fields[14]
-        if magic == MAGIC_V1:
-            topic = body_end + 1
-            topic_end = topic + buffer[body_end]
-        elif magic == MAGIC_V2:
-            topic = body_end + 2
-            topic_end = topic + _I16.unpack_from(buffer, body_end)[0]
-        else:
-            raise CorruptRecordError(check_record(buffer, position), position)
-        end = position + size
-        properties_length = (buffer[topic_end] << 8) + buffer[topic_end + 1]
-        if not body <= body_end < topic <= topic_end or topic_end + 2 + properties_length != end or end > len(buffer):
-            raise CorruptRecordError(check_record(buffer, position), position)
-    except (struct.error, IndexError) as exc:
+        return read_record(StoredMessage, buffer, position)
+    except MessageError as exc:
         raise CorruptRecordError(check_record(buffer, position), position) from exc
-    return StoredMessage(
-        str(buffer[topic:topic_end], "utf-8", "replace"),
-        bytes(buffer[body:body_end]),
-        bytes(buffer[topic_end + 2 : end]),
-        *fields[:14],
-    )
 
 
 class RecordFacts(NamedTuple):
@@ -440,10 +404,10 @@ class RecordFacts(NamedTuple):
 
 def read_facts(buffer: Buffer, position: int) -> RecordFacts:
     """The facts of a whole record, without touching its body."""
-    fields = _HEAD_V4.unpack_from(buffer, position)
+    fields = HEAD_V4.unpack_from(buffer, position)
     size, magic, sys_flag = fields[0], fields[1], fields[7]
-    head = _HEADS[sys_flag & _HOSTS_V6]
-    if head is not _HEAD_V4:
+    head = HEADS[sys_flag & HOSTS_V6]
+    if head is not HEAD_V4:
         fields = head.unpack_from(buffer, position)
     topic = position + head.size + fields[14] + (1 if magic == MAGIC_V1 else 2)
     topic_length = buffer[topic - 1] if magic == MAGIC_V1 else _I16.unpack_from(buffer, topic - 2)[0]
@@ -461,58 +425,7 @@ def read_facts(buffer: Buffer, position: int) -> RecordFacts:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ batches
-
-_BATCH_HEAD: Final = struct.Struct(">iiiii")  # size, magic 0, crc 0, flag, body length
-
-
-class BatchPart(NamedTuple):
-    """One message of a client's batch: what differs from part to part."""
-
-    flag: int
-    body: bytes
-    properties: bytes
-
-
-def encode_batch(parts: Iterable[BatchPart]) -> bytes:
-    """A batch body as clients send it (MessageDecoder.encodeMessages)."""
-    pieces: list[bytes] = []
-    for flag, body, properties in parts:
-        if len(properties) > PROPERTIES_BYTES_MAX:
-            raise MessageError(
-                f"properties: {len(properties)} bytes, the limit is {PROPERTIES_BYTES_MAX}: move data into the body",
-                field="properties",
-                size=len(properties),
-                limit=PROPERTIES_BYTES_MAX,
-            )
-        size = _BATCH_HEAD.size + len(body) + 2 + len(properties)
-        pieces += (_BATCH_HEAD.pack(size, 0, 0, flag, len(body)), body, _I16.pack(len(properties)), properties)
-    return b"".join(pieces)
-
-
-def split_batch(batch: bytes) -> list[BatchPart]:
-    """The parts of a client's batch body. Raises `MessageError` where a length does not fit."""
-    parts: list[BatchPart] = []
-    position, end = 0, len(batch)
-    while position < end:
-        if end - position < _BATCH_HEAD.size + 2:
-            raise _bad_batch(len(parts), f"{end - position} bytes are left, a part needs {_BATCH_HEAD.size + 2}")
-        size, _, _, flag, body_length = _BATCH_HEAD.unpack_from(batch, position)
-        body = position + _BATCH_HEAD.size
-        properties = body + body_length + 2
-        if body_length < 0 or properties > end:
-            raise _bad_batch(len(parts), f"its body of {body_length} bytes does not fit into the batch's {end}")
-        properties_length = _I16.unpack_from(batch, properties - 2)[0]
-        following = properties + properties_length
-        if properties_length < 0 or following > end or following - position != size:
-            raise _bad_batch(len(parts), f"its parts have {following - position} bytes, its size says {size}")
-        parts.append(BatchPart(flag, batch[body : properties - 2], batch[properties:following]))
-        position = following
-    return parts
-
-
-def _bad_batch(index: int, reason: str) -> MessageError:
-    return MessageError(f"part {index} of the batch is malformed: {reason}", field="body")
+# ------------------------------------------------------------------------------------------------------ inner batches
 
 
 def unwrap_inner_batch(message: StoredMessage) -> Sequence[StoredMessage]:

@@ -1,0 +1,73 @@
+"""Several messages in one body, as producers send them and brokers take them apart.
+
+    batch := part*
+    part  := size:i32 magic:i32=0 crc:i32=0 flag:i32 body_length:i32 body properties_length:i16 properties
+
+Everything is big-endian; `size` counts the whole part. Topic, queue and hosts are the request's, one for all.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from contrailmq.message.errors import MessageError
+from contrailmq.message.properties import PROPERTIES_BYTES_MAX
+
+_HEAD: Final = struct.Struct(">iiiii")
+_I16: Final = struct.Struct(">h")
+_HEAD_BYTES: Final = 20
+assert _HEAD.size == _HEAD_BYTES
+BATCH_PART_BYTES_MIN: Final = _HEAD_BYTES + 2  # what a part takes besides body and properties
+
+
+class BatchPart(NamedTuple):
+    """One message of a client's batch: what differs from part to part."""
+
+    flag: int
+    body: bytes
+    properties: bytes
+
+
+def encode_batch(parts: Iterable[tuple[int, bytes, bytes]]) -> bytes:
+    """A batch body of (flag, body, properties) as clients send it (MessageDecoder.encodeMessages)."""
+    pieces: list[bytes] = []
+    pack_head, pack_length = _HEAD.pack, _I16.pack
+    for flag, body, properties in parts:
+        body_bytes, properties_bytes = len(body), len(properties)
+        if properties_bytes > PROPERTIES_BYTES_MAX:
+            raise MessageError(
+                f"properties: {properties_bytes} bytes, the limit is {PROPERTIES_BYTES_MAX}: move data into the body",
+                field="properties",
+                size=properties_bytes,
+                limit=PROPERTIES_BYTES_MAX,
+            )
+        size = BATCH_PART_BYTES_MIN + body_bytes + properties_bytes
+        pieces += (pack_head(size, 0, 0, flag, body_bytes), body, pack_length(properties_bytes), properties)
+    return b"".join(pieces)
+
+
+def split_batch(batch: bytes) -> list[BatchPart]:
+    """The parts of a client's batch body. Raises `MessageError` where a length does not fit."""
+    parts: list[BatchPart] = []
+    position, end = 0, len(batch)
+    while position < end:
+        if end - position < BATCH_PART_BYTES_MIN:
+            raise _bad_batch(len(parts), f"{end - position} bytes are left, a part needs {BATCH_PART_BYTES_MIN}")
+        size, _, _, flag, body_length = _HEAD.unpack_from(batch, position)
+        body = position + _HEAD_BYTES
+        properties = body + body_length + 2
+        if body_length < 0 or properties > end:
+            raise _bad_batch(len(parts), f"its body of {body_length} bytes does not fit into the batch's {end}")
+        properties_length = _I16.unpack_from(batch, properties - 2)[0]
+        following = properties + properties_length
+        if properties_length < 0 or following > end or following - position != size:
+            raise _bad_batch(len(parts), f"its parts have {following - position} bytes, its size says {size}")
+        parts.append(BatchPart(flag, batch[body : properties - 2], batch[properties:following]))
+        position = following
+    return parts
+
+
+def _bad_batch(index: int, reason: str) -> MessageError:
+    return MessageError(f"part {index} of the batch is malformed: {reason}", field="body")
