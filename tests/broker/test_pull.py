@@ -297,7 +297,7 @@ def test_sends_and_pulls_of_one_wakeup_see_each_other(bench: Bench) -> None:
 
 def test_what_is_not_in_memory_is_read_by_a_worker(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(bench, 3)
-    monkeypatch.setattr(bench.store, "is_cold", lambda topic, queue_id, offset: True)
+    monkeypatch.setattr(bench.store, "get_slices_warm", lambda *args, **kwargs: None)
     link = Link(1)
 
     async def pull() -> None:
@@ -344,7 +344,7 @@ def test_a_consumer_on_evicted_files_does_not_hold_up_producers(bench: Bench, mo
 
 def test_a_cold_read_that_fails_is_answered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(bench, 1)
-    monkeypatch.setattr(bench.store, "is_cold", lambda topic, queue_id, offset: True)
+    monkeypatch.setattr(bench.store, "get_slices_warm", lambda *args, **kwargs: None)
 
     def broken(*args: Any, **kwargs: Any) -> GetResult:
         raise OSError(5, "input/output error")
@@ -364,7 +364,7 @@ def test_a_cold_read_that_fails_is_answered(bench: Bench, monkeypatch: pytest.Mo
 
 def test_cold_reads_of_one_connection_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(bench, 1)
-    monkeypatch.setattr(bench.store, "is_cold", lambda topic, queue_id, offset: True)
+    monkeypatch.setattr(bench.store, "get_slices_warm", lambda *args, **kwargs: None)
     link = Link(1)
 
     async def pull() -> None:

@@ -280,3 +280,44 @@ def test_a_deleted_topic_leaves_no_directory_and_starts_again_at_zero(tmp_path: 
     assert table.delete_topic("Orders") == 1
     assert not (tmp_path / "consumequeue/Orders").exists()
     assert table.next_offset("Orders", 0) == 0
+
+
+def test_units_that_a_read_took_along_are_forgotten_when_the_queue_changes_under_them(tmp_path: Path) -> None:
+    table = make_table(tmp_path)
+    queue = fill(table, 0, 8)
+    table.flush()
+    assert [queue.unit_at(offset) for offset in range(8)] == expected_units(0, 8)  # one read, then from the window
+    queue.overwrite(5, pack_unit(9_000, 90, 9))
+    assert queue.unit_at(5) == Unit(9_000, 90, 9)
+    queue.truncate_to(4)
+    for offset in range(4, 8):
+        append(table, offset, 50_000 + offset * 100)
+    table.flush()
+    assert [queue.unit_at(offset) for offset in (3, 4, 7)] == [
+        Unit(300, 100, 21),
+        Unit(50_400, 100, 28),
+        Unit(50_700, 100, 49),
+    ]
+
+    loaded = reload(tmp_path)  # looks behind the end for it: those zeros must not be served once units stand there
+    loaded.append(8, physical_offset=70_000, size_bytes=100, tags_code=1)
+    loaded.write_pending()
+    assert loaded.unit_at(7) == Unit(50_700, 100, 49)
+    assert loaded.unit_at(8) == Unit(70_000, 100, 1)
+
+
+def test_consecutive_reads_of_written_units_ask_the_disk_once(tmp_path: Path) -> None:
+    class Counting(Files):
+        reads = 0
+
+        def pread(self, descriptor: int, size_bytes: int, position: int) -> bytes:
+            self.reads += 1
+            return super().pread(descriptor, size_bytes, position)
+
+    files = Counting()
+    table = make_table(tmp_path, files)
+    queue = fill(table, 0, FILE_UNITS)
+    table.flush()
+    files.reads = 0
+    assert [queue.unit_at(offset) for offset in range(FILE_UNITS)] == expected_units(0, FILE_UNITS)
+    assert files.reads == 1

@@ -14,7 +14,6 @@ piggybacked offset again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -25,7 +24,7 @@ from contrailmq.broker.handlers import Handlers, Refused, answer_later
 from contrailmq.broker.long_polling import HeldPull
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.topics import Topic
-from contrailmq.store.status import GetResult, GetStatus
+from contrailmq.store.status import GetResult, GetStatus, Read
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.connection import Connection
 from contrailmq.wire.frame import ReplyTemplate
@@ -111,10 +110,13 @@ class PullProcessor:
             node.offsets.commit(group.name, topic.name, header.queue_id, header.commit_offset)
         node.offsets.note_pull(group.name, topic.name, header.queue_id, offset)
         node.dispatch_now()
-        if node.store.is_cold(topic.name, header.queue_id, offset):
+        count, size_bytes = self._limits(header)
+        result = node.store.get_slices_warm(
+            topic.name, header.queue_id, offset, count, max_bytes=size_bytes, filter=subscription.filter
+        )
+        if result is None:
             self._pull_cold(connection, command, header, group, topic, subscription)
             return None
-        result = self._read(node.store.get_slices, header, topic, subscription)
         return self._answer(connection, command, header, group, topic, subscription, result, may_hold=True)
 
     # --- checks
@@ -204,21 +206,18 @@ class PullProcessor:
 
     # --- reading and answering
 
-    def _read(
-        self,
-        read: Callable[..., GetResult],
-        header: PullMessage,
-        topic: Topic,
-        subscription: Subscription,
-    ) -> GetResult:
-        config = self._node.config
-        count = max(1, min(header.max_msg_nums, config.pull_count_max))
-        size = DEFAULT_BYTES
+    def _limits(self, header: PullMessage) -> tuple[int, int]:
+        """How many messages, and how many bytes of them, the request may have."""
+        config, count = self._node.config, header.max_msg_nums
+        count = max(1, min(count, config.pull_count_max))
         if header.max_msg_bytes is not None:
-            size = max(size, min(header.max_msg_bytes, config.pull_bytes_max))
-        elif count > DEFAULT_COUNT:
-            size = config.pull_bytes_max
-        return read(topic.name, header.queue_id, header.queue_offset, count, max_bytes=size, filter=subscription.filter)
+            return count, max(DEFAULT_BYTES, min(header.max_msg_bytes, config.pull_bytes_max))
+        return count, DEFAULT_BYTES if count <= DEFAULT_COUNT else config.pull_bytes_max
+
+    def _read(self, read: Read, header: PullMessage, topic: Topic, subscription: Subscription) -> GetResult:
+        count, size_bytes = self._limits(header)
+        offset = header.queue_offset
+        return read(topic.name, header.queue_id, offset, count, max_bytes=size_bytes, filter=subscription.filter)
 
     def _answer(
         self,

@@ -105,6 +105,7 @@ class Statistics:
         self.put_failed = 0
         self._day = -1
         self._put_by_topic: dict[str, tuple[Counter, Counter]] = {}
+        self._get_by_group: dict[tuple[str, str], tuple[Counter, Counter]] = {}
 
     def counter(self, name: str, key: str) -> Counter:
         """The counter, made when new; callers on the hot path keep the object."""
@@ -136,9 +137,16 @@ class Statistics:
         self.get.value += messages
         self.get_bytes.value += size_bytes
         self.get_found.value += 1
-        key = f"{topic}@{group}"
-        self.counter("GROUP_GET_NUMS", key).add(messages)
-        self.counter("GROUP_GET_SIZE", key).add(size_bytes)
+        pair = self._get_by_group.get((group, topic))
+        if pair is None:
+            key = f"{topic}@{group}"
+            pair = (self.counter("GROUP_GET_NUMS", key), self.counter("GROUP_GET_SIZE", key))
+            self._get_by_group[group, topic] = pair
+        numbers, sizes = pair
+        numbers.value += messages
+        numbers.operations += 1
+        sizes.value += size_bytes
+        sizes.operations += 1
 
     def get_all_averages(self) -> str:
         """Pulls per second, found or not."""
@@ -168,7 +176,7 @@ class Statistics:
         for key in idle:
             del self._counters[key]
         if idle:
-            self._put_by_topic.clear()
+            self._forget_pairs()
 
     def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
         """Drop the counters of a deleted topic or group."""
@@ -179,4 +187,8 @@ class Statistics:
 
         for name, key in [entry for entry in self._counters if is_gone(entry[1])]:
             del self._counters[(name, key)]
+        self._forget_pairs()
+
+    def _forget_pairs(self) -> None:
         self._put_by_topic.clear()
+        self._get_by_group.clear()

@@ -51,6 +51,7 @@ FILE_BYTES_DEFAULT: Final = 300_000 * UNIT_BYTES  # mappedFileSizeConsumeQueue
 PENDING_BYTES_MAX: Final = 2_048 * UNIT_BYTES  # 15 us of pwrite shared by 2,048 appends; 40 KB a queue at most
 _PAGE_UNITS: Final = 204
 _SCAN_BYTES: Final = 3_276 * UNIT_BYTES  # what a scan reads at once, just under 64 KiB
+_AHEAD_BYTES: Final = 128 * UNIT_BYTES  # what a small read takes along for the next one
 
 
 class Unit(NamedTuple):
@@ -91,6 +92,8 @@ class ConsumeQueue:
         "_descriptors",
         "_files",
         "_has_file",
+        "_window",
+        "_window_start",
         "bases",
         "checksums",
         "directory",
@@ -142,6 +145,8 @@ class ConsumeQueue:
         self.strays: list[Path] = []  # files that `load` left out
         self.ends_in_rubbish = False  # behind the last unit stands something that is not one
         self._has_file = False
+        self._window = b""  # units that a read took along: a consumer asks for the next ones soon
+        self._window_start = 0
 
     def __repr__(self) -> str:
         return f"<ConsumeQueue {self.topic}/{self.queue_id} [{self.min_offset}, {self.max_offset})>"
@@ -190,6 +195,7 @@ class ConsumeQueue:
             else:
                 position = address % self.file_bytes
                 self._descriptors.pwrite(self.directory, address - position, unit, position)
+                self._window = b""
                 self.unsynced.add(address - position)
                 self.checksums.pop(address - position, None)
         if queue_offset == self.max_offset - 1:
@@ -235,11 +241,17 @@ class ConsumeQueue:
                 return b""
             if address >= start:
                 return bytes(self.pending[address - start : end - start])
+            position = address - self._window_start
+            if position >= 0 and end - self._window_start <= len(self._window):
+                return self._window[position : position + end - address]
             base = file_end - self.file_bytes
-            data = self._descriptors.pread(self.directory, base, min(end, start) - address, address - base)
+            ahead = min(max(end, address + _AHEAD_BYTES), file_end, start)
+            data = self._descriptors.pread(self.directory, base, ahead - address, address - base)
             if end > start:
-                data += self.pending[: end - start]
-            return data
+                return data + self.pending[: end - start]
+            if len(data) <= _AHEAD_BYTES:
+                self._window, self._window_start = data, address
+            return data[: end - address]
 
     def unit_at(self, queue_offset: int) -> Unit | None:
         """The unit of one offset, or None outside [min, max)."""
@@ -352,6 +364,7 @@ class ConsumeQueue:
             else:
                 self.pending.clear()
                 self.pending_start = address
+                self._window = b""
                 self._cut_files(address)
         self.max_offset = max_offset
         self.physical_max = self._physical_end(max_offset - 1)
@@ -366,6 +379,7 @@ class ConsumeQueue:
             self.unsynced.clear()
             self.pending.clear()
             self.pending_start = 0
+            self._window = b""
             self._has_file = False
             self.min_offset = self.max_offset = 0
             self.physical_max = -1
@@ -438,6 +452,7 @@ class ConsumeQueue:
             last_unit = self.read_units(end - 1, 1)
         self.loaded_last = Unit(*_unpack_unit(last_unit)) if last_unit else None
         self.physical_max = _physical_end(self.loaded_last)
+        self._window = b""  # it may reach behind the end that was found, where units will be written
         return reason
 
     def _valid_units(self, begin: int, head: bytes) -> int:

@@ -108,6 +108,7 @@ class MessageStore(StoreReads):
             config,
             self.files,
             self.clock,
+            self.stats,
             on_failure=self._fail,
             on_commit=self._on_commit,
             on_flushed=self._on_flushed,

@@ -31,6 +31,7 @@ from contrailmq.store.mapped_file_queue import MappedFileQueue
 from contrailmq.store.reading import Reader
 from contrailmq.store.residency import Residency
 from contrailmq.store.retention import Retention
+from contrailmq.store.stats import StoreStats
 from contrailmq.store.write_buffer_pool import WriteBufferPool
 
 _log = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ def build_parts(
     config: StoreConfig,
     files: Files,
     clock: Clock,
+    stats: StoreStats,
     *,
     on_failure: Callable[[str], None],
     on_commit: Callable[[], None],
@@ -105,7 +107,7 @@ def build_parts(
         index=index,
         delay_levels=delay_levels,
         dispatcher=Dispatcher(log, queues, index, delay_levels, on_sync_failure=on_failure),
-        reader=Reader(config, log, queues, index, Residency(files, log, clock.monotonic_ms)),
+        reader=Reader(config, log, queues, index, Residency(files, log, clock.monotonic_ms), stats),
         housekeeping=housekeeping,
         retention=retention,
     )

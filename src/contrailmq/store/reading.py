@@ -1,13 +1,14 @@
 """Reading messages: from a queue, by place, by key, by time.
 
 A read of a queue gives slices of the mapped log, one a record, never decoded: 32 of them cost about 20 us. The rules
-are RocketMQ's (DefaultMessageStore.getMessage): what a bad offset answers (`_early`), how much one answer may hold,
+are RocketMQ's (DefaultMessageStore.getMessage): what a bad offset answers (`_find`), how much one answer may hold,
 that a first message larger than the limits is still given alone, and that filtered units move the reader on.
 
 How much: the caller's count and bytes, and 32 messages or 256 KiB for what is presumably in memory, 8 messages or 64
 KiB for what is presumably on disk. "On disk" is there a guess from the distance to the end of the log: above 40 % of
-RAM. A page that really is on disk blocks the thread that touches it, so a loop asks `is_cold` first (which asks the
-kernel: residency.py) and has a worker call `get_cold`, which reads with pread and returns copies.
+RAM. A page that really is on disk blocks the thread that touches it, so a loop calls `get_warm`, which asks the
+kernel first (residency.py), and when that has nothing has a worker call `get_cold`, which reads with pread and returns
+copies.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from contrailmq.store.index import IndexService
 from contrailmq.store.mapped_file import MappedFile
 from contrailmq.store.record import CorruptRecordError, Kind, check_record, decode_record
 from contrailmq.store.residency import Residency
+from contrailmq.store.stats import StoreStats
 from contrailmq.store.status import GetResult, GetStatus, MessageFilter, Messages
 
 PULL_BYTES_MIN: Final = 100  # RocketMQ clamps the bytes that a request may ask for
@@ -47,11 +49,13 @@ class Reader:
         queues: ConsumeQueueTable,
         index: IndexService | None,
         residency: Residency,
+        stats: StoreStats,
         *,
         memory_bytes: int | None = None,
     ) -> None:
         self._config = config
         self.residency = residency
+        self._stats = stats
         self._log = log
         self._queues = queues
         self._index = index
@@ -67,18 +71,34 @@ class Reader:
         offset: int,
         max_count: int,
         *,
-        max_bytes: int,
-        message_filter: MessageFilter | None,
+        max_bytes: int = PULL_BYTES_MAX,
+        filter: MessageFilter | None = None,
     ) -> GetResult:
         """Slices of the mapped log."""
-        queue = self._queues.get(topic, queue_id)
-        early = self._early(queue, offset)
-        if early is not None:
-            return early
-        assert queue is not None
-        if message_filter is None:
-            return self._all(queue, offset, max_count, max_bytes)
-        return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.record)
+        found = self._find(topic, queue_id, offset)
+        if isinstance(found, ConsumeQueue):
+            found = self._slices(found, offset, max_count, max_bytes, filter)
+        self._stats.note_get(len(found.slices))
+        return found
+
+    def get_warm(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        *,
+        max_bytes: int = PULL_BYTES_MAX,
+        filter: MessageFilter | None = None,
+    ) -> GetResult | None:
+        """As `get`; None when that would touch pages that are not in memory."""
+        found = self._find(topic, queue_id, offset)
+        if isinstance(found, ConsumeQueue):
+            if self._is_on_disk(found, offset):
+                return None
+            found = self._slices(found, offset, max_count, max_bytes, filter)
+        self._stats.note_get(len(found.slices))
+        return found
 
     def get_cold(
         self,
@@ -87,39 +107,40 @@ class Reader:
         offset: int,
         max_count: int,
         *,
-        max_bytes: int,
-        message_filter: MessageFilter | None,
+        max_bytes: int = PULL_BYTES_MAX,
+        filter: MessageFilter | None = None,
     ) -> GetResult:
         """The same as copies, read with pread by the calling thread: no page of the mapping is touched."""
-        queue = self._queues.get(topic, queue_id)
-        early = self._early(queue, offset)
-        if early is not None:
-            return early
-        assert queue is not None
-        return self._filtered(queue, offset, max_count, max_bytes, message_filter, self._cold_record)
+        found = self._find(topic, queue_id, offset)
+        if isinstance(found, ConsumeQueue):
+            found = self._filtered(found, offset, max_count, max_bytes, filter, self._cold_record)
+        self._stats.note_get(len(found.slices))
+        return found
 
     def is_cold(self, topic: str, queue_id: int, offset: int, *, by_distance: bool = False) -> bool:
         """Would reading here touch what is not in memory? `by_distance` is RocketMQ's guess instead of the truth."""
-        if self._log.min_offset >= self.residency.fresh_from:
-            return False  # all of the log is fresh, and no unit need be read: 4 us of a pull's 28
-        queue = self._queues.get(topic, queue_id)
-        data = (
-            queue.read_units(offset, 1) if queue is not None and queue.min_offset <= offset < queue.max_offset else b""
-        )
-        if len(data) < CONSUME_QUEUE_UNIT_BYTES:
+        queue = self._find(topic, queue_id, offset)
+        if not isinstance(queue, ConsumeQueue):
             return False
-        (physical_offset,) = _I64.unpack_from(data)
-        if by_distance:
-            return bool(self._log.max_offset - physical_offset > self._distance_in_memory)
-        return not self.residency.is_resident(physical_offset)
+        if not by_distance:
+            return self._is_on_disk(queue, offset)
+        data = queue.read_units(offset, 1)
+        return bool(data) and bool(self._log.max_offset - _I64.unpack_from(data)[0] > self._distance_in_memory)
 
-    def _early(self, queue: ConsumeQueue | None, offset: int) -> GetResult | None:
-        """Outcomes that need no message, in RocketMQ's order."""
+    def _is_on_disk(self, queue: ConsumeQueue, offset: int) -> bool:
+        if self._log.min_offset >= self.residency.fresh_from:
+            return False  # all of the log is fresh, and no unit need be read
+        data = queue.read_units(offset, 1)
+        return bool(data) and not self.residency.is_resident(_I64.unpack_from(data)[0])
+
+    def _find(self, topic: str, queue_id: int, offset: int) -> ConsumeQueue | GetResult:
+        """The queue when it has a message there, else why it has none, in RocketMQ's order."""
+        queue = self._queues.get(topic, queue_id)
         if queue is None:
             return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, self._corrected(offset, 0), 0, 0)
         lowest, highest = queue.min_offset, queue.max_offset
         if lowest <= offset < highest:
-            return None
+            return queue
         if highest == 0:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, self._corrected(offset, 0), lowest, highest)
         if offset < lowest:
@@ -148,6 +169,13 @@ class Reader:
             min(max_count, config.max_transfer_count_on_message_in_disk),
         )
 
+    def _slices(
+        self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
+    ) -> GetResult:
+        if message_filter is None:
+            return self._all(queue, offset, max_count, max_bytes)
+        return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.record)
+
     def _all(self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int) -> GetResult:
         """The hot loop: every unit counts, records are slices. 0.5 us a message."""
         memory_bytes, memory_count, disk_bytes, disk_count = self._limits(max_count, max_bytes)
@@ -161,24 +189,28 @@ class Reader:
         view = memoryview(b"")
         following = offset
         physical_offset = 0
+        take = slices.append
         try:
-            for physical_offset, size, _ in unpack_units(data):
+            for physical_offset, size, _ in unpack_units(data):  # never more units than `memory_count`
+                grown = total + size
                 if slices:
                     if physical_offset < cold_before:
-                        if len(slices) >= disk_count or total + size > disk_bytes:
+                        if len(slices) >= disk_count or grown > disk_bytes:
                             break
-                    elif len(slices) >= memory_count or total + size > memory_bytes:
+                    elif grown > memory_bytes:
                         break
                 following += 1
                 position = physical_offset - base
-                if position < 0 or position + size > end:
+                stop = position + size
+                if position < 0 or stop > end:
                     file = self._log.files.find(physical_offset)
                     position = physical_offset - file.base if file is not None else 0
-                    if file is None or position + size > file.read_position or not file.is_available:
+                    stop = position + size
+                    if file is None or stop > file.read_position or not file.is_available:
                         continue  # cleaned away, or a pre-blank unit
                     base, end, view = file.base, file.read_position, file.view
-                slices.append(view[position : position + size])
-                total += size
+                take(view[position:stop])
+                total = grown
         except ValueError:  # a file began to be deleted in the middle: what was collected is good
             following = max(offset, following - 1) if slices else following
         status = GetStatus.FOUND if slices else GetStatus.MESSAGE_WAS_REMOVING

@@ -175,6 +175,21 @@ class GetResult:
         self.slices = []
 
 
+class Read(Protocol):
+    """Reading a queue by offset: `get_slices` and `get_slices_cold`."""
+
+    def __call__(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        *,
+        max_bytes: int = ...,
+        filter: MessageFilter | None = None,
+    ) -> GetResult: ...
+
+
 class Messages(Sequence[StoredMessage]):
     """What an embedded get found: a sequence of messages with the status of the read."""
 

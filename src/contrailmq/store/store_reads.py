@@ -18,7 +18,6 @@ from contrailmq.store.dispatch import Dispatcher
 from contrailmq.store.errors import StoreClosedError
 from contrailmq.store.mapped_file_queue import MappedFileQueue
 from contrailmq.store.reading import PULL_BYTES_MAX, Reader, decode_found
-from contrailmq.store.stats import StoreStats
 from contrailmq.store.status import GetResult, MessageFilter, Messages
 
 
@@ -26,7 +25,6 @@ class StoreReads:
     """The reading half of MessageStore, which sets these attributes."""
 
     config: StoreConfig
-    stats: StoreStats
     _is_open: bool
     _reader: Reader
     _dispatcher: Dispatcher
@@ -77,9 +75,22 @@ class StoreReads:
         """The same as slices of the mapped log, not decoded. Release the result when it was sent."""
         if self._undispatched:
             self._catch_up()
-        result = self._reader.get(topic, queue_id, offset, max_count, max_bytes=max_bytes, message_filter=filter)
-        self.stats.note_get(len(result.slices))
-        return result
+        return self._reader.get(topic, queue_id, offset, max_count, max_bytes=max_bytes, filter=filter)
+
+    def get_slices_warm(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        *,
+        max_bytes: int = PULL_BYTES_MAX,
+        filter: MessageFilter | None = None,
+    ) -> GetResult | None:
+        """The same; None when that would touch pages that are not in memory: let a worker call the cold one."""
+        if self._undispatched:
+            self._catch_up()
+        return self._reader.get_warm(topic, queue_id, offset, max_count, max_bytes=max_bytes, filter=filter)
 
     def is_cold(self, topic: str, queue_id: int, offset: int, *, by_distance: bool = False) -> bool:
         """Would `get_slices` touch pages that are not in memory, or far back? Let a worker call the cold one."""
@@ -100,9 +111,7 @@ class StoreReads:
         """As `get_slices`, with copies that the calling thread reads from the disk."""
         if self._undispatched:
             self._catch_up()
-        result = self._reader.get_cold(topic, queue_id, offset, max_count, max_bytes=max_bytes, message_filter=filter)
-        self.stats.note_get(len(result.slices))
-        return result
+        return self._reader.get_cold(topic, queue_id, offset, max_count, max_bytes=max_bytes, filter=filter)
 
     def lookup(self, physical_offset: int) -> StoredMessage | None:
         """The message whose record begins at this place of the log."""
