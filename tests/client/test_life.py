@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import os
+import socket
 import threading
 from pathlib import Path
 
@@ -17,7 +19,11 @@ from contrailmq.client import instance
 from contrailmq.client.errors import ClientStateError, SendFailedError
 from contrailmq.message import ContrailError
 from contrailmq.testing import LocalCluster
+from contrailmq.wire.codes import RequestCode
+from contrailmq.wire.errors import ConnectionClosedError
+from contrailmq.wire.transport import RemotingClient
 
+from .fake_peer import FakePeer
 from .waiting import Inbox, wait_until
 
 _numbers = itertools.count()
@@ -73,6 +79,47 @@ def test_no_task_is_left_on_the_loop(cluster: LocalCluster, name: str) -> None:
         return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
 
     assert asyncio.run(run()) == set()
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_an_instance_that_is_left_while_it_looks_for_a_route_ends(steps: int) -> None:
+    """At each step of the lookup. Leaving cancels the lookup and who waits for it: the waiting loop must not take the
+    first for a failure and go on for ever."""
+
+    async def run() -> None:
+        async with asyncio.timeout(5), FakePeer(lambda _: None) as silent:
+            consumer = aio.PushConsumer("route", namesrv=silent.address)
+            consumer.subscribe("Nowhere")
+            left = instance.ClientInstance.acquire("route", consumer.options)
+            left.consumers["route"] = consumer
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await left.release()
+
+    asyncio.run(run())
+    assert not instance._instances
+
+
+def test_a_send_that_waits_for_a_connection_when_its_producer_ends_gets_our_error() -> None:
+    """Not CancelledError: nobody cancelled the sender's task."""
+
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+            address = f"127.0.0.1:{full.getsockname()[1]}"
+            with contextlib.ExitStack() as fillers:  # a full backlog leaves a connect unanswered
+                for _ in range(4):
+                    filler = fillers.enter_context(socket.socket())
+                    filler.setblocking(False)
+                    filler.connect_ex(full.getsockname())
+                client = RemotingClient()
+                call = asyncio.create_task(client.invoke(address, RequestCode.HEART_BEAT))
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                await client.close()
+                with pytest.raises(ConnectionClosedError, match="this client is closed"):
+                    await call
+
+    asyncio.run(run())
 
 
 def test_a_failed_start_leaves_nothing_and_can_be_repeated(cluster: LocalCluster, name: str) -> None:

@@ -234,9 +234,9 @@ class ClientInstance:
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
-            if call.cancelled():
-                raise ClientStateError(f"the client was shut down while the route of {topic!r} was asked for") from None
-            raise
+            if not call.cancelled() or _is_being_cancelled():
+                raise
+            raise ClientStateError(f"the client was shut down while the route of {topic!r} was asked for") from None
 
     async def default_route(self, default_topic: str, topic: str, *, queues_max: int) -> TopicRoute:
         """The template topic's route, in place of a topic that the broker will create on the first send."""
@@ -356,6 +356,16 @@ class ClientInstance:
             await set_within(self._heartbeat_wanted, self.options.heartbeat_interval_s)
             self._heartbeat_wanted.clear()
             await self.send_heartbeats()
+
+
+def _is_being_cancelled() -> bool:
+    """Whether somebody cancelled the current task itself, not only what it waits for.
+
+    At shutdown both happen at once. A background loop that heard of the second only would take it for one more failure
+    and go on, and `release` would wait for it for ever.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 _Key = tuple[asyncio.AbstractEventLoop, str, str]

@@ -284,7 +284,13 @@ class RemotingClient:
             task = asyncio.get_running_loop().create_task(self._dial(address))
             self._dialling[address] = task
             task.add_done_callback(lambda done: self._dialled(address, done))
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if not task.cancelled() or (caller is not None and caller.cancelling()):
+                raise  # the caller itself was cancelled
+            raise ConnectionClosedError(address, "this client is closed") from None
 
     def disconnect(self, address: str) -> None:
         """Close the connection to one address, if there is one."""
