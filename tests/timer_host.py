@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from contrailmq.message import Property, StoredMessage, SystemTopic, encode_host, encode_properties, java_hash
+from contrailmq.message import (
+    PROPERTIES_BYTES_MAX,
+    Property,
+    StoredMessage,
+    SystemTopic,
+    encode_host,
+    encode_properties,
+    java_hash,
+)
 from contrailmq.store import StoreConfig, decode_record, encode_record
 from contrailmq.store.errors import StoreReadOnlyError
-from contrailmq.store.status import AppendResult, PutStatus
+from contrailmq.store.status import AppendResult, Copy, PutStatus
 from contrailmq.store.timer.admission import Scheduled, admit
 
+_HEAD = struct.Struct(">iiiiiqqiq8sq8siqi")  # a record up to its body
 HOST = encode_host("127.0.0.1", 10911)
 
 
@@ -93,9 +103,43 @@ class MemoryHost:
     def read_record(self, physical_offset: int, size_bytes: int | None = None) -> bytes | None:
         return self._at.get(physical_offset)
 
-    def read_slice(self, physical_offset: int, size_bytes: int) -> memoryview | None:
-        record = self._at.get(physical_offset)
+    def read_log(self, offset: int, max_bytes: int) -> memoryview | None:
+        record = self._at.get(offset)
         return None if record is None else memoryview(record)
+
+    def read_cold(self, physical_offset: int, size_bytes: int) -> memoryview | None:
+        return self.read_log(physical_offset, size_bytes)
+
+    def is_resident(self, physical_offset: int) -> bool:
+        return True
+
+    def append_copies(self, copies: Sequence[Copy]) -> int:
+        """As the log: from the first on, up to one that `refuse` stops."""
+        for done, copy in enumerate(copies):
+            copied = bytes(copy.head_and_body)
+            body = copied[88:]
+            if self.refuse(copy.topic, body) is not None or len(copy.properties) > PROPERTIES_BYTES_MAX:
+                return done
+            _, _, _, _, flag, _, _, sys_flag, born_ms, born_host, _, store_host, times, prepared, _ = _HEAD.unpack_from(
+                copied
+            )
+            self.append(
+                copy.topic,
+                copy.queue_id,
+                body,
+                copy.properties,
+                tags_code=copy.tags_code,
+                keys=copy.keys,
+                unique_key=copy.unique_key,
+                flag=flag,
+                sys_flag=sys_flag,
+                born_time_ms=born_ms,
+                born_host=born_host,
+                store_host=store_host,
+                reconsume_times=times,
+                prepared_transaction_offset=prepared,
+            )
+        return len(copies)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         return 0

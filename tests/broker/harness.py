@@ -12,10 +12,11 @@ import asyncio
 import itertools
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from at_once import AtOnce as AtOnce
 from contrailmq.broker.admin import ClientAdmin, GroupAdmin, OffsetAdmin, ProgressAdmin, RuntimeAdmin, TopicAdmin
 from contrailmq.broker.config import BrokerConfig, with_our_defaults
 from contrailmq.broker.consumer_offsets import OffsetProcessor
@@ -51,18 +52,6 @@ class UnsyncedFiles(Files):
 
     def sync_directory(self, path: Path) -> None:
         pass
-
-
-class AtOnce(Executor):
-    """A worker that has done everything when it is asked."""
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as exc:  # noqa: BLE001 - as a worker does
-            future.set_exception(exc)
-        return future
 
 
 class Link(Connection):

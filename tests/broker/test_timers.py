@@ -37,7 +37,7 @@ class TimerBench(Bench):
         self.transactions = TransactionService(self.node, worker, lambda name: None)
         self.transactions.register(self.handlers)
         self.delay = DelayService(self.node, worker)
-        self.timers = TimerService(self.node, worker)
+        self.timers = TimerService(self.node, worker, worker)
         self.timers.register(self.handlers)
         self.node.rewrites += (self.transactions.rewrite, self.delay.rewrite, self.timers.rewrite)
         self.runtime.figures.append(self.timers.figures)
@@ -250,7 +250,7 @@ def test_counts_are_right_again_after_a_crash_and_once_a_day(tmp_path: Path) -> 
         bench.send("T", b"%d" % number, properties={"TIMER_DELAY_SEC": "90000", "UNIQ_KEY": f"K{number}"})
     bench.timer.tick(bench.clock.now_ms())  # on the wheel, not flushed
     bench = bench.restarted(tmp_path)
-    bench.run_ms(1000)
+    bench.run_ms(5000)
     assert bench.timers.pending() == {"T": 5}
     bench.timer.metrics.add("T", 7, 0)
     bench.run_ms(1000)

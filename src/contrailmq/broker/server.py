@@ -260,7 +260,7 @@ class BrokerServer:
         self.saver.add(METRICS_FILE, self.transactions.metrics.to_json)
         self.delay = DelayService(node, self._table_worker)
         self.delay.register(handlers)
-        self.timers = TimerService(node, self._table_worker)
+        self.timers = TimerService(node, self._table_worker, self._cold_readers)
         self.timers.register(handlers)
         node.rewrites += (self.transactions.rewrite, self.delay.rewrite, self.timers.rewrite)
         self.runtime.figures += (self.delay.figures, self.timers.figures, self.transactions.figures)

@@ -36,7 +36,8 @@ from contrailmq.wire.requests import RecallMessage, RecallMessageResponse
 
 log = logging.getLogger("contrailmq.broker")
 
-PORTION: Final = 64  # messages per stage and tick: 1 to 2 ms of the loop
+PORTION: Final = 128  # messages per stage and tick: about 1 ms of the loop
+READING_MS: Final = 2  # how soon to look again while a worker reads
 POLL_MS: Final = 100  # how often the timer topic is looked at
 RECALL_TAG: Final = "_RECALL_TAG_"
 CHECKPOINT_BYTES: Final = 56  # what a slave is sent: the file without its padding
@@ -73,7 +74,8 @@ class TimerService:
 
     name = "timer wheel"
 
-    def __init__(self, node: BrokerNode, worker: Executor) -> None:
+    def __init__(self, node: BrokerNode, worker: Executor, readers: Executor) -> None:
+        """`worker` flushes, `readers` read what is not in memory."""
         self._node = node
         self._config = node.store.config
         self._job = WorkerJob(worker)
@@ -85,7 +87,7 @@ class TimerService:
         self._sampled_ms = 0
         self._sampled = (0, 0)
         self._rates = (0.0, 0.0)
-        self.timer = TimerStore(node.store, node.store.files)
+        self.timer = TimerStore(node.store, node.store.files, readers)
         self.interval_ms = POLL_MS
 
     def register(self, handlers: Handlers) -> None:
@@ -245,6 +247,8 @@ class TimerService:
         if store.log_max_offset != end:
             self._node.after_append(wants_flush=self._config.is_sync_flush)
         self.interval_ms = 0 if has_more else min(POLL_MS, self.timer.next_due_ms(now_ms) - now_ms)
+        if self.timer.is_waiting:
+            self.interval_ms = READING_MS
         self._sample(now_ms)
         if not has_more:
             self._recount_when_due(now_ms)

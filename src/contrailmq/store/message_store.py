@@ -49,6 +49,7 @@ from contrailmq.store.status import (
     AppendResult,
     Arrival,
     BatchResult,
+    Copy,
     PutResult,
     PutStatus,
 )
@@ -126,6 +127,7 @@ class MessageStore(StoreReads):
         self._undispatched = self._facts if drive is Drive.EMBEDDED else ()
         self._lag_max = LAG_MAX
         self.append: Append = self._log.append
+        self.append_copies: Callable[[Sequence[Copy]], int] = self._log.append_copies
         self._refuse(_CLOSED, f"store {config.path} is not open")
 
     # --- life
@@ -412,8 +414,10 @@ class MessageStore(StoreReads):
             if _CLOSED in self._refusals:
                 raise StoreClosedError(self.config.path)
             if _DISK_FULL in self._refusals:
-                free = self.files.disk_usage(self.config.path).free_bytes
-                needed = self.config.mapped_file_size_commit_log
+                free, needed = (
+                    self.files.disk_usage(self.config.path).free_bytes,
+                    self.config.mapped_file_size_commit_log,
+                )
                 raise StoreFullError(self.config.path, free_bytes=free, needed_bytes=needed)
 
     def _timeout_text(self) -> str:
@@ -560,11 +564,9 @@ class MessageStore(StoreReads):
         """RocketMQ's run-time keys of a store."""
         self._count_puts()
         info = self.stats.runtime_info(self.clock.now_ms())
-        log_usage = self.files.disk_usage(self.config.commit_log_paths[0])
-        queue_usage = self.files.disk_usage(self.config.consume_queue_path)
         return info | {
-            "commitLogDiskRatio": str(log_usage.used_ratio),
-            "consumeQueueDiskRatio": str(queue_usage.used_ratio),
+            "commitLogDiskRatio": str(self.files.disk_usage(self.config.commit_log_paths[0]).used_ratio),
+            "consumeQueueDiskRatio": str(self.files.disk_usage(self.config.consume_queue_path).used_ratio),
             "commitLogMinOffset": str(self._log_files.min_offset),
             "commitLogMaxOffset": str(self._log_files.max_offset),
         }

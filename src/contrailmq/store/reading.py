@@ -113,7 +113,7 @@ class Reader:
         """The same as copies, read with pread by the calling thread: no page of the mapping is touched."""
         found = self._find(topic, queue_id, offset)
         if isinstance(found, ConsumeQueue):
-            found = self._filtered(found, offset, max_count, max_bytes, filter, self._cold_record)
+            found = self._filtered(found, offset, max_count, max_bytes, filter, self.cold_record)
         self._stats.note_get(len(found.slices))
         return found
 
@@ -281,7 +281,8 @@ class Reader:
         file = self._log.files.find(physical_offset)
         return file.select(physical_offset - file.base, size_bytes) if file is not None else None
 
-    def _cold_record(self, physical_offset: int, size_bytes: int) -> memoryview | None:
+    def cold_record(self, physical_offset: int, size_bytes: int) -> memoryview | None:
+        """The same as a copy, read with pread by the calling thread."""
         file = self._log.files.find(physical_offset)
         data = file.pread(physical_offset - file.base, size_bytes) if file is not None else None
         return memoryview(data) if data is not None else None

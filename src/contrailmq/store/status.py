@@ -91,6 +91,20 @@ class Append(Protocol):
     ) -> AppendResult: ...
 
 
+class Copy(NamedTuple):
+    """A record of the log that is to be written again. (A plain tuple where many are.)"""
+
+    topic: str
+    queue_id: int
+    head_and_body: bytearray  # of the old record, with IPv4 hosts; its size, places and store time are overwritten
+    properties: bytes
+    tags_code: int
+    keys: str | None
+    unique_key: str | None
+    tags: str | None
+    sys_flag: int
+
+
 class BatchResult(NamedTuple):
     """What the log did with a batch: all or nothing. `queue_offset` is the first one, the others follow it."""
 

@@ -122,9 +122,13 @@ class StoreReads:
         """The bytes of the record that begins there (and has this size); None when there is none."""
         return self._reader.read_record(physical_offset, size_bytes)
 
-    def read_slice(self, physical_offset: int, size_bytes: int) -> memoryview | None:
-        """The log's bytes there, unchecked: for a place that a queue or a timer names. Release it soon."""
-        return self._reader.record(physical_offset, size_bytes)
+    def is_resident(self, physical_offset: int) -> bool:
+        """Whether the log is in memory there, and for a megabyte on."""
+        return self._reader.residency.is_resident(physical_offset)
+
+    def read_cold(self, physical_offset: int, size_bytes: int) -> memoryview | None:
+        """The log's bytes there, unchecked, as a copy that the calling thread reads from the disk."""
+        return self._reader.cold_record(physical_offset, size_bytes)
 
     def read_log(self, offset: int, max_bytes: int) -> memoryview | None:
         """Raw readable bytes from an offset on, within one file (replication); None when there are none."""

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from at_once import AtOnce
 from contrailmq.message import Property, SystemTopic, encode_properties
 from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig
 from contrailmq.store.message_store import Drive
@@ -54,7 +55,7 @@ class Round:
         )
         self.store = MessageStore(config, files=FilesWithoutSync(), clock=self.clock, drive=Drive.LOOP).open()
         self.write(f"round {number} {self.store.max_offset('T', 0)}")
-        self.timer = TimerStore(self.store, FilesWithoutSync(), slots_total=3600)
+        self.timer = TimerStore(self.store, FilesWithoutSync(), AtOnce(), slots_total=3600)
         self.timer.open(self.clock.now_ms())
         self.number = number
 
@@ -123,7 +124,7 @@ def arm(stage: str, owner: Round, source: random.Random) -> None:
     elif stage == "checkpoint":
         target = (owner.timer._checkpoint_file, "write")
     else:
-        target = (owner.timer, "_deliver")
+        target = (owner.store, "append_copies")
     left = source.randrange(1, 10)
     step: Callable[..., object] = getattr(*target)
 

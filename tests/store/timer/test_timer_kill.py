@@ -13,14 +13,14 @@ import pytest
 
 ROUNDS = 100 if os.environ.get("CONTRAILMQ_LONG") else 10
 SCRIPT = Path(__file__).with_name("killed_timers.py")
-SOURCE = Path(__file__).resolve().parents[3] / "src"
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize("stage", ["log append", "timer log", "wheel", "checkpoint", "delivery"])
 def test_a_killed_process_loses_no_timer_is_never_early_and_repeats_once_per_kill(tmp_path: Path, stage: str) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path), stage, str(ROUNDS), "7"],
-        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}"},
         capture_output=True,
         text=True,
         timeout=600,

@@ -109,15 +109,14 @@ def slot_time_ms(deliver_ms: int, precision_ms: int) -> int:
     return (deliver_ms - 1) // precision_ms * precision_ms
 
 
-def rolled_slot_time_ms(out_ms: int, write_time_ms: int, *, window_ms: int, precision_ms: int) -> int | None:
-    """Where a message waits that is due beyond the window; None when it is not.
+def rolled_slot_time_ms(out_ms: int, write_time_ms: int, *, window_ms: int, precision_ms: int) -> int:
+    """Where a message waits that is due beyond the window.
 
     One window away, or half of one when less than a third would be left after it: the last leg is then long enough for
     a recall and for a broker that was down.
     """
     beyond_ms = out_ms - write_time_ms - window_ms
-    if beyond_ms < 0:
-        return None
+    assert beyond_ms >= 0
     slots = window_ms // precision_ms
     leg = slots // 2 if beyond_ms < slots // 3 * precision_ms else slots
     return write_time_ms + leg * precision_ms

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -31,6 +32,7 @@ BLANK_BYTES: Final = 16
 assert _BLANK.size == BLANK_BYTES
 BLANK_MAGIC: Final = -875286124  # 0xCBD43194
 
+_FRESH_BYTES: Final = 4 << 20  # written this lately: still in memory
 _READ_BYTES: Final = 64 * 1024  # a slot's units often lie close together: one read serves about 1,200
 
 
@@ -82,7 +84,10 @@ def decode_unit(data: bytes) -> TimerUnit | None:
         return None
     if write_time <= 0 or delay < 0 or physical < 0 or record_size <= 0 or previous < -1:
         return None
-    return TimerUnit(previous, magic, write_time, delay, physical, record_size, topic_hash)
+    return _tuple(TimerUnit, (previous, magic, write_time, delay, physical, record_size, topic_hash))
+
+
+_tuple: Final = tuple.__new__  # what a NamedTuple's constructor ends in: 0.4 us less
 
 
 class TimerLog:
@@ -100,6 +105,8 @@ class TimerLog:
         self._unsynced: set[int] = set()
         self._block = b""  # what was read last
         self._block_start = 0
+        self._room_end = -1  # the last position of a unit in the newest file
+        self._opened_end = 0  # what lies before it was written by an earlier process
 
     # --- opening
 
@@ -159,7 +166,8 @@ class TimerLog:
             self._files.truncate(descriptor, position - base)
             self._files.truncate(descriptor, self.file_bytes)
             self._unsynced.add(base)
-        self.end = position
+        self.end = self._opened_end = position
+        self._room_end = -1
         self._pending_start = position
         self._pending.clear()
         self._block = b""
@@ -168,9 +176,12 @@ class TimerLog:
 
     def append(self, unit: TimerUnit) -> int:
         """Add a unit; its position. In memory until `write`."""
-        position = self._room_from(self.end)
-        if position != self.end:
-            self._end_file(position)
+        position = self.end
+        if position > self._room_end:
+            position = self._room_from(position)
+            if position != self.end:
+                self._end_file(position)
+            self._room_end = position - position % self.file_bytes + self.file_bytes - UNIT_BYTES - BLANK_BYTES
         self._pending += encode_unit(unit)
         self.end = position + UNIT_BYTES
         return position
@@ -235,16 +246,48 @@ class TimerLog:
             return decode_unit(bytes(self._pending[offset : offset + UNIT_BYTES]))
         offset = position - self._block_start
         if not 0 <= offset <= len(self._block) - UNIT_BYTES:
-            base = position - position % self.file_bytes
-            descriptor = self._descriptors.get(base)
-            if descriptor is None:
-                return None
-            # Chains are walked backwards, recovery walks forwards: put the position near the end of a third.
-            start = max(base, position - _READ_BYTES * 2 // 3)
-            self._block = self._files.pread(descriptor, min(_READ_BYTES, base + self.file_bytes - start), start - base)
-            self._block_start = start
-            offset = position - start
+            self._block, self._block_start = self._block_around(position)
+            offset = position - self._block_start
         return decode_unit(self._block[offset : offset + UNIT_BYTES])
+
+    def _block_around(self, position: int) -> tuple[bytes, int]:
+        """(bytes of the file, the position of the first of them); no bytes where there is no file."""
+        base = position - position % self.file_bytes
+        descriptor = self._descriptors.get(base)
+        if descriptor is None:
+            return b"", position
+        # Chains are walked backwards, recovery walks forwards: put the position near the end of a third.
+        start = max(base, position - _READ_BYTES * 2 // 3)
+        return self._files.pread(descriptor, min(_READ_BYTES, base + self.file_bytes - start), start - base), start
+
+    @property
+    def fresh_from(self) -> int:
+        """Units from here on are read without the disk."""
+        return max(self._opened_end, self.end - _FRESH_BYTES)
+
+    def chain(self, last: int, first: int) -> Iterator[tuple[int, TimerUnit]]:
+        """(position, unit) of a slot's chain, from its last unit back to its first; ends early where a unit is missing.
+
+        With nothing gathered in memory (`write`) this reads files only and may run on another thread, while files are
+        added and none is removed.
+        """
+        block, start = b"", 0
+        position = last
+        while position >= 0:
+            offset = position - start
+            if position >= self._pending_start:
+                unit = self.read(position)
+            else:
+                if not 0 <= offset <= len(block) - UNIT_BYTES:
+                    block, start = self._block_around(position)
+                    offset = position - start
+                unit = decode_unit(block[offset : offset + UNIT_BYTES])
+            if unit is None:
+                return
+            yield position, unit
+            if position == first:
+                return
+            position = unit.previous
 
     # --- cleaning
 

@@ -13,16 +13,14 @@ from all units of the log.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from contrailmq.message import SystemTopic
 from contrailmq.store.record import CorruptRecordError, decode_record
 from contrailmq.store.timer.checkpoint import TimerCheckpoint
+from contrailmq.store.timer.host import TimerHost
 from contrailmq.store.timer.log import TimerLog, TimerUnit
 from contrailmq.store.timer.wheel import Slot, TimerWheel
-
-if TYPE_CHECKING:
-    from contrailmq.store.timer.timer_store import TimerHost
 
 log = logging.getLogger("contrailmq.store.timer")
 

@@ -35,9 +35,10 @@ assert _SLOT.size == SLOT_BYTES
 
 SLOTS_TOTAL: Final = 7 * 86_400  # TimerMessageStore.TIMER_WHEEL_TTL_DAY days of seconds, whatever the precision
 NO_POSITION: Final = -1
-_BLOCK_SLOTS: Final = 128
-_BLOCK_BYTES: Final = _BLOCK_SLOTS * SLOT_BYTES  # what a walk reads at once: one page
-_SPAN_BYTES: Final = 256 * _BLOCK_BYTES  # of a walk over everything: an empty wheel is passed over in 20 ms
+BLOCK_SLOTS: Final = 128  # what is looked at together
+_BLOCK_BYTES: Final = BLOCK_SLOTS * SLOT_BYTES  # what a walk reads at once: one page
+SPAN_SLOTS: Final = 256 * BLOCK_SLOTS
+_SPAN_BYTES: Final = SPAN_SLOTS * SLOT_BYTES  # of a walk over everything: an empty wheel is passed over in 20 ms
 _ZEROS: Final = bytes(_SPAN_BYTES)
 _COUNT_MAX: Final = 2**31 - 1
 
@@ -118,7 +119,7 @@ class TimerWheel:
         count = max(-_COUNT_MAX, min(slot.timers, _COUNT_MAX))
         index = tick % self.slots
         if index not in self._changed:
-            block = index // _BLOCK_SLOTS
+            block = index // BLOCK_SLOTS
             self._changed_blocks[block] = self._changed_blocks.get(block, 0) + 1
         self._changed[index] = _SLOT.pack(tick, slot.first_position, slot.last_position, count, slot.magic)
 
@@ -141,15 +142,32 @@ class TimerWheel:
         end = min(end, tick + self.slots)
         while tick < end:
             index = tick % self.slots
-            stop = min(end, tick + self.slots - index, tick + _BLOCK_SLOTS - index % _BLOCK_SLOTS)
+            stop = min(end, tick + self.slots - index, tick + BLOCK_SLOTS - index % BLOCK_SLOTS)
             block = self._files.pread(self._descriptor, (stop - tick) * SLOT_BYTES, index * SLOT_BYTES)
-            if not _is_zero(block) or index // _BLOCK_SLOTS in self._changed_blocks:
+            if not _is_zero(block) or index // BLOCK_SLOTS in self._changed_blocks:
                 for wanted, data in zip(range(tick, stop), _blocks(block), strict=True):
                     data = self._changed.get(wanted % self.slots, data)
                     own_tick, first, last, count, magic = _SLOT.unpack(data)
                     if own_tick == wanted and first >= 0:
                         yield Slot(own_tick * self.precision_ms, first, last, count, magic)
             tick = stop
+
+    def is_span_empty(self, start: int) -> bool:
+        """Whether no slot from index `start` to `start + SPAN_SLOTS` was ever used."""
+        numbers = range(start // BLOCK_SLOTS, (start + SPAN_SLOTS) // BLOCK_SLOTS)
+        if any(number in numbers for number in self._changed_blocks):
+            return False
+        size_bytes = min(_SPAN_BYTES, self.size_bytes - start * SLOT_BYTES)
+        return _is_zero(self._files.pread(self._descriptor, size_bytes, start * SLOT_BYTES))
+
+    def block(self, start: int) -> list[Slot]:
+        """Those of the slots with index `start` to `start + BLOCK_SLOTS` that hold timers, as of now."""
+        size_bytes = min(_BLOCK_BYTES, self.size_bytes - start * SLOT_BYTES)
+        block = self._files.pread(self._descriptor, size_bytes, start * SLOT_BYTES)
+        number = start // BLOCK_SLOTS
+        if number not in self._changed_blocks and _is_zero(block):
+            return []
+        return [slot for slot in self._slots_of(number, block) if not slot.is_empty]
 
     def all_slots(self) -> Iterator[Slot]:
         """Every slot that holds timers, of any lap, in the order of the file: for recovery and for counting."""
@@ -164,7 +182,7 @@ class TimerWheel:
                     yield from self._slots_of(number, block)
 
     def _slots_of(self, number: int, block: bytes) -> Iterator[Slot]:
-        for index, data in enumerate(_blocks(block), number * _BLOCK_SLOTS):
+        for index, data in enumerate(_blocks(block), number * BLOCK_SLOTS):
             tick, first, last, count, magic = _SLOT.unpack(self._changed.get(index, data))
             if tick > 0 and last >= 0:
                 yield Slot(tick * self.precision_ms, first, last, count, magic)
@@ -193,7 +211,7 @@ class TimerWheel:
         for index, data in changes.items():
             if self._changed.get(index) is data:
                 del self._changed[index]
-                block = index // _BLOCK_SLOTS
+                block = index // BLOCK_SLOTS
                 left = self._changed_blocks[block] - 1
                 if left:
                     self._changed_blocks[block] = left

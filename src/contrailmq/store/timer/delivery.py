@@ -1,0 +1,200 @@
+"""Off the wheel: the messages of a slot into the topics they are meant for, or back into the timer topic to roll.
+
+Most messages are copied in groups, as bytes (see records.py). What needs more goes one by one: a message that was
+recalled, rolls, or is not of the usual form; and one that the store does not take with the others, so that the refusal
+is that message's own and repeats nothing before it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from contrailmq.message import MessageError, Property, StoredMessage, SystemTopic, encode_properties, tags_code
+from contrailmq.store.status import Copy, PutStatus
+from contrailmq.store.timer.due import DueSlot
+from contrailmq.store.timer.host import TimerHost
+from contrailmq.store.timer.log import TimerMagic
+from contrailmq.store.timer.records import RecordReader, copy_for_delivery, read_timer, split
+
+log = logging.getLogger("contrailmq.store.timer")
+
+NEVER_ON_THE_WHEEL: Final = 2**63 - 1  # TIMER_ENQUEUE_MS of a message that was due when it was taken in
+_TIMER_PROPERTIES: Final = (Property.TIMER_ENQUEUE_MS, Property.TIMER_DEQUEUE_MS, Property.TIMER_ROLL_TIMES)
+# What the store can never take, however often it is asked.
+_HOPELESS: Final = frozenset({PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED})
+
+
+@dataclass(slots=True)
+class TimerStats:
+    """Since the start, but for `undeliverable`, which should stay 0 for ever."""
+
+    enqueued: int = 0
+    delivered: int = 0
+    rolled: int = 0
+    recalled: int = 0
+    missing: int = 0  # their record was cleaned away before they were due
+    undeliverable: int = 0
+    refused: int = 0  # puts that had to be tried again
+
+
+class Delivery:
+    """Owner: TimerStore. `count(slot_time_ms, topic, change)` is told how many wait less."""
+
+    def __init__(
+        self, store: TimerHost, reader: RecordReader, stats: TimerStats, count: Callable[[int, str, int], None]
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._stats = stats
+        self._count = count
+
+    def read_marks(self, due: DueSlot) -> bool:
+        """Which messages of the slot were recalled; False while a worker is reading that."""
+        if not due.mark_offsets:
+            return True
+        if not self._reader.prepare(due.mark_offsets, due.mark_sizes):
+            return False
+        for physical_offset, size_bytes in zip(due.mark_offsets, due.mark_sizes, strict=True):
+            mark = read_timer(self._reader, physical_offset, size_bytes)
+            if mark is not None:
+                due.deleted_keys.add(mark.properties.get(Property.TIMER_DELETE_UNIQUE_KEY, ""))
+                self._count(due.slot.time_ms, mark.properties.get(Property.REAL_TOPIC, ""), 1)
+        due.mark_offsets, due.mark_sizes = [], []
+        return True
+
+    def deliver(self, due: DueSlot, now_ms: int, max_count: int) -> tuple[int, bool]:
+        """Deliver a slot from where it stands; (count, whether it is done)."""
+        begin = due.done
+        end = min(begin + max_count, len(due.sizes))
+        if begin < end and not self._reader.prepare(due.physical_offsets[begin:end], due.sizes[begin:end]):
+            return 0, False
+        try:
+            return self._deliver_next(due, begin, end, now_ms)
+        finally:
+            self._reader.release()
+
+    def _deliver_next(self, due: DueSlot, begin: int, end: int, now_ms: int) -> tuple[int, bool]:
+        while due.done < end:
+            copies = self._copies(due, end, now_ms)
+            written = self._store.append_copies(copies) if copies else 0
+            if written:
+                self._stats.delivered += written
+                for topic, count in Counter(copy[0] for copy in copies[:written]).items():
+                    self._count(due.slot.time_ms, topic, -count)
+                due.done += written
+            if (not copies or written < len(copies)) and due.done < end:
+                if not self._deliver_one(due, now_ms):
+                    return due.done - begin, False
+                due.done += 1
+        return due.done - begin, due.done == len(due.sizes)
+
+    def _copies(self, due: DueSlot, end: int, now_ms: int) -> list[Copy]:
+        """The next messages of the slot, up to one that is not simply delivered."""
+        copies: list[Copy] = []
+        enqueue_ms, addition = -1, b""
+        view, offsets, sizes, write_times_ms, magics = (
+            self._reader.view, due.physical_offsets, due.sizes, due.write_times_ms, due.magics,
+        )  # fmt: skip
+        for at in range(due.done, end):
+            physical_offset = offsets[at]
+            record = view(physical_offset, sizes[at])
+            if record is None or magics[at] != TimerMagic.DEFAULT:
+                break
+            parts = split(record, physical_offset)
+            if parts is None:
+                break
+            if write_times_ms[at] != enqueue_ms:
+                enqueue_ms = write_times_ms[at]
+                addition = b"TIMER_ENQUEUE_MS\x01%d\x02TIMER_DEQUEUE_MS\x01%d\x02" % (enqueue_ms, now_ms)
+            copy = copy_for_delivery(record, parts, addition)
+            if copy is None or (due.deleted_keys and _is_key_recalled(copy[6], copy[0], due.deleted_keys)):
+                break
+            copies.append(copy)
+        return copies
+
+    def _deliver_one(self, due: DueSlot, now_ms: int) -> bool:
+        """Deal with the slot's next message, whatever it is; False when the store cannot take it now."""
+        at = due.done
+        message = read_timer(self._reader, due.physical_offsets[at], due.sizes[at])
+        if message is None:
+            self._stats.missing += 1
+            return True
+        topic = message.properties.get(Property.REAL_TOPIC, "")
+        if due.deleted_keys and _is_recalled(message, due.deleted_keys):
+            self._stats.recalled += 1
+            self._count(due.slot.time_ms, topic, -1)
+            return True
+        if not self.put(message, now_ms, due.write_times_ms[at], due.magics[at]):
+            return False
+        self._count(due.slot.time_ms, topic, 1 if due.magics[at] & TimerMagic.DELETE else -1)
+        return True
+
+    # --- one message
+
+    def put(self, message: StoredMessage, now_ms: int, enqueue_ms: int, magic: int) -> bool:
+        """Put a due message where it belongs; False when the store cannot take it now."""
+        properties = dict(message.properties)
+        for name in (*_TIMER_PROPERTIES, Property.CRC32):
+            properties.pop(name, None)
+        is_roll = bool(magic & TimerMagic.ROLL)
+        added = {Property.TIMER_ENQUEUE_MS: str(enqueue_ms), Property.TIMER_DEQUEUE_MS: str(now_ms)}
+        if is_roll:
+            rolls = message.properties.get(Property.TIMER_ROLL_TIMES, "0")
+            added[Property.TIMER_ROLL_TIMES] = str(int(rolls) + 1)
+        status = self._put(message, properties | added, is_roll=is_roll)
+        if status in _HOPELESS:
+            status = self._put(message, properties, is_roll=is_roll)
+        if status.is_stored:
+            if is_roll:
+                self._stats.rolled += 1
+            else:
+                self._stats.delivered += 1
+            return True
+        if status in _HOPELESS:
+            self._stats.undeliverable += 1
+            log.error("timer message %s can not be stored again: %s", message.offset_message_id, status.name)
+            return True
+        self._stats.refused += 1
+        return False
+
+    def _put(self, message: StoredMessage, properties: dict[str, str], *, is_roll: bool) -> PutStatus:
+        topic, queue = properties.get(Property.REAL_TOPIC), properties.get(Property.REAL_QUEUE_ID, "")
+        if topic is None or not (queue.isascii() and queue.isdigit()):
+            return PutStatus.MESSAGE_ILLEGAL
+        try:
+            encoded = encode_properties(properties)
+        except MessageError:
+            return PutStatus.PROPERTIES_SIZE_EXCEEDED
+        result = self._store.append(
+            SystemTopic.TIMER if is_roll else topic,
+            0 if is_roll else int(queue),
+            message.stored_body,
+            encoded,
+            tags_code=tags_code(properties.get(Property.TAGS)),
+            keys=properties.get(Property.KEYS),
+            unique_key=properties.get(Property.UNIQUE_KEY),
+            flag=message.flag,
+            sys_flag=message.sys_flag,
+            born_time_ms=message.born_time_ms,
+            born_host=message.born_host_bytes,
+            store_host=message.store_host_bytes,
+            reconsume_times=message.reconsume_times,
+            prepared_transaction_offset=message.prepared_transaction_offset,
+        )
+        return result.status
+
+
+def _is_recalled(message: StoredMessage, deleted_keys: set[str]) -> bool:
+    """By the unique key alone (5.5.0) or with its topic (`topic+key`, before and with appendTopicForTimerDeleteKey)."""
+    properties = message.properties
+    return Property.TIMER_DELETE_UNIQUE_KEY not in properties and _is_key_recalled(
+        properties.get(Property.UNIQUE_KEY), properties.get(Property.REAL_TOPIC, ""), deleted_keys
+    )
+
+
+def _is_key_recalled(unique_key: str | None, topic: str, deleted_keys: set[str]) -> bool:
+    return bool(unique_key) and (unique_key in deleted_keys or f"{topic}+{unique_key}" in deleted_keys)
