@@ -147,12 +147,13 @@ class Bench:
         self._opaque = itertools.count(1)
         self.saver = self.loop.run_until_complete(self._make_saver())
         self.send_processor = SendProcessor(self.node)
+        self.pulls = PullProcessor(self.node, self._worker)
         self.members = MemberProcessor(self.node)
         self.runtime = RuntimeAdmin(self.node, self.saver, configured=self.send_processor.configure)
         for processor in (
             self.send_processor,
             ReplyProcessor(self.node, self.send_processor),
-            PullProcessor(self.node, self._worker),
+            self.pulls,
             self.members,
             OffsetProcessor(self.node),
             RetryProcessor(self.node),

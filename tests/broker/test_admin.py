@@ -400,6 +400,27 @@ def test_settings_are_shown_and_changed_all_or_nothing(bench: Bench) -> None:
     assert bench.ask(25, None, b"").code == ResponseCode.SYSTEM_ERROR
 
 
+def test_settings_of_the_store_that_it_can_follow_are_changed_too(bench: Bench) -> None:
+    assert bench.ask(25, None, b"fileReservedTime=24\nmaxTransferCountOnMessageInMemory=2\nregionId=R2\n").code == 0
+    for _ in range(3):
+        bench.send()
+    (answer,) = bench.pull()
+    assert len(records(answer.body)) == 2
+    assert "fileReservedTime=24\n" in bench.ask(26).body.decode()
+    assert "fileReservedTime=24\n" in saved(bench, "broker.properties")
+    for body, word in (
+        (b"fileReservedTime=1\nmappedFileSizeCommitLog=4096\n", "mappedFileSizeCommitLog"),
+        (b"fileReservedTime=1\nregionId=R3\nhaMasterAddress=x\n", "haMasterAddress"),
+        (b"fileReservedTime=soon\nregionId=R3\n", "fileReservedTime"),
+        (b"fileReservedTime=1\nlistenPort=1\n", "listenPort"),
+    ):
+        refused = bench.ask(25, None, body)
+        assert refused.code == ResponseCode.SYSTEM_ERROR
+        assert word in (refused.remark or "")
+    assert bench.store.config.file_reserved_time == 24
+    assert bench.config.region_id == "R2"
+
+
 def test_cleaning_and_ha_status(bench: Bench) -> None:
     bench.send()
     bench.send("Gone")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker.harness import Bench, Link, pull_fields, records, send_fields
+from contrailmq.broker.cold_reads import RUNNING_MAX
 from contrailmq.broker.groups import Group
-from contrailmq.broker.pull import COLD_READS_MAX
 from contrailmq.broker.topics import Topic
 from contrailmq.store.status import GetResult
 from contrailmq.wire.codes import ResponseCode
@@ -362,18 +363,59 @@ def test_a_cold_read_that_fails_is_answered(bench: Bench, monkeypatch: pytest.Mo
     assert "input/output error" in (answer.remark or "")
 
 
-def test_cold_reads_of_one_connection_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cold_reads_of_one_connection_wait_for_each_other_and_all_are_answered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(bench, 1)
     monkeypatch.setattr(bench.store, "get_slices_warm", lambda *args, **kwargs: None)
+    read, at_once, most, lock, disk = bench.store.get_slices_cold, [0], [0], threading.Lock(), threading.Event()
+
+    def counted(*args: Any, **kwargs: Any) -> GetResult:
+        with lock:
+            at_once[0] += 1
+            most[0] = max(most[0], at_once[0])
+        assert disk.wait(10)
+        with lock:
+            at_once[0] -= 1
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(bench.store, "get_slices_cold", counted)
     link = Link(1)
 
     async def pull() -> None:
-        commands = [bench.command(11, pull_fields("T", 0)) for _ in range(COLD_READS_MAX + 1)]
-        bench.handlers.handle(link, commands)
-        (refused,) = link.take()
-        assert refused.code == ResponseCode.FLOW_CONTROL
-        assert f"the limit is {COLD_READS_MAX}" in (refused.remark or "")
-        await link.replied(COLD_READS_MAX)
+        with ThreadPoolExecutor(RUNNING_MAX + 4) as workers:
+            monkeypatch.setattr(bench.pulls._cold, "_workers", workers)
+            bench.handlers.handle(link, [bench.command(11, pull_fields("T", 0)) for _ in range(3 * RUNNING_MAX)])
+            assert bench.pulls._cold.waiting(link) == 2 * RUNNING_MAX
+            disk.set()
+            await link.replied(3 * RUNNING_MAX)
 
     bench.run(pull())
-    assert all(answer.code == 0 for answer in link.take())
+    assert [answer.code for answer in link.take()] == [ResponseCode.SUCCESS] * 3 * RUNNING_MAX
+    assert 1 <= most[0] <= RUNNING_MAX
+
+
+def test_cold_reads_that_wait_go_with_their_connection(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(bench, 1)
+    monkeypatch.setattr(bench.store, "get_slices_warm", lambda *args, **kwargs: None)
+    read, reads, disk = bench.store.get_slices_cold, [], threading.Event()
+
+    def counted(*args: Any, **kwargs: Any) -> GetResult:
+        reads.append(args)
+        assert disk.wait(10)
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(bench.store, "get_slices_cold", counted)
+    gone, other = Link(1), Link(2)
+
+    async def pull() -> None:
+        bench.handlers.handle(gone, [bench.command(11, pull_fields("T", 0)) for _ in range(RUNNING_MAX + 3)])
+        gone.close()
+        disk.set()
+        bench.handlers.handle(other, [bench.command(11, pull_fields("T", 0))])
+        await other.replied(1)
+
+    bench.run(pull())
+    assert len(reads) == RUNNING_MAX + 1
+    assert gone.sent == []
+    assert [answer.code for answer in other.take()] == [ResponseCode.SUCCESS]

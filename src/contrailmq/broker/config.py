@@ -145,6 +145,13 @@ class BrokerConfig:
         for spec in dataclasses.fields(self):
             setattr(self, spec.name, getattr(fresh, spec.name))
 
+    @staticmethod
+    def split(properties: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+        """The broker's own settings, and those of its store."""
+        store_keys = StoreConfig.known_keys() - keys().keys()
+        theirs = {key: text for key, text in properties.items() if key in store_keys}
+        return {key: text for key, text in properties.items() if key not in theirs}, theirs
+
     def to_properties(self) -> dict[str, str]:
         """Every key with its effective value, in RocketMQ's spelling and order."""
         return {key: _text(getattr(self, name)) for key, name in sorted(keys().items())}

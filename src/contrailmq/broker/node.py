@@ -10,14 +10,16 @@ everything that was appended since into the queues and then wakes held pulls. A 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from contrailmq.broker import config_files
 from contrailmq.broker.config import BrokerConfig
 from contrailmq.broker.connections import ClientTable
 from contrailmq.broker.groups import GroupTable
+from contrailmq.broker.hooks import Hooks
 from contrailmq.broker.incoming import IncomingMessage, Rewrite
 from contrailmq.broker.long_polling import HeldPulls
 from contrailmq.broker.offsets import OffsetTable
@@ -64,6 +66,7 @@ class BrokerNode:
         self.parked = ParkedAnswers()
         self.statistics = Statistics()
         self.rewrites: list[Rewrite] = []
+        self.hooks = Hooks()
         # Called with what to do when the NameServers have heard of a new topic; without any, that is at once.
         self.when_registered: Callable[[Callable[[], None]], None] = lambda call: call()
         self.changed_settings: dict[str, str] = {}  # what an operator changed while the broker ran
@@ -104,6 +107,14 @@ class BrokerNode:
                 trace_topic=config.msg_trace_topic_name,
             )
         )
+
+    def change_settings(self, properties: Mapping[str, str]) -> None:
+        """Change settings of the broker and its store: all, or none with the error that names the bad one."""
+        own, of_store = self.config.split(properties)
+        dataclasses.replace(self.config).update(own)  # a rehearsal: the store's half may still refuse
+        self.store.config.change(of_store)
+        self.config.update(own)
+        self.changed_settings.update(properties)
 
     def snapshots(self) -> dict[str, Callable[[], str]]:
         """File name -> its text as of now."""

@@ -4,7 +4,7 @@
 
 A found batch is never decoded: the answer is a head from a template and slices of the mapped log, handed to the socket
 with one call. What lies outside memory is read by a worker thread instead, so that a consumer far behind never stops
-the loop; each connection has a bound on such reads.
+the loop (cold_reads.py).
 
 A pull that finds nothing is held when the client allows it, and runs once more when something arrives, when the
 five-second check says so, or when its time is over. The second run answers whatever it finds and does not commit the
@@ -17,10 +17,12 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from contrailmq.broker.cold_reads import ColdReads
 from contrailmq.broker.connections import BROADCASTING
 from contrailmq.broker.filters import SQL92, SqlError, Subscription, parse_subscription
 from contrailmq.broker.groups import Group
 from contrailmq.broker.handlers import Handlers, Refused, answer_later
+from contrailmq.broker.hooks import MessagesPulled
 from contrailmq.broker.long_polling import HeldPull
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.topics import Topic
@@ -38,8 +40,6 @@ SUBSCRIPTION: Final = 4
 DEFAULT_COUNT: Final = 32
 DEFAULT_BYTES: Final = 262_144  # for a request that names no size and asks for no more than the usual 32 messages
 PARSED_MAX: Final = 4096  # subscriptions of requests, kept parsed
-COLD_READS_MAX: Final = 4  # per connection; more wait in the client, which pulls again
-COLD_READS: Final = "cold_reads"
 
 # Why a pull is not permitted: forbiddenType of the answer (code 16).
 BY_BROKER: Final = 1
@@ -82,7 +82,7 @@ class PullProcessor:
 
     def __init__(self, node: BrokerNode, workers: ThreadPoolExecutor) -> None:
         self._node = node
-        self._workers = workers
+        self._cold = ColdReads(workers)
         self._parsed: dict[tuple[str, str, str | None], Subscription] = {}
 
     def register(self, handlers: Handlers) -> None:
@@ -234,6 +234,8 @@ class PullProcessor:
         node, status, next_offset = self._node, result.status, result.next_offset
         if status is GetStatus.FOUND:
             node.statistics.note_get(group.name, topic.name, result.count, result.size_bytes)
+            if node.hooks.on_pulled:
+                self._show(connection, header, group, topic, result)
             suggested = group.which_broker_when_slow if result.suggest_slave and node.config.slave_read_enable else 0
             values = (suggested, next_offset, result.min_offset, result.max_offset, topic.sys_flag, group.sys_flag)
             head = _TEMPLATES[ResponseCode.SUCCESS].render(command, values, body_bytes=result.size_bytes)
@@ -258,6 +260,20 @@ class PullProcessor:
             code, next_offset = ResponseCode.PULL_RETRY_IMMEDIATELY, header.queue_offset
         values = (0, next_offset, result.min_offset, result.max_offset, topic.sys_flag, group.sys_flag)
         return _TEMPLATES[code].render(command, values)
+
+    def _show(self, connection: Connection, header: PullMessage, group: Group, topic: Topic, result: GetResult) -> None:
+        self._node.hooks.pulled(
+            MessagesPulled(
+                client=connection.address,
+                group=group.name,
+                topic=topic.name,
+                queue_id=header.queue_id,
+                first_offset=header.queue_offset,
+                next_offset=result.next_offset,
+                count=result.count,
+                size_bytes=result.size_bytes,
+            )
+        )
 
     def _moved(self, command: Command, group: Group, topic: Topic, queue_id: int, offset: int) -> bytes:
         store = self._node.store
@@ -311,22 +327,8 @@ class PullProcessor:
         subscription: Subscription,
     ) -> None:
         """Read in a worker and answer when it is done."""
-        reading = int(str(connection.attributes.get(COLD_READS, 0)))
-        if reading >= COLD_READS_MAX:
-            raise Refused(
-                ResponseCode.FLOW_CONTROL,
-                f"{reading} pulls of this connection read from disk already, the limit is {COLD_READS_MAX}: pull again",
-            )
-        connection.attributes[COLD_READS] = reading + 1
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(
-            self._workers, lambda: self._read(self._node.store.get_slices_cold, header, topic, subscription)
-        )
 
-        def done(finished: asyncio.Future[GetResult]) -> None:
-            connection.attributes[COLD_READS] = int(str(connection.attributes[COLD_READS])) - 1
-            if finished.cancelled() or not connection.is_open:
-                return
+        def answer(finished: asyncio.Future[GetResult]) -> None:
             answer_later(
                 connection,
                 command,
@@ -335,7 +337,9 @@ class PullProcessor:
                 ),
             )
 
-        future.add_done_callback(done)
+        self._cold.read(
+            connection, lambda: self._read(self._node.store.get_slices_cold, header, topic, subscription), answer
+        )
 
 
 def _forbidden(kind: int, remark: str) -> Refused:

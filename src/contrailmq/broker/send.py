@@ -16,6 +16,7 @@ import struct
 from typing import Final
 
 from contrailmq.broker.handlers import Handlers, Refused
+from contrailmq.broker.hooks import MessageStored
 from contrailmq.broker.incoming import IncomingMessage
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.parked import Outcome
@@ -176,6 +177,8 @@ class SendProcessor:
         if result.status is not _PUT_OK:
             raise self._refused(result)
         node.statistics.note_put(header.topic, 1, result.size_bytes)
+        if node.hooks.on_stored:
+            self._show(connection, header, queue_id, unique_key, result)
         key = escape(unique_key)
         if (self._is_sync_flush and "WAIT\x01false" not in text) or command.serialize_type != JSON:
             message_id = self._message_id_prefix + b"%016X" % result.physical_offset
@@ -215,6 +218,8 @@ class SendProcessor:
         result = self._node.put(message)
         if not result.status.is_stored:
             raise self._refused(result)
+        if self._node.hooks.on_stored:
+            self._show(connection, header, message.answer_queue_id, message.unique_key or "", result)
         waits = self._is_sync_flush and message.properties.get(Property.WAIT) != "false"
         values = (
             message.answer_queue_id,
@@ -378,12 +383,39 @@ class SendProcessor:
             raise self._refused(result)
         node.statistics.note_put(topic.name, len(parts), result.size_bytes)
         unique_key = _find(header.properties or "", "UNIQ_KEY\x01") or ""
+        if node.hooks.on_stored:
+            self._show(connection, header, queue_id, unique_key, result)
         ids = b",".join(self._message_id_prefix + b"%016X" % offset for offset in result.physical_offsets)
         values = (queue_id, escape(unique_key), ids, result.queue_offset)
         if self._is_sync_flush:
             self._park(connection, command, result, values)
             return None
         return self._template.render(command, values)
+
+    def _show(
+        self,
+        connection: Connection,
+        header: SendHeader,
+        queue_id: int,
+        unique_key: str,
+        result: AppendResult | BatchResult,
+    ) -> None:
+        places = result.physical_offsets if isinstance(result, BatchResult) else [result.physical_offset]
+        self._node.hooks.stored(
+            MessageStored(
+                client=connection.address,
+                producer_group=header.producer_group,
+                topic=header.topic,
+                queue_id=queue_id,
+                queue_offset=result.queue_offset,
+                physical_offset=places[0],
+                unique_key=unique_key,
+                count=len(places),
+                size_bytes=result.size_bytes,
+                born_time_ms=header.born_timestamp,
+                store_time_ms=result.store_time_ms,
+            )
+        )
 
     # --- answers
 

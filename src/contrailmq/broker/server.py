@@ -40,6 +40,7 @@ from contrailmq.broker.transactions import METRICS_FILE, TransactionService
 from contrailmq.message import ContrailError
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.config import StoreConfig
+from contrailmq.store.errors import StoreConfigError
 from contrailmq.store.message_store import Drive, MessageStore
 from contrailmq.wire.connection import Limits
 from contrailmq.wire.errors import ConnectError
@@ -199,8 +200,10 @@ class BrokerServer:
             return
         try:
             self._changed = read_properties(path)
-            self.config.update(self._changed)
-        except (SettingsError, BrokerConfigError) as exc:
+            own, of_store = self.config.split(self._changed)
+            self.config.update(own)
+            self.store.config.change(of_store)
+        except (SettingsError, BrokerConfigError, StoreConfigError) as exc:
             raise ConfigFileError(f"{path}: {exc}; mend or remove the file") from exc
 
     def _build(self, loop: asyncio.AbstractEventLoop) -> None:

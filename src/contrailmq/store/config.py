@@ -137,6 +137,34 @@ _OLD_KEYS: Final[Mapping[str, str]] = {  # spellings of older 4.x
     "haSlaveFallbehindMax": "haMaxGapNotInSync",
 }
 
+# Settings that are looked at whenever they matter, so that a running store follows a change.
+LIVE: Final = frozenset(
+    [
+        "clean_file_forcibly_enable",
+        "clean_resource_interval",
+        "commit_commit_log_least_pages",
+        "commit_commit_log_thorough_interval",
+        "delete_file_batch_max",
+        "delete_when",
+        "destroy_maped_file_interval_forcibly",
+        "disk_max_used_space_ratio",
+        "disk_space_clean_forcibly_ratio",
+        "disk_space_warning_level_ratio",
+        "file_reserved_time",
+        "flush_commit_log_least_pages",
+        "flush_commit_log_thorough_interval",
+        "flush_consume_queue_thorough_interval",
+        "max_filter_message_size",
+        "max_transfer_bytes_on_message_in_disk",
+        "max_transfer_bytes_on_message_in_memory",
+        "max_transfer_count_on_message_in_disk",
+        "max_transfer_count_on_message_in_memory",
+        "offset_check_in_slave",
+        "os_page_cache_busy_time_out_mills",
+        "redelete_hanged_file_interval",
+    ]
+)
+
 _Enum = TypeVar("_Enum", bound=enum.StrEnum)
 
 
@@ -229,7 +257,7 @@ class _Settings:
 
 
 class StoreConfig(_Settings):
-    """Settings of one store directory; frozen. `StoreConfig(path, flush_disk_type="SYNC_FLUSH")`."""
+    """Settings of one store directory; frozen but for `change`. `StoreConfig(path, flush_disk_type="SYNC_FLUSH")`."""
 
     __slots__ = ("path", "unused_keys")
     path: Path
@@ -272,6 +300,20 @@ class StoreConfig(_Settings):
         copy = StoreConfig(self.path, **(values | settings))
         object.__setattr__(copy, "unused_keys", self.unused_keys)
         return copy
+
+    def change(self, properties: Mapping[str, str]) -> None:
+        """Change settings of a running store: all of them, or none when one is unusable or fixed at start."""
+        known = {rocketmq_key(name): name for name in _field_types()}
+        values: dict[str, object] = {}
+        for key, text in properties.items():
+            if key in WITHOUT_EFFECT:
+                raise StoreConfigError(key, text, f"has no effect here: {WITHOUT_EFFECT[key]}")
+            if known.get(key) not in LIVE:
+                raise StoreConfigError(key, text, "cannot be changed while the store is open: edit the file, restart")
+            values[known[key]] = text
+        fresh = self.replaced(**values)
+        for name in values:
+            object.__setattr__(self, name, getattr(fresh, name))
 
     def resolved(self, files: Files) -> StoreConfig:
         """A copy in which every file size is known: as given, else as the files that exist, else RocketMQ's default."""

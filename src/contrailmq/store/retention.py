@@ -110,7 +110,6 @@ class Retention:
         self._queues = queues
         self._index = index
         self._on_disk_full = on_disk_full
-        self._hours = _hours(config.delete_when)
         now_ms = clock.monotonic_ms()
         self._due_ms = now_ms + FIRST_ROUND_MS
         self._check_due_ms = now_ms + SELF_CHECK_MS
@@ -226,7 +225,7 @@ class Retention:
 
     def _is_time_up(self) -> bool:
         """Local time, as an operator reads deleteWhen; true for the whole hour."""
-        return datetime.fromtimestamp(self._clock.now_ms() / 1000).hour in self._hours
+        return datetime.fromtimestamp(self._clock.now_ms() / 1000).hour in _hours(self._config.delete_when)
 
     def _tell_disk_full(self, verdict: SpaceVerdict) -> None:
         if verdict.is_disk_full is None or verdict.is_disk_full == self._is_disk_full:

@@ -11,6 +11,7 @@ from contrailmq.broker.config_files import DataVersion, compact
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.persistence import TableSaver
+from contrailmq.store.errors import StoreConfigError
 from contrailmq.wire.admin_bodies import BrokerStatsData, BrokerStatsItem, HaRuntimeInfo
 from contrailmq.wire.admin_requests import GetBrokerConfigResponse, ViewBrokerStats
 from contrailmq.wire.bodies import KVTable, encode_body
@@ -160,11 +161,10 @@ class RuntimeAdmin:
         if not changes:
             raise Refused(ResponseCode.SYSTEM_ERROR, "the body holds no key=value line")
         try:
-            self._node.config.update(changes)
-        except BrokerConfigError as exc:
+            self._node.change_settings(changes)
+        except (BrokerConfigError, StoreConfigError) as exc:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(exc)) from None
         self._version.advance(self._node.now_ms())
-        self._node.changed_settings.update(changes)
         self._configured()
         await self._saver.save("broker.properties")
         return success(command, {"version": compact(self._version.to_json()).decode()})

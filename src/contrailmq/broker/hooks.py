@@ -1,0 +1,71 @@
+"""Where others look on: what was stored and what was handed out, for traces, audits and quotas.
+
+    server.node.hooks.on_stored.append(lambda event: span(event.unique_key, event.topic))
+
+A hook is called on the broker's loop, after the fact and before the answer leaves (under SYNC_FLUSH that is before the
+message is durable): it must be quick and cannot refuse anything. One that raises is logged, and the message goes on.
+Without hooks the hot path pays for one look at an empty list.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+log = logging.getLogger("contrailmq.broker")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageStored:
+    """One request's message, or its batch of `count`, is in the log. `client` is the sender's host:port."""
+
+    client: str
+    producer_group: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    unique_key: str
+    count: int
+    size_bytes: int
+    born_time_ms: int
+    store_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesPulled:
+    """Messages [first_offset, next_offset) of a queue, less what the filter left out, go to a consumer."""
+
+    client: str
+    group: str
+    topic: str
+    queue_id: int
+    first_offset: int
+    next_offset: int
+    count: int
+    size_bytes: int
+
+
+class Hooks:
+    """Owner: the loop. Both lists may change at any time between two wakeups."""
+
+    __slots__ = ("on_pulled", "on_stored")
+
+    def __init__(self) -> None:
+        self.on_stored: list[Callable[[MessageStored], None]] = []
+        self.on_pulled: list[Callable[[MessagesPulled], None]] = []
+
+    def stored(self, event: MessageStored) -> None:
+        for hook in self.on_stored:
+            try:
+                hook(event)
+            except Exception:
+                log.exception("a hook failed on %s", event)
+
+    def pulled(self, event: MessagesPulled) -> None:
+        for hook in self.on_pulled:
+            try:
+                hook(event)
+            except Exception:
+                log.exception("a hook failed on %s", event)
