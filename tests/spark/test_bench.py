@@ -1,11 +1,16 @@
-"""The figures of `contrailmq bench spark`: CPU of a family of processes, whoever ends meanwhile."""
+"""The figures of `contrailmq bench spark`: CPU of a family of processes, and the comparison's table."""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from contrailmq.cli import bench_spark
+import pytest
+from typer.testing import CliRunner
+
+from contrailmq.cli import app, bench_spark
+from contrailmq.cli.bench_kafka import KafkaEnvironmentError, _artifact, find_environment
 from contrailmq.cli.bench_spark import CpuMeter, Process
+from contrailmq.cli.bench_spark_kafka import Case, Round, _line
 
 
 def test_cpu_never_goes_back_when_processes_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,3 +25,35 @@ def test_cpu_never_goes_back_when_processes_end(monkeypatch: pytest.MonkeyPatch)
     ]
     meter = CpuMeter(lambda: tables.pop(0), root=1)
     assert [meter.seconds() for _ in range(4)] == [60, 60, 65, 66]
+
+
+def test_nothing_is_fetched_for_the_comparison_unless_it_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(KafkaEnvironmentError, match="add --fetch-kafka"):
+        find_environment(tmp_path / "none", fetch=False)
+    assert not (tmp_path / "none").exists()
+    (tmp_path / "ready").touch()
+    assert find_environment(tmp_path, fetch=False).folder == tmp_path
+    done = CliRunner().invoke(app, ["bench", "spark", "--kafka-home", str(tmp_path / "none")])
+    assert isinstance(done.exception, KafkaEnvironmentError)
+
+
+def test_a_jar_is_known_by_its_name_without_the_version() -> None:
+    names = {
+        "kafka-clients-3.9.2": "kafka-clients",
+        "scala-library-2.13.15": "scala-library",
+        "spark-sql-kafka-0-10_2.13-4.2.0": "spark-sql-kafka",
+        "commons-pool2-2.13.1": "commons-pool2",
+    }
+    assert {stem: _artifact(Path(f"/x/{stem}.jar")) for stem in names} == names
+
+
+def test_a_comparison_takes_medians_and_says_which_target_is_short() -> None:
+    took = {
+        "files": [Round(2.0, 1.0), Round(9.0, 9.0), Round(1.0, 2.0)],
+        "kafka read": [Round(3.0, 4.0), Round(3.0, 4.0), Round(1.0, 1.0)],
+    }
+    met = _line(Case("files", 1.5, "read", lambda: None), 6000, took)
+    assert met == "3k rows/s (2.0 CPU s), Kafka 2k (4.0): 1.50x, by CPU 2.00x, target 1.5: met"
+    assert _line(Case("files", 1.51, "read", lambda: None, 2), 6000, took) == (
+        "2k rows/s (2.0 CPU s), Kafka 1k (4.0): 1.50x, by CPU 2.00x, target 1.51: SHORT"
+    )

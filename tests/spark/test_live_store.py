@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from contrailmq.message import Message
+from contrailmq.spark import scan
 from contrailmq.spark.commitlog import CommitLogStreamReader
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
 from contrailmq.spark.store_files import confirmed_end
@@ -50,3 +52,24 @@ def test_a_stream_of_an_open_store_sees_each_message_once(tmp_path: Path) -> Non
                     seen += [int(body) for body in batch.column("body").to_pylist()]
             at = end
     assert seen == list(range(201))
+
+
+def test_the_end_of_a_live_log_is_found_without_looking_through_the_space_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log file is a gigabyte of zeros but for its head, and a stream asks for its end with every micro-batch."""
+    path = str(tmp_path / "store")
+    with MessageStore(StoreConfig(path, mapped_file_size_commit_log=16 * 1024)) as store:
+        put(store, 0, 60)
+    sought: list[int] = []
+    find = scan._find_record
+
+    def watched(*given: Any) -> int:
+        sought.append(given[3])
+        return find(*given)
+
+    monkeypatch.setattr(scan, "_find_record", watched)
+    end = confirmed_end(path)
+    assert end == confirmed_end(path, known_end=end)
+    assert sought == []
+    assert numbers(path) == list(range(60))

@@ -159,11 +159,27 @@ def spark(
     count: Annotated[int, typer.Option(help="Messages in the log.")] = 1_000_000,
     body_bytes: Annotated[int, typer.Option(help="Body size.")] = 1024,
     master: Annotated[str | None, typer.Option("--master", help="Spark master; local[*] unless given.")] = None,
+    kafka: Annotated[
+        bool, typer.Option("--kafka", help="Beside Spark's Kafka connector instead, both in an environment of its own.")
+    ] = False,
+    kafka_home: Annotated[Path | None, typer.Option(help="That environment; in the cache unless given.")] = None,
+    fetch_kafka: Annotated[
+        bool, typer.Option("--fetch-kafka", help="Build the environment if it is missing: 700 MB by pip and Maven.")
+    ] = False,
+    rounds: Annotated[int, typer.Option(help="Measured rounds beside Kafka.")] = 4,
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> None:
     """Reading, archiving, rebuilding and verifying a log: on Spark, and by the same kernels in a process pool."""
     from contrailmq.cli.bench_spark import measure_spark
 
+    if kafka or kafka_home is not None or fetch_kafka:
+        from contrailmq.cli.bench_kafka import find_environment
+        from contrailmq.cli.bench_spark_kafka import compare
+
+        environment = find_environment(kafka_home, fetch=fetch_kafka)
+        compared = compare(environment, count=count, body_bytes=body_bytes, rounds=rounds, directory=directory)
+        show("spark beside kafka", compared, as_json=as_json)
+        return
     figures = measure_spark(count=count, body_bytes=body_bytes, directory=directory, master=master)
     show("spark", figures, as_json=as_json)

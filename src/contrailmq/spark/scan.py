@@ -79,9 +79,18 @@ class Range:
 
 
 def scan(
-    part: Range, *, check_crc: bool, block_bytes: int = BLOCK_BYTES, block_rows: int = BLOCK_ROWS
+    part: Range,
+    *,
+    check_crc: bool,
+    block_bytes: int = BLOCK_BYTES,
+    block_rows: int = BLOCK_ROWS,
+    ends_at_break: bool = False,
 ) -> Iterator[Records | BadStretch]:
-    """Whole records of the range in log order, as blocks, and every bad stretch where it was met."""
+    """Whole records of the range in log order, as blocks, and every bad stretch where it was met.
+
+    With `ends_at_break` a break of the chain is the last thing that is given, and how far it reaches is not sought:
+    behind the end of a live log that would mean to look through a gigabyte of unwritten space.
+    """
     with open(part.path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size == 0:
@@ -89,7 +98,15 @@ def scan(
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     mapped.madvise(mmap.MADV_SEQUENTIAL)
     released = part.start - part.base
-    for item in scan_buffer(mapped, part, check_crc=check_crc, block_bytes=block_bytes, block_rows=block_rows):
+    items = scan_buffer(
+        mapped,
+        part,
+        check_crc=check_crc,
+        block_bytes=block_bytes,
+        block_rows=block_rows,
+        ends_at_break=ends_at_break,
+    )
+    for item in items:
         yield item
         if isinstance(item, Records) and len(item):
             # Pages already handed over are unmapped, so a large file costs no more memory than a small one.
@@ -107,6 +124,7 @@ def scan_buffer(
     check_crc: bool,
     block_bytes: int = BLOCK_BYTES,
     block_rows: int = BLOCK_ROWS,
+    ends_at_break: bool = False,
 ) -> Iterator[Records | BadStretch]:
     """`scan` over bytes at hand: `buffer[0]` is the byte at physical offset `part.base`."""
     limit = min(part.limit - part.base, len(buffer))
@@ -135,6 +153,9 @@ def scan_buffer(
             reason = _verdict(buffer, data, part.base, position, limit)
         yield from _checked(records, part.path, part.base, check_crc=check_crc)
         if reason == _BLANK:
+            return
+        if reason and ends_at_break:
+            yield BadStretch(part.path, part.base + position, part.base + limit, reason)
             return
         if reason:
             found = _find_record(buffer, data, part.base, position + 1, limit)

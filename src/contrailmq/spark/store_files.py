@@ -207,7 +207,7 @@ def first_record(file: LogFile) -> Records | None:
     """The header of the file's first record, None when the file does not begin with one."""
     limit = file.base + file.size_bytes
     part = Range(file.path, file.base, file.base, file.base + 1, limit, is_aligned=True)
-    item = next(iter(scan(part, check_crc=False)), None)
+    item = next(iter(scan(part, check_crc=False, ends_at_break=True)), None)
     return item if isinstance(item, Records) else None
 
 
@@ -229,7 +229,8 @@ def _follow_whole(files: list[LogFile], position: int) -> int:
             if first_record(file) is None:
                 return position
             position = file.base
-        for item in scan(Range(file.path, file.base, position, end, end, is_aligned=True), check_crc=True):
+        rest = Range(file.path, file.base, position, end, end, is_aligned=True)
+        for item in scan(rest, check_crc=True, ends_at_break=True):
             if isinstance(item, BadStretch):
                 return item.start
             position = file.base + int(item.position[-1] + item.size[-1])

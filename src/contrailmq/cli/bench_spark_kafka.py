@@ -1,0 +1,277 @@
+"""`contrailmq bench spark --kafka`: our sources, sink and archive beside Spark's own Kafka connector, in one run.
+
+Both sides run in one Spark session of the comparison's environment (bench_kafka.py), on two cores, over the same
+messages: a file store, a topic of ours and a topic of Kafka's, four queues or partitions each. Both brokers are
+processes of their own on this machine, flush in the background and acknowledge every write; their CPU is not counted.
+Every case runs once unmeasured and then in `rounds` rounds, the sides taking turns; medians are compared. The JVM
+compiles as it likes, which a short job of ours would not let it do.
+
+`compare` is the caller's half: brokers, log, a child process. `main` is the child's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import contrailmq
+from contrailmq.cli.bench_kafka import KAFKA_VERSION, SPARK_VERSION, KafkaBroker, KafkaEnvironment
+from contrailmq.cli.bench_spark import CpuMeter, write_log
+from contrailmq.message import ContrailError
+
+_TOPIC: Final = "Orders"  # the one that write_log fills
+_METADATA: Final = "topic,queueId,queueOffset,physicalOffset,storeTimestamp"
+_KAFKAS_COLUMNS: Final = "keys,body,topic,queueId,queueOffset,storeTimestamp"
+_WRITTEN_SHARE: Final = 4  # one message in so many is written in the cases that write, lest the disk fill up
+
+
+class Case(NamedTuple):
+    """One comparison. `share`: how many times fewer rows than the log holds."""
+
+    name: str
+    target: float | None  # the least ratio to Kafka's rows per second
+    kafka: str  # the name of Kafka's side: several cases may share one
+    ours: Callable[[], object]
+    share: int = 1
+
+
+class Round(NamedTuple):
+    seconds: float
+    cpu_s: float
+
+
+def compare(
+    environment: KafkaEnvironment, *, count: int, body_bytes: int, rounds: int, directory: Path | None
+) -> dict[str, object]:
+    """Run both sides; gives name -> figures, one line for each case."""
+    from contrailmq.spark.environment import ensure_java
+    from contrailmq.testing import LocalCluster
+
+    java = ensure_java()
+    folder = Path(tempfile.mkdtemp(prefix="contrailmq-bench-", dir=directory))
+    try:
+        write_log(str(folder / "store"), count=count, body_bytes=body_bytes)
+        config = {"mappedFileSizeCommitLog": 1 << 30, "defaultTopicQueueNums": 4}
+        cluster = LocalCluster(store=folder / "ours", config=config, processes=True)
+        with KafkaBroker(environment, java, folder / "kafka") as kafka, cluster:
+            order = {
+                "store": str(folder / "store"),
+                "folder": str(folder / "out"),
+                "namesrv": cluster.namesrv,
+                "kafka": kafka.address,
+                "jars": ",".join(str(jar) for jar in environment.connector_jars()),
+                "count": count,
+                "rounds": rounds,
+            }
+            return {
+                "messages": count,
+                "body bytes": body_bytes,
+                "rounds": rounds,
+                "Spark, Kafka": f"{SPARK_VERSION}, {KAFKA_VERSION}",
+                **_in_child(environment, order),
+            }
+    finally:
+        shutil.rmtree(folder)
+
+
+def _in_child(environment: KafkaEnvironment, order: dict[str, object]) -> dict[str, object]:
+    source = str(Path(contrailmq.__file__).parents[1])
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
+    done = subprocess.run(
+        [str(environment.python), "-m", "contrailmq.cli.bench_spark_kafka", json.dumps(order)],
+        env={**variables, "PYTHONPATH": source},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode:
+        raise ContrailError(f"the comparison ended with {done.returncode}; its own messages stand above")
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+class Bench:
+    """Both sides' cases in one session. Lives in the child."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        import contrailmq.spark
+
+        self.order = order
+        self.store, self.count = str(order["store"]), int(order["count"])
+        self._number = 0
+        self.spark = contrailmq.spark.session(
+            "comparison",
+            master="local[2]",
+            spark_driver_memory="2g",
+            **{"spark.jars": order["jars"], "spark.driver.extraJavaOptions": "-XX:+TieredCompilation"},
+        )
+
+    # --- what both sides do with a frame
+    def fresh(self) -> str:
+        """A path that was not used before; what was under the one before is removed."""
+        folder = Path(self.order["folder"])
+        shutil.rmtree(folder, ignore_errors=True)
+        self._number += 1
+        return str(folder / str(self._number))
+
+    def noop(self, frame: Any) -> None:
+        frame.write.format("noop").mode("overwrite").save()
+
+    def parquet(self, frame: Any) -> None:
+        frame.write.option("compression", "zstd").parquet(self.fresh())
+
+    def stream_noop(self, frame: Any) -> None:
+        self._until_end(frame.writeStream.format("noop").option("checkpointLocation", self.fresh()))
+
+    def stream_parquet(self, frame: Any) -> None:
+        target = self.fresh()
+        writer = frame.writeStream.format("parquet").option("compression", "zstd").option("path", f"{target}/data")
+        self._until_end(writer.option("checkpointLocation", f"{target}/checkpoint"))
+
+    def stream_archive(self, frame: Any) -> None:
+        from contrailmq.spark import archive_stream
+
+        target = self.fresh()
+        self._until_end(archive_stream(frame, f"{target}/archive", f"{target}/checkpoint"))
+
+    def _until_end(self, writer: Any) -> None:
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    # --- sources
+    def log(self, **options: str) -> Any:
+        return self.spark.read.format("commitlog").options(topics=_TOPIC, **options).load(self.store)
+
+    def log_stream(self) -> Any:
+        return self.spark.readStream.format("commitlog").options(topics=_TOPIC, path=self.store).load()
+
+    def topic(self, *, is_stream: bool = False, **options: str) -> Any:
+        reader = self.spark.readStream if is_stream else self.spark.read
+        given = {"nameServer": self.order["namesrv"], "subscribe": _TOPIC, "startingOffsets": "earliest"}
+        return reader.format("rocketmq").options(**given, **options).load()
+
+    def kafka(self, *, is_stream: bool = False) -> Any:
+        reader = self.spark.readStream if is_stream else self.spark.read
+        given = {"kafka.bootstrap.servers": self.order["kafka"], "subscribe": _TOPIC, "startingOffsets": "earliest"}
+        return reader.format("kafka").options(**given).load()
+
+    # --- writes
+    def send_ours(self, topic: str, share: int) -> None:
+        rows = self.log(columns="queueId,queueOffset,keys,body").where(f"queueOffset % {share} = 0")
+        writer = rows.drop("queueOffset").write.format("rocketmq").option("nameServer", self.order["namesrv"])
+        writer.option("topic", topic).mode("append").save()
+
+    def send_kafka(self, topic: str, share: int) -> None:
+        rows = self.log(columns="queueId,queueOffset,keys,body").where(f"queueOffset % {share} = 0")
+        rows = rows.selectExpr("keys as key", "body as value", "queueId as partition")
+        writer = rows.write.format("kafka").option("kafka.bootstrap.servers", self.order["kafka"])
+        writer.option("topic", topic).mode("append").save()
+
+    def fill(self) -> None:
+        """The same messages in our topic, in Kafka's, and (already) in the file store, whose queues are built."""
+        from contrailmq.spark.engine import SparkEngine
+        from contrailmq.spark.jobs.rebuild import rebuild, remove_old
+
+        remove_old(rebuild(self.store, SparkEngine(self.spark)))
+        self.send_ours(_TOPIC, 1)
+        self.send_kafka(_TOPIC, 1)
+        counts = {"log": self.log().count(), "topic": self.topic().count(), "Kafka": self.kafka().count()}
+        if set(counts.values()) != {self.count}:
+            raise ContrailError(f"the sides do not hold the same {self.count} messages: {counts}")
+
+    # --- the table
+    def kafka_sides(self) -> dict[str, Callable[[], object]]:
+        return {
+            "read": lambda: self.noop(self.kafka()),
+            "parquet": lambda: self.parquet(self.kafka()),
+            "stream": lambda: self.stream_noop(self.kafka(is_stream=True)),
+            "stream parquet": lambda: self.stream_parquet(self.kafka(is_stream=True)),
+            "write": lambda: self.send_kafka("Out", _WRITTEN_SHARE),
+        }
+
+    def cases(self) -> list[Case]:
+        from contrailmq.spark.engine import SparkEngine
+        from contrailmq.spark.jobs.archive import archive
+
+        engine, log, topic = SparkEngine(self.spark), self.log, self.topic
+        noop, stream = self.noop, self.log_stream
+
+        def count_by_queue() -> None:
+            log(columns=_METADATA).groupBy("queueId").count().collect()
+
+        return [
+            Case("files, all columns -> noop", 1.5, "read", lambda: noop(log())),
+            Case("files, without properties -> noop", 1.5, "read", lambda: noop(log(properties="none"))),
+            Case("files, Kafka's columns -> noop", None, "read", lambda: noop(log(columns=_KAFKAS_COLUMNS))),
+            Case("files, metadata -> count", 4.0, "read", count_by_queue),
+            Case("files -> archive", 2.5, "parquet", lambda: archive(self.store, self.fresh(), engine)),
+            Case("files, AvailableNow -> noop", 1.0, "stream", lambda: self.stream_noop(stream())),
+            Case("files, AvailableNow -> Parquet", 1.0, "stream parquet", lambda: self.stream_parquet(stream())),
+            Case("files, AvailableNow -> archive", 1.5, "stream parquet", lambda: self.stream_archive(stream())),
+            Case("broker, all columns -> noop", 0.7, "read", lambda: noop(topic())),
+            Case("broker, Kafka's columns -> noop", None, "read", lambda: noop(topic(columns=_KAFKAS_COLUMNS))),
+            Case("broker, AvailableNow -> noop", None, "stream", lambda: self.stream_noop(topic(is_stream=True))),
+            Case("write, acknowledged", 0.7, "write", lambda: self.send_ours("Out", _WRITTEN_SHARE), _WRITTEN_SHARE),
+        ]  # fmt: skip
+
+    def run(self) -> dict[str, str]:
+        self.fill()
+        kafka, cases = self.kafka_sides(), self.cases()
+        took: dict[str, list[Round]] = {}
+        with CpuMeter() as meter:
+            for number in range(int(self.order["rounds"]) + 1):
+                measured = set()
+                for case in cases:
+                    sides = [(case.name, case.ours)]
+                    if case.kafka not in measured:
+                        measured.add(case.kafka)
+                        sides.insert(number % 2, (f"kafka {case.kafka}", kafka[case.kafka]))
+                    for name, side in sides:
+                        round_ = _timed(side, meter)
+                        print(
+                            f"round {number}, {name}: {round_.seconds:.2f} s, CPU {round_.cpu_s:.2f} s",
+                            file=sys.stderr,
+                            flush=True,
+                        )
+                        if number:  # the first one warms up
+                            took.setdefault(name, []).append(round_)
+        self.spark.stop()
+        return {case.name: _line(case, self.count, took) for case in cases}
+
+
+def _timed(side: Callable[[], object], meter: CpuMeter) -> Round:
+    cpu_s, began_s = meter.seconds(), time.perf_counter()
+    side()
+    return Round(time.perf_counter() - began_s, meter.seconds() - cpu_s)
+
+
+def _line(case: Case, count: int, took: dict[str, list[Round]]) -> str:
+    rows = count // case.share
+
+    def median(name: str) -> Round:
+        rounds = took[name]
+        return Round(statistics.median(r.seconds for r in rounds), statistics.median(r.cpu_s for r in rounds))
+
+    ours, kafka = median(case.name), median(f"kafka {case.kafka}")
+    ratio = kafka.seconds / ours.seconds
+    target = "" if case.target is None else f", target {case.target}: {'met' if ratio >= case.target else 'SHORT'}"
+    return (
+        f"{rows / ours.seconds / 1000:.0f}k rows/s ({ours.cpu_s:.1f} CPU s), Kafka {rows / kafka.seconds / 1000:.0f}k "
+        f"({kafka.cpu_s:.1f}): {ratio:.2f}x, by CPU {kafka.cpu_s / ours.cpu_s:.2f}x{target}"
+    )
+
+
+def main(order: str) -> None:
+    """The child: one JSON line with a line of figures for each case."""
+    print(json.dumps(Bench(json.loads(order)).run()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
