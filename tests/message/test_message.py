@@ -28,6 +28,7 @@ from contrailmq.message import (
     check_topic,
     compress,
     create_unique_id,
+    create_unique_ids,
     decode_host,
     decode_properties,
     decompress,
@@ -136,7 +137,9 @@ def test_an_id_of_late_last_month_is_dated_there() -> None:
 
 
 def test_unique_ids_do_not_repeat_in_a_process() -> None:
-    assert len({create_unique_id() for _ in range(20_000)}) == 20_000
+    ids = [create_unique_id() for _ in range(10_000)] + create_unique_ids(10_000)
+    assert len(set(ids)) == 20_000
+    assert {len(text) for text in ids} == {32}
 
 
 def test_a_forked_child_makes_other_ids() -> None:
@@ -181,6 +184,13 @@ def test_a_separator_in_a_property_is_refused_by_name(properties: dict[str, str]
     with pytest.raises(MessageError, match="separator") as caught:
         encode_properties(properties)
     assert caught.value.field.startswith("properties[a")
+
+
+def test_no_properties_are_no_bytes_and_a_value_that_is_no_text_is_refused_by_name() -> None:
+    assert encode_properties({}) == b""
+    with pytest.raises(MessageError, match="'retries' is 3") as caught:
+        encode_properties({"a": "1", "retries": 3})  # type: ignore[dict-item]
+    assert caught.value.field == "properties[retries]"
 
 
 def test_properties_over_the_limit_are_refused_with_the_size() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from contrailmq.message import RETRY_PREFIX, Message, MessageError, Property, create_unique_id, encode_properties
+from contrailmq.message import RETRY_PREFIX, Message, MessageError, Property, create_unique_ids, encode_properties
 from contrailmq.message.batch import BATCH_PART_BYTES_MIN, encode_batch
 
 BATCH_BYTES_ADVISED: Final = 1024 * 1024  # what RocketMQ's documents advise; brokers accept 4 MiB
@@ -40,15 +40,12 @@ def check_batch(messages: Sequence[Message]) -> None:
 def pack_batch(messages: Sequence[Message], *, namespace: str = "") -> tuple[bytes, list[str]]:
     """The request body, and the unique ids: messages without one get it here."""
     parts: list[tuple[int, bytes, bytes]] = []
-    ids: list[str] = []
-    for message in messages:
-        own = dict(message.properties)
-        unique_key = own.get(Property.UNIQUE_KEY)
-        if unique_key is None:
-            unique_key = own[Property.UNIQUE_KEY] = create_unique_id()
+    ids = create_unique_ids(len(messages))
+    for index, message in enumerate(messages):
+        own = {**message.properties}
+        ids[index] = own.setdefault(Property.UNIQUE_KEY, ids[index])
         if namespace:
             own[Property.INSTANCE_ID] = namespace
-        ids.append(unique_key)
         parts.append((message.flag, message.body, encode_properties(own)))
     return encode_batch(parts), ids
 

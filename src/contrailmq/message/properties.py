@@ -84,12 +84,18 @@ class Property:
 RESERVED_PROPERTIES: Final = frozenset(value for name, value in vars(Property).items() if name.isupper())
 
 
+_PAIR: Final = "\x01".join
+
+
 def encode_properties(properties: Mapping[str, str]) -> bytes:
     """The property string with its trailing separator, in the map's order (RocketMQ 5.2+ and Go write it so).
 
     Raises `MessageError` for a name or value that holds a separator: such a property would come back as others.
     """
-    text = "".join([f"{name}\x01{value}\x02" for name, value in properties.items()])
+    try:  # joined in C: half the time of formatting each pair
+        text = "\x02".join([*map(_PAIR, properties.items()), ""])
+    except TypeError:
+        raise _not_text(properties) from None
     # One count finds a stray separator anywhere; only then is it worth finding out where.
     if text.count("\x02") != len(properties) or text.count("\x01") != len(properties):
         for name, value in properties.items():
@@ -113,6 +119,13 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
             limit=PROPERTIES_BYTES_MAX,
         )
     return data
+
+
+def _not_text(properties: Mapping[str, str]) -> MessageError:
+    name, value = next(pair for pair in properties.items() if not all(isinstance(part, str) for part in pair))
+    return MessageError(
+        f"property {name!r} is {value!r}: names and values are text", field=f"properties[{str(name)[:64]}]"
+    )
 
 
 def decode_properties(data: bytes | str | memoryview) -> dict[str, str]:
