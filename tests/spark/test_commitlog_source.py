@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
+import contrailmq
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.commitlog import CommitLogSource, CommitLogStreamReader
 from contrailmq.spark.log_plan import LogSettings
@@ -147,3 +151,18 @@ def test_a_path_that_is_no_store_says_so(tmp_path: Path) -> None:
         reader(str(tmp_path)).initialOffset()
     with pytest.raises(StoreFilesError, match="nothing matches"):
         reader(str(tmp_path / "none*")).initialOffset()
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("contrailmq.spark.commitlog", ["contrailmq.store.message_store", "asyncio", "pandas"]),
+        ("contrailmq.spark.rocketmq", ["contrailmq.store.message_store", "contrailmq.client.producer", "pandas"]),
+    ],
+)
+def test_a_planner_of_a_source_loads_no_store_and_no_client_of_ours(module: str, heavy: list[str]) -> None:
+    """Spark starts a process for every streaming query, which imports the source before the first micro-batch."""
+    code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
+    environment = {**os.environ, "PYTHONPATH": str(Path(contrailmq.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -2,24 +2,30 @@
 
 Everything is written for asyncio; `contrailmq.aio` lists those names. The blocking faces in `sync.py` run the same
 objects on one background loop; `contrailmq` lists them. `raw.QueueReader` is a plain blocking reader without any loop.
+
+Names are imported when they are first used: a Spark task that pulls with `raw.QueueReader` loads no asyncio client.
 """
 
-from contrailmq.client.admin_groups import OffsetPlace, QueueProgress
-from contrailmq.client.batch import split_batch
-from contrailmq.client.hooks import ClientHooks, ConsumeEvent, OpenTelemetryHooks, SendEvent
-from contrailmq.client.producer import create_reply
-from contrailmq.client.raw import QueueReader, RawPull, RawSent
-from contrailmq.client.rebalance import (
-    AverageByCircleStrategy,
-    AverageStrategy,
-    ConfigStrategy,
-    ConsistentHashStrategy,
-    MachineRoomNearbyStrategy,
-    MachineRoomStrategy,
-)
-from contrailmq.client.results import ConsumeOutcome, TransactionResult
-from contrailmq.client.selectors import by_hash, by_machine_room, by_random
-from contrailmq.wire.acl import AclCredentials
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from contrailmq.client.admin_groups import OffsetPlace, QueueProgress
+    from contrailmq.client.batch import split_batch
+    from contrailmq.client.hooks import ClientHooks, ConsumeEvent, OpenTelemetryHooks, SendEvent
+    from contrailmq.client.producer import create_reply
+    from contrailmq.client.raw import QueueReader, RawPull, RawSent
+    from contrailmq.client.rebalance import (
+        AverageByCircleStrategy,
+        AverageStrategy,
+        ConfigStrategy,
+        ConsistentHashStrategy,
+        MachineRoomNearbyStrategy,
+        MachineRoomStrategy,
+    )
+    from contrailmq.client.results import ConsumeOutcome, TransactionResult
+    from contrailmq.client.selectors import by_hash, by_machine_room, by_random
+    from contrailmq.wire.acl import AclCredentials
 
 __all__ = [
     "AclCredentials",
@@ -46,3 +52,42 @@ __all__ = [
     "create_reply",
     "split_batch",
 ]
+
+_HOMES: Final = {
+    "AclCredentials": "contrailmq.wire.acl",
+    "AverageByCircleStrategy": "contrailmq.client.rebalance",
+    "AverageStrategy": "contrailmq.client.rebalance",
+    "ClientHooks": "contrailmq.client.hooks",
+    "ConfigStrategy": "contrailmq.client.rebalance",
+    "ConsistentHashStrategy": "contrailmq.client.rebalance",
+    "ConsumeEvent": "contrailmq.client.hooks",
+    "ConsumeOutcome": "contrailmq.client.results",
+    "MachineRoomNearbyStrategy": "contrailmq.client.rebalance",
+    "MachineRoomStrategy": "contrailmq.client.rebalance",
+    "OffsetPlace": "contrailmq.client.admin_groups",
+    "OpenTelemetryHooks": "contrailmq.client.hooks",
+    "QueueProgress": "contrailmq.client.admin_groups",
+    "QueueReader": "contrailmq.client.raw",
+    "RawPull": "contrailmq.client.raw",
+    "RawSent": "contrailmq.client.raw",
+    "SendEvent": "contrailmq.client.hooks",
+    "TransactionResult": "contrailmq.client.results",
+    "by_hash": "contrailmq.client.selectors",
+    "by_machine_room": "contrailmq.client.selectors",
+    "by_random": "contrailmq.client.selectors",
+    "create_reply": "contrailmq.client.producer",
+    "split_batch": "contrailmq.client.batch",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(home), name)
+    globals()[name] = value  # asked for once only
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

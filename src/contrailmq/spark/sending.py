@@ -11,16 +11,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from contrailmq.client.batch import BATCH_BYTES_ADVISED
 from contrailmq.client.raw import QueueReader
-from contrailmq.client.sync import Producer
 from contrailmq.message import ContrailError, Message, MessageQueue, check_message, java_hash
 from contrailmq.spark.access import Access
 from contrailmq.spark.columns import OptionError
+
+if TYPE_CHECKING:
+    from contrailmq.client.sync import Producer
 
 DEDUP_PROPERTY: Final = "CONTRAIL_DEDUP_KEY"
 BATCH_COUNT: Final = 1000
@@ -166,6 +168,8 @@ class Sender:
 
     def _send_alone(self, message: Message, queue: MessageQueue) -> None:
         if self._producer is None:
+            from contrailmq.client.sync import Producer  # asyncio and all: only rows that wait need it
+
             self._producer = Producer(
                 self._settings.group,
                 namesrv=self._settings.namesrv,

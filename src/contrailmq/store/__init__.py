@@ -1,19 +1,26 @@
-"""The message store: RocketMQ's commit log, consume queues and index as files, usable alone, without a broker."""
+"""The message store: RocketMQ's commit log, consume queues and index as files, usable alone, without a broker.
 
-from contrailmq.store.clock import Clock, ManualClock, SystemClock
-from contrailmq.store.config import BrokerRole, FlushDiskType, StoreConfig
-from contrailmq.store.consume_queue import Boundary
-from contrailmq.store.errors import StoreError
-from contrailmq.store.files import Files
-from contrailmq.store.inspect import StoreSummary, inspect_store
-from contrailmq.store.message_store import Drive, MessageStore
-from contrailmq.store.read_only import StoreView
-from contrailmq.store.rebuild import RebuildReport, rebuild_store
-from contrailmq.store.record import check_record, decode_record, encode_record
-from contrailmq.store.recovery import RecoveryReport, recover
-from contrailmq.store.retention import Retention
-from contrailmq.store.status import GetStatus, PutStatus
-from contrailmq.store.verify import VerifyReport, verify_store
+Names are imported when they are first used: a Spark task that reads records loads no store for it.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from contrailmq.store.clock import Clock, ManualClock, SystemClock
+    from contrailmq.store.config import BrokerRole, FlushDiskType, StoreConfig
+    from contrailmq.store.consume_queue import Boundary
+    from contrailmq.store.errors import StoreError
+    from contrailmq.store.files import Files
+    from contrailmq.store.inspect import StoreSummary, inspect_store
+    from contrailmq.store.message_store import Drive, MessageStore
+    from contrailmq.store.read_only import StoreView
+    from contrailmq.store.rebuild import RebuildReport, rebuild_store
+    from contrailmq.store.record import check_record, decode_record, encode_record
+    from contrailmq.store.recovery import RecoveryReport, recover
+    from contrailmq.store.retention import Retention
+    from contrailmq.store.status import GetStatus, PutStatus
+    from contrailmq.store.verify import VerifyReport, verify_store
 
 __all__ = [
     "Boundary",
@@ -43,3 +50,45 @@ __all__ = [
     "recover",
     "verify_store",
 ]
+
+_HOMES: Final = {
+    "Boundary": "contrailmq.store.consume_queue",
+    "BrokerRole": "contrailmq.store.config",
+    "Clock": "contrailmq.store.clock",
+    "Drive": "contrailmq.store.message_store",
+    "Files": "contrailmq.store.files",
+    "FlushDiskType": "contrailmq.store.config",
+    "GetStatus": "contrailmq.store.status",
+    "ManualClock": "contrailmq.store.clock",
+    "MessageStore": "contrailmq.store.message_store",
+    "PutStatus": "contrailmq.store.status",
+    "RebuildReport": "contrailmq.store.rebuild",
+    "RecoveryReport": "contrailmq.store.recovery",
+    "Retention": "contrailmq.store.retention",
+    "StoreConfig": "contrailmq.store.config",
+    "StoreError": "contrailmq.store.errors",
+    "StoreSummary": "contrailmq.store.inspect",
+    "StoreView": "contrailmq.store.read_only",
+    "SystemClock": "contrailmq.store.clock",
+    "VerifyReport": "contrailmq.store.verify",
+    "check_record": "contrailmq.store.record",
+    "decode_record": "contrailmq.store.record",
+    "encode_record": "contrailmq.store.record",
+    "inspect_store": "contrailmq.store.inspect",
+    "rebuild_store": "contrailmq.store.rebuild",
+    "recover": "contrailmq.store.recovery",
+    "verify_store": "contrailmq.store.verify",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(home), name)
+    globals()[name] = value  # asked for once only
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
