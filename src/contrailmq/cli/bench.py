@@ -154,6 +154,21 @@ def pull(
     show("consumers", measure_pull(namesrv, count=count, body_bytes=body_bytes), as_json=as_json)
 
 
+@app.command("cold")
+def cold(
+    mebibytes: Annotated[int, typer.Option(help="Size of the old part of the log.")] = 1024,
+    rounds: Annotated[int, typer.Option(help="Rounds; each restarts the broker and evicts its log.")] = 3,
+    seconds: Annotated[float, typer.Option(help="Length of each measurement.")] = 3.0,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sends beside a consumer that reads evicted log files; baseline: the same sends alone."""
+    from contrailmq.cli.bench_cold import measure_cold
+
+    figures = measure_cold(mebibytes=mebibytes, rounds=rounds, seconds=seconds, directory=directory)
+    show("a consumer on evicted files", figures, as_json=as_json)
+
+
 @app.command("spark")
 def spark(
     count: Annotated[int, typer.Option(help="Messages in the log.")] = 1_000_000,
