@@ -108,7 +108,8 @@ class MemoryHost:
         return None if record is None else memoryview(record)
 
     def read_cold(self, physical_offset: int, size_bytes: int) -> memoryview | None:
-        return self.read_log(physical_offset, size_bytes)
+        record = self._at.get(physical_offset)
+        return None if record is None else memoryview(record)
 
     def is_resident(self, physical_offset: int) -> bool:
         return True

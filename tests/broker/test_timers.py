@@ -36,7 +36,7 @@ class TimerBench(Bench):
         worker = AtOnce()
         self.transactions = TransactionService(self.node, worker, lambda name: None)
         self.transactions.register(self.handlers)
-        self.delay = DelayService(self.node, worker)
+        self.delay = DelayService(self.node, worker, worker)
         self.timers = TimerService(self.node, worker, worker)
         self.timers.register(self.handlers)
         self.node.rewrites += (self.transactions.rewrite, self.delay.rewrite, self.timers.rewrite)
@@ -58,7 +58,10 @@ class TimerBench(Bench):
             self.clock.advance(min(self.timers.interval_ms, end_ms - self.clock.now_ms()))
 
     def messages(self, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
-        return list(self.store.get(topic, queue_id, 0, 1000))
+        found: list[StoredMessage] = []
+        while part := self.store.get(topic, queue_id, len(found), 1000):
+            found += part
+        return found
 
     def close(self) -> None:
         self.timers.stop()

@@ -14,14 +14,16 @@ it); what the broker itself puts is never rewritten, so it is not delayed again.
     progress := saved every flushDelayOffsetInterval and at the end, after the copies it speaks of were made durable
 
 A crash repeats what was delivered since the last save; a power failure loses nothing. A put that the store refuses
-for now is tried again and holds up its own level only. Delivery never waits for a disk, so RocketMQ's switch between
+for now is tried again and holds up its own level only. Delivery never waits for a disk (what is not in memory is read
+by a worker meanwhile), so RocketMQ's switch between
 synchronous and asynchronous delivery (enableScheduleAsyncDeliver) has nothing to switch.
 """
 
 from __future__ import annotations
 
 import logging
-from concurrent.futures import Executor
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future
 from typing import Final
 
 from contrailmq.broker import config_files
@@ -31,9 +33,10 @@ from contrailmq.broker.incoming import IncomingMessage, Refusal
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.worker_job import WorkerJob
 from contrailmq.message import Property, StoredMessage, SysFlag, SystemTopic, tags_code
+from contrailmq.store.copying import real_copy, split, topic_part
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.record import CorruptRecordError, decode_record
-from contrailmq.store.status import PutStatus
+from contrailmq.store.status import Copy, GetResult, PutStatus
 from contrailmq.store.timer.admission import TIMER_REQUESTS
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.connection import Connection
@@ -43,7 +46,9 @@ log = logging.getLogger("contrailmq.broker")
 
 FILE_NAME: Final = "delayOffset.json"
 POLL_MS: Final = 100  # how often an idle level is looked at; a waiting message is delivered at its own time
-PORTION: Final = 64  # messages per tick: about 1 ms of the loop
+READING_MS: Final = 2  # how soon to look again while a worker reads
+PORTION: Final = 128  # messages per tick: about 1 ms of the loop
+_TOPIC: Final = topic_part(SystemTopic.SCHEDULE)
 _HOPELESS: Final = frozenset({PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED})
 
 
@@ -52,8 +57,13 @@ class DelayService:
 
     name = "delay levels"
 
-    def __init__(self, node: BrokerNode, worker: Executor) -> None:
+    def __init__(self, node: BrokerNode, worker: Executor, readers: Executor) -> None:
+        """`worker` saves, `readers` read what is not in memory."""
         self._node = node
+        self._readers = readers
+        self._reading: dict[
+            int, tuple[int, Future[GetResult]]
+        ] = {}  # level -> (from which offset, what a worker reads)
         self._store = node.store
         self._job = WorkerJob(worker)
         self._path = node.config_path / FILE_NAME
@@ -185,22 +195,64 @@ class DelayService:
         return self._deliver_next(level, due_count, now_ms)
 
     def _deliver_next(self, level: int, count: int, now_ms: int) -> tuple[int, int]:
-        """Deliver up to `count` messages that are due. Slices of the log: half the cost of reading them one by one."""
+        """Deliver up to `count` messages that are due, as slices of the log: they are copied in groups, as bytes."""
         offset = self.offsets[level]
-        found = self._store.get_slices(SystemTopic.SCHEDULE, level - 1, offset, count)
+        found = self._find(level, offset, count)
+        if found is None:
+            return 0, now_ms + READING_MS
+        is_refused = False
         try:
-            for view in found.slices:
-                try:
-                    message = decode_record(view)
-                except CorruptRecordError:
-                    continue  # passed by the next one, or by next_offset
-                if not self._deliver(message):
-                    return self.offsets[level] - offset, now_ms + POLL_MS
-                self.offsets[level] = message.queue_offset + 1
+            at = 0
+            while at < len(found.slices) and not is_refused:
+                copies, offsets = _copies(found.slices, at)
+                written = self._store.append_copies(copies) if copies else 0
+                if written:
+                    self._note(copies[:written])
+                    self.offsets[level] = offsets[written - 1] + 1
+                    at += written
+                if at < len(found.slices) and (not copies or written < len(copies)):
+                    is_refused = not self._deliver_one(level, found.slices[at])
+                    at += 1
         finally:
             found.release()
+        if is_refused:
+            return self.offsets[level] - offset, now_ms + POLL_MS
         self.offsets[level] = max(self.offsets[level], min(found.next_offset, offset + count))  # some were cleaned away
         return self.offsets[level] - offset, now_ms
+
+    def _find(self, level: int, offset: int, count: int) -> GetResult | None:
+        """Messages of a level; None while a worker is reading them."""
+        reading = self._reading.get(level)
+        if reading is None:
+            if not self._store.is_cold(SystemTopic.SCHEDULE, level - 1, offset):
+                return self._store.get_slices(SystemTopic.SCHEDULE, level - 1, offset, count)
+            reading = self._reading[level] = (
+                offset,
+                self._readers.submit(self._store.get_slices_cold, SystemTopic.SCHEDULE, level - 1, offset, count),
+            )
+        begin, future = reading
+        if not future.done():
+            return None
+        del self._reading[level]
+        return future.result() if begin == offset else None
+
+    def _note(self, copies: Sequence[Copy]) -> None:
+        self.delivered += len(copies)
+        for topic in {copy.topic for copy in copies}:
+            sizes = [len(copy.head_and_body) + len(copy.properties) for copy in copies if copy.topic == topic]
+            overhead_bytes = len(topic.encode()) + 3
+            self._node.statistics.note_put(topic, len(sizes), sum(sizes) + overhead_bytes * len(sizes))
+
+    def _deliver_one(self, level: int, record: memoryview) -> bool:
+        """One that did not go with the others; False when the store cannot take it now."""
+        try:
+            message = decode_record(record)
+        except CorruptRecordError:
+            return True  # passed by the next one, or by next_offset
+        if not self._deliver(message):
+            return False
+        self.offsets[level] = message.queue_offset + 1
+        return True
 
     def _within_queue(self, level: int, offset: int) -> int:
         first = self._store.min_offset(SystemTopic.SCHEDULE, level - 1)
@@ -278,6 +330,20 @@ class DelayService:
         """Blocks. The copies first: an offset on disk says that everything before it was delivered."""
         self._store.flush(log_end)
         config_files.save(self._path, text)
+
+
+def _copies(records: Sequence[memoryview], at: int) -> tuple[list[Copy], list[int]]:
+    """Copies, and the queue offsets of the originals, up to one that is not simply copied."""
+    copies: list[Copy] = []
+    offsets: list[int] = []
+    for record in records[at:]:
+        parts = split(record, _TOPIC)
+        copy = None if parts is None else real_copy(record, parts)
+        if parts is None or copy is None or copy.topic == SystemTopic.HALF:
+            break
+        copies.append(copy)
+        offsets.append(parts[0])
+    return copies, offsets
 
 
 def _number(text: str | None) -> int:

@@ -261,7 +261,7 @@ class BrokerServer:
         self.transactions = TransactionService(node, self._table_worker, self._mark)
         self.transactions.register(handlers)
         self.saver.add(METRICS_FILE, self.transactions.metrics.to_json)
-        self.delay = DelayService(node, self._table_worker)
+        self.delay = DelayService(node, self._table_worker, self._cold_readers)
         self.delay.register(handlers)
         self.timers = TimerService(node, self._table_worker, self._cold_readers)
         self.timers.register(handlers)

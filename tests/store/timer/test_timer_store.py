@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from concurrent.futures import Executor
 from pathlib import Path
 
 import pytest
 
-from at_once import AtOnce
+from at_once import AtOnce, Later
 from contrailmq.message import Property, SystemTopic
 from contrailmq.store import Files, ManualClock
 from contrailmq.store.errors import StoreReadOnlyError
@@ -34,7 +35,10 @@ class FilesWithoutSync(Files):
 class Bench:
     """A timer store on a store in memory and a clock that stands still until told."""
 
-    def __init__(self, path: Path, *, slots_total: int = 7 * 3600, **settings: object) -> None:
+    def __init__(
+        self, path: Path, *, slots_total: int = 7 * 3600, workers: Executor | None = None, **settings: object
+    ) -> None:
+        self.workers = workers or AtOnce()
         self.slots_total = slots_total  # a smaller wheel than the real one is looked through faster
         self.clock = ManualClock(START_MS)
         settings = {"mapped_file_size_timer_log": 10_400, "timer_max_delay_sec": 41 * 86_400} | settings
@@ -42,7 +46,7 @@ class Bench:
         self.timer = self.opened()
 
     def opened(self) -> TimerStore:
-        timer = TimerStore(self.host, FilesWithoutSync(), AtOnce(), slots_total=self.slots_total)
+        timer = TimerStore(self.host, FilesWithoutSync(), self.workers, slots_total=self.slots_total)
         self.recovered = timer.open(self.clock.now_ms())
         return timer
 
@@ -452,6 +456,89 @@ def test_a_lost_file_is_made_again_from_the_others(bench: Bench, lost: str) -> N
     assert set(counts) == {f"m{number:02d}" for number in range(30)}
     repeated = {body for body, count in counts.items() if count > 1}
     assert repeated <= (delivered if lost == "config/timercheck" else set())
+
+
+# ------------------------------------------------------------------------------------------------ what is not in memory
+
+
+@pytest.fixture
+def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """A worker that waits to be told; reading the mapped log of what is not in memory fails the test."""
+    bench = Bench(tmp_path, workers=Later())
+    read_log = bench.host.read_log
+
+    def touch(offset: int, max_bytes: int) -> memoryview | None:
+        assert bench.host.is_resident(offset), "pages that are not in memory were touched on the loop"
+        return read_log(offset, max_bytes)
+
+    monkeypatch.setattr(bench.host, "read_log", touch)
+    return bench
+
+
+def work(bench: Bench) -> bool:
+    """Run the worker's jobs; whether it had any."""
+    assert isinstance(bench.workers, Later)
+    had_work = bool(bench.workers.jobs)
+    bench.workers.run()
+    return had_work
+
+
+def test_due_messages_that_are_not_in_memory_are_read_by_a_worker(cold: Bench) -> None:
+    for number in range(100):
+        cold.host.send(f"m{number:02d}".encode(), TIMER_DELAY_SEC="5", UNIQ_KEY=f"K{number}")
+    cold.tick()
+    cold.host.send(b"x", TIMER_DELIVER_MS=str(START_MS + 5000), UNIQ_KEY="K7", TIMER_DEL_UNIQKEY="K7")
+    cold.tick()
+    cold.host.is_resident = lambda offset: False  # type: ignore[method-assign]
+    cold.run(7000)
+    assert cold.host.bodies() == []
+    assert cold.timer.is_waiting
+    rounds = 0
+    while work(cold):
+        assert not cold.timer.is_waiting
+        cold.timer.tick(cold.clock.now_ms(), 40)
+        rounds += 1
+    assert rounds == 2  # the mark, then the messages
+    assert cold.host.bodies() == [f"m{number:02d}" for number in range(100) if number != 7]
+    assert cold.timer.metrics.counts == {"Orders": 0}
+
+
+def test_messages_to_be_taken_in_that_are_not_in_memory_are_read_by_a_worker(cold: Bench) -> None:
+    """As after a long stop: the timer topic's newest messages were written by the process before."""
+    for number in range(10):
+        cold.host.send(f"m{number}".encode(), TIMER_DELAY_SEC="5")
+    cold.host.is_resident = lambda offset: False  # type: ignore[method-assign]
+    cold.tick()
+    assert cold.timer.queue_offset == 0
+    assert work(cold)
+    cold.tick()
+    assert cold.timer.queue_offset == 10
+    assert cold.timer.metrics.counts == {"Orders": 10}
+
+
+def test_a_large_slot_is_loaded_by_a_worker_while_new_timers_come_in(cold: Bench) -> None:
+    for number in range(1000):
+        cold.host.send(b"%d" % number, TIMER_DELAY_SEC="5")
+    cold.tick()
+    cold.run(7000)
+    assert cold.host.bodies() == []
+    cold.host.send(b"new", TIMER_DELAY_SEC="5")
+    cold.tick()
+    assert cold.timer.queue_offset == 1001
+    assert work(cold)
+    cold.run(10_000)
+    assert cold.host.bodies() == [*(str(number) for number in range(1000)), "new"]
+
+
+def test_an_old_slot_is_loaded_by_a_worker_after_a_restart(cold: Bench) -> None:
+    cold.host.send(b"m", TIMER_DELAY_SEC="5")
+    cold.run(2000)
+    cold.crash()
+    cold.run(5000)
+    assert cold.host.bodies() == []
+    assert work(cold)
+    cold.run(1000)
+    assert cold.host.bodies() == ["m"]
 
 
 # ------------------------------------------------------------------------------------------- slaves, limits, figures

@@ -1,6 +1,6 @@
 """Off the wheel: the messages of a slot into the topics they are meant for, or back into the timer topic to roll.
 
-Most messages are copied in groups, as bytes (see records.py). What needs more goes one by one: a message that was
+Most messages are copied in groups, as bytes (see store/copying.py). What needs more goes one by one: a message that was
 recalled, rolls, or is not of the usual form; and one that the store does not take with the others, so that the refusal
 is that message's own and repeats nothing before it.
 """
@@ -18,7 +18,7 @@ from contrailmq.store.status import Copy, PutStatus
 from contrailmq.store.timer.due import DueSlot
 from contrailmq.store.timer.host import TimerHost
 from contrailmq.store.timer.log import TimerMagic
-from contrailmq.store.timer.records import RecordReader, copy_for_delivery, read_timer, split
+from contrailmq.store.timer.records import RecordReader, due_copy, read_timer
 
 log = logging.getLogger("contrailmq.store.timer")
 
@@ -104,13 +104,10 @@ class Delivery:
             record = view(physical_offset, sizes[at])
             if record is None or magics[at] != TimerMagic.DEFAULT:
                 break
-            parts = split(record, physical_offset)
-            if parts is None:
-                break
             if write_times_ms[at] != enqueue_ms:
                 enqueue_ms = write_times_ms[at]
                 addition = b"TIMER_ENQUEUE_MS\x01%d\x02TIMER_DEQUEUE_MS\x01%d\x02" % (enqueue_ms, now_ms)
-            copy = copy_for_delivery(record, parts, addition)
+            copy = due_copy(record, physical_offset, addition)
             if copy is None or (due.deleted_keys and _is_key_recalled(copy[6], copy[0], due.deleted_keys)):
                 break
             copies.append(copy)

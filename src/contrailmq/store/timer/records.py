@@ -1,11 +1,4 @@
-"""Timer messages as the log holds them, read and copied without decoding more of them than is needed.
-
-    text := 0x02 properties                so that every property, the first too, begins with 0x02 name 0x01
-
-A delivered message is its record once more, with another place and two more properties. So head and body are taken
-over as bytes, the property string gets its addition at the end, and only five values are looked up in it: 6 us where
-decoding and encoding took 25. What is not of the usual form (IPv6 hosts, a long topic, a message that rolled before)
-is None here, and takes the way through `decode_record`.
+"""Timer messages as the log holds them, read without decoding more of them than is needed (see store/copying.py).
 
 `RecordReader` keeps the disk away from the caller's thread: a page that is not in memory would stop it, and with it
 everybody on its loop.
@@ -13,107 +6,24 @@ everybody on its loop.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
-from functools import lru_cache
 from typing import Final, NamedTuple
 
-from contrailmq.message import Property, StoredMessage, SysFlag, SystemTopic, decode_properties, tags_code
-from contrailmq.store.record import MAGIC_V1, CorruptRecordError, decode_record
+from contrailmq.message import Property, StoredMessage, SystemTopic
+from contrailmq.store.copying import REAL_TOPIC, property_key, real_copy, split, topic_part, topic_text, value_of
+from contrailmq.store.record import CorruptRecordError, decode_record
 from contrailmq.store.residency import CHUNK_BYTES
 from contrailmq.store.status import Copy
+from contrailmq.store.timer.host import TimerHost
 
-_FRONT: Final = struct.Struct(">ii20xqi44xi")  # size, magic, physical_offset, sys_flag, body_length
-_FRONT_BYTES: Final = 88
-assert _FRONT.size == _FRONT_BYTES
-_UNUSUAL_FLAGS: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.INNER_BATCH
 _FILE_BYTES_MAX: Final = 1 << 40  # more than a file of the log has
-_TOPIC: Final = SystemTopic.TIMER.encode()
-_TOPIC_PART: Final = bytes((len(_TOPIC),)) + _TOPIC
-_TOPIC_BYTES: Final = len(_TOPIC_PART)
-
-
-def _key(name: str) -> bytes:
-    return b"\x02" + name.encode() + b"\x01"
-
-
-_OUT_MS: Final = _key(Property.TIMER_OUT_MS)
-_REAL_TOPIC: Final = _key(Property.REAL_TOPIC)
-_DELETE_KEY: Final = _key(Property.TIMER_DELETE_UNIQUE_KEY)
-_REAL_QUEUE_ID: Final = _key(Property.REAL_QUEUE_ID)
-_TAGS: Final = _key(Property.TAGS)
-_KEYS: Final = _key(Property.KEYS)
-_UNIQUE_KEY: Final = _key(Property.UNIQUE_KEY)
-_COPIED: Final = tuple((key, len(key)) for key in (_REAL_TOPIC, _REAL_QUEUE_ID, _TAGS, _KEYS, _UNIQUE_KEY))
-_ENQUEUE_MS: Final = _key(Property.TIMER_ENQUEUE_MS)
-_DEQUEUE_MS: Final = _key(Property.TIMER_DEQUEUE_MS)
-_ROLL_TIMES: Final = _key(Property.TIMER_ROLL_TIMES)
-_CRC32: Final = _key(Property.CRC32)
-
-
-Parts = tuple[int, int, bytes]  # of a record of the timer topic: where its body ends, its flags, `text` (see above)
-
-
-def split(record: memoryview, physical_offset: int) -> Parts | None:
-    """None when it is no timer message of the usual form that lies there."""
-    size, magic, own_offset, sys_flag, body_length = _FRONT.unpack_from(record)
-    if size != len(record) or magic != MAGIC_V1 or own_offset != physical_offset or sys_flag & _UNUSUAL_FLAGS:
-        return None
-    body_end = _FRONT_BYTES + body_length
-    start = body_end + _TOPIC_BYTES + 2
-    if body_length < 0 or start > size or record[body_end : start - 2] != _TOPIC_PART:
-        return None
-    return body_end, sys_flag, b"\x02" + record[start:]
-
-
-def value_of(text: bytes, key: bytes) -> bytes | None:
-    """The value behind a key, as `decode_properties` finds it: of two equal names the last that has a value."""
-    start = text.rfind(key)
-    if start < 0:
-        return None
-    start += len(key)
-    end = text.find(b"\x02", start)
-    value = text[start:] if end < 0 else text[start:end]
-    if not value:
-        found = decode_properties(text).get(key[1:-1].decode())
-        return None if found is None else found.encode()
-    return value
-
-
-def copy_for_delivery(record: memoryview, parts: Parts, addition: bytes) -> Copy | None:
-    """The record as it goes into its real topic; None when it has to be decoded for that."""
-    body_end, sys_flag, text = parts
-    if text[-1] != 2 or _ENQUEUE_MS in text or _DEQUEUE_MS in text or _ROLL_TIMES in text or _CRC32 in text:
-        return None
-    values: list[bytes | None] = []
-    find, rfind = text.find, text.rfind
-    for key, key_bytes in _COPIED:  # `value_of`, without five calls
-        start = rfind(key)
-        if start < 0:
-            values.append(None)
-        else:
-            start += key_bytes
-            end = find(b"\x02", start)
-            values.append(text[start:end] if end > start else value_of(text, key))
-    topic, queue_id, tags, keys, unique_key = values
-    if topic is None or queue_id is None or not queue_id.isdigit():
-        return None
-    tags_text, code = (None, 0) if tags is None else _tags(tags)
-    return _tuple(
-        Copy,
-        (
-            _topic(topic),
-            int(queue_id),
-            bytearray(record[:body_end]),
-            text[1:] + addition,
-            code,
-            None if keys is None else str(keys, "utf-8", "replace"),
-            None if unique_key is None else str(unique_key, "utf-8", "replace"),
-            tags_text,
-            sys_flag,
-        ),
-    )
+_TOPIC: Final = topic_part(SystemTopic.TIMER)
+_OUT_MS: Final = property_key(Property.TIMER_OUT_MS)
+_DELETE_KEY: Final = property_key(Property.TIMER_DELETE_UNIQUE_KEY)
+_ENQUEUE_MS: Final = property_key(Property.TIMER_ENQUEUE_MS)
+_DEQUEUE_MS: Final = property_key(Property.TIMER_DEQUEUE_MS)
+_ROLL_TIMES: Final = property_key(Property.TIMER_ROLL_TIMES)
 
 
 class TimerRequest(NamedTuple):
@@ -131,18 +41,18 @@ def read_request(reader: RecordReader, physical_offset: int, size_bytes: int) ->
     record = reader.view(physical_offset, size_bytes)
     if record is None:
         return None
-    parts = split(record, physical_offset)
-    if parts is None:
+    parts = split(record, _TOPIC)
+    if parts is None or parts[1] != physical_offset:
         return _decoded_request(reader, physical_offset, size_bytes)
-    text = parts[2]
-    out, topic = value_of(text, _OUT_MS), value_of(text, _REAL_TOPIC)
+    text = parts[4]
+    out, topic = value_of(text, _OUT_MS), value_of(text, REAL_TOPIC)
     return _tuple(
         TimerRequest,
         (
             physical_offset,
             size_bytes,
             int(out) if out is not None and out.isdigit() else 0,
-            "" if topic is None else _topic(topic),
+            "" if topic is None else topic_text(topic),
             _DELETE_KEY in text,
         ),
     )
@@ -171,18 +81,18 @@ def read_timer(reader: RecordReader, physical_offset: int, size_bytes: int) -> S
     return message if message.topic == SystemTopic.TIMER and message.physical_offset == physical_offset else None
 
 
+def due_copy(record: memoryview, physical_offset: int, addition: bytes) -> Copy | None:
+    """A due message as it goes into its real topic; None when it has to be decoded for that."""
+    parts = split(record, _TOPIC)
+    if parts is None or parts[1] != physical_offset:
+        return None
+    text = parts[4]
+    if _ENQUEUE_MS in text or _DEQUEUE_MS in text or _ROLL_TIMES in text:
+        return None  # it rolled before
+    return real_copy(record, parts, addition)
+
+
 _tuple: Final = tuple.__new__  # what a NamedTuple's constructor ends in: 0.4 us less
-
-
-@lru_cache(maxsize=4096)
-def _topic(value: bytes) -> str:
-    return str(value, "utf-8", "replace")
-
-
-@lru_cache(maxsize=4096)
-def _tags(value: bytes) -> tuple[str, int]:
-    text = str(value, "utf-8", "replace")
-    return text, tags_code(text)
 
 
 class RecordReader:
@@ -191,18 +101,9 @@ class RecordReader:
     Owner: one stage of the timer. Call `prepare` for what is needed next; when it says True, `view` has all of it.
     """
 
-    def __init__(
-        self,
-        workers: Executor,
-        *,
-        is_resident: Callable[[int], bool],
-        read_log: Callable[[int, int], memoryview | None],
-        read_cold: Callable[[int, int], memoryview | None],
-    ) -> None:
+    def __init__(self, store: TimerHost, workers: Executor) -> None:
+        self._store = store
         self._workers = workers
-        self._is_resident = is_resident
-        self._read_log = read_log
-        self._read_cold = read_cold
         self._copies: dict[int, memoryview | None] = {}
         self._fetching: Future[dict[int, memoryview | None]] | None = None
         self._span: memoryview | None = None  # of the mapped log, from _span_start to the end of its file
@@ -225,12 +126,13 @@ class RecordReader:
             if all(offset in self._copies for offset in offsets):
                 return True
             self._copies = {}
-        if all(self._is_resident(chunk * CHUNK_BYTES) for chunk in {offset // CHUNK_BYTES for offset in offsets}):
+        is_resident = self._store.is_resident
+        if all(is_resident(chunk * CHUNK_BYTES) for chunk in {offset // CHUNK_BYTES for offset in offsets}):
             return True
         self.cold_reads += len(offsets)
         wanted = list(zip(offsets, sizes, strict=True))
         self._fetching = self._workers.submit(
-            lambda: {offset: self._read_cold(offset, size_bytes) for offset, size_bytes in wanted}
+            lambda: {offset: self._store.read_cold(offset, size_bytes) for offset, size_bytes in wanted}
         )
         return self._fetching.done() and self.prepare(offsets, sizes)
 
@@ -241,7 +143,7 @@ class RecordReader:
         end = physical_offset + size_bytes
         if physical_offset < self._span_start or end > self._span_end:
             self.release()
-            self._span = self._read_log(physical_offset, _FILE_BYTES_MAX)
+            self._span = self._store.read_log(physical_offset, _FILE_BYTES_MAX)
             if self._span is None:
                 return None
             self._span_start, self._span_end = physical_offset, physical_offset + len(self._span)

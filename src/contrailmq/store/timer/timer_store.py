@@ -76,8 +76,8 @@ class TimerStore:
         config = store.config
         self._store = store
         self._workers = workers
-        self._intake = self._reader()
-        self._outlet = self._reader()
+        self._intake = RecordReader(store, workers)
+        self._outlet = RecordReader(store, workers)
         self._files = files
         self.config = config
         self.precision_ms = effective_precision_ms(config)
@@ -107,12 +107,6 @@ class TimerStore:
         self._last_flush_ms = 0
         self._last_clean_ms = 0
         self._version = (0, 0, 0)
-
-    def _reader(self) -> RecordReader:
-        store = self._store
-        return RecordReader(
-            self._workers, is_resident=store.is_resident, read_log=store.read_log, read_cold=store.read_cold
-        )
 
     # --- life
 
