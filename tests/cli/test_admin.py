@@ -8,7 +8,14 @@ from collections.abc import Iterator
 import pytest
 from typer.testing import CliRunner
 
-from contrailmq import ConsumeFromWhere, LitePullConsumer, Message, Producer
+from contrailmq import (
+    ConsumeFromWhere,
+    LitePullConsumer,
+    Message,
+    Producer,
+    TransactionProducer,
+    TransactionState,
+)
 from contrailmq.cli import app
 from contrailmq.testing import LocalCluster
 
@@ -89,8 +96,21 @@ def test_what_waits_is_shown_by_topic_and_level(cluster: LocalCluster) -> None:
     with Producer("later", namesrv=cluster.namesrv) as producer:
         producer.send(Message("Reminders", b"t", delay=3600.0))
         producer.send(Message("Reminders", b"l", delay_level=18))
+    undecided = TransactionProducer(
+        "ledger",
+        namesrv=cluster.namesrv,
+        execute=lambda message, arg: TransactionState.UNKNOWN,
+        check=lambda message: TransactionState.UNKNOWN,
+    )
+    with undecided:
+        for body in (b"1", b"2"):
+            undecided.send_in_transaction(Message("Ledger", body), None)
     address = cluster.broker_addresses[0]
-    wanted = [{"kind": "delay", "of": "18", "pending": 1}, {"kind": "timer", "of": "Reminders", "pending": 1}]
+    wanted = [
+        {"kind": "delay", "of": "18", "pending": 1},
+        {"kind": "half", "of": "Ledger", "pending": 2},
+        {"kind": "timer", "of": "Reminders", "pending": 1},
+    ]
     for _ in range(600):
         rows = run_json(cluster, "broker", "pending", address)
         if rows == wanted:  # the wheel takes it in a moment later

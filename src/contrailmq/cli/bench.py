@@ -73,6 +73,24 @@ def recover(
     show("recover", figures, as_json=as_json)
 
 
+@app.command("timer")
+def timer(
+    rounds: Annotated[int, typer.Option(help="Rounds of 4,000 messages for the costs; the least of them counts.")] = 10,
+    rate: Annotated[int, typer.Option(help="Timer messages a second under load.")] = 20_000,
+    seconds: Annotated[float, typer.Option(help="How long the load lasts.")] = 15.0,
+    due: Annotated[int, typer.Option(help="Messages of a delay level that are due together.")] = 10_000,
+    pending: Annotated[int, typer.Option(help="Pending timers for the memory; 0 leaves that out.")] = 1_000_000,
+    body_bytes: Annotated[int, typer.Option(help="Body size.", min=8)] = 256,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Timers and delay levels: CPU per message in and out, lateness under load, memory; baseline: plain puts."""
+    from contrailmq.cli.bench_timer import Settings, measure_timer
+
+    settings = Settings(rounds, rate, seconds, due, pending, body_bytes, directory)
+    show("timer", measure_timer(settings), as_json=as_json)
+
+
 @app.command("wire")
 def wire(
     body_bytes: Annotated[int, typer.Option(help="Body of the message.")] = 1024,
