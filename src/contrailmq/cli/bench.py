@@ -172,6 +172,24 @@ def pull(
     show("consumers", measure_pull(namesrv, count=count, body_bytes=body_bytes), as_json=as_json)
 
 
+@app.command("clients")
+def clients(
+    python: Annotated[
+        Path, typer.Option("--python", help="Interpreter that has PyPI's rocketmq or rocketmq-client-python.")
+    ],
+    count: Annotated[int, typer.Option(help="Messages of each round; a fifth where they go one by one.")] = 10_000,
+    body_bytes: Annotated[int, typer.Option(help="Body size.")] = 1024,
+    rounds: Annotated[int, typer.Option(help="Rounds of each client, alternating.")] = 3,
+    namesrv: Namesrv = None,
+    as_json: AsJson = False,
+) -> None:
+    """Our clients beside another Python client, each round a process of its own."""
+    from contrailmq.cli.bench_peers import measure_peers
+
+    figures = measure_peers(python, namesrv, count=count, body_bytes=body_bytes, rounds=rounds)
+    show("clients, side by side", figures, as_json=as_json)
+
+
 @app.command("cold")
 def cold(
     mebibytes: Annotated[int, typer.Option(help="Size of the old part of the log.")] = 1024,
