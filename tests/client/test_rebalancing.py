@@ -16,6 +16,8 @@ from contrailmq.testing import LocalCluster
 
 from .waiting import Inbox, wait_until
 
+# Two seconds; outside the long set the bound leaves room for a busy machine. The timer would need twenty.
+BY_NOTIFICATION_S = 2.0 if os.environ.get("CONTRAILMQ_LONG") else 10.0
 _numbers = itertools.count()
 
 
@@ -54,8 +56,8 @@ def test_one_to_eight_to_one_members_settle_within_two_seconds(cluster: LocalClu
     assert wait_until(lambda: is_settled(members))
     shrunk_s = time.monotonic() - began_s
     members.pop().shutdown()
-    # Two seconds by notification; the bound leaves room for a busy machine, the timer would need twenty.
-    assert max(grown_s, shrunk_s) < 10.0, (grown_s, shrunk_s)
+    print(f"by notification: 1 to 8 settled in {grown_s:.2f} s, 8 to 1 in {shrunk_s:.2f} s")
+    assert max(grown_s, shrunk_s) < BY_NOTIFICATION_S
 
 
 def test_order_holds_and_no_queue_has_two_readers_while_members_change(cluster: LocalCluster, name: str) -> None:
