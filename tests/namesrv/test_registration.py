@@ -1,16 +1,28 @@
 from __future__ import annotations
 
 import struct
+import time
 import tracemalloc
 import zlib
 
 import pytest
 
-from contrailmq.namesrv.registration import TOPICS_MAX, check_crc, decode_registration, is_light
-from contrailmq.wire.bodies import RegisterBrokerBody, TopicConfigWrapper, encode_body
+from contrailmq.namesrv.registration import TOPICS_MAX, ReadRegistration, check_crc, is_light, read_registration
+from contrailmq.namesrv.routes import queue_data
+from contrailmq.namesrv.slices import cut_table
+from contrailmq.wire.bodies import RegisterBrokerBody, TopicConfigWrapper, decode_body, encode_body
 from contrailmq.wire.body_bounds import FREE_BYTES, JSON_BYTES_MAX
 from contrailmq.wire.errors import RemoteProtocolError
 from contrailmq.wire.frame import FRAME_BYTES_MAX
+
+
+def read(body: bytes, *, is_compressed: bool, version: int = 479) -> ReadRegistration:
+    return read_registration(
+        body,
+        is_compressed=is_compressed,
+        version=version,
+        to_queues=lambda config: queue_data("a", config, must_not_write=False),
+    )
 
 
 def piece(data: bytes) -> bytes:
@@ -27,33 +39,33 @@ WITH_MAPPINGS = PLAIN + struct.pack(">i", 1) + MAPPING
 
 @pytest.mark.parametrize("is_compressed", [True, False], ids=["said", "sniffed"])
 def test_a_compressed_registration_is_read(is_compressed: bool) -> None:
-    body = decode_registration(zlib.compress(WITH_MAPPINGS, 9), is_compressed=is_compressed, version=479)
+    body, queues = read(zlib.compress(WITH_MAPPINGS, 9), is_compressed=is_compressed)
     wrapper = body.topic_config_serialize_wrapper
     assert (wrapper.data_version.counter, wrapper.data_version.timestamp) == (3, 7)
-    assert list(wrapper.topic_config_table) == ["T", "U", "V"]
-    assert wrapper.topic_config_table["T"].write_queue_nums == 8
-    assert wrapper.topic_config_table["U"].attributes == {"+queue.type": "BatchCQ"}
+    assert list(queues) == ["T", "U", "V"]
+    assert (queues["T"].broker_name, queues["T"].read_queue_nums, queues["T"].write_queue_nums) == ("a", 4, 8)
+    assert [queues[topic].perm for topic in "TUV"] == [6, 7, 2]
     assert wrapper.topic_queue_mapping_info_map is not None
     assert wrapper.topic_queue_mapping_info_map["T"].curr_id_map == {0: 1}
     assert body.filter_server_list == ["f:1"]
 
 
 def test_senders_before_5_0_have_no_mappings() -> None:
-    body = decode_registration(zlib.compress(PLAIN), is_compressed=True, version=399)
+    body, _ = read(zlib.compress(PLAIN), is_compressed=True, version=399)
     assert body.topic_config_serialize_wrapper.topic_queue_mapping_info_map == {}
 
 
 def test_a_very_old_sender_sends_the_bare_topic_table() -> None:
     wrapper = encode_body(TopicConfigWrapper())
-    assert decode_registration(wrapper, is_compressed=False, version=36) == RegisterBrokerBody()
-    assert decode_registration(b"", is_compressed=False, version=479) == RegisterBrokerBody()
+    assert read(wrapper, is_compressed=False, version=36) == (RegisterBrokerBody(), {})
+    assert read(b"", is_compressed=False) == (RegisterBrokerBody(), {})
 
 
 def test_every_cut_of_a_compressed_registration_is_the_peers_fault_or_a_registration() -> None:
     for size in range(len(WITH_MAPPINGS)):
         data = zlib.compress(WITH_MAPPINGS[:size])
         try:
-            decode_registration(data, is_compressed=True, version=479)
+            read(data, is_compressed=True, version=479)
         except RemoteProtocolError:
             continue
         assert size in (len(PLAIN) - len(FILTERS), len(PLAIN))
@@ -73,7 +85,7 @@ def test_every_cut_of_a_compressed_registration_is_the_peers_fault_or_a_registra
 )
 def test_a_registration_that_lies_is_the_peers_fault(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
-        decode_registration(data, is_compressed=True, version=479)
+        read(data, is_compressed=True, version=479)
 
 
 def test_a_body_must_match_its_crc_when_one_is_given() -> None:
@@ -90,7 +102,7 @@ def test_inflating_stops_at_a_frames_worth() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(RemoteProtocolError, match="inflates beyond 16777216 bytes"):
-            decode_registration(bomb, is_compressed=True, version=479)
+            read(bomb, is_compressed=True, version=479)
         assert tracemalloc.get_traced_memory()[1] < 40 * 1024 * 1024
     finally:
         tracemalloc.stop()
@@ -109,19 +121,94 @@ def test_inflating_stops_at_a_frames_worth() -> None:
 )
 def test_a_registration_that_would_take_too_long_is_refused_before_it_is_decoded(body: bytes, cause: str) -> None:
     with pytest.raises(RemoteProtocolError, match=cause):
-        decode_registration(body, is_compressed=body[:1] == b"x", version=479)
+        read(body, is_compressed=body[:1] == b"x", version=479)
 
 
-def test_a_broker_with_thirty_thousand_topics_registers() -> None:
-    """Apache's NameServer takes them, so ours does."""
-    topics = ",".join(
-        f'"T{n}":{{"attributes":{{}},"order":false,"perm":6,"readQueueNums":4,"topicFilterType":"SINGLE_TAG",'
+def table(count: int, config: str = "") -> bytes:
+    """Topics as Java writes them; `config` replaces the one of the last."""
+    texts = [
+        f'"T{n}":{{"attributes":{{}},"order":false,"perm":6,"readQueueNums":{n % 9},"topicFilterType":"SINGLE_TAG",'
         f'"topicName":"T{n}","topicSysFlag":0,"writeQueueNums":4}}'
-        for n in range(30_000)
+        for n in range(count)
+    ]
+    if config:
+        texts[-1] = config
+    return ",".join(texts).encode()
+
+
+PLAIN_BODY = (
+    b'{"filterServerList":["f:1"],"topicConfigSerializeWrapper":{"dataVersion":{"counter":3,"timestamp":7},'
+    b'"topicConfigTable":{%b},"topicQueueMappingInfoMap":{%b}}}'
+)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "",
+        '"X" : { "attributes" : {"+a":"}},{"} , "perm":2 }',
+        '"\\"q{\\\\":{"perm":2,"attributes":{"a":"b\\""}}',
+        '"T7":{"perm":2}',  # said twice: the last counts
+        '"X":{"perm":2,"attributes":{"a":{"deep":{}}}}',  # cannot be cut: read in one go
+        "'X':{perm:2}",
+        '"X":{"perm":2,"unknown":[{"a":1},"]",{"b":[2]}]}',
+    ],
+    ids=["plain", "spaces and braces in text", "quotes", "twice", "deep", "fastjson", "arrays"],
+)
+def test_a_registration_read_in_slices_is_the_same_as_read_whole(last: str) -> None:
+    body = PLAIN_BODY % (
+        table(1000, last),
+        b'"S":{"bname":"a","currIdMap":{"0":1},"epoch":5,"topic":"S","totalQueues":8}',
     )
-    body = b'{"filterServerList":[],"topicConfigSerializeWrapper":{"topicConfigTable":{%b}}}' % topics.encode()
-    decoded = decode_registration(body, is_compressed=False, version=479)
-    assert len(decoded.topic_config_serialize_wrapper.topic_config_table) == 30_000
+    assert len(body) > FREE_BYTES
+    try:
+        whole = decode_body(body, RegisterBrokerBody)
+    except RemoteProtocolError:
+        with pytest.raises(RemoteProtocolError):
+            read(body, is_compressed=False)
+        return
+    found, queues = read(body, is_compressed=False)
+    wrapper = whole.topic_config_serialize_wrapper
+    assert list(queues) == list(wrapper.topic_config_table)
+    for topic, config in wrapper.topic_config_table.items():
+        assert (queues[topic].perm, queues[topic].read_queue_nums) == (config.perm, config.read_queue_nums)
+    assert found.filter_server_list == ["f:1"]
+    assert found.topic_config_serialize_wrapper.data_version == wrapper.data_version
+    mappings = found.topic_config_serialize_wrapper.topic_queue_mapping_info_map
+    assert mappings == wrapper.topic_queue_mapping_info_map
+    assert mappings is not None
+    assert list(mappings) == ["S"]
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_a_hundred_thousand_topics_are_read_in_slices_of_256(is_compressed: bool) -> None:
+    """Each slice is one call of the decoder, which holds every thread; `after_slice` hears how large it was."""
+    slices: list[int] = []
+    if is_compressed:
+        pieces = b"".join(piece(b"T%d 4 8 6 SINGLE_TAG" % number) for number in range(100_000))
+        body = zlib.compress(VERSION + struct.pack(">i", 100_000) + pieces + FILTERS, 1)
+    else:
+        body = PLAIN_BODY % (table(100_000), b"")
+        assert len(body) < FRAME_BYTES_MAX
+    found = read_registration(
+        body,
+        is_compressed=is_compressed,
+        version=479,
+        to_queues=lambda config: queue_data("a", config, must_not_write=False),
+        after_slice=slices.append,
+    )
+    assert len(found.queues) == sum(slices) == 100_000
+    assert max(slices) <= 256
+    assert not found.body.topic_config_serialize_wrapper.topic_config_table
+
+
+def test_a_table_that_only_looks_like_one_does_not_take_long() -> None:
+    """The expression that cuts reads each byte once, whatever comes: 4 MiB of beginnings without ends."""
+    for text in (b'"T":{"a":"', b'"T":{', b'"T":{"a":{', b'"\\"', b'"T":{"a":"\\'):
+        data = b'{"topicConfigTable":{' + text * (4_000_000 // len(text))
+        start = time.process_time()
+        assert cut_table(data, b"topicConfigTable") is None
+        assert time.process_time() - start < 5
 
 
 def test_only_small_plain_registrations_are_light() -> None:

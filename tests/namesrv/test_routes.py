@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from contrailmq.namesrv.routes import BrokerKey, Outcome, Registration, RouteTables
+from contrailmq.namesrv.routes import BrokerKey, Outcome, Registration, RouteTables, queue_data
 from contrailmq.wire.bodies import (
     DataVersion,
     QueueData,
@@ -36,7 +36,11 @@ def broker(name: str = "a", broker_id: int = 0, **more: Any) -> Registration:
         "body": body("T", "U"),
         "connection": sys.intern(f"connection {name} {broker_id}"),
     }
-    return Registration(**{**values, **more})
+    values |= more
+    topics = values["body"].topic_config_serialize_wrapper.topic_config_table
+    must_not_write = broker_id != 0 and bool(values.get("enable_acting_master"))
+    queues = {topic: queue_data(name, config, must_not_write=must_not_write) for topic, config in topics.items()}
+    return Registration(**values, queues=queues)
 
 
 def tables(*registrations: Registration, now_ms: int = 0) -> RouteTables:
@@ -129,7 +133,7 @@ def test_the_last_address_of_a_group_takes_its_queues_with_it() -> None:
     assert [data.broker_name for data in route.broker_datas] == ["b"]
     assert found.clusters == {"c": ["b"]}
     found.unregister([BrokerKey("c", "b:0")], names={BrokerKey("c", "b:0"): "b"})
-    assert (found.topics, found.brokers, found.clusters, found.live) == ({}, {}, {}, {})
+    assert (found.queues, found.brokers, found.clusters, found.live) == ({}, {}, {}, {})
 
 
 def test_unregistering_somebody_unknown_changes_nothing() -> None:
@@ -198,7 +202,7 @@ def test_lists_by_cluster_by_system_and_by_unit_flag() -> None:
     assert found.topics_of_cluster("nowhere") == []
     assert found.system_topics() == (["c", "a", "d", "b"], "a:0")
     assert found.unit_topics() == ["Unit", "UnitAndSub"]
-    assert found.unit_sub_topics() == ["UnitAndSub", "Sub"]
+    assert found.unit_sub_topics() == ["Sub", "UnitAndSub"]
     assert found.unit_sub_ununit_topics() == ["Sub"]
     assert RouteTables().system_topics() == ([], None)
 

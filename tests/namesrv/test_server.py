@@ -163,9 +163,44 @@ def test_registrations_are_entered_in_the_order_in_which_they_came(tmp_path: Pat
             )
             assert [answer.code for answer in answers] == [0, 0]
             assert len(server.tables.topics) == 2000
-            assert server.tables.topics["Topic-7"]["a"].read_queue_nums == 9
+            assert server.tables.queues["a"]["Topic-7"].read_queue_nums == 9
 
     asyncio.run(asyncio.wait_for(main(), 10))
+
+
+class Staying:
+    """A connection that keeps what it is answered."""
+
+    is_open = True
+    address = "10.0.0.1:4711"
+
+    def __init__(self) -> None:
+        self.answers: list[bytes] = []
+
+    def reply(self, data: bytes) -> None:
+        self.answers.append(data)
+
+
+def test_a_large_registration_is_seen_whole_or_not_at_all_and_the_loop_turns_meanwhile(tmp_path: Path) -> None:
+    """100,000 topics. Every turn of the loop while they are read looks at the tables: none of them, or all."""
+
+    async def main() -> None:
+        server, connection = NameServer(NamesrvConfig(rocketmq_home=str(tmp_path))), Staying()
+        large = registration(*(f"T{number}" for number in range(100_000)))
+        [request] = FrameParser().feed(encode_request(Code.REGISTER_BROKER, ext(), large, opaque=1))
+        server.handle(connection, [request])  # type: ignore[arg-type]
+        seen: list[int] = []
+        while not connection.answers:
+            seen.append(len(server.tables.queues.get("a", ())))
+            await asyncio.sleep(0)
+        [answer] = FrameParser().feed(connection.answers[0])
+        assert answer.code == 0
+        assert set(seen) <= {0, 100_000}
+        assert len(seen) > 200  # there are 391 slices; one call for all would leave the loop a turn or two
+        assert len(server.tables.topics) == 100_000
+        assert server.tables.route("T99999") is not None
+
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 class Leaving:

@@ -7,27 +7,30 @@ compressed  zlib of:  version  topics  filters  [mappings]
             filters  := i32 length, JSON array
             mappings := i32 count, then each: i32 length, JSON          (senders from version 413 on)
 
-Bounds: a registration may fill a frame (16 MiB, some 90,000 topics), compressed ones may inflate to that. Everything
-but small ones is decoded in a worker thread (`is_light` tells), but the C decoder holds the interpreter's lock
-meanwhile: about 4 ms for 1,000 topics. Up to 12,000 topics the loop is held for under 50 ms; larger registrations are
-taken all the same, because a broker that cannot register is worse than a pause, and brokers are our own. They can be
-sent in parts (enableSplitRegistration=true) or compressed (compressedRegister=true, read piece by piece).
+Bounds: a registration may fill a frame (16 MiB, some 100,000 topics), compressed ones may inflate to that. Everything
+but small ones is read in a worker thread (`is_light` tells), in slices of at most 256 topics (slices.py): the decoder
+holds the interpreter's lock meanwhile, and between slices the loop has its turn. What a topic becomes in the route
+tables is made there too, so that entering a registration is a few operations on whole tables.
 """
 
 from __future__ import annotations
 
 import struct
+import time
 import zlib
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeVar
 
-from contrailmq.wire.bodies import RegisterBrokerBody, TopicConfig, TopicConfigWrapper, TopicQueueMapping
+from contrailmq.namesrv.slices import SLICE_ENTRIES, cut_table, slices_of
+from contrailmq.wire.bodies import QueueData, RegisterBrokerBody, TopicConfig, TopicConfigWrapper, TopicQueueMapping
 from contrailmq.wire.body_bounds import FREE_BYTES, check_json
 from contrailmq.wire.errors import RemoteProtocolError
 from contrailmq.wire.fastjson import decode_body
 from contrailmq.wire.frame import FRAME_BYTES_MAX
 
-__all__ = ["TOPICS_MAX", "check_crc", "decode_registration", "is_light"]
+__all__ = ["TOPICS_MAX", "ReadRegistration", "check_crc", "give_way", "is_light", "read_registration"]
 
+T = TypeVar("T")
 _I32: Final = struct.Struct(">i")
 _VERSION_WITH_BODY: Final = 37  # V3_0_11
 _VERSION_WITH_MAPPINGS: Final = 413  # V5_0_0
@@ -50,17 +53,93 @@ def is_light(body: bytes) -> bool:
     return len(body) <= FREE_BYTES and body[:1] != bytes([_ZLIB_FIRST_BYTE])
 
 
-def decode_registration(body: bytes, *, is_compressed: bool, version: int) -> RegisterBrokerBody:
-    """What a broker tells of itself. An empty body is a registration without topics."""
+class ReadRegistration(NamedTuple):
+    """What a broker tells of itself: its queues by topic, and the body without the topics."""
+
+    body: RegisterBrokerBody
+    queues: dict[str, QueueData]
+
+
+def give_way(_topics: int) -> None:
+    """After a slice of so many topics: let other threads run. Without it they wait for the switch interval, 5 ms."""
+    time.sleep(0)
+
+
+def read_registration(
+    body: bytes,
+    *,
+    is_compressed: bool,
+    version: int,
+    to_queues: Callable[[TopicConfig], QueueData],
+    after_slice: Callable[[int], None] = give_way,
+) -> ReadRegistration:
+    """Decode and check. An empty body is a registration without topics. RemoteProtocolError says what is wrong."""
     if not body:
-        return RegisterBrokerBody()
+        return ReadRegistration(RegisterBrokerBody(), {})
+    taker = _Taker(to_queues, after_slice)
     # The newest Java broker deflates the body and still says compressed=false: its first byte tells.
     if is_compressed or body[0] == _ZLIB_FIRST_BYTE:
-        return _decode_compressed(_inflate(body), has_mappings=version >= _VERSION_WITH_MAPPINGS)
-    check_json(body, bytes_max=FRAME_BYTES_MAX, items_max=_ITEMS_MAX, members_max=_MEMBERS_MAX, remedy=_REMEDY)
-    if version < _VERSION_WITH_BODY:
-        return RegisterBrokerBody(topic_config_serialize_wrapper=decode_body(body, TopicConfigWrapper))
-    return decode_body(body, RegisterBrokerBody)
+        found = _decode_compressed(_inflate(body), taker, has_mappings=version >= _VERSION_WITH_MAPPINGS)
+    else:
+        check_json(body, bytes_max=FRAME_BYTES_MAX, items_max=_ITEMS_MAX, members_max=_MEMBERS_MAX, remedy=_REMEDY)
+        found = _decode_plain(body, taker, is_bare=version < _VERSION_WITH_BODY)
+    taker.end_slice()
+    return ReadRegistration(found, taker.queues)
+
+
+class _Taker:
+    """Makes queues of topics, and counts slices."""
+
+    def __init__(self, to_queues: Callable[[TopicConfig], QueueData], after_slice: Callable[[int], None]) -> None:
+        self.queues: dict[str, QueueData] = {}
+        self._to_queues = to_queues
+        self._after_slice = after_slice
+        self._in_slice = 0
+
+    def take(self, topic: str, config: TopicConfig) -> None:
+        self.queues[topic] = self._to_queues(config)
+        self._in_slice += 1
+        if self._in_slice >= SLICE_ENTRIES:
+            self.end_slice()
+
+    def end_slice(self) -> None:
+        if self._in_slice:
+            self._after_slice(self._in_slice)
+            self._in_slice = 0
+
+
+def _decode_plain(body: bytes, taker: _Taker, *, is_bare: bool) -> RegisterBrokerBody:
+    mappings: dict[str, TopicQueueMapping] = {}
+    if len(body) > FREE_BYTES:
+        body = _cut_out(body, b"topicConfigTable", dict[str, TopicConfig], taker.take, taker.end_slice)
+        body = _cut_out(
+            body, b"topicQueueMappingInfoMap", dict[str, TopicQueueMapping], mappings.__setitem__, taker.end_slice
+        )
+    if is_bare:
+        found = RegisterBrokerBody(topic_config_serialize_wrapper=decode_body(body, TopicConfigWrapper))
+    else:
+        found = decode_body(body, RegisterBrokerBody)
+    wrapper = found.topic_config_serialize_wrapper
+    for topic, config in wrapper.topic_config_table.items():
+        taker.take(topic, config)
+    wrapper.topic_config_table = {}
+    if mappings:
+        wrapper.topic_queue_mapping_info_map = mappings
+    return found
+
+
+def _cut_out(
+    body: bytes, name: bytes, kind: type[dict[str, T]], take: Callable[[str, T], None], end_slice: Callable[[], None]
+) -> bytes:
+    """Take the entries of a table slice by slice; the body without them. One that cannot be cut stays."""
+    cut = cut_table(body, name)
+    if cut is None:
+        return body
+    for piece in slices_of(body, cut):
+        for key, value in decode_body(piece, kind).items():
+            take(key, value)
+        end_slice()
+    return cut.rest(body)
 
 
 def _inflate(body: bytes) -> bytes:
@@ -115,13 +194,13 @@ class _Reader:
         return self._data[start:end]
 
 
-def _decode_compressed(data: bytes, *, has_mappings: bool) -> RegisterBrokerBody:
+def _decode_compressed(data: bytes, taker: _Taker, *, has_mappings: bool) -> RegisterBrokerBody:
     reader = _Reader(data)
     wrapper = TopicConfigWrapper(topic_queue_mapping_info_map={})
     wrapper.data_version = decode_body(reader.json(), type(wrapper.data_version))
     for _ in range(reader.count("topics")):
         config = _topic_config(reader.piece())
-        wrapper.topic_config_table[config.topic_name] = config
+        taker.take(config.topic_name, config)
     filters = [] if reader.is_at_end else decode_body(reader.json(), list[str])
     if has_mappings and not reader.is_at_end:
         for _ in range(reader.count("mappings")):

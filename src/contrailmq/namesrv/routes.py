@@ -1,6 +1,6 @@
 """The tables of a NameServer. Pure: time is a parameter, connections are opaque tokens, nothing is sent from here.
 
-    topics    topic -> broker name -> QueueData
+    queues    broker name -> topic -> QueueData
     brokers   broker name -> BrokerData (cluster, broker id -> address)
     clusters  cluster -> broker names
     live      (cluster, address) -> when it last spoke, its timeout, its data version, its connection
@@ -11,11 +11,15 @@ A broker is known by its address. Topics are believed only from the master of a 
 smallest id, and then without permission to write. Topics that a broker no longer mentions stay (unless configured
 otherwise), because incremental registrations mention one topic only.
 
+A registration is entered whole, on the owner's loop, by a few operations on whole tables: 100,000 topics take some
+milliseconds, and nobody sees a part of them.
+
 `generation` moves with every change that a route can show, so that encoded routes may be cached.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -32,7 +36,7 @@ from contrailmq.wire.bodies import (
     TopicRouteData,
 )
 
-__all__ = ["BrokerKey", "LiveBroker", "MinBrokerIdChange", "Outcome", "Registration", "RouteTables"]
+__all__ = ["BrokerKey", "LiveBroker", "MinBrokerIdChange", "Outcome", "Registration", "RouteTables", "queue_data"]
 
 MASTER_ID: Final = 0
 PERM_READ: Final = 4
@@ -68,7 +72,8 @@ class Registration:
     broker_id: int
     address: str
     ha_address: str
-    body: RegisterBrokerBody
+    body: RegisterBrokerBody  # without the topics, which are in `queues`
+    queues: Mapping[str, QueueData]
     connection: object
     timeout_ms: int | None = None
     enable_acting_master: bool | None = None  # None: a broker too old to know the word
@@ -103,7 +108,7 @@ class RouteTables:
 
     delete_unmentioned_topics: bool = False
     support_acting_master: bool = False
-    topics: dict[str, dict[str, QueueData]] = field(default_factory=dict)
+    queues: dict[str, dict[str, QueueData]] = field(default_factory=dict)
     brokers: dict[str, BrokerData] = field(default_factory=dict)
     clusters: dict[str, list[str]] = field(default_factory=dict)
     live: dict[BrokerKey, LiveBroker] = field(default_factory=dict)
@@ -116,7 +121,6 @@ class RouteTables:
     def register(self, registration: Registration, now_ms: int) -> Outcome:
         """Take a broker in, or refresh it. The rules are those of RouteInfoManager.registerBroker."""
         known = self.brokers.get(registration.broker_name)
-        table = registration.body.topic_config_serialize_wrapper.topic_config_table
         addresses = known.broker_addrs if known is not None else {}
         old_address = addresses.get(registration.broker_id)
         if old_address is not None and old_address != registration.address:
@@ -125,7 +129,7 @@ class RouteTables:
             if rival is not None and rival.data_version.state_version > version.state_version:
                 self.live.pop(BrokerKey(registration.cluster, registration.address), None)
                 return Outcome()
-        if old_address is None and len(table) == 1:
+        if old_address is None and len(registration.queues) == 1:
             return Outcome(refusal="register broker failed: a broker that is new here must send all its topics first")
         change = self._enter(registration)
         self._take_topics(registration, is_first=old_address is None)
@@ -178,26 +182,25 @@ class RouteTables:
         is_changed = is_first or live is None or live.data_version != wrapper.data_version
         mappings = wrapper.topic_queue_mapping_info_map or {}
         if self.delete_unmentioned_topics and not mappings:
-            self._drop_unmentioned(name, wrapper.topic_config_table)
-        for topic, config in wrapper.topic_config_table.items():
-            if is_changed or name not in self.topics.get(topic, {}):
-                must_not_write = is_prime_slave and bool(registration.enable_acting_master)
-                self._put_queues(topic, _queue_data(name, config, must_not_write=must_not_write))
+            self._drop_unmentioned(name, registration.queues)
         if is_changed:
+            self._put_queues(name, registration.queues)
             for topic, mapping in mappings.items():
                 self.mappings.setdefault(topic, {})[mapping.bname or name] = mapping
                 self.generation += 1
+        else:
+            known = self.queues.get(name, {})
+            self._put_queues(name, {topic: registration.queues[topic] for topic in registration.queues.keys() - known})
 
-    def _put_queues(self, topic: str, data: QueueData) -> None:
-        queues = self.topics.setdefault(topic, {})
-        if queues.get(data.broker_name) != data:
-            queues[data.broker_name] = data
+    def _put_queues(self, broker_name: str, queues: Mapping[str, QueueData]) -> None:
+        if queues:
+            self.queues.setdefault(broker_name, {}).update(queues)
             self.generation += 1
 
-    def _drop_unmentioned(self, broker_name: str, mentioned: Mapping[str, TopicConfig]) -> None:
-        for topic in [topic for topic, queues in self.topics.items() if broker_name in queues]:
-            if topic not in mentioned:
-                self._drop_queues(topic, broker_name)
+    def _drop_unmentioned(self, broker_name: str, mentioned: Mapping[str, QueueData]) -> None:
+        known = self.queues.get(broker_name, {})
+        for topic in known.keys() - mentioned.keys():
+            self._drop_queues(topic, broker_name)
 
     def _mark_live(self, registration: Registration, now_ms: int) -> None:
         key = BrokerKey(registration.cluster, registration.address)
@@ -259,19 +262,19 @@ class RouteTables:
             self.clusters[cluster].remove(name)
             if not self.clusters[cluster]:
                 del self.clusters[cluster]
-        for topic in [topic for topic, queues in self.topics.items() if name in queues]:
-            self._drop_queues(topic, name)
+        self.queues.pop(name, None)
+        self.generation += 1
         for topic in [topic for topic, parts in self.mappings.items() if name in parts]:
             del self.mappings[topic][name]
             if not self.mappings[topic]:
                 del self.mappings[topic]
 
     def _drop_queues(self, topic: str, broker_name: str) -> None:
-        queues = self.topics[topic]
-        queues.pop(broker_name, None)
-        if not queues:
-            del self.topics[topic]
-        self.generation += 1
+        queues = self.queues.get(broker_name, {})
+        if queues.pop(topic, None) is not None:
+            self.generation += 1
+            if not queues:
+                del self.queues[broker_name]
 
     def expire(self, now_ms: int) -> tuple[list[object], list[MinBrokerIdChange]]:
         """Remove the brokers that were silent for their timeout; their connections should be closed."""
@@ -312,33 +315,28 @@ class RouteTables:
         return self._set_permission(broker_name, lambda _perm: PERM_READ | PERM_WRITE)
 
     def _set_permission(self, broker_name: str, change: Callable[[int], int]) -> int:
-        count = 0
-        for queues in self.topics.values():
-            data = queues.get(broker_name)
-            if data is not None:
-                data.perm = change(data.perm)
-                count += 1
+        queues = self.queues.get(broker_name, {})
+        for data in queues.values():
+            data.perm = change(data.perm)
         self.generation += 1
-        return count
+        return len(queues)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
         """Forget a topic, or only its queues on the brokers of one cluster."""
-        names = self.clusters.get(cluster, []) if cluster else list(self.topics.get(topic, {}))
-        for name in list(names):
-            if topic in self.topics:
-                self._drop_queues(topic, name)
+        for name in list(self.clusters.get(cluster, [])) if cluster else list(self.queues):
+            self._drop_queues(topic, name)
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> None:
         """Add queues of a topic on brokers that are known; others are left out."""
         for data in queues:
             if data.broker_name in self.brokers:
-                self._put_queues(topic, data)
+                self._put_queues(data.broker_name, {topic: data})
 
     # ------------------------------------------------------------------------------------------------------ reading
 
     def route(self, topic: str) -> TopicRouteData | None:
         """Queues and brokers of a topic; None when no broker serves it."""
-        queues = self.topics.get(topic)
+        queues = self.queues_of(topic)
         if not queues:
             return None
         route = TopicRouteData(queue_datas=list(queues.values()))
@@ -355,6 +353,14 @@ class RouteTables:
             return None
         route.topic_queue_mapping_by_broker = self.mappings.get(topic)
         return route
+
+    def queues_of(self, topic: str) -> dict[str, QueueData]:
+        """Broker name -> queues there."""
+        return {name: table[topic] for name, table in self.queues.items() if topic in table}
+
+    @property
+    def topics(self) -> list[str]:
+        return list(dict.fromkeys(itertools.chain.from_iterable(self.queues.values())))
 
     def _shown(self, topic: str, data: BrokerData, queues: QueueData) -> BrokerData:
         """With acting master, a group that lost its master shows its smallest id as 0, for reading."""
@@ -386,8 +392,8 @@ class RouteTables:
         return BrokerMemberGroup(broker_addrs=addresses, broker_name=broker_name, cluster=cluster)
 
     def topics_of_cluster(self, cluster: str) -> list[str]:
-        names = set(self.clusters.get(cluster, ()))
-        return [topic for topic, queues in self.topics.items() if not names.isdisjoint(queues)]
+        tables = [self.queues.get(name, {}) for name in self.clusters.get(cluster, ())]
+        return list(dict.fromkeys(itertools.chain.from_iterable(tables)))
 
     def system_topics(self) -> tuple[list[str], str | None]:
         """Every cluster and broker name is a topic too; and any broker's address, where the rest can be asked."""
@@ -405,12 +411,17 @@ class RouteTables:
         return self._topics_by_flag(lambda flag: not flag & _UNIT and bool(flag & _UNIT_SUB))
 
     def _topics_by_flag(self, matches: Callable[[int], bool]) -> list[str]:
-        return [topic for topic, queues in self.topics.items() if matches(next(iter(queues.values())).topic_sys_flag)]
+        flags: dict[str, int] = {}
+        for queues in self.queues.values():
+            for topic, data in queues.items():
+                flags.setdefault(topic, data.topic_sys_flag)
+        return [topic for topic, flag in flags.items() if matches(flag)]
 
 
-def _queue_data(broker_name: str, config: TopicConfig, *, must_not_write: bool) -> QueueData:
+def queue_data(registrant: str, config: TopicConfig, *, must_not_write: bool) -> QueueData:
+    """What a topic of a broker is in a route. A slave that acts as master must not be written to."""
     return QueueData(
-        broker_name=broker_name,
+        broker_name=registrant,
         perm=config.perm & ~PERM_WRITE if must_not_write else config.perm,
         read_queue_nums=config.read_queue_nums,
         topic_sys_flag=config.topic_sys_flag,

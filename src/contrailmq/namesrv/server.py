@@ -20,14 +20,13 @@ from typing import Final
 from contrailmq.message import ContrailError
 from contrailmq.namesrv import kv_config
 from contrailmq.namesrv.config import NamesrvConfig
-from contrailmq.namesrv.registration import check_crc, decode_registration, is_light
-from contrailmq.namesrv.routes import BrokerKey, MinBrokerIdChange, Registration, RouteTables
+from contrailmq.namesrv.registration import ReadRegistration, check_crc, is_light, read_registration
+from contrailmq.namesrv.routes import MASTER_ID, BrokerKey, MinBrokerIdChange, Registration, RouteTables, queue_data
 from contrailmq.wire import admin_requests as headers
 from contrailmq.wire.bodies import (
     BrokerMemberGroupBody,
     DataVersion,
     KVTable,
-    RegisterBrokerBody,
     TopicList,
     TopicRouteData,
     decode_body,
@@ -263,7 +262,7 @@ class NameServer:
     def _get_all_topics(self, connection: Connection, request: Command) -> bytes:
         if not self.config.enable_all_topic_list:
             return encode_response(request, ResponseCode.SYSTEM_ERROR, remark="disable")
-        return encode_response(request, body=encode_body(TopicList(topic_list=list(self.tables.topics))))
+        return encode_response(request, body=encode_body(TopicList(topic_list=self.tables.topics)))
 
     def _get_topics_by_cluster(self, connection: Connection, request: Command) -> bytes:
         header = request.header(headers.ClusterHeader)
@@ -307,15 +306,15 @@ class NameServer:
     async def _register_later(self, connection: Connection, request: Command, header: headers.RegisterBroker) -> bytes:
         try:
             async with self._registering:
-                body = await asyncio.to_thread(_read_registration, request, header)
+                read = await asyncio.to_thread(_read_registration, request, header)
             if not connection.is_open:
                 raise ConnectionClosedError(connection.address, "the broker left while its registration was read")
-            return self._registered(connection, request, header, body)
+            return self._registered(connection, request, header, read)
         finally:
             self._registrations_read -= 1
 
     def _registered(
-        self, connection: Connection, request: Command, header: headers.RegisterBroker, body: RegisterBrokerBody
+        self, connection: Connection, request: Command, header: headers.RegisterBroker, read: ReadRegistration
     ) -> bytes:
         outcome = self.tables.register(
             Registration(
@@ -324,7 +323,8 @@ class NameServer:
                 broker_id=header.broker_id,
                 address=header.broker_addr,
                 ha_address=header.ha_server_addr,
-                body=body,
+                body=read.body,
+                queues=read.queues,
                 connection=connection,
                 timeout_ms=header.heartbeat_timeout_millis,
                 enable_acting_master=header.enable_acting_master,
@@ -432,9 +432,15 @@ class NameServer:
         self.tables.generation += 1
 
 
-def _read_registration(request: Command, header: headers.RegisterBroker) -> RegisterBrokerBody:
+def _read_registration(request: Command, header: headers.RegisterBroker) -> ReadRegistration:
     check_crc(request.body, header.body_crc32)
-    return decode_registration(request.body, is_compressed=bool(header.compressed), version=request.version)
+    name, must_not_write = header.broker_name, header.broker_id != MASTER_ID and bool(header.enable_acting_master)
+    return read_registration(
+        request.body,
+        is_compressed=bool(header.compressed),
+        version=request.version,
+        to_queues=lambda config: queue_data(name, config, must_not_write=must_not_write),
+    )
 
 
 def _of_zone(route: TopicRouteData, zone: str) -> TopicRouteData:
