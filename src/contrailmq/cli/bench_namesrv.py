@@ -3,9 +3,11 @@
 Both get the same broker with the same topics. The load comes from a process of its own (`bench_namesrv_load`), to one
 server at a time, in alternating rounds, so that whatever else the machine does falls on both; the first round warms up
 and is not counted. Figures: requests a second (median round), CPU time of the server per request and resident memory
-from /proc, and the time from starting the process to its first answer. Does not show: registrations under load, TLS,
-several machines. Where the generator's share of a core is near 100 %, it was the bottleneck: give the server fewer
-connections' worth of work with a smaller `--depth`, or read the CPU time instead.
+from /proc, and the time from starting the process to its first answer. At the end a broker with 95,000 topics comes and
+goes while one connection asks for routes: the slowest answer is how long the server was busy with it at a stretch (and
+whatever else the machine did). Does not show: TLS, several machines. Where the generator's share of a core is near
+100 %, it was the bottleneck: give the server fewer connections' worth of work with a smaller `--depth`, or read the CPU
+time instead.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +36,8 @@ from contrailmq.wire.frame import FrameParser, encode_request
 from contrailmq.wire.header import Command
 
 _START_S: Final = 60.0
+_LARGE_TOPICS: Final = 95_000  # nearly as many as a frame holds
+_AFTERWARDS: Final = 300  # routes asked for after the large broker has gone
 _JAVA_MAIN: Final = "org.apache.rocketmq.namesrv.NamesrvStartup"
 _LOAD_MODULE: Final = "contrailmq.cli.bench_namesrv_load"
 
@@ -85,7 +90,36 @@ def measure_namesrv(settings: Settings) -> dict[str, object]:
         for number in range(settings.rounds + 1):
             for server in servers if number % 2 else servers[::-1]:
                 _round(server, settings, is_counted=number > 0)
-        return _told(settings, servers)
+        told = _told(settings, servers)
+        for server in servers:
+            told[f"{server.name}: slowest route while {_LARGE_TOPICS} topics come and go, ms"] = round(
+                _longest_pause_ms(server.address), 1
+            )
+        return told
+
+
+def _longest_pause_ms(address: str) -> float:
+    """The slowest of the routes that are asked for, one by one, while a large broker registers and leaves."""
+    body, fields = _registration("large-broker", "127.0.0.1:10921", [f"T{n}" for n in range(_LARGE_TOPICS)])
+    frame = encode_request(RequestCode.REGISTER_BROKER, fields, body, opaque=1)
+    request = encode_request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic_name(0)}, opaque=2)
+    host, _, port = address.rpartition(":")
+
+    def come_and_go() -> int:
+        with socket.create_connection((host, int(port)), timeout=60.0) as sock:
+            return _asked(sock, frame).code
+
+    longest_s, left = 0.0, _AFTERWARDS
+    with socket.create_connection((host, int(port)), timeout=60.0) as sock, ThreadPoolExecutor(1) as worker:
+        registering = worker.submit(come_and_go)
+        while left:
+            begin = time.perf_counter()
+            _asked(sock, request)
+            longest_s = max(longest_s, time.perf_counter() - begin)
+            left -= registering.done()
+        if registering.result() != 0:
+            raise LoadError(f"registration of {_LARGE_TOPICS} topics refused: {registering.result()}")
+    return longest_s * 1000
 
 
 def _round(server: Server, settings: Settings, *, is_counted: bool) -> None:
@@ -189,17 +223,22 @@ def _answers(port: int) -> bool:
 @contextmanager
 def _registered(address: str, topics: int) -> Iterator[None]:
     """One broker with all the topics; it stays known while its connection is open."""
-    table = {topic_name(number): TopicConfig(topic_name=topic_name(number)) for number in range(topics)}
-    wrapper = TopicConfigWrapper(data_version=DataVersion(counter=1), topic_config_table=table)
-    fields = {"brokerName": "bench-broker", "brokerAddr": "127.0.0.1:10911", "clusterName": "BenchCluster"}
-    fields |= {"brokerId": "0", "haServerAddr": "127.0.0.1:10912", "compressed": "false"}
-    body = encode_body(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper))
+    body, fields = _registration("bench-broker", "127.0.0.1:10911", [topic_name(number) for number in range(topics)])
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=30.0) as sock:
         answer = _asked(sock, encode_request(RequestCode.REGISTER_BROKER, fields, body, opaque=1))
         if answer.code != 0:
             raise LoadError(f"registration refused: {answer.code} {answer.remark}")
         yield
+
+
+def _registration(name: str, address: str, topics: Sequence[str]) -> tuple[bytes, dict[str, str]]:
+    """Body and fields of REGISTER_BROKER."""
+    table = {topic: TopicConfig(topic_name=topic) for topic in topics}
+    wrapper = TopicConfigWrapper(data_version=DataVersion(counter=1), topic_config_table=table)
+    fields = {"brokerName": name, "brokerAddr": address, "clusterName": "BenchCluster"}
+    fields |= {"brokerId": "0", "haServerAddr": "127.0.0.1:10912", "compressed": "false"}
+    return encode_body(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper)), fields
 
 
 def _asked(sock: socket.socket, request: bytes) -> Command:
