@@ -175,8 +175,11 @@ def pull(
 @app.command("clients")
 def clients(
     python: Annotated[
-        Path, typer.Option("--python", help="Interpreter that has PyPI's rocketmq or rocketmq-client-python.")
+        Path, typer.Option("--python", help="Interpreter that has rocketmq, rocketmq-client-python or -python-client.")
     ],
+    proxy: Annotated[
+        str | None, typer.Option("--proxy", help="A proxy of the cluster, for rocketmq-python-client: it speaks gRPC.")
+    ] = None,
     count: Annotated[int, typer.Option(help="Messages of each round; a fifth where they go one by one.")] = 10_000,
     body_bytes: Annotated[int, typer.Option(help="Body size.")] = 1024,
     rounds: Annotated[int, typer.Option(help="Rounds of each client, alternating.")] = 3,
@@ -186,7 +189,7 @@ def clients(
     """Our clients beside another Python client, each round a process of its own."""
     from contrailmq.cli.bench_peers import measure_peers
 
-    figures = measure_peers(python, namesrv, count=count, body_bytes=body_bytes, rounds=rounds)
+    figures = measure_peers(python, namesrv, proxy=proxy, count=count, body_bytes=body_bytes, rounds=rounds)
     show("clients, side by side", figures, as_json=as_json)
 
 

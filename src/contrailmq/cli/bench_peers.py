@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import contrailmq
+from contrailmq import Admin
 from contrailmq.cli import bench_peer
 from contrailmq.cli.bench_clients import BATCH, IN_FLIGHT, baseline_ms, cluster_or, fresh_topic
 
@@ -38,32 +39,40 @@ class Round(NamedTuple):
     failure: str = ""
 
 
-def measure_peers(python: Path, namesrv: str | None, *, count: int, body_bytes: int, rounds: int) -> dict[str, object]:
-    """Messages a second and CPU per message of both, and the ratios of the medians."""
+def measure_peers(
+    python: Path, namesrv: str | None, *, proxy: str | None, count: int, body_bytes: int, rounds: int
+) -> dict[str, object]:
+    """Messages a second and CPU per message of both, and the ratios of the medians.
+
+    With `proxy` the other client is the one that speaks gRPC, and reaches the same cluster through that proxy.
+    """
+    other = "rocketmq-grpc" if proxy else "rocketmq"
     figures: dict[str, object] = {"the other client": _describe(python), "rounds": rounds, "body bytes": body_bytes}
     figures["baseline: a million additions, CPU ms, before"] = baseline_ms()
-    interpreters = {"contrailmq": Path(sys.executable), "rocketmq": python}
     with cluster_or(namesrv) as address:
         topic = fresh_topic()
+        with Admin(namesrv=address) as admin:
+            admin.create_topic(topic, queues=4, attributes={"message.type": "NORMAL"})
+        peers = {"contrailmq": (Path(sys.executable), address), other: (python, proxy or address)}
         for work in bench_peer.WORKS:
             messages = max(bench_peer.IN_FLIGHT, round(count * _SHARE[work]))
-            taken: dict[str, list[Round]] = {"contrailmq": [], "rocketmq": []}
+            taken: dict[str, list[Round]] = {client: [] for client in peers}
             for _ in range(rounds):
-                for client, interpreter in interpreters.items():
-                    taken[client].append(_run(interpreter, client, work, address, topic, messages, body_bytes))
-            figures |= _compared(_TITLES[work], taken["contrailmq"], taken["rocketmq"])
+                for client, (interpreter, server) in peers.items():
+                    taken[client].append(_run(interpreter, client, work, server, topic, messages, body_bytes))
+            figures |= _compared(_TITLES[work], taken["contrailmq"], taken[other])
     figures["baseline: a million additions, CPU ms, after"] = baseline_ms()
     return figures
 
 
-def _run(python: Path, client: str, work: str, namesrv: str, topic: str, count: int, body_bytes: int) -> Round:
+def _run(python: Path, client: str, work: str, server: str, topic: str, count: int, body_bytes: int) -> Round:
     """One round. `push` reads what the rounds of the other works have stored."""
     source = Path(bench_peer.__file__).read_text()
     environment = dict(os.environ)
     if client == "contrailmq":
         environment["PYTHONPATH"] = str(Path(contrailmq.__file__).parents[1])
     done = subprocess.run(
-        [str(python), "-", client, work, namesrv, topic, str(count), str(body_bytes)],
+        [str(python), "-", client, work, server, topic, str(count), str(body_bytes)],
         input=source,
         capture_output=True,
         text=True,
@@ -95,7 +104,7 @@ def _describe(python: Path) -> str:
     """Name and version of the client that the interpreter has."""
     program = (
         "import importlib.metadata as m\n"
-        "print(*(f'{n} {m.version(n)}' for n in ('rocketmq', 'rocketmq-client-python') "
+        "print(*(f'{n} {m.version(n)}' for n in ('rocketmq', 'rocketmq-client-python', 'rocketmq-python-client') "
         "if any(d.metadata['Name'] == n for d in m.distributions())))\n"
     )
     done = subprocess.run([str(python), "-c", program], capture_output=True, text=True)
