@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from contrailmq.message import MessageQueue
@@ -122,3 +124,23 @@ def test_a_route_has_no_white_space_and_the_broker_ids_form_that_is_asked_for() 
 def test_a_body_of_the_wrong_shape_says_what_was_expected() -> None:
     with pytest.raises(RemoteProtocolError, match="is not a HeartbeatData: .*clientID"):
         decode_body(b"{}", HeartbeatData)
+
+
+@pytest.mark.parametrize(
+    ("name", "escaped"),
+    [
+        ("broker-a", b"broker-a"),
+        ("b\u00e9", rb"b\u00E9"),
+        ("\u8ba2\u5355", rb"\u8BA2\u5355"),
+        ("x\U0001f600y", rb"x\uD83D\uDE00y"),
+        ('q"\\\u00ff', rb"q\"\\\u00FF"),
+    ],
+)
+def test_a_route_in_standard_json_is_ascii_and_the_old_form_is_not_escaped(name: str, escaped: bytes) -> None:
+    route = TopicRouteData(queue_datas=[QueueData(broker_name=name)])
+    standard, bare = encode_route(route, is_standard=True), encode_route(route, is_standard=False)
+    assert b'"brokerName":"' + escaped + b'"' in standard
+    assert json.loads(standard)["queueDatas"][0]["brokerName"] == name
+    assert decode_body(standard, TopicRouteData) == decode_body(bare, TopicRouteData) == route
+    if not name.isascii() and "\\" not in name:
+        assert name.encode() in bare

@@ -6,6 +6,7 @@ missing members and more of them; writers give what Java's and Go's parsers take
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -275,9 +276,12 @@ class _BareClusterInfo(Body, kw_only=True):
 
 
 def encode_route(route: TopicRouteData, *, is_standard: bool) -> bytes:
-    """A route as JSON, or with bare broker ids, which Go clients up to 2.1.1 need (quoted ids all read as 0 there)."""
+    """A route as JSON, or with bare broker ids, which Go clients up to 2.1.1 need (quoted ids all read as 0 there).
+
+    Standard JSON is ASCII, as Java's is for those who ask for it (BrowserCompatible): other characters are escaped.
+    """
     if is_standard:
-        return encode_body(route)
+        return _escaped(encode_body(route))
     return encode_body(
         _BareRoute(
             broker_datas=[_bare(data) for data in route.broker_datas],
@@ -287,6 +291,21 @@ def encode_route(route: TopicRouteData, *, is_standard: bool) -> bytes:
             topic_queue_mapping_by_broker=route.topic_queue_mapping_by_broker,
         )
     )
+
+
+def _escaped(data: bytes) -> bytes:
+    """JSON with every character outside of ASCII as \\uXXXX, as two of them where UTF-16 needs two."""
+    if data.isascii():
+        return data
+    return _NOT_ASCII.sub(_escape, data.decode()).encode()
+
+
+def _escape(match: re.Match[str]) -> str:
+    units = match[0].encode("utf-16-be").hex().upper()
+    return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
+
+
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]+")
 
 
 def encode_cluster_info(info: ClusterInfo) -> bytes:
