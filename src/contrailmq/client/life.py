@@ -15,6 +15,9 @@ import enum
 from contrailmq.client.errors import ClientStateError
 
 
+_loop_here = asyncio._get_running_loop  # None where there is no loop; the public one raises then. Asked by every send.
+
+
 class State(enum.Enum):
     CREATED = "not started"
     STARTING = "starting"
@@ -49,7 +52,7 @@ class Life:
         if self.state is not State.RUNNING:
             remedy = "make a new one" if self.state is State.SHUT_DOWN else "use `with`, or call start() first"
             raise ClientStateError(f"{self._name} is {self.state.value}: {remedy}")
-        if self._loop is not None:
+        if self._loop is not None and _loop_here() is not self._loop:
             check_loop(self._name, self._loop)
 
     def end(self) -> bool:
@@ -66,7 +69,7 @@ def check_loop(name: str, loop: asyncio.AbstractEventLoop) -> None:
 
     A thread without a loop may ask: listeners in threads read their client's properties.
     """
-    here = asyncio._get_running_loop()  # the public one raises where there is none; 40 ns on the way of each send
+    here = _loop_here()
     if here is loop:
         return
     if loop.is_closed():

@@ -104,6 +104,8 @@ _counter = itertools.count()
 _unique_prefix = ""
 _month_begin_ms = 0
 _month_end_ms = 0
+_head = ""
+_head_ms = 0
 
 
 def create_unique_id() -> str:
@@ -121,11 +123,14 @@ def create_unique_ids(count: int) -> list[str]:
 
 
 def _unique_head() -> str:
-    """All but the counter."""
+    """All but the counter; the same for all ids of a millisecond, which a busy producer makes many of."""
+    global _head, _head_ms
     now_ms = time.time_ns() // 1_000_000
-    if not _month_begin_ms <= now_ms < _month_end_ms:
-        _start_month(now_ms)
-    return f"{_unique_prefix}{now_ms - _month_begin_ms:08X}"
+    if now_ms != _head_ms:
+        if not _month_begin_ms <= now_ms < _month_end_ms:
+            _start_month(now_ms)
+        _head, _head_ms = f"{_unique_prefix}{now_ms - _month_begin_ms:08X}", now_ms
+    return _head
 
 
 def parse_unique_id(text: str, *, now_ms: int | None = None) -> UniqueId:
@@ -161,7 +166,8 @@ def _start_month(now_ms: int) -> None:
 
 def _start_process() -> None:
     """Take a new identity: at import and in a forked child, which must not repeat its parent's ids."""
-    global _unique_prefix
+    global _unique_prefix, _head_ms
+    _head_ms = 0
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))  # sends nothing: it only asks the kernel which address it would use
