@@ -14,7 +14,6 @@ import enum
 
 from contrailmq.client.errors import ClientStateError
 
-
 _loop_here = asyncio._get_running_loop  # None where there is no loop; the public one raises then. Asked by every send.
 
 
