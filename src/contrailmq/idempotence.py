@@ -129,18 +129,26 @@ class _Once:
         self._key_of = key_of
 
     def begin(self, messages: Sequence[StoredMessage]) -> _Batch:
+        """Claim every key. When one has no key or the store fails, what was claimed is given back at once."""
         batch = _Batch()
-        for message in messages:
-            key = self._key_of(message)
-            if key in batch.keys:
-                continue  # twice in one batch: the first one counts
-            claim = self._store.claim(key)
-            if claim is Claim.MINE:
-                batch.fresh.append(message)
-                batch.keys.append(key)
-            elif claim is Claim.TAKEN:
-                batch.has_taken = True
+        try:
+            for message in messages:
+                self._add(batch, message)
+        except BaseException:
+            self.fail(batch)
+            raise
         return batch
+
+    def _add(self, batch: _Batch, message: StoredMessage) -> None:
+        key = self._key_of(message)
+        if key in batch.keys:
+            return  # twice in one batch: the first one counts
+        claim = self._store.claim(key)
+        if claim is Claim.MINE:
+            batch.fresh.append(message)
+            batch.keys.append(key)
+        elif claim is Claim.TAKEN:
+            batch.has_taken = True
 
     def fail(self, batch: _Batch) -> None:
         self._store.forget(batch.keys)

@@ -102,6 +102,18 @@ def test_a_failure_is_forgotten_so_that_its_retry_is_handled(store: IdempotencyS
     assert len(tries) == 3
 
 
+def test_a_batch_with_a_message_without_key_holds_no_other_key_back(store: IdempotencyStore) -> None:
+    """The batch fails and comes again: its good messages must not wait for the lease of the first attempt."""
+    seen: list[str] = []
+    handle = contrailmq.idempotent(lambda messages: seen.extend(m.keys[0] for m in messages), key="order", store=store)
+    good, bad = received(properties={"KEYS": "a", "order": "7"}), order("b")
+    with pytest.raises(ClientConfigError, match="no property 'order'"):
+        handle([good, bad])
+    assert seen == []
+    handle([good])
+    assert seen == ["a"]
+
+
 def test_a_key_that_another_member_handles_comes_later(store: IdempotencyStore) -> None:
     listen = contrailmq.idempotent(Inbox(), store=store)
     assert store.claim("a") is Claim.MINE
