@@ -161,7 +161,7 @@ def test_the_commands_take_keys_by_hand_and_from_a_file(
     file.write_text("".join(f"{name.removeprefix('rocketmq.')}={value}\n" for name, value in RIGHT.items()))
 
     def run(*words: str) -> Any:
-        return CliRunner().invoke(app, ["pipeline", *words, "-n", guarded.namesrv, "--json"])
+        return CliRunner().invoke(app, ["pipeline", *words, "-n", guarded.namesrv, "--engine", "local", "--json"])
 
     words = ["replay", "--from", golden_store("clean"), "--topics", "GoldenOrder", "--to-topic", "ByHand"]
     refused = run(*words, "--client-file", str(file), "--client", "secretKey=a-guess")

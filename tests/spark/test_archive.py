@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 import contrailmq
 from contrailmq.cli import app
 from contrailmq.spark.engine import LocalEngine, SparkEngine
-from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
+from contrailmq.spark.jobs.archive import archive, read_archive
+from contrailmq.spark.jobs.iceberg import own_catalog
 from contrailmq.spark.jobs.manifest import ArchiveBusyError, ArchiveError, Manifest
 from contrailmq.spark.jobs.parquet_files import read_rows
 from contrailmq.spark.store_files import log_files
@@ -137,6 +138,37 @@ def test_a_delta_table_lists_each_file_of_the_archive_once(tmp_path: Path) -> No
     assert archived(target) == user_offsets("clean")
 
 
+def test_an_iceberg_table_lists_each_file_of_the_archive_once(tmp_path: Path) -> None:
+    """Published after every growth and once more; topic and date, which no file holds, come from its partitions."""
+    pytest.importorskip("pyiceberg")
+    whole = unpack("clean", tmp_path / "whole")
+    growing, target = tmp_path / "growing" / "commitlog", tmp_path / "archive"
+    growing.mkdir(parents=True)
+    published = []
+    for count in (3, 6, 6):
+        for file in log_files(whole)[:count]:
+            shutil.copy(file.path, growing)
+        words = ["archive", "--store", str(growing.parent), "--to", str(target), "--engine", "local"]
+        done = CliRunner().invoke(app, ["pipeline", *words, "--iceberg", "--json"])
+        assert done.exit_code == 0, done.output
+        published.append(json.loads(done.output)["iceberg_files"])
+    assert sum(published) == len(Manifest(target).paths())
+    assert published[2] == 0
+    table = own_catalog(str(target)).load_table("contrailmq.archive")
+    assert len(table.snapshots()) == 2
+    rows = table.scan().to_arrow()
+    by_offset = {m["commitLogOffset"]: (m["topic"], m["properties"]) for m in expected("clean")["messages"]}
+    offsets = rows["physicalOffset"].to_pylist()
+    assert sorted(offsets) == user_offsets("clean")
+    facts = zip(rows["topic"].to_pylist(), map(dict, rows["properties"].to_pylist()), strict=True)
+    assert list(facts) == [by_offset[offset] for offset in offsets]
+    assert rows["date"].null_count == 0
+    letters = table.scan(row_filter="topic = '%DLQ%Golden_cg_retry'").to_arrow()
+    assert letters.num_rows == 2
+    archive(str(growing.parent), str(target), ONE)  # takes nothing of the table for leavings
+    assert table.scan().to_arrow().num_rows == len(offsets)
+
+
 def test_two_writers_do_not_meet(tmp_path: Path, golden_store: Callable[[str], str]) -> None:
     with Manifest(tmp_path).writing(), pytest.raises(ArchiveBusyError, match="another process"):
         archive(golden_store("clean"), str(tmp_path), ONE)
@@ -175,73 +207,3 @@ def test_spark_and_a_process_pool_archive_the_same(
     frame = read_archive(spark, str(tmp_path / "0"))
     assert frame.where("topic is null or date is null").count() == 0
     assert frame.count() == results[0].rows
-
-
-def start_stream(spark: Any, store: str, folder: Path, *, trigger_bytes: int = 330_000) -> Any:
-    limit = str(trigger_bytes)
-    stream = spark.readStream.format("commitlog").option("path", store).option("maxBytesPerTrigger", limit).load()
-    writer = archive_stream(stream, str(folder / "archive"), str(folder / "checkpoint"))
-    return writer.trigger(availableNow=True).start()
-
-
-@pytest.mark.spark
-def test_a_stream_whose_driver_was_killed_goes_on_without_repeats_or_gaps(
-    spark: Any, tmp_path: Path, golden_store: Callable[[str], str]
-) -> None:
-    """The driver dies by SIGKILL after it committed to the archive and before Spark knew: the worst place."""
-    script = Path(__file__).with_name("archive_then_die.py")
-    source = Path(contrailmq.__file__).parents[1]
-    environment = {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{script.parents[1]}"}
-    done = subprocess.run(
-        [sys.executable, str(script), golden_store("clean"), str(tmp_path)], env=environment, capture_output=True
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
-    state = Manifest(tmp_path / "archive").load()
-    assert state.version == 1
-    assert 0 < state.rows < len(user_offsets("clean"))
-    start_stream(spark, golden_store("clean"), tmp_path).awaitTermination()
-    assert archived(tmp_path / "archive") == user_offsets("clean")
-
-
-def python_workers() -> list[int]:
-    """Python processes below this one that run tasks for Spark."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                command = (entry / "cmdline").read_bytes()
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                is_fork = b"pyspark.daemon" in Path("/proc", str(parent), "cmdline").read_bytes()
-            except OSError:
-                continue  # it ended meanwhile
-            if b"pyspark.daemon" in command and is_fork and descends_from(parent, os.getpid()):
-                found.append(int(entry.name))
-    return found
-
-
-def descends_from(pid: int, ancestor: int) -> bool:
-    while pid > 1:
-        if pid == ancestor:
-            return True
-        pid = int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
-    return False
-
-
-@pytest.mark.spark
-def test_a_stream_whose_workers_were_killed_repeats_and_loses_nothing(
-    spark: Any, tmp_path: Path, golden_store: Callable[[str], str]
-) -> None:
-    """Workers die by SIGKILL when a commit shows; Spark tries their tasks again, and their leavings do not count."""
-    query = start_stream(spark, golden_store("clean"), tmp_path, trigger_bytes=220_000)
-    kills, seen = 0, 0
-    while query.isActive:
-        version = Manifest(tmp_path / "archive").head().version
-        if version > seen and kills < 2:
-            seen = version
-            for pid in python_workers():
-                os.kill(pid, signal.SIGKILL)
-                kills += 1
-        query.awaitTermination(0.05)
-    assert query.exception() is None
-    assert archived(tmp_path / "archive") == user_offsets("clean")
-    assert kills

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -73,3 +74,28 @@ def test_replay_after_a_bug(cluster: LocalCluster, golden_store: Callable[[str],
     run = example("replay_after_a_bug").run
     done = run(golden_store("clean"), cluster.namesrv, "GoldenOrder", "2000-01-01T00:00", "2100-01-01T00:00")
     assert done.sent == 48
+
+
+@pytest.mark.spark
+def test_the_tour_runs_from_top_to_bottom(spark: Any) -> None:
+    """The notebook's code cells in their order and in one namespace, as a kernel runs them."""
+    cells = json.loads((EXAMPLES / "tour.ipynb").read_text())["cells"]
+    seen: dict[str, Any] = {}
+    try:
+        for number, cell in enumerate(cells):
+            if cell["cell_type"] == "code":
+                assert cell["outputs"] == [], "the notebook is kept without outputs"
+                exec(compile("".join(cell["source"]), f"tour.ipynb, cell {number}", "exec"), seen)
+    finally:
+        if "cluster" in seen:
+            seen["cluster"].stop()
+    assert seen["spark"] is spark
+    expected = {
+        region: sum(n % 10 for n in range(200) if n % 3 == at) for at, region in enumerate(("eu", "us", "asia"))
+    }
+    assert seen["totals"] == expected
+    assert (seen["from_files"], seen["archived_rows"], seen["again"].sent) == (200, 200, 200)
+    assert seen["copies"].schema.names == seen["topic"].schema.names
+    assert seen["findings"] == []
+    assert "<svg" in seen["html"].read_text()
+    shutil.rmtree(seen["folder"])

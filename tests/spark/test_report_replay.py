@@ -18,9 +18,9 @@ from contrailmq.cli.pipeline import _cause
 from contrailmq.client.raw import QueueReader
 from contrailmq.message import dlq_topic
 from contrailmq.spark.decode import Selection
-from contrailmq.spark.engine import LocalEngine
+from contrailmq.spark.engine import LocalEngine, SparkEngine
 from contrailmq.spark.jobs.archive import archive
-from contrailmq.spark.jobs.replay import Pace, redrive, replay, stored_rows
+from contrailmq.spark.jobs.replay import Pace, Share, redrive, replay, stored_rows
 from contrailmq.spark.jobs.report import percentile, report
 from contrailmq.spark.jobs.report_page import page
 from contrailmq.spark.log_plan import LogSettings
@@ -139,7 +139,9 @@ def test_the_commands_work_without_spark(tmp_path: Path, golden_store: Callable[
     nothing = run("verify", "--store", str(tmp_path), "--engine", "local")
     assert nothing.exit_code == 2
     assert "has no commitlog directory" in nothing.stderr
-    dry = run("replay", "--from", str(tmp_path / "a"), "--topics", "GoldenOrder", "--dry-run", "--json")
+    dry = run(
+        "replay", "--from", str(tmp_path / "a"), "--topics", "GoldenOrder", "--dry-run", "--engine", "local", "--json"
+    )
     assert json.loads(dry.stdout) == {"found": 48, "sent": 0, "skipped": 0}
 
 
@@ -214,3 +216,78 @@ def test_the_pace_lets_through_no_more_than_allowed() -> None:
     for _ in range(250):
         pace.wait()
     assert 2.4 <= now[0] <= 2.5
+
+
+def order_of(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[tuple[int, bytes, str]]]:
+    """By the queue they came from: offsets, bodies and keys in the order in which the target holds them."""
+    found: dict[tuple[str, str], list[tuple[int, bytes, str]]] = {}
+    for row in rows:
+        of = dict(row["properties"])
+        origin = of["REPLAY_TOPIC"], of["REPLAY_QUEUE_ID"]
+        found.setdefault(origin, []).append((int(of["REPLAY_OFFSET"]), row["body"], of[DEDUP_PROPERTY]))
+    return found
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["store", "archive"])
+def test_replay_in_spark_tasks_equals_replay_in_this_process(
+    spark: Any, cluster: LocalCluster, tmp_path: Path, golden_store: Callable[[str], str], kind: str
+) -> None:
+    """Several topics to one, dealt to two tasks: each queue's messages arrive in their order, whoever sent them."""
+    source = golden_store("clean")
+    if kind == "archive":
+        archive(source, str(tmp_path / "archive"), ONE)
+        source = str(tmp_path / "archive")
+    some = Selection(topics=frozenset(["GoldenOrder", "GoldenBulk"]))
+    engines = {"local": ONE, "spark": SparkEngine(spark)}
+    assert engines["spark"].tasks_at_once == 2
+    results = {
+        name: replay(source, f"Both_{kind}_{name}", cluster.namesrv, engine, selection=some)
+        for name, engine in engines.items()
+    }
+    assert results["local"] == results["spark"]
+    local, through_spark = (order_of(read_topic(cluster, f"Both_{kind}_{name}")) for name in engines)
+    assert local == through_spark
+    assert sum(len(rows) for rows in local.values()) == results["local"].sent > 48
+    for rows in local.values():
+        assert [offset for offset, _, _ in rows] == sorted(offset for offset, _, _ in rows)
+
+
+def test_shares_of_queues_are_whole_and_leave_nothing_out(golden_store: Callable[[str], str]) -> None:
+    def places(share: Share) -> list[tuple[str, int, int]]:
+        rows = stored_rows(golden_store("clean"), Selection(), share)
+        return [(row["topic"], row["queueId"], row["queueOffset"]) for row in rows]
+
+    whole = places(Share())
+    for of in (2, 3):
+        shares = [places(Share(number, of)) for number in range(of)]
+        assert all(shares)
+        assert sorted(row for share in shares for row in share) == sorted(whole)
+        queues = [{row[:2] for row in share} for share in shares]
+        assert sum(len(found) for found in queues) == len(set.union(*queues))
+
+
+@pytest.mark.spark
+def test_redrive_in_spark_tasks_sends_each_letter_once(spark: Any, cluster: LocalCluster) -> None:
+    """Letters in several queues, a filter without a name, and a second run that finds everything done."""
+    with Producer("maker", namesrv=cluster.namesrv) as producer:
+        producer.send(Message("Mended", b"first"))
+    settings = SinkSettings(cluster.namesrv, batch_count=1)
+    with QueueReader(namesrv=cluster.namesrv) as client:
+        sender = Sender(client, settings)
+        for number in range(8):
+            letter = make_message(
+                {"topic": dlq_topic("s"), "body": f"b{number}", "keys": f"k{number}", "properties": {"n": str(number)}},
+                settings,
+                f"s{number}",
+            )
+            letter.properties["RETRY_TOPIC"] = "Mended"
+            sender.add(letter, {})
+        sender.flush()
+    engine = SparkEngine(spark)
+    unwanted = "k7"
+    assert vars_of(redrive("s", cluster.namesrv, engine, properties={"n": "3"})) == (1, 1, 0)
+    assert vars_of(redrive("s", cluster.namesrv, engine, matches=lambda row: row["keys"] != unwanted)) == (7, 6, 1)
+    assert vars_of(redrive("s", cluster.namesrv)) == (8, 1, 7)
+    rows = [row for row in read_topic(cluster, "Mended") if row["body"] != b"first"]
+    assert sorted(row["body"] for row in rows) == [b"b%d" % number for number in range(8)]

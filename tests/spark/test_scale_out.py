@@ -4,37 +4,52 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO, Any
 
+import pyspark
 import pytest
 
 import contrailmq
-from contrailmq.spark.environment import pack_package
+from contrailmq.spark.environment import ensure_java, pack_package
+from spark.test_archive import user_offsets
 
 SCRIPT = """
 import json, sys
 import contrailmq.spark
 from contrailmq.spark.engine import SparkEngine
 
-store, target = sys.argv[1:]
-spark = contrailmq.spark.session("scale out", master="local-cluster[2,1,1024]", spark_executor_memory="1g",
-                                 **{"spark.executorEnv.PYTHONPATH": ""})
+master, store, target = sys.argv[1:]
+spark = contrailmq.spark.session("scale out", master=master, spark_executor_memory="1g", spark_executor_cores="1",
+                                 spark_cores_max="2", **{"spark.executorEnv.PYTHONPATH": "",
+                                 "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+                                 "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s"})
 
 def where(batches):
     import os
     import pyarrow
     import contrailmq
+    daemon = open(f"/proc/{os.getppid()}/stat").read().rpartition(")")[2].split()
     for batch in batches:
-        yield pyarrow.RecordBatch.from_pydict({"path": [contrailmq.__file__], "pid": [os.getppid()]})
+        yield pyarrow.RecordBatch.from_pydict({"path": [contrailmq.__file__], "executor": [int(daemon[1])]})
 
-rows = spark.range(0, 4, 1, 4).mapInArrow(where, "path string, pid long").collect()
-count = spark.read.format("commitlog").option("rangeBytes", "100000").load(store).count()
+rows = spark.range(0, 4, 1, 4).mapInArrow(where, "path string, executor long").collect()
+frame = spark.read.format("commitlog").option("rangeBytes", "100000").load(store)
 done = contrailmq.spark.archive(store, target, SparkEngine(spark))
-print(json.dumps({"paths": sorted({row["path"] for row in rows}), "count": count, "archived": done.rows}))
+print(json.dumps({
+    "paths": sorted({row["path"] for row in rows}),
+    "executors": sorted({row["executor"] for row in rows}),
+    "driver": spark._jvm.java.lang.ProcessHandle.current().pid(),
+    "places": sorted(row["physicalOffset"] for row in frame.select("physicalOffset").collect()),
+    "archived": done.rows,
+    "findings": len(contrailmq.spark.verify(store, SparkEngine(spark))),
+}))
 spark.stop()
 """
 
@@ -49,20 +64,100 @@ def test_the_packed_package_can_be_imported(tmp_path: Path) -> None:
     assert str(archive) in done.stdout, done.stderr
 
 
-@pytest.mark.long
-@pytest.mark.spark
-def test_a_cluster_of_two_workers_reads_and_archives(tmp_path: Path, golden_store: Callable[[str], str]) -> None:
-    script = tmp_path / "job.py"
+def run_on(master: str, store: str, folder: Path) -> dict[str, Any]:
+    """The script's answer; the driver has our source on its path, executors have not."""
+    script = folder / "job.py"
     script.write_text(SCRIPT)
     source = Path(contrailmq.__file__).parents[1]
     done = subprocess.run(
-        [sys.executable, str(script), golden_store("clean"), str(tmp_path / "archive")],
+        [sys.executable, str(script), master, store, str(folder / "archive")],
         env={**os.environ, "PYTHONPATH": str(source)},
         capture_output=True,
         text=True,
-        cwd=tmp_path,
+        cwd=folder,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["count"], found["archived"]) == (621, 621)
-    assert all(".zip" in path for path in found["paths"])
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def check(found: dict[str, Any]) -> None:
+    assert found["places"] == user_offsets("clean")
+    assert (found["archived"], found["findings"]) == (621, 0)
+    assert all(".zip" in path for path in found["paths"])  # not the source that the driver imports from
+    assert len(found["executors"]) == 2
+    assert found["driver"] not in found["executors"]
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_executors_in_processes_of_their_own_read_archive_and_verify(
+    tmp_path: Path, golden_store: Callable[[str], str]
+) -> None:
+    check(run_on("local-cluster[2,1,1024]", golden_store("clean"), tmp_path))
+
+
+class Standalone:
+    """A master and two workers of Spark's standalone mode on loopback, from pyspark's own jars."""
+
+    def __init__(self, folder: Path) -> None:
+        self._processes: list[subprocess.Popen[str]] = []
+        home = Path(pyspark.__file__).parent
+        self._class = str(home / "bin" / "spark-class")
+        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        self._environment = {
+            **clean,
+            "JAVA_HOME": ensure_java(),
+            "SPARK_HOME": str(home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        self._folder = folder
+        said = self._start("master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        self.url = self._await(said, r"Starting Spark master at (spark://\S+)")
+        for number in range(2):
+            words = ["-c", "1", "-m", "1g", "-d", str(folder / f"work{number}"), "--webui-port", "0", self.url]
+            self._await(self._start("worker.Worker", "--host", "127.0.0.1", *words), r"(Successfully registered)")
+
+    def _start(self, name: str, *words: str) -> IO[str]:
+        process = subprocess.Popen(
+            [self._class, f"org.apache.spark.deploy.{name}", *words],
+            env=self._environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._processes.append(process)
+        assert process.stderr is not None
+        return process.stderr
+
+    def _await(self, said: IO[str], pattern: str) -> str:
+        """What a process says when it is ready; the rest is read in the background, lest it blocks."""
+        heard = []
+        for line in said:
+            heard.append(line)
+            found = re.search(pattern, line)
+            if found:
+                threading.Thread(target=said.read, daemon=True).start()
+                return found[1]
+        raise AssertionError("".join(heard[-20:]))
+
+    def close(self) -> None:
+        for process in reversed(self._processes):
+            process.terminate()
+            process.wait()
+
+
+@pytest.fixture
+def standalone(tmp_path: Path) -> Iterator[str]:
+    cluster = Standalone(tmp_path)
+    yield cluster.url
+    cluster.close()
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_a_standalone_master_with_two_workers_reads_archives_and_verifies(
+    tmp_path: Path, golden_store: Callable[[str], str], standalone: str
+) -> None:
+    """Master and workers are started without our source on their path."""
+    check(run_on(standalone, golden_store("clean"), tmp_path))

@@ -18,13 +18,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
-from contrailmq.message import encode_host, encode_properties
+from contrailmq.message import ContrailError, encode_host, encode_properties
 from contrailmq.store.record import encode_blank, encode_record
 
 _FILE_BYTES: Final = 256 * 1024 * 1024
 _QUEUES: Final = 4
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 _LOOK_S: Final = 0.1
+_TRICKLE_WARM: Final = 5  # messages before those that count: workers start and the JVM compiles
+_TRICKLE_COUNT: Final = 40
+_TRICKLE_WAIT_S: Final = 60.0
+_TRICKLE_TARGET_MS: Final = 1000
 
 
 def measure_spark(*, count: int, body_bytes: int, directory: Path | None, master: str | None) -> dict[str, object]:
@@ -66,6 +70,7 @@ def measure_spark(*, count: int, body_bytes: int, directory: Path | None, master
             for name, case in cases.items():
                 figures[name] = _timed(case, count, log_bytes, meter)
         pool.close()
+        figures["one message, topic -> Spark -> topic"] = _trickle(spark, folder)
         spark.stop()
         return figures
     finally:
@@ -80,6 +85,40 @@ def _timed(case: Callable[[], object], count: int, log_bytes: int, meter: CpuMet
         f"{count / took_s / 1000:.0f}k rows/s, {log_bytes / took_s / 1e6:.0f} MB/s, "
         f"{meter.seconds() - cpu_s:.1f} CPU s, {took_s:.1f} s"
     )
+
+
+def _trickle(spark: Any, folder: Path) -> str:
+    """End to end, one message at a time: from before it is sent to when what Spark made of it can be pulled."""
+    from contrailmq import Message, Producer
+    from contrailmq.client.raw import QueueReader
+    from contrailmq.testing import LocalCluster
+
+    with LocalCluster(processes=True) as cluster, Producer("trickle", namesrv=cluster.namesrv) as producer:
+        for topic in ("In", "Out"):
+            producer.send(Message(topic, b"makes the topic"))
+        source = spark.readStream.format("rocketmq").option("nameServer", cluster.namesrv).option("subscribe", "In")
+        writer = source.load().selectExpr("body", "0 as queueId").writeStream.format("rocketmq")
+        writer = writer.option("nameServer", cluster.namesrv).option("topic", "Out")
+        query = writer.option("checkpointLocation", str(folder / "trickle")).start()
+        took_ms = []
+        with QueueReader(namesrv=cluster.namesrv) as reader:
+            out = next(queue for queue in reader.queues("Out") if queue.queue_id == 0)
+            offset = reader.max_offset(out)
+            while not query.lastProgress:  # the stream begins at the end of the topic: it must know the end first
+                query.awaitTermination(_LOOK_S)
+            for number in range(_TRICKLE_WARM + _TRICKLE_COUNT):
+                began_s = time.perf_counter()
+                producer.send(Message("In", b"%d" % number))
+                pulled = reader.pull(out, offset, max_count=1, wait_s=_TRICKLE_WAIT_S)
+                if pulled.next_offset <= offset:
+                    raise ContrailError(f"message {number} did not come back within {_TRICKLE_WAIT_S} s")
+                took_ms.append((time.perf_counter() - began_s) * 1000)
+                offset = pulled.next_offset
+        query.stop()
+    measured = sorted(took_ms[_TRICKLE_WARM:])
+    median, slow = measured[len(measured) // 2], measured[len(measured) * 95 // 100]
+    verdict = "met" if median <= _TRICKLE_TARGET_MS else "SHORT"
+    return f"median {median:.0f} ms, p95 {slow:.0f} ms of {len(measured)}, target {_TRICKLE_TARGET_MS} ms: {verdict}"
 
 
 class Process(NamedTuple):

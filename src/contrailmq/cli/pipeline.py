@@ -53,6 +53,7 @@ def archive(
     topics: Topics = None,
     skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Go on behind damaged stretches.")] = False,
     delta: Annotated[bool, typer.Option("--delta", help="Also list the files in a Delta table there.")] = False,
+    iceberg: Annotated[bool, typer.Option("--iceberg", help="Also list the files in an Iceberg table there.")] = False,
     client: ClientOption = None,
     client_file: ClientFile = None,
     dry_run: DryRun = False,
@@ -67,7 +68,7 @@ def archive(
         if store is None:
             options = {"nameServer": _required(namesrv, "--namesrv"), **_client(client, client_file)}
             shown = _archive_topics(options, topics, target, master)
-            _print({**shown, **_published(target, delta)}, as_json, title="archive")
+            _print({**shown, **_published(target, delta=delta, iceberg=iceberg)}, as_json, title="archive")
             return
         from contrailmq.spark.jobs import archive as job
         from contrailmq.spark.log_plan import LogSettings
@@ -75,7 +76,8 @@ def archive(
         settings = LogSettings(selection=_selection(topics), skip_corrupt=skip_corrupt)
         with _engine(engine, master, store) as chosen, _progress("archive", as_json) as tell:
             done = job.archive(store, target, chosen, settings=settings, dry_run=dry_run, on_progress=tell)
-        _print({**asdict(done), **_published(target, delta and not dry_run)}, as_json, title="archive")
+        listed = {} if dry_run else _published(target, delta=delta, iceberg=iceberg)
+        _print({**asdict(done), **listed}, as_json, title="archive")
 
 
 @app.command()
@@ -211,6 +213,8 @@ def replay(
     client_file: ClientFile = None,
     rate: Rate = 0.0,
     dry_run: DryRun = False,
+    engine: EngineName = "spark",
+    master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """Send stored messages again, each queue in its order; where they came from stays with them as properties."""
@@ -218,13 +222,16 @@ def replay(
         from contrailmq.spark.jobs import replay as job
 
         selection = _selection(topics, since=since, until=until)
-        with _progress("replay", as_json) as tell:
+        address = "" if dry_run and namesrv is None else _required(namesrv, "--namesrv")
+        options = _client(client, client_file)
+        with _engine(engine, master) as chosen, _progress("replay", as_json) as tell:
             done = job.replay(
                 source,
                 topic,
-                "" if dry_run and namesrv is None else _required(namesrv, "--namesrv"),
+                address,
+                chosen,
                 selection=selection,
-                options=_client(client, client_file),
+                options=options,
                 per_second=rate,
                 dry_run=dry_run,
                 on_progress=tell,
@@ -244,32 +251,36 @@ def redrive(
     client_file: ClientFile = None,
     rate: Rate = 0.0,
     dry_run: DryRun = False,
+    engine: EngineName = "spark",
+    master: Master = None,
     as_json: AsJson = False,
 ) -> None:
     """Send dead letters back to their topics; a letter that was sent back already is not sent again."""
     with _errors():
         from contrailmq.spark.jobs import replay as job
 
-        wanted = dict(text.partition("=")[::2] for text in where or [])
-        done = job.redrive(
-            group,
-            _required(namesrv, "--namesrv"),
-            tags=frozenset(tags.split(",")) if tags else None,
-            matches=lambda row: wanted.items() <= dict(row["properties"]).items(),
-            options=_client(client, client_file),
-            per_second=rate,
-            dry_run=dry_run,
-        )
+        address, options = _required(namesrv, "--namesrv"), _client(client, client_file)
+        with _engine(engine, master) as chosen:
+            done = job.redrive(
+                group,
+                address,
+                chosen,
+                tags=frozenset(tags.split(",")) if tags else None,
+                properties=dict(text.partition("=")[::2] for text in where or []),
+                options=options,
+                per_second=rate,
+                dry_run=dry_run,
+            )
         _print(asdict(done), as_json, title="redrive")
 
 
-def _published(target: str, is_wanted: bool) -> dict[str, int]:
-    """How many files were listed in the archive's Delta table, if one is wanted."""
-    if not is_wanted:
-        return {}
+def _published(target: str, *, delta: bool, iceberg: bool) -> dict[str, int]:
+    """How many files were listed in the archive's tables, as far as tables are wanted."""
     from contrailmq.spark.jobs.delta import publish_delta
+    from contrailmq.spark.jobs.iceberg import publish_iceberg
 
-    return {"delta_files": publish_delta(target)}
+    listed = {"delta_files": publish_delta(target)} if delta else {}
+    return {**listed, "iceberg_files": publish_iceberg(target)} if iceberg else listed
 
 
 def _client(given: list[str] | None, file: Path | None) -> dict[str, str]:
@@ -302,14 +313,16 @@ def _archive_topics(options: dict[str, str], topics: str | None, target: str, ma
 
 
 @contextmanager
-def _engine(name: str, master: str | None, store: str) -> Iterator[Engine]:
+def _engine(name: str, master: str | None, store: str | None = None) -> Iterator[Engine]:
+    """The engine by its name. Without a store the local one is this process: sending is seldom worth a pool."""
     if name not in ("spark", "local"):
         raise typer.BadParameter(f"--engine is {name!r}: it takes spark or local")
     if name == "local":
         from contrailmq.spark.engine import LocalEngine
         from contrailmq.spark.store_files import find_stores, log_files
 
-        size_bytes = sum(file.size_bytes for found in find_stores(store) for file in log_files(found))
+        found = [] if store is None else find_stores(store)
+        size_bytes = sum(file.size_bytes for one in found for file in log_files(one))
         pool = LocalEngine(1 if size_bytes < _POOL_BYTES_MIN else None)
         try:
             yield pool

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from contrailmq.spark.columns import OptionError
     from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
     from contrailmq.spark.jobs.delta import publish_delta
+    from contrailmq.spark.jobs.iceberg import publish_iceberg
     from contrailmq.spark.jobs.rebuild import rebuild
     from contrailmq.spark.jobs.verify import verify
     from contrailmq.spark.mirror import mirror_offsets
@@ -39,6 +40,7 @@ __all__ = [
     "ensure_java",
     "mirror_offsets",
     "publish_delta",
+    "publish_iceberg",
     "read_archive",
     "rebuild",
     "register",
@@ -55,6 +57,7 @@ _HOMES = {
     "deduplicated": "contrailmq.spark.sink",
     "mirror_offsets": "contrailmq.spark.mirror",
     "publish_delta": "contrailmq.spark.jobs.delta",
+    "publish_iceberg": "contrailmq.spark.jobs.iceberg",
     "read_archive": "contrailmq.spark.jobs.archive",
     "rebuild": "contrailmq.spark.jobs.rebuild",
     "verify": "contrailmq.spark.jobs.verify",

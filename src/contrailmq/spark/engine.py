@@ -13,19 +13,24 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_TASKS_UNKNOWN: Final = 8  # more than slots only means that some tasks wait
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class Engine(Protocol):
     """Runs a kernel over items; results come in the order of the items."""
+
+    @property
+    def tasks_at_once(self) -> int:
+        """How many items it works on at the same time, at most."""
 
     def run(self, kernel: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]: ...
 
@@ -40,6 +45,10 @@ class LocalEngine:
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or os.cpu_count() or 1
         self._pool: ProcessPoolExecutor | None = None
+
+    @property
+    def tasks_at_once(self) -> int:
+        return self.workers
 
     def run(self, kernel: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
         if self.workers == 1 or len(items) <= 1:
@@ -64,10 +73,18 @@ class SparkEngine:
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
 
+    @property
+    def tasks_at_once(self) -> int:
+        context = getattr(self.spark, "_sc", None)  # a session of Spark Connect has none and does not tell
+        return _TASKS_UNKNOWN if context is None else int(context.defaultParallelism)
+
     def run(self, kernel: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
         if not items:
             return
-        payloads = [pickle.dumps((kernel, item)) for item in items]
+        from pyspark import cloudpickle
+
+        # Spark's pickle also takes functions that have no name, such as the filter of a redrive.
+        payloads = [cloudpickle.dumps((kernel, item)) for item in items]
 
         def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:

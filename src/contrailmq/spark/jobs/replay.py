@@ -7,17 +7,23 @@ Where a message came from stays with it as properties (`REPLAY_TOPIC`, `REPLAY_Q
 **redrive** sends dead letters (`%DLQ%group`) back to the topic they were meant for. Each carries the key
 `redrive-<message id>`; a letter whose key the broker's index already finds in the topic is not sent again.
 
-Both run in this process: order within a queue and a rate limit want one sender.
+Both run on any engine, in this process unless one is given. A queue is one task's from its first message to its last,
+so its order is kept however many tasks there are: `replay` deals the queues to as many tasks as the engine runs at
+once, each of which reads the source and keeps its own queues; `redrive` has a task for every dead-letter queue. A rate
+is shared evenly among tasks, so together they never pass it. A task that Spark repeats sends its messages again with
+the same keys.
 """
 
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,6 +33,7 @@ from contrailmq.message import RESERVED_PROPERTIES, Property, dlq_topic
 from contrailmq.spark.access import access_of
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.decode import Selection
+from contrailmq.spark.engine import Engine, LocalEngine
 from contrailmq.spark.jobs.manifest import Manifest
 from contrailmq.spark.jobs.parquet_files import read_rows
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
@@ -71,10 +78,40 @@ class Pace:
             self._sleep(ahead_s)
 
 
+class Share(NamedTuple):
+    """One of several tasks' queues: those whose number, counted on from the topic's hash, leaves this remainder."""
+
+    number: int = 0
+    of: int = 1
+
+    def keep(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows of this share's queues, in their order."""
+        if self.of == 1:
+            return rows
+        topics = rows.column("topic").dictionary_encode()
+        hashes = np.array([zlib.crc32(name.encode()) for name in topics.dictionary.to_pylist()], dtype=np.int64)
+        queues = rows.column("queueId").to_numpy().astype(np.int64)
+        if not len(queues):
+            return rows
+        return rows.filter(pa.array((hashes[topics.indices.to_numpy()] + queues) % self.of == self.number))
+
+
+class _Replay(NamedTuple):
+    """The work of one task."""
+
+    source: str
+    selection: Selection
+    settings: SinkSettings
+    per_second: float
+    share: Share
+    dry_run: bool
+
+
 def replay(
     source: str,
     topic: str | None,
     namesrv: str,
+    engine: Engine | None = None,
     *,
     selection: Selection | None = None,
     options: Mapping[str, str] | None = None,
@@ -86,24 +123,40 @@ def replay(
 
     `options` are the source's own for keys and TLS: `{"rocketmq.accessKey": ..., "rocketmq.secretKey": ...}`.
     """
-    rows = stored_rows(source, Selection() if selection is None else selection)
-    if dry_run:
-        return ReplayResult(sum(1 for _ in rows), 0, 0)
+    runs_on = LocalEngine(1) if engine is None else engine
     settings = SinkSettings(namesrv, access_of(options), topic=topic, group="contrailmq_replay")
-    pace = Pace(per_second)
-    count = 0
-    with settings.access.open(namesrv, settings.group, settings.timeout_s) as client:
+    chosen = Selection() if selection is None else selection
+    count = runs_on.tasks_at_once
+    work = [
+        _Replay(source, chosen, settings, per_second / count, Share(number, count), dry_run) for number in range(count)
+    ]
+    results = []
+    for done, result in enumerate(runs_on.run(_replay_share, work), 1):
+        results.append(result)
+        if on_progress is not None:
+            on_progress(done, len(work))
+    return _sum(results)
+
+
+def _sum(results: list[ReplayResult]) -> ReplayResult:
+    return ReplayResult(sum(r.found for r in results), sum(r.sent for r in results), sum(r.skipped for r in results))
+
+
+def _replay_share(work: _Replay) -> ReplayResult:
+    """Send the messages of one share's queues."""
+    rows = stored_rows(work.source, work.selection, work.share)
+    if work.dry_run:
+        return ReplayResult(sum(1 for _ in rows), 0, 0)
+    settings, pace, count = work.settings, Pace(work.per_second), 0
+    with settings.access.open(settings.namesrv, settings.group, settings.timeout_s) as client:
         sender = Sender(client, settings)
         try:
             for row in rows:
                 pace.wait()
-                target = topic or row["topic"]
-                again = replayed(row, queue_count=len(client.publish_queues(target)))
+                again = replayed(row, queue_count=len(client.publish_queues(settings.topic or row["topic"])))
                 place = f"replay-{row['topic']}-{row['storeHost']}-{row['queueId']}-{row['queueOffset']}"
                 sender.add(make_message(again, settings, place), again)
                 count += 1
-                if on_progress is not None and count % 1000 == 0:
-                    on_progress(count, count)
             sender.flush()
         finally:
             sender.close()
@@ -130,26 +183,28 @@ def replayed(row: Row, *, queue_count: int) -> Row:
     }
 
 
-def stored_rows(source: str, selection: Selection) -> Iterator[Row]:
+def stored_rows(source: str, selection: Selection, share: Share | None = None) -> Iterator[Row]:
     """Rows of an archive (a directory with a manifest) or of stores, each queue in the order of its offsets."""
+    mine = Share() if share is None else share
     if Manifest(source).head().version:
-        yield from _archived_rows(source, selection)
+        yield from _archived_rows(source, selection, mine)
         return
     settings = LogSettings(selection=selection)
     for store in find_stores(source):
         files = log_files(store)
         for part in plan_parts(store, files[0].base if files else 0, confirmed_end(store), settings):
             for batch in read_part(part, settings):
-                yield from batch.to_pylist()
+                yield from mine.keep(batch).to_pylist()
 
 
-def _archived_rows(source: str, selection: Selection) -> Iterator[Row]:
+def _archived_rows(source: str, selection: Selection, share: Share) -> Iterator[Row]:
     groups: dict[tuple[str, str], list[str]] = {}
     for file in Manifest(source).load().files:
         if selection.topics is None or file.topic in selection.topics:
             groups.setdefault((file.topic, file.date), []).append(str(Path(source, file.path)))
     for (topic, _), paths in sorted(groups.items()):
-        table = pa.concat_tables([read_rows(path, topic) for path in paths])
+        batches = [share.keep(batch) for path in paths for batch in read_rows(path, topic).to_batches()]
+        table = pa.Table.from_batches(batches, schema=LogSettings().view.arrow_schema())
         table = table.sort_by([("queueId", "ascending"), ("queueOffset", "ascending")])
         yield from table.filter(_within(table, topic, selection)).to_pylist()
 
@@ -165,38 +220,74 @@ def _within(table: pa.Table, topic: str, selection: Selection) -> pa.ChunkedArra
     return kept
 
 
+class _Redrive(NamedTuple):
+    """One dead-letter queue, as it is now."""
+
+    part: QueueRange
+    settings: SinkSettings
+    tags: frozenset[str] | None
+    properties: Mapping[str, str]
+    matches: Callable[[Row], bool] | None
+    per_second: float
+    dry_run: bool
+
+    def wants(self, row: Row) -> bool:
+        if self.tags is not None and row["tags"] not in self.tags:
+            return False
+        if not self.properties.items() <= dict(row["properties"]).items():
+            return False
+        return self.matches is None or self.matches(row)
+
+
 def redrive(
     group: str,
     namesrv: str,
+    engine: Engine | None = None,
     *,
     tags: frozenset[str] | None = None,
+    properties: Mapping[str, str] | None = None,
     matches: Callable[[Row], bool] | None = None,
     options: Mapping[str, str] | None = None,
     per_second: float = 0.0,
     dry_run: bool = False,
 ) -> ReplayResult:
-    """Send a group's dead letters back to their topics. `matches` sees each row and may leave it where it is.
+    """Send a group's dead letters back to their topics: those with one of `tags`, with all `properties`, that match.
 
-    `options` are the source's own for keys and TLS, as in `replay`.
+    `matches` sees each row and may leave it where it is; it travels to the engine's tasks. `options` are the source's
+    own for keys and TLS, as in `replay`.
     """
     settings = SinkSettings(namesrv, access_of(options), group="contrailmq_redrive")
-    pace = Pace(per_second)
+    with settings.access.open(namesrv, settings.group, settings.timeout_s) as client:
+        parts = [
+            QueueRange(queue, client.min_offset(queue), client.max_offset(queue))
+            for queue in client.queues(dlq_topic(group))
+        ]
+    filled = [part for part in parts if part.stop > part.start]
+    work = [
+        _Redrive(part, settings, tags, properties or {}, matches, per_second / len(filled), dry_run) for part in filled
+    ]
+    runs_on = LocalEngine(1) if engine is None else engine
+    return _sum(list(runs_on.run(_redrive_queue, work)))
+
+
+def _redrive_queue(work: _Redrive) -> ReplayResult:
+    """Send the letters of one queue back, in their order."""
+    settings, access, pace = work.settings, work.settings.access, Pace(work.per_second)
     found = sent = skipped = 0
-    access = settings.access
     with (
-        access.open(namesrv, settings.group, settings.timeout_s) as client,
-        Admin(namesrv=namesrv, tls=access.tls(), credentials=access.credentials()) as admin,
+        access.open(settings.namesrv, settings.group, settings.timeout_s) as client,
+        Admin(namesrv=settings.namesrv, tls=access.tls(), credentials=access.credentials()) as admin,
     ):
         sender = Sender(client, settings)
         try:
-            for row in _dead_letters(client, group, namesrv):
-                if (tags is not None and row["tags"] not in tags) or (matches is not None and not matches(row)):
+            for row in _dead_letters(client, work.part, settings.namesrv):
+                if not work.wants(row):
                     continue
                 found += 1
                 again, key = redriven(row)
                 if admin.messages_by_key(again["topic"], key, max_count=1):
                     skipped += 1
-                elif not dry_run:
+                elif not work.dry_run:
                     pace.wait()
                     sender.add(make_message(again, settings, key), again)
                     sent += 1
@@ -225,9 +316,7 @@ def redriven(row: Row) -> tuple[Row, str]:
     }, key
 
 
-def _dead_letters(client: QueueReader, group: str, namesrv: str) -> Iterator[Row]:
+def _dead_letters(client: QueueReader, part: QueueRange, namesrv: str) -> Iterator[Row]:
     settings = TopicSettings(namesrv, fail_on_data_loss=False, with_system_topics=True)
-    for queue in client.queues(dlq_topic(group)):
-        part = QueueRange(queue, client.min_offset(queue), client.max_offset(queue))
-        for batch in read_range(part, settings, client):
-            yield from batch.to_pylist()
+    for batch in read_range(part, settings, client):
+        yield from batch.to_pylist()

@@ -1,0 +1,49 @@
+"""The two streams that tests kill: into an archive (exactly once) and into a topic (at least once).
+
+Run as a program it is a driver of its own process group, which the test kills whole, as when a host dies:
+
+    python killed_streams.py archive STORE FOLDER
+    python killed_streams.py sink NAMESRV FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import contrailmq.spark
+from contrailmq.spark.jobs.archive import archive_stream
+
+# Of a micro-batch. The full count of kills needs more of them than there are kills.
+IS_LONG = bool(os.environ.get("CONTRAILMQ_LONG"))
+TRIGGER_BYTES = 60_000 if IS_LONG else 330_000
+TRIGGER_ROWS = 30 if IS_LONG else 150
+
+
+def start_archive(spark: Any, store: str, folder: Path) -> Any:
+    source = spark.readStream.format("commitlog").option("path", store)
+    stream = source.option("maxBytesPerTrigger", str(TRIGGER_BYTES)).load()
+    writer = archive_stream(stream, str(folder / "archive"), str(folder / "checkpoint"))
+    return writer.trigger(availableNow=True).start()
+
+
+def start_sink(spark: Any, namesrv: str, folder: Path) -> Any:
+    source = spark.readStream.format("rocketmq").option("nameServer", namesrv).option("subscribe", "In")
+    stream = source.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", str(TRIGGER_ROWS)).load()
+    writer = stream.select("body").writeStream.format("rocketmq").option("nameServer", namesrv).option("topic", "Out")
+    return writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+
+
+STREAMS = {"archive": start_archive, "sink": start_sink}
+
+
+def main(kind: str, source: str, folder: str) -> None:
+    spark = contrailmq.spark.session(kind, master="local[2]", spark_driver_memory="1g")
+    STREAMS[kind](spark, source, Path(folder)).awaitTermination()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,73 @@
+"""Spark Connect: the client knows no JVM; sources are registered, read, streamed and written through the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import contrailmq
+from contrailmq import Message, Producer
+from contrailmq.testing import LocalCluster
+from spark.test_archive import user_offsets
+
+SCRIPT = """
+import json, sys
+import contrailmq.spark
+from contrailmq.spark.engine import SparkEngine
+
+store, namesrv, folder = sys.argv[1:]
+spark = contrailmq.spark.session("connect", remote="local[2]")
+log = spark.read.format("commitlog").option("rangeBytes", "200000").load(store)
+topic = spark.read.format("rocketmq").option("nameServer", namesrv).option("subscribe", "In").load()
+copy = topic.select("body").write.format("rocketmq").option("nameServer", namesrv).option("topic", "Copy")
+copy.mode("append").save()
+stream = spark.readStream.format("commitlog").option("path", store).load().select("body", "tags")
+query = (
+    stream.writeStream.format("rocketmq").option("nameServer", namesrv).option("topic", "Streamed")
+    .option("checkpointLocation", folder + "/checkpoint").trigger(availableNow=True).start()
+)
+query.awaitTermination()
+
+def bodies(name):
+    rows = spark.read.format("rocketmq").option("nameServer", namesrv).option("subscribe", name).load()
+    return sorted(bytes(row["body"]).hex() for row in rows.select("body").collect())
+
+print(json.dumps({
+    "kind": type(spark).__module__,
+    "places": sorted(row["physicalOffset"] for row in log.select("physicalOffset").collect()),
+    "copy": bodies("Copy"),
+    "streamed": bodies("Streamed"),
+    "stored": sorted(bytes(row["body"]).hex() for row in log.select("body").collect()),
+    "archived": contrailmq.spark.archive(store, folder + "/archive", SparkEngine(spark)).rows,
+}))
+spark.stop()
+"""
+
+
+@pytest.mark.spark
+def test_sources_sink_and_jobs_work_through_spark_connect(tmp_path: Path, golden_store: Callable[[str], str]) -> None:
+    pytest.importorskip("grpc_status", reason="Spark Connect needs grpcio-status and googleapis-common-protos")
+    with LocalCluster() as cluster:
+        with Producer("filling", namesrv=cluster.namesrv) as producer:
+            for number in range(20):
+                producer.send(Message("In", b"%d" % number))
+        paths = [str(Path(contrailmq.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, golden_store("clean"), cluster.namesrv, str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["kind"].startswith("pyspark.sql.connect")
+    assert found["places"] == user_offsets("clean")
+    assert found["copy"] == sorted((b"%d" % number).hex() for number in range(20))
+    assert found["streamed"] == found["stored"]
+    assert found["archived"] == len(user_offsets("clean"))

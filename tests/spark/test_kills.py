@@ -1,0 +1,196 @@
+"""Drivers and workers killed by SIGKILL: the archive holds every row once, the topic every row at least once by key.
+
+`make test` kills a driver and workers of each stream once; `make test-long` kills fifty times in all. A driver dies
+with its JVM and its workers when a phase of a micro-batch shows in the files: offsets logged, data written and not
+committed, committed and Spark does not know, Spark knows.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import contrailmq
+from contrailmq import Message, Producer
+from contrailmq.cli.bench_spark import process_table
+from contrailmq.client.errors import NoRouteError
+from contrailmq.client.raw import QueueReader
+from contrailmq.spark.jobs.manifest import Manifest
+from contrailmq.spark.sending import DEDUP_PROPERTY
+from contrailmq.spark.topic_plan import QueueRange, TopicSettings, read_range
+from contrailmq.testing import LocalCluster
+from spark.killed_streams import IS_LONG, STREAMS
+from spark.test_archive import archived, user_offsets
+
+DRIVER_KILLS = 10 if IS_LONG else 1  # of each stream
+WORKER_KILLS = 15 if IS_LONG else 2
+SENT = 600
+LOOK_S = 0.02
+
+pytestmark = pytest.mark.spark
+
+
+class Archive:
+    """The archive of the golden store."""
+
+    kind = "archive"
+
+    def __init__(self, store: str, folder: Path) -> None:
+        self.source, self.folder = store, folder
+
+    def phases(self) -> list[Callable[[int], bool]]:
+        target = self.folder / "archive"
+        files = len(list(target.glob("topic=*/date=*/*")))
+        return [
+            lambda batch: (self.folder / "checkpoint" / "offsets" / str(batch)).exists(),
+            lambda batch: len(list(target.glob("topic=*/date=*/*"))) > files,
+            lambda batch: Manifest(target).head().version > batch,
+            lambda batch: (self.folder / "checkpoint" / "commits" / str(batch)).exists(),
+        ]
+
+    def progress(self) -> int:
+        return Manifest(self.folder / "archive").head().version
+
+    def check(self) -> None:
+        assert archived(self.folder / "archive") == user_offsets("clean")
+
+
+class Sink:
+    """A topic copied to another."""
+
+    kind = "sink"
+
+    def __init__(self, namesrv: str, folder: Path) -> None:
+        self.source, self.folder = namesrv, folder
+        with Producer("filling", namesrv=namesrv) as producer:
+            for number in range(SENT):
+                producer.send(Message("In", b"%d" % number))
+
+    def phases(self) -> list[Callable[[int], bool]]:
+        sent = self._sent()
+        return [
+            lambda batch: (self.folder / "checkpoint" / "offsets" / str(batch)).exists(),
+            lambda batch: self._sent() > sent,
+            lambda batch: (self.folder / "checkpoint" / "commits" / str(batch)).exists(),
+        ]
+
+    def progress(self) -> int:
+        return self._sent()
+
+    def check(self) -> None:
+        settings = TopicSettings(self.source)
+        rows = []
+        with QueueReader(namesrv=self.source) as reader:
+            for queue in reader.queues("Out"):
+                part = QueueRange(queue, 0, reader.max_offset(queue))
+                rows += [row for batch in read_range(part, settings, reader) for row in batch.to_pylist()]
+        by_key: dict[str, set[bytes]] = {}
+        for row in rows:
+            by_key.setdefault(dict(row["properties"])[DEDUP_PROPERTY], set()).add(row["body"])
+        assert all(len(bodies) == 1 for bodies in by_key.values())  # a key never names two messages
+        once = sorted(int(body) for bodies in by_key.values() for body in bodies)
+        print(f"{len(rows)} messages for {SENT}")
+        assert once == list(range(SENT))
+
+    def _sent(self) -> int:
+        with QueueReader(namesrv=self.source) as reader:
+            try:
+                return sum(reader.max_offset(queue) for queue in reader.queues("Out"))
+            except NoRouteError:  # nothing was sent yet
+                return 0
+
+
+@pytest.fixture(params=["archive", "sink"])
+def stream(
+    request: pytest.FixtureRequest, tmp_path: Path, golden_store: Callable[[str], str]
+) -> Iterator[Archive | Sink]:
+    if request.param == "archive":
+        yield Archive(golden_store("clean"), tmp_path)
+        return
+    with LocalCluster() as running:  # its own: topics are counted from 0
+        yield Sink(running.namesrv, tmp_path)
+
+
+def last_batch(folder: Path) -> int:
+    """The newest micro-batch that Spark has logged as done, -1 before the first."""
+    done = folder / "checkpoint" / "commits"
+    return max((int(path.name) for path in done.glob("*") if path.name.isdecimal()), default=-1)
+
+
+def kill_driver(stream: Archive | Sink, number: int) -> None:
+    """Start a driver and kill it and all of its processes at the next batch, in one of its phases."""
+    script = Path(__file__).with_name("killed_streams.py")
+    paths = [str(Path(contrailmq.__file__).parents[1]), str(script.parents[1])]
+    phases = stream.phases()
+    is_there, batch = phases[number % len(phases)], last_batch(stream.folder) + 1
+    with open(stream.folder / f"driver-{number}.log", "wb") as log:
+        driver = subprocess.Popen(
+            [sys.executable, str(script), stream.kind, stream.source, str(stream.folder)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdout=log,
+            stderr=log,
+        )
+        while driver.poll() is None and not is_there(batch):
+            try:
+                driver.wait(LOOK_S)
+            except subprocess.TimeoutExpired:
+                continue
+        assert driver.poll() is None, Path(log.name).read_text()[-3000:]
+        for pid in family(driver.pid):
+            os.kill(pid, signal.SIGKILL)
+        assert driver.wait() == -signal.SIGKILL
+
+
+def family(root: int) -> list[int]:
+    """A process and all below it, the oldest first. Spark's daemons leave its process group."""
+    table, found = process_table(), [root]
+    for pid in found:
+        found += [row.pid for row in table if row.parent == pid]
+    return found
+
+
+def test_a_stream_whose_driver_was_killed_goes_on_where_it_was(spark: Any, stream: Archive | Sink) -> None:
+    for number in range(DRIVER_KILLS):
+        # The one kill of the short test is the worst: written or committed, and Spark does not know.
+        kill_driver(stream, number if IS_LONG else {"archive": 2, "sink": 1}[stream.kind])
+    STREAMS[stream.kind](spark, stream.source, stream.folder).awaitTermination()
+    stream.check()
+
+
+def python_workers() -> list[int]:
+    """Python processes below this one that run tasks for Spark: forks of a daemon."""
+    commands: dict[int, bytes] = {}
+    for pid in family(os.getpid()):
+        try:
+            commands[pid] = Path("/proc", str(pid), "cmdline").read_bytes()
+        except OSError:
+            continue  # it ended meanwhile
+    workers = [pid for pid, command in commands.items() if b"pyspark.daemon\0pyspark.worker" in command]
+    parents = {row.pid: row.parent for row in process_table()}
+    return [pid for pid in workers if parents.get(pid) in workers]
+
+
+def test_a_stream_whose_workers_were_killed_repeats_nothing_and_loses_nothing(
+    spark: Any, stream: Archive | Sink
+) -> None:
+    """Workers die when progress shows; Spark tries their tasks again, and what they left does not count."""
+    query = STREAMS[stream.kind](spark, stream.source, stream.folder)
+    kills, seen = 0, stream.progress()
+    while query.isActive:
+        reached = stream.progress()
+        if reached > seen and kills < WORKER_KILLS:
+            seen = reached
+            for pid in python_workers()[: WORKER_KILLS - kills]:
+                os.kill(pid, signal.SIGKILL)
+                kills += 1
+        query.awaitTermination(LOOK_S)
+    assert query.exception() is None
+    assert kills == WORKER_KILLS
+    stream.check()
