@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import golden_stores
-from broker.harness import ROUNDS, AtOnce, Bench, UnsyncedFiles
+from broker.harness import ROUNDS, AtOnce, Bench, Link, UnsyncedFiles
 from contrailmq.broker.delay import DelayService
 from contrailmq.broker.timers import RecallHandle, TimerService
 from contrailmq.broker.transactions import TransactionService
@@ -313,6 +313,47 @@ def test_a_failed_sync_is_final_and_stops_the_timers(tmp_path: Path) -> None:
     bench.run_ms(6000)
     assert len(bench.messages()) == 1
     bench.close()
+
+
+def test_a_slave_delivers_no_level_no_timer_and_asks_about_no_half_message_and_as_a_master_it_does(
+    tmp_path: Path,
+) -> None:
+    """The same store, opened by a slave and then by a master: what waits is delivered by the master only."""
+    first = TimerBench(tmp_path)
+    properties = {"UNIQ_KEY": "K", "PGROUP": "pg"}
+    first.send("Level", b"l", properties=properties | {"DELAY": "2"})
+    first.send("Timer", b"t", properties=properties | {"TIMER_DELAY_SEC": "5"})
+    first.send("Half", b"h", properties=properties | {"TRAN_MSG": "true"}, f="4", g=str(first.clock.now_ms()))
+    first.run_ms(1000)  # the timer is on the wheel
+    now_ms = first.clock.now_ms()
+    first.close()
+
+    def live_a_minute(bench: TimerBench) -> tuple[list[bytes], int]:
+        """(what was delivered, how often the producer was asked)."""
+        producer = Link(40_001)
+        bench.heartbeat("Half", link=producer)
+        for _ in range(600):
+            bench.run_ms(100)
+            bench.delay.tick(bench.clock.now_ms())
+            bench.transactions.tick(bench.clock.now_ms())
+            bench.settle()
+        delivered = [m.body for topic in ("Level", "Timer") for m in bench.messages(topic)]
+        return delivered, sum(code == 39 for code, _, _ in producer.requests)
+
+    slave = TimerBench(tmp_path, now_ms=now_ms, broker_role="SLAVE")
+    assert not slave.store.writable
+    log_end = slave.store.log_max_offset
+    assert live_a_minute(slave) == ([], 0)
+    assert slave.store.log_max_offset == log_end
+    assert slave.timers.pending() == {"Timer": 1}
+    assert slave.delay.pending() == {2: 1}
+    assert slave.transactions.pending() == {"Half": 1}
+    slave.close()
+    master = TimerBench(tmp_path, now_ms=now_ms + 60_000, settings={"transactionCheckInterval": "6000"})
+    delivered, asked = live_a_minute(master)
+    assert delivered == [b"l", b"t"]
+    assert asked > 0
+    master.close()
 
 
 def test_a_slave_is_told_how_far_the_master_is(timer_bench: TimerBench) -> None:

@@ -72,7 +72,10 @@ class TransactionBench(Bench):
                 self.settle()
 
     def bodies(self, topic: str = "T", queue_id: int = 1) -> list[bytes]:
-        return [m.body for m in self.store.get(topic, queue_id, 0, 1000)]
+        found: list[bytes] = []
+        while part := self.store.get(topic, queue_id, len(found), 1000):
+            found += (message.body for message in part)
+        return found
 
     def checks(self, link: Link) -> list[tuple[dict[str, str], StoredMessage]]:
         found = [(ext, decode_record(body)) for code, ext, body in link.requests if code == 39]
@@ -81,8 +84,12 @@ class TransactionBench(Bench):
 
     def restarted(self, path: Path) -> TransactionBench:
         """The same directory after a crash; the tables were saved, as far as the service had committed them."""
-        now_ms = self.clock.now_ms()
         self.run(self.saver.save("consumerOffset.json", "topics.json"))
+        return self.restarted_unsaved(path)
+
+    def restarted_unsaved(self, path: Path) -> TransactionBench:
+        """The same directory after a crash that came before the tables were saved."""
+        now_ms = self.clock.now_ms()
         self.store.abandon()
         self.loop.close()
         self._worker.shutdown()
@@ -383,6 +390,33 @@ def test_a_crash_between_half_commit_and_op_loses_no_commit_and_shows_no_rollbac
 def _answer_checks(bench: TransactionBench, producer: Link, outcome: dict[str, str]) -> None:
     for request, _ in bench.checks(producer):
         bench.answer_check(request, outcome[request["msgId"]])
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_a_half_message_that_was_put_back_before_a_crash_is_one_message_after_it(
+    tmp_path: Path, is_ended: bool
+) -> None:
+    """It lies in the queue twice, and that it was moved was not saved."""
+    bench = TransactionBench(tmp_path)
+    prepared, producer = bench.prepare(b"m"), Link(40_001)
+    bench.heartbeat("T", link=producer)
+    bench.run_ms(7000)
+    ((request, _),) = bench.checks(producer)
+    if is_ended:
+        bench.answer_check(request, COMMIT)
+        bench.run_ms(3100)  # its op message is written
+    bench = bench.restarted_unsaved(tmp_path)
+    assert [half.body for half in half_messages(bench)] == [b"m", b"m"]
+    assert bench.service.half_offset == 0
+    assert bench.service.pending() == ({} if is_ended else {"T": 1})
+    producer = Link(40_002)
+    bench.heartbeat("T", link=producer)
+    bench.run_ms(3000)  # one round of checks
+    assert len(bench.checks(producer)) == (0 if is_ended else 1)
+    (answer,) = bench.end(prepared, COMMIT, fromTransactionCheck="true")  # by its first place
+    assert (answer.code == 0) is not is_ended  # it was passed since
+    assert bench.bodies() == [b"m"]
+    bench.close()
 
 
 def test_after_a_clean_stop_nothing_is_asked_or_delivered_again(tmp_path: Path) -> None:

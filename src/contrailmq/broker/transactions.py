@@ -237,18 +237,38 @@ class TransactionService:
             ended = [] if op is None else [int(part) for part in op.body.split(b",") if part.isdigit()]
             self._ended.update(part for part in ended if part >= self.half_offset)
             self._ops.append((offset, max(ended, default=-1)))
+        waiting = self._learn_places()
         counts: dict[str, int] = {}
+        for offset, topic in waiting.items():
+            if offset not in self._ended:
+                counts[topic] = counts.get(topic, 0) + 1
+        self.metrics.load(self._node.config_path / METRICS_FILE)
+        self.metrics.replace(counts, self._node.now_ms())
+
+    def _learn_places(self) -> dict[int, str]:
+        """Queue offset -> real topic of the half messages from `half_offset` on.
+
+        A crash may have come between putting a message back and saving that it was: then it is there twice, and only
+        its last place counts. Both would be asked about otherwise, and both committed.
+        """
+        topics: dict[int, str] = {}
+        last_places: dict[str, int] = {}
         for offset in range(self.half_offset, self._store.max_offset(SystemTopic.HALF, 0)):
-            half = None if offset in self._ended else self._read(SystemTopic.HALF, offset)
+            half = self._read(SystemTopic.HALF, offset)
             if half is None:
                 continue
-            topic = half.properties.get(Property.REAL_TOPIC, "")
-            counts[topic] = counts.get(topic, 0) + 1
+            topics[offset] = half.properties.get(Property.REAL_TOPIC, "")
             before = half.properties.get(Property.TRANSACTION_PREPARED_QUEUE_OFFSET, "")
             if before.isdigit():
                 self._moved[int(before)] = offset
-        self.metrics.load(self._node.config_path / METRICS_FILE)
-        self.metrics.replace(counts, self._node.now_ms())
+            key = half.properties.get(Property.UNIQUE_KEY)
+            if key is not None:
+                old = last_places.get(key)
+                if old is not None:
+                    self._moved[old] = offset
+                    self._ended.add(old)
+                last_places[key] = offset
+        return topics
 
     def stop(self) -> None:
         self._job.wait()
