@@ -20,7 +20,7 @@ from contrailmq.testing import LocalCluster
 from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
 from contrailmq.wire.codes import RequestCode
 
-from .waiting import Inbox, wait_until
+from .waiting import Inbox, MovedLoop, wait_until
 
 QUEUES = 8
 BY_TIMER_S = 25.0
@@ -28,17 +28,6 @@ STEP_S = 0.5
 ANSWER_S = 60.0  # of real time, for a broker on a busy machine
 QUIET_ROUNDS = 20  # of the loop, without a request on its way: nobody has anything left to do at this time
 _numbers = itertools.count()
-
-
-class MovedLoop(asyncio.SelectorEventLoop):
-    """Sockets work as ever; timers wait for the test to move the clock."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-        super().__init__()
-
-    def time(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

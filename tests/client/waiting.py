@@ -1,7 +1,8 @@
-"""Waiting for what other threads do: by condition, with a bound, never by a fixed sleep."""
+"""Waiting for what others do: by condition with a bound, or on a clock that the test moves; never by a fixed sleep."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -42,3 +43,14 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 20.0) -> bool
             return False
         tick.wait(0.01)
     return True
+
+
+class MovedLoop(asyncio.SelectorEventLoop):
+    """Sockets work as ever; timers wait for the test to move the clock."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+        super().__init__()
+
+    def time(self) -> float:
+        return self.now_s
