@@ -194,6 +194,21 @@ class FaultyFiles(Files):
             self.note("sync_directory")
             self._directory(path.resolve()).synced.append(self.journal.event)
 
+    def sync_filesystem(self, path: Path) -> bool:
+        with self._guard:
+            self.note("sync_filesystem")
+            contents = {number: path.read_bytes() for path, number in self._numbers.items()}
+            events = dict.fromkeys(self.journal.directories, self.journal.event)
+        self._wait_if_stalled()
+        self._step("sync_filesystem", path)
+        done = super().sync_filesystem(path)
+        with self._guard:
+            for number, content in contents.items() if done else ():
+                self._mark_synced(number, content)
+            for directory, event in events.items() if done else ():
+                self.journal.directories[directory].synced.append(event)
+        return done
+
     def rename(self, source: Path, target: Path) -> None:
         self._step("rename", target)
         super().rename(source, target)

@@ -48,7 +48,7 @@ class Run:
                 queue_id = rng.randrange(3)
                 self.bodies.append(body)
                 self.queues.append(queue_id)
-                put = store.put(Message("T", body, keys=f"k{number}"), queue_id)
+                put = store.put(Message("T", body, keys=f"k{number}", tags=f"t{number % 3}"), queue_id)
                 assert put.reason == ""
                 self.acknowledged.append(self.files.note("acknowledged"))
                 clock.advance(rng.choice((0, 1, 700)))
@@ -61,9 +61,14 @@ class Run:
 
 
 def recovered(path: Path, mode: str) -> tuple[list[tuple[int, bytes, str]], dict[int, list[bytes]]]:
-    """What a store holds: by log order (queue, body, key), and queue by queue; every key query is checked."""
+    """What a store holds: by log order (queue, body, key), and queue by queue; every key query is checked.
+
+    After a cut the index is entered again from its last flushed file on: each key and each tag must name each of its
+    messages once, and no other.
+    """
     with MessageStore(settings_at(path, mode)) as store:
         by_queue: dict[int, list[bytes]] = {}
+        by_tag: dict[str, list[int]] = {}
         found: list[tuple[int, int, bytes, str]] = []
         for (topic, queue_id), (lowest, highest) in store.queues().items():
             offset = lowest
@@ -76,7 +81,12 @@ def recovered(path: Path, mode: str) -> tuple[list[tuple[int, bytes, str]], dict
                     by_queue.setdefault(queue_id, []).append(message.body)
                     (hit,) = store.query(topic, message.keys[0])
                     assert hit.physical_offset == message.physical_offset
+                    by_tag.setdefault(message.tags or "", []).append(message.physical_offset)
         found.sort()
+        assert store._index is not None
+        for tag, offsets in by_tag.items():
+            newest_first = sorted(offsets, reverse=True)[:64]
+            assert store._index.query("T", f"T#{tag}", 64, 0, 2**63 - 1) == newest_first
         return [entry[1:] for entry in found], by_queue
 
 

@@ -17,7 +17,8 @@ import pytest
 from faulty_files import FaultyFiles, no_space, sync_error
 
 from contrailmq.message import Message
-from contrailmq.store import ManualClock, MessageStore, PutStatus, StoreConfig, StoreError
+from contrailmq.store import Files, ManualClock, MessageStore, PutStatus, StoreConfig, StoreError
+from contrailmq.store.consume_queue_table import SYNC_TOGETHER_LEAST
 from contrailmq.store.errors import StoreFullError, StoreIOError, StoreReadOnlyError
 
 STRIDE = 1 if os.environ.get("CONTRAILMQ_LONG") else 7  # every n-th call site; the long run takes each
@@ -35,6 +36,7 @@ def settings_at(path: Path, **more: object) -> StoreConfig:
         mapped_file_size_consume_queue=400,
         max_hash_slot_num=20,
         max_index_num=40,
+        flush_interval_consume_queue=3_600_000,  # housekeeping when the test says so: every run makes the same calls
         **more,
     )
 
@@ -267,3 +269,49 @@ def test_writers_that_wait_together_share_their_syncs(tmp_path: Path) -> None:
             writer.join()
         assert store.max_offset("T", 0) == 257
         assert files.counts["sync"] - before < 64
+
+
+# --- many queues at once
+
+
+def many_queues(root: Path) -> tuple[FaultyFiles, MessageStore]:
+    root.mkdir()
+    files = FaultyFiles(root)
+    files.records = False
+    store = MessageStore(settings_at(root), files=files, clock=ManualClock()).open()
+    for queue_id in range(SYNC_TOGETHER_LEAST):
+        store.put(Message("T", b"x", keys=f"k{queue_id}"), queue_id)
+    return files, store
+
+
+def test_many_queues_are_synced_with_one_call(tmp_path: Path) -> None:
+    files, store = many_queues(tmp_path / "store")
+    syncs, directories = files.counts["sync"], files.counts["sync_directory"]
+    store.close()
+    if not Files().sync_filesystem(tmp_path):
+        pytest.skip("this kernel's syncfs does not report errors: queues are synced one by one")
+    assert files.counts["sync_filesystem"] == 1
+    assert files.counts["sync"] - syncs < SYNC_TOGETHER_LEAST / 4  # log files, index files, ledger, checkpoint
+    assert files.counts["sync_directory"] - directories < 10
+    with MessageStore(settings_at(tmp_path / "store")) as again:
+        assert again.recovery.was_clean_exit
+        assert len(again.queues()) == SYNC_TOGETHER_LEAST
+
+
+def test_where_one_call_cannot_sync_many_queues_each_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("contrailmq.store.files._SYNCFS_REPORTS_ERRORS", False)
+    files, store = many_queues(tmp_path / "store")
+    syncs, directories = files.counts["sync"], files.counts["sync_directory"]
+    store.close()
+    assert files.counts["sync"] - syncs >= SYNC_TOGETHER_LEAST
+    assert files.counts["sync_directory"] - directories >= SYNC_TOGETHER_LEAST
+
+
+def test_a_failed_sync_of_many_queues_is_no_clean_exit(tmp_path: Path) -> None:
+    files, store = many_queues(tmp_path / "store")
+    files.fault = lambda operation, *_: sync_error() if operation == "sync_filesystem" else None
+    store.close()
+    assert files.counts["sync_filesystem"] == 1
+    with MessageStore(settings_at(tmp_path / "store")) as again:
+        assert not again.recovery.was_clean_exit
+        assert again.queues() == {("T", queue_id): (0, 1) for queue_id in range(SYNC_TOGETHER_LEAST)}

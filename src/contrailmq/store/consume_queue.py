@@ -544,8 +544,6 @@ class ConsumeQueue:
             done += len(part)
 
     def _create(self, base: int) -> None:
-        if not self.bases:
-            self._files.make_directory(self.directory)
         self._descriptors.create(self.directory, base, self.file_bytes)
         self.bases.append(base)
         self._has_file = True

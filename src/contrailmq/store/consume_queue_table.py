@@ -21,6 +21,7 @@ from contrailmq.store.consume_queue_ext import ConsumeQueueExtTable
 from contrailmq.store.descriptors import DescriptorCache, capacity_for
 from contrailmq.store.files import Files
 
+SYNC_TOGETHER_LEAST: Final = 256  # queues: from here on one sync of the file system is cheaper than one for each
 WRITE_LEAST_BYTES: Final = 51 * UNIT_BYTES  # 20,000 queues then hold at most 20 MB in memory between two flushes
 
 
@@ -161,6 +162,18 @@ class ConsumeQueueTable:
         physical_offset = self.last_physical_offset  # in this order: the time may be too new by one, never the offset
         mark = Dispatched(physical_offset, self.last_store_time_ms)
         self.write_pending(least_bytes=1)
+        entries = self._descriptors.take_new_entries()
+        try:
+            self._sync(entries)
+        except OSError:
+            self._descriptors.give_back_new_entries(entries)
+            raise
+        return mark
+
+    def _sync(self, entries: set[Path]) -> None:
+        """What was written to queue files, and the new names in `entries`."""
+        if len(self._unsynced) >= SYNC_TOGETHER_LEAST and self._sync_together():
+            return
         for queue in list(self._unsynced):
             self._unsynced.pop(queue, None)
             try:
@@ -168,7 +181,25 @@ class ConsumeQueueTable:
             except OSError:
                 self._unsynced[queue] = None
                 raise
-        return mark
+        for directory in sorted(entries):
+            if self._files.exists(directory):  # not deleted with its topic meanwhile
+                self._files.sync_directory(directory)
+
+    def _sync_together(self) -> bool:
+        """One sync for all queues; False when there is none such, and nothing was done."""
+        written = {queue: set(queue.unsynced) for queue in list(self._unsynced)}
+        for queue in written:  # before the sync: what is written during it is noted again
+            self._unsynced.pop(queue, None)
+            queue.unsynced.clear()
+        is_done = False
+        try:
+            is_done = self._files.sync_filesystem(self.root)
+        finally:
+            if not is_done:
+                for queue, bases in written.items():
+                    queue.unsynced |= bases
+                    self._unsynced[queue] = None
+        return is_done
 
     def correct_min_offsets(self, log_min_offset: int) -> None:
         for queue in self:

@@ -37,6 +37,7 @@ class DescriptorCache:
         self._capacity = capacity
         self._open: OrderedDict[tuple[Path, int], int] = OrderedDict()
         self._lock = threading.Lock()
+        self._new_entries: set[Path] = set()  # directories with names that no sync has covered
 
     def __len__(self) -> int:
         return len(self._open)
@@ -50,9 +51,13 @@ class DescriptorCache:
             self._files.pwrite(self._descriptor(directory, base), data, position)
 
     def create(self, directory: Path, base: int, size_bytes: int) -> None:
-        """A sparse file of full size that reads as zeros, also when an older one of that name was there."""
+        """A sparse file of full size that reads as zeros, also when an older one of that name was there.
+
+        Its directory is made, too. The names are durable when `take_new_entries` were synced.
+        """
         with self._lock:
             self._close(directory, base)
+            self._new_entries.update(self._files.make_directory(directory, durable=False), (directory,))
             descriptor = self._files.open(directory / file_name(base), create=True)
             self._files.truncate(descriptor, 0)
             self._files.truncate(descriptor, size_bytes)
@@ -71,6 +76,16 @@ class DescriptorCache:
             self._files.sync(descriptor)
         finally:
             self._files.close(descriptor)
+
+    def take_new_entries(self) -> set[Path]:
+        """The directories that got names since the last call. Whoever takes them syncs them, or gives them back."""
+        with self._lock:
+            taken, self._new_entries = self._new_entries, set()
+            return taken
+
+    def give_back_new_entries(self, directories: set[Path]) -> None:
+        with self._lock:
+            self._new_entries |= directories
 
     def unlink(self, directory: Path, base: int) -> None:
         with self._lock:

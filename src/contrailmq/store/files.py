@@ -45,7 +45,15 @@ _libc.msync.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.munlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_libc.syncfs.argtypes = (ctypes.c_int,)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+
+
+def _kernel_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2] if part.isdigit())
+
+
+_SYNCFS_REPORTS_ERRORS: Final = _kernel_version() >= (5, 8)
 
 
 class SyncError(OSError):
@@ -196,8 +204,24 @@ class Files:
         """Only if empty (OSError otherwise)."""
         os.rmdir(path)
 
-    def make_directory(self, path: Path) -> None:
-        """With its parents; each new entry is durable on return."""
+    def sync_filesystem(self, path: Path) -> bool:
+        """Make everything on the file system that holds `path` durable, names included, with one call.
+
+        False where the kernel does not report errors this way (before Linux 5.8): sync file by file there.
+        """
+        if not _SYNCFS_REPORTS_ERRORS:
+            return False
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _libc.syncfs(descriptor) != 0:
+                number = ctypes.get_errno()
+                raise SyncError(number, f"syncfs of {path}: {os.strerror(number)}")
+        finally:
+            os.close(descriptor)
+        return True
+
+    def make_directory(self, path: Path, *, durable: bool = True) -> list[Path]:
+        """With its parents; the directories that got a new entry. Each is synced on return, unless told otherwise."""
         missing = []
         current = path
         while not current.is_dir():
@@ -205,7 +229,9 @@ class Files:
             current = current.parent
         for directory in reversed(missing):
             directory.mkdir(exist_ok=True)
-            self.sync_directory(directory.parent)
+            if durable:
+                self.sync_directory(directory.parent)
+        return [directory.parent for directory in missing]
 
     def list_directory(self, path: Path) -> list[Path]:
         """Entries in name order; empty when the directory does not exist."""

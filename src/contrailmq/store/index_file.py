@@ -138,6 +138,9 @@ class IndexFile:
 
         Units are written before slots and slots before the header, so whatever a slot points at has its `previous`.
         """
+        following = self._units_start + self.count * UNIT_BYTES
+        if self.count < self.units and not any(self._mapped()[following : following + UNIT_BYTES]):
+            return 0  # the first unit that a put writes is not there: it had not begun
         data = self._mapped()[HEADER_BYTES : HEADER_BYTES + self.slots * SLOT_BYTES]
         numbers = array("i", data)
         if sys.byteorder == "little":

@@ -7,6 +7,10 @@ rebuild all stand on it.
 The loop handles the common shape inline (magic V1, both hosts IPv4) and leaves every doubt to `check_record`, which
 judges any bytes. 1 KiB messages: 1.6 us a record and 0.6 us for the checksum of the body, before the sink. The buffer
 should be a mapping: its slices are bytes at once, which costs less than a view of a view.
+
+Recovery compares a unit with nearly every record it walks, and nearly all are right. `expects` is for that: the walk
+asks by queue id for the queue that a record is likely to be of, and looks itself whether the record's unit stands there
+(a quarter less than handing the record over). What is not exactly as expected is handed over like everything else.
 """
 
 from __future__ import annotations
@@ -24,8 +28,13 @@ from contrailmq.store.record import MAGIC_V1, Kind, Verdict, check_record, read_
 _HEAD: Final = struct.Struct(">iiii4xqqi16xq8x12xi")
 _HEAD_BYTES: Final = 88
 assert _HEAD.size == _HEAD_BYTES
+_SHORT_HEAD: Final = struct.Struct(">iiii4xqqi44xi")  # without the store time
+assert _SHORT_HEAD.size == _HEAD_BYTES
+_QUEUE_UNIT: Final = struct.Struct(">qiq")
+_TAGS: Final = b"TAGS\x01"
 _SMALLEST: Final = _HEAD_BYTES + 3
 _HOSTS_V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_UNCOMMON: Final = _HOSTS_V6 | SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH  # the last two are in no queue
 _STORE_TIME: Final = struct.Struct(">q")
 _I32: Final = struct.Struct(">i")
 
@@ -58,6 +67,24 @@ class Sink(Protocol):
     ) -> None: ...
 
 
+class Expected(Protocol):
+    """A queue, what stands in it from `block_first` on, and which offset its next record should have."""
+
+    topic_part: bytes  # the topic's length and bytes, as in a record
+    block: bytes
+    block_first: int
+    next_offset: int
+
+
+class Expects(NamedTuple):
+    """What a walk needs to find by itself that a record's unit is right."""
+
+    queues: dict[int, Expected]  # by queue id: the one seen last
+    codes: dict[bytes, int]  # name and tag as in a record, to the tags code
+    begin: int  # of the physical offsets for which this holds
+    end: int
+
+
 class WalkEnd(NamedTuple):
     """Where a walk of one file ended and what stands there; how many records it saw; the last one's offset and time."""
 
@@ -77,19 +104,24 @@ def walk(
     check_body_crc: bool,
     check_record_crc: bool = False,
     take_from: int = 0,
+    expects: Expects | None = None,
 ) -> WalkEnd:
     """Every whole record from `position` (a record's begin) up to the first thing that is not one, or to `limit`.
 
-    All are judged; those below the physical offset `take_from` are not handed over.
+    All are judged; those below the physical offset `take_from` are not handed over, nor those that are as expected.
     """
-    buffer = file.mapping
-    base = file.base
+    buffer, base = file.mapping, file.base
     end_of_data = file.size_bytes if limit is None else limit
     unpack, checksum, take = _HEAD.unpack_from, crc32, sink.take
     records = store_time = 0
     last = -1
     with_body_crc = check_body_crc and not check_record_crc
     while True:
+        if expects is not None and not check_record_crc:
+            run = _expected(buffer, position, end_of_data, base, with_body_crc, expects)
+            if run.records:
+                records, last, position = records + run.records, run.last, run.position
+                store_time = store_time_at(buffer, last)
         if position + _SMALLEST <= end_of_data and not check_record_crc:
             size, magic, crc, queue_id, queue_offset, own, sys_flag, time_ms, length = unpack(buffer, position)
             end = position + size
@@ -128,8 +160,7 @@ def walk(
             check_record_crc=check_record_crc,
         )
         if verdict.kind is not Kind.WHOLE:
-            # The pages were read once and will not be soon again: give them back to the page cache, or a start would
-            # leave a whole log file in our resident memory. (A shared mapping loses nothing by it.)
+            # Read once and not soon again: a start would leave a whole log file in our resident memory.
             buffer.madvise(MADV_DONTNEED)
             return WalkEnd(position, verdict, records, base + last if last >= 0 else -1, store_time)
         store_time = store_time_at(buffer, position)
@@ -138,6 +169,62 @@ def walk(
         last = position
         records += 1
         position += verdict.size_bytes
+
+
+class _Run(NamedTuple):
+    position: int
+    records: int
+    last: int
+
+
+def _expected(buffer: mmap, position: int, end_of_data: int, base: int, with_body_crc: bool, expects: Expects) -> _Run:
+    """Pass over records that are whole, of the common shape, and have their unit; stop before the first other one."""
+    unpack, checksum, pack_unit = _SHORT_HEAD.unpack_from, crc32, _QUEUE_UNIT.pack
+    queues, codes, begin, beyond = expects
+    queue_of, code_of = queues.get, codes.get
+    records = 0
+    last = -1
+    while position + _SMALLEST <= end_of_data:
+        size, magic, crc, queue_id, queue_offset, own, sys_flag, length = unpack(buffer, position)
+        end = position + size
+        body = position + 88
+        body_end = body + length
+        if (
+            magic != MAGIC_V1
+            or sys_flag & _UNCOMMON
+            or own != base + position
+            or not begin <= own < beyond
+            or not body <= body_end <= end - 3
+            or end > end_of_data
+        ):
+            break
+        queue = queue_of(queue_id)
+        if queue is None or queue_offset != queue.next_offset:
+            break
+        tail = buffer[body_end:end]  # topic and properties
+        properties = len(queue.topic_part) + 2
+        if not tail.startswith(queue.topic_part) or len(tail) <= properties or not tail[-1]:
+            break
+        if (tail[properties - 2] << 8) + tail[properties - 1] != len(tail) - properties:
+            break
+        code = 0
+        start = tail.find(_TAGS, properties)
+        if start >= 0:
+            known = code_of(tail[start : tail.find(b"\x02", start)])
+            if known is None or (start > properties and tail[start - 1] != 2) or tail.rfind(_TAGS) != start:
+                break
+            code = known
+        unit = pack_unit(own, size, code)
+        place = (queue_offset - queue.block_first) * _QUEUE_UNIT.size
+        if place < 0 or not queue.block.startswith(unit, place):
+            break
+        if with_body_crc and length and checksum(buffer[body:body_end]) & 0x7FFFFFFF != crc:
+            break
+        queue.next_offset = queue_offset + 1
+        last = position
+        records += 1
+        position = end
+    return _Run(position, records, last)
 
 
 def _take_slowly(buffer: mmap, position: int, sink: Sink) -> None:

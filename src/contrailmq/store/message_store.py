@@ -61,6 +61,11 @@ _log = logging.getLogger(__name__)
 LAG_MAX: Final = 64  # messages that embedded puts leave to be dispatched together: half the cost of one by one
 
 _PUT_OK: Final = PutStatus.PUT_OK
+_WAIT: Final = Property.WAIT
+_TAGS: Final = Property.TAGS
+_KEYS: Final = Property.KEYS
+_UNIQUE_KEY: Final = Property.UNIQUE_KEY
+_result = tuple.__new__  # what a NamedTuple's constructor ends in, without its arguments' matching
 _CLOSED: Final = "closed"
 _SYNC_FAILED: Final = "sync failed"
 _SLAVE: Final = "slave"
@@ -126,6 +131,8 @@ class MessageStore(StoreReads):
         self._facts = self._log.facts
         self._undispatched = self._facts if drive is Drive.EMBEDDED else ()
         self._lag_max = LAG_MAX
+        self._is_sync = config.is_sync_flush
+        self._sync_timeout_s = config.sync_flush_timeout / 1000
         self.append: Append = self._log.append
         self.append_copies: Callable[[Sequence[Copy]], int] = self._log.append_copies
         self._refuse(_CLOSED, f"store {config.path} is not open")
@@ -333,7 +340,7 @@ class MessageStore(StoreReads):
         if self._is_plain:
             if len(self._facts) >= self._lag_max:
                 self._dispatcher.dispatch(end)
-        elif not self._settle(end, waits=message.properties.get(Property.WAIT) != "false"):
+        elif not self._settle(end, waits=message.properties.get(_WAIT) != "false"):
             result = result._replace(status=PutStatus.FLUSH_DISK_TIMEOUT, reason=self._timeout_text())
         self.stats.note_put_time(self._now_ms() - started_ms)
         return result
@@ -363,18 +370,19 @@ class MessageStore(StoreReads):
         if body.__class__ is not bytes:
             body = as_body(body)
         encoded = encode_properties(properties)
-        unique_key = properties.get(Property.UNIQUE_KEY)
+        known = properties.get
+        unique_key = known(_UNIQUE_KEY)
         if unique_key is None:
             unique_key = create_unique_id()
-            encoded += f"UNIQ_KEY\x01{unique_key}\x02".encode()
-        tags = properties.get(Property.TAGS)
+            encoded += b"UNIQ_KEY\x01%b\x02" % unique_key.encode()
+        tags = known(_TAGS)
         status, offset, size, queue_offset, time_ms, reason = self.append(
             message.topic,
             queue_id,
             body,
             encoded,
             tags_code=tags_code(tags) if tags else 0,
-            keys=properties.get(Property.KEYS),
+            keys=known(_KEYS),
             unique_key=unique_key,
             tags=tags,
             flag=message.flag,
@@ -383,15 +391,16 @@ class MessageStore(StoreReads):
             born_host=born_host or self._store_host,
             store_host=self._store_host,
         )
-        return PutResult(status, unique_key, queue_id, queue_offset, offset, size, time_ms, self._store_host, reason)
+        host = self._store_host
+        return _result(PutResult, (status, unique_key, queue_id, queue_offset, offset, size, time_ms, host, reason))
 
     def _settle(self, end: int, *, waits: bool) -> bool:
         """After an append: durable as configured, and dispatched. False when the disk took too long."""
         is_durable = True
-        if self.config.is_sync_flush:
+        if self._is_sync:
             if waits:
                 try:
-                    is_durable = self._flusher.wait(end, self.config.sync_flush_timeout / 1000)
+                    is_durable = self._flusher.wait(end, self._sync_timeout_s)
                 except FlushFailedError as exc:
                     raise StoreReadOnlyError(self.config.path, cause=str(exc)) from exc
             else:

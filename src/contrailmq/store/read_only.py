@@ -51,7 +51,7 @@ class ReadOnlyFiles(Files):
     def remove_directory(self, path: Path) -> None:
         self._refuse("remove_directory")
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path, *, durable: bool = True) -> list[Path]:
         self._refuse("make_directory")
 
     def _refuse(self, operation: str) -> NoReturn:

@@ -4,6 +4,12 @@ A read of a queue gives slices of the mapped log, one a record, never decoded: 3
 are RocketMQ's (DefaultMessageStore.getMessage): what a bad offset answers (`_find`), how much one answer may hold,
 that a first message larger than the limits is still given alone, and that filtered units move the reader on.
 
+A read trusts the log: no checksum is computed for what goes out, as in Apache's store. Recovery checks what was written
+since the last checkpoint, and `store verify` checks everything; whoever gets a record can check its body, because its
+checksum is in it. `get`, which decodes, names a record whose lengths cannot be. What `lookup` and `query` find is a
+whole record that says it lies there and carries topic and key: an index can be wrong or late without an answer being
+wrong.
+
 How much: the caller's count and bytes, and 32 messages or 256 KiB for what is presumably in memory, 8 messages or 64
 KiB for what is presumably on disk. "On disk" is there a guess from the distance to the end of the log: above 40 % of
 RAM. A page that really is on disk blocks the thread that touches it, so a loop calls `get_warm`, which asks the

@@ -349,7 +349,7 @@ class _Recovery:
         file in the queues, never a cut of the log."""
         for file in self.files[:first]:
             if file.base + file.size_bytes > begin:
-                end = walk(file, sink, check_body_crc=False)
+                end = walk(file, sink, check_body_crc=False, expects=sink.expects)
                 if end.verdict.kind is not Kind.BLANK and end.position < file.size_bytes:
                     _log.error("log file %d has a hole at %d: %s", file.base, end.position, end.verdict.reason)
 
@@ -365,6 +365,7 @@ class _Recovery:
                 check_body_crc=self.check_body_crc,
                 check_record_crc=self.check_record_crc,
                 take_from=sink.take_from,
+                expects=sink.expects,
             )
             if end.records:
                 records += end.records
@@ -464,7 +465,7 @@ def _erase(file: LogFile, position: int) -> int:
     record after it, whole and at its right offset, and the next recovery would bring that one back.
     """
     first = file.mapping[position : position + _LOOK_BEHIND_BYTES]
-    if not first.rstrip(b"\0"):
+    if first == bytes(len(first)):  # nearly always, and quicker to see than where it ends
         return 0
     cut_bytes = 0
     for start in range(position, file.size_bytes, _LOOK_BEHIND_BYTES):
