@@ -28,7 +28,7 @@ from contrailmq.store.timer.admission import slot_time_ms
 
 START_MS = 1_700_000_000_000
 TIMERS_PER_ROUND = 12
-STAGES = ("log append", "timer log", "wheel", "checkpoint", "delivery")
+STAGES = ("log append", "timer log", "wheel", "checkpoint", "dequeue", "delivery", "roll")
 
 
 class FilesWithoutSync(Files):
@@ -42,7 +42,7 @@ class FilesWithoutSync(Files):
 
 
 class Round:
-    def __init__(self, directory: Path, number: int) -> None:
+    def __init__(self, directory: Path, stage: str, number: int) -> None:
         self.diary = os.open(directory / "diary", os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self.clock = ManualClock(self._last_time())
         config = StoreConfig(
@@ -52,6 +52,7 @@ class Round:
             max_hash_slot_num=100,
             max_index_num=400,
             mapped_file_size_timer_log=10_400,
+            timer_roll_window_slot=4 if stage == "roll" else 100,  # a third of the timers roll, or none
         )
         self.store = MessageStore(config, files=FilesWithoutSync(), clock=self.clock, drive=Drive.LOOP).open()
         self.write(f"round {number} {self.store.max_offset('T', 0)}")
@@ -104,6 +105,8 @@ class Round:
             self.step(500)
 
     def finish(self, directory: Path) -> None:
+        again = self.store.get(SystemTopic.TIMER, 0, 0, 100_000)
+        self.write(f"rolled {sum(Property.TIMER_ROLL_TIMES in message.properties for message in again)}")
         for _ in range(30):
             self.step(1000)
         lines: list[str] = []
@@ -114,17 +117,15 @@ class Round:
 
 def arm(stage: str, owner: Round, source: random.Random) -> None:
     """Kill this process right after the named step, some time."""
-    target: tuple[Any, str]
-    if stage == "log append":
-        target = (owner, "send")
-    elif stage == "timer log":
-        target = (owner.timer.log, "write")
-    elif stage == "wheel":
-        target = (owner.timer.wheel, "write_slots")
-    elif stage == "checkpoint":
-        target = (owner.timer._checkpoint_file, "write")
-    else:
-        target = (owner.store, "append_copies")
+    target: tuple[Any, str] = {
+        "log append": (owner, "send"),
+        "timer log": (owner.timer.log, "write"),
+        "wheel": (owner.timer.wheel, "write_slots"),
+        "checkpoint": (owner.timer._checkpoint_file, "write"),
+        "dequeue": (owner.timer._delivery, "_copies"),  # taken off the wheel, not put yet
+        "delivery": (owner.store, "append_copies"),
+        "roll": (owner.timer._delivery, "put"),
+    }[stage]
     left = source.randrange(1, 10)
     step: Callable[..., object] = getattr(*target)
 
@@ -133,6 +134,7 @@ def arm(stage: str, owner: Round, source: random.Random) -> None:
         result = step(*args, **kwargs)
         left -= 1
         if left <= 0:
+            owner.write("killed")
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
@@ -145,7 +147,7 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             source = random.Random(seed * 1000 + number)
-            owner = Round(directory, number)
+            owner = Round(directory, stage, number)
             if number < rounds:
                 arm(stage, owner, source)
                 owner.run(source)
