@@ -105,8 +105,11 @@ class Round:
             self.step(500)
 
     def finish(self, directory: Path) -> None:
-        again = self.store.get(SystemTopic.TIMER, 0, 0, 100_000)
-        self.write(f"rolled {sum(Property.TIMER_ROLL_TIMES in message.properties for message in again)}")
+        seen = rolled = 0
+        while again := self.store.get(SystemTopic.TIMER, 0, seen):
+            seen += len(again)
+            rolled += sum(Property.TIMER_ROLL_TIMES in message.properties for message in again)
+        self.write(f"rolled {rolled}")
         for _ in range(30):
             self.step(1000)
         lines: list[str] = []
