@@ -9,9 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contrailmq.client.errors import ClientError
+from contrailmq.client.pulling import read_answer
 from contrailmq.client.records import decode_messages
+from contrailmq.client.subscription import make_subscription
 from contrailmq.message import SysFlag, encode_host, encode_properties
 from contrailmq.store.record import encode_record
+from contrailmq.wire.codes import RequestCode
+from contrailmq.wire.frame import FrameParser, encode_request, encode_response
 
 from .messages import record
 
@@ -73,3 +77,14 @@ def test_any_bytes_are_decoded_or_refused(data: bytes) -> None:
     except ClientError:
         return
     assert sum(message.size_bytes for message in messages) == len(data)
+
+
+def test_of_tags_with_one_hash_only_the_wanted_one_is_kept() -> None:
+    """`Aa` and `BB` hash alike, and brokers compare hashes: the client must look."""
+    request = FrameParser().feed(encode_request(RequestCode.PULL_MESSAGE, {}, opaque=1))[0]
+    body = record(0, b"Aa", properties={"TAGS": "Aa"}) + record(1, b"BB", properties={"TAGS": "BB"})
+    ext = {"nextBeginOffset": "2", "minOffset": "0", "maxOffset": "2", "suggestWhichBrokerId": "0"}
+    answer = FrameParser().feed(encode_response(request, 0, ext, body))[0]
+    pulled = read_answer(answer, "broker-a", make_subscription("Orders", "Aa", version=1))
+    assert [message.body for message in pulled.messages] == [b"Aa"]
+    assert pulled.next_offset == 2
