@@ -116,7 +116,8 @@ class FaultyFiles(Files):
 
     # --- what is watched
 
-    def open(self, path: Path, *, writable: bool = True, create: bool = False) -> int:
+    def open(self, path: Path | str, *, writable: bool = True, create: bool = False) -> int:
+        path = Path(path)
         is_new = create and not path.exists()
         self._step("create" if is_new else "open", path)
         descriptor = super().open(path, writable=writable, create=create)
@@ -219,7 +220,8 @@ class FaultyFiles(Files):
             for path, value in ((target, number), (source, None)):
                 self._directory(path.resolve().parent).changes.append((self.journal.event, path.name, value))
 
-    def unlink(self, path: Path) -> None:
+    def unlink(self, path: Path | str) -> None:
+        path = Path(path)
         self._step("unlink", path)
         super().unlink(path)
         with self._guard:

@@ -79,7 +79,9 @@ def measure_recovery(*, log_bytes: int, body_bytes: int, directory: Path | None)
     with tempfile.TemporaryDirectory(dir=directory) as root:
         config = _config(Path(root) / "store")
         store = MessageStore(config).open()
-        batch = [Message("Bench", bytes(body_bytes), tags="TagA", keys=f"order-{n}") for n in range(500)]
+        body = bytes(body_bytes)
+        count = min(500, log_bytes // body_bytes)
+        batch = [Message("Bench", body, tags="TagA", keys=f"order-{n}") for n in range(count)]
         while store.log_max_offset < log_bytes:
             store.put_many(batch, queue_id=store.log_max_offset % 4)
         store.abandon()

@@ -96,7 +96,6 @@ class ConsumeQueue:
         "_window_start",
         "bases",
         "checksums",
-        "directory",
         "ends_in_rubbish",
         "file_bytes",
         "first_physical",
@@ -111,13 +110,14 @@ class ConsumeQueue:
         "strays",
         "topic",
         "unsynced",
+        "where",
     )
 
     def __init__(
         self,
         topic: str,
         queue_id: int,
-        directory: Path,
+        where: str,
         *,
         file_bytes: int,
         files: Files,
@@ -127,7 +127,7 @@ class ConsumeQueue:
         assert file_bytes % UNIT_BYTES == 0
         self.topic = topic
         self.queue_id = queue_id
-        self.directory = directory
+        self.where = where  # the directory; a text, because a Path costs 10 us and there may be 20,000 queues
         self.file_bytes = file_bytes
         self._files = files
         self._descriptors = descriptors
@@ -150,6 +150,10 @@ class ConsumeQueue:
 
     def __repr__(self) -> str:
         return f"<ConsumeQueue {self.topic}/{self.queue_id} [{self.min_offset}, {self.max_offset})>"
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.where)
 
     # --- writing
 
@@ -194,7 +198,7 @@ class ConsumeQueue:
                 self.pending[position : position + UNIT_BYTES] = unit
             else:
                 position = address % self.file_bytes
-                self._descriptors.pwrite(self.directory, address - position, unit, position)
+                self._descriptors.pwrite(self.where, address - position, unit, position)
                 self._window = b""
                 self.unsynced.add(address - position)
                 self.checksums.pop(address - position, None)
@@ -218,7 +222,7 @@ class ConsumeQueue:
         for base in sorted(self.unsynced):
             self.unsynced.discard(base)  # before the sync: a write that comes during it adds it again
             try:
-                self._descriptors.sync(self.directory, base)
+                self._descriptors.sync(self.where, base)
             except FileNotFoundError:
                 continue  # cleaned away meanwhile
             except OSError:
@@ -246,7 +250,7 @@ class ConsumeQueue:
                 return self._window[position : position + end - address]
             base = file_end - self.file_bytes
             ahead = min(max(end, address + _AHEAD_BYTES), file_end, start)
-            data = self._descriptors.pread(self.directory, base, ahead - address, address - base)
+            data = self._descriptors.pread(self.where, base, ahead - address, address - base)
             if end > start:
                 return data + self.pending[: end - start]
             if len(data) <= _AHEAD_BYTES:
@@ -340,14 +344,14 @@ class ConsumeQueue:
         deleted = 0
         while len(self.bases) > 1:
             base = self.bases[0]
-            data = self._descriptors.pread(self.directory, base, UNIT_BYTES, self.file_bytes - UNIT_BYTES)
+            data = self._descriptors.pread(self.where, base, UNIT_BYTES, self.file_bytes - UNIT_BYTES)
             if len(data) == UNIT_BYTES and _unpack_unit(data)[0] >= log_min_offset:
                 break
             with self.lock:
                 self.bases.pop(0)
                 self.unsynced.discard(base)
                 self.checksums.pop(base, None)
-            self._descriptors.unlink(self.directory, base)
+            self._descriptors.unlink(self.where, base)
             self.min_offset = max(self.min_offset, self.bases[0] // UNIT_BYTES)
             deleted += 1
         return deleted
@@ -373,7 +377,7 @@ class ConsumeQueue:
         """Remove every file and the directory."""
         with self.lock:
             for base in self.bases:
-                self._descriptors.unlink(self.directory, base)
+                self._descriptors.unlink(self.where, base)
             self.bases.clear()
             self.checksums.clear()
             self.unsynced.clear()
@@ -383,7 +387,7 @@ class ConsumeQueue:
             self._has_file = False
             self.min_offset = self.max_offset = 0
             self.physical_max = -1
-            self._descriptors.forget(self.directory)
+            self._descriptors.forget(self.where)
             if self._files.exists(self.directory) and not self._files.list_directory(self.directory):
                 self._files.remove_directory(self.directory)
 
@@ -403,7 +407,7 @@ class ConsumeQueue:
             with self.lock:
                 used = min(self.file_bytes, self.pending_start - base)
                 if base not in self.checksums and used > 0 and done + used <= bytes_max:
-                    self.checksums[base] = crc32(self._descriptors.pread(self.directory, base, used, 0))
+                    self.checksums[base] = crc32(self._descriptors.pread(self.where, base, used, 0))
                     done += used
         return done
 
@@ -411,7 +415,7 @@ class ConsumeQueue:
         """Whether a file still has the bytes that it had when the queue ended at `max_offset`."""
         with self.lock:
             used = min(self.file_bytes, max_offset * UNIT_BYTES - base)
-            data = self._descriptors.pread(self.directory, base, min(self.file_bytes, self.pending_start - base), 0)
+            data = self._descriptors.pread(self.where, base, min(self.file_bytes, self.pending_start - base), 0)
             if len(data) < used or crc32(data[:used]) != checksum:
                 return False
             self.checksums[base] = crc32(data[used:], checksum)
@@ -472,7 +476,7 @@ class ConsumeQueue:
                 self._cut_files(self.max_offset * UNIT_BYTES)
             self.ends_in_rubbish = False
         if self.strays:  # `forget` looks at every open file: not for each of 20,000 queues
-            self._descriptors.forget(self.directory)
+            self._descriptors.forget(self.where)
         while self.strays:
             self._files.unlink(self.strays.pop())
 
@@ -480,7 +484,7 @@ class ConsumeQueue:
         self.bases = []
         self.strays = []
         reason: str | None = None
-        for name, size_bytes in self._files.list_sizes(self.directory):
+        for name, size_bytes in self._files.list_sizes(self.where):
             base = file_base(name)
             if base is None:
                 continue
@@ -490,7 +494,7 @@ class ConsumeQueue:
             reason = reason or f"queue file {name} has {size_bytes} bytes where {self._expected()} was expected"
             self.strays.append(self.directory / name)
         for index, base in enumerate(self.bases[:-1]):
-            data = self._descriptors.pread(self.directory, base, UNIT_BYTES, self.file_bytes - UNIT_BYTES)
+            data = self._descriptors.pread(self.where, base, UNIT_BYTES, self.file_bytes - UNIT_BYTES)
             if not Unit(*_unpack_unit(data)).is_valid:
                 self.strays += [self.directory / file_name(lost) for lost in self.bases[index + 1 :]]
                 del self.bases[index + 1 :]
@@ -536,7 +540,7 @@ class ConsumeQueue:
             part = data[done : done + self.file_bytes - position]
             if not self.bases or base > self.bases[-1]:
                 self._create(base)
-            self._descriptors.pwrite(self.directory, base, part, position)
+            self._descriptors.pwrite(self.where, base, part, position)
             self.unsynced.add(base)
             known = self.checksums.pop(base, None) if position else 0
             if known is not None:
@@ -544,20 +548,20 @@ class ConsumeQueue:
             done += len(part)
 
     def _create(self, base: int) -> None:
-        self._descriptors.create(self.directory, base, self.file_bytes)
+        self._descriptors.create(self.where, base, self.file_bytes)
         self.bases.append(base)
         self._has_file = True
 
     def _cut_files(self, address: int) -> None:
         while len(self.bases) > 1 and self.bases[-1] >= address:
-            self._descriptors.unlink(self.directory, self.bases.pop())
+            self._descriptors.unlink(self.where, self.bases.pop())
         for base in [base for base in self.checksums if base + self.file_bytes > address]:
             del self.checksums[base]
         if self.bases:
             base = self.bases[-1]
             position = max(0, address - base)
             if position < self.file_bytes:
-                self._descriptors.zero_from(self.directory, base, position, self.file_bytes)
+                self._descriptors.zero_from(self.where, base, position, self.file_bytes)
                 self.unsynced.add(base)
 
 

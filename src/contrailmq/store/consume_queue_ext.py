@@ -62,6 +62,7 @@ class ConsumeQueueExt:
 
     def __init__(self, directory: Path, *, file_bytes: int, files: Files, descriptors: DescriptorCache) -> None:
         self.directory = directory
+        self.where = str(directory)
         self.file_bytes = file_bytes
         self._files = files
         self._descriptors = descriptors
@@ -79,17 +80,17 @@ class ConsumeQueueExt:
             if self.bases and self.end >= self.bases[-1] + self.file_bytes:
                 position = 0
             elif self.bases and size_bytes > self.file_bytes - position - END_BYTES:
-                self._descriptors.pwrite(self.directory, self.bases[-1], END_MARK, position)
+                self._descriptors.pwrite(self.where, self.bases[-1], END_MARK, position)
                 self.end = self.bases[-1] + self.file_bytes
                 position = 0
             base = self.end - position
             if not self.bases or base > self.bases[-1]:
                 if not self.bases:
                     self._files.make_directory(self.directory)
-                self._descriptors.create(self.directory, base, self.file_bytes)
+                self._descriptors.create(self.where, base, self.file_bytes)
                 self.bases.append(base)
             head = _HEAD.pack(size_bytes, unit.tags_code, unit.store_time_ms, len(unit.bit_map))
-            self._descriptors.pwrite(self.directory, base, head + unit.bit_map, position)
+            self._descriptors.pwrite(self.where, base, head + unit.bit_map, position)
             address = ext_address(self.end)
             self.end += size_bytes
         return address
@@ -101,13 +102,13 @@ class ConsumeQueueExt:
         base = offset - position
         if offset >= self.end or base not in self.bases:
             return None
-        head = self._descriptors.pread(self.directory, base, HEAD_BYTES, position)
+        head = self._descriptors.pread(self.where, base, HEAD_BYTES, position)
         if len(head) < HEAD_BYTES:
             return None
         size_bytes, tags_code, store_time_ms, length = _HEAD.unpack(head)
         if length < 0 or size_bytes != HEAD_BYTES + length or position + size_bytes > self.file_bytes:
             return None
-        bit_map = self._descriptors.pread(self.directory, base, length, position + HEAD_BYTES) if length else b""
+        bit_map = self._descriptors.pread(self.where, base, length, position + HEAD_BYTES) if length else b""
         return ExtUnit(tags_code, store_time_ms, bit_map)
 
     def load(self) -> None:
@@ -125,19 +126,19 @@ class ConsumeQueueExt:
             return
         self.end = real_offset(address) + unit.size_bytes
         while self.bases and self.bases[-1] >= self.end:
-            self._descriptors.unlink(self.directory, self.bases.pop())
+            self._descriptors.unlink(self.where, self.bases.pop())
 
     def delete_below(self, address: int) -> int:
         """Remove files that end below the first address still in use; how many."""
         deleted = 0
         while len(self.bases) > 1 and self.bases[0] + self.file_bytes <= real_offset(address):
-            self._descriptors.unlink(self.directory, self.bases.pop(0))
+            self._descriptors.unlink(self.where, self.bases.pop(0))
             deleted += 1
         return deleted
 
     def destroy(self) -> None:
         for base in self.bases:
-            self._descriptors.unlink(self.directory, base)
+            self._descriptors.unlink(self.where, base)
         self.bases.clear()
         self.end = 0
         if self._files.exists(self.directory) and not self._files.list_directory(self.directory):
@@ -147,7 +148,7 @@ class ConsumeQueueExt:
         """Position behind the last unit of a file, found by going from size to size."""
         position = 0
         while position + HEAD_BYTES <= self.file_bytes:
-            data = self._descriptors.pread(self.directory, base, 2, position)
+            data = self._descriptors.pread(self.where, base, 2, position)
             if len(data) < 2 or _SIZE.unpack(data)[0] < HEAD_BYTES:
                 break
             position += _SIZE.unpack(data)[0]

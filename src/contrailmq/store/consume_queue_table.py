@@ -48,6 +48,7 @@ class ConsumeQueueTable:
     ) -> None:
         """`ext_file_bytes` turns extensions on (enableConsumeQueueExt); they lie beside `root`."""
         self.root = root
+        self._root_text = str(root)
         self.file_bytes = file_bytes
         self._files = files
         capacity = open_files_max or capacity_for(files.raise_descriptor_limit())
@@ -127,7 +128,7 @@ class ConsumeQueueTable:
             queue = self._queues[key] = ConsumeQueue(
                 topic,
                 queue_id,
-                self.root / topic / str(queue_id),
+                f"{self._root_text}/{topic}/{queue_id}",
                 file_bytes=self.file_bytes,
                 files=self._files,
                 descriptors=self._descriptors,

@@ -35,43 +35,44 @@ class DescriptorCache:
         assert capacity > 0
         self._files = files
         self._capacity = capacity
-        self._open: OrderedDict[tuple[Path, int], int] = OrderedDict()
+        self._open: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._lock = threading.Lock()
         self._new_entries: set[Path] = set()  # directories with names that no sync has covered
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def pread(self, directory: Path, base: int, size_bytes: int, position: int) -> bytes:
+    def pread(self, directory: str, base: int, size_bytes: int, position: int) -> bytes:
         with self._lock:
             return self._files.pread(self._descriptor(directory, base), size_bytes, position)
 
-    def pwrite(self, directory: Path, base: int, data: bytes | bytearray | memoryview, position: int) -> None:
+    def pwrite(self, directory: str, base: int, data: bytes | bytearray | memoryview, position: int) -> None:
         with self._lock:
             self._files.pwrite(self._descriptor(directory, base), data, position)
 
-    def create(self, directory: Path, base: int, size_bytes: int) -> None:
+    def create(self, directory: str, base: int, size_bytes: int) -> None:
         """A sparse file of full size that reads as zeros, also when an older one of that name was there.
 
         Its directory is made, too. The names are durable when `take_new_entries` were synced.
         """
         with self._lock:
             self._close(directory, base)
-            self._new_entries.update(self._files.make_directory(directory, durable=False), (directory,))
-            descriptor = self._files.open(directory / file_name(base), create=True)
+            path = Path(directory)
+            self._new_entries.update(self._files.make_directory(path, durable=False), (path,))
+            descriptor = self._files.open(f"{directory}/{file_name(base)}", create=True)
             self._files.truncate(descriptor, 0)
             self._files.truncate(descriptor, size_bytes)
             self._keep(directory, base, descriptor)
 
-    def zero_from(self, directory: Path, base: int, position: int, size_bytes: int) -> None:
+    def zero_from(self, directory: str, base: int, position: int, size_bytes: int) -> None:
         """Everything from `position` on becomes a hole; the length stays."""
         with self._lock:
             descriptor = self._descriptor(directory, base)
             self._files.truncate(descriptor, position)
             self._files.truncate(descriptor, size_bytes)
 
-    def sync(self, directory: Path, base: int) -> None:
-        descriptor = self._files.open(directory / file_name(base))
+    def sync(self, directory: str, base: int) -> None:
+        descriptor = self._files.open(f"{directory}/{file_name(base)}")
         try:
             self._files.sync(descriptor)
         finally:
@@ -87,12 +88,12 @@ class DescriptorCache:
         with self._lock:
             self._new_entries |= directories
 
-    def unlink(self, directory: Path, base: int) -> None:
+    def unlink(self, directory: str, base: int) -> None:
         with self._lock:
             self._close(directory, base)
-            self._files.unlink(directory / file_name(base))
+            self._files.unlink(f"{directory}/{file_name(base)}")
 
-    def forget(self, directory: Path) -> None:
+    def forget(self, directory: str) -> None:
         """Close what is open below one queue's directory."""
         with self._lock:
             for key in [key for key in self._open if key[0] == directory]:
@@ -104,23 +105,23 @@ class DescriptorCache:
                 _, descriptor = self._open.popitem()
                 self._files.close(descriptor)
 
-    def _descriptor(self, directory: Path, base: int) -> int:
+    def _descriptor(self, directory: str, base: int) -> int:
         key = (directory, base)
         descriptor = self._open.get(key)
         if descriptor is not None:
             self._open.move_to_end(key)
             return descriptor
-        descriptor = self._files.open(directory / file_name(base))
+        descriptor = self._files.open(f"{directory}/{file_name(base)}")
         self._keep(directory, base, descriptor)
         return descriptor
 
-    def _keep(self, directory: Path, base: int, descriptor: int) -> None:
+    def _keep(self, directory: str, base: int, descriptor: int) -> None:
         if len(self._open) >= self._capacity:
             _, oldest = self._open.popitem(last=False)
             self._files.close(oldest)
         self._open[directory, base] = descriptor
 
-    def _close(self, directory: Path, base: int) -> None:
+    def _close(self, directory: str, base: int) -> None:
         descriptor = self._open.pop((directory, base), None)
         if descriptor is not None:
             self._files.close(descriptor)

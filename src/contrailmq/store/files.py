@@ -79,7 +79,7 @@ class DiskUsage(NamedTuple):
 class Files:
     """Thin, stateless, and thread-safe; all offsets and sizes are bytes."""
 
-    def open(self, path: Path, *, writable: bool = True, create: bool = False) -> int:
+    def open(self, path: Path | str, *, writable: bool = True, create: bool = False) -> int:
         """A descriptor. With `create`, makes the file when it is absent (and needs `sync_directory` to be durable)."""
         flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
         return os.open(path, flags, 0o644)
@@ -197,7 +197,7 @@ class Files:
     def rename(self, source: Path, target: Path) -> None:
         os.replace(source, target)
 
-    def unlink(self, path: Path) -> None:
+    def unlink(self, path: Path | str) -> None:
         os.unlink(path)
 
     def remove_directory(self, path: Path) -> None:
@@ -248,7 +248,7 @@ class Files:
         except FileNotFoundError:
             return []
 
-    def list_sizes(self, path: Path) -> list[tuple[str, int]]:
+    def list_sizes(self, path: Path | str) -> list[tuple[str, int]]:
         """(name, bytes) of the files in a directory, in name order."""
         try:
             with os.scandir(path) as entries:

@@ -27,7 +27,7 @@ from contrailmq.store.queue_ledger import Ledger, read_ledger
 class ReadOnlyFiles(Files):
     """The door to the operating system with the writing side bricked up."""
 
-    def open(self, path: Path, *, writable: bool = True, create: bool = False) -> int:
+    def open(self, path: Path | str, *, writable: bool = True, create: bool = False) -> int:
         return super().open(path, writable=False, create=False)
 
     def map(self, descriptor: int, size_bytes: int, *, writable: bool) -> mmap.mmap:
@@ -45,7 +45,7 @@ class ReadOnlyFiles(Files):
     def rename(self, source: Path, target: Path) -> None:
         self._refuse("rename")
 
-    def unlink(self, path: Path) -> None:
+    def unlink(self, path: Path | str) -> None:
         self._refuse("unlink")
 
     def remove_directory(self, path: Path) -> None:
