@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 
 from contrailmq.cli import app
 from contrailmq.message import java_hash
-from contrailmq.spark.dispatched import Dispatcher, java_hashes
+from contrailmq.spark.dispatched import Dispatcher, _numbered, java_hashes
 from contrailmq.spark.engine import LocalEngine
 from contrailmq.spark.jobs.index_files import IndexShape
 from contrailmq.spark.jobs.rebuild import RebuildError, is_in_use, rebuild, remove_old
 from contrailmq.spark.jobs.verify import Finding, findings_table, verify
+from contrailmq.spark.records import stable_order
 from contrailmq.spark.scan import CorruptLogError
 from spark.conftest import unpack
 
@@ -163,3 +164,21 @@ def test_hashes_of_a_column_equal_java_hashes_of_its_values(pairs: list[tuple[st
 def test_delay_levels_beyond_the_table_take_its_last_level() -> None:
     assert Dispatcher("1s 2m")._delay_ms("99") == 120_000
     assert Dispatcher("1s 2m")._delay_ms("0") is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 2**34), max_size=80), st.integers(0, 34))
+def test_sorting_by_sixteen_bits_is_a_stable_sort(values: list[int], bits: int) -> None:
+    """Few bits make equal values, whose order must stay."""
+    given_values = np.array(values, dtype=np.int64) & ((1 << bits) - 1)
+    assert stable_order(given_values).tolist() == np.argsort(given_values, kind="stable").tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0, 1, 7, 2**31 - 1, -1])), max_size=30))
+def test_queues_are_numbered_in_order_whatever_their_ids(pairs: list[tuple[int, int]]) -> None:
+    """Ids that are huge or negative do not fit a table of counters."""
+    codes, ids = (np.array([pair[at] for pair in pairs], dtype=np.int64) for at in (0, 1))
+    queues, numbers = _numbered(codes, ids)
+    assert queues == sorted(set(pairs))
+    assert [queues[number] for number in numbers.tolist()] == pairs

@@ -11,6 +11,7 @@ This is the broker's dispatch (store/dispatch.py) seen as arithmetic on columns;
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,12 +21,13 @@ import pyarrow.compute as pc
 
 from contrailmq.message import Property, SysFlag, SystemTopic, java_hash, tags_code
 from contrailmq.spark.property_table import PropertyTable, parse_properties, take_slices, text_column
-from contrailmq.spark.records import Int, Mask, Records
+from contrailmq.spark.records import Int, Mask, Records, stable_order
 from contrailmq.store.index import TAG_KIND
 
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"  # RocketMQ's messageDelayLevel
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _UNKNOWN_LEVEL_MS: Final = 1000
+_COUNTED_MAX: Final = 1 << 22  # 32 MiB of counters; beyond that sorting takes less memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,12 @@ class Dispatcher:
         self._delays_ms = delay_table(levels)
 
     def dispatch(self, records: Records) -> tuple[Units, IndexEntries]:
+        """What a broker would put into its queues and into its index for a block."""
+        units, entries = self.due(records)
+        return units, entries()
+
+    def due(self, records: Records) -> tuple[Units, Callable[[], IndexEntries]]:
+        """The same with the index entries still to be made, which takes as long as all the rest."""
         buffer = pa.py_buffer(records.data)
         topics = text_column(take_slices(buffer, records.topic_start, records.topic_bytes)).dictionary_encode()
         table = parse_properties(take_slices(buffer, records.properties_start, records.properties_bytes))
@@ -70,7 +78,7 @@ class Dispatcher:
         codes = topics.indices.to_numpy().astype(np.int64)
         queued = (kind != SysFlag.TRANSACTION_PREPARED) & (kind != SysFlag.TRANSACTION_ROLLBACK)
         units = self._units(records, table, names, codes, queued)
-        return units, _entries(records, table, names, codes, kind != SysFlag.TRANSACTION_ROLLBACK)
+        return units, lambda: _entries(records, table, names, codes, kind != SysFlag.TRANSACTION_ROLLBACK)
 
     def _units(self, records: Records, table: PropertyTable, names: list[str], codes: Int, queued: Mask) -> Units:
         tags = _tags_codes(table)
@@ -81,10 +89,10 @@ class Dispatcher:
                 delay_ms = self._delay_ms(levels[row])
                 if delay_ms is not None:
                     tags[row] = records.store_time_ms[row] + delay_ms
-        pairs, queue = np.unique(np.stack([codes, records.queue_id])[:, queued], axis=1, return_inverse=True)
+        pairs, queue = _numbered(codes[queued], records.queue_id[queued])
         return Units(
-            queues=[(names[code], queue_id) for code, queue_id in pairs.T.tolist()],
-            queue=queue.reshape(-1),
+            queues=[(names[code], queue_id) for code, queue_id in pairs],
+            queue=queue,
             queue_offset=records.queue_offset[queued],
             physical_offset=records.physical_offset[queued],
             size=records.size[queued],
@@ -97,6 +105,21 @@ class Dispatcher:
             return None
         level = min(level, len(self._delays_ms))
         return self._delays_ms[level - 1] if level <= len(self._delays_ms) else _UNKNOWN_LEVEL_MS
+
+
+def _numbered(codes: Int, queue_ids: Int) -> tuple[list[tuple[int, int]], Int]:
+    """The distinct (topic, queue id) in order, and for each row its number among them. Queues are few: by counting."""
+    if not len(codes):
+        return [], codes
+    width = int(queue_ids.max()) + 1
+    if int(queue_ids.min()) < 0 or width * (int(codes.max()) + 1) > _COUNTED_MAX:
+        pairs, queue = np.unique(np.stack([codes, queue_ids]), axis=1, return_inverse=True)
+        return [(code, queue_id) for code, queue_id in pairs.T.tolist()], queue.reshape(-1)
+    keys = codes * width + queue_ids
+    present = np.flatnonzero(np.bincount(keys))
+    numbers = np.empty(int(present[-1]) + 1, dtype=np.int64)
+    numbers[present] = np.arange(len(present))
+    return [divmod(key, width) for key in present.tolist()], numbers[keys]
 
 
 def _tags_codes(table: PropertyTable) -> Int:
@@ -145,10 +168,11 @@ def java_hashes(texts: pa.StringArray, seeds: Int) -> Int:
     hashes = (seeds & 0xFFFFFFFF).astype(np.uint32)
     start, size = offsets[:-1], np.diff(offsets)
     if count:
-        longest_first = np.argsort(-size, kind="stable")
+        longest = int(size.max())
+        longest_first = stable_order(longest - size)
         start, hashes = start[longest_first], hashes[longest_first]
         # remaining[i]: how many texts have more than i characters; they are the first ones in this order.
-        remaining = count - np.searchsorted(np.sort(size), np.arange(int(size.max())), side="right")
+        remaining = count - np.cumsum(np.bincount(size, minlength=longest))[:longest]
         for index, live in enumerate(remaining.tolist()):
             hashes[:live] = hashes[:live] * np.uint32(31) + data[start[:live] + index]
         in_place = np.empty_like(hashes)

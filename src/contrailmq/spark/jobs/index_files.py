@@ -21,6 +21,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from contrailmq.spark.records import stable_order
+
 HEADER: Final = struct.Struct(">qqqqii")
 HEADER_BYTES: Final = 40
 SLOT_BYTES: Final = 4
@@ -84,8 +86,8 @@ def _write_file(
     path: str, entries: npt.NDArray[np.void], shape: IndexShape, seed_time: int, seed_physical: int
 ) -> None:
     count = len(entries)
-    slot = entries["key_hash"] % shape.slots
-    order = np.argsort(slot, kind="stable")
+    slot = entries["key_hash"].astype(np.int64) % shape.slots
+    order = stable_order(slot)
     ordered = slot[order]
     numbers = order + 1  # unit numbers begin at 1
     same = np.concatenate([[False], ordered[1:] == ordered[:-1]])

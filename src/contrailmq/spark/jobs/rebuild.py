@@ -33,6 +33,7 @@ from contrailmq.spark.engine import Engine
 from contrailmq.spark.jobs.index_files import ENTRY, IndexShape, write_index
 from contrailmq.spark.jobs.verify import verify_queues
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_records
+from contrailmq.spark.records import stable_order
 from contrailmq.spark.store_files import UNIT_BYTES, confirmed_end, log_files, queue_files
 
 _QUEUE_FILE_BYTES: Final = 6_000_000  # RocketMQ's default: 300,000 units
@@ -146,7 +147,7 @@ def _read_part(work: _ReadWork) -> _ReadDone:
                 units.size,
                 units.tags_code,
             )
-            order = np.argsort(units.queue, kind="stable")
+            order = stable_order(units.queue)
             bounds = np.searchsorted(units.queue[order], np.arange(len(units.queues) + 1))
             for number, key in enumerate(units.queues):
                 chosen = order[bounds[number] : bounds[number + 1]]

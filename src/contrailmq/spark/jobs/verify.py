@@ -24,7 +24,7 @@ from contrailmq.spark.dispatched import DELAY_LEVELS, Dispatcher, IndexEntries, 
 from contrailmq.spark.engine import Engine
 from contrailmq.spark.jobs.index_files import IndexShape, oldest_indexed, read_index
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts
-from contrailmq.spark.records import Int
+from contrailmq.spark.records import Int, stable_order
 from contrailmq.spark.scan import BadStretch, Range, scan
 from contrailmq.spark.store_files import (
     QueueFiles,
@@ -168,9 +168,10 @@ def _check_part(work: _Work) -> _Edges:
             detail = f"{item.stop - item.start} bytes: {item.reason}"
             findings.append(Finding("corrupt", work.store, None, None, None, item.start, 1, detail))
         else:
-            due_units, due_entries = dispatcher.dispatch(item)
+            due_units, due_entries = dispatcher.due(item)
             units.append(due_units)
-            entries.append(due_entries)
+            if work.index_shape is not None:
+                entries.append(due_entries())
     by_queue = _by_queue(units)
     edges = {}
     for (topic, queue_id), rows in by_queue.items():
@@ -190,7 +191,7 @@ def _by_queue(blocks: list[Units]) -> dict[tuple[str, int], Int]:
     found: dict[tuple[str, int], list[Int]] = {}
     for block in blocks:
         rows = np.stack([block.queue_offset, block.physical_offset, block.size, block.tags_code], axis=1)
-        order = np.argsort(block.queue, kind="stable")
+        order = stable_order(block.queue)
         bounds = np.searchsorted(block.queue[order], np.arange(len(block.queues) + 1))
         for number, key in enumerate(block.queues):
             found.setdefault(key, []).append(rows[order[bounds[number] : bounds[number + 1]]])
@@ -204,6 +205,9 @@ def _compare_queues(work: _Work, due: dict[tuple[str, int], Int]) -> Iterator[Fi
         rows = due.get((topic, queue_id), np.empty((0, 4), np.int64))
         queue = on_disk.get((topic, queue_id), QueueFiles(topic, queue_id, ()))
         units = read_units(queue, *units_between(queue, start, stop))
+        if np.array_equal(units["physical_offset"], rows[:, 1]):  # as nearly always: nothing stray, nothing missing
+            yield from _compare_units(work, queue, rows, units)
+            continue
         is_stray = ~np.isin(units["physical_offset"], rows[:, 1])
         if is_stray.any():
             first = units[int(np.argmax(is_stray))]
