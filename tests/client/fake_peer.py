@@ -52,7 +52,14 @@ class FakePeer:
         return [request for request in self.requests if request.code == code]
 
     async def wait_for(self, code: RequestCode) -> None:
+        """Until it was asked, since the start or since `hang_up`."""
         await self._arrivals[code].wait()
+
+    def hang_up(self) -> None:
+        """End every connection, as a restart does, and forget who asked what before."""
+        for connection in list(self._server.connections):
+            connection.abort("scripted")
+        self._arrivals.clear()
 
     def _serve(self, connection: Connection, commands: list[Command]) -> None:
         for command in commands:

@@ -67,7 +67,7 @@ def test_a_hundred_lives_leave_no_thread_no_file_and_no_instance(name: str) -> N
         gc.collect()
         assert [thread.name for thread in threading.enumerate() if thread not in threads] == []
         assert not instance._instances
-        assert open_files() <= files, open_files() - files
+        assert wait_until(lambda: open_files() <= files), open_files() - files  # the NameServer is in this process
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files through /proc")
@@ -89,7 +89,7 @@ def test_a_hundred_lives_on_one_loop_leave_no_task_no_thread_and_no_socket(name:
         await asyncio.sleep(0)
         assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
         assert [thread.name for thread in threading.enumerate() if thread not in threads] == []
-        assert open_files() <= files, open_files() - files
+        assert wait_until(lambda: open_files() <= files), open_files() - files  # the NameServer is in this process
 
     with LocalCluster(processes=True) as cluster:
         asyncio.run(run(cluster.namesrv))
@@ -110,6 +110,8 @@ def test_an_instance_that_is_left_while_it_looks_for_a_route_ends(steps: int) ->
             for _ in range(steps):
                 await asyncio.sleep(0)
             await left.release()
+            for _ in range(5):  # a connection that the peer just accepted becomes its own to close
+                await asyncio.sleep(0)
 
     asyncio.run(run())
     assert not instance._instances

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 import pytest
 
 import contrailmq.aio as aio
-from contrailmq import Message, MessageQueue, SendStatus
+from contrailmq import Message, MessageQueue, SendStatus, TransactionState
 from contrailmq.client.errors import ClientConfigError, NoNameServerError, NoRouteError, SendFailedError
 from contrailmq.client.hooks import ClientHooks, SendEvent
 from contrailmq.message import SysFlag
@@ -310,5 +310,49 @@ def test_producers_tell_brokers_that_they_come_and_go() -> None:
                 client_id = producer.client_id
             (goodbye,) = broker.asked(RequestCode.UNREGISTER_CLIENT)
             assert (goodbye.ext["clientID"], goodbye.ext["producerGroup"]) == (client_id, "g")
+
+    run(work())
+
+
+def test_a_broker_that_was_away_hears_of_its_producers_as_soon_as_it_is_reached_again() -> None:
+    """Long before the next regular heartbeat, half a minute away: it asks about transactions by what it was told."""
+
+    async def work() -> None:
+        async with (
+            FakePeer(stored) as broker,
+            name_server(lambda _: route_to(("a", broker.address))) as namesrv,
+            aio.Producer("g", namesrv=namesrv.address) as producer,
+        ):
+            await producer.send(Message("T", b"x"))
+            await broker.wait_for(RequestCode.HEART_BEAT)
+            broker.hang_up()
+            await producer.send(Message("T", b"x"))
+            async with asyncio.timeout(10):
+                await broker.wait_for(RequestCode.HEART_BEAT)
+
+    run(work())
+
+
+def test_a_half_message_that_is_not_safe_is_rolled_back_and_nothing_is_executed() -> None:
+    executed: list[Message] = []
+
+    def execute(message: Message, arg: object) -> TransactionState:
+        executed.append(message)
+        return TransactionState.COMMIT
+
+    async def work() -> None:
+        async with (
+            FakePeer(lambda request: stored(request, 10)) as broker,
+            name_server(lambda _: route_to(("a", broker.address))) as namesrv,
+            aio.TransactionProducer(
+                "g", namesrv=namesrv.address, execute=execute, check=lambda _: TransactionState.UNKNOWN
+            ) as producer,
+        ):
+            result = await producer.send_in_transaction(Message("T", b"x"))
+            await broker.wait_for(RequestCode.END_TRANSACTION)
+            assert (result.status, result.state) == (SendStatus.FLUSH_DISK_TIMEOUT, TransactionState.ROLLBACK)
+            (end,) = broker.asked(RequestCode.END_TRANSACTION)
+            assert end.ext["commitOrRollback"] == "12"
+        assert executed == []
 
     run(work())
