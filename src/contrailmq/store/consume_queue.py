@@ -40,6 +40,7 @@ from typing import Final, NamedTuple
 from contrailmq.message.checksum import crc32
 from contrailmq.store.descriptors import DescriptorCache, file_base, file_name
 from contrailmq.store.files import Files
+from contrailmq.store.record import RECORD_BYTES_MIN
 
 _UNIT: Final = struct.Struct(">qiq")
 UNIT_BYTES: Final = 20
@@ -179,6 +180,16 @@ class ConsumeQueue:
         self.pending += unit
         self.max_offset = queue_offset + 1
         self.physical_max = physical_end
+
+    def may_hold(self, queue_offset: int, physical_offset: int) -> bool:
+        """Can the record at this place of the log have this offset? So many records must fit in before it.
+
+        The checksum of a record does not cover its queue offset. A flipped bit there must not become a terabyte of
+        pre-blank units, nor reset the queue.
+        """
+        gap = queue_offset - self.max_offset
+        room = physical_offset - (self.physical_max if 0 < self.physical_max <= physical_offset else 0)
+        return queue_offset >= 0 and (gap <= 0 or gap * RECORD_BYTES_MIN <= room)
 
     def start_at(self, queue_offset: int) -> None:
         """An empty queue whose next message gets this offset."""

@@ -29,7 +29,7 @@ from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.files import SyncError
 from contrailmq.store.index import IndexEntry, IndexService
-from contrailmq.store.record import Kind, check_record, read_facts
+from contrailmq.store.record import Kind, RecordFacts, check_record, read_facts
 from contrailmq.store.status import Arrival
 
 _log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class Dispatcher:
         properties = encode_properties(facts.properties) if listeners or self.hooks else b""
         state = QueueState(facts.topic, facts.queue_id, 0)
         self._announce(self.hooks, state, facts.queue_offset, code, facts.store_time_ms, properties)
-        is_queued = not facts.sys_flag & _IN_NO_QUEUE and names_directory(facts.topic)
+        is_queued = not facts.sys_flag & _IN_NO_QUEUE and names_directory(facts.topic) and self._may_queue(facts)
         if is_queued:
             self._queues.append(
                 facts.topic,
@@ -204,6 +204,14 @@ class Dispatcher:
         if is_queued:
             self._announce(listeners, state, facts.queue_offset, code, facts.store_time_ms, properties)
         return True
+
+    def _may_queue(self, facts: RecordFacts) -> bool:
+        """Whether a record of the log (a master's, perhaps damaged) can have the queue offset that it says."""
+        queue = self._queues.find_or_create(facts.topic, facts.queue_id)
+        if queue.may_hold(facts.queue_offset, facts.physical_offset):
+            return True
+        _log.error("%s: no message can have offset %d at %d", queue, facts.queue_offset, facts.physical_offset)
+        return False
 
     def _announce(
         self,

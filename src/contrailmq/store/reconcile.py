@@ -10,6 +10,7 @@ A unit that is already right is mostly found so by the walk itself, which is tol
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Set
 from typing import Final
 
@@ -20,6 +21,8 @@ from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.index import IndexService
 from contrailmq.store.log_walk import Expected, Expects
+
+_log = logging.getLogger(__name__)
 
 _BLOCK_UNITS: Final = 4_096
 _IN_NO_QUEUE: Final = SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH
@@ -175,6 +178,11 @@ class Reconciler:
     def _place(self, cursor: _Cursor, queue_offset: int, physical_end: int, unit: bytes) -> None:
         """Everything but "the same unit stands there already, in the block at hand"."""
         queue = cursor.queue
+        if not queue.may_hold(queue_offset, physical_end - int.from_bytes(unit[8:12], "big")):
+            _log.error(
+                "%s: no message can have offset %d, which the log says before %d", queue, queue_offset, physical_end
+            )
+            return
         if cursor.first < 0:
             self._begin(cursor, queue_offset)
         elif queue_offset == 0 and cursor.next_offset > 0:
