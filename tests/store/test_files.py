@@ -27,6 +27,30 @@ def test_pread_and_pwrite_do_all_or_end_at_the_end(files: Files, tmp_path: Path)
     files.close(descriptor)
 
 
+def test_writing_that_was_started_ends_in_a_sync(files: Files, tmp_path: Path) -> None:
+    descriptor = files.open(tmp_path / "a", create=True)
+    files.pwrite(descriptor, b"x" * 100_000, 0)
+    files.start_writing(descriptor)
+    files.sync(descriptor)
+    files.close(descriptor)
+    assert (tmp_path / "a").read_bytes() == b"x" * 100_000
+    files.start_writing(descriptor)  # closed: a hint that fails is no error
+
+
+def test_one_call_syncs_a_whole_file_system_or_says_that_it_cannot(files: Files, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    major, minor = map(int, os.uname().release.split(".")[:2])
+    assert files.sync_filesystem(tmp_path) is ((major, minor) >= (5, 8))
+    with pytest.raises(FileNotFoundError):
+        files.sync_filesystem(tmp_path / "absent")
+
+
+def test_new_directories_are_named_to_whoever_syncs_them(files: Files, tmp_path: Path) -> None:
+    deep = tmp_path / "a" / "b"
+    assert sorted(files.make_directory(deep, durable=False)) == [tmp_path, tmp_path / "a"]
+    assert files.make_directory(deep, durable=False) == []
+
+
 def test_allocated_space_is_real_and_reads_as_zeros(files: Files, tmp_path: Path) -> None:
     descriptor = files.open(tmp_path / "a", create=True)
     files.allocate(descriptor, 1 << 20)

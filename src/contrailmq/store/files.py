@@ -35,6 +35,7 @@ MADV_WILLNEED: Final = mmap.MADV_WILLNEED
 MADV_DONTNEED: Final = mmap.MADV_DONTNEED
 
 _MS_SYNC: Final = 4
+_SYNC_FILE_RANGE_WRITE: Final = 2
 _MADV_POPULATE_WRITE: Final = 23  # Linux 5.14: fault pages in for writing, without writing them
 
 # struct flock on 64-bit Linux: l_type:i16 l_whence:i16 pad l_start:i64 l_len:i64 l_pid:i32 pad
@@ -46,6 +47,7 @@ _libc.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.munlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.syncfs.argtypes = (ctypes.c_int,)
+_libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
 
@@ -142,6 +144,11 @@ class Files:
             os.fdatasync(descriptor)
         except OSError as exc:
             raise SyncError(exc.errno, f"fdatasync: {exc.strerror}") from exc
+
+    def start_writing(self, descriptor: int) -> None:
+        """Have the kernel begin to write what a later `sync` will wait for. A hint: it promises nothing, and what
+        fails in it is the sync's to report."""
+        _libc.sync_file_range(descriptor, 0, 0, _SYNC_FILE_RANGE_WRITE)
 
     def sync_map(self, mapping: mmap.mmap, start: int, size_bytes: int) -> None:
         """msync of the pages that hold [start, start + size) of a writable mapping."""

@@ -167,6 +167,9 @@ class MessageStore(StoreReads):
         config = self.config
         was_clean_exit = not self.files.exists(config.abort_path)
         self._log_files.load()
+        if not was_clean_exit:
+            for file in self._log_files.files[-2:]:  # the disk works while we walk; the sync is below
+                self.files.start_writing(file.descriptor)
         damaged = self._queues.load()
         checkpoint = self.checkpoint.load()
         ledger = read_ledger(config.path, self.files)
