@@ -130,6 +130,15 @@ def test_a_prepared_message_is_invisible_and_its_answer_names_the_half_message(t
     assert tx.service.pending() == {"T": 1}
 
 
+def test_a_half_message_that_the_store_refuses_does_not_count_as_pending(tx: TransactionBench) -> None:
+    values = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "K", "filler": "x" * 32_700}
+    answer = tx.send("T", b"m", properties=values, f="4", g=str(tx.clock.now_ms()))
+    assert answer.code != 0
+    assert tx.service.pending() == {}
+    tx.prepare(b"good")
+    assert tx.service.pending() == {"T": 1}
+
+
 def test_a_committed_message_is_visible_and_points_back_at_its_half(tx: TransactionBench) -> None:
     """Property for property as in the golden store: REAL_TOPIC and REAL_QID go, TRAN_MSG and PGROUP stay."""
     prepared = tx.prepare(b"a", TAGS="t", KEYS="k")

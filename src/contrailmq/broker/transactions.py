@@ -39,12 +39,13 @@ from contrailmq.message import (
     StoredMessage,
     SysFlag,
     SystemTopic,
+    decode_properties,
     encode_properties,
     offset_message_id,
     parse_offset_message_id,
 )
 from contrailmq.store.record import CorruptRecordError, decode_record, encode_record
-from contrailmq.store.status import AppendResult
+from contrailmq.store.status import AppendResult, Arrival
 from contrailmq.store.timer.metrics import TopicCounts
 from contrailmq.wire.admin_requests import ResumeCheckHalfMessage
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -107,7 +108,6 @@ class TransactionService:
         properties[Property.REAL_QUEUE_ID] = str(message.queue_id)
         properties[Property.TRANSACTION_ID] = properties.get(Property.UNIQUE_KEY, "")
         message.sys_flag &= ~SysFlag.TRANSACTION_MASK
-        self.metrics.add(message.topic, 1, self._node.now_ms())
         message.topic, message.queue_id = SystemTopic.HALF, 0
         return None
 
@@ -204,7 +204,7 @@ class TransactionService:
             self._unwritten_since_ms = self._node.now_ms()
         self._unwritten.append(offset)
         self._unwritten_bytes += len(str(offset)) + 1
-        self.metrics.add(topic, -1, self._node.now_ms())
+        self._count(topic, -1)
         if self._unwritten_bytes >= self._node.config.transaction_op_msg_max_size:
             self._write_ops()
 
@@ -244,6 +244,7 @@ class TransactionService:
                 counts[topic] = counts.get(topic, 0) + 1
         self.metrics.load(self._node.config_path / METRICS_FILE)
         self.metrics.replace(counts, self._node.now_ms())
+        self._store.add_arrival_listener(self._half_arrived, queues=frozenset({(SystemTopic.HALF, 0)}))
 
     def _learn_places(self) -> dict[int, str]:
         """Queue offset -> real topic of the half messages from `half_offset` on.
@@ -292,6 +293,13 @@ class TransactionService:
         if not 0 <= now_ms - self._metrics_ms < METRICS_MS:
             self._metrics_ms = now_ms
             self._mark_file(METRICS_FILE)
+
+    def _half_arrived(self, arrival: Arrival) -> None:
+        """A half message is in its queue: a new one, or one that was put back. What the store refused never comes."""
+        self._count(decode_properties(arrival.properties).get(Property.REAL_TOPIC, ""), 1)
+
+    def _count(self, topic: str, change: int) -> None:
+        self.metrics.add(topic, change, self._node.now_ms())
 
     def pending(self) -> dict[str, int]:
         """Topic -> half messages that are not ended."""
@@ -393,7 +401,7 @@ class TransactionService:
         result = self._put_copy(half, SystemTopic.CHECK_MAX_TIME, half.properties)
         if result.status.is_stored:
             log.warning("half message %s for %s was given up: nobody ended it", half.message_id, topic)
-            self.metrics.add(topic, -1, self._node.now_ms())
+            self._count(topic, -1)
         return result.status.is_stored
 
     def _put_back(self, half: StoredMessage, decision: Decision) -> bool:
@@ -406,6 +414,7 @@ class TransactionService:
         if not result.status.is_stored:
             return False
         self._moved[half.queue_offset] = result.queue_offset
+        self._count(half.properties.get(Property.REAL_TOPIC, ""), -1)  # its copy counts when it arrives
         if decision is Decision.CHECK:
             self._ask_producer(half, properties, result)
         return True
@@ -471,7 +480,6 @@ class TransactionService:
         result = self._put_copy(stored, SystemTopic.HALF, properties)
         if not result.status.is_stored:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"put message back failed: {result.reason or result.status.name}")
-        self.metrics.add(properties.get(Property.REAL_TOPIC, ""), 1, self._node.now_ms())
         return success(command)
 
     def _given_up(self, message_id: str) -> StoredMessage:

@@ -45,7 +45,7 @@ def test_a_killed_process_loses_no_timer_is_never_early_and_repeats_once_per_kil
     assert len(arrived_before) == ROUNDS + 1
     assert flushed
     assert kills >= ROUNDS * 3 // 4  # in some rounds the step comes too seldom
-    assert (rolled > ROUNDS) is (stage == "roll")
+    assert (rolled >= ROUNDS // 4) is (stage == "roll")
     # A message whose sender was killed before it heard of it may be there as well.
     assert set(due_ms) <= set(names)
     early = [(name, due_ms[name] - int(time_ms)) for name, time_ms in arrived if int(time_ms) < due_ms.get(name, 0)]
