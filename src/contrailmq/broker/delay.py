@@ -186,9 +186,10 @@ class DelayService:
         for physical_offset, size_bytes, code in self._store.read_units(
             SystemTopic.SCHEDULE, queue_id, offset, max_count
         ):
-            next_ms = self._due_ms(level, physical_offset, size_bytes, code, now_ms)
-            if next_ms > now_ms:
-                break
+            if not 0 <= code <= now_ms:
+                next_ms = self._due_ms(level, physical_offset, size_bytes, code, now_ms)
+                if next_ms > now_ms:
+                    break
             due_count += 1
         if not due_count:
             return 0, next_ms
