@@ -34,6 +34,7 @@ from contrailmq.store import Drive, MessageStore, StoreConfig
 _LOG_FILE_BYTES: Final = 256 << 20
 _SYNC_LOG_FILE_BYTES: Final = 8 << 20  # the next file is written ahead: with a large one that is all one would measure
 _WRITERS: Final = 64
+_EACH_LEAST: Final = 32  # puts of each writer: the first few find nobody to share with yet
 _MANY_QUEUES: Final = 10_000
 _FLAT_ROUNDS: Final = 5  # the best of them counts: both sides are short, and the machine has other work
 _BARE_BYTES: Final = 4 << 20
@@ -229,7 +230,7 @@ def _synced(store: MessageStore, messages: list[Message], count: int, bare: Path
     store.put(messages[0])
     one_us, bare_us = _alone(store, messages, count, bare)
     syncs = store.flush_count
-    each = max(1, count // _WRITERS)
+    each = max(_EACH_LEAST, count // _WRITERS)
     together = threading.Barrier(_WRITERS)
 
     def write() -> None:
