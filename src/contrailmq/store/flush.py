@@ -7,9 +7,9 @@ One flush at a time. A thread that needs an offset durable waits while a flush r
 the first to see it leads the next flush, for everything appended by then. So writers that arrive while a flush runs
 share the next one (group commit), and a lone writer syncs in its own thread without waking another (a thread hop costs
 about as much as the sync on a fast disk). When the last flush released many writers, most of them are about to put
-again: the leader waits for as many requests, but no longer than the last flush took, or than so many puts take one
-after the other. Without that pause 64 writers share a sync by twos and threes, with it by dozens. The broker's loop
-must not block: it calls `request`, and the flush thread leads.
+again: the leader waits for as many requests, but no longer than the last flush took or, if they are many, than so many
+puts take one after the other. Without that pause 64 writers share a sync by twos and threes, with it by dozens. The
+broker's loop must not block: it calls `request`, and the flush thread leads.
 
 The thread, per flushDiskType:
 * SYNC_FLUSH: sleeps until requested, at most `flush_interval_commit_log`; then flushes whatever there is.
@@ -38,8 +38,9 @@ from contrailmq.store.write_buffer_pool import WriteBufferPool
 _log = logging.getLogger(__name__)
 
 SYNC_FAILED: Final = -1  # what listeners get instead of an offset
-GATHER_S_EACH: Final = 0.0001  # a put and a thread's switch: how long one released writer may need to come again
-GATHER_S_MAX: Final = 0.005  # the longest a leader waits for writers that may put again
+GATHER_MANY: Final = 8  # writers: for fewer the time of a flush is all that may be spent on waiting for them
+GATHER_S_EACH: Final = 0.0002  # a put and a thread's switch: how long one released writer may need to come again
+GATHER_S_MAX: Final = 0.01  # the longest a leader waits for writers that may put again
 
 
 class FlushFailedError(Exception):
@@ -158,7 +159,8 @@ class LogFlusher:
         self._state.release()
         try:
             if self._gathering:
-                self._gathered.wait(min(max(self._flush_s, self._released * GATHER_S_EACH), GATHER_S_MAX))
+                by_count_s = self._released * GATHER_S_EACH if self._released >= GATHER_MANY else 0.0
+                self._gathered.wait(min(max(self._flush_s, by_count_s), GATHER_S_MAX))
             started = time.monotonic()
             moved = self._flush_in_turn(least_pages)
             self._flush_s = time.monotonic() - started
