@@ -76,6 +76,18 @@ def test_a_pattern_reads_every_topic_that_it_matches_whole(cluster: LocalCluster
     assert bodies(client, settings, ranges) == [0, 0, 1, 1, 2]
 
 
+def test_a_kept_connection_that_the_broker_closed_is_made_anew(cluster: LocalCluster, client: QueueReader) -> None:
+    """Workers keep connections between micro-batches, and brokers close those that were silent for two minutes."""
+    fill(cluster, "Silent", 8)
+    settings = settings_of(cluster, subscribe="Silent")
+    ranges = ranges_of(client, settings)
+    assert bodies(client, settings, ranges) == list(range(8))
+    cluster.restart_broker()  # closes every connection, as the sweep of silent ones does
+    assert [client.max_offset(part.queue) for part in ranges] == [part.stop for part in ranges]
+    cluster.restart_broker()
+    assert bodies(client, settings, ranges) == list(range(8))
+
+
 def test_a_topic_deleted_after_planning_is_loss_unless_allowed(cluster: LocalCluster, client: QueueReader) -> None:
     fill(cluster, "Deleted", 8)
     strict = settings_of(cluster, subscribe="Deleted")

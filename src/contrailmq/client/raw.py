@@ -317,6 +317,7 @@ class QueueReader:
         timeout_s: float | None = None,
     ) -> Command:
         connection = self._connections.get(address)
+        is_kept = connection is not None
         if connection is None:
             connection = self._connections[address] = RawConnection(
                 address,
@@ -326,9 +327,13 @@ class QueueReader:
             )
         try:
             return connection.invoke(code, ext, body, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
-        except (ConnectionClosedError, RequestTimeoutError, RemoteProtocolError):
+        except (ConnectionClosedError, RequestTimeoutError, RemoteProtocolError) as exc:
             self._connections.pop(address).close()
             self._routes.clear()  # a broker may have moved
+            if is_kept and isinstance(exc, ConnectionClosedError) and code != RequestCode.SEND_BATCH_MESSAGE:
+                # Servers close connections that were silent for two minutes: asked again on a new one, once. A batch
+                # may have been stored, so whoever sent it decides.
+                return self._invoke(address, code, ext, body, timeout_s=timeout_s)
             raise
 
     def _reader_address(self, queue: MessageQueue) -> str:
