@@ -21,8 +21,9 @@ $(STAMP): pyproject.toml constraints.txt
 install: $(STAMP) ## Create .venv with the package (editable) and every extra
 
 # The modules of the hot paths. They are plain Python; compiled they take a fifth less time per message.
-HOT := store/commit_log store/dispatch store/index store/index_file store/consume_queue_table message/identity \
-       broker/send broker/handlers broker/statistics wire/frame
+HOT := store/commit_log store/batches store/copying store/dispatch store/index store/index_file store/consume_queue \
+       store/consume_queue_table store/descriptors store/reading store/residency message/identity broker/send broker/pull \
+       broker/handlers broker/statistics wire/frame
 
 compile: $(STAMP) pure ## Compile the hot modules with mypyc, in place (needs a C compiler; `make pure` undoes it)
 	@echo "==> mypyc: $(words $(HOT)) modules"

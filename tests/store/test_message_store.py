@@ -27,7 +27,7 @@ from contrailmq.store import (
     StoreError,
 )
 from contrailmq.store.errors import CorruptStoreError, StoreClosedError, StoreConfigError, StoreLockedError
-from contrailmq.store.record import BatchPart, Kind, check_record
+from contrailmq.store.record import BatchPart, Kind, check_record, encode_record
 from contrailmq.store.status import Arrival
 
 FILE_BYTES = 16 * 1024
@@ -292,6 +292,7 @@ def test_a_batch_is_written_whole_into_one_file(store: MessageStore) -> None:
     [
         ([], 0),
         ([BatchPart(0, b"x", b"DELAY\x013\x02")], 0),
+        ([BatchPart(0, b"x", b"DELAY\x01soon\x02")], 0),
         ([BatchPart(0, b"x", b"")], SysFlag.TRANSACTION_PREPARED),
         ([BatchPart(0, bytes(9000), b"")] * 2, 0),
         ([BatchPart(2**31, b"x", b"")], 0),
@@ -300,6 +301,26 @@ def test_a_batch_is_written_whole_into_one_file(store: MessageStore) -> None:
 def test_a_batch_that_breaks_a_rule_leaves_nothing(parts: list[BatchPart], sys_flag: int, store: MessageStore) -> None:
     assert store.append_batch("T", 0, parts, sys_flag=sys_flag).status is PutStatus.MESSAGE_ILLEGAL
     assert append(store)[1:4] == (0, 93, 0)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.9", "fe80::9"])
+def test_the_records_of_a_batch_have_the_bytes_of_the_codec(host: str, store: MessageStore) -> None:
+    """The codec is held against Java's records; a batch of plain ones is packed by another hand."""
+    append(store)
+    parts = [BatchPart(n, b"b" * n, encode_properties({"KEYS": f"k{n}", "DELAY": "0"})) for n in range(40)]
+    born_host, store_host = encode_host(host, 1), encode_host("10.0.0.1", 2)
+    result = store.append_batch(
+        "T", 0, parts, sys_flag=SysFlag.BORN_HOST_V6 if ":" in host else 0, born_time_ms=77, born_host=born_host,
+        store_host=store_host, reconsume_times=3,
+    )  # fmt: skip
+    assert result.status is PutStatus.PUT_OK
+    for index, (part, place) in enumerate(zip(parts, result.physical_offsets, strict=True)):
+        expected = encode_record(
+            "T", part.body, part.properties, queue_id=0, queue_offset=1 + index, physical_offset=place,
+            born_host=born_host, store_host=store_host, born_time_ms=77, store_time_ms=result.store_time_ms,
+            flag=part.flag, sys_flag=SysFlag.BORN_HOST_V6 if ":" in host else 0, reconsume_times=3,
+        )  # fmt: skip
+        assert store.read_record(place) == expected
 
 
 # --- reading

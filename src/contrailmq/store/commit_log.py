@@ -19,6 +19,7 @@ Refusals are values (status and reason), not exceptions: the broker turns them i
 
 from __future__ import annotations
 
+import itertools
 import struct
 import threading
 from collections import deque
@@ -40,8 +41,10 @@ from contrailmq.message import (
     names_directory,
 )
 from contrailmq.message import tags_code as tags_code_of
+from contrailmq.message.batch import BATCH_PART_BYTES_MIN
 from contrailmq.message.checksum import crc32
 from contrailmq.store.allocation import Allocator
+from contrailmq.store.batches import is_delayed, pack_parts
 from contrailmq.store.clock import Clock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.errors import StoreError
@@ -291,11 +294,17 @@ class CommitLog:
         refused = self._batch_refusal(state, parts, decoded, sys_flag)
         if refused is not None:
             return BatchResult(refused.status, reason=refused.reason)
-        sizes = [
-            self._size_of(state, part.body, part.properties, born_host=born_host, store_host=store_host)
-            for part in parts
-        ]
-        total = sum(sizes)
+        is_odd = self._with_record_crc or not state.topic_part or len(born_host) != 8 or len(store_host) != 8
+        overhead = state.overhead_bytes
+        if is_odd:
+            sizes = [
+                self._size_of(state, part.body, part.properties, born_host=born_host, store_host=store_host)
+                for part in parts
+            ]
+        else:
+            sizes = [overhead + len(part.body) + len(part.properties) for part in parts]
+        starts = list(itertools.accumulate(sizes, initial=0))
+        total = starts.pop()
         if total + BLANK_BYTES > self._file_bytes:
             return BatchResult(PutStatus.MESSAGE_ILLEGAL, reason=_too_large("a batch", total, self._file_bytes))
         with self.lock:
@@ -307,29 +316,24 @@ class CommitLog:
                     refused = self._no_file()
                     return BatchResult(refused.status, reason=refused.reason)
             offset = file.base + file.wrote
-            offsets = [offset + sum(sizes[:index]) for index in range(len(sizes))]
+            offsets = [offset + start for start in starts]
             first = state.next_offset
             try:
-                records = [
-                    self._encode(
-                        state,
-                        part.body,
-                        part.properties,
-                        part.flag,
-                        first + index,
-                        offsets[index],
-                        sys_flag,
-                        born_time_ms,
-                        born_host,
-                        now_ms,
-                        store_host,
-                        reconsume_times,
-                        0,
-                    )
-                    for index, part in enumerate(parts)
-                ]
+                if is_odd:
+                    records = [
+                        self._encode(
+                            state, part.body, part.properties, part.flag, first + index, offsets[index], sys_flag,
+                            born_time_ms, born_host, now_ms, store_host, reconsume_times, 0,
+                        )
+                        for index, part in enumerate(parts)
+                    ]  # fmt: skip
+                else:
+                    records = pack_parts(
+                        parts, sizes, offsets, state.topic_part, queue_id, first, sys_flag, born_time_ms, born_host,
+                        now_ms, store_host, reconsume_times,
+                    )  # fmt: skip
                 self._place(file, state, b"".join(records), now_ms)
-            except (MessageError, OSError) as exc:
+            except (struct.error, MessageError, OSError) as exc:
                 refused = self._unfit(exc)
                 return BatchResult(refused.status, reason=refused.reason)
             state.next_offset = first + len(parts)
@@ -624,17 +628,18 @@ class CommitLog:
     def _batch_refusal(
         self, state: QueueState, parts: Sequence[BatchPart], decoded: Sequence[dict[str, str]], sys_flag: int
     ) -> AppendResult | None:
-        encoded_bytes = sum(len(part.body) + len(part.properties) + 22 for part in parts)
-        if not parts or sys_flag & 0xC or any(int(known.get(Property.DELAY) or 0) > 0 for known in decoded):
+        if not parts or sys_flag & 0xC or any(is_delayed(known) for known in decoded):
             return self.refusal or AppendResult(
                 PutStatus.MESSAGE_ILLEGAL,
                 reason="a batch holds at least one message, no transaction and no delay: send those one by one",
             )
+        encoded_bytes, overhead = 0, state.overhead_bytes
         for part in parts:
-            size = state.overhead_bytes + len(part.body) + len(part.properties)
+            size = overhead + len(part.body) + len(part.properties)
             refused = self._refused(state, len(part.body), part.properties, size, sys_flag)
             if refused is not None:
                 return refused
+            encoded_bytes += size - overhead + BATCH_PART_BYTES_MIN
         if encoded_bytes > self._body_bytes_max:
             return AppendResult(
                 PutStatus.MESSAGE_ILLEGAL,

@@ -1,0 +1,65 @@
+"""The records of a client's batch, packed without a call for each; see CommitLog.append_batch."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from contrailmq.message import Property
+from contrailmq.message.checksum import crc32
+from contrailmq.store.record import MAGIC_V1, BatchPart
+
+_HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")  # the record up to the body, both hosts IPv4; see record.py
+_I16: Final = struct.Struct(">h")
+
+
+def pack_parts(
+    parts: Sequence[BatchPart],
+    sizes: Sequence[int],
+    offsets: Sequence[int],
+    topic_part: bytes,
+    queue_id: int,
+    first_queue_offset: int,
+    sys_flag: int,
+    born_time_ms: int,
+    born_host: bytes,
+    store_time_ms: int,
+    store_host: bytes,
+    reconsume_times: int,
+) -> list[bytes]:
+    """Pieces that joined are the records, V1 and with IPv4 hosts. struct.error when a number does not fit its field."""
+    pieces: list[bytes] = []
+    pack, pack_length, queue_offset = _HEAD.pack, _I16.pack, first_queue_offset
+    for (flag, body, properties), size, offset in zip(parts, sizes, offsets, strict=True):
+        head = pack(
+            size,
+            MAGIC_V1,
+            crc32(body) & 0x7FFFFFFF,
+            queue_id,
+            flag,
+            queue_offset,
+            offset,
+            sys_flag,
+            born_time_ms,
+            born_host,
+            store_time_ms,
+            store_host,
+            reconsume_times,
+            0,
+            len(body),
+        )
+        pieces += (head, body, topic_part, pack_length(len(properties)), properties)
+        queue_offset += 1
+    return pieces
+
+
+def is_delayed(properties: Mapping[str, str]) -> bool:
+    """Whether a part asks for a delay level; what is no number counts as one, and the batch is refused."""
+    text = properties.get(Property.DELAY)
+    if not text:
+        return False
+    try:
+        return int(text) > 0
+    except ValueError:
+        return True
