@@ -5,6 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 EXTRAS := spark,grpc,console,redis,otel,delta,iceberg,dev
 
+# Asked before anything is made: pip would only say that no set of versions fits, and leave the wrong .venv behind.
+NEW_ENOUGH = import sys; who, remedy = sys.argv[1:]; sys.version_info >= (3, 11) or sys.exit("ContrailMQ needs \
+Python 3.11 or newer, " + who + " is %d.%d.%d: " % tuple(sys.version_info[:3]) + remedy)
+
 .DEFAULT_GOAL := help
 .PHONY: help install compile pure demo up bench test test-long interop check lint clean
 
@@ -12,6 +16,9 @@ help:           ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
+	@if test -x $(BIN)/python; \
+	then $(BIN)/python -c '$(NEW_ENOUGH)' "the Python in $(VENV)" "make clean removes it, then make install PYTHON=python3.11"; \
+	else $(PYTHON) -c '$(NEW_ENOUGH)' "PYTHON=$(PYTHON)" "install one and name it, as in make install PYTHON=python3.11"; fi
 	@echo "==> creating $(VENV) with contrailmq and every extra (once; a few minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
