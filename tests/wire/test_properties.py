@@ -48,6 +48,28 @@ def test_what_is_written_is_read_back() -> None:
     assert values["orderMessageEnable"] == "false"
 
 
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("x\nkvConfigPath=/x", "x\\nkvConfigPath\\=/x"),
+        ("x\r\ty\f", "x\\r\\ty\\f"),
+        ("#!a:b=c", "\\#\\!a\\:b\\=c"),
+        ("C:\\dir\\new", "C\\:\\\\dir\\\\new"),
+        ("  both ends ", "\\u0020\\u0020both ends\\u0020"),
+        (" ", "\\u0020"),
+        ("ends in \\", "ends in \\\\"),
+        ("", ""),
+    ],
+)
+def test_a_value_of_any_kind_is_one_line_and_read_back_the_same(value: str, written: str, tmp_path: Path) -> None:
+    """The marks that Java's Properties.store escapes; it writes a leading space as backslash and space."""
+    text = format_properties({"key": value, "a key": "z"})
+    assert text == f"a\\ key=z\nkey={written}\n"
+    (tmp_path / "f").write_text(text)
+    assert read_properties(tmp_path / "f") == {"key": value, "a key": "z"}
+    assert parse_properties("k=\\ led\\ ") == {"k": " led "}  # as Java writes it
+
+
 def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default() -> None:
     environ = {"CONTRAILMQ_LISTEN_PORT": "2", "CONTRAILMQ_RATIO": "2.5", "OTHER": "x"}
     properties = merge(

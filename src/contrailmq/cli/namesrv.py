@@ -39,6 +39,8 @@ def namesrv(
         properties = gathered_settings(
             file=config_file, flags=flags, settings=settings or [], keys=NamesrvConfig.keys()
         )
+        if config_file is not None:  # changes of settings are written there, as RocketMQ does: a restart reads them
+            properties["configStorePath"] = str(config_file.resolve())
         config, warnings = NamesrvConfig.from_properties(properties)
         for warning in warnings:
             typer.echo(f"warning: {warning}", err=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from contrailmq.client.admin_messages import AdminMessages
+from contrailmq.wire import properties
 from contrailmq.wire.admin_bodies import BrokerStatsData, HaRuntimeInfo
 from contrailmq.wire.bodies import KVTable, decode_body
 from contrailmq.wire.codes import RequestCode
@@ -36,10 +37,12 @@ class Admin(AdminMessages):
         await self._ask(address, RequestCode.UPDATE_BROKER_CONFIG, body=format_properties(changes))
 
     async def namesrv_config(self) -> dict[str, str]:
-        return parse_properties((await self._ask_namesrv(RequestCode.GET_NAMESRV_CONFIG)).body)
+        body = (await self._ask_namesrv(RequestCode.GET_NAMESRV_CONFIG)).body
+        return properties.parse_properties(body.decode("utf-8", "replace"))
 
     async def update_namesrv_config(self, changes: Mapping[str, str]) -> None:
-        await self._tell_namesrvs(RequestCode.UPDATE_NAMESRV_CONFIG, {}, format_properties(changes))
+        body = properties.format_properties(changes).encode()
+        await self._tell_namesrvs(RequestCode.UPDATE_NAMESRV_CONFIG, {}, body)
 
     async def stats_item(self, address: str, name: str, key: str) -> BrokerStatsData:
         """One counter of the broker over the last minute, hour and day, such as TOPIC_PUT_NUMS of a topic."""

@@ -2,6 +2,9 @@
 
 Keys that size Java's thread pools and buffers are known, shown and otherwise without effect: files written for Apache's
 NameServer are taken without a warning. They stand together at the end.
+
+Every number has a range, checked wherever it comes from: a file, a flag, the environment, UPDATE_NAMESRV_CONFIG. What
+says where files lie and which port is listened on is never changed while the server runs, whatever the black list says.
 """
 
 from __future__ import annotations
@@ -9,10 +12,24 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from contrailmq.wire.properties import Settings
+from contrailmq.wire.properties import Settings, SettingsError
 
 __all__ = ["NamesrvConfig"]
+
+_INT_MAX: Final = 2**31 - 1  # Java's int
+_DAY_SECONDS: Final = 86_400
+_RANGES: Final = {  # other numbers: 0 to Java's largest int
+    "listenPort": (0, 65_535),
+    "scanNotActiveBrokerInterval": (10, _INT_MAX),  # ms
+    "serverChannelMaxIdleTimeSeconds": (1, _DAY_SECONDS),
+    "shutdownWaitTimeSeconds": (0, 3_600),
+    "waitSecondsForService": (0, _DAY_SECONDS),
+}
+_FIXED_KEYS: Final = frozenset(
+    {"bindAddress", "configBlackList", "configStorePath", "kvConfigPath", "listenPort", "rocketmqHome"}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +79,15 @@ class NamesrvConfig(Settings):
     write_buffer_high_water_mark: int = 0
     write_buffer_low_water_mark: int = 0
 
+    def __post_init__(self) -> None:
+        for key, name in self.keys().items():
+            value = getattr(self, name)
+            if isinstance(value, int) and not isinstance(value, bool):
+                least, most = _RANGES.get(key, (0, _INT_MAX))
+                if not least <= value <= most:
+                    shown = str(value) if abs(value) < 10**20 else f"a number of {value.bit_length()} bits"
+                    raise SettingsError(f"setting {key} is {shown}: it takes {least} to {most}")
+
     @property
     def home(self) -> Path:
         return Path(self.rocketmq_home or os.environ.get("ROCKETMQ_HOME") or Path.home())
@@ -77,4 +103,4 @@ class NamesrvConfig(Settings):
     @property
     def blocked_keys(self) -> frozenset[str]:
         """Keys that UPDATE_NAMESRV_CONFIG must not change."""
-        return frozenset(key.strip() for key in self.config_black_list.split(";") if key.strip())
+        return _FIXED_KEYS | {key.strip() for key in self.config_black_list.split(";") if key.strip()}

@@ -3,11 +3,16 @@
 The table is plain memory; a caller that changed it writes `to_json()` with `save`, in a worker thread, before it
 answers. Saving never leaves a half-written file: a new file is written and synced, the old one becomes `.bak`, the new
 one takes its place. Loading takes `.bak` when the file is missing or broken.
+
+Settings that were changed while the server runs are saved the same way, into the properties file that it was started
+with: what else the file says stays (its comments do not; `.bak` has them).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,8 +21,9 @@ import msgspec
 from contrailmq.message import ContrailError
 from contrailmq.wire.errors import RemoteProtocolError
 from contrailmq.wire.fastjson import Body, decode_body, encode_body, new_dict
+from contrailmq.wire.properties import format_properties, read_properties
 
-__all__ = ["ORDER_TOPIC_CONFIG", "KvConfig", "KvConfigError", "load", "save"]
+__all__ = ["ORDER_TOPIC_CONFIG", "KvConfig", "KvConfigError", "load", "save", "save_settings"]
 
 ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
 
@@ -78,7 +84,7 @@ def save(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
-            os.replace(path, path.with_name(path.name + ".bak"))
+            _keep(path)
         os.replace(fresh, path)
         directory = os.open(path.parent, os.O_RDONLY)
         try:
@@ -87,3 +93,22 @@ def save(path: Path, data: bytes) -> None:
             os.close(directory)
     except OSError as exc:
         raise KvConfigError(f"{path} cannot be written: {exc}; the change is in memory only") from exc
+
+
+def save_settings(path: Path, changes: Mapping[str, str]) -> None:
+    """Put these keys into a properties file, durably. Blocks: call it in a worker thread."""
+    said = read_properties(path) if path.exists() else {}
+    save(path, format_properties({**said, **changes}).encode())
+
+
+def _keep(path: Path) -> None:
+    """Give the file the name `.bak` too. It keeps its own until the new one takes it: there is always one."""
+    second, backup = path.with_name(path.name + ".bak.tmp"), path.with_name(path.name + ".bak")
+    with contextlib.suppress(FileNotFoundError):
+        second.unlink()
+    try:
+        os.link(path, second)
+    except OSError:  # a file system without links: then there is none for a moment, and loading takes `.bak`
+        os.replace(path, backup)
+        return
+    os.replace(second, backup)

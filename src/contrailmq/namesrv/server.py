@@ -76,6 +76,7 @@ class NameServer:
         self._route_bodies: dict[tuple[str, bool], bytes] = {}
         self._route_generation = -1
         self._saving = asyncio.Lock()
+        self._changed_settings: dict[str, str] = {}  # since the start, by UPDATE_NAMESRV_CONFIG
         self._registering = asyncio.Lock()
         self._registrations_read = 0  # in worker threads, or waiting for one
         self._tasks: set[asyncio.Task[None]] = set()
@@ -186,8 +187,10 @@ class NameServer:
 
     def _schedule_scan(self, loop: asyncio.AbstractEventLoop) -> None:
         def run() -> None:
-            self.scan()
-            self._schedule_scan(loop)
+            try:
+                self.scan()
+            finally:  # the loop logs what went wrong; the next scan comes all the same
+                self._schedule_scan(loop)
 
         self._scanner = loop.call_later(self.config.scan_not_active_broker_interval / 1000, run)
 
@@ -414,9 +417,9 @@ class NameServer:
             return encode_response(request, ResponseCode.NO_PERMISSION, remark=remark)
         self.config = self.config.updated(changes)
         self._apply_config()
-        text = format_properties(self.config.to_properties())
+        self._changed_settings.update({key: changes[key] for key in self.config.keys() & changes.keys()})
         async with self._saving:
-            await asyncio.to_thread(kv_config.save, self.config.config_file, text.encode())
+            await asyncio.to_thread(kv_config.save_settings, self.config.config_file, dict(self._changed_settings))
         return encode_response(request)
 
     def _get_config(self, connection: Connection, request: Command) -> bytes:

@@ -62,8 +62,15 @@ def parse_properties(text: str) -> dict[str, str]:
         match = _SPLIT.match(line)
         assert match is not None  # every part of the pattern may be empty
         key, value = match.groups()
-        found[_unescape(key)] = _unescape(value).strip()
+        found[_unescape(key)] = _unescape(_without_trailing_spaces(value))
     return found
+
+
+def _without_trailing_spaces(text: str) -> str:
+    """The text without the spaces at its end, but for one that is escaped."""
+    kept = text.rstrip()
+    is_escaped = (len(kept) - len(kept.rstrip("\\"))) % 2 == 1
+    return text[: len(kept) + 1] if is_escaped else kept
 
 
 def _logical_lines(text: str) -> Iterable[str]:
@@ -93,8 +100,28 @@ def _unescape(text: str) -> str:
 
 
 def format_properties(values: Mapping[str, str]) -> str:
-    """`key=value` lines, sorted; the answer to GET_NAMESRV_CONFIG and GET_BROKER_CONFIG. Nothing is escaped."""
-    return "".join(f"{key}={values[key]}\n" for key in sorted(values))
+    """`key=value` lines, sorted, escaped as Java's Properties.store does: `parse_properties` gives the same back."""
+    return "".join(f"{_escape(key, is_key=True)}={_escape(values[key])}\n" for key in sorted(values))
+
+
+_WRITTEN: Final = {character: f"\\{name}" for name, character in _ESCAPES.items()}
+_ESCAPED: Final = re.compile(r"[\\=:#!\t\n\r\f]")
+_ESCAPED_IN_KEYS: Final = re.compile(r"[\\=:#!\t\n\r\f ]")
+
+
+def _escape(text: str, *, is_key: bool = False) -> str:
+    pattern = _ESCAPED_IN_KEYS if is_key else _ESCAPED
+    written = pattern.sub(lambda match: _WRITTEN.get(match[0], "\\" + match[0]), text)
+    if not is_key and written != written.strip():  # spaces at the ends: a reader passes over them
+        inside = written.strip()
+        start = written.index(inside) if inside else len(written)
+        before, after = written[:start], written[start + len(inside) :]
+        written = _as_codes(before) + inside + _as_codes(after)
+    return written
+
+
+def _as_codes(text: str) -> str:
+    return "".join(f"\\u{ord(character):04x}" for character in text)
 
 
 def environment_settings(environ: Mapping[str, str], keys: Iterable[str]) -> dict[str, str]:
