@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from contrailmq.wire.acl import AclCredentials
+from contrailmq.wire.connection import PARSED_COMMANDS_MAX, SLICE_COMMANDS
 from contrailmq.wire.errors import (
     ConnectError,
     ConnectionClosedError,
@@ -148,7 +149,7 @@ def request(opaque: int, *, oneway: bool = False) -> bytes:
     return encode_request(105, {"topic": "T"}, opaque=opaque, is_oneway=oneway)
 
 
-def test_a_wakeup_is_one_call_of_the_handler_and_one_write(run: Run) -> None:
+def test_a_wakeup_is_one_write_and_the_handler_gets_its_requests_in_order(run: Run) -> None:
     async def main() -> None:
         calls: list[int] = []
 
@@ -158,11 +159,94 @@ def test_a_wakeup_is_one_call_of_the_handler_and_one_write(run: Run) -> None:
 
         connection, transport = connected(counting)
         connection.data_received(b"".join(request(n) for n in range(50)))
-        assert calls == [50]
+        assert sum(calls) == 50
         assert len(transport.writes) == 1
         assert [answer.opaque for answer in FrameParser().feed(transport.writes[0])] == list(range(50))
         assert connection.in_flight == 0
         assert connection.peer == ("10.0.0.1", 4711)
+
+    run(main())
+
+
+async def turns_until(holds: Callable[[], bool]) -> int:
+    """How many turns of the loop it took."""
+    for turn in range(1000):
+        if holds():
+            return turn
+        await asyncio.sleep(0)
+    raise AssertionError("it never came")
+
+
+class SlowClock:
+    """Every look at it takes three milliseconds."""
+
+    now_s = 0.0
+
+    def monotonic(self) -> float:
+        self.now_s += 0.003
+        return self.now_s
+
+
+def test_a_wakeup_with_much_work_gives_the_others_their_turn(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("contrailmq.wire.connection.time", SlowClock())
+
+    async def main() -> None:
+        served: list[int] = []
+
+        def counting(connection: Connection, commands: list[Command]) -> None:
+            served.extend(command.opaque for command in commands)
+            echo(connection, commands)
+
+        connection, transport = connected(counting)
+        connection.data_received(b"".join(request(n) for n in range(100)))
+        assert served == list(range(2 * SLICE_COMMANDS))
+        assert not transport.is_reading
+        assert await turns_until(lambda: len(served) == 100) >= 100 // SLICE_COMMANDS - 2
+        assert served == list(range(100))
+        await turns_until(lambda: transport.is_reading)
+        assert [answer.opaque for answer in FrameParser().feed(b"".join(transport.writes))] == list(range(100))
+
+    run(main())
+
+
+def test_work_for_a_peer_that_does_not_read_waits_until_it_does(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("contrailmq.wire.connection.time", SlowClock())
+
+    async def main() -> None:
+        served: list[int] = []
+
+        def counting(connection: Connection, commands: list[Command]) -> None:
+            served.extend(command.opaque for command in commands)
+            echo(connection, commands)
+
+        connection, transport = connected(counting)
+        connection.data_received(b"".join(request(n) for n in range(100)))
+        connection.pause_writing()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert len(served) == 2 * SLICE_COMMANDS
+        connection.resume_writing()
+        await turns_until(lambda: transport.is_reading)
+        assert served == list(range(100))
+
+    run(main())
+
+
+def test_a_read_of_very_many_frames_is_parsed_in_parts_and_nothing_is_lost(run: Run) -> None:
+    async def main() -> None:
+        served: list[int] = []
+
+        def counting(connection: Connection, commands: list[Command]) -> None:
+            served.extend(command.opaque for command in commands)
+            connection.forget(len(commands))
+
+        connection, transport = connected(counting)
+        data = b"".join(request(n) for n in range(3 * PARSED_COMMANDS_MAX))
+        connection.data_received(data[:-5])
+        assert len(served) <= PARSED_COMMANDS_MAX
+        connection.data_received(data[-5:])  # what the loop had read already
+        await turns_until(lambda: transport.is_reading)
+        assert served == list(range(3 * PARSED_COMMANDS_MAX))
 
     run(main())
 

@@ -54,6 +54,21 @@ def pack_parts(
     return pieces
 
 
+def plain_sizes(parts: Sequence[BatchPart], overhead_bytes: int) -> list[int]:
+    """Of the records that `pack_parts` makes."""
+    return [overhead_bytes + len(part.body) + len(part.properties) for part in parts]
+
+
+def ended(parts: Sequence[BatchPart]) -> Sequence[BatchPart]:
+    """The parts with the last separator, which clients may leave out: what ends in it never looks like a lost write."""
+    if all(part.properties[-1:] in (b"\x02", b"") for part in parts):
+        return parts
+    return [
+        part if part.properties[-1:] in (b"\x02", b"") else part._replace(properties=part.properties + b"\x02")
+        for part in parts
+    ]
+
+
 def is_delayed(properties: Mapping[str, str]) -> bool:
     """Whether a part asks for a delay level; what is no number counts as one, and the batch is refused."""
     text = properties.get(Property.DELAY)

@@ -44,7 +44,7 @@ from contrailmq.message import tags_code as tags_code_of
 from contrailmq.message.batch import BATCH_PART_BYTES_MIN
 from contrailmq.message.checksum import crc32
 from contrailmq.store.allocation import Allocator
-from contrailmq.store.batches import is_delayed, pack_parts
+from contrailmq.store.batches import ended, is_delayed, pack_parts, plain_sizes
 from contrailmq.store.clock import Clock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.errors import StoreError
@@ -290,19 +290,16 @@ class CommitLog:
     ) -> BatchResult:
         """Write a client's batch: a record for each part, all in one file, or nothing."""
         state = self._states.get((topic, queue_id)) or self._new_state(topic, queue_id)
+        parts = ended(parts)
         decoded = [decode_properties(part.properties) for part in parts]
         refused = self._batch_refusal(state, parts, decoded, sys_flag)
         if refused is not None:
             return BatchResult(refused.status, reason=refused.reason)
         is_odd = self._with_record_crc or not state.topic_part or len(born_host) != 8 or len(store_host) != 8
-        overhead = state.overhead_bytes
+        sizes = plain_sizes(parts, state.overhead_bytes)
         if is_odd:
-            sizes = [
-                self._size_of(state, part.body, part.properties, born_host=born_host, store_host=store_host)
-                for part in parts
-            ]
-        else:
-            sizes = [overhead + len(part.body) + len(part.properties) for part in parts]
+            hosts = {"born_host": born_host, "store_host": store_host}
+            sizes = [self._size_of(state, part.body, part.properties, **hosts) for part in parts]
         starts = list(itertools.accumulate(sizes, initial=0))
         total = starts.pop()
         if total + BLANK_BYTES > self._file_bytes:

@@ -70,6 +70,7 @@ __all__ = [
 ]
 
 BLANK_MAGIC: Final = -875286124  # 0xCBD43194
+SECTOR_BYTES: Final = 512  # what a disk writes whole or not at all
 BLANK_BYTES: Final = 8
 CRC_PROPERTY_BYTES: Final = 20
 RECORD_SLACK_BYTES: Final = 64 * 1024  # a record may exceed maxMessageSize by this (CommitLog since 4.9.4)
@@ -228,7 +229,9 @@ def check_record(
     and with `physical_offset` given the record must say that it lies there, so that an old record that survived a
     truncation is not taken for a new one.
     """
-    end = len(buffer) if limit is None else limit
+    if position < 0:
+        return Verdict(Kind.CORRUPT, 0, f"position {position} is before the first byte")
+    end = len(buffer) if limit is None else min(limit, len(buffer))
     left = end - position
     if left < BLANK_BYTES:
         rest = bytes(buffer[position:end]) if left > 0 else b""
@@ -247,7 +250,7 @@ def check_record(
         return Verdict(Kind.CORRUPT, 0, f"size {size} is below the smallest record's {RECORD_BYTES_MIN}")
     if size > left:
         return Verdict(Kind.TORN, size, f"a record of {size} bytes where {left} are left")
-    reason = _fault(buffer, position, size, magic, physical_offset, check_body_crc, check_record_crc)
+    reason = _fault(buffer, position, size, magic, end, physical_offset, check_body_crc, check_record_crc)
     return Verdict(Kind.CORRUPT if reason else Kind.WHOLE, size, reason)
 
 
@@ -256,6 +259,7 @@ def _fault(
     position: int,
     size: int,
     magic: int,
+    limit: int,
     physical_offset: int | None,
     check_body_crc: bool,
     check_record_crc: bool,
@@ -279,17 +283,36 @@ def _fault(
     properties_length: int = _I16.unpack_from(buffer, properties - 2)[0]
     if properties + properties_length != end:
         return f"its parts have {properties + properties_length - position} bytes, its size says {size}"
-    if not buffer[properties - 3] or (properties_length and not buffer[end - 1]):
+    if not buffer[properties - 3] or (
+        properties_length and not buffer[end - 1] and not _is_followed(buffer, end, limit, own_offset + size)
+    ):
         # The body checksum ends before topic and properties. A page of them that never reached the disk reads as zeros,
-        # and a topic or a written property string never ends in one. Java takes such a record for whole.
+        # and a topic or a property string of ours never ends in one. Java takes such a record for whole.
         return "its topic or properties end in zero bytes, as after a lost write"
+    if physical_offset is not None and own_offset != physical_offset:
+        return f"it says physical offset {own_offset} but lies at {physical_offset}"
     if check_record_crc:
         return _crc_property_fault(buffer, position, end)
     if check_body_crc and body_length and crc32(buffer[body : body + body_length]) & 0x7FFFFFFF != crc:
         return f"body checksum differs from the stored {crc}"
-    if physical_offset is not None and own_offset != physical_offset:
-        return f"it says physical offset {own_offset} but lies at {physical_offset}"
     return _WHOLE
+
+
+def _is_followed(buffer: Buffer, end: int, limit: int, following_offset: int) -> bool:
+    """Whether the next record, or the file's BLANK, begins in the sector in which this one ends.
+
+    Then that sector was written after both, so a zero at the end is the sender's (a broker before 5.2 wrote no last
+    separator, and a value may end in NUL) and not a lost write's.
+    """
+    if end % SECTOR_BYTES == 0 or end + BLANK_BYTES > limit:
+        return False
+    _, magic = _SIZE_AND_MAGIC.unpack_from(buffer, end)
+    if magic == BLANK_MAGIC:
+        return True
+    if magic not in (MAGIC_V1, MAGIC_V2) or end + RECORD_BYTES_MIN > limit:
+        return False
+    own_offset: int = _FRONT.unpack_from(buffer, end)[6]
+    return own_offset == following_offset
 
 
 def _crc_property_fault(buffer: Buffer, position: int, end: int) -> str:

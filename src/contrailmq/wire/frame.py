@@ -59,21 +59,37 @@ class FrameParser:
     Holds at most one unfinished frame, so never more than FRAME_BYTES_MAX plus one chunk.
     """
 
-    __slots__ = ("_buffer", "_frame_bytes_max", "_header_bytes_max", "_wanted_bytes", "error")
+    __slots__ = (
+        "_buffer",
+        "_commands_max",
+        "_frame_bytes_max",
+        "_header_bytes_max",
+        "_wanted_bytes",
+        "error",
+        "has_more",
+    )
 
-    def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX, header_bytes_max: int = HEADER_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+        header_bytes_max: int = HEADER_BYTES_MAX,
+        commands_max: int = 1 << 62,
+    ) -> None:
         self._buffer = bytearray()
         self._wanted_bytes = 0
         self._frame_bytes_max = frame_bytes_max
         self._header_bytes_max = header_bytes_max
+        self._commands_max = commands_max
         self.error: RemoteProtocolError | None = None  # set once the stream is broken
+        self.has_more = False  # `commands_max` ended the last call: call again, with b"" if nothing came
 
     @property
     def buffered_bytes(self) -> int:
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Command]:
-        """Every command that is whole now. Raises RemoteProtocolError when the stream is broken.
+        """Every command that is whole now, at most `commands_max`. RemoteProtocolError when the stream is broken.
 
         When good commands precede the violation they are returned first, `error` is set, and the next call raises.
         """
@@ -85,6 +101,7 @@ class FrameParser:
                 return []
             data = bytes(self._buffer)
             self._buffer.clear()
+        self.has_more = False
         commands: list[Command] = []
         try:
             rest = self._cut(data, commands)
@@ -101,7 +118,11 @@ class FrameParser:
         """Append the whole commands of `data`; return where the unfinished one starts."""
         unpack, append, limit, size = _PREFIX.unpack_from, commands.append, self._frame_bytes_max - 4, len(data)
         hot_decoders, header_limit, position = HOT_DECODERS, self._header_bytes_max, 0
+        count_max = self._commands_max
         while size - position >= _PREFIX_BYTES:
+            if len(commands) >= count_max:
+                self.has_more, self._wanted_bytes = True, 0
+                return position
             length, word = unpack(data, position)
             header_bytes = word & HEADER_BYTES_MAX
             if not 4 <= length <= limit or header_bytes > length - 4 or header_bytes > header_limit:

@@ -262,10 +262,15 @@ def _text(value: str | float | bool) -> str:
     return str(value)
 
 
+@functools.cache
+def _fields_of(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(kind)
+
+
 def _typed_loosely(ext: Mapping[str, str], kind: type[H], request: str) -> H:
     """Field by field: says which one is at fault. Booleans follow Java: what is not `true` is false."""
     values: dict[str, object] = {}
-    for field in msgspec.structs.fields(kind):
+    for field in _fields_of(kind):
         text = ext.get(field.encode_name)
         if text is None or (text == "" and field.type is not str and field.type != str | None):
             if field.required:
