@@ -22,6 +22,7 @@ from contrailmq.message import (
     MessageError,
     MessageQueue,
     Property,
+    StoredMessage,
     SysFlag,
     check_group,
     check_message,
@@ -108,6 +109,40 @@ def test_offset_message_ids_both_ways(ip: str, port: int, offset: int, text: str
     assert decode_host(encode_host(ip, port)) == Host(ip, port)
 
 
+def test_a_negative_offset_goes_through_a_message_id_and_a_larger_one_is_refused() -> None:
+    host = encode_host("127.0.0.1", 10911)
+    assert offset_message_id(host, -1) == "7F00000100002A9FFFFFFFFFFFFFFFFF"
+    assert parse_offset_message_id("7F00000100002A9FFFFFFFFFFFFFFFFF") == ("127.0.0.1", 10911, -1)
+    with pytest.raises(MessageError) as caught:
+        offset_message_id(host, 2**63)
+    assert caught.value.field == "physical_offset"
+
+
+def test_a_stored_message_of_a_negative_offset_has_its_id_and_its_text() -> None:
+    host = encode_host("127.0.0.1", 10911)
+    message = StoredMessage("T", b"x", b"", 92, 0, 0, 0, 0, 0, -2, 0, 0, host, 0, host, 0, 0)
+    assert message.message_id == message.offset_message_id == "7F00000100002A9FFFFFFFFFFFFFFFFE"
+    assert "7F00000100002A9FFFFFFFFFFFFFFFFE" in repr(message)
+
+
+@pytest.mark.parametrize(
+    ("ip", "port", "field"),
+    [("nonsense", 1, "host"), ("::zz", 1, "host"), ("a\0b", 1, "host"), (None, 1, "host"),
+     ("127.0.0.1", -1, "port"), ("127.0.0.1", 65_536, "port"), ("127.0.0.1", "80", "port")],
+)  # fmt: skip
+def test_what_is_no_address_is_refused_by_field(ip: str, port: int, field: str) -> None:
+    with pytest.raises(MessageError) as caught:
+        encode_host(ip, port)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("size", [0, 7, 9, 21])
+def test_a_host_of_another_length_is_refused_with_its_size(size: int) -> None:
+    with pytest.raises(MessageError, match=f"{size} bytes") as caught:
+        decode_host(bytes(size))
+    assert (caught.value.field, caught.value.size) == ("host", size)
+
+
 @pytest.mark.parametrize("text", ["", "7F", "zz" * 16, "7F" * 17])
 def test_what_is_no_message_id_is_refused(text: str) -> None:
     with pytest.raises(MessageError, match="32 or 56 hex digits"):
@@ -140,6 +175,12 @@ def test_unique_ids_do_not_repeat_in_a_process() -> None:
     ids = [create_unique_id() for _ in range(10_000)] + create_unique_ids(10_000)
     assert len(set(ids)) == 20_000
     assert {len(text) for text in ids} == {32}
+
+
+@pytest.mark.parametrize("count", [0, 1, 4_097, 65_536, 70_000, 200_000])
+def test_any_number_of_unique_ids_at_once_differ(count: int) -> None:
+    ids = create_unique_ids(count)
+    assert len(ids) == len(set(ids)) == count
 
 
 def test_a_forked_child_makes_other_ids() -> None:
@@ -225,6 +266,14 @@ def test_illegal_topics_are_refused_with_the_reason(topic: str, text: str) -> No
         check_topic(topic)
 
 
+@pytest.mark.parametrize("name", [None, 5, b"T"])
+def test_a_name_that_is_no_text_is_refused_by_field(name: str) -> None:
+    for field, check in (("topic", check_topic), ("group", check_group)):
+        with pytest.raises(MessageError, match=f"the {field} name is .*, of type ") as caught:
+            check(name)
+        assert caught.value.field == field
+
+
 def test_groups_have_their_own_limit() -> None:
     check_group("g" * 255)
     with pytest.raises(MessageError, match="256 characters, the limit is 255"):
@@ -279,6 +328,18 @@ def test_times_and_switches_become_properties(arguments: dict[str, object], name
         ({"delay_level": -1}, "delay_level"),
         ({"delay": -1}, "delay"),
         ({"deliver_at": datetime(2023, 1, 1)}, "deliver_at"),
+        ({"deliver_at": "soon"}, "deliver_at"),
+        ({"deliver_at": float("nan")}, "deliver_at"),
+        ({"delay": float("nan")}, "delay"),
+        ({"delay": float("inf")}, "delay"),
+        ({"delay": 1e308}, "delay"),
+        ({"delay": "5"}, "delay"),
+        ({"delay_level": "3"}, "delay_level"),
+        ({"keys": [5]}, "keys"),
+        ({"keys": 5}, "keys"),
+        ({"properties": {5: "a"}}, "properties"),
+        ({"properties": {"a": 5}}, "properties[a]"),
+        ({"properties": 5}, "properties"),
     ],
 )
 def test_a_message_that_breaks_a_rule_is_refused_by_field(arguments: dict[str, object], field: str) -> None:
@@ -293,6 +354,7 @@ def test_a_message_that_breaks_a_rule_is_refused_by_field(arguments: dict[str, o
         (Message("T", b""), "body is empty"),
         (Message("T", bytes(4_194_305)), "4194305 bytes, the limit is 4194304"),
         (Message("a b", b"x"), "forbidden"),
+        (Message(5, b"x"), "topic name is 5, of type int"),  # type: ignore[arg-type]
         (Message("T", "text"), "str, not bytes"),  # type: ignore[arg-type]
     ],
 )

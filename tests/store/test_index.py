@@ -42,6 +42,17 @@ def test_the_hash_is_javas(text: str, expected: int) -> None:
         assert java_hash(text[cut:], seed=java_hash(text[:cut])) == expected
 
 
+def test_a_key_lies_in_the_slot_of_the_format_sheet(tmp_path: Path) -> None:
+    """store.md: "TopicTest#KEY1" has the index hash 1656969516 and, of 5,000,000 slots, slot 1969516."""
+    index = make_index(tmp_path, slots=5_000_000)
+    index.put("TopicTest", "KEY1", None, 7, T0)
+    index.flush()
+    with index.index_files[0].path.open("rb") as file:
+        file.seek(HEADER_BYTES + 1_969_516 * 4)
+        assert int.from_bytes(file.read(4), "big") == 1
+    assert index.index_files[0].scan() == [(1_656_969_516, 7)]
+
+
 def test_the_hash_of_any_ascii_text_is_the_plain_loops() -> None:
     for length in (1, 5, 31, 32, 255, 256, 257, 1000):
         text = "".join(chr((length * 31 + position * 7) % 128) for position in range(length))

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contrailmq.message import MessageError, Property, SysFlag, decode_properties, encode_host, encode_properties
+from contrailmq.message import (
+    Compression,
+    MessageError,
+    Property,
+    SysFlag,
+    compress,
+    decode_properties,
+    encode_host,
+    encode_properties,
+)
 from contrailmq.store.record import (
     BLANK_MAGIC,
     MAGIC_V1,
@@ -132,6 +141,14 @@ def test_crc_property_digits_are_written_least_significant_first() -> None:
     assert encode_crc_property(7) == b"__CRC32#\x017000000000\x02"
 
 
+def test_properties_without_a_last_separator_get_one_before_the_crc_property() -> None:
+    """Otherwise the last value would swallow the checksum's name, and the reader find neither."""
+    data = record(properties=b"TAGS\x01TagA", with_record_crc=True)
+    assert decode_record(data).encoded_properties.startswith(b"TAGS\x01TagA\x02__CRC32#\x01")
+    assert decode_record(data).tags == "TagA"
+    assert check_record(data, check_record_crc=True).kind is Kind.WHOLE
+
+
 def test_ipv6_hosts_set_their_bits_and_lengths() -> None:
     message = decode_record(KINDS["v1-both-ipv6"])
     assert message.sys_flag == SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
@@ -161,10 +178,19 @@ def test_a_blank_says_how_many_bytes_are_left_in_the_file() -> None:
         ({"topic": "t" * 128, "long_topics": False}, "topic", 128, 127),
         ({"topic": "t" * 256}, "topic", 256, 255),
         ({"topic": ""}, "topic", 0, 1),
+        ({"born_host": V4[:7]}, "born_host", 7, 8),
+        ({"store_host": b""}, "store_host", 0, 8),
+        ({"store_host": V4 + b"\0"}, "store_host", 9, 8),
+        ({"born_host": V6 + b"\0"}, "born_host", 21, 20),
+        ({"sys_flag": SysFlag.BORN_HOST_V6}, "born_host", 8, 20),
+        ({"sys_flag": SysFlag.STORE_HOST_V6, "born_host": V6}, "store_host", 8, 20),
         ({"properties": b"k\x01" + b"v" * 32_765 + b"\x02"}, "properties", 32_768, 32_767),
         ({"properties": b"k\x01" + b"v" * 32_764 + b"\x02", "with_record_crc": True}, "properties", 32_787, 32_767),
     ],
-    ids=["body", "topic-v1", "topic-v2", "topic-empty", "properties", "properties-with-crc"],
+    ids=[
+        "body", "topic-v1", "topic-v2", "topic-empty", "born-host-short", "store-host-empty", "store-host-between",
+        "born-host-long", "born-flag-without-ipv6", "store-flag-without-ipv6", "properties", "properties-with-crc",
+    ],  # fmt: skip
 )
 def test_what_does_not_fit_is_refused_with_field_size_and_limit(
     change: dict[str, object], field: str, size: int, limit: int
@@ -179,6 +205,24 @@ def test_what_does_not_fit_is_refused_with_field_size_and_limit(
 def test_a_number_outside_its_field_is_refused_not_wrapped() -> None:
     with pytest.raises(MessageError, match="queue_offset=9223372036854775808"):
         record(queue_offset=2**63)
+
+
+@pytest.mark.parametrize("topic", ["half \ud83d", None, 5])
+def test_a_topic_that_utf8_has_not_is_refused(topic: str) -> None:
+    with pytest.raises(MessageError) as caught:
+        record(topic=topic)
+    assert caught.value.field == "topic"
+
+
+def test_a_flag_outside_its_field_is_refused_in_a_batch() -> None:
+    with pytest.raises(MessageError, match="1099511627776") as caught:
+        encode_batch([BatchPart(2**40, b"x", b"")])
+    assert caught.value.field == "flag"
+
+
+def test_a_position_outside_every_buffer_is_no_record() -> None:
+    with pytest.raises(CorruptRecordError):
+        decode_record(SHEET_RECORD, 2**70)
 
 
 @pytest.mark.parametrize("size", [32_766, 32_767])
@@ -247,6 +291,27 @@ def test_a_record_that_lies_elsewhere_than_it_says_is_corrupt() -> None:
     assert verdict.kind is Kind.CORRUPT
     assert "4096" in verdict.reason
     assert "8192" in verdict.reason
+
+
+@pytest.mark.parametrize("kind", ["v1-ipv4", "v2-long-topic", "v1-both-ipv6"])
+def test_a_walk_ends_at_a_record_of_another_place(kind: str) -> None:
+    """On the fast path and on the slow one: records at 0 and elsewhere, in a buffer that begins at 4096."""
+    here = record(physical_offset=4096)
+    data = here + KINDS[kind] + here
+    scan = scan_records(data, 0, len(data), base_offset=4096)
+    assert (scan.positions, scan.position, scan.verdict.kind) == ([0], len(here), Kind.CORRUPT)
+    assert str(4096 + len(here)) in scan.verdict.reason
+    assert len(scan_records(data, 0, len(data), base_offset=None).positions) == 3
+
+
+def test_a_first_magic_takes_topics_up_to_127_bytes_only() -> None:
+    """The length is a signed byte: 128 and more are negative to Java. The same bytes, judged, walked."""
+    for length, kind in ((127, Kind.WHOLE), (128, Kind.CORRUPT), (200, Kind.CORRUPT)):
+        second = record(topic="t" * 127)
+        data = bytearray(second[:-140] + bytes([length]) + b"t" * length + second[-12:])
+        data[:4] = len(data).to_bytes(4, "big")
+        assert check_record(data).kind is kind
+        assert scan_records(data, 0, len(data), base_offset=None).sizes == ([len(data)] if kind is Kind.WHOLE else [])
 
 
 @pytest.mark.parametrize(
@@ -386,3 +451,27 @@ def test_an_inner_batch_unwraps_into_messages_with_their_own_offsets() -> None:
     inner = unwrap_inner_batch(outer)
     assert [(m.queue_offset, m.body, m.flag) for m in inner] == [(40, b"one", 0), (41, b"", -1), (42, b"three", 7)]
     assert inner[0].properties == decode_properties(PARTS[0].properties)
+
+
+def test_an_inner_base_that_is_no_number_is_refused() -> None:
+    properties = encode_properties({Property.INNER_NUM: "3", Property.INNER_BASE: "abc"})
+    outer = decode_record(record(body=encode_batch(PARTS), properties=properties, sys_flag=SysFlag.INNER_BATCH))
+    with pytest.raises(MessageError, match="'abc'") as caught:
+        unwrap_inner_batch(outer)
+    assert caught.value.field == "properties[INNER_BASE]"
+
+
+def test_an_inner_batch_without_a_base_begins_at_the_records_own_offset() -> None:
+    outer = decode_record(record(body=encode_batch(PARTS), sys_flag=SysFlag.INNER_BATCH, queue_offset=90))
+    assert [message.queue_offset for message in unwrap_inner_batch(outer)] == [90, 91, 92]
+
+
+def test_the_parts_of_an_inner_batch_are_neither_compressed_nor_batches_themselves() -> None:
+    """The outer body was compressed as a whole; its parts are plain, and nobody may unwrap them again."""
+    flags = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP | SysFlag.COMPRESSED | Compression.ZLIB
+    outer = decode_record(record(body=compress(encode_batch(PARTS), Compression.ZLIB), sys_flag=flags))
+    inner = unwrap_inner_batch(outer)
+    assert [message.body for message in inner] == [b"one", b"", b"three"]
+    for message in inner:
+        assert not message.sys_flag & (SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP | SysFlag.COMPRESSED)
+        assert unwrap_inner_batch(message) == [message]

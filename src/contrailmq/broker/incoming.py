@@ -10,10 +10,12 @@ still has DELAY in it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from contrailmq.message import Property, StoredMessage, encode_properties, tags_code
+from contrailmq.message import Property, StoredMessage, SysFlag, encode_properties, tags_code
 from contrailmq.wire.codes import ResponseCode
+
+_HOST_FLAGS: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 
 
 class Refusal(NamedTuple):
@@ -88,7 +90,7 @@ class IncomingMessage:
             store_host=store_host,
             born_time_ms=stored.born_time_ms,
             flag=stored.flag,
-            sys_flag=stored.sys_flag,
+            sys_flag=stored.sys_flag & ~_HOST_FLAGS,  # the store sets them anew from the hosts
             reconsume_times=stored.reconsume_times,
         )
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from contrailmq.client.errors import ClientError
 from contrailmq.client.records import ReceivedMessage, decode_messages
-from contrailmq.message import ContrailError, Property, encode_host, encode_properties
+from contrailmq.message import ContrailError, MessageError, Property, encode_host, encode_properties
 from contrailmq.wire.admin_bodies import ConsumerStatusBody, ResetOffsetBody
 from contrailmq.wire.bodies import decode_body, encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -158,5 +158,5 @@ def _host(text: str) -> bytes:
     ip, _, port = text.lstrip("/").rpartition(":")
     try:
         return encode_host(ip.strip("[]"), int(port))
-    except (OSError, ValueError):
+    except (MessageError, ValueError):
         return encode_host("0.0.0.0", 0)

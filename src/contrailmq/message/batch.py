@@ -44,7 +44,10 @@ def encode_batch(parts: Iterable[tuple[int, bytes, bytes]]) -> bytes:
                 limit=PROPERTIES_BYTES_MAX,
             )
         size = BATCH_PART_BYTES_MIN + body_bytes + properties_bytes
-        pieces += (pack_head(size, 0, 0, flag, body_bytes), body, pack_length(properties_bytes), properties)
+        try:
+            pieces += (pack_head(size, 0, 0, flag, body_bytes), body, pack_length(properties_bytes), properties)
+        except struct.error as exc:
+            raise MessageError(f"flag: {flag!r} is no signed 32-bit number ({exc})", field="flag") from exc
     return b"".join(pieces)
 
 

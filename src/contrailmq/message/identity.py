@@ -63,18 +63,37 @@ class Host(NamedTuple):
 
 def encode_host(ip: str, port: int) -> bytes:
     """IP (4 or 16 bytes) and port (4 bytes), as records and message ids hold them."""
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-    return socket.inet_pton(family, ip.partition("%")[0]) + port.to_bytes(4, "big")
+    try:
+        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+        packed = socket.inet_pton(family, ip.partition("%")[0])
+    except (OSError, ValueError, TypeError, AttributeError):
+        raise MessageError(f"{ip!r} is no IP address: give an IPv4 or IPv6 address, not a name", field="host") from None
+    if not isinstance(port, int) or not 0 <= port <= 65_535:
+        raise MessageError(f"port {port!r} of {ip} is no port: give a number from 0 to 65535", field="port")
+    return packed + port.to_bytes(4, "big")
 
 
 def decode_host(data: bytes) -> Host:
+    """The address behind the 8 or 20 bytes of a record."""
+    if len(data) not in (8, 20):
+        raise MessageError(
+            f"a host of {len(data)} bytes: it takes 8 (IPv4) or 20 (IPv6)", field="host", size=len(data), limit=20
+        )
     family = socket.AF_INET if len(data) == 8 else socket.AF_INET6
     return Host(socket.inet_ntop(family, data[:-4]), int.from_bytes(data[-4:], "big", signed=True))
 
 
 def offset_message_id(store_host: bytes, physical_offset: int) -> str:
-    """The broker's message id: where the record lies. 32 hex digits for IPv4, 56 for IPv6."""
-    return (store_host + physical_offset.to_bytes(8, "big")).hex().upper()
+    """The broker's message id: where the record lies. 32 hex digits for IPv4, 56 for IPv6.
+
+    The offset is signed, as in the record: -1 ends in sixteen F, and `parse_offset_message_id` gives -1 back.
+    """
+    try:
+        return (store_host + physical_offset.to_bytes(8, "big", signed=True)).hex().upper()
+    except OverflowError:
+        raise MessageError(
+            f"physical offset {physical_offset} is no signed 64-bit number", field="physical_offset"
+        ) from None
 
 
 def parse_offset_message_id(text: str) -> tuple[str, int, PhysicalOffset]:
@@ -100,6 +119,7 @@ class UniqueId(NamedTuple):
     counter: int
 
 
+_IDS_PER_HEAD: Final = 4096
 _counter = itertools.count()
 _unique_prefix = ""
 _month_begin_ms = 0
@@ -117,9 +137,16 @@ def create_unique_id() -> str:
 
 
 def create_unique_ids(count: int) -> list[str]:
-    """That many at once, of one millisecond: 0.5 us each in place of 0.75, which a batch's messages feel."""
-    head = _unique_head()
-    return [f"{head}{next(_counter) & 0xFFFF:04X}" for _ in range(count)]
+    """That many at once: 0.5 us each in place of 0.75, which a batch's messages feel.
+
+    Up to 4,096 share a millisecond. Then the clock is asked again: the counter comes round only after 65,536 ids, and
+    those take far longer than the millisecond in which they would have to be made to meet.
+    """
+    ids: list[str] = []
+    while (left := count - len(ids)) > 0:
+        head = _unique_head()
+        ids += [f"{head}{next(_counter) & 0xFFFF:04X}" for _ in range(min(left, _IDS_PER_HEAD))]
+    return ids
 
 
 def _unique_head() -> str:

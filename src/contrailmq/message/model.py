@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
@@ -108,8 +109,17 @@ def check_message(message: Message, *, body_bytes_max: int = BODY_BYTES_MAX) -> 
 
 
 def _user_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    own = dict(properties)
+    try:
+        own = dict(properties)
+    except (TypeError, ValueError):
+        raise MessageError(
+            f"properties is of type {type(properties).__name__}: give a mapping of text to text", field="properties"
+        ) from None
     for name, value in own.items():
+        if not isinstance(name, str):
+            raise MessageError(
+                f"a property's name is {name!r}, of type {type(name).__name__}: names are text", field="properties"
+            )
         field = f"properties[{name[:64]}]"
         if name in RESERVED_PROPERTIES:
             raise MessageError(f"property {name!r} is RocketMQ's own: choose another name", field=field)
@@ -123,8 +133,15 @@ def _user_properties(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _joined_keys(keys: Iterable[str]) -> str:
-    parts = list(keys)
+    try:
+        parts = list(keys)
+    except TypeError:
+        raise MessageError(
+            f"keys is {keys!r}, of type {type(keys).__name__}: give text or several texts", field="keys"
+        ) from None
     for key in parts:
+        if not isinstance(key, str):
+            raise MessageError(f"key {key!r} is of type {type(key).__name__}: keys are text", field="keys")
         if " " in key or not key:
             raise MessageError(f"key {key!r} is empty or holds a space: a space separates keys", field="keys")
     return " ".join(parts)
@@ -136,11 +153,15 @@ def _delay_properties(
     if bool(level) + (delay is not None) + (deliver_at is not None) > 1:
         raise MessageError("give one of delay_level, delay and deliver_at, not several", field="delay")
     if level:
+        if not isinstance(level, int):
+            raise MessageError(f"delay_level is {level!r}: give a whole number from 1 on", field="delay_level")
         if level < 0:
             raise MessageError(f"delay_level is {level}: levels count from 1", field="delay_level", size=level)
         return [(Property.DELAY, str(level))]
     if delay is not None:
         seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        if not isinstance(seconds, int | float) or not math.isfinite(seconds * 1000):
+            raise MessageError(f"delay is {delay!r}: give a finite number of seconds or a timedelta", field="delay")
         if seconds < 0:
             raise MessageError(f"delay is {seconds} s: it cannot be negative", field="delay")
         return [(Property.TIMER_DELAY_MS, str(round(seconds * 1000)))]
@@ -150,6 +171,11 @@ def _delay_properties(
                 "deliver_at has no time zone: pass an aware datetime or epoch milliseconds", field="deliver_at"
             )
         deliver_at = round(deliver_at.timestamp() * 1000)
+    if not isinstance(deliver_at, int):
+        raise MessageError(
+            f"deliver_at is {deliver_at!r}: give epoch milliseconds as a whole number, or an aware datetime",
+            field="deliver_at",
+        )
     return [(Property.TIMER_DELIVER_MS, str(deliver_at))]
 
 

@@ -53,6 +53,8 @@ def dlq_topic(group: str) -> str:
 
 def check_topic(topic: str) -> None:
     """Raise `MessageError` unless the name is a legal topic."""
+    if not isinstance(topic, str):
+        raise _not_text(topic, field="topic", limit=TOPIC_BYTES_MAX)
     limit = LONG_TOPIC_BYTES_MAX if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) else TOPIC_BYTES_MAX
     _check_name(topic, field="topic", limit=limit)
 
@@ -69,7 +71,16 @@ def names_directory(topic: str) -> bool:
 
 def check_group(group: str) -> None:
     """Raise `MessageError` unless the name is a legal producer or consumer group."""
+    if not isinstance(group, str):
+        raise _not_text(group, field="group", limit=GROUP_BYTES_MAX)
     _check_name(group, field="group", limit=GROUP_BYTES_MAX)
+
+
+def _not_text(name: object, *, field: str, limit: int) -> MessageError:
+    return MessageError(
+        f"the {field} name is {name!r}, of type {type(name).__name__}: give text of 1 to {limit} characters",
+        field=field,
+    )
 
 
 def _check_name(name: str, *, field: str, limit: int) -> None:

@@ -76,7 +76,7 @@ def read_record(kind: type[M], buffer: Buffer, position: int = 0) -> M:
         properties_length = (buffer[topic_end] << 8) + buffer[topic_end + 1]
         if not body <= body_end < topic <= topic_end or topic_end + 2 + properties_length != end or end > len(buffer):
             raise _malformed(position, f"its size says {size}, its body {body_bytes}")
-    except (struct.error, IndexError) as exc:
+    except (struct.error, IndexError, OverflowError) as exc:
         raise _malformed(position, f"it is cut at {len(buffer)}") from exc
     name, content, properties = buffer[topic:topic_end], buffer[body:body_end], buffer[topic_end + 2 : end]
     if not (isinstance(name, bytes) and isinstance(content, bytes) and isinstance(properties, bytes)):  # of a view

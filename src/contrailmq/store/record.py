@@ -136,16 +136,18 @@ def encode_record(
 
     Raises `MessageError` naming the field, its size and the limit; nothing half-built is ever returned.
     """
-    topic_bytes = topic.encode()
+    try:
+        topic_bytes = topic.encode()
+    except (UnicodeEncodeError, AttributeError) as exc:
+        raise MessageError(f"topic {topic!r} is no text that UTF-8 has ({exc}): name one", field="topic") from exc
     magic = MAGIC_V1 if len(topic_bytes) <= TOPIC_BYTES_MAX else MAGIC_V2
     if with_record_crc and properties and properties[-1] != 2:
         properties += b"\x02"  # otherwise the last value would swallow the CRC property
     properties_length = len(properties) + (CRC_PROPERTY_BYTES if with_record_crc else 0)
     _check_sizes(topic_bytes, len(body), properties_length, long_topics=long_topics, body_bytes_max=body_bytes_max)
-    if len(born_host) == 20:
-        sys_flag |= SysFlag.BORN_HOST_V6
-    if len(store_host) == 20:
-        sys_flag |= SysFlag.STORE_HOST_V6
+    if len(born_host) != 8 or len(store_host) != 8 or sys_flag & HOSTS_V6:
+        sys_flag |= _host_bit("born_host", born_host, sys_flag, SysFlag.BORN_HOST_V6)
+        sys_flag |= _host_bit("store_host", store_host, sys_flag, SysFlag.STORE_HOST_V6)
     head = HEADS[sys_flag & HOSTS_V6]
     topic_length = len(topic_bytes).to_bytes(1 if magic == MAGIC_V1 else 2, "big")
     size = head.size + len(body) + len(topic_length) + len(topic_bytes) + 2 + properties_length
@@ -175,6 +177,28 @@ def encode_record(
         ) from exc
     record = b"".join((packed, body, topic_length, topic_bytes, properties_length.to_bytes(2, "big"), properties))
     return record + encode_crc_property(crc32(record) & 0x7FFFFFFF) if with_record_crc else record
+
+
+def _host_bit(field: str, host: bytes, sys_flag: int, bit: int) -> int:
+    """The bit that says that a host is IPv6, or 0. Packing would pad or cut what has another length."""
+    size = len(host)
+    if size == 20:
+        return bit
+    if size != 8:
+        raise MessageError(
+            f"{field}: {size} bytes, it takes 8 (IPv4) or 20 (IPv6): make it with encode_host",
+            field=field,
+            size=size,
+            limit=8 if size < 20 else 20,
+        )
+    if sys_flag & bit:
+        raise MessageError(
+            f"{field}: 8 bytes, but sys_flag {sys_flag:#x} says IPv6 ({bit:#x}), which takes 20: clear the bit",
+            field=field,
+            size=8,
+            limit=20,
+        )
+    return 0
 
 
 def _check_sizes(
@@ -452,10 +476,20 @@ def read_facts(buffer: Buffer, position: int) -> RecordFacts:
 
 
 def unwrap_inner_batch(message: StoredMessage) -> Sequence[StoredMessage]:
-    """The messages inside an inner-batch record (topics with queue.type=BatchCQ), or the message itself."""
+    """The messages inside an inner-batch record (topics with queue.type=BatchCQ), or the message itself.
+
+    Raises `MessageError` for a body that is no batch and for an INNER_BASE that is no number.
+    """
     if not message.sys_flag & SysFlag.INNER_BATCH:
         return [message]
-    base = int(message.properties.get(Property.INNER_BASE, message.queue_offset))
+    stored_base = message.properties.get(Property.INNER_BASE, message.queue_offset)
+    try:
+        base = int(stored_base)
+    except ValueError:
+        raise MessageError(
+            f"{Property.INNER_BASE} is {str(stored_base)[:64]!r}: the first queue offset of an inner batch is a number",
+            field=f"properties[{Property.INNER_BASE}]",
+        ) from None
     return [
         StoredMessage(
             message.topic,
