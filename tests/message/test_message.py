@@ -234,6 +234,13 @@ def test_no_properties_are_no_bytes_and_a_value_that_is_no_text_is_refused_by_na
     assert caught.value.field == "properties[retries]"
 
 
+@pytest.mark.parametrize("properties", [{"a": "half \ud83d"}, {"half \udc00": "v"}])
+def test_properties_that_utf8_has_not_are_refused(properties: dict[str, str]) -> None:
+    with pytest.raises(MessageError, match="half of a character") as caught:
+        encode_properties(properties)
+    assert caught.value.field == "properties"
+
+
 def test_properties_over_the_limit_are_refused_with_the_size() -> None:
     assert len(encode_properties({"k": "v" * 32_764})) == 32_767
     with pytest.raises(MessageError, match="32768 bytes, the limit is 32767"):

@@ -188,8 +188,18 @@ def test_a_blank_says_how_many_bytes_are_left_in_the_file() -> None:
         ({"properties": b"k\x01" + b"v" * 32_764 + b"\x02", "with_record_crc": True}, "properties", 32_787, 32_767),
     ],
     ids=[
-        "body", "topic-v1", "topic-v2", "topic-empty", "born-host-short", "store-host-empty", "store-host-between",
-        "born-host-long", "born-flag-without-ipv6", "store-flag-without-ipv6", "properties", "properties-with-crc",
+        "body",
+        "topic-v1",
+        "topic-v2",
+        "topic-empty",
+        "born-host-short",
+        "store-host-empty",
+        "store-host-between",
+        "born-host-long",
+        "born-flag-without-ipv6",
+        "store-flag-without-ipv6",
+        "properties",
+        "properties-with-crc",
     ],  # fmt: skip
 )
 def test_what_does_not_fit_is_refused_with_field_size_and_limit(

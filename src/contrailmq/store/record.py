@@ -205,10 +205,17 @@ def _check_sizes(
     topic: bytes, body_length: int, properties_length: int, *, long_topics: bool, body_bytes_max: int
 ) -> None:
     """The size rules, in the reference's order (MessageExtEncoder)."""
+    topic_bytes_max = LONG_TOPIC_BYTES_MAX if long_topics else TOPIC_BYTES_MAX
+    if (
+        0 < len(topic) <= topic_bytes_max
+        and body_length <= body_bytes_max
+        and properties_length <= PROPERTIES_BYTES_MAX
+    ):
+        return
     for field, size, limit, remedy in (
         ("properties", properties_length, PROPERTIES_BYTES_MAX, "move data into the body"),
         ("body", body_length, body_bytes_max, "split it or raise maxMessageSize"),
-        ("topic", len(topic), LONG_TOPIC_BYTES_MAX if long_topics else TOPIC_BYTES_MAX, "shorten it"),
+        ("topic", len(topic), topic_bytes_max, "shorten it"),
     ):
         if size > limit:
             raise MessageError(
