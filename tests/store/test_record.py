@@ -200,7 +200,7 @@ def test_a_blank_says_how_many_bytes_are_left_in_the_file() -> None:
         "store-flag-without-ipv6",
         "properties",
         "properties-with-crc",
-    ],  # fmt: skip
+    ],
 )
 def test_what_does_not_fit_is_refused_with_field_size_and_limit(
     change: dict[str, object], field: str, size: int, limit: int
