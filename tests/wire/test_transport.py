@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from contrailmq.wire.acl import AclCredentials
-from contrailmq.wire.connection import PARSED_COMMANDS_MAX, SLICE_COMMANDS
+from contrailmq.wire.connection import LARGE_BODY_BYTES, PARSED_COMMANDS_MAX, SLICE_COMMANDS
 from contrailmq.wire.errors import (
     ConnectError,
     ConnectionClosedError,
@@ -205,6 +205,26 @@ def test_a_wakeup_with_much_work_gives_the_others_their_turn(run: Run, monkeypat
         assert served == list(range(100))
         await turns_until(lambda: transport.is_reading)
         assert [answer.opaque for answer in FrameParser().feed(b"".join(transport.writes))] == list(range(100))
+
+    run(main())
+
+
+def test_large_bodies_are_handed_over_one_by_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("contrailmq.wire.connection.time", SlowClock())
+
+    async def main() -> None:
+        calls: list[list[int]] = []
+
+        def counting(connection: Connection, commands: list[Command]) -> None:
+            calls.append([command.opaque for command in commands])
+            echo(connection, commands)
+
+        connection, transport = connected(counting)
+        body = bytes(LARGE_BODY_BYTES + 1)
+        connection.data_received(b"".join(encode_request(105, {}, body, opaque=n) for n in range(6)))
+        assert calls == [[0], [1]]
+        await turns_until(lambda: transport.is_reading)
+        assert calls == [[n] for n in range(6)]
 
     run(main())
 

@@ -45,6 +45,7 @@ _OPAQUE_MAX: Final = 0x7FFFFFFF
 JOIN_BYTES_MAX: Final = 256 * 1024  # RocketMQ's limit for one pull from memory
 SLICE_COMMANDS: Final = 8  # the clock is looked at after so many requests
 SLICE_S: Final = 0.005
+LARGE_BODY_BYTES: Final = 8192  # a body that may be work for milliseconds: the clock is looked at after each of them
 PARSED_COMMANDS_MAX: Final = 512  # of one read, before the others have their turn: some 2 ms
 
 
@@ -286,14 +287,17 @@ class Connection(asyncio.Protocol):
         """Hand requests to the handler, as many as a slice of time takes; the rest waits in the backlog."""
         self._is_corked = True
         try:
-            if len(requests) <= SLICE_COMMANDS:
+            step = SLICE_COMMANDS
+            if len(requests) > 1 and max(len(request.body) for request in requests) > LARGE_BODY_BYTES:
+                step = 1
+            if len(requests) <= step:
                 self._handler(self, requests)
                 return
             end_s = time.monotonic() + SLICE_S
-            for start in range(0, len(requests), SLICE_COMMANDS):
-                self._handler(self, requests[start : start + SLICE_COMMANDS])
+            for start in range(0, len(requests), step):
+                self._handler(self, requests[start : start + step])
                 if time.monotonic() >= end_s:
-                    self._backlog.extend(requests[start + SLICE_COMMANDS :])
+                    self._backlog.extendleft(reversed(requests[start + step :]))
                     break
         finally:
             self._is_corked = False
