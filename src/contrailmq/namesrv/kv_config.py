@@ -26,6 +26,8 @@ from contrailmq.wire.properties import format_properties, read_properties
 __all__ = ["ORDER_TOPIC_CONFIG", "KvConfig", "KvConfigError", "load", "save", "save_settings"]
 
 ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
+TABLE_BYTES_MAX: Final = 16 * 1024 * 1024  # every change writes the whole: 16 MiB of JSON take some 50 ms
+_ENTRY_BYTES: Final = 100  # what a key, or a namespace, takes besides its text
 
 
 class KvConfigError(ContrailError):
@@ -41,22 +43,43 @@ class KvConfig:
 
     def __init__(self, table: dict[str, dict[str, str]] | None = None) -> None:
         self._table = table or {}
+        self.size_bytes = sum(
+            _size_bytes(name) + sum(_size_bytes(key, value) for key, value in entries.items())
+            for name, entries in self._table.items()
+        )
 
     def put(self, namespace: str, key: str, value: str) -> None:
+        """KvConfigError, and nothing is changed, when the table would grow beyond TABLE_BYTES_MAX."""
+        added_bytes = _size_bytes(key, value) + (0 if namespace in self._table else _size_bytes(namespace))
+        old = self.get(namespace, key)
+        if old is not None:
+            added_bytes -= _size_bytes(key, old)
+        if added_bytes > 0 and self.size_bytes + added_bytes > TABLE_BYTES_MAX:
+            raise KvConfigError(
+                f"key {key[:80]!r} needs {added_bytes} bytes more and the table has {self.size_bytes}, the limit is "
+                f"{TABLE_BYTES_MAX}: delete keys that nobody needs"
+            )
         self._table.setdefault(namespace, {})[key] = value
+        self.size_bytes += added_bytes
 
     def get(self, namespace: str, key: str) -> str | None:
         return self._table.get(namespace, {}).get(key)
 
     def delete(self, namespace: str, key: str) -> None:
         """Forget a key; a namespace stays, empty, as in RocketMQ."""
-        self._table.get(namespace, {}).pop(key, None)
+        old = self._table.get(namespace, {}).pop(key, None)
+        if old is not None:
+            self.size_bytes -= _size_bytes(key, old)
 
     def namespace(self, name: str) -> dict[str, str] | None:
         return self._table.get(name)
 
     def to_json(self) -> bytes:
         return msgspec.json.format(encode_body(_File(config_table=self._table)), indent=2)
+
+
+def _size_bytes(*texts: str) -> int:
+    return _ENTRY_BYTES + sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
 
 
 def load(path: Path) -> KvConfig:

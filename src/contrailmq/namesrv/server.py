@@ -1,12 +1,15 @@
 """The NameServer on a socket: one function per request code over `routes` and `kv_config`.
 
 Everything runs on one loop and answers at once, but for changes of the key-value table and of the settings: those are
-answered when the file is written, which happens in a worker thread, one write at a time. Registrations that are
-compressed or large are decoded in a worker thread too, one at a time, and later ones wait for their turn: what a broker
-said last is what counts.
+answered when the file is written, which happens in a worker thread, one write at a time; whatever changed in the table
+meanwhile is saved by the next write, all at once. Registrations that are compressed or large are decoded in a worker
+thread too, one at a time, and later ones wait for their turn: what a broker said last is what counts. What waits is
+bounded in bytes over all connections (WAITING_BYTES_MAX); beyond it requests are answered with SYSTEM_BUSY.
 
 Routes are by far the most asked for. Their encoded bodies are cached until the tables change
-(`RouteTables.generation`), so an answer is one lookup and one write.
+(`RouteTables.generation`) or there are too many (ROUTE_BYTES_MAX), so an answer is one lookup and one write.
+
+`stop` answers what was accepted, for at most shutdownWaitTimeSeconds; what is not done by then is refused.
 """
 
 from __future__ import annotations
@@ -49,6 +52,9 @@ _log = logging.getLogger(__name__)
 STANDARD_JSON_VERSION: Final = 401  # V4_9_4: from here on requesters read broker ids as JSON strings
 _FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _ROUTE_FOUND: Final = ReplyTemplate({})
+WAITING_BYTES_MAX: Final = 64 * 1024 * 1024  # four registrations of the largest size
+ROUTE_BYTES_MAX: Final = 32 * 1024 * 1024  # 100,000 routes of one broker
+_LAST_ANSWERS_SECONDS: Final = 1.0  # for refusals to leave, when the time for stopping is over
 
 Answer = bytes | Coroutine[None, None, bytes]
 Serve = Callable[[Connection, Command], Answer]
@@ -56,6 +62,10 @@ Serve = Callable[[Connection, Command], Answer]
 
 def _epoch_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+class BusyError(ContrailError):
+    """Too much waits already; the text has the numbers."""
 
 
 class NameServer:
@@ -74,12 +84,16 @@ class NameServer:
         self._clock_ms = clock_ms
         self._started_ms = 0
         self._route_bodies: dict[tuple[str, bool], bytes] = {}
+        self._route_bytes = 0
         self._route_generation = -1
         self._saving = asyncio.Lock()
         self._changed_settings: dict[str, str] = {}  # since the start, by UPDATE_NAMESRV_CONFIG
         self._registering = asyncio.Lock()
         self._registrations_read = 0  # in worker threads, or waiting for one
+        self._waiting_bytes = 0  # of requests that are answered later
         self._tasks: set[asyncio.Task[None]] = set()
+        self._next_save: asyncio.Task[None] | None = None  # of the key-value table; has not begun
+        self._saves: set[asyncio.Task[None]] = set()
         self._scanner: asyncio.TimerHandle | None = None
         self._server = RemotingServer(
             self.handle,
@@ -110,11 +124,30 @@ class NameServer:
         self._schedule_scan(asyncio.get_running_loop())
 
     async def stop(self) -> None:
+        """Answer what was accepted, refuse what is not done in shutdownWaitTimeSeconds, and close."""
         if self._scanner is not None:
             self._scanner.cancel()
-        await self._server.close(drain_seconds=1.0)
-        for task in list(self._tasks):
-            await asyncio.wait([task])
+        limit_s = self.config.shutdown_wait_time_seconds
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + limit_s
+        refusing = loop.call_at(end_s, self._refuse_waiting)
+        await self._server.close(drain_seconds=limit_s + _LAST_ANSWERS_SECONDS)
+        if self._tasks:  # of requests that nobody waits for
+            await asyncio.wait(list(self._tasks), timeout=max(0.0, end_s - loop.time()))
+        refusing.cancel()
+        self._refuse_waiting()
+        left = [*self._tasks, *self._saves]
+        if left:
+            await asyncio.wait(left)  # a write that has begun cannot be called back
+
+    def _refuse_waiting(self) -> None:
+        """The time for stopping is over."""
+        if self._tasks:
+            _log.warning("stopping: %d requests are not done and are refused", len(self._tasks))
+        if self._next_save is not None:
+            self._next_save.cancel()
+        for task in self._tasks:
+            task.cancel()
 
     def scan(self) -> None:
         """Forget the brokers that were silent for their timeout."""
@@ -163,7 +196,7 @@ class NameServer:
             except ContrailError as exc:
                 answer = _error(command, exc)
             if not isinstance(answer, bytes):
-                self._spawn(self._answer_later(connection, command, answer))
+                self._spawn(self._answer_later(connection, command, answer), _held_bytes(command))
             elif not command.is_oneway:
                 connection.reply(answer)
 
@@ -174,13 +207,31 @@ class NameServer:
             data = await answer
         except ContrailError as exc:
             data = _error(command, exc)
+        except asyncio.CancelledError:
+            limit_s = self.config.shutdown_wait_time_seconds
+            remark = f"this NameServer stops and could not do it within shutdownWaitTimeSeconds={limit_s}: ask again"
+            data = encode_response(command, ResponseCode.SYSTEM_BUSY, remark=remark)
         if not command.is_oneway:
             connection.reply(data)
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None], held_bytes: int) -> None:
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            self._waiting_bytes -= held_bytes
+
         task = asyncio.get_running_loop().create_task(work)
+        self._waiting_bytes += held_bytes
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(done)
+
+    def _check_room(self, request: Command) -> None:
+        """BusyError when the request cannot wait too."""
+        size_bytes = _held_bytes(request)
+        if self._waiting_bytes + size_bytes > WAITING_BYTES_MAX:
+            raise BusyError(
+                f"{request_name(request.code)} of {size_bytes} bytes: {len(self._tasks)} requests of "
+                f"{self._waiting_bytes} bytes wait already, the limit is {WAITING_BYTES_MAX}: ask again later"
+            )
 
     def _disconnected(self, connection: Connection) -> None:
         self._tell(self.tables.connection_closed(connection))
@@ -231,7 +282,7 @@ class NameServer:
 
     def _route_body(self, topic: str, is_standard: bool) -> bytes | None:
         if self._route_generation != self.tables.generation:
-            self._route_bodies.clear()
+            self._forget_route_bodies()
             self._route_generation = self.tables.generation
         key = (topic, is_standard)
         body = self._route_bodies.get(key)
@@ -239,8 +290,18 @@ class NameServer:
             route = self._route(topic)
             if route is None:
                 return None
-            body = self._route_bodies[key] = encode_route(route, is_standard=is_standard)
+            body = encode_route(route, is_standard=is_standard)
+            size_bytes = len(body) + len(topic)
+            if self._route_bytes + size_bytes > ROUTE_BYTES_MAX:
+                self._forget_route_bodies()
+            if size_bytes <= ROUTE_BYTES_MAX:
+                self._route_bodies[key] = body
+                self._route_bytes += size_bytes
         return body
+
+    def _forget_route_bodies(self) -> None:
+        self._route_bodies.clear()
+        self._route_bytes = 0
 
     def _route(self, topic: str) -> TopicRouteData | None:
         route = self.tables.route(topic)
@@ -302,6 +363,7 @@ class NameServer:
     def _register_broker(self, connection: Connection, request: Command) -> Answer:
         header = request.header(headers.RegisterBroker)
         if header.compressed or not is_light(request.body) or self._registrations_read:
+            self._check_room(request)
             self._registrations_read += 1
             return self._register_later(connection, request, header)
         return self._registered(connection, request, header, _read_registration(request, header))
@@ -309,6 +371,8 @@ class NameServer:
     async def _register_later(self, connection: Connection, request: Command, header: headers.RegisterBroker) -> bytes:
         try:
             async with self._registering:
+                if not connection.is_open:
+                    raise ConnectionClosedError(connection.address, "the broker left before its registration was read")
                 read = await asyncio.to_thread(_read_registration, request, header)
             if not connection.is_open:
                 raise ConnectionClosedError(connection.address, "the broker left while its registration was read")
@@ -374,21 +438,32 @@ class NameServer:
 
     # -------------------------------------------------------------------------------------------- key-values, settings
 
-    async def _put_kv(self, connection: Connection, request: Command) -> bytes:
+    def _put_kv(self, connection: Connection, request: Command) -> Answer:
         header = request.header(headers.PutKvConfig)
+        self._check_room(request)
         self.kv.put(header.namespace, header.key, header.value)
-        return await self._saved(request)
+        return self._saved(request)
 
-    async def _delete_kv(self, connection: Connection, request: Command) -> bytes:
+    def _delete_kv(self, connection: Connection, request: Command) -> Answer:
         header = request.header(headers.KvKey)
+        self._check_room(request)
         self.kv.delete(header.namespace, header.key)
-        return await self._saved(request)
+        return self._saved(request)
 
     async def _saved(self, request: Command) -> bytes:
+        """The answer, when a write that began after the change has ended."""
         self.tables.generation += 1  # routes may show order settings
-        async with self._saving:
-            await asyncio.to_thread(kv_config.save, self.config.kv_config_file, self.kv.to_json())
+        if self._next_save is None:
+            self._next_save = asyncio.get_running_loop().create_task(self._save_kv())
+            self._saves.add(self._next_save)
+            self._next_save.add_done_callback(self._saves.discard)
+        await asyncio.shield(self._next_save)
         return encode_response(request)
+
+    async def _save_kv(self) -> None:
+        async with self._saving:
+            self._next_save = None  # what changes from here on is for the write after this one
+            await asyncio.to_thread(kv_config.save, self.config.kv_config_file, self.kv.to_json())
 
     def _get_kv(self, connection: Connection, request: Command) -> bytes:
         header = request.header(headers.KvKey)
@@ -406,7 +481,8 @@ class NameServer:
             return encode_response(request, ResponseCode.QUERY_NOT_FOUND, remark=remark)
         return encode_response(request, body=encode_body(KVTable(table=table)))
 
-    async def _update_config(self, connection: Connection, request: Command) -> bytes:
+    def _update_config(self, connection: Connection, request: Command) -> Answer:
+        self._check_room(request)
         try:
             changes = parse_properties(request.body.decode())
         except UnicodeDecodeError as exc:
@@ -418,6 +494,9 @@ class NameServer:
         self.config = self.config.updated(changes)
         self._apply_config()
         self._changed_settings.update({key: changes[key] for key in self.config.keys() & changes.keys()})
+        return self._saved_settings(request)
+
+    async def _saved_settings(self, request: Command) -> bytes:
         async with self._saving:
             await asyncio.to_thread(kv_config.save_settings, self.config.config_file, dict(self._changed_settings))
         return encode_response(request)
@@ -455,6 +534,11 @@ def _of_zone(route: TopicRouteData, zone: str) -> TopicRouteData:
     return route
 
 
+def _held_bytes(request: Command) -> int:
+    return len(request.body) + sum(len(name) + len(value) for name, value in request.ext.items())
+
+
 def _error(request: Command, error: ContrailError) -> bytes:
     _log.warning("%s refused: %s", request_name(request.code), error)
-    return encode_response(request, ResponseCode.SYSTEM_ERROR, remark=str(error))
+    code = ResponseCode.SYSTEM_BUSY if isinstance(error, BusyError) else ResponseCode.SYSTEM_ERROR
+    return encode_response(request, code, remark=str(error))
