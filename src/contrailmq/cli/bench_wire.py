@@ -8,13 +8,13 @@ show: sockets, the loop, the broker.
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
+from contrailmq.cli.machine import machine
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.frame import FrameParser, ReplyTemplate, encode_request, encode_response
 from contrailmq.wire.header import HOT_DECODERS, decode_any
@@ -46,7 +46,7 @@ def measure_wire(body_bytes: int = 1024) -> dict[str, object]:
     in_one_pass = HOT_DECODERS[b"310"]
     typed, table = msgspec.json.Decoder(SendMessageV2, strict=False), msgspec.json.Decoder(dict[str, str])
     figures: dict[str, object] = {
-        "machine": f"{platform.processor() or platform.machine()}, Python {platform.python_version()}",
+        "machine": machine(),
         "frame_bytes": len(frame),
         "header_bytes": len(header),
     }

@@ -21,12 +21,12 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import contrailmq
 from contrailmq.message import ContrailError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_PACKAGE: Final = Path(__file__).parents[1]
 _MODULE_ARGUMENT: Final = "--add-modules=jdk.incubator.vector"  # Spark's launcher passes it always
 _SHIM: Final = """#!/bin/sh
 # Starts the Java runtime without the one module that it lacks and Spark's launcher asks for.
@@ -113,7 +113,7 @@ def ship_package(spark: SparkSession) -> Path | None:
 
 def pack_package() -> Path:
     """This package as a zip that Python can import from, made once per content."""
-    root = Path(contrailmq.__file__).parent
+    root = _PACKAGE
     sources = sorted(root.rglob("*.py"))
     digest = hashlib.sha256()
     for source in sources:
@@ -208,7 +208,7 @@ def _prepare_process(*, is_local: bool) -> None:
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # The planner of a Python source runs on the driver's host also for a cluster.
-    folder = str(Path(contrailmq.__file__).parent.parent)
+    folder = str(_PACKAGE.parent)
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != folder]
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, *paths])
 
