@@ -112,6 +112,18 @@ def test_registrations_that_wait_are_bounded_in_bytes_and_those_beyond_are_told_
     run(main)
 
 
+@pytest.mark.parametrize("broker_id", [-1, 2**63, 10**400])
+def test_a_broker_id_that_is_none_is_refused(broker_id: int, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (server, ask, _client):
+            assert (await ask(Code.REGISTER_BROKER, ext(2**63 - 1), registration("T", "U"))).code == 0
+            refused = await ask(Code.REGISTER_BROKER, ext(broker_id, "b:1"), registration("T", "U"))
+            assert (refused.code, "brokerId" in str(refused.remark)) == (1, True)
+            assert [live.broker_id for live in server.tables.live.values()] == [2**63 - 1]
+
+    run(main)
+
+
 def test_a_queued_registration_whose_connection_has_gone_is_not_read(tmp_path: Path, reading: Gate) -> None:
     async def main() -> None:
         large = registration(*(f"Topic-{number}" for number in range(2000)))

@@ -117,11 +117,60 @@ def test_inflating_stops_at_a_frames_worth() -> None:
         (b'{"x":"%b"}' % (b" " * FRAME_BYTES_MAX), "is above the limit of 16777216"),
         (b'{"x":1%b}' % (b',"x":1' * 1_000_000), "1000001 members.* set enableSplitRegistration=true"),
         (b'{"x":[%b{}]}' % (b"{}," * 200_100), "200103 objects and arrays, the limit is 200100"),
+        (b'{"filterServerList":[%b"a"]}' % (b'"a",' * 400_000), "400000 commas, the limit is 50000"),
+        (b'{"filterServerList":[%b"a"]}' % (b'"a",' * 3_900_000), "is above the limit of 2097152"),
+        (b'{"unknown":[%b1]}' % (b"1," * 900_000), "900000 commas, the limit is 50000"),
+        (b'{"unknown":[%b1]}' % (b"1," * 8_000_000), "is above the limit of 2097152"),
+        (
+            b'{"topicConfigSerializeWrapper":{"topicConfigTable":{"T":{"unknown":[%b1]}}}}' % (b"1," * 900_000),
+            "900000 commas, the limit is 50000",
+        ),
+        (zlib.compress(VERSION + struct.pack(">i", 0) + piece(b"[%b1]" % (b"1," * 900_000))), "900000 commas"),
     ],
 )
 def test_a_registration_that_would_take_too_long_is_refused_before_it_is_decoded(body: bytes, cause: str) -> None:
     with pytest.raises(RemoteProtocolError, match=cause):
         read(body, is_compressed=body[:1] == b"x", version=479)
+
+
+def one_topic(name: str = "T", read_queues: object = 4, write_queues: object = 4) -> list[bytes]:
+    """The same topic in both encodings."""
+    config = f'{{"readQueueNums":{read_queues},"writeQueueNums":{write_queues},"perm":6}}'
+    text = f"{name} {read_queues} {write_queues} 6 SINGLE_TAG".encode()
+    return [
+        f'{{"topicConfigSerializeWrapper":{{"topicConfigTable":{{"{name}":{config}}}}}}}'.encode(),
+        zlib.compress(VERSION + struct.pack(">i", 1) + piece(text)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bodies", "cause"),
+    [
+        (one_topic("T" * 128), "of 128 characters, the limit is 127"),
+        (one_topic("%RETRY%" + "g" * 249), "of 256 characters, the limit is 255"),
+        (one_topic("T" * 1_500_000), "of 1500000 characters, the limit is 127"),
+        (one_topic(read_queues=65_537), "readQueueNums 65537 for topic 'T': it takes 0 to 65536"),
+        (one_topic(write_queues=-1), "writeQueueNums -1 for topic 'T': it takes 0 to 65536"),
+        (
+            [
+                b'{"filterServerList":[%b"a"]}' % (b'"a",' * 1024),
+                zlib.compress(VERSION + struct.pack(">i", 0) + piece(b'[%b"a"]' % (b'"a",' * 1024))),
+            ],
+            "1025 filter servers, the limit is 1024",
+        ),
+    ],
+)
+def test_names_and_numbers_beyond_their_bounds_are_refused(bodies: list[bytes], cause: str) -> None:
+    for body in bodies:
+        with pytest.raises(RemoteProtocolError, match=cause):
+            read(body, is_compressed=body[:1] == b"x")
+
+
+def test_names_and_numbers_at_their_bounds_are_taken() -> None:
+    for name in ("T" * 127, "%RETRY%" + "g" * 248, "%DLQ%" + "g" * 250):
+        for body in one_topic(name, 65_536, 0):
+            [(topic, queues)] = read(body, is_compressed=body[:1] == b"x").queues.items()
+            assert (topic, queues.read_queue_nums, queues.write_queue_nums) == (name, 65_536, 0)
 
 
 def table(count: int, config: str = "") -> bytes:

@@ -7,7 +7,9 @@ compressed  zlib of:  version  topics  filters  [mappings]
             filters  := i32 length, JSON array
             mappings := i32 count, then each: i32 length, JSON          (senders from version 413 on)
 
-Bounds: a registration may fill a frame (16 MiB, some 100,000 topics), compressed ones may inflate to that. Everything
+Bounds: a registration may fill a frame (16 MiB, some 100,000 topics), compressed ones may inflate to that. What is
+decoded in one call (a slice of the topics, and all that is not topics) has bounds of its own, in bytes, objects,
+members and commas. A topic's name, its numbers of queues and the list of filter servers are bounded too. Everything
 but small ones is read in a worker thread (`is_light` tells), in slices of at most 256 topics (slices.py): the decoder
 holds the interpreter's lock meanwhile, and between slices the loop has its turn. What a topic becomes in the route
 tables is made there too, so that entering a registration is a few operations on whole tables.
@@ -21,6 +23,7 @@ import zlib
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
+from contrailmq.message import DLQ_PREFIX, LONG_TOPIC_BYTES_MAX, RETRY_PREFIX, TOPIC_BYTES_MAX
 from contrailmq.namesrv.slices import SLICE_ENTRIES, cut_table, slices_of
 from contrailmq.wire.bodies import QueueData, RegisterBrokerBody, TopicConfig, TopicConfigWrapper, TopicQueueMapping
 from contrailmq.wire.body_bounds import FREE_BYTES, check_json
@@ -38,6 +41,9 @@ _INFLATED_BYTES_MAX: Final = FRAME_BYTES_MAX  # what the same registration could
 TOPICS_MAX: Final = 100_000  # as many as a plain registration can have
 _ITEMS_MAX: Final = 2 * TOPICS_MAX + 100  # a plain topic has two objects, itself and its attributes,
 _MEMBERS_MAX: Final = 10 * TOPICS_MAX  # nine members, and 164 bytes: so the bounds are met together
+_COMMAS_MAX: Final = 50_000  # in what is decoded at once; 256 topics have some 2,500
+QUEUES_MAX: Final = 65_536  # of one topic
+FILTER_SERVERS_MAX: Final = 1_024
 _REMEDY: Final = "set enableSplitRegistration=true or compressedRegister=true in the broker"
 _ZLIB_FIRST_BYTE: Final = 0x78
 
@@ -84,6 +90,10 @@ def read_registration(
         check_json(body, bytes_max=FRAME_BYTES_MAX, items_max=_ITEMS_MAX, members_max=_MEMBERS_MAX, remedy=_REMEDY)
         found = _decode_plain(body, taker, is_bare=version < _VERSION_WITH_BODY)
     taker.end_slice()
+    if len(found.filter_server_list) > FILTER_SERVERS_MAX:
+        raise RemoteProtocolError(
+            f"registration has {len(found.filter_server_list)} filter servers, the limit is {FILTER_SERVERS_MAX}"
+        )
     return ReadRegistration(found, taker.queues)
 
 
@@ -97,6 +107,7 @@ class _Taker:
         self._in_slice = 0
 
     def take(self, topic: str, config: TopicConfig) -> None:
+        _check_topic(topic, config)
         self.queues[topic] = self._to_queues(config)
         self._in_slice += 1
         if self._in_slice >= SLICE_ENTRIES:
@@ -108,6 +119,21 @@ class _Taker:
             self._in_slice = 0
 
 
+def _check_topic(topic: str, config: TopicConfig) -> None:
+    """Only what would do harm here: which characters a name may have is the broker's to say."""
+    limit = LONG_TOPIC_BYTES_MAX if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) else TOPIC_BYTES_MAX
+    if len(topic) > limit:
+        raise RemoteProtocolError(
+            f"registration has a topic {topic[:64]!r}... of {len(topic)} characters, the limit is {limit}"
+        )
+    for key, count in (("readQueueNums", config.read_queue_nums), ("writeQueueNums", config.write_queue_nums)):
+        if not 0 <= count <= QUEUES_MAX:
+            shown = count if abs(count) < 2**64 else f"a number of {count.bit_length()} bits"
+            raise RemoteProtocolError(
+                f"registration has {key} {shown} for topic {topic[:64]!r}: it takes 0 to {QUEUES_MAX}"
+            )
+
+
 def _decode_plain(body: bytes, taker: _Taker, *, is_bare: bool) -> RegisterBrokerBody:
     mappings: dict[str, TopicQueueMapping] = {}
     if len(body) > FREE_BYTES:
@@ -115,6 +141,7 @@ def _decode_plain(body: bytes, taker: _Taker, *, is_bare: bool) -> RegisterBroke
         body = _cut_out(
             body, b"topicQueueMappingInfoMap", dict[str, TopicQueueMapping], mappings.__setitem__, taker.end_slice
         )
+        check_json(body, commas_max=_COMMAS_MAX, remedy=_REMEDY)
     if is_bare:
         found = RegisterBrokerBody(topic_config_serialize_wrapper=decode_body(body, TopicConfigWrapper))
     else:
@@ -136,6 +163,7 @@ def _cut_out(
     if cut is None:
         return body
     for piece in slices_of(body, cut):
+        check_json(piece, commas_max=_COMMAS_MAX, remedy=_REMEDY)
         for key, value in decode_body(piece, kind).items():
             take(key, value)
         end_slice()
@@ -182,7 +210,7 @@ class _Reader:
 
     def json(self) -> bytes:
         piece = self.piece()
-        check_json(piece)
+        check_json(piece, commas_max=_COMMAS_MAX)
         return piece
 
     def piece(self) -> bytes:
@@ -225,6 +253,6 @@ def _topic_config(piece: bytes) -> TopicConfig:
         raise RemoteProtocolError(f"registration has no topic in {piece[:80]!r}: {exc}") from exc
     if len(parts) == 6 and parts[5]:
         attributes = parts[5].encode()
-        check_json(attributes)
+        check_json(attributes, commas_max=_COMMAS_MAX)
         config.attributes = decode_body(attributes, dict[str, str])
     return config

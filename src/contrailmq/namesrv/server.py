@@ -38,7 +38,7 @@ from contrailmq.wire.bodies import (
     encode_route,
 )
 from contrailmq.wire.codes import RequestCode, ResponseCode, request_name
-from contrailmq.wire.errors import ConnectionClosedError
+from contrailmq.wire.errors import ConnectionClosedError, RemoteProtocolError
 from contrailmq.wire.frame import ReplyTemplate, encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.properties import format_properties, parse_properties
@@ -52,6 +52,7 @@ _log = logging.getLogger(__name__)
 STANDARD_JSON_VERSION: Final = 401  # V4_9_4: from here on requesters read broker ids as JSON strings
 _FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _ROUTE_FOUND: Final = ReplyTemplate({})
+BROKER_ID_MAX: Final = 2**63 - 1  # Java's long
 WAITING_BYTES_MAX: Final = 64 * 1024 * 1024  # four registrations of the largest size
 ROUTE_BYTES_MAX: Final = 32 * 1024 * 1024  # 100,000 routes of one broker
 _LAST_ANSWERS_SECONDS: Final = 1.0  # for refusals to leave, when the time for stopping is over
@@ -362,6 +363,8 @@ class NameServer:
 
     def _register_broker(self, connection: Connection, request: Command) -> Answer:
         header = request.header(headers.RegisterBroker)
+        if not MASTER_ID <= header.broker_id <= BROKER_ID_MAX:
+            raise RemoteProtocolError(f"brokerId is {header.broker_id}: it takes {MASTER_ID} to {BROKER_ID_MAX}")
         if header.compressed or not is_light(request.body) or self._registrations_read:
             self._check_room(request)
             self._registrations_read += 1
