@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from contrailmq.wire import transport
 from contrailmq.wire.errors import ConnectError, LocalProtocolError, WireError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
@@ -99,6 +102,75 @@ def test_settings_that_cannot_work_are_refused() -> None:
         ServerTls(TlsMode.PERMISSIVE)
     assert server_tls({}) is None
     assert client_tls({}) is None
+
+
+class Exhausted:
+    """A listening socket for which there are no descriptors, until there are."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening = listening
+        self.attempts = 0
+        self.has_descriptors = False
+
+    @property
+    def port(self) -> int:
+        return int(self._listening.getsockname()[1])
+
+    async def tried(self, attempts: int) -> None:
+        for _ in range(100_000):
+            if self.attempts >= attempts:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError(f"{self.attempts} attempts")
+
+    def fileno(self) -> int:
+        return self._listening.fileno()
+
+    def setblocking(self, is_blocking: bool) -> None:
+        self._listening.setblocking(is_blocking)
+
+    def close(self) -> None:
+        self._listening.close()
+
+    def accept(self) -> tuple[socket.socket, object]:
+        self.attempts += 1
+        if not self.has_descriptors:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return self._listening.accept()
+
+
+def test_without_descriptors_accepting_pauses_is_logged_once_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A client waits in the backlog all the while. The pause is an hour, ended by hand, and at last no time at all."""
+
+    async def main() -> None:
+        monkeypatch.setattr(transport, "_ACCEPT_PAUSE_SECONDS", 3600.0)
+        tls = server_tls(SERVER)
+        assert tls is not None
+        listening = Exhausted(socket.create_server(("127.0.0.1", 0)))
+        listener = transport._PeekingListener(listening, lambda: Connection(echo), tls)  # type: ignore[arg-type]
+        client = RemotingClient()
+        connection = await client.connect(f"127.0.0.1:{listening.port}")  # by the kernel alone
+        for attempts in (1, 2):
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert listening.attempts == attempts
+            assert listener._resuming is not None
+            listener._resuming.cancel()
+            listener._resume()
+        monkeypatch.setattr(transport, "_ACCEPT_PAUSE_SECONDS", 0.0)
+        await listening.tried(4)
+        listening.has_descriptors = True
+        assert (await connection.invoke(1, None, b"late", timeout_s=5)).body == b"late"
+        listener.close()
+        await client.close()
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+    assert [record.message for record in caplog.records if "accepting failed" in record.message] == [
+        "accepting failed: [Errno 24] Too many open files; trying every 3600 s; raise the limit on open files if it is"
+        " reached"
+    ]
 
 
 def test_closing_a_peeking_server_drops_connections_that_said_nothing() -> None:

@@ -293,6 +293,40 @@ def test_late_answers_of_one_turn_of_the_loop_leave_in_one_write(run: Run) -> No
     run(main())
 
 
+def test_closing_a_connection_sends_what_is_queued_first(run: Run) -> None:
+    async def main() -> None:
+        connection, transport = connected(lambda _connection, _commands: None)
+        connection.data_received(request(1))
+        connection.reply(b"answer")
+        connection.oneway(40, {}, b"notice")
+        assert not transport.writes  # they leave when the loop comes round
+        connection.close()
+        assert transport.is_closing()
+        assert not transport.is_aborted
+        [written] = transport.writes
+        assert written.startswith(b"answer")
+        assert written.endswith(b"notice")
+
+    run(main())
+
+
+def test_an_answer_given_just_before_closing_reaches_the_peer(run: Run) -> None:
+    async def main() -> None:
+        def answer_later_and_close(connection: Connection, commands: list[Command]) -> None:
+            def late() -> None:
+                connection.reply(encode_response(commands[0], 0, None, b"last words"))
+                connection.close()
+
+            asyncio.get_running_loop().call_soon(late)
+
+        async with serving(answer_later_and_close) as server:
+            client = RemotingClient()
+            assert (await client.invoke(server.address, 1, timeout_s=5)).body == b"last words"
+            await client.close()
+
+    run(main())
+
+
 def test_reading_stops_while_the_peer_does_not_read_and_a_peer_that_never_reads_is_cut(run: Run) -> None:
     async def main() -> None:
         connection, transport = connected(echo, write_high_bytes=1000, write_bytes_max=5000)

@@ -32,6 +32,8 @@ _FIRST_BYTE_SECONDS: Final = (
     10.0  # a connection that has not said a byte by then is closed, when TLS must be told apart
 )
 
+_ACCEPT_PAUSE_SECONDS: Final = 1.0  # after accepting failed, usually for want of descriptors; as asyncio's servers
+
 SignHook = Callable[[int, dict[str, str], bytes], None]
 ClientHandler = Callable[[Connection, Command], bytes | Awaitable[bytes | None] | None]
 
@@ -156,10 +158,14 @@ class _PeekingListener:
         self._loop = asyncio.get_running_loop()
         self._silent: dict[socket.socket, asyncio.TimerHandle] = {}  # accepted, first byte not seen
         self._handshakes: set[asyncio.Task[None]] = set()
+        self._resuming: asyncio.TimerHandle | None = None  # accepting failed and goes on then
+        self._is_failing = False  # since the last connection that was accepted: the log has it once
         listening.setblocking(False)
         self._loop.add_reader(listening, self._accept)
 
     def close(self) -> None:
+        if self._resuming is not None:
+            self._resuming.cancel()
         self._loop.remove_reader(self._listening)
         self._listening.close()
         for sock in list(self._silent):
@@ -174,12 +180,26 @@ class _PeekingListener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as exc:
-                _log.error("accepting failed: %s; raise the limit on open files if it is reached", exc)
+                self._pause(exc)
                 return
+            self._is_failing = False
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._silent[sock] = self._loop.call_later(_FIRST_BYTE_SECONDS, self._drop, sock)
             self._loop.add_reader(sock, self._peek, sock)
+
+    def _pause(self, error: OSError) -> None:
+        """Accept nothing for a while: the loop would call at once again, and again in vain."""
+        if not self._is_failing:
+            self._is_failing = True
+            text = "accepting failed: %s; trying every %g s; raise the limit on open files if it is reached"
+            _log.error(text, error, _ACCEPT_PAUSE_SECONDS)
+        self._loop.remove_reader(self._listening)
+        self._resuming = self._loop.call_later(_ACCEPT_PAUSE_SECONDS, self._resume)
+
+    def _resume(self) -> None:
+        self._resuming = None
+        self._loop.add_reader(self._listening, self._accept)
 
     def _peek(self, sock: socket.socket) -> None:
         try:
