@@ -268,6 +268,8 @@ def test_stopping_waits_for_what_nobody_asked_an_answer_for(tmp_path: Path, savi
         client = RemotingClient()
         await client.oneway(server.address, Code.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": "v"})
         await until(saving.entered)
+        await client.oneway(server.address, Code.PUT_KV_CONFIG, {"namespace": "n", "key": "k2", "value": "v"})
+        await turns_until(lambda: server._next_save is not None)  # for the next write
         stopping = asyncio.ensure_future(server.stop())
         await turns_until(lambda: not server.connection_count)
         for _ in range(50):
@@ -275,7 +277,7 @@ def test_stopping_waits_for_what_nobody_asked_an_answer_for(tmp_path: Path, savi
         assert not stopping.done()
         saving.opened.set()
         await stopping
-        assert load(server.config.kv_config_file).get("n", "k") == "v"
+        assert load(server.config.kv_config_file).namespace("n") == {"k": "v", "k2": "v"}
         await client.close()
 
     run(main)
@@ -301,6 +303,27 @@ def test_what_is_not_done_in_the_time_for_stopping_is_refused(tmp_path: Path, re
         reading.opened.set()
         assert len(reading.calls) == 1
         await client.close()
+
+    run(main)
+
+
+def test_stopping_waits_for_a_write_that_has_begun_and_begins_no_other(tmp_path: Path, saving: Gate) -> None:
+    async def main() -> None:
+        server, connection = a_server(tmp_path, shutdown_wait_time_seconds=0), Staying()
+        server.handle(connection, parsed(put(1)))  # type: ignore[arg-type]
+        await until(saving.entered)
+        server.handle(connection, parsed(put(2)))  # type: ignore[arg-type]
+        await turns_until(lambda: server._next_save is not None)
+        stopping = asyncio.ensure_future(server.stop())
+        await turns_until(lambda: len(connection.answers) == 2)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not stopping.done()
+        assert [parsed(answer)[0].code for answer in connection.answers] == [2, 2]
+        saving.opened.set()
+        await stopping
+        assert len(saving.calls) == 1
+        assert load(server.config.kv_config_file).namespace("n") == {"k1": "v1"}
 
     run(main)
 
