@@ -271,6 +271,38 @@ def test_a_read_of_very_many_frames_is_parsed_in_parts_and_nothing_is_lost(run: 
     run(main())
 
 
+def test_reading_goes_on_after_a_read_of_very_many_answers(run: Run) -> None:
+    """As a client sees it: no request comes that would look after the reading."""
+
+    async def main() -> None:
+        connection, transport = connected(echo)
+        futures = [connection.invoke(105, {"topic": "T"}) for _ in range(PARSED_COMMANDS_MAX + 100)]
+        await turns_until(lambda: bool(transport.writes))
+        asked = FrameParser().feed(b"".join(transport.writes))
+        connection.data_received(b"".join(encode_response(command) for command in asked))
+        await asyncio.gather(*futures)
+        await turns_until(lambda: transport.is_reading)
+
+    run(main())
+
+
+def test_a_drained_connection_serves_what_it_has_read(run: Run) -> None:
+    async def main() -> None:
+        served: list[int] = []
+
+        def counting(connection: Connection, commands: list[Command]) -> None:
+            served.extend(command.opaque for command in commands)
+            echo(connection, commands)
+
+        connection, transport = connected(counting)
+        connection.data_received(b"".join(request(n) for n in range(2 * PARSED_COMMANDS_MAX)))
+        connection.drain()
+        await turns_until(lambda: len(served) == 2 * PARSED_COMMANDS_MAX)
+        await turns_until(lambda: transport.is_closing())
+
+    run(main())
+
+
 def test_late_answers_of_one_turn_of_the_loop_leave_in_one_write(run: Run) -> None:
     async def main() -> None:
         held: list[Command] = []

@@ -319,7 +319,8 @@ class Connection(asyncio.Protocol):
         if self._backlog:
             self._schedule_slice()
         else:
-            self.data_received(b"")  # frames that the parser has not looked at; reads on when there are none
+            self.data_received(b"")  # frames that the parser has not looked at yet
+            self._update_reading()
 
     def eof_received(self) -> bool:
         """A half-closed peer still gets the answers to what it asked; nothing else keeps the connection."""
@@ -402,7 +403,8 @@ class Connection(asyncio.Protocol):
             self._maybe_finish()
 
     def _maybe_finish(self) -> None:
-        if self.in_flight <= 0 and not self._out and not self._backlog and self._transport is not None:
+        is_done = self.in_flight <= 0 and not self._out and not self._backlog and not self._parser.has_more
+        if is_done and self._transport is not None:
             self._transport.close()
 
     def _update_reading(self) -> None:

@@ -100,12 +100,12 @@ def _unescape(text: str) -> str:
 
 
 def format_properties(values: Mapping[str, str]) -> str:
-    """`key=value` lines, sorted, escaped as Java's Properties.store does: `parse_properties` gives the same back."""
+    """`key=value` lines, sorted, escaped so that Java's Properties and `parse_properties` give the same back."""
     return "".join(f"{_escape(key, is_key=True)}={_escape(values[key])}\n" for key in sorted(values))
 
 
 _WRITTEN: Final = {character: f"\\{name}" for name, character in _ESCAPES.items()}
-_ESCAPED: Final = re.compile(r"[\\=:#!\t\n\r\f]")
+_ESCAPED: Final = re.compile(r"[\\\t\n\r\f]")  # Java escapes = : # ! in values too, and reads them as they are
 _ESCAPED_IN_KEYS: Final = re.compile(r"[\\=:#!\t\n\r\f ]")
 
 
