@@ -51,9 +51,16 @@ bench: $(STAMP) ## What things cost here (the codec; `contrailmq bench --help` l
 	@echo "==> benchmarks"
 	@$(BIN)/contrailmq bench codec
 
+# Two processes, for two cores. Each half prints its own summary; the second one's is held back until the first is done.
+PYTEST := $(BIN)/python -m pytest -q -p no:randomly -m "not long and not interop"
+HALF   := tests/spark tests/examples tests/client
+
 test: $(STAMP)  ## Everything that must pass
-	@echo "==> tests"
-	@$(BIN)/python -m pytest -q -p no:randomly -m "not long and not interop"
+	@echo "==> tests: $(HALF) beside all others"
+	@log=$$(mktemp); $(PYTEST) $(HALF) > $$log 2>&1 & half=$$!; \
+	$(PYTEST) tests $(HALF:%=--ignore=%); others=$$?; \
+	wait $$half; half=$$?; echo "==> tests: $(HALF)"; cat $$log; rm -f $$log; \
+	test $$others -eq 0 -a $$half -eq 0
 
 test-long: $(STAMP) ## The full counts of the fault tests
 	@echo "==> long tests"
