@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from contrailmq.cli import app, bench_spark
-from contrailmq.cli.bench_kafka import KafkaEnvironmentError, _artifact, find_environment
+from contrailmq.cli.bench_kafka import KafkaEnvironment, KafkaEnvironmentError, _artifact, find_environment
 from contrailmq.cli.bench_spark import CpuMeter, Process
 from contrailmq.cli.bench_spark_kafka import Case, Round, _line
 
@@ -35,6 +35,23 @@ def test_nothing_is_fetched_for_the_comparison_unless_it_is_asked_for(tmp_path: 
     assert find_environment(tmp_path, fetch=False).folder == tmp_path
     done = CliRunner().invoke(app, ["bench", "spark", "--kafka-home", str(tmp_path / "none")])
     assert isinstance(done.exception, KafkaEnvironmentError)
+
+
+def test_maven_is_given_the_settings_and_its_failure_comes_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Maven that says how it was called and fails, as one without a way to a repository does."""
+    maven = tmp_path / "mvn"
+    maven.write_text('#!/bin/sh\necho "called with $*"\nexit 1\n')
+    maven.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    wanted = ("org.apache.kafka", "kafka_2.13", "4.3.1")
+    with pytest.raises(KafkaEnvironmentError, match="give it as --maven-settings") as with_settings:
+        KafkaEnvironment(tmp_path, Path("/etc/own.xml"))._fetch("broker", wanted)
+    assert "-s /etc/own.xml" in str(with_settings.value)
+    with pytest.raises(KafkaEnvironmentError) as without:
+        KafkaEnvironment(tmp_path)._fetch("broker", wanted)
+    assert " -s " not in str(without.value)
 
 
 def test_a_jar_is_known_by_its_name_without_the_version() -> None:

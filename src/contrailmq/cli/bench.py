@@ -220,6 +220,9 @@ def spark(
     fetch_kafka: Annotated[
         bool, typer.Option("--fetch-kafka", help="Build the environment if it is missing: 700 MB by pip and Maven.")
     ] = False,
+    maven_settings: Annotated[
+        Path | None, typer.Option(help="Settings file for Maven; the user's own unless given.", exists=True)
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Measured rounds beside Kafka.")] = 4,
     directory: Directory = None,
     as_json: AsJson = False,
@@ -231,7 +234,7 @@ def spark(
         from contrailmq.cli.bench_kafka import find_environment
         from contrailmq.cli.bench_spark_kafka import compare
 
-        environment = find_environment(kafka_home, fetch=fetch_kafka)
+        environment = find_environment(kafka_home, fetch=fetch_kafka, maven_settings=maven_settings)
         compared = compare(environment, count=count, body_bytes=body_bytes, rounds=rounds, directory=directory)
         show("spark beside kafka", compared, as_json=as_json)
         return

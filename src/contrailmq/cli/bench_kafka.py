@@ -33,11 +33,11 @@ _POM: Final = """<project><modelVersion>4.0.0</modelVersion><groupId>local</grou
 <version>1</version><dependencies>{dependencies}</dependencies></project>
 """
 _DEPENDENCY: Final = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
-# Spark's own pom sends Maven to Google's mirror first and fails where that is out of reach; the user's settings still
-# come on top of these.
-_MAVEN_SETTINGS: Final = """<settings><mirrors><mirror><id>central-itself</id>
-<mirrorOf>gcs-maven-central-mirror</mirrorOf><url>https://repo.maven.apache.org/maven2</url></mirror></mirrors></settings>
-"""
+_MAVEN_REMEDY: Final = (
+    "Maven fetches from where its settings say (~/.m2/settings.xml, MAVEN_ARGS): where Maven Central, or the mirror "
+    "of it that Spark's own pom names first, is out of reach, name a repository within reach in a settings file and "
+    "give it as --maven-settings"
+)
 _SERVER: Final = """process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
@@ -61,8 +61,9 @@ class KafkaEnvironmentError(ContrailError):
 class KafkaEnvironment:
     """A folder with `venv`, `connector` and `broker`; `ready` in it says that it is whole."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, maven_settings: Path | None = None) -> None:
         self.folder = folder
+        self._maven_settings = maven_settings  # None: the user's own
         self.python = folder / "venv" / "bin" / "python"
 
     @property
@@ -103,18 +104,20 @@ class KafkaEnvironment:
         """The jars of Maven's (group, artifact, version) and of all that they need."""
         pom = self.folder / f"{name}.xml"
         pom.write_text(_POM.format(dependencies="".join(_DEPENDENCY.format(*one) for one in wanted)))
-        settings = self.folder / "settings.xml"
-        settings.write_text(_MAVEN_SETTINGS)
         goal = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
         target = self.folder / name
         scope = ["-DincludeScope=runtime", f"-DoutputDirectory={target}"]
-        _run(["mvn", "-q", "-B", "-gs", str(settings), "-f", str(pom), goal, *scope])
+        settings = [] if self._maven_settings is None else ["-s", str(self._maven_settings)]
+        try:
+            _run(["mvn", "-q", "-B", *settings, "-f", str(pom), goal, *scope])
+        except KafkaEnvironmentError as exc:
+            raise KafkaEnvironmentError(f"{exc}\n{_MAVEN_REMEDY}") from exc
 
 
-def find_environment(folder: Path | None, *, fetch: bool) -> KafkaEnvironment:
+def find_environment(folder: Path | None, *, fetch: bool, maven_settings: Path | None = None) -> KafkaEnvironment:
     """The environment in `folder` (or in the cache), built if that is allowed."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "contrailmq"
-    found = KafkaEnvironment(folder or cache / f"spark-{SPARK_VERSION}-kafka-{KAFKA_VERSION}")
+    found = KafkaEnvironment(folder or cache / f"spark-{SPARK_VERSION}-kafka-{KAFKA_VERSION}", maven_settings)
     if not found.is_ready:
         if not fetch:
             raise KafkaEnvironmentError(
