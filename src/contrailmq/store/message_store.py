@@ -119,6 +119,7 @@ class MessageStore(StoreReads):
             on_commit=self._on_commit,
             on_flushed=self._on_flushed,
             on_disk_full=self.set_disk_full,
+            dispatch_before_reads=self._catch_up if drive is Drive.EMBEDDED else None,
         )
         self._log_files, self._log, self._allocator = parts.log_files, parts.log, parts.allocator
         self._pool, self._committer, self._flusher = parts.pool, parts.committer, parts.flusher
@@ -129,11 +130,15 @@ class MessageStore(StoreReads):
         # Nothing to wait for and nobody to wake: a put is then an append and, in its turn, a dispatch.
         self._is_plain = not (config.is_sync_flush or config.wake_flush_when_put_message or parts.committer)
         self._facts = self._log.facts
-        self._undispatched = self._facts if drive is Drive.EMBEDDED else ()
         self._lag_max = LAG_MAX
         self._is_sync = config.is_sync_flush
         self._sync_timeout_s = config.sync_flush_timeout / 1000
         self.append: Append = self._log.append
+        self.get_slices, self.get_slices_warm, self.get_slices_cold = (
+            parts.reader.get,
+            parts.reader.get_warm,
+            parts.reader.get_cold,
+        )
         self.append_copies: Callable[[Sequence[Copy]], int] = self._log.append_copies
         self._refuse(_CLOSED, f"store {config.path} is not open")
 
@@ -475,8 +480,7 @@ class MessageStore(StoreReads):
     @property
     def dispatched_offset(self) -> int:
         """Queues and index hold everything before this offset."""
-        if self._undispatched:
-            self._catch_up()
+        self._reader.catch_up()
         return self._dispatcher.mark
 
     @property
@@ -546,8 +550,7 @@ class MessageStore(StoreReads):
 
     def delete_topics(self, topics: Sequence[str]) -> int:
         """Destroy the queues of these topics; how many queues. Their messages stay in the log until it is cleaned."""
-        if self._undispatched:
-            self._catch_up()
+        self._reader.catch_up()
         doomed = [queue for queue in self._queues if queue.topic in set(topics)]
         for queue in doomed:
             self._log.forget_queue(queue.topic, queue.queue_id)
@@ -556,8 +559,7 @@ class MessageStore(StoreReads):
 
     def clean_expired_queues(self) -> int:
         """Destroy queues whose newest message is gone from the log, system topics excepted; how many."""
-        if self._undispatched:
-            self._catch_up()
+        self._reader.catch_up()
         removed = self._retention.clean_expired_queues()
         for topic, queue_id in removed:
             self._log.forget_queue(topic, queue_id)

@@ -67,6 +67,7 @@ def build_parts(
     on_commit: Callable[[], None],
     on_flushed: Callable[[int], None],
     on_disk_full: Callable[[str | None], None],
+    dispatch_before_reads: Callable[[], None] | None,
 ) -> Parts:
     """`config` is resolved. `on_failure` hears of a sync that failed, from whichever thread met it."""
     log_files = MappedFileQueue(files, clock, config.commit_log_paths, config.mapped_file_size_commit_log)
@@ -107,7 +108,15 @@ def build_parts(
         index=index,
         delay_levels=delay_levels,
         dispatcher=Dispatcher(log, queues, index, delay_levels, on_sync_failure=on_failure),
-        reader=Reader(config, log, queues, index, Residency(files, log, clock.monotonic_ms), stats),
+        reader=Reader(
+            config,
+            log,
+            queues,
+            index,
+            Residency(files, log, clock.monotonic_ms),
+            stats,
+            dispatch=dispatch_before_reads,
+        ),
         housekeeping=housekeeping,
         retention=retention,
     )

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from contrailmq.message import Property, StoredMessage, SysFlag
 from contrailmq.store.commit_log import CommitLog
@@ -37,16 +37,21 @@ from contrailmq.store.mapped_file import MappedFile
 from contrailmq.store.record import CorruptRecordError, Kind, check_record, decode_record
 from contrailmq.store.residency import Residency
 from contrailmq.store.stats import StoreStats
-from contrailmq.store.status import GetResult, GetStatus, MessageFilter, Messages
+from contrailmq.store.status import GetResult, GetStatus, MessageFilter, Messages, QueueRead, Read, WarmRead
 
 PULL_BYTES_MIN: Final = 100  # RocketMQ clamps the bytes that a request may ask for
 PULL_BYTES_MAX: Final = 128 << 20
 _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
+R = TypeVar("R")
 
 
 class Reader:
-    """No state of its own; any thread may read."""
+    """No state of its own; any thread may read.
+
+    With `dispatch` (an embedded store) whoever asks for a queue or a key makes up first for what puts have left; a loop
+    gives none: it decides when to dispatch.
+    """
 
     def __init__(
         self,
@@ -57,6 +62,7 @@ class Reader:
         residency: Residency,
         stats: StoreStats,
         *,
+        dispatch: Callable[[], None] | None = None,
         memory_bytes: int | None = None,
     ) -> None:
         self._config = config
@@ -67,61 +73,50 @@ class Reader:
         self._index = index
         memory = memory_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._distance_in_memory = memory * config.access_message_in_memory_max_ratio // 100
+        self._undispatched: Sized = log.facts if dispatch is not None else ()
+        self._dispatch = dispatch
+        self.get: Read = self._reading(self._slices)
+        self.get_warm: WarmRead = self._reading(self._warm_slices)
+        self.get_cold: Read = self._reading(self._cold_slices)
+
+    def catch_up(self) -> None:
+        """Have dispatched what embedded puts have left, before something is read that dispatch writes."""
+        if self._undispatched and self._dispatch is not None:
+            self._dispatch()
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """A queue, up to date."""
+        if self._undispatched and self._dispatch is not None:
+            self._dispatch()
+        return self._queues.get(topic, queue_id)
 
     # --- from a queue
 
-    def get(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        *,
-        max_bytes: int = PULL_BYTES_MAX,
-        filter: MessageFilter | None = None,
-    ) -> GetResult:
-        """Slices of the mapped log."""
-        found = self._find(topic, queue_id, offset)
-        if isinstance(found, ConsumeQueue):
-            found = self._slices(found, offset, max_count, max_bytes, filter)
-        self._stats.note_get(len(found.slices))
-        return found
+    def _reading(
+        self, read: Callable[[ConsumeQueue, int, int, int, MessageFilter | None], R]
+    ) -> QueueRead[R | GetResult]:
+        """A way to read, with what all ways have in common around it; a closure, because pulls come through here."""
+        note_get = self._stats.note_get
 
-    def get_warm(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        *,
-        max_bytes: int = PULL_BYTES_MAX,
-        filter: MessageFilter | None = None,
-    ) -> GetResult | None:
-        """As `get`; None when that would touch pages that are not in memory."""
-        found = self._find(topic, queue_id, offset)
-        if isinstance(found, ConsumeQueue):
-            if self._is_on_disk(found, offset):
-                return None
-            found = self._slices(found, offset, max_count, max_bytes, filter)
-        self._stats.note_get(len(found.slices))
-        return found
+        def get(
+            topic: str,
+            queue_id: int,
+            offset: int,
+            max_count: int,
+            *,
+            max_bytes: int = PULL_BYTES_MAX,
+            filter: MessageFilter | None = None,
+        ) -> R | GetResult:
+            found = self._find(topic, queue_id, offset)
+            if isinstance(found, ConsumeQueue):
+                answer = read(found, offset, max_count, max_bytes, filter)
+                if isinstance(answer, GetResult):
+                    note_get(len(answer.slices))
+                return answer
+            note_get(0)
+            return found
 
-    def get_cold(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        *,
-        max_bytes: int = PULL_BYTES_MAX,
-        filter: MessageFilter | None = None,
-    ) -> GetResult:
-        """The same as copies, read with pread by the calling thread: no page of the mapping is touched."""
-        found = self._find(topic, queue_id, offset)
-        if isinstance(found, ConsumeQueue):
-            found = self._filtered(found, offset, max_count, max_bytes, filter, self.cold_record)
-        self._stats.note_get(len(found.slices))
-        return found
+        return get
 
     def is_cold(self, topic: str, queue_id: int, offset: int, *, by_distance: bool = False) -> bool:
         """Would reading here touch what is not in memory? `by_distance` is RocketMQ's guess instead of the truth."""
@@ -141,7 +136,7 @@ class Reader:
 
     def _find(self, topic: str, queue_id: int, offset: int) -> ConsumeQueue | GetResult:
         """The queue when it has a message there, else why it has none, in RocketMQ's order."""
-        queue = self._queues.get(topic, queue_id)
+        queue = self.queue(topic, queue_id)
         if queue is None:
             return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, self._corrected(offset, 0), 0, 0)
         lowest, highest = queue.min_offset, queue.max_offset
@@ -178,9 +173,24 @@ class Reader:
     def _slices(
         self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
     ) -> GetResult:
+        """Slices of the mapped log."""
         if message_filter is None:
             return self._all(queue, offset, max_count, max_bytes)
         return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.record)
+
+    def _warm_slices(
+        self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
+    ) -> GetResult | None:
+        """The same; None when that would touch pages that are not in memory."""
+        if self._is_on_disk(queue, offset):
+            return None
+        return self._slices(queue, offset, max_count, max_bytes, message_filter)
+
+    def _cold_slices(
+        self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
+    ) -> GetResult:
+        """The same as copies, read with pread by the calling thread: no page of the mapping is touched."""
+        return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.cold_record)
 
     def _all(self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int) -> GetResult:
         """The hot loop: every unit counts, records are slices. 0.5 us a message."""
@@ -331,6 +341,7 @@ class Reader:
         """Messages of a topic that carry a key (or that unique id), newest first."""
         if self._index is None:
             return []
+        self.catch_up()
         found: list[StoredMessage] = []
         for physical_offset in self._index.query(topic, key, max_count, begin_ms, end_ms):
             message = self.lookup(physical_offset)
@@ -339,7 +350,7 @@ class Reader:
         return found
 
     def offset_at(self, topic: str, queue_id: int, time_ms: int, boundary: Boundary) -> int:
-        queue = self._queues.get(topic, queue_id)
+        queue = self.queue(topic, queue_id)
         return queue.offset_at(time_ms, self.store_time_of, boundary) if queue is not None else 0
 
     def store_time_of(self, physical_offset: int, size_bytes: int) -> int:
@@ -352,14 +363,14 @@ class Reader:
         return time_ms
 
     def store_time_at(self, topic: str, queue_id: int, offset: int) -> int:
-        queue = self._queues.get(topic, queue_id)
+        queue = self.queue(topic, queue_id)
         unit = queue.unit_at(offset) if queue is not None else None
         return self.store_time_of(unit.physical_offset, unit.size_bytes) if unit is not None else -1
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int:
         """Store time of the oldest message of the log, or of one queue; -1 when there is none."""
         if topic is not None:
-            queue = self._queues.get(topic, queue_id)
+            queue = self.queue(topic, queue_id)
             return self.store_time_at(topic, queue_id, queue.min_offset) if queue is not None else -1
         oldest = self._whole_at(self._log.min_offset, None)
         return self.store_time_of(self._log.min_offset, oldest[1]) if oldest is not None else -1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from contrailmq.message import StoredMessage, offset_message_id
 
@@ -189,8 +189,11 @@ class GetResult:
         self.slices = []
 
 
-class Read(Protocol):
-    """Reading a queue by offset: `get_slices` and `get_slices_cold`."""
+R_co = TypeVar("R_co", covariant=True)
+
+
+class QueueRead(Protocol[R_co]):
+    """Reading a queue from an offset on. Release the result when it was sent."""
 
     def __call__(
         self,
@@ -201,7 +204,11 @@ class Read(Protocol):
         *,
         max_bytes: int = ...,
         filter: MessageFilter | None = None,
-    ) -> GetResult: ...
+    ) -> R_co: ...
+
+
+Read = QueueRead[GetResult]
+WarmRead = QueueRead[GetResult | None]  # None: that would touch pages that are not in memory
 
 
 class Messages(Sequence[StoredMessage]):

@@ -1,14 +1,12 @@
 """What a store answers: messages by queue, by place, by key, by time; offsets and times of queues.
 
 `MessageStore` is a `StoreReads` that also writes. An embedded put does not dispatch each message (one by one that costs
-twice as much as in chunks); whoever reads makes up for it first: `_catch_up` brings queues and index up to everything
-that is confirmed. So a message can be read, by any thread, as soon as its put has returned. Driven by a loop, reading
-never dispatches: the loop decides when.
+twice as much as in chunks); whoever reads makes up for it first: the reader calls `_catch_up`, which brings queues and
+index up to everything that is confirmed. So a message can be read, by any thread, as soon as its put has returned.
+Driven by a loop, reading never dispatches: the loop decides when.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sized
 
 from contrailmq.message import StoredMessage
 from contrailmq.store.config import StoreConfig
@@ -18,7 +16,7 @@ from contrailmq.store.dispatch import Dispatcher
 from contrailmq.store.errors import StoreClosedError
 from contrailmq.store.mapped_file_queue import MappedFileQueue
 from contrailmq.store.reading import PULL_BYTES_MAX, Reader, decode_found
-from contrailmq.store.status import GetResult, MessageFilter, Messages
+from contrailmq.store.status import MessageFilter, Messages, Read, WarmRead
 
 
 class StoreReads:
@@ -30,7 +28,10 @@ class StoreReads:
     _dispatcher: Dispatcher
     _queues: ConsumeQueueTable
     _log_files: MappedFileQueue
-    _undispatched: Sized  # what is to be dispatched before a read; always empty for a loop
+    # Bound to the reader's own methods, because pulls go through them.
+    get_slices: Read  # as `get`, but slices of the mapped log, not decoded
+    get_slices_warm: WarmRead  # the same; None when that would touch pages that are not in memory: let a worker call
+    get_slices_cold: Read  # this one, which gives copies that the calling thread reads from the disk
 
     @property
     def confirm_offset(self) -> int:
@@ -62,56 +63,9 @@ class StoreReads:
         found = self.get_slices(topic, queue_id, offset, max_count, max_bytes=max_bytes, filter=filter)
         return decode_found(found, self.config.path, f"{topic}/{queue_id} from offset {offset} on")
 
-    def get_slices(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        *,
-        max_bytes: int = PULL_BYTES_MAX,
-        filter: MessageFilter | None = None,
-    ) -> GetResult:
-        """The same as slices of the mapped log, not decoded. Release the result when it was sent."""
-        if self._undispatched:
-            self._catch_up()
-        return self._reader.get(topic, queue_id, offset, max_count, max_bytes=max_bytes, filter=filter)
-
-    def get_slices_warm(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        *,
-        max_bytes: int = PULL_BYTES_MAX,
-        filter: MessageFilter | None = None,
-    ) -> GetResult | None:
-        """The same; None when that would touch pages that are not in memory: let a worker call the cold one."""
-        if self._undispatched:
-            self._catch_up()
-        return self._reader.get_warm(topic, queue_id, offset, max_count, max_bytes=max_bytes, filter=filter)
-
     def is_cold(self, topic: str, queue_id: int, offset: int, *, by_distance: bool = False) -> bool:
         """Would `get_slices` touch pages that are not in memory, or far back? Let a worker call the cold one."""
-        if self._undispatched:
-            self._catch_up()
         return self._reader.is_cold(topic, queue_id, offset, by_distance=by_distance)
-
-    def get_slices_cold(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int,
-        max_count: int,
-        *,
-        max_bytes: int = PULL_BYTES_MAX,
-        filter: MessageFilter | None = None,
-    ) -> GetResult:
-        """As `get_slices`, with copies that the calling thread reads from the disk."""
-        if self._undispatched:
-            self._catch_up()
-        return self._reader.get_cold(topic, queue_id, offset, max_count, max_bytes=max_bytes, filter=filter)
 
     def lookup(self, physical_offset: int) -> StoredMessage | None:
         """The message whose record begins at this place of the log."""
@@ -143,50 +97,35 @@ class StoreReads:
     ) -> list[StoredMessage]:
         """Messages of a topic that carry this key or unique id, newest first, at most 64."""
         self._check_open()
-        if self._undispatched:
-            self._catch_up()
         return self._reader.query(topic, key, max_count, begin_ms, end_ms)
 
     def offset_at(self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
         """The queue offset of the first message stored at or after a time (UPPER: the last at or before it)."""
-        if self._undispatched:
-            self._catch_up()
         return self._reader.offset_at(topic, queue_id, time_ms, boundary)
 
     def store_time_at(self, topic: str, queue_id: int, offset: int) -> int:
-        if self._undispatched:
-            self._catch_up()
         return self._reader.store_time_at(topic, queue_id, offset)
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int:
         """Store time of the oldest message, of the log or of one queue; -1 when there is none."""
-        if self._undispatched:
-            self._catch_up()
         return self._reader.earliest_time(topic, queue_id)
 
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
         """(min, max) offsets of every queue; max is the offset that the next message gets."""
-        if self._undispatched:
-            self._catch_up()
+        self._reader.catch_up()
         return {(queue.topic, queue.queue_id): (queue.min_offset, queue.max_offset) for queue in self._queues}
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        if self._undispatched:
-            self._catch_up()
-        queue = self._queues.get(topic, queue_id)
+        queue = self._reader.queue(topic, queue_id)
         return queue.min_offset if queue is not None else 0
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        if self._undispatched:
-            self._catch_up()
-        queue = self._queues.get(topic, queue_id)
+        queue = self._reader.queue(topic, queue_id)
         return queue.max_offset if queue is not None else 0
 
     def read_units(self, topic: str, queue_id: int, offset: int, max_count: int) -> list[tuple[int, int, int]]:
         """(physical offset, size, tags code) of a queue's messages from an offset on; fewer where a file ends."""
-        if self._undispatched:
-            self._catch_up()
-        queue = self._queues.get(topic, queue_id)
+        queue = self._reader.queue(topic, queue_id)
         return [] if queue is None else list(unpack_units(queue.read_units(offset, max_count)))
 
     @property
