@@ -4,9 +4,9 @@ The public names are imported when they are first used: `import contrailmq` alon
 executor does for one module of it, loads no client.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Final
 
+from contrailmq._lazy import lazy_names
 from contrailmq._version import __version__
 
 if TYPE_CHECKING:
@@ -68,15 +68,4 @@ _HOMES: Final = {
     "idempotent": "contrailmq.idempotence",
 }
 
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(home), name)
-    globals()[name] = value  # asked for once only
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(globals(), _HOMES)

@@ -2,25 +2,22 @@
 
     python killed_transactions.py DIRECTORY STAGE ROUNDS SEED
 
-Each round is a fork of this process, so that starting costs little. A round prepares messages, ends most of them,
-answers the broker's checks, and dies right after the named step at a random moment. What the producer was told is
-written to DIRECTORY/diary as it happens, so it survives the kill. A producer commits the messages with even numbers
-and rolls the others back, whenever it is asked. The last round is not killed: it goes on until nothing is pending and
-writes what is visible to DIRECTORY/visible.
+A round (killed_rounds.py) prepares messages, ends most of them, answers the broker's checks, and dies right after the
+named step at a random moment. What the producer was told is written to DIRECTORY/diary as it happens, so it survives
+the kill. A producer commits the messages with even numbers and rolls the others back, whenever it is asked. The last
+round is not killed: it goes on until nothing is pending and writes what is visible to DIRECTORY/visible.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import signal
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from broker.harness import Link
 from broker.test_transactions import COMMIT, ROLLBACK, TransactionBench
+from killed_rounds import run_rounds
 
 START_MS = 1_700_000_000_000
 MESSAGES_PER_ROUND = 8
@@ -80,50 +77,21 @@ class Round:
         (directory / "visible").write_bytes(b"\n".join(self.bench.bodies()))
         (directory / "pending").write_text(str(self.bench.service.pending()))
 
+    def step_of(self, stage: str) -> tuple[Any, str]:
+        service = self.bench.service
+        steps: dict[str, tuple[Any, str]] = {
+            "half": (self, "prepare"),
+            "commit": (service, "_commit"),
+            "end": (service, "_end"),
+            "op": (service, "_append_own"),
+            "put back": (service, "_put_copy"),
+            "offsets": (self, "save"),
+        }
+        return steps[stage]
 
-def arm(stage: str, owner: Round, source: random.Random) -> None:
-    """Kill this process right after the named step, some time."""
-    service = owner.bench.service
-    target: tuple[Any, str] = {
-        "half": (owner, "prepare"),
-        "commit": (service, "_commit"),
-        "end": (service, "_end"),
-        "op": (service, "_append_own"),
-        "put back": (service, "_put_copy"),
-        "offsets": (owner, "save"),
-    }[stage]
-    left = source.randrange(1, 5)
-    step: Callable[..., object] = getattr(*target)
-
-    def fatal(*args: object, **kwargs: object) -> object:
-        nonlocal left
-        result = step(*args, **kwargs)
-        left -= 1
-        if left <= 0:
-            owner.write("killed", stage)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-    setattr(*target, fatal)
-
-
-def main() -> None:
-    directory, stage, rounds, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    for number in range(rounds + 1):
-        child = os.fork()
-        if child == 0:
-            source = random.Random(seed * 1000 + number)
-            owner = Round(directory, number)
-            if number < rounds:
-                arm(stage, owner, source)
-                owner.run(source)
-            else:
-                owner.finish(directory)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        wanted = (0,) if number == rounds else (0, -signal.SIGKILL)
-        assert os.waitstatus_to_exitcode(status) in wanted, status
+    def note_kill(self, stage: str) -> None:
+        self.write("killed", stage)
 
 
 if __name__ == "__main__":
-    main()
+    run_rounds(lambda directory, _, number: Round(directory, number), steps_max=4)

@@ -12,8 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 log = logging.getLogger("contrailmq.broker")
+
+Event = TypeVar("Event")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +60,15 @@ class Hooks:
         self.on_pulled: list[Callable[[MessagesPulled], None]] = []
 
     def stored(self, event: MessageStored) -> None:
-        for hook in self.on_stored:
-            try:
-                hook(event)
-            except Exception:
-                log.exception("a hook failed on %s", event)
+        _tell(self.on_stored, event)
 
     def pulled(self, event: MessagesPulled) -> None:
-        for hook in self.on_pulled:
-            try:
-                hook(event)
-            except Exception:
-                log.exception("a hook failed on %s", event)
+        _tell(self.on_pulled, event)
+
+
+def _tell(hooks: list[Callable[[Event], None]], event: Event) -> None:
+    for hook in hooks:
+        try:
+            hook(event)
+        except Exception:  # a stranger's code: whatever it raises, the message is stored and its answer must leave
+            log.exception("a hook failed on %s", event)

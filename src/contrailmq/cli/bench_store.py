@@ -27,6 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from contrailmq.cli.machine import loop_ns
 from contrailmq.message import Message, encode_properties, tags_code
 from contrailmq.message.checksum import crc32
 from contrailmq.store import Drive, MessageStore, StoreConfig
@@ -298,21 +299,10 @@ def _told(settings: dict[str, object], figures: list[Figure]) -> dict[str, objec
     told: dict[str, object] = {
         "machine": f"{os.cpu_count()} x {platform.machine()}, load {os.getloadavg()[0]:.1f}",
         "python": platform.python_version(),
-        "empty loop, ns a turn": _loop_ns(),
+        "empty loop, ns a turn": loop_ns(),
     }
     told |= settings
     for figure in figures:
         promise = f" ({figure.promise})" if figure.promise else ""
         told[f"{figure.name}, {figure.unit}{promise}"] = round(figure.value, 2)
     return told
-
-
-def _loop_ns() -> float:
-    """CPU time of one turn of an empty loop: how fast this interpreter is on this machine at this moment."""
-    best = float("inf")
-    for _ in range(5):
-        start = time.thread_time_ns()
-        for _ in range(100_000):
-            pass
-        best = min(best, (time.thread_time_ns() - start) / 100_000)
-    return round(best, 1)

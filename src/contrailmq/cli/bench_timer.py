@@ -38,6 +38,7 @@ from contrailmq.broker.delay import DelayService
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.supervision import Supervisor
 from contrailmq.broker.timers import PORTION, TimerService
+from contrailmq.cli.machine import loop_ns
 from contrailmq.message import SystemTopic, encode_host, encode_properties, tags_code
 from contrailmq.store import Drive, ManualClock, MessageStore, StoreConfig
 from contrailmq.store.timer import TimerStore
@@ -73,7 +74,7 @@ def measure_timer(settings: Settings) -> dict[str, object]:
         "machine": f"{os.cpu_count()} x {platform.machine()}, load {os.getloadavg()[0]:.1f}",
         "python": platform.python_version(),
         "settings": f"body {settings.body_bytes} bytes, ASYNC_FLUSH, timerPrecisionMs {_TICK_MS}",
-        "empty loop, ns a turn, before": _loop_ns(),
+        "empty loop, ns a turn, before": loop_ns(),
     }
     with tempfile.TemporaryDirectory(dir=settings.directory) as root:
         told |= _costs(Path(root) / "costs", settings)
@@ -81,7 +82,7 @@ def measure_timer(settings: Settings) -> dict[str, object]:
         told |= _levels(Path(root) / "levels", settings)
         if settings.pending:
             told |= _memory(Path(root) / "memory", settings)
-    told["empty loop, ns a turn, after"] = _loop_ns()
+    told["empty loop, ns a turn, after"] = loop_ns()
     return told
 
 
@@ -397,17 +398,6 @@ def _cpu_us(work: Callable[[], None], count: int) -> float:
     start = time.process_time()
     work()
     return (time.process_time() - start) / count * 1e6
-
-
-def _loop_ns() -> float:
-    """CPU time of one turn of an empty loop: how fast this interpreter is on this machine at this moment."""
-    best = float("inf")
-    for _ in range(10):
-        start = time.thread_time_ns()
-        for _ in range(100_000):
-            pass
-        best = min(best, (time.thread_time_ns() - start) / 100_000)
-    return round(best, 1)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from pathlib import Path
 
 
@@ -16,3 +17,14 @@ def machine(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     model = next(filter(None, models), "") or platform.processor() or platform.machine()
     return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
+
+
+def loop_ns() -> float:
+    """CPU time of one turn of an empty loop: how fast this interpreter is on this machine at this moment."""
+    best = float("inf")
+    for _ in range(10):
+        start = time.thread_time_ns()
+        for _ in range(100_000):
+            pass
+        best = min(best, (time.thread_time_ns() - start) / 100_000)
+    return round(best, 1)

@@ -6,8 +6,9 @@ objects on one background loop; `contrailmq` lists them. `raw.QueueReader` is a 
 Names are imported when they are first used: a Spark task that pulls with `raw.QueueReader` loads no asyncio client.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Final
+
+from contrailmq._lazy import lazy_names
 
 if TYPE_CHECKING:
     from contrailmq.client.admin_groups import OffsetPlace, QueueProgress
@@ -79,15 +80,4 @@ _HOMES: Final = {
     "split_batch": "contrailmq.client.batch",
 }
 
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(home), name)
-    globals()[name] = value  # asked for once only
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(globals(), _HOMES)

@@ -3,8 +3,9 @@
 Names are imported when they are first used: a Spark task that reads records loads no store for it.
 """
 
-import importlib
 from typing import TYPE_CHECKING, Final
+
+from contrailmq._lazy import lazy_names
 
 if TYPE_CHECKING:
     from contrailmq.store.clock import Clock, ManualClock, SystemClock
@@ -80,15 +81,4 @@ _HOMES: Final = {
     "verify_store": "contrailmq.store.verify",
 }
 
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(home), name)
-    globals()[name] = value  # asked for once only
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(globals(), _HOMES)

@@ -2,20 +2,16 @@
 
     python killed_timers.py DIRECTORY STAGE ROUNDS SEED
 
-Each round is a fork of this process, so that starting costs little. A round goes on where the last clock stood, sends
-timers, turns the wheel, and dies right after the named step at a random moment. What was acknowledged, and every step
-of the clock, is written to DIRECTORY/diary as it happens, so it survives the kill, and so is how many had arrived
-when a round began and after each flush. The last round is not killed: it
-runs until everything is delivered and writes what arrived to DIRECTORY/arrived.
+A round (killed_rounds.py) goes on where the last clock stood, sends timers, turns the wheel, and dies right after the
+named step at a random moment. What was acknowledged, and every step of the clock, is written to DIRECTORY/diary as it
+happens, so it survives the kill, and so is how many had arrived when a round began and after each flush. The last
+round is not killed: it runs until everything is delivered and writes what arrived to DIRECTORY/arrived.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import signal
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +21,7 @@ from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig
 from contrailmq.store.message_store import Drive
 from contrailmq.store.timer import TimerStore
 from contrailmq.store.timer.admission import slot_time_ms
+from killed_rounds import run_rounds
 
 START_MS = 1_700_000_000_000
 TIMERS_PER_ROUND = 12
@@ -117,52 +114,22 @@ class Round:
             lines += (f"{message.body.decode()} {message.store_time_ms}" for message in found)
         (directory / "arrived").write_text("\n".join(lines))
 
+    def step_of(self, stage: str) -> tuple[Any, str]:
+        timer = self.timer
+        steps: dict[str, tuple[Any, str]] = {
+            "log append": (self, "send"),
+            "timer log": (timer.log, "write"),
+            "wheel": (timer.wheel, "write_slots"),
+            "checkpoint": (timer._checkpoint_file, "write"),
+            "dequeue": (timer._delivery, "_copies"),  # taken off the wheel, not put yet
+            "delivery": (self.store, "append_copies"),
+            "roll": (timer._delivery, "put"),
+        }
+        return steps[stage]
 
-def arm(stage: str, owner: Round, source: random.Random) -> None:
-    """Kill this process right after the named step, some time."""
-    target: tuple[Any, str] = {
-        "log append": (owner, "send"),
-        "timer log": (owner.timer.log, "write"),
-        "wheel": (owner.timer.wheel, "write_slots"),
-        "checkpoint": (owner.timer._checkpoint_file, "write"),
-        "dequeue": (owner.timer._delivery, "_copies"),  # taken off the wheel, not put yet
-        "delivery": (owner.store, "append_copies"),
-        "roll": (owner.timer._delivery, "put"),
-    }[stage]
-    left = source.randrange(1, 10)
-    step: Callable[..., object] = getattr(*target)
-
-    def fatal(*args: object, **kwargs: object) -> object:
-        nonlocal left
-        result = step(*args, **kwargs)
-        left -= 1
-        if left <= 0:
-            owner.write("killed")
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-    setattr(*target, fatal)
-
-
-def main() -> None:
-    directory, stage, rounds, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-    for number in range(rounds + 1):
-        child = os.fork()
-        if child == 0:
-            source = random.Random(seed * 1000 + number)
-            owner = Round(directory, stage, number)
-            if number < rounds:
-                arm(stage, owner, source)
-                owner.run(source)
-            else:
-                owner.finish(directory)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if number == rounds:
-            assert os.waitstatus_to_exitcode(status) == 0, status
-        else:
-            assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL), status
+    def note_kill(self, stage: str) -> None:
+        self.write("killed")
 
 
 if __name__ == "__main__":
-    main()
+    run_rounds(Round, steps_max=9)
