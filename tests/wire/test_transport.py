@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -23,36 +23,13 @@ from contrailmq.wire.header import Command
 from contrailmq.wire.transport import (
     Connection,
     Handler,
-    Limits,
     RemotingClient,
     RemotingServer,
-    new_event_loop,
     not_supported,
     split_address,
 )
 
-WAIT_S = 10.0
-
-
-@pytest.fixture(params=[new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
-def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[None, None, None]], None]:
-    def runner(main: Coroutine[None, None, None]) -> None:
-        async def bounded() -> None:
-            await asyncio.wait_for(main, WAIT_S)
-
-        with asyncio.Runner(loop_factory=request.param) as loop:
-            loop.run(bounded())
-
-    return runner
-
-
-Run = Callable[[Coroutine[None, None, None]], None]
-
-
-def echo(connection: Connection, commands: list[Command]) -> None:
-    for command in commands:
-        if not command.is_oneway:
-            connection.reply(encode_response(command, 0, command.ext, command.body))
+from .peers import Counting, Holding, Run, connected, echo, request, turns_until
 
 
 @asynccontextmanager
@@ -98,83 +75,18 @@ def test_answers_may_come_in_any_order(run: Run) -> None:
     run(main())
 
 
-class CountingTransport:
-    """Counts the writes that reach the socket."""
-
-    def __init__(self) -> None:
-        self.writes: list[bytes] = []
-        self.unsent_bytes = 0
-        self.is_reading = True
-        self.is_aborted = False
-        self._is_closing = False
-
-    def write(self, data: bytes) -> None:
-        self.writes.append(bytes(data))
-
-    def writelines(self, parts: list[bytes | memoryview]) -> None:
-        self.writes.append(b"".join(parts))
-
-    def is_closing(self) -> bool:
-        return self._is_closing
-
-    def close(self) -> None:
-        self._is_closing = True
-
-    def abort(self) -> None:
-        self._is_closing = self.is_aborted = True
-
-    def pause_reading(self) -> None:
-        self.is_reading = False
-
-    def resume_reading(self) -> None:
-        self.is_reading = True
-
-    def get_write_buffer_size(self) -> int:
-        return self.unsent_bytes
-
-    def set_write_buffer_limits(self, high: int) -> None:
-        self.high = high
-
-    def get_extra_info(self, name: str) -> object:
-        return ("10.0.0.1", 4711) if name == "peername" else None
-
-
-def connected(handler: Handler, **limits: int) -> tuple[Connection, CountingTransport]:
-    connection, transport = Connection(handler, limits=Limits(**limits)), CountingTransport()
-    connection.connection_made(transport)  # type: ignore[arg-type]
-    return connection, transport
-
-
-def request(opaque: int, *, oneway: bool = False) -> bytes:
-    return encode_request(105, {"topic": "T"}, opaque=opaque, is_oneway=oneway)
-
-
 def test_a_wakeup_is_one_write_and_the_handler_gets_its_requests_in_order(run: Run) -> None:
     async def main() -> None:
-        calls: list[int] = []
-
-        def counting(connection: Connection, commands: list[Command]) -> None:
-            calls.append(len(commands))
-            echo(connection, commands)
-
+        counting = Counting()
         connection, transport = connected(counting)
         connection.data_received(b"".join(request(n) for n in range(50)))
-        assert sum(calls) == 50
+        assert counting.opaques == list(range(50))
         assert len(transport.writes) == 1
         assert [answer.opaque for answer in FrameParser().feed(transport.writes[0])] == list(range(50))
         assert connection.in_flight == 0
         assert connection.peer == ("10.0.0.1", 4711)
 
     run(main())
-
-
-async def turns_until(holds: Callable[[], bool]) -> int:
-    """How many turns of the loop it took."""
-    for turn in range(1000):
-        if holds():
-            return turn
-        await asyncio.sleep(0)
-    raise AssertionError("it never came")
 
 
 class SlowClock:
@@ -191,18 +103,13 @@ def test_a_wakeup_with_much_work_gives_the_others_their_turn(run: Run, monkeypat
     monkeypatch.setattr("contrailmq.wire.connection.time", SlowClock())
 
     async def main() -> None:
-        served: list[int] = []
-
-        def counting(connection: Connection, commands: list[Command]) -> None:
-            served.extend(command.opaque for command in commands)
-            echo(connection, commands)
-
+        counting = Counting()
         connection, transport = connected(counting)
         connection.data_received(b"".join(request(n) for n in range(100)))
-        assert served == list(range(2 * SLICE_COMMANDS))
+        assert counting.opaques == list(range(2 * SLICE_COMMANDS))
         assert not transport.is_reading
-        assert await turns_until(lambda: len(served) == 100) >= 100 // SLICE_COMMANDS - 2
-        assert served == list(range(100))
+        assert await turns_until(lambda: len(counting.opaques) == 100) >= 100 // SLICE_COMMANDS - 2
+        assert counting.opaques == list(range(100))
         await turns_until(lambda: transport.is_reading)
         assert [answer.opaque for answer in FrameParser().feed(b"".join(transport.writes))] == list(range(100))
 
@@ -213,18 +120,13 @@ def test_large_bodies_are_handed_over_one_by_one(run: Run, monkeypatch: pytest.M
     monkeypatch.setattr("contrailmq.wire.connection.time", SlowClock())
 
     async def main() -> None:
-        calls: list[list[int]] = []
-
-        def counting(connection: Connection, commands: list[Command]) -> None:
-            calls.append([command.opaque for command in commands])
-            echo(connection, commands)
-
+        counting = Counting()
         connection, transport = connected(counting)
         body = bytes(LARGE_BODY_BYTES + 1)
         connection.data_received(b"".join(encode_request(105, {}, body, opaque=n) for n in range(6)))
-        assert calls == [[0], [1]]
+        assert counting.calls == [[0], [1]]
         await turns_until(lambda: transport.is_reading)
-        assert calls == [[n] for n in range(6)]
+        assert counting.calls == [[n] for n in range(6)]
 
     run(main())
 
@@ -233,40 +135,30 @@ def test_work_for_a_peer_that_does_not_read_waits_until_it_does(run: Run, monkey
     monkeypatch.setattr("contrailmq.wire.connection.time", SlowClock())
 
     async def main() -> None:
-        served: list[int] = []
-
-        def counting(connection: Connection, commands: list[Command]) -> None:
-            served.extend(command.opaque for command in commands)
-            echo(connection, commands)
-
+        counting = Counting()
         connection, transport = connected(counting)
         connection.data_received(b"".join(request(n) for n in range(100)))
         connection.pause_writing()
         for _ in range(50):
             await asyncio.sleep(0)
-        assert len(served) == 2 * SLICE_COMMANDS
+        assert len(counting.opaques) == 2 * SLICE_COMMANDS
         connection.resume_writing()
         await turns_until(lambda: transport.is_reading)
-        assert served == list(range(100))
+        assert counting.opaques == list(range(100))
 
     run(main())
 
 
 def test_a_read_of_very_many_frames_is_parsed_in_parts_and_nothing_is_lost(run: Run) -> None:
     async def main() -> None:
-        served: list[int] = []
-
-        def counting(connection: Connection, commands: list[Command]) -> None:
-            served.extend(command.opaque for command in commands)
-            connection.forget(len(commands))
-
+        counting = Counting(lambda connection, commands: connection.forget(len(commands)))
         connection, transport = connected(counting)
         data = b"".join(request(n) for n in range(3 * PARSED_COMMANDS_MAX))
         connection.data_received(data[:-5])
-        assert len(served) <= PARSED_COMMANDS_MAX
+        assert len(counting.opaques) <= PARSED_COMMANDS_MAX
         connection.data_received(data[-5:])  # what the loop had read already
         await turns_until(lambda: transport.is_reading)
-        assert served == list(range(3 * PARSED_COMMANDS_MAX))
+        assert counting.opaques == list(range(3 * PARSED_COMMANDS_MAX))
 
     run(main())
 
@@ -282,23 +174,6 @@ def test_reading_goes_on_after_a_read_of_very_many_answers(run: Run) -> None:
         connection.data_received(b"".join(encode_response(command) for command in asked))
         await asyncio.gather(*futures)
         await turns_until(lambda: transport.is_reading)
-
-    run(main())
-
-
-def test_a_drained_connection_serves_what_it_has_read(run: Run) -> None:
-    async def main() -> None:
-        served: list[int] = []
-
-        def counting(connection: Connection, commands: list[Command]) -> None:
-            served.extend(command.opaque for command in commands)
-            echo(connection, commands)
-
-        connection, transport = connected(counting)
-        connection.data_received(b"".join(request(n) for n in range(2 * PARSED_COMMANDS_MAX)))
-        connection.drain()
-        await turns_until(lambda: len(served) == 2 * PARSED_COMMANDS_MAX)
-        await turns_until(lambda: transport.is_closing())
 
     run(main())
 
@@ -618,23 +493,17 @@ def test_every_request_is_signed_when_a_hook_is_given(run: Run) -> None:
 
 def test_closing_answers_what_was_accepted_and_refuses_what_is_new(run: Run) -> None:
     async def main() -> None:
-        held: list[tuple[Connection, Command]] = []
-        arrived = asyncio.Event()
-
-        def hold(connection: Connection, commands: list[Command]) -> None:
-            held.extend((connection, command) for command in commands)
-            arrived.set()
-
-        server = RemotingServer(hold, host="127.0.0.1")
+        holding = Holding()
+        server = RemotingServer(holding, host="127.0.0.1")
         await server.start()
         client = RemotingClient()
         answer = asyncio.ensure_future(client.invoke(server.address, 1, timeout_s=60))
-        await arrived.wait()
+        await holding.arrived.wait()
         closing = asyncio.ensure_future(server.close(drain_seconds=60))
         await asyncio.sleep(0)
         with pytest.raises(ConnectError):
             await RemotingClient().connect(server.address)
-        [(connection, command)] = held
+        [(connection, command)] = holding.held
         connection.reply(encode_response(command, 0, None, b"kept"))
         assert (await answer).body == b"kept"
         await closing
@@ -646,19 +515,13 @@ def test_closing_answers_what_was_accepted_and_refuses_what_is_new(run: Run) -> 
 
 def test_a_half_closed_peer_still_gets_its_answers(run: Run) -> None:
     async def main() -> None:
-        held: list[tuple[Connection, Command]] = []
-        arrived = asyncio.Event()
-
-        def hold(connection: Connection, commands: list[Command]) -> None:
-            held.extend((connection, command) for command in commands)
-            arrived.set()
-
-        async with serving(hold) as server:
+        holding = Holding()
+        async with serving(holding) as server:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(request(8))
             writer.write_eof()
-            await arrived.wait()
-            [(connection, command)] = held
+            await holding.arrived.wait()
+            [(connection, command)] = holding.held
             connection.reply(encode_response(command, 0, None, b"late"))
             [answer] = FrameParser().feed(await reader.read())
             assert (answer.opaque, answer.body) == (8, b"late")

@@ -41,6 +41,7 @@ from contrailmq.wire.codes import RequestCode, ResponseCode, request_name
 from contrailmq.wire.errors import ConnectionClosedError, RemoteProtocolError
 from contrailmq.wire.frame import ReplyTemplate, encode_response
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.properties import format_properties, parse_properties
 from contrailmq.wire.tls import ServerTls
 from contrailmq.wire.transport import Connection, RemotingServer, not_supported
@@ -542,6 +543,6 @@ def _held_bytes(request: Command) -> int:
 
 
 def _error(request: Command, error: ContrailError) -> bytes:
-    _log.warning("%s refused: %s", request_name(request.code), error)
+    peer_warnings.warn(f"{request_name(request.code)} refused", str(error))
     code = ResponseCode.SYSTEM_BUSY if isinstance(error, BusyError) else ResponseCode.SYSTEM_ERROR
     return encode_response(request, code, remark=str(error))

@@ -14,13 +14,18 @@ Bounds, so that one peer cannot take the process down:
   - bytes of an unfinished frame: FrameParser's limit;
   - bodies that a server would decode for too long are refused here (`body_bounds`).
 
+A server that stops drains its connections. What had reached this machine by then (read, or unread in the socket) is
+served; what comes later is answered with SYSTEM_BUSY. When nothing is left to answer, and no request is half read (for
+which we wait LINGER_S at most), we say so with a FIN and go on reading, and throwing away, until the peer closes too,
+for another LINGER_S at most: a socket closed with unread bytes is reset, and a reset may overtake answers.
+
 Everything here runs on the loop's thread; from another thread go through `loop.call_soon_threadsafe`.
 """
 
 from __future__ import annotations
 
+import array
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -37,16 +42,17 @@ from contrailmq.wire.errors import (
 )
 from contrailmq.wire.frame import FRAME_BYTES_MAX, HEADER_BYTES_MAX, FrameParser, encode_request, encode_response
 from contrailmq.wire.header import FLAG_ONEWAY, FLAG_RESPONSE, Command, Fields
+from contrailmq.wire.peer_warnings import peer_warnings
 
 __all__ = ["DEFAULT_LIMITS", "SERVER_LIMITS", "Connection", "Handler", "Limits"]
 
-_log = logging.getLogger(__name__)
 _OPAQUE_MAX: Final = 0x7FFFFFFF
 JOIN_BYTES_MAX: Final = 256 * 1024  # RocketMQ's limit for one pull from memory
 SLICE_COMMANDS: Final = 8  # the clock is looked at after so many requests
 SLICE_S: Final = 0.005
 LARGE_BODY_BYTES: Final = 8192  # a body that may be work for milliseconds: the clock is looked at after each of them
 PARSED_COMMANDS_MAX: Final = 512  # of one read, before the others have their turn: some 2 ms
+LINGER_S: Final = 0.5  # many round trips; peers close as soon as they read our end
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +113,10 @@ class Connection(asyncio.Protocol):
         self._is_reading = True
         self._is_write_paused = False
         self._is_draining = False
+        self._owed_bytes = 0  # while draining: unread in the socket when it began
+        self._is_refusing = False  # while draining: those are read
+        self._is_patient = True  # while draining: what is half read is waited for
+        self._ending: asyncio.Transport | None = None  # our end is sent, the peer's is awaited
         self._has_eof = False
         self._backlog: deque[Command] = deque()  # requests that were read and wait for their slice
         self._is_slice_scheduled = False
@@ -213,16 +223,20 @@ class Connection(asyncio.Protocol):
 
     def abort(self, cause: str) -> None:
         """Close at once; queued bytes are lost."""
-        if self._transport is not None:
+        transport = self._transport or self._ending
+        if transport is not None:
             self._close_cause = cause
             self._out.clear()
-            self._transport.abort()
+            transport.abort()
 
     def drain(self) -> None:
-        """Read no more requests; close as soon as every accepted one is answered."""
-        self._is_draining = True
-        self._update_reading()
-        self._maybe_finish()
+        """Serve what has arrived, refuse what is new, and close when all is answered (see the module)."""
+        if not self._is_draining and self.is_open:
+            assert self._transport is not None
+            self._is_draining = True
+            self._owed_bytes = _unread_bytes(self._transport)
+            self._loop.call_later(LINGER_S, self._lose_patience)
+            self._maybe_finish()
 
     def close_if_idle(self, now_s: float, idle_s: float) -> bool:
         """Close when for `idle_s` nothing was read and nothing queued was taken by the peer."""
@@ -252,6 +266,8 @@ class Connection(asyncio.Protocol):
             self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._is_draining and not self._goes_on(data):
+            return
         self.last_active_s = self._loop.time()
         try:
             commands = self._parser.feed(data)
@@ -272,7 +288,9 @@ class Connection(asyncio.Protocol):
                 unanswered += 1
         if requests:
             self.in_flight += unanswered
-            if self._backlog:
+            if self._is_refusing:
+                self._refuse_new(requests)
+            elif self._backlog:
                 self._backlog.extend(requests)
             else:
                 self._serve(requests)
@@ -343,7 +361,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None:
             self._close_cause = str(exc) or type(exc).__name__
-        self._transport = None
+        self._transport = self._ending = None
         self._out.clear()
         self._backlog.clear()
         self._release_writers()
@@ -394,7 +412,7 @@ class Connection(asyncio.Protocol):
                 unsent_bytes = transport.get_write_buffer_size()
                 if unsent_bytes > self._limits.write_bytes_max:
                     cause = f"it left {unsent_bytes} bytes unread, the bound is {self._limits.write_bytes_max}"
-                    _log.warning("cutting %s: %s", self.address, cause)
+                    peer_warnings.warn("cut a peer that does not read", f"{self.address}: {cause}")
                     self.abort(cause)
                     return
         if not self._is_reading:
@@ -404,8 +422,41 @@ class Connection(asyncio.Protocol):
 
     def _maybe_finish(self) -> None:
         is_done = self.in_flight <= 0 and not self._out and not self._backlog and not self._parser.has_more
-        if is_done and self._transport is not None:
-            self._transport.close()
+        transport = self._transport
+        if not is_done or self._owed_bytes > 0 or transport is None:
+            return
+        if self._is_patient and not self._has_eof and (self._parser.buffered_bytes or _unread_bytes(transport)):
+            return
+        if self._has_eof or transport.is_closing() or not transport.can_write_eof():
+            transport.close()  # TLS says its own goodbye
+            return
+        self._transport, self._ending = None, transport
+        self._close_cause = "we stop"
+        transport.write_eof()
+        if not self._is_reading:
+            transport.resume_reading()
+        self._loop.call_later(LINGER_S, transport.close)
+
+    def _lose_patience(self) -> None:
+        self._is_patient = False
+        self._maybe_finish()
+
+    def _goes_on(self, data: bytes) -> bool:
+        """While draining: whether what was read is looked at. What is read after the owed bytes is new."""
+        if self._ending is not None:
+            return False
+        if data:
+            self._is_refusing = self._owed_bytes <= 0
+            if not self._is_refusing and self._transport is not None:  # TLS has fewer bytes here than on the socket
+                self._owed_bytes = min(self._owed_bytes - len(data), _unread_bytes(self._transport))
+            self._loop.call_soon(self._maybe_finish)
+        return True
+
+    def _refuse_new(self, requests: list[Command]) -> None:
+        remark = "this server is stopping and takes no new requests: ask another, or later"
+        for request in requests:
+            if not request.is_oneway:
+                self.reply(encode_response(request, ResponseCode.SYSTEM_BUSY, remark=remark))
 
     def _update_reading(self) -> None:
         transport = self._transport
@@ -413,7 +464,6 @@ class Connection(asyncio.Protocol):
             return
         should_read = (
             not self._is_write_paused
-            and not self._is_draining
             and not self._backlog
             and not self._parser.has_more
             and self.in_flight < self._limits.in_flight_max
@@ -437,13 +487,13 @@ class Connection(asyncio.Protocol):
         cause = refusal(request.code, request.body)
         if cause is None:
             return False
-        _log.warning("%s: %s", self.address, cause)
+        peer_warnings.warn("refused a body", f"{self.address}: {cause}")
         if not request.is_oneway:
             self._send(encode_response(request, ResponseCode.INVALID_PARAMETER, remark=cause))
         return True
 
     def _violated(self, error: RemoteProtocolError) -> None:
-        _log.warning("closing %s: %s", self.address, error)
+        peer_warnings.warn("closed a peer that broke the protocol", f"{self.address}: {error}")
         self.close(f"protocol violation: {error}")
 
     def _release_writers(self) -> None:
@@ -473,6 +523,19 @@ class Connection(asyncio.Protocol):
                 entry.future.set_exception(RequestTimeoutError(self.address, entry.code, entry.timeout_s))
         if self._waiting:
             self._arm(min(entry.deadline_s for entry in self._waiting.values()))
+
+
+def _unread_bytes(transport: asyncio.Transport) -> int:
+    """What the kernel has received for this connection and nobody has read. Servers only, which Windows has none of."""
+    import fcntl
+    import termios
+
+    sock = transport.get_extra_info("socket")
+    if sock is None:
+        return 0
+    count = array.array("i", [0])
+    fcntl.ioctl(sock.fileno(), termios.FIONREAD, count)
+    return count[0]
 
 
 Handler = Callable[[Connection, list[Command]], None]

@@ -20,6 +20,7 @@ from contrailmq.wire.connection import DEFAULT_LIMITS, SERVER_LIMITS, Connection
 from contrailmq.wire.errors import ConnectError, ConnectionClosedError, ListenError, WireError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command, Fields, to_ext
+from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.tls import ServerTls, TlsMode
 
 __all__ = ["Connection", "Handler", "Limits", "RemotingClient", "RemotingServer", "new_event_loop", "not_supported"]
@@ -145,6 +146,7 @@ class RemotingServer:
     def _schedule_sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         def sweep() -> None:
             self.close_idle(loop.time())
+            peer_warnings.tell()
             self._schedule_sweep(loop)
 
         self._sweeper = loop.call_later(self._idle_s / 4, sweep)
@@ -223,7 +225,7 @@ class _PeekingListener:
         try:
             await self._loop.connect_accepted_socket(self._factory, sock, ssl=context, ssl_handshake_timeout=timeout)
         except (OSError, ssl.SSLError) as exc:
-            _log.warning("TLS handshake failed: %s", exc)
+            peer_warnings.warn("TLS handshake failed", str(exc))
             sock.close()
 
     def _drop(self, sock: socket.socket) -> None:
