@@ -145,7 +145,8 @@ def kill_driver(stream: Archive | Sink, number: int) -> None:
                 continue
         assert driver.poll() is None, Path(log.name).read_text()[-3000:]
         for pid in family(driver.pid):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # a worker that ended by itself meanwhile
+                os.kill(pid, signal.SIGKILL)
         assert driver.wait() == -signal.SIGKILL
 
 

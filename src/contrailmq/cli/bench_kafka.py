@@ -29,14 +29,17 @@ _SCALA: Final = "2.13"
 _TOKENS: Final = ("org.apache.spark", f"spark-token-provider-kafka-0-10_{_SCALA}", "4.0.0")
 # What the package and its Spark part import.
 _OURS: Final = "pandas pyarrow numpy msgspec typer rich lz4 zstandard isal prometheus-client uvloop"
+# Spark's own pom sends Maven to a mirror of Central first, and Maven gives up where that one is out of reach. What a
+# project says of a repository goes before what its dependencies say: the mirror is off, and Maven's settings decide.
 _POM: Final = """<project><modelVersion>4.0.0</modelVersion><groupId>local</groupId><artifactId>local</artifactId>
-<version>1</version><dependencies>{dependencies}</dependencies></project>
+<version>1</version><repositories><repository><id>gcs-maven-central-mirror</id><url>file:///nowhere</url>
+<releases><enabled>false</enabled></releases><snapshots><enabled>false</enabled></snapshots></repository></repositories>
+<dependencies>{dependencies}</dependencies></project>
 """
 _DEPENDENCY: Final = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
 _MAVEN_REMEDY: Final = (
-    "Maven fetches from where its settings say (~/.m2/settings.xml, MAVEN_ARGS): where Maven Central, or the mirror "
-    "of it that Spark's own pom names first, is out of reach, name a repository within reach in a settings file and "
-    "give it as --maven-settings"
+    "Maven fetches from Maven Central unless its settings (~/.m2/settings.xml, MAVEN_ARGS) say otherwise: where that "
+    "is out of reach, name a repository within reach in a settings file and give it as --maven-settings"
 )
 _SERVER: Final = """process.roles=broker,controller
 node.id=1
@@ -79,7 +82,7 @@ class KafkaEnvironment:
         if shutil.which("mvn") is None:
             raise KafkaEnvironmentError("fetching Kafka needs Maven (mvn), which is not on the PATH: install it")
         self.folder.mkdir(parents=True, exist_ok=True)
-        _run([sys.executable, "-m", "venv", str(self.folder / "venv")])
+        _run([sys.executable, "-m", "venv", "--clear", str(self.folder / "venv")])
         packages = [f"{name}=={version(name)}" for name in _OURS.split()]
         _run([str(self.python), "-m", "pip", "install", "-q", f"pyspark=={SPARK_VERSION}", *packages])
         self._fetch("broker", ("org.apache.kafka", f"kafka_{_SCALA}", KAFKA_VERSION))
