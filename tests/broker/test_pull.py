@@ -234,14 +234,14 @@ def test_a_held_pull_that_fails_is_answered_so_and_the_others_get_their_messages
     unlucky, lucky = Link(1), Link(2)
     for link in (unlucky, lucky):
         bench.pull(link=link, sysFlag=SUSPEND)
-    read, failures = bench.store.get_slices, [OSError(5, "input/output error")]
+    read, failures = bench.store.get_slices_warm, [OSError(5, "input/output error")]
 
-    def failing_once(*args: Any, **kwargs: Any) -> GetResult:
+    def failing_once(*args: Any, **kwargs: Any) -> GetResult | None:
         if failures:
             raise failures.pop()
         return read(*args, **kwargs)
 
-    monkeypatch.setattr(bench.store, "get_slices", failing_once)
+    monkeypatch.setattr(bench.store, "get_slices_warm", failing_once)
     bench.send()
     (answer,) = unlucky.take()
     assert answer.code == ResponseCode.SYSTEM_ERROR

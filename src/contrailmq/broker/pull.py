@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Final, TypeVar
 
 from contrailmq.broker.cold_reads import ColdReads
 from contrailmq.broker.connections import BROADCASTING
@@ -26,12 +26,14 @@ from contrailmq.broker.hooks import MessagesPulled
 from contrailmq.broker.long_polling import HeldPull
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.topics import Topic
-from contrailmq.store.status import GetResult, GetStatus, Read
+from contrailmq.store.status import GetResult, GetStatus, QueueRead
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.connection import Connection
 from contrailmq.wire.frame import ReplyTemplate
 from contrailmq.wire.header import Command
 from contrailmq.wire.requests import PullMessage
+
+R = TypeVar("R")
 
 COMMIT_OFFSET: Final = 1
 SUSPEND: Final = 2
@@ -214,7 +216,7 @@ class PullProcessor:
             return count, max(DEFAULT_BYTES, min(header.max_msg_bytes, config.pull_bytes_max))
         return count, DEFAULT_BYTES if count <= DEFAULT_COUNT else config.pull_bytes_max
 
-    def _read(self, read: Read, header: PullMessage, topic: Topic, subscription: Subscription) -> GetResult:
+    def _read(self, read: QueueRead[R], header: PullMessage, topic: Topic, subscription: Subscription) -> R:
         count, size_bytes = self._limits(header)
         offset = header.queue_offset
         return read(topic.name, header.queue_id, offset, count, max_bytes=size_bytes, filter=subscription.filter)
@@ -300,7 +302,9 @@ class PullProcessor:
             reset = node.offsets.take_reset(group.name, topic.name, header.queue_id)
             if reset is not None:
                 return self._moved(command, group, topic, header.queue_id, reset)
-            result = self._read(node.store.get_slices, header, topic, subscription)
+            result = self._read(node.store.get_slices_warm, header, topic, subscription)
+            if result is None:  # what has just arrived is in memory, so this is somebody far behind whose time is over
+                result = self._read(node.store.get_slices, header, topic, subscription)
             return self._answer(connection, command, header, group, topic, subscription, result, may_hold=False)
 
         def resume() -> None:

@@ -108,6 +108,7 @@ class ConsumeQueue:
         "pending_start",
         "physical_max",
         "queue_id",
+        "reads_kept",
         "strays",
         "topic",
         "unsynced",
@@ -148,6 +149,7 @@ class ConsumeQueue:
         self._has_file = False
         self._window = b""  # units that a read took along: a consumer asks for the next ones soon
         self._window_start = 0
+        self.reads_kept = 0  # how many more reads to keep for other groups: recent.py counts
 
     def __repr__(self) -> str:
         return f"<ConsumeQueue {self.topic}/{self.queue_id} [{self.min_offset}, {self.max_offset})>"

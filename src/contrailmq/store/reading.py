@@ -1,8 +1,9 @@
 """Reading messages: from a queue, by place, by key, by time.
 
-A read of a queue gives slices of the mapped log, one a record, never decoded: 32 of them cost about 20 us. The rules
-are RocketMQ's (DefaultMessageStore.getMessage): what a bad offset answers (`_find`), how much one answer may hold,
-that a first message larger than the limits is still given alone, and that filtered units move the reader on.
+A read of a queue gives slices of the mapped log, one a record, never decoded: 32 of them cost about 15 us, or 3 when
+another group has just read the same (recent.py). The rules are RocketMQ's (DefaultMessageStore.getMessage): what a bad
+offset answers (`_find`), how much one answer may hold, that a first message larger than the limits is still given
+alone, and that filtered units move the reader on.
 
 A read trusts the log: no checksum is computed for what goes out, as in Apache's store. Recovery checks what was written
 since the last checkpoint, and `store verify` checks everything; whoever gets a record can check its body, because its
@@ -22,6 +23,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Sized
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -34,6 +36,7 @@ from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.index import IndexService
 from contrailmq.store.mapped_file import MappedFile
+from contrailmq.store.recent import Batch, RecentBatches
 from contrailmq.store.record import CorruptRecordError, Kind, check_record, decode_record
 from contrailmq.store.residency import Residency
 from contrailmq.store.stats import StoreStats
@@ -47,7 +50,7 @@ R = TypeVar("R")
 
 
 class Reader:
-    """No state of its own; any thread may read.
+    """Any thread may read; `get_warm`, which keeps what several groups read, is for one loop.
 
     With `dispatch` (an embedded store) whoever asks for a queue or a key makes up first for what puts have left; a loop
     gives none: it decides when to dispatch.
@@ -75,6 +78,7 @@ class Reader:
         self._distance_in_memory = memory * config.access_message_in_memory_max_ratio // 100
         self._undispatched: Sized = log.facts if dispatch is not None else ()
         self._dispatch = dispatch
+        self._recent = RecentBatches()
         self.get: Read = self._reading(self._slices)
         self.get_warm: WarmRead = self._reading(self._warm_slices)
         self.get_cold: Read = self._reading(self._cold_slices)
@@ -111,7 +115,7 @@ class Reader:
             if isinstance(found, ConsumeQueue):
                 answer = read(found, offset, max_count, max_bytes, filter)
                 if isinstance(answer, GetResult):
-                    note_get(len(answer.slices))
+                    note_get(answer.count)
                 return answer
             note_get(0)
             return found
@@ -129,10 +133,14 @@ class Reader:
         return bool(data) and bool(self._log.max_offset - _I64.unpack_from(data)[0] > self._distance_in_memory)
 
     def _is_on_disk(self, queue: ConsumeQueue, offset: int) -> bool:
+        units = queue.read_units(offset, 1)
+        return bool(units) and self._is_unit_on_disk(units)
+
+    def _is_unit_on_disk(self, units: bytes) -> bool:
+        """Is the record of the first unit on disk?"""
         if self._log.min_offset >= self.residency.fresh_from:
-            return False  # all of the log is fresh, and no unit need be read
-        data = queue.read_units(offset, 1)
-        return bool(data) and not self.residency.is_resident(_I64.unpack_from(data)[0])
+            return False  # all of the log is fresh
+        return not self.residency.is_resident(_I64.unpack_from(units)[0])
 
     def _find(self, topic: str, queue_id: int, offset: int) -> ConsumeQueue | GetResult:
         """The queue when it has a message there, else why it has none, in RocketMQ's order."""
@@ -175,16 +183,45 @@ class Reader:
     ) -> GetResult:
         """Slices of the mapped log."""
         if message_filter is None:
-            return self._all(queue, offset, max_count, max_bytes)
+            limits = self._limits(max_count, max_bytes)
+            return self._all(queue, offset, queue.read_units(offset, max(1, limits[1])), limits)
         return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.record)
 
     def _warm_slices(
         self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
     ) -> GetResult | None:
         """The same; None when that would touch pages that are not in memory."""
-        if self._is_on_disk(queue, offset):
+        if message_filter is not None:
+            if self._is_on_disk(queue, offset):
+                return None
+            return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.record)
+        recent = self._recent.find(queue, offset, max_count, max_bytes)
+        if recent is not None:
+            return self._again(queue, recent)
+        limits = self._limits(max_count, max_bytes)
+        units = queue.read_units(offset, max(1, limits[1]))
+        if units and self._is_unit_on_disk(units):
             return None
-        return self._slices(queue, offset, max_count, max_bytes, message_filter)
+        found = self._all(queue, offset, units, limits)
+        following = found.next_offset
+        if found.count != following - offset or not self._recent.is_wanted(queue):
+            return found
+        end = following if following == found.max_offset else -1
+        recent = Batch(b"".join(found.slices), found.count, following, found.suggest_slave, end)
+        self._recent.keep(queue, offset, max_count, max_bytes, recent)
+        return self._again(queue, recent)
+
+    def _again(self, queue: ConsumeQueue, batch: Batch) -> GetResult:
+        return GetResult(
+            GetStatus.FOUND,
+            batch.next_offset,
+            queue.min_offset,
+            queue.max_offset,
+            [memoryview(batch.body)],
+            len(batch.body),
+            batch.suggest_slave,
+            batch.messages,
+        )
 
     def _cold_slices(
         self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
@@ -192,12 +229,42 @@ class Reader:
         """The same as copies, read with pread by the calling thread: no page of the mapping is touched."""
         return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.cold_record)
 
-    def _all(self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int) -> GetResult:
-        """The hot loop: every unit counts, records are slices. 0.5 us a message."""
-        memory_bytes, memory_count, disk_bytes, disk_count = self._limits(max_count, max_bytes)
-        data = queue.read_units(offset, max(1, memory_count))
-        if not data:
+    def _all(self, queue: ConsumeQueue, offset: int, units: bytes, limits: tuple[int, int, int, int]) -> GetResult:
+        """The hot path: every unit counts, records are slices."""
+        if not units:
             return self._nothing_there(queue, offset)
+        found = self._of_one_file(queue, offset, units, limits[0])
+        return found if found is not None else self._one_by_one(queue, offset, units, limits)
+
+    def _of_one_file(self, queue: ConsumeQueue, offset: int, units: bytes, bytes_max: int) -> GetResult | None:
+        """The usual case: all fit into the answer and lie in one file, near the end of the log. 0.35 us a message."""
+        count = len(units) // CONSUME_QUEUE_UNIT_BYTES
+        places = _place_struct(count).unpack(units)
+        offsets, sizes = places[0::2], places[1::2]
+        total = sum(sizes)
+        first = offsets[0]
+        file = self._log.files.find(first)
+        if file is None or not file.is_available:
+            return None
+        base, distance = file.base, self._log.max_offset - first
+        is_within = min(offsets) == first and max(offsets) + max(sizes) <= base + file.read_position
+        if not is_within or total > bytes_max or distance > self._distance_in_memory:
+            return None
+        try:
+            view = file.view
+            slices = [
+                view[(at := physical_offset - base) : at + size]
+                for physical_offset, size in zip(offsets, sizes, strict=True)
+            ]
+        except ValueError:  # it began to be deleted just now
+            return None
+        return GetResult(GetStatus.FOUND, offset + count, queue.min_offset, queue.max_offset, slices, total, False)
+
+    def _one_by_one(
+        self, queue: ConsumeQueue, offset: int, units: bytes, limits: tuple[int, int, int, int]
+    ) -> GetResult:
+        """Some may be cleaned away, on disk or in another file, or the answer may become full."""
+        memory_bytes, _, disk_bytes, disk_count = limits
         log_end = self._log.max_offset
         cold_before = log_end - self._distance_in_memory
         slices: list[memoryview] = []
@@ -207,7 +274,7 @@ class Reader:
         physical_offset = 0
         take = slices.append
         try:
-            for physical_offset, size, _ in unpack_units(data):  # never more units than `memory_count`
+            for physical_offset, size, _ in unpack_units(units):  # never more units than the answer may hold
                 grown = total + size
                 if slices:
                     if physical_offset < cold_before:
@@ -374,6 +441,12 @@ class Reader:
             return self.store_time_at(topic, queue_id, queue.min_offset) if queue is not None else -1
         oldest = self._whole_at(self._log.min_offset, None)
         return self.store_time_of(self._log.min_offset, oldest[1]) if oldest is not None else -1
+
+
+@lru_cache(512)
+def _place_struct(count: int) -> struct.Struct:
+    """Physical offset and size of so many units."""
+    return struct.Struct(">" + "qi8x" * count)
 
 
 def decode_found(found: GetResult, path: Path, where: str) -> Messages:

@@ -156,9 +156,12 @@ class MessageFilter(Protocol):
 
 
 class GetResult:
-    """Slices of the log that answer one read, and where to go on. Call `release` when they were sent."""
+    """Slices of the log that answer one read, and where to go on. Call `release` when they were sent.
 
-    __slots__ = ("max_offset", "min_offset", "next_offset", "size_bytes", "slices", "status", "suggest_slave")
+    A slice is a record; what `get_slices_warm` found among recent reads is one slice of `count` records.
+    """
+
+    __slots__ = ("count", "max_offset", "min_offset", "next_offset", "size_bytes", "slices", "status", "suggest_slave")
 
     def __init__(
         self,
@@ -169,6 +172,7 @@ class GetResult:
         slices: list[memoryview] | None = None,
         size_bytes: int = 0,
         suggest_slave: bool = False,
+        count: int | None = None,
     ) -> None:
         self.status = status
         self.next_offset = next_offset
@@ -177,10 +181,7 @@ class GetResult:
         self.slices = [] if slices is None else slices
         self.size_bytes = size_bytes
         self.suggest_slave = suggest_slave
-
-    @property
-    def count(self) -> int:
-        return len(self.slices)
+        self.count = len(self.slices) if count is None else count
 
     def release(self) -> None:
         """Let go of the log: a file that is to be deleted waits for this."""

@@ -159,14 +159,12 @@ class Connection(asyncio.Protocol):
     def reply_parts(self, parts: Sequence[bytes | memoryview], size_bytes: int) -> None:
         """Send one answer of `size_bytes` in all, given as a frame head and slices (of mapped files).
 
-        Small answers are joined: one copy costs less than the event loop's bookkeeping for each slice. Of large ones
-        the loop keeps the slices until they are sent: never `release()` them, drop them.
+        Small answers are joined, with all others of the wakeup: one copy costs less than the event loop's bookkeeping
+        for each slice. Of large ones the loop keeps the slices until they are sent: never `release()` them, drop them.
         """
         self.in_flight -= 1
-        if size_bytes <= JOIN_BYTES_MAX:
-            self._out.append(b"".join(parts))
-        else:
-            self._out.extend(parts)
+        self._out.extend(parts)
+        if size_bytes > JOIN_BYTES_MAX:
             self._out_has_views = True
         if not self._is_corked:
             self._schedule_flush()
