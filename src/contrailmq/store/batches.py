@@ -8,9 +8,9 @@ from typing import Final
 
 from contrailmq.message import Property
 from contrailmq.message.checksum import crc32
+from contrailmq.message.record import HEAD_V4
 from contrailmq.store.record import MAGIC_V1, BatchPart
 
-_HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")  # the record up to the body, both hosts IPv4; see record.py
 _I16: Final = struct.Struct(">h")
 
 
@@ -30,7 +30,7 @@ def pack_parts(
 ) -> list[bytes]:
     """Pieces that joined are the records, V1 and with IPv4 hosts. struct.error when a number does not fit its field."""
     pieces: list[bytes] = []
-    pack, pack_length, queue_offset = _HEAD.pack, _I16.pack, first_queue_offset
+    pack, pack_length, queue_offset = HEAD_V4.pack, _I16.pack, first_queue_offset
     for (flag, body, properties), size, offset in zip(parts, sizes, offsets, strict=True):
         head = pack(
             size,

@@ -43,6 +43,7 @@ from contrailmq.message import (
 from contrailmq.message import tags_code as tags_code_of
 from contrailmq.message.batch import BATCH_PART_BYTES_MIN
 from contrailmq.message.checksum import crc32
+from contrailmq.message.record import HEAD_V4, HEAD_V4_BYTES
 from contrailmq.store.allocation import Allocator
 from contrailmq.store.batches import ended, is_delayed, pack_parts, plain_sizes
 from contrailmq.store.clock import Clock
@@ -65,13 +66,10 @@ PAGE_CACHE_BUSY_MS_MAX: Final = 10_000_000  # RocketMQ takes a longer time for a
 FACTS_MAX: Final = 1 << 16  # beyond this dispatch reads the log instead: bounds memory when nobody dispatches
 LOCALHOST: Final = encode_host("127.0.0.1", 0)
 
-_HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")  # the record up to the body, both hosts IPv4; see record.py
 _I16: Final = struct.Struct(">h").pack
 _I32_INTO: Final = struct.Struct(">i").pack_into
 _I64_INTO: Final = struct.Struct(">q").pack_into
 _TWO_I64_INTO: Final = struct.Struct(">qq").pack_into
-_HEAD_BYTES: Final = 88
-assert _HEAD.size == _HEAD_BYTES
 
 _PUT_OK: Final = PutStatus.PUT_OK
 _NO_QUEUE: Final = (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
@@ -101,7 +99,7 @@ class QueueState:
         self.key = (topic, queue_id)
         self.next_offset = next_offset
         self.topic_part = bytes((len(encoded),)) + encoded if len(encoded) <= TOPIC_BYTES_MAX else b""
-        self.overhead_bytes = _HEAD_BYTES + 1 + len(encoded) + 2
+        self.overhead_bytes = HEAD_V4_BYTES + 1 + len(encoded) + 2
         self.refusal = _topic_refusal(topic, len(encoded), queue_id)
         self.is_schedule = topic == SystemTopic.SCHEDULE  # its units hold delivery times
         self.put_count = 0
@@ -252,7 +250,7 @@ class CommitLog:
             takes_offset = sys_flag & 0xC not in _NO_QUEUE
             queue_offset = state.next_offset if takes_offset else 0
             try:
-                head = _HEAD.pack(
+                head = HEAD_V4.pack(
                     size, MAGIC_V1, crc, queue_id, flag, queue_offset, offset, sys_flag, born_time_ms,
                     born_host, now_ms, store_host, reconsume_times, prepared_transaction_offset, body_bytes,
                 )  # fmt: skip
@@ -363,12 +361,12 @@ class CommitLog:
                 if state is None or state.refusal is not None or not state.topic_part:
                     break
                 properties_bytes = len(properties)
-                size = state.overhead_bytes - _HEAD_BYTES + len(record) + properties_bytes
+                size = state.overhead_bytes - HEAD_V4_BYTES + len(record) + properties_bytes
                 if (
                     offset + size > room_end
                     or properties_bytes > PROPERTIES_BYTES_MAX
                     or size > self._record_bytes_max
-                    or len(record) > self._body_bytes_max + _HEAD_BYTES
+                    or len(record) > self._body_bytes_max + HEAD_V4_BYTES
                 ):
                     break
                 takes_offset = sys_flag & 0xC not in _NO_QUEUE
