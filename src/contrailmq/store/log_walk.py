@@ -5,17 +5,20 @@ properties as raw bytes. What is not a whole record ends the walk and is returne
 rebuild all stand on it.
 
 The loop handles the common shape inline (magic V1, both hosts IPv4) and leaves every doubt to `check_record`, which
-judges any bytes. 1 KiB messages: 1.6 us a record and 0.6 us for the checksum of the body, before the sink. The buffer
-should be a mapping: its slices are bytes at once, which costs less than a view of a view.
+judges any bytes. The buffer should be a mapping: its slices are bytes at once, which costs less than a view of a view.
+(Faulting its pages in ahead, or reading it with preadv, gains nothing: what costs is the number of records.)
 
-Recovery compares a unit with nearly every record it walks, and nearly all are right. `expects` is for that: the walk
-asks by queue id for the queue that a record is likely to be of, and looks itself whether the record's unit stands there
-(a quarter less than handing the record over). What is not exactly as expected is handed over like everything else.
+Two shorter loops serve what recovery mostly meets. `_judged` passes over records that only have to be whole: their
+units and index entries are vouched for. `_expected` passes over records whose units have to be compared and nearly
+always are right: the walk looks by queue id, then by topic, for the queue that a record is of, and finds by itself that
+the record's unit stands there. What is not exactly as expected is handed over like everything else. A record of 1 KiB
+takes 1.3 us there and 2.4 us here, checksum included; handing it over takes 2 us and what the sink does.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from mmap import MADV_DONTNEED, mmap
 from typing import Final, NamedTuple, Protocol
 
@@ -29,7 +32,8 @@ _HEAD: Final = struct.Struct(">iiii4xqqi16xq8x12xi")
 _HEAD_BYTES: Final = 88
 assert _HEAD.size == _HEAD_BYTES
 _SHORT_HEAD: Final = struct.Struct(">iiii4xqqi44xi")  # without the store time
-assert _SHORT_HEAD.size == _HEAD_BYTES
+_SHORTEST_HEAD: Final = struct.Struct(">iii16xqi44xi")  # nor the queue
+assert _SHORT_HEAD.size == _SHORTEST_HEAD.size == _HEAD_BYTES
 _QUEUE_UNIT: Final = struct.Struct(">qiq")
 _TAGS: Final = b"TAGS\x01"
 _SMALLEST: Final = _HEAD_BYTES + 3
@@ -71,6 +75,7 @@ class Expected(Protocol):
     """A queue, what stands in it from `block_first` on, and which offset its next record should have."""
 
     topic_part: bytes  # the topic's length and bytes, as in a record
+    topic_bytes: int  # of that
     block: bytes
     block_first: int
     next_offset: int
@@ -79,8 +84,9 @@ class Expected(Protocol):
 class Expects(NamedTuple):
     """What a walk needs to find by itself that a record's unit is right."""
 
-    queues: dict[int, Expected]  # by queue id: the one seen last
-    codes: dict[bytes, int]  # name and tag as in a record, to the tags code
+    likely: dict[int, Expected]  # by queue id: the one seen last
+    queues: Mapping[tuple[bytes, int], Expected]  # by topic and queue id; of those whose units hold tags codes
+    marks: dict[int, bytes]  # by tags code: a tag that has it, and the separator behind it
     begin: int  # of the physical offsets for which this holds
     end: int
 
@@ -110,15 +116,15 @@ def walk(
 
     All are judged; those below the physical offset `take_from` are not handed over, nor those that are as expected.
     """
-    buffer, base = file.mapping, file.base
-    end_of_data = file.size_bytes if limit is None else limit
+    buffer, base, end_of_data = file.mapping, file.base, file.size_bytes if limit is None else limit
     unpack, checksum, take = _HEAD.unpack_from, crc32, sink.take
     records = store_time = 0
     last = -1
     with_body_crc = check_body_crc and not check_record_crc
+    passes_to = max(take_from, expects.end if expects is not None else 0) if not check_record_crc else 0
     while True:
-        if expects is not None and not check_record_crc:
-            run = _expected(buffer, position, end_of_data, base, with_body_crc, expects)
+        if base + position < passes_to:
+            run = _passed(buffer, position, end_of_data, base, with_body_crc, take_from, expects)
             if run.records:
                 records, last, position = records + run.records, run.last, run.position
                 store_time = store_time_at(buffer, last)
@@ -177,48 +183,119 @@ class _Run(NamedTuple):
     last: int
 
 
-def _expected(buffer: mmap, position: int, end_of_data: int, base: int, with_body_crc: bool, expects: Expects) -> _Run:
-    """Pass over records that are whole, of the common shape, and have their unit; stop before the first other one."""
-    unpack, checksum, pack_unit = _SHORT_HEAD.unpack_from, crc32, _QUEUE_UNIT.pack
-    queues, codes, begin, beyond = expects
-    queue_of, code_of = queues.get, codes.get
+def _passed(
+    buffer: mmap,
+    position: int,
+    end_of_data: int,
+    base: int,
+    with_body_crc: bool,
+    take_from: int,
+    expects: Expects | None,
+) -> _Run:
+    """Pass over the records that need not be handed over, in one of the two short loops."""
+    offset = base + position
+    if offset < take_from:
+        return _judged(buffer, position, end_of_data, base, with_body_crc, take_from)
+    if expects is not None and expects.begin <= offset < expects.end:
+        return _expected(buffer, position, end_of_data, base, with_body_crc, expects)
+    return _Run(position, 0, -1)
+
+
+def _judged(buffer: mmap, position: int, end_of_data: int, base: int, with_body_crc: bool, until: int) -> _Run:
+    """Pass over records that are whole and of the common shape, below a physical offset; stop before the first other
+    one."""
+    unpack, checksum = _SHORTEST_HEAD.unpack_from, crc32
+    stop = min(until - base, end_of_data - _SMALLEST + 1)
     records = 0
     last = -1
-    while position + _SMALLEST <= end_of_data:
+    while position < stop:
+        size, magic, crc, own, sys_flag, length = unpack(buffer, position)
+        end = position + size
+        body = position + 88
+        body_end = body + length
+        if (
+            magic != MAGIC_V1
+            or own != base + position
+            or sys_flag & _HOSTS_V6
+            or length < 0
+            or body_end + 3 > end
+            or end > end_of_data
+        ):
+            break
+        tail = buffer[body_end:end]  # topic and properties
+        topic_end = tail[0] + 1
+        left = len(tail) - topic_end - 2
+        if (
+            topic_end > 128
+            or left < 0
+            or not tail[topic_end - 1]  # a lost page reads as zeros: check_record looks closer
+            or not (tail[-1] or not left)
+            or (tail[topic_end] << 8) + tail[topic_end + 1] != left
+        ):
+            break
+        if with_body_crc and checksum(buffer[body:body_end]) & 0x7FFFFFFF != crc and length:
+            break
+        last = position
+        records += 1
+        position = end
+    return _Run(position, records, last)
+
+
+def _expected(buffer: mmap, position: int, end_of_data: int, base: int, with_body_crc: bool, expects: Expects) -> _Run:
+    """Pass over records that are whole, of the common shape, and have their unit; stop before the first other one."""
+    unpack, checksum, unit_at, unit_bytes = _SHORT_HEAD.unpack_from, crc32, _QUEUE_UNIT.unpack_from, _QUEUE_UNIT.size
+    likely, queues, marks, _, beyond = expects
+    likely_of, mark_of = likely.get, marks.get
+    stop = min(beyond - base, end_of_data - _SMALLEST + 1)
+    records = 0
+    last = -1
+    while position < stop:
         size, magic, crc, queue_id, queue_offset, own, sys_flag, length = unpack(buffer, position)
         end = position + size
         body = position + 88
         body_end = body + length
         if (
             magic != MAGIC_V1
-            or sys_flag & _UNCOMMON
             or own != base + position
-            or not begin <= own < beyond
-            or not body <= body_end <= end - 3
+            or sys_flag & _UNCOMMON
+            or length < 0
+            or body_end + 3 > end
             or end > end_of_data
         ):
             break
-        queue = queue_of(queue_id)
-        if queue is None or queue_offset != queue.next_offset:
-            break
         tail = buffer[body_end:end]  # topic and properties
-        properties = len(queue.topic_part) + 2
-        if not tail.startswith(queue.topic_part) or len(tail) <= properties or not tail[-1]:
-            break
-        if (tail[properties - 2] << 8) + tail[properties - 1] != len(tail) - properties:
-            break
-        code = 0
-        start = tail.find(_TAGS, properties)
-        if start >= 0:
-            known = code_of(tail[start : tail.find(b"\x02", start)])
-            if known is None or (start > properties and tail[start - 1] != 2) or tail.rfind(_TAGS) != start:
+        queue = likely_of(queue_id)
+        if queue is None or tail[: queue.topic_bytes] != queue.topic_part:
+            queue = queues.get((tail[1 : tail[0] + 1], queue_id))
+            if queue is None:
                 break
-            code = known
-        unit = pack_unit(own, size, code)
-        place = (queue_offset - queue.block_first) * _QUEUE_UNIT.size
-        if place < 0 or not queue.block.startswith(unit, place):
+            likely[queue_id] = queue
+        properties = queue.topic_bytes + 2
+        place = (queue_offset - queue.block_first) * unit_bytes
+        if (
+            queue_offset != queue.next_offset
+            or place < 0
+            or place + unit_bytes > len(queue.block)
+            or len(tail) <= properties
+            or not tail[-1]
+            or (tail[properties - 2] << 8) + tail[properties - 1] != len(tail) - properties
+        ):
             break
-        if with_body_crc and length and checksum(buffer[body:body_end]) & 0x7FFFFFFF != crc:
+        unit_offset, unit_size, code = unit_at(queue.block, place)
+        if unit_offset != own or unit_size != size:
+            break
+        parts = tail.split(_TAGS)  # the one call that tells where it is and that there is no other
+        if len(parts) > 1 or code:
+            # Exactly one tag, and of that code, as the first property or behind another one.
+            mark = mark_of(code)
+            if (
+                mark is None
+                or len(parts) != 2
+                or parts[1][: len(mark)] != mark
+                or not (parts[0][-1] == 2 or len(parts[0]) == properties)
+            ):
+                break
+        if with_body_crc and checksum(buffer[body:body_end]) & 0x7FFFFFFF != crc and length:
             break
         queue.next_offset = queue_offset + 1
         last = position

@@ -37,11 +37,12 @@ _UNIQUE_KEY: Final = Property.UNIQUE_KEY.encode() + b"\x01"
 class _Cursor:
     """How far a walk has come in one queue, and the units that stand there now."""
 
-    __slots__ = ("block", "block_first", "first", "next_offset", "queue", "topic_part")
+    __slots__ = ("block", "block_first", "first", "next_offset", "queue", "topic_bytes", "topic_part")
 
     def __init__(self, queue: ConsumeQueue, topic: bytes) -> None:
         self.queue = queue
         self.topic_part = bytes((len(topic),)) + topic
+        self.topic_bytes = len(self.topic_part)
         self.first = -1  # the first offset that the walk saw
         self.next_offset = -1
         self.block = b""
@@ -72,7 +73,9 @@ class Reconciler:
         self._index_from = index_from if index is not None else _NEVER
         self._cursors: dict[tuple[bytes, int], _Cursor | None] = {}
         self._likely: dict[int, Expected] = {}  # by queue id: of the topic seen last
+        self._tagged: dict[tuple[bytes, int], Expected] = {}  # all of which the units hold tags codes
         self._codes: dict[bytes, int] = {}  # name and tag as in a record, to the code
+        self._marks: dict[int, bytes] = {}  # and back: the tag alone, and the separator
         self.units_added = 0
         self.units_corrected = 0
         self.units_cut = 0
@@ -106,10 +109,12 @@ class Reconciler:
                 position = (queue_offset - cursor.block_first) * UNIT_BYTES
                 if queue_offset == cursor.next_offset and cursor.block[position : position + UNIT_BYTES] == unit:
                     cursor.next_offset = queue_offset + 1
+                elif queue_offset == cursor.next_offset == cursor.queue.max_offset:  # a kill takes what was not written
+                    self._queues.extend(cursor.queue, queue_offset, unit, physical_offset + size_bytes)
+                    cursor.next_offset = queue_offset + 1
+                    self.units_added += 1
                 else:
                     self._place(cursor, queue_offset, physical_offset + size_bytes, unit)
-                if topic != _SCHEDULE:  # its units hold no tags
-                    self._likely[queue_id] = cursor
         if physical_offset >= self._index_from:
             self._enter(topic.decode("utf-8", "replace"), physical_offset, store_time_ms, sys_flag, properties)
 
@@ -117,7 +122,7 @@ class Reconciler:
     def expects(self) -> Expects:
         """What lets the walk find right units by itself: between the first record whose unit is to be compared and the
         first one that goes into the index."""
-        return Expects(self._likely, self._codes, self._queues_from, self._index_from)
+        return Expects(self._likely, self._tagged, self._marks, self._queues_from, self._index_from)
 
     @property
     def take_from(self) -> int:
@@ -158,6 +163,8 @@ class Reconciler:
         is_wanted = names_directory(name) if self.scope is None else (name, queue_id) in self.scope
         cursor = _Cursor(self._queues.find_or_create(name, queue_id), topic) if is_wanted else None
         self._cursors[topic, queue_id] = cursor
+        if cursor is not None and topic != _SCHEDULE:  # its units hold no tags
+            self._tagged[topic, queue_id] = cursor
         return cursor
 
     def _code(self, topic: bytes, properties: bytes, store_time_ms: int, start: int) -> int:
@@ -172,7 +179,9 @@ class Reconciler:
         if code is None:
             if len(self._codes) >= _TAGS_CACHE_MAX:
                 self._codes.clear()
+                self._marks.clear()
             code = self._codes[tag] = tags_code(tag[len(_TAGS) :].decode("utf-8", "replace"))
+            self._marks[code] = tag[len(_TAGS) :] + b"\x02"
         return code
 
     def _place(self, cursor: _Cursor, queue_offset: int, physical_end: int, unit: bytes) -> None:

@@ -51,6 +51,7 @@ FULL_WALK_BYTES_MAX: Final = (
 _LOOK_BEHIND_BYTES: Final = (
     8 << 20
 )  # how far behind the end to look for bytes that were cut: two of the largest records
+_ZEROS: Final = bytes(1 << 18)
 
 
 def load_index(
@@ -464,8 +465,11 @@ def _erase(file: LogFile, position: int) -> int:
     Apache leaves them. A later record of the same size as the one that was cut would then be followed by the old
     record after it, whole and at its right offset, and the next recovery would bring that one back.
     """
-    first = file.mapping[position : position + _LOOK_BEHIND_BYTES]
-    if first == bytes(len(first)):  # nearly always, and quicker to see than where it ends
+    look_to = min(position + _LOOK_BEHIND_BYTES, file.size_bytes)
+    if all(
+        _ZEROS.startswith(file.mapping[start : min(start + len(_ZEROS), look_to)])
+        for start in range(position, look_to, len(_ZEROS))
+    ):  # nearly always, and quicker to see than where it ends
         return 0
     cut_bytes = 0
     for start in range(position, file.size_bytes, _LOOK_BEHIND_BYTES):
