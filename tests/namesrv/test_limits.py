@@ -160,7 +160,7 @@ def test_the_key_value_table_refuses_to_grow_beyond_its_bound(monkeypatch: pytes
     monkeypatch.setattr(kv_config, "TABLE_BYTES_MAX", 10_000)
     table = KvConfig({"old": {"k": "v" * 100}})
     table.put("n", "k", "v" * 9000)
-    with pytest.raises(KvConfigError, match=r"'more' needs 1104 bytes more .* the limit is 10000: delete keys"):
+    with pytest.raises(KvConfigError, match=r"'more' needs 1108 bytes more .* the limit is 10000: delete keys"):
         table.put("n", "more", "v" * 1000)
     assert table.get("n", "more") is None
     table.put("n", "k", "v" * 8000)  # smaller than what it replaces
@@ -169,6 +169,8 @@ def test_the_key_value_table_refuses_to_grow_beyond_its_bound(monkeypatch: pytes
     table.put("n", "k2", "é" * 3900)
     with pytest.raises(KvConfigError):
         table.put("n", "k3", "é" * 500)
+    with pytest.raises(KvConfigError, match=r"'k4' needs 604 bytes"):
+        table.put("n", "k4", "\1" * 83)  # what counts is the JSON that every change writes: \u0001
     assert KvConfig({"n": {"k2": "é" * 3900, "more": "v" * 1000}, "old": {"k": "v" * 100}}).size_bytes == (
         table.size_bytes
     )

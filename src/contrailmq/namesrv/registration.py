@@ -11,8 +11,9 @@ Bounds: a registration may fill a frame (16 MiB, some 100,000 topics), compresse
 decoded in one call (a slice of the topics, and all that is not topics) has bounds of its own, in bytes, objects,
 members and commas. A topic's name, its numbers of queues and the list of filter servers are bounded too. Everything
 but small ones is read in a worker thread (`is_light` tells), in slices of at most 256 topics (slices.py): the decoder
-holds the interpreter's lock meanwhile, and between slices the loop has its turn. What a topic becomes in the route
-tables is made there too, so that entering a registration is a few operations on whole tables.
+holds the interpreter's lock meanwhile, and between slices the loop has its turn. The same goes for looking at the bytes
+before they are decoded. What a topic becomes in the route tables is made there too, so that entering a registration is
+a few operations on whole tables.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ QUEUES_MAX: Final = 65_536  # of one topic
 FILTER_SERVERS_MAX: Final = 1_024
 _REMEDY: Final = "set enableSplitRegistration=true or compressedRegister=true in the broker"
 _ZLIB_FIRST_BYTE: Final = 0x78
+_WAY_S: Final = 0.0002  # waking up takes a quarter of it; 100,000 topics give way 900 times
 
 
 def check_crc(body: bytes, expected: int | None) -> None:
@@ -66,9 +68,12 @@ class ReadRegistration(NamedTuple):
     queues: dict[str, QueueData]
 
 
-def give_way(_topics: int) -> None:
-    """After a slice of so many topics: let other threads run. Without it they wait for the switch interval, 5 ms."""
-    time.sleep(0)
+def give_way() -> None:
+    """Let other threads run; without it they wait for the switch interval, 5 ms.
+
+    A thread that only lets go of the interpreter's lock has it again before another has woken up, hence the sleep.
+    """
+    time.sleep(_WAY_S)
 
 
 def read_registration(
@@ -77,9 +82,12 @@ def read_registration(
     is_compressed: bool,
     version: int,
     to_queues: Callable[[TopicConfig], QueueData],
-    after_slice: Callable[[int], None] = give_way,
+    after_slice: Callable[[int], None] | None = None,
 ) -> ReadRegistration:
-    """Decode and check. An empty body is a registration without topics. RemoteProtocolError says what is wrong."""
+    """Decode and check. An empty body is a registration without topics. RemoteProtocolError says what is wrong.
+
+    `after_slice` hears how many topics were decoded at once.
+    """
     if not body:
         return ReadRegistration(RegisterBrokerBody(), {})
     taker = _Taker(to_queues, after_slice)
@@ -87,7 +95,14 @@ def read_registration(
     if is_compressed or body[0] == _ZLIB_FIRST_BYTE:
         found = _decode_compressed(_inflate(body), taker, has_mappings=version >= _VERSION_WITH_MAPPINGS)
     else:
-        check_json(body, bytes_max=FRAME_BYTES_MAX, items_max=_ITEMS_MAX, members_max=_MEMBERS_MAX, remedy=_REMEDY)
+        check_json(
+            body,
+            bytes_max=FRAME_BYTES_MAX,
+            items_max=_ITEMS_MAX,
+            members_max=_MEMBERS_MAX,
+            remedy=_REMEDY,
+            give_way=give_way,
+        )
         found = _decode_plain(body, taker, is_bare=version < _VERSION_WITH_BODY)
     taker.end_slice()
     if len(found.filter_server_list) > FILTER_SERVERS_MAX:
@@ -100,7 +115,9 @@ def read_registration(
 class _Taker:
     """Makes queues of topics, and counts slices."""
 
-    def __init__(self, to_queues: Callable[[TopicConfig], QueueData], after_slice: Callable[[int], None]) -> None:
+    def __init__(
+        self, to_queues: Callable[[TopicConfig], QueueData], after_slice: Callable[[int], None] | None
+    ) -> None:
         self.queues: dict[str, QueueData] = {}
         self._to_queues = to_queues
         self._after_slice = after_slice
@@ -115,8 +132,10 @@ class _Taker:
 
     def end_slice(self) -> None:
         if self._in_slice:
-            self._after_slice(self._in_slice)
+            if self._after_slice is not None:
+                self._after_slice(self._in_slice)
             self._in_slice = 0
+            give_way()
 
 
 def _check_topic(topic: str, config: TopicConfig) -> None:
@@ -159,7 +178,7 @@ def _cut_out(
     body: bytes, name: bytes, kind: type[dict[str, T]], take: Callable[[str, T], None], end_slice: Callable[[], None]
 ) -> bytes:
     """Take the entries of a table slice by slice; the body without them. One that cannot be cut stays."""
-    cut = cut_table(body, name)
+    cut = cut_table(body, name, give_way)
     if cut is None:
         return body
     for piece in slices_of(body, cut):

@@ -190,7 +190,9 @@ class RouteTables:
                 self.generation += 1
         else:
             known = self.queues.get(name, {})
-            self._put_queues(name, {topic: registration.queues[topic] for topic in registration.queues.keys() - known})
+            if not registration.queues.keys() <= known.keys():  # mostly it is, every 30 s, and that takes no memory
+                new = registration.queues.keys() - known.keys()
+                self._put_queues(name, {topic: registration.queues[topic] for topic in new})
 
     def _put_queues(self, broker_name: str, queues: Mapping[str, QueueData]) -> None:
         if queues:
@@ -360,7 +362,7 @@ class RouteTables:
 
     @property
     def topics(self) -> list[str]:
-        return list(dict.fromkeys(itertools.chain.from_iterable(self.queues.values())))
+        return _names_in(list(self.queues.values()))
 
     def _shown(self, topic: str, data: BrokerData, queues: QueueData) -> BrokerData:
         """With acting master, a group that lost its master shows its smallest id as 0, for reading."""
@@ -392,8 +394,7 @@ class RouteTables:
         return BrokerMemberGroup(broker_addrs=addresses, broker_name=broker_name, cluster=cluster)
 
     def topics_of_cluster(self, cluster: str) -> list[str]:
-        tables = [self.queues.get(name, {}) for name in self.clusters.get(cluster, ())]
-        return list(dict.fromkeys(itertools.chain.from_iterable(tables)))
+        return _names_in([self.queues.get(name, {}) for name in self.clusters.get(cluster, ())])
 
     def system_topics(self) -> tuple[list[str], str | None]:
         """Every cluster and broker name is a topic too; and any broker's address, where the rest can be asked."""
@@ -402,20 +403,28 @@ class RouteTables:
         return list(dict.fromkeys(names)), next(addresses, None)
 
     def unit_topics(self) -> list[str]:
-        return self._topics_by_flag(lambda flag: bool(flag & _UNIT))
+        return self._topics_by_flag(_UNIT, wanted=_UNIT)
 
     def unit_sub_topics(self) -> list[str]:
-        return self._topics_by_flag(lambda flag: bool(flag & _UNIT_SUB))
+        return self._topics_by_flag(_UNIT_SUB, wanted=_UNIT_SUB)
 
     def unit_sub_ununit_topics(self) -> list[str]:
-        return self._topics_by_flag(lambda flag: not flag & _UNIT and bool(flag & _UNIT_SUB))
+        return self._topics_by_flag(_UNIT | _UNIT_SUB, wanted=_UNIT_SUB)
 
-    def _topics_by_flag(self, matches: Callable[[int], bool]) -> list[str]:
-        flags: dict[str, int] = {}
+    def _topics_by_flag(self, mask: int, *, wanted: int) -> list[str]:
+        """What the first broker of a topic says counts. Only the plain loop runs over every topic, at 0.2 us each."""
+        found: list[str] = []
+        earlier: list[dict[str, QueueData]] = []
         for queues in self.queues.values():
-            for topic, data in queues.items():
-                flags.setdefault(topic, data.topic_sys_flag)
-        return [topic for topic, flag in flags.items() if matches(flag)]
+            matching = [topic for topic, data in queues.items() if data.topic_sys_flag & mask == wanted]
+            found += [topic for topic in matching if not any(topic in table for table in earlier)]
+            earlier.append(queues)
+        return found
+
+
+def _names_in(tables: list[dict[str, QueueData]]) -> list[str]:
+    """Each once, in the order of the first table that has it."""
+    return list(tables[0]) if len(tables) == 1 else list(dict.fromkeys(itertools.chain.from_iterable(tables)))
 
 
 def queue_data(registrant: str, config: TopicConfig, *, must_not_write: bool) -> QueueData:

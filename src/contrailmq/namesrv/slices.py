@@ -4,17 +4,19 @@
 
 The C decoder holds the interpreter's lock from the first byte to the last, so 16 MiB in one call stop every thread for
 a third of a second, whichever thread called. A slice of 256 topics takes about a millisecond. Cutting is done by one
-regular expression that matches as many entries; its repetitions are possessive, so it reads each byte once. What it
-does not match (names without quotes, deeper objects) is not cut: the caller decodes the whole.
+regular expression that matches as many entries; its repetitions are possessive, so it reads each byte once, and it
+looks no further than SLICE_BYTES_MAX. What it does not match (names without quotes, deeper objects, an entry that is
+larger than a slice may be) is not cut: the caller decodes the whole, or refuses it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 SLICE_ENTRIES: Final = 256
+SLICE_BYTES_MAX: Final = 256 * 1024  # 256 topics have 40 KiB; nothing but escapes takes 10 ms
 
 _STRING: Final = rb'"(?:[^"\\]++|\\.)*+"'
 _FLAT_OBJECT: Final = rb'\{(?:[^{}"]++|' + _STRING + rb")*+\}"
@@ -22,6 +24,9 @@ _OBJECT: Final = rb'\{(?:[^{}"]++|' + _STRING + rb"|" + _FLAT_OBJECT + rb")*+\}"
 _ENTRY: Final = _STRING + rb"\s*+:\s*+" + _OBJECT + rb"\s*+"
 _SLICE: Final = re.compile(rb"%b(?:,\s*+%b){0,%d}+" % (_ENTRY, _ENTRY, SLICE_ENTRIES - 1), re.DOTALL)
 _BETWEEN: Final = re.compile(rb",\s*")
+_OPENING: Final = re.compile(rb"\s*:\s*\{\s*")
+_SPACE_BYTES_MAX: Final = 1024  # between two marks
+_SEARCHED_BYTES: Final = 1024 * 1024  # at once: 2 ms at worst
 
 
 class Cut(NamedTuple):
@@ -36,23 +41,44 @@ class Cut(NamedTuple):
         return data[: self.start] + data[self.end :]
 
 
-def cut_table(data: bytes, name: bytes) -> Cut | None:
-    """The first table of that name, cut; None when there is none, or it is not of the form above."""
-    found = re.search(rb'"%b"\s*:\s*\{\s*' % re.escape(name), data)
-    if found is None:
+def cut_table(data: bytes, name: bytes, give_way: Callable[[], None]) -> Cut | None:
+    """The first table of that name, cut; None when there is none, or it is not of the form above.
+
+    `give_way` is called after every slice, and after every MiB that was searched for the name.
+    """
+    start = _table_start(data, b'"%b"' % name, give_way)
+    if start is None:
         return None
-    position = found.end()
+    position = start
     slices: list[tuple[int, int]] = []
-    while match := _SLICE.match(data, position):
+    while match := _SLICE.match(data, position, position + SLICE_BYTES_MAX):
+        give_way()
         slices.append(match.span())
-        between = _BETWEEN.match(data, match.end())
         position = match.end()
+        between = _BETWEEN.match(data, position, position + _SPACE_BYTES_MAX)
         if between is None:
             break
         position = between.end()
     if data[position : position + 1] != b"}" or (slices and position != slices[-1][1]):
         return None
-    return Cut(found.end(), position, slices)
+    return Cut(start, position, slices)
+
+
+def _table_start(data: bytes, quoted_name: bytes, give_way: Callable[[], None]) -> int | None:
+    """Behind the brace of the table, and behind the spaces there."""
+    searched = 0
+    while searched < len(data):
+        end = searched + _SEARCHED_BYTES
+        found = data.find(quoted_name, searched, end + len(quoted_name) - 1)
+        if found < 0:
+            searched = end
+            give_way()
+            continue
+        searched = found + len(quoted_name)
+        opening = _OPENING.match(data, searched, searched + _SPACE_BYTES_MAX)
+        if opening is not None:
+            return opening.end()
+    return None
 
 
 def slices_of(data: bytes, cut: Cut) -> Iterator[bytes]:

@@ -159,7 +159,7 @@ class DataVersion(Body, kw_only=True):
     timestamp: int = written(0)
 
 
-class TopicConfig(Body, kw_only=True):
+class TopicConfig(Body, kw_only=True, gc=False):
     attributes: dict[str, str] = msgspec.field(default_factory=new_dict)
     order: bool = written(False)
     perm: int = written(6)
@@ -200,7 +200,7 @@ class RegisterBrokerBody(Body, kw_only=True):
     topic_config_serialize_wrapper: TopicConfigWrapper = msgspec.field(default_factory=TopicConfigWrapper)
 
 
-class QueueData(Body, kw_only=True):
+class QueueData(Body, kw_only=True, gc=False):  # 100,000 of them would be looked at in every collection
     broker_name: str
     perm: int = written(6)
     read_queue_nums: int = written(0)

@@ -12,6 +12,7 @@ NameServer with `check_json`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from contrailmq.wire.codes import RequestCode, request_name
@@ -31,6 +32,7 @@ FREE_BYTES: Final = 64 * 1024  # not looked at
 JSON_BYTES_MAX: Final = 2 * 1024 * 1024  # a heartbeat with 1,000 subscriptions has 0.25 MiB
 JSON_ITEMS_MAX: Final = 20_000  # objects and arrays: a heartbeat has three for each subscription
 JSON_MEMBERS_MAX: Final = 50_000  # a heartbeat has seven for each subscription
+_COUNTED_BYTES: Final = 1024 * 1024  # at once: a millisecond
 SETTINGS_BYTES_MAX: Final = FREE_BYTES  # text, parsed line by line; every setting of a broker takes 10 KiB
 
 # Bodies that are messages, and the registration (see above).
@@ -70,20 +72,33 @@ def check_json(
     members_max: int = JSON_MEMBERS_MAX,
     commas_max: int | None = None,
     remedy: str = "send less",
+    give_way: Callable[[], None] | None = None,
 ) -> None:
     """RemoteProtocolError when decoding `data` would take too long. Marks inside of strings count too.
 
-    `commas_max` bounds the elements of arrays, for callers whose bodies have long ones.
+    `commas_max` bounds the elements of arrays, for callers whose bodies have long ones. `give_way` is called after
+    every MiB, for callers in worker threads.
     """
     size_bytes = len(data)
     if size_bytes <= FREE_BYTES:
         return
     if size_bytes > bytes_max:
         raise RemoteProtocolError(f"body of {size_bytes} bytes is above the limit of {bytes_max}: {remedy}")
-    items, members = data.count(b"{") + data.count(b"["), data.count(b":")
+    items = _count(data, b"{", give_way) + _count(data, b"[", give_way)
+    members = _count(data, b":", give_way)
     if items > items_max:
         raise RemoteProtocolError(f"body has {items} objects and arrays, the limit is {items_max}: {remedy}")
     if members > members_max:
         raise RemoteProtocolError(f"body has {members} members, the limit is {members_max}: {remedy}")
-    if commas_max is not None and (commas := data.count(b",")) > commas_max:
+    if commas_max is not None and (commas := _count(data, b",", give_way)) > commas_max:
         raise RemoteProtocolError(f"body has {commas} commas, the limit is {commas_max}: {remedy}")
+
+
+def _count(data: bytes, mark: bytes, give_way: Callable[[], None] | None) -> int:
+    if give_way is None:
+        return data.count(mark)
+    found = 0
+    for start in range(0, len(data), _COUNTED_BYTES):
+        found += data.count(mark, start, start + _COUNTED_BYTES)
+        give_way()
+    return found
