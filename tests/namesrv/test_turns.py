@@ -3,7 +3,8 @@
 What holds a loop is its own longest step, and the longest stretch of a worker thread between two times of giving way,
 since the interpreter's lock is one. Both are measured in the CPU time of their thread, so that other work of the
 machine does not count. zlib lets go of the lock and is not counted. Requests come over a socket from a thread that is
-not measured. The collector is set as in a server. Each test prints the figures (`pytest -s`).
+not measured. The collector is set as in a server. Everything is asked three times and the least counts: what the
+kernel does for other processes in the name of a thread only adds. Each test prints the figures (`pytest -s`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from .test_limits import a_server, turns_until
 from .test_server import IDENTITY, ext, registration
 
 HELD_S_MAX = 0.050
+ROUNDS = 3
 TOPICS = 95_000  # nearly as many as a frame holds
 
 
@@ -41,6 +43,7 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._loop_s = self._worker_s = 0.0
+        self._rounds: dict[str, list[tuple[float, float]]] = {}
         self._since = threading.local()
         run, give_way, read = asyncio.Handle._run, registration_module.give_way, server_module._read_registration
         inflate = registration_module._inflate
@@ -77,12 +80,23 @@ class Held:
     def _end_stretch(self) -> None:
         self._worker_s = max(self._worker_s, time.thread_time() - self._since.time_s)
 
-    def check(self, what: str) -> None:
-        loop_s, worker_s = self._loop_s, self._worker_s
+    def note(self, what: str) -> None:
+        """The end of a round of that name."""
+        assert self._loop_s > 0
+        self._rounds.setdefault(what, []).append((self._loop_s, self._worker_s))
+        self.restart()
+
+    def restart(self) -> None:
+        """What was until now does not count."""
         self._loop_s = self._worker_s = 0.0
-        print(f"{what}: the loop's longest step {loop_s * 1000:.1f} ms, a worker's {worker_s * 1000:.1f} ms")
-        assert 0 < loop_s < HELD_S_MAX, what
-        assert worker_s < HELD_S_MAX, what
+
+    def check(self) -> None:
+        for what, rounds in self._rounds.items():
+            loop_s, worker_s = (min(steps) for steps in zip(*rounds, strict=True))
+            print(f"{what}: the loop's longest step {loop_s * 1000:.1f} ms, a worker's {worker_s * 1000:.1f} ms")
+            assert len(rounds) >= ROUNDS, what
+            assert loop_s < HELD_S_MAX, what
+            assert worker_s < HELD_S_MAX, what
 
 
 @pytest.fixture
@@ -104,11 +118,15 @@ def ask(sock: socket.socket, frame: bytes) -> Command:
     raise AssertionError("the server closed the connection")
 
 
+def dialled(server: server_module.NameServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2])), 60.0)
+
+
 def run(home: Path, main: Callable[[server_module.NameServer, socket.socket], object]) -> None:
     async def bounded() -> None:
         server = a_server(home)
         await server.start()
-        with closing(socket.create_connection(("127.0.0.1", int(server.address.rpartition(":")[2])), 60.0)) as sock:
+        with closing(dialled(server)) as sock:
             await main(server, sock)  # type: ignore[misc]
         await server.stop()
 
@@ -134,19 +152,22 @@ def test_a_broker_with_95000_topics_comes_is_asked_about_and_goes(tmp_path: Path
     body = registration(*(f"T{number}" for number in range(TOPICS)))
     plain = encode_request(Code.REGISTER_BROKER, ext(), body, opaque=1)
 
-    async def main(server: server_module.NameServer, sock: socket.socket) -> None:
-        for what in ("comes", "comes again with the same"):
-            assert (await asyncio.to_thread(ask, sock, plain)).code == 0
-            held.check(what)
-        assert len(server.tables.topics) == TOPICS
-        for code, fields in ABOUT_ALL_TOPICS:
-            assert (await asyncio.to_thread(ask, sock, encode_request(code, fields, opaque=2))).code == 0
-            held.check(request_name(code))
-        sock.close()
-        await turns_until(lambda: not server.tables.live)
-        held.check("goes")
+    async def main(server: server_module.NameServer, asking: socket.socket) -> None:
+        for _ in range(ROUNDS):
+            broker = dialled(server)
+            for what in ("comes", "comes again with the same"):
+                assert (await asyncio.to_thread(ask, broker, plain)).code == 0
+                held.note(what)
+            assert len(server.tables.topics) == TOPICS
+            for code, fields in ABOUT_ALL_TOPICS:
+                assert (await asyncio.to_thread(ask, asking, encode_request(code, fields, opaque=2))).code == 0
+                held.note(request_name(code))
+            broker.close()
+            await turns_until(lambda: not server.tables.live)
+            held.note("goes")
 
     run(tmp_path, main)
+    held.check()
 
 
 def repeated(text: bytes, size_bytes: int) -> bytes:
@@ -191,17 +212,19 @@ def test_garbage_of_any_size_is_answered(name: str, tmp_path: Path, held: Held) 
     }
 
     async def main(server: server_module.NameServer, sock: socket.socket) -> None:
-        for code, fields in requests.items():
+        for code, fields in list(requests.items()) * ROUNDS:
             frame = encode_request(code, fields, garbage, opaque=3)
+            await asyncio.sleep(0)  # the step that made it ends
+            held.restart()
             answer = await asyncio.to_thread(ask, sock, frame)
             assert answer.opaque == 3
             assert answer.code != 0 or code != Code.REGISTER_BROKER
-            del frame
-            held.check(f"{name} as {request_name(code)}")
+            held.note(f"{name} as {request_name(code)}")
         assert not server.tables.topics
         assert not server.tables.live
 
     run(tmp_path, main)
+    held.check()
 
 
 def test_a_full_table_of_key_values_is_saved_and_listed(tmp_path: Path, held: Held) -> None:
@@ -214,10 +237,15 @@ def test_a_full_table_of_key_values_is_saved_and_listed(tmp_path: Path, held: He
             fields = {"namespace": "n", "key": f"k{number}", "value": values[number % len(values)]}
             frame = encode_request(Code.PUT_KV_CONFIG, fields, opaque=4)
             refused += (await asyncio.to_thread(ask, sock, frame)).code != 0
-            del frame
         assert 0 < refused < 190
-        frame = encode_request(Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "n"}, opaque=5)
-        assert (await asyncio.to_thread(ask, sock, frame)).code == 0
-        held.check("puts until the table is full, and its list")
+        held.restart()
+        for _ in range(ROUNDS):
+            frame = encode_request(Code.PUT_KV_CONFIG, {"namespace": "n", "key": "k0", "value": ""}, opaque=4)
+            assert (await asyncio.to_thread(ask, sock, frame)).code == 0
+            held.note("a change when it is full")
+            frame = encode_request(Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "n"}, opaque=5)
+            assert (await asyncio.to_thread(ask, sock, frame)).code == 0
+            held.note("its list")
 
     run(tmp_path, main)
+    held.check()
