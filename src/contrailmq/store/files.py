@@ -173,6 +173,19 @@ class Files:
             return False
         return True
 
+    def release_pages(self, mapping: mmap.mmap, start: int, size_bytes: int) -> bool:
+        """Let go of the whole pages of [start, start + size) of a shared mapping, without the interpreter lock; False
+        where they are locked. Nothing is lost, dirty or not: they stay in the page cache, and the next touch finds
+        them there. They only cease to count as this process's memory."""
+        base = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = (start + size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - base
+        try:
+            if size > 0:
+                self._call_on_range(_libc.madvise, mapping, base, size, MADV_DONTNEED)
+        except OSError:
+            return False
+        return True
+
     def is_resident(self, mapping: mmap.mmap, start: int, size_bytes: int) -> bool:
         """Are all these pages in memory now, so that touching them waits for no disk? True where nobody can tell."""
         base = start - start % mmap.PAGESIZE

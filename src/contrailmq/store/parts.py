@@ -27,6 +27,7 @@ from contrailmq.store.files import Files
 from contrailmq.store.flush import LogCommitter, LogFlusher
 from contrailmq.store.housekeeping import Housekeeping
 from contrailmq.store.index import IndexService
+from contrailmq.store.left_pages import LeftPages
 from contrailmq.store.mapped_file_queue import MappedFileQueue
 from contrailmq.store.reading import Reader
 from contrailmq.store.residency import Residency
@@ -96,6 +97,7 @@ def build_parts(
     housekeeping = Housekeeping(config, files, clock, queues, index, checkpoint, log_files, on_sync_failure=on_failure)
     retention = Retention(config, files, clock, log_files, queues, index, on_disk_full=on_disk_full)
     housekeeping.add_task(lambda: _clean(retention))
+    housekeeping.add_task(LeftPages(files, clock, log_files).tick)
     return Parts(
         log_files=log_files,
         pool=pool,
