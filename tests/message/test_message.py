@@ -38,6 +38,7 @@ from contrailmq.message import (
     encode_properties,
     is_system_topic,
     java_hash,
+    java_hash_of_id,
     offset_message_id,
     parse_offset_message_id,
     parse_unique_id,
@@ -64,6 +65,7 @@ from contrailmq.store.record import body_crc
 )
 def test_java_hash_equals_java(text: str, hashed: int) -> None:
     assert java_hash(text) == hashed
+    assert java_hash_of_id(text) == hashed
 
 
 @given(st.text(max_size=700), st.text(max_size=300))
@@ -77,6 +79,9 @@ def test_a_hash_continues_from_the_hash_of_what_stands_before(first: str, second
 
     assert java_hash(first + second) == plain(first + second)
     assert java_hash(second, seed=java_hash(first)) == plain(first + second)
+    assert java_hash_of_id(second, seed=java_hash(first)) == plain(first + second)
+    identity = "".join(chr(ord("0") + ord(character) % 31) for character in second)
+    assert java_hash_of_id(identity, seed=java_hash(first)) == plain(first + identity)
 
 
 def test_no_tag_has_code_zero() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contrailmq.message import Message
-from contrailmq.store import Boundary, Drive, Files, ManualClock, MessageStore, StoreConfig
+from contrailmq.store import Boundary, Drive, Files, ManualClock, MessageStore, PutStatus, StoreConfig
 from contrailmq.store.errors import StoreClosedError
 from contrailmq.store.message_store import LAG_MAX
 
@@ -135,3 +135,49 @@ def test_writers_that_come_while_a_flush_runs_share_the_next_one(tmp_path: Path)
         files.armed = False
         assert ends == [True] * (others + 1)
         assert files.syncs == 2
+
+
+def mixed_messages() -> list[Message]:
+    """New queues in between, odd topics, one that does not fit, more than one go and more than one file."""
+    messages = []
+    for number in range(400):
+        topic = ("T", "U", "%RETRY%" + "g" * 140)[0 if number % 50 else number // 50 % 3]
+        body = bytes([number % 251]) * (number * 37 % 9_000)
+        flag = 2**31 if number == 77 else number
+        message = Message(topic, body, tags=("A", None)[number % 2], keys=f"k{number} all", flag=flag)
+        message.properties["UNIQ_KEY"] = f"7F000001{number:024X}"
+        messages.append(message)
+    messages.insert(200, Message("T", bytes(2 << 20)))  # larger than a file
+    messages[200].properties["UNIQ_KEY"] = "too large"
+    return messages
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"flush_disk_type": "SYNC_FLUSH"}, {"enabled_append_prop_crc": True}, {"store_host_address": "[::1]:10911"}],
+)
+def test_many_at_once_are_stored_as_one_by_one(settings: dict[str, object], tmp_path: Path) -> None:
+    logs, results, found = [], [], []
+    for way in ("one by one", "at once"):
+        with MessageStore(config_at(tmp_path / way, **settings), clock=ManualClock()) as store:
+            messages = mixed_messages()
+            if way == "at once":
+                results.append(store.put_many(messages, queue_id=3))
+            else:
+                results.append([store.put(message, queue_id=3) for message in messages])
+            found.append((store.queues(), [put.physical_offset for put in store.query("T", "all", 64)]))
+        logs.append([file.read_bytes() for file in sorted((tmp_path / way / "commitlog").iterdir())])
+    assert results[0] == results[1]
+    assert [put.status for put in results[0]].count(PutStatus.PUT_OK) == 399
+    assert found[0] == found[1]
+    assert len(found[0][1]) == 64
+    assert logs[0] == logs[1]
+
+
+def test_a_queue_that_cannot_be_is_refused_each_time_and_costs_no_offset(tmp_path: Path) -> None:
+    with MessageStore(config_at(tmp_path)) as store:
+        for _ in range(2):
+            results = store.put_many([Message("T", BODY)] * 3, queue_id=2**31)
+            assert [result.status for result in results] == [PutStatus.MESSAGE_ILLEGAL] * 3
+        assert store.put_many([Message("T", BODY)] * 3)[2].queue_offset == 2
+        assert store.log_max_offset == 3 * store.put(Message("T", BODY)).size_bytes

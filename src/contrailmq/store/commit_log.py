@@ -27,9 +27,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from contrailmq.message import (
-    LONG_TOPIC_BYTES_MAX,
     PROPERTIES_BYTES_MAX,
-    RETRY_PREFIX,
     TOPIC_BYTES_MAX,
     MessageError,
     Property,
@@ -38,7 +36,6 @@ from contrailmq.message import (
     decode_properties,
     encode_host,
     encode_properties,
-    names_directory,
 )
 from contrailmq.message import tags_code as tags_code_of
 from contrailmq.message.batch import BATCH_PART_BYTES_MIN
@@ -60,10 +57,12 @@ from contrailmq.store.record import (
     encode_blank,
     encode_record,
 )
+from contrailmq.store.refusals import message_refusal, page_cache_busy, too_large, topic_refusal
 from contrailmq.store.status import AppendResult, BatchResult, Copy, PutStatus
 
 PAGE_CACHE_BUSY_MS_MAX: Final = 10_000_000  # RocketMQ takes a longer time for a clock that was set
 FACTS_MAX: Final = 1 << 16  # beyond this dispatch reads the log instead: bounds memory when nobody dispatches
+MANY_BYTES_MAX: Final = 1 << 20  # written in one go: other puts wait for it
 LOCALHOST: Final = encode_host("127.0.0.1", 0)
 
 _I16: Final = struct.Struct(">h").pack
@@ -100,7 +99,7 @@ class QueueState:
         self.next_offset = next_offset
         self.topic_part = bytes((len(encoded),)) + encoded if len(encoded) <= TOPIC_BYTES_MAX else b""
         self.overhead_bytes = HEAD_V4_BYTES + 1 + len(encoded) + 2
-        self.refusal = _topic_refusal(topic, len(encoded), queue_id)
+        self.refusal = topic_refusal(topic, len(encoded), queue_id)
         self.is_schedule = topic == SystemTopic.SCHEDULE  # its units hold delivery times
         self.put_count = 0
         self.put_bytes = 0
@@ -123,6 +122,9 @@ class Fact(NamedTuple):
 
 
 DispatchFact = tuple[QueueState, int, int, int, int, int, str | None, str | None, int, bytes, str | None]
+
+NewRecord = tuple[str, bytes, bytes, int, str | None, str | None, str | None, int]
+"""topic, body, properties, tags code, keys, unique key, tags, flag"""
 
 
 class CommitLog:
@@ -301,7 +303,7 @@ class CommitLog:
         starts = list(itertools.accumulate(sizes, initial=0))
         total = starts.pop()
         if total + BLANK_BYTES > self._file_bytes:
-            return BatchResult(PutStatus.MESSAGE_ILLEGAL, reason=_too_large("a batch", total, self._file_bytes))
+            return BatchResult(PutStatus.MESSAGE_ILLEGAL, reason=too_large("a batch", total, self._file_bytes))
         with self.lock:
             now_ms = self._enter()
             file = self._file
@@ -381,11 +383,59 @@ class CommitLog:
                     (state, offset, size, code, now_ms, queue_offset, keys, unique_key, sys_flag, properties, tags)
                 )
                 offset += size
-            is_written = self._place_copies(file, facts, b"".join(pieces), now_ms)
+            is_written = self._place_all(file, facts, b"".join(pieces), now_ms)
             self.lock_since_ms = 0
         return len(facts) if is_written else 0
 
-    def _place_copies(self, file: MappedFile, facts: list[DispatchFact], data: bytes, now_ms: int) -> bool:
+    def append_many(
+        self, news: Sequence[NewRecord], queue_id: int, *, born_time_ms: int, host: bytes
+    ) -> list[DispatchFact]:
+        """Write these messages in one go, born and stored at one IPv4 host; what was written, from the first on.
+
+        As `append_copies`, it ends before one that needs more.
+        """
+        facts: list[DispatchFact] = []
+        if self.refusal is not None or self._with_record_crc or len(host) != 8:
+            return facts
+        pieces: list[bytes | bytearray] = []
+        with self.lock:
+            file = self._file
+            if file is None:
+                return facts
+            now_ms = self._enter()
+            offset = file.base + file.wrote
+            room_end = min(file.end - BLANK_BYTES, offset + MANY_BYTES_MAX)
+            body_bytes_max, size_max, states = self._body_bytes_max, self._record_bytes_max, self._states
+            for topic, body, properties, code, keys, unique_key, tags, flag in news:
+                state = states.get((topic, queue_id))
+                if state is None or state.refusal is not None or not state.topic_part:
+                    break
+                body_bytes, properties_bytes = len(body), len(properties)
+                size = state.overhead_bytes + body_bytes + properties_bytes
+                if (
+                    offset + size > room_end
+                    or properties_bytes > PROPERTIES_BYTES_MAX
+                    or body_bytes > body_bytes_max
+                    or size > size_max
+                ):
+                    break
+                queue_offset = state.next_offset
+                try:
+                    head = HEAD_V4.pack(
+                        size, MAGIC_V1, crc32(body) & 0x7FFFFFFF, queue_id, flag, queue_offset, offset, 0,
+                        born_time_ms, host, now_ms, host, 0, 0, body_bytes,
+                    )  # fmt: skip
+                except struct.error:  # `append` says which number does not fit
+                    break
+                state.next_offset = queue_offset + 1
+                pieces += (head, body, state.topic_part, _I16(properties_bytes), properties)
+                facts.append((state, offset, size, code, now_ms, queue_offset, keys, unique_key, 0, properties, tags))
+                offset += size
+            is_written = self._place_all(file, facts, b"".join(pieces), now_ms)
+            self.lock_since_ms = 0
+        return facts if is_written else []
+
+    def _place_all(self, file: MappedFile, facts: list[DispatchFact], data: bytes, now_ms: int) -> bool:
         """False, and no queue offset is used up, when the disk did not take them."""
         try:
             file.target[file.wrote : file.wrote + len(data)] = data
@@ -436,7 +486,7 @@ class CommitLog:
         """As append, for long topics, IPv6 hosts and record checksums."""
         size = self._size_of(state, body, properties, born_host=born_host, store_host=store_host)
         if size > self._record_bytes_max:
-            return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason=_too_large("a record", size, self._record_bytes_max))
+            return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason=too_large("a record", size, self._record_bytes_max))
         with self.lock:
             now_ms = self._enter()
             file = self._file
@@ -592,33 +642,12 @@ class CommitLog:
         since = self.lock_since_ms
         # A put that an exception ended (Ctrl-C) leaves its time behind, but not the lock.
         held_ms = self._now_ms() - since if since and self.lock.locked() else 0
-        if self.config.os_page_cache_busy_time_out_mills < held_ms < PAGE_CACHE_BUSY_MS_MAX:
-            return AppendResult(
-                PutStatus.OS_PAGE_CACHE_BUSY,
-                reason=f"another put has been writing for {held_ms} ms, the limit is "
-                f"{self.config.os_page_cache_busy_time_out_mills} ms (osPageCacheBusyTimeOutMills): the disk is slow",
-            )
-        if sys_flag & SysFlag.INNER_BATCH or b"INNER_NUM\x01" in properties:
-            return AppendResult(
-                PutStatus.MESSAGE_ILLEGAL,
-                reason="inner batches need a topic with queue.type BatchCQ, which this store only reads: "
-                "send an ordinary batch",
-            )
-        if len(properties) > PROPERTIES_BYTES_MAX:
-            return AppendResult(
-                PutStatus.PROPERTIES_SIZE_EXCEEDED,
-                reason=f"the properties take {len(properties)} bytes, the limit is {PROPERTIES_BYTES_MAX}: "
-                "move data into the body",
-            )
-        if body_bytes > self._body_bytes_max:
-            return AppendResult(
-                PutStatus.MESSAGE_ILLEGAL,
-                reason=f"the body has {body_bytes} bytes, the limit is {self._body_bytes_max} (maxMessageSize): "
-                "split the message or raise the limit",
-            )
-        if size > self._record_bytes_max:
-            return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason=_too_large("a record", size, self._record_bytes_max))
-        return None
+        busy_ms_max = self.config.os_page_cache_busy_time_out_mills
+        if busy_ms_max < held_ms < PAGE_CACHE_BUSY_MS_MAX:
+            return page_cache_busy(held_ms, busy_ms_max)
+        return message_refusal(
+            body_bytes, properties, size, sys_flag, body_bytes_max=self._body_bytes_max, size_max=self._record_bytes_max
+        )
 
     def _batch_refusal(
         self, state: QueueState, parts: Sequence[BatchPart], decoded: Sequence[dict[str, str]], sys_flag: int
@@ -659,30 +688,6 @@ class CommitLog:
             status = PutStatus.PROPERTIES_SIZE_EXCEEDED if is_properties else PutStatus.MESSAGE_ILLEGAL
             return AppendResult(status, reason=str(error))
         return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason=f"a number does not fit its field: {error}")
-
-
-def _topic_refusal(topic: str, topic_bytes: int, queue_id: int) -> AppendResult | None:
-    """The rules that depend on the queue alone (checked once, kept in the QueueState)."""
-    limit = LONG_TOPIC_BYTES_MAX if topic.startswith(RETRY_PREFIX) else TOPIC_BYTES_MAX
-    if topic and not names_directory(topic):
-        return AppendResult(
-            PutStatus.MESSAGE_ILLEGAL,
-            reason=f"topic {topic[:64]!r} cannot name a directory, and its queues need one: "
-            "use letters, digits, % | _ -",
-        )
-    if 0 < topic_bytes <= limit and queue_id >= 0:
-        return None
-    return AppendResult(
-        PutStatus.MESSAGE_ILLEGAL,
-        reason=f"topic of {topic_bytes} bytes (1 to {limit} are allowed) with queue id {queue_id} (0 or more)",
-    )
-
-
-def _too_large(what: str, size: int, limit: int) -> str:
-    return (
-        f"{what} of {size} bytes does not fit, the limit is {limit} "
-        "(maxMessageSize + 65536, and mappedFileSizeCommitLog - 8): split it or raise the limits"
-    )
 
 
 def _without_record_crc(properties: bytes) -> bytes:

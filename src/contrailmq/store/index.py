@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from contrailmq.message import SysFlag, java_hash
+from contrailmq.message import SysFlag, java_hash, java_hash_of_id
 from contrailmq.store.clock import Clock
 from contrailmq.store.files import Files
 from contrailmq.store.index_file import IndexFile, index_file_bytes, stored_hash
@@ -117,7 +117,7 @@ class IndexService:
             prefix = prefixes.get(topic)
             if prefix is None:
                 prefix = self._prefix(topic)
-            hashes = [java_hash(unique_key, seed=prefix)] if unique_key else []
+            hashes = [java_hash_of_id(unique_key, seed=prefix)] if unique_key else []
             if keys:
                 if " " in keys:
                     hashes += [java_hash(key, seed=prefix) for key in keys.split(" ") if key]

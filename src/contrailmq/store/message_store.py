@@ -34,7 +34,7 @@ from contrailmq.message import (
     tags_code,
 )
 from contrailmq.store.clock import Clock, SystemClock
-from contrailmq.store.commit_log import LOCALHOST
+from contrailmq.store.commit_log import LOCALHOST, NewRecord
 from contrailmq.store.config import WITHOUT_EFFECT, StoreConfig
 from contrailmq.store.errors import StoreClosedError, StoreError, StoreFullError, StoreIOError, StoreReadOnlyError
 from contrailmq.store.files import Files
@@ -339,7 +339,9 @@ class MessageStore(StoreReads):
         `status` and `reason`.
         """
         started_ms = self._now_ms()
-        result = self._append_message(message, queue_id, sys_flag, born_time_ms or started_ms, born_host)
+        result = self._append_new(
+            _new_record(message), queue_id, sys_flag, born_time_ms or started_ms, born_host or self._store_host
+        )
         if result.status is not _PUT_OK:
             self.stats.put_failed_count += 1
             self._raise_if_unusable(result)
@@ -356,7 +358,19 @@ class MessageStore(StoreReads):
     def put_many(self, messages: Sequence[Message], queue_id: int = 0) -> list[PutResult]:
         """Store several messages with one flush; a result for each, refused ones included."""
         started_ms = self.clock.now_ms()
-        results = [self._append_message(message, queue_id, 0, started_ms, b"") for message in messages]
+        host = self._store_host
+        news = [_new_record(message) for message in messages]
+        results: list[PutResult] = []
+        while len(results) < len(messages):
+            # All in one go; the one that needs more (a new queue or file, a refusal) alone, and on from there.
+            rest = news[len(results) :] if results else news
+            for fact in self._log.append_many(rest, queue_id, born_time_ms=started_ms, host=host):
+                _, offset, size, _, time_ms, queue_offset, _, unique_key, _, _, _ = fact
+                results.append(
+                    _result(PutResult, (_PUT_OK, unique_key, queue_id, queue_offset, offset, size, time_ms, host, ""))
+                )
+            if len(results) < len(messages):
+                results.append(self._append_new(news[len(results)], queue_id, 0, started_ms, host))
         stored = [result for result in results if result.status is _PUT_OK]
         self.stats.put_failed_count += len(results) - len(stored)
         if not stored:
@@ -370,36 +384,26 @@ class MessageStore(StoreReads):
         self.stats.note_put_time(self.clock.now_ms() - started_ms)
         return results
 
-    def _append_message(
-        self, message: Message, queue_id: int, sys_flag: int, born_time_ms: int, born_host: bytes
+    def _append_new(
+        self, new: NewRecord, queue_id: int, sys_flag: int, born_time_ms: int, born_host: bytes
     ) -> PutResult:
-        properties = message.properties
-        body = message.body
-        if body.__class__ is not bytes:
-            body = as_body(body)
-        encoded = encode_properties(properties)
-        known = properties.get
-        unique_key = known(_UNIQUE_KEY)
-        if unique_key is None:
-            unique_key = create_unique_id()
-            encoded += b"UNIQ_KEY\x01%b\x02" % unique_key.encode()
-        tags = known(_TAGS)
+        topic, body, properties, code, keys, unique_key, tags, flag = new
+        host = self._store_host
         status, offset, size, queue_offset, time_ms, reason = self.append(
-            message.topic,
+            topic,
             queue_id,
             body,
-            encoded,
-            tags_code=tags_code(tags) if tags else 0,
-            keys=known(_KEYS),
+            properties,
+            tags_code=code,
+            keys=keys,
             unique_key=unique_key,
             tags=tags,
-            flag=message.flag,
+            flag=flag,
             sys_flag=sys_flag,
             born_time_ms=born_time_ms,
-            born_host=born_host or self._store_host,
-            store_host=self._store_host,
+            born_host=born_host,
+            store_host=host,
         )
-        host = self._store_host
         return _result(PutResult, (status, unique_key, queue_id, queue_offset, offset, size, time_ms, host, reason))
 
     def _settle(self, end: int, *, waits: bool) -> bool:
@@ -595,6 +599,22 @@ class MessageStore(StoreReads):
         states = self._log.states
         self.stats.put_count = sum(state.put_count for state in states)
         self.stats.put_bytes = sum(state.put_bytes for state in states)
+
+
+def _new_record(message: Message) -> NewRecord:
+    """What the log takes of a message, which gets its unique id here."""
+    properties = message.properties
+    body = message.body
+    if body.__class__ is not bytes:
+        body = as_body(body)
+    encoded = encode_properties(properties)
+    known = properties.get
+    unique_key = known(_UNIQUE_KEY)
+    if unique_key is None:
+        unique_key = create_unique_id()
+        encoded += b"UNIQ_KEY\x01%b\x02" % unique_key.encode()
+    tags = known(_TAGS)
+    return message.topic, body, encoded, tags_code(tags) if tags else 0, known(_KEYS), unique_key, tags, message.flag
 
 
 def _encoded_address(address: str) -> bytes:

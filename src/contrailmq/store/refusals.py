@@ -1,0 +1,75 @@
+"""Why the log refuses a message: the rules that depend on the message and its topic, in RocketMQ's order.
+
+A refusal is a value, a status with its reason; the reason names the number, the limit and the remedy.
+"""
+
+from __future__ import annotations
+
+from contrailmq.message import (
+    LONG_TOPIC_BYTES_MAX,
+    PROPERTIES_BYTES_MAX,
+    RETRY_PREFIX,
+    TOPIC_BYTES_MAX,
+    SysFlag,
+    names_directory,
+)
+from contrailmq.store.status import AppendResult, PutStatus
+
+
+def topic_refusal(topic: str, topic_bytes: int, queue_id: int) -> AppendResult | None:
+    """The rules that depend on the queue alone (checked once, kept in the QueueState)."""
+    limit = LONG_TOPIC_BYTES_MAX if topic.startswith(RETRY_PREFIX) else TOPIC_BYTES_MAX
+    if topic and not names_directory(topic):
+        return AppendResult(
+            PutStatus.MESSAGE_ILLEGAL,
+            reason=f"topic {topic[:64]!r} cannot name a directory, and its queues need one: "
+            "use letters, digits, % | _ -",
+        )
+    if 0 < topic_bytes <= limit and queue_id >= 0:
+        return None
+    return AppendResult(
+        PutStatus.MESSAGE_ILLEGAL,
+        reason=f"topic of {topic_bytes} bytes (1 to {limit} are allowed) with queue id {queue_id} (0 or more)",
+    )
+
+
+def too_large(what: str, size: int, limit: int) -> str:
+    return (
+        f"{what} of {size} bytes does not fit, the limit is {limit} "
+        "(maxMessageSize + 65536, and mappedFileSizeCommitLog - 8): split it or raise the limits"
+    )
+
+
+def page_cache_busy(held_ms: int, limit_ms: int) -> AppendResult:
+    return AppendResult(
+        PutStatus.OS_PAGE_CACHE_BUSY,
+        reason=f"another put has been writing for {held_ms} ms, the limit is {limit_ms} ms "
+        "(osPageCacheBusyTimeOutMills): the disk is slow",
+    )
+
+
+def message_refusal(
+    body_bytes: int, properties: bytes, size: int, sys_flag: int, *, body_bytes_max: int, size_max: int
+) -> AppendResult | None:
+    """The first rule that the message itself breaks."""
+    if sys_flag & SysFlag.INNER_BATCH or b"INNER_NUM\x01" in properties:
+        return AppendResult(
+            PutStatus.MESSAGE_ILLEGAL,
+            reason="inner batches need a topic with queue.type BatchCQ, which this store only reads: "
+            "send an ordinary batch",
+        )
+    if len(properties) > PROPERTIES_BYTES_MAX:
+        return AppendResult(
+            PutStatus.PROPERTIES_SIZE_EXCEEDED,
+            reason=f"the properties take {len(properties)} bytes, the limit is {PROPERTIES_BYTES_MAX}: "
+            "move data into the body",
+        )
+    if body_bytes > body_bytes_max:
+        return AppendResult(
+            PutStatus.MESSAGE_ILLEGAL,
+            reason=f"the body has {body_bytes} bytes, the limit is {body_bytes_max} (maxMessageSize): "
+            "split the message or raise the limit",
+        )
+    if size > size_max:
+        return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason=too_large("a record", size, size_max))
+    return None
