@@ -37,11 +37,28 @@ def start_sink(spark: Any, namesrv: str, folder: Path) -> Any:
 
 
 STREAMS = {"archive": start_archive, "sink": start_sink}
+STARTS_MAX = 5
+LOOK_S = 0.02
+
+
+def start(kind: str, spark: Any, source: str, folder: Path) -> Any:
+    """The stream, once its first micro-batch is logged (or it has ended).
+
+    Spark gives a source's process ten seconds to start, which a busy machine may not grant: that alone is tried again.
+    """
+    for _ in range(STARTS_MAX):
+        query = STREAMS[kind](spark, source, folder)
+        while query.isActive and query.lastProgress is None and not any(folder.glob("checkpoint/offsets/*")):
+            query.awaitTermination(LOOK_S)
+        failure = query.exception()
+        if failure is None or "Python worker failed to connect back" not in str(failure):
+            break
+    return query
 
 
 def main(kind: str, source: str, folder: str) -> None:
     spark = contrailmq.spark.session(kind, master="local[2]", spark_driver_memory="1g")
-    STREAMS[kind](spark, source, Path(folder)).awaitTermination()
+    start(kind, spark, source, Path(folder)).awaitTermination()
     spark.stop()
 
 

@@ -27,13 +27,12 @@ from contrailmq.spark.jobs.manifest import Manifest
 from contrailmq.spark.sending import DEDUP_PROPERTY
 from contrailmq.spark.topic_plan import QueueRange, TopicSettings, read_range
 from contrailmq.testing import LocalCluster
-from spark.killed_streams import IS_LONG, STREAMS
+from spark.killed_streams import IS_LONG, LOOK_S, start
 from spark.test_archive import archived, user_offsets
 
 DRIVER_KILLS = 10 if IS_LONG else 1  # of each stream
 WORKER_KILLS = 15 if IS_LONG else 2
 SENT = 600
-LOOK_S = 0.02
 
 pytestmark = pytest.mark.spark
 
@@ -162,7 +161,7 @@ def test_a_stream_whose_driver_was_killed_goes_on_where_it_was(spark: Any, strea
     for number in range(DRIVER_KILLS):
         # The one kill of the short test is the worst: written or committed, and Spark does not know.
         kill_driver(stream, number if IS_LONG else {"archive": 2, "sink": 1}[stream.kind])
-    STREAMS[stream.kind](spark, stream.source, stream.folder).awaitTermination()
+    start(stream.kind, spark, stream.source, stream.folder).awaitTermination()
     stream.check()
 
 
@@ -183,8 +182,8 @@ def test_a_stream_whose_workers_were_killed_repeats_nothing_and_loses_nothing(
     spark: Any, stream: Archive | Sink
 ) -> None:
     """Workers die when progress shows; Spark tries their tasks again, and what they left does not count."""
-    query = STREAMS[stream.kind](spark, stream.source, stream.folder)
     kills, seen = 0, stream.progress()
+    query = start(stream.kind, spark, stream.source, stream.folder)
     while query.isActive:
         reached = stream.progress()
         if reached > seen and kills < WORKER_KILLS:
