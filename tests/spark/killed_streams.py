@@ -8,10 +8,13 @@ Run as a program it is a driver of its own process group, which the test kills w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 from typing import Any
+
+from pyspark.errors import StreamingQueryException
 
 import contrailmq.spark
 from contrailmq.spark.jobs.archive import archive_stream
@@ -49,7 +52,8 @@ def start(kind: str, spark: Any, source: str, folder: Path) -> Any:
     for _ in range(STARTS_MAX):
         query = STREAMS[kind](spark, source, folder)
         while query.isActive and query.lastProgress is None and not any(folder.glob("checkpoint/offsets/*")):
-            query.awaitTermination(LOOK_S)
+            with contextlib.suppress(StreamingQueryException):  # asked for below
+                query.awaitTermination(LOOK_S)
         failure = query.exception()
         if failure is None or "Python worker failed to connect back" not in str(failure):
             break

@@ -1,8 +1,8 @@
 """A plain blocking reader and writer of queues, without asyncio: for Spark executors, tools and scripts.
 
-One `QueueReader` talks to any number of brokers over plain sockets, one connection each, one request at a time. It
-decodes nothing: a pull gives the records' bytes as they lie in the log. It keeps no state of a group: offsets are the
-caller's.
+One `QueueReader` talks to any number of brokers over plain sockets, one connection each, one request at a time; only
+batches may be on their way while others are packed (`post_batch`, `batch_answer`). It decodes nothing: a pull gives the
+records' bytes as they lie in the log. It keeps no state of a group: offsets are the caller's.
 
     with QueueReader(namesrv="127.0.0.1:9876") as reader:
         for queue in reader.queues("Orders"):
@@ -14,11 +14,12 @@ Not thread-safe: give each thread its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import ssl
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Self
 
 from contrailmq.client.batch import pack_batch
@@ -78,8 +79,17 @@ class RawSent(NamedTuple):
     offset_message_ids: list[str]
 
 
+class PostedBatch(NamedTuple):
+    """A batch on its way."""
+
+    queue: MessageQueue
+    address: str
+    connection: RawConnection
+    opaque: int
+
+
 class RawConnection:
-    """One blocking connection: a request, then its answer."""
+    """One blocking connection: a request, then its answer; or several requests (`post`), then theirs (`answer`)."""
 
     def __init__(
         self,
@@ -94,6 +104,7 @@ class RawConnection:
         self._credentials = credentials
         self._parser = FrameParser()
         self._opaque = 0
+        self._answers: dict[int, Command | None] = {}  # of requests that were posted; None: not come yet
         host, port = split_address(address)
         try:
             plain = socket.create_connection((host, port), timeout=connect_timeout_s)
@@ -106,15 +117,33 @@ class RawConnection:
         self, code: RequestCode, ext: Mapping[str, ExtValue], body: bytes = b"", *, timeout_s: float = 3.0
     ) -> Command:
         """The answer, whatever its code."""
+        return self.answer(self.post(code, ext, body, timeout_s=timeout_s), code, timeout_s=timeout_s)
+
+    def post(self, code: RequestCode, ext: Mapping[str, ExtValue], body: bytes = b"", *, timeout_s: float = 3.0) -> int:
+        """Send a request; the number by which to ask for its answer."""
         fields = to_ext(ext)
         if self._credentials is not None:
             self._credentials(code, fields, body)
         self._opaque += 1
-        deadline_s = time.monotonic() + timeout_s
-        try:
+        with self._translated(code, timeout_s):
             self._socket.settimeout(timeout_s)
             self._socket.sendall(encode_request(code, fields, body, opaque=self._opaque))
-            return self._receive(deadline_s)
+        self._answers[self._opaque] = None
+        return self._opaque
+
+    def answer(self, opaque: int, code: RequestCode, *, timeout_s: float = 3.0) -> Command:
+        """The answer to a posted request; those of others that come first are kept for them."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._translated(code, timeout_s):
+            while (found := self._answers[opaque]) is None:
+                self._receive(deadline_s)
+        del self._answers[opaque]
+        return found
+
+    @contextlib.contextmanager
+    def _translated(self, code: RequestCode, timeout_s: float) -> Iterator[None]:
+        try:
+            yield
         except TimeoutError as exc:
             self.close()  # a late answer would be taken for the next one's
             raise RequestTimeoutError(self.address, code, timeout_s) from exc
@@ -122,18 +151,17 @@ class RawConnection:
             self.close()
             raise ConnectionClosedError(self.address, exc.strerror or str(exc)) from exc
 
-    def _receive(self, deadline_s: float) -> Command:
-        while True:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError
-            self._socket.settimeout(left_s)
-            data = self._socket.recv(RECEIVE_BYTES)
-            if not data:
-                raise ConnectionClosedError(self.address, "the peer closed it")
-            for command in self._parser.feed(data):
-                if command.is_response and command.opaque == self._opaque:
-                    return command
+    def _receive(self, deadline_s: float) -> None:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left_s)
+        data = self._socket.recv(RECEIVE_BYTES)
+        if not data:
+            raise ConnectionClosedError(self.address, "the peer closed it")
+        for command in self._parser.feed(data):
+            if command.is_response and command.opaque in self._answers:
+                self._answers[command.opaque] = command
 
     def close(self) -> None:
         self._socket.close()
@@ -277,6 +305,13 @@ class QueueReader:
     def send_batch(self, messages: Sequence[Message], queue: MessageQueue, *, producer_group: str = "") -> RawSent:
         """Send messages of one topic to one queue in one request; one try."""
         body, _ = pack_batch(messages)
+        return self.batch_answer(self.post_batch(body, queue, producer_group=producer_group))
+
+    def post_batch(self, body: bytes, queue: MessageQueue, *, producer_group: str = "") -> PostedBatch:
+        """Send a packed batch (`message/batch.py`) without waiting for its answer, which `batch_answer` gives.
+
+        Batches to one broker are stored in the order in which they were posted.
+        """
         ext: dict[str, ExtValue] = {
             "a": producer_group or self.group,
             "b": queue.topic,
@@ -292,13 +327,22 @@ class QueueReader:
             "m": "true",
             "n": queue.broker_name,
         }
-        code = RequestCode.SEND_BATCH_MESSAGE
         address = self._master_address(queue)
-        answer = self._invoke(address, code, ext, body)
+        connection = self._connection(address)
+        with self._forgotten(address, connection):
+            opaque = connection.post(RequestCode.SEND_BATCH_MESSAGE, ext, body, timeout_s=self._timeout_s)
+        return PostedBatch(queue, address, connection, opaque)
+
+    def batch_answer(self, posted: PostedBatch) -> RawSent:
+        """Wait until a posted batch is acknowledged. It may have been stored also when this raises."""
+        code = RequestCode.SEND_BATCH_MESSAGE
+        with self._forgotten(posted.address, posted.connection):
+            answer = posted.connection.answer(posted.opaque, code, timeout_s=self._timeout_s)
         if answer.code not in _STORED:
-            raise ResponseError(answer.code, answer.remark, request_code=code, address=address)
+            raise ResponseError(answer.code, answer.remark, request_code=code, address=posted.address)
         ids = answer.ext.get("msgId", "").split(",")
-        return RawSent(queue._replace(queue_id=_number(answer, "queueId")), _number(answer, "queueOffset"), ids)
+        queue = posted.queue._replace(queue_id=_number(answer, "queueId"))
+        return RawSent(queue, _number(answer, "queueOffset"), ids)
 
     # Requests.
     def _offset(self, queue: MessageQueue, code: RequestCode, **more: int) -> int:
@@ -316,8 +360,20 @@ class QueueReader:
         *,
         timeout_s: float | None = None,
     ) -> Command:
+        is_kept = address in self._connections
+        connection = self._connection(address)
+        try:
+            with self._forgotten(address, connection):
+                return connection.invoke(code, ext, body, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
+        except ConnectionClosedError:
+            if is_kept:
+                # Servers close connections that were silent for two minutes: asked again on a new one, once. Batches do
+                # not pass here: one may have been stored, so whoever sent it decides.
+                return self._invoke(address, code, ext, body, timeout_s=timeout_s)
+            raise
+
+    def _connection(self, address: str) -> RawConnection:
         connection = self._connections.get(address)
-        is_kept = connection is not None
         if connection is None:
             connection = self._connections[address] = RawConnection(
                 address,
@@ -325,15 +381,18 @@ class QueueReader:
                 tls_server_name=self._tls_server_name,
                 credentials=self._credentials,
             )
+        return connection
+
+    @contextlib.contextmanager
+    def _forgotten(self, address: str, connection: RawConnection) -> Iterator[None]:
+        """A connection that fails is closed and not used again."""
         try:
-            return connection.invoke(code, ext, body, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
-        except (ConnectionClosedError, RequestTimeoutError, RemoteProtocolError) as exc:
-            self._connections.pop(address).close()
-            self._routes.clear()  # a broker may have moved
-            if is_kept and isinstance(exc, ConnectionClosedError) and code != RequestCode.SEND_BATCH_MESSAGE:
-                # Servers close connections that were silent for two minutes: asked again on a new one, once. A batch
-                # may have been stored, so whoever sent it decides.
-                return self._invoke(address, code, ext, body, timeout_s=timeout_s)
+            yield
+        except (ConnectionClosedError, RequestTimeoutError, RemoteProtocolError):
+            connection.close()
+            if self._connections.get(address) is connection:
+                del self._connections[address]
+                self._routes.clear()  # a broker may have moved
             raise
 
     def _reader_address(self, queue: MessageQueue) -> str:

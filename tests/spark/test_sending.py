@@ -1,0 +1,141 @@
+"""Rows to batches without Spark: the plain way makes what messages make, and queues keep their order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from contrailmq.client.errors import ContrailError
+from contrailmq.client.raw import PostedBatch, RawSent
+from contrailmq.message import MessageError, MessageQueue, Property, decode_properties
+from contrailmq.message.batch import split_batch
+from contrailmq.spark import sending
+from contrailmq.spark.columns import OptionError
+from contrailmq.spark.sending import DEDUP_PROPERTY, Sender, SendFailedError, SinkSettings
+
+QUEUES = [MessageQueue("Out", "broker-a", number) for number in range(2)]
+
+
+class FakeBroker:
+    """Takes batches and answers them; `failures` says which answers, by their number, fail after storing nothing."""
+
+    def __init__(self, failures: set[int] | None = None) -> None:
+        self.failures = failures or set()
+        self.stored: dict[MessageQueue, list[bytes]] = {}
+        self.on_the_way: dict[int, tuple[MessageQueue, bytes]] = {}
+        self.most_on_the_way: dict[MessageQueue, int] = {}
+        self._number = 0
+
+    def publish_queues(self, topic: str) -> list[MessageQueue]:
+        return [queue._replace(topic=topic) for queue in QUEUES]
+
+    def post_batch(self, body: bytes, queue: MessageQueue, *, producer_group: str = "") -> PostedBatch:
+        self._number += 1
+        self.on_the_way[self._number] = queue, body
+        now = sum(other == queue for other, _ in self.on_the_way.values())
+        self.most_on_the_way[queue] = max(now, self.most_on_the_way.get(queue, 0))
+        return PostedBatch(queue, "here", None, self._number)  # type: ignore[arg-type]
+
+    def batch_answer(self, posted: PostedBatch) -> RawSent:
+        queue, body = self.on_the_way.pop(posted.opaque)
+        if posted.opaque in self.failures:
+            raise ContrailError(f"answer {posted.opaque} failed")
+        self.stored.setdefault(queue, []).append(body)
+        return RawSent(queue, 0, [])
+
+    def parts(self) -> list[tuple[MessageQueue, int, bytes, dict[str, str]]]:
+        return [
+            (queue, part.flag, part.body, decode_properties(part.properties))
+            for queue, bodies in self.stored.items()
+            for body in bodies
+            for part in split_batch(body)
+        ]
+
+
+def send(rows: list[dict[str, Any]], broker: FakeBroker, settings: SinkSettings, schema: pa.Schema) -> None:
+    sender = Sender(broker, settings, sleep=lambda _: None)  # type: ignore[arg-type]
+    sending._add_rows(sender, pa.RecordBatch.from_pylist(rows, schema=schema), settings, "job-", 0)
+    sender.flush()
+
+
+PLAIN = pa.schema(
+    [
+        ("body", pa.binary()),
+        ("topic", pa.string()),
+        ("tags", pa.string()),
+        ("keys", pa.string()),
+        ("flag", pa.int32()),
+        ("queueId", pa.int32()),
+        ("shardingKey", pa.string()),
+    ]
+)
+# A column of properties, all null, sends the same rows through messages.
+THROUGH_MESSAGES = PLAIN.append(pa.field("properties", pa.map_(pa.string(), pa.string())))
+ROWS = [
+    {"body": b"1", "topic": "Out", "queueId": 1},
+    {"body": b"2", "topic": "Out", "tags": "red", "keys": "a b", "flag": -7, "queueId": 0},
+    {"body": b"3", "topic": "Other", "tags": "", "keys": "", "shardingKey": "customer-7"},
+    {"body": b"4", "topic": "Out", "keys": "größe", "shardingKey": "", "queueId": 1},
+    {"body": bytes(5000), "topic": "Other", "shardingKey": "customer-8"},
+]
+
+
+@pytest.mark.parametrize(
+    "settings", [SinkSettings("x"), SinkSettings("x", topic="Fixed"), SinkSettings("x", dedup_column="topic")]
+)
+def test_rows_become_the_same_messages_by_the_plain_way_and_through_messages(settings: SinkSettings) -> None:
+    plain, through = FakeBroker(), FakeBroker()
+    send(ROWS, plain, settings, PLAIN)
+    send(ROWS, through, settings, THROUGH_MESSAGES)
+
+    def without_ids(broker: FakeBroker) -> list[Any]:
+        found = [(queue, flag, body, list(own.items())) for queue, flag, body, own in broker.parts()]
+        assert all(own.pop()[0] == Property.UNIQUE_KEY for *_, own in found)
+        return sorted(found)
+
+    assert without_ids(plain) == without_ids(through)
+    assert len({own[Property.UNIQUE_KEY] for *_, own in plain.parts()}) == len(ROWS)
+    keys = sorted(own[DEDUP_PROPERTY] for *_, own in plain.parts())
+    expected = [f"job-{number}" for number in range(len(ROWS))]
+    assert keys == (sorted(row["topic"] for row in ROWS) if settings.dedup_column else expected)
+
+
+@pytest.mark.parametrize(
+    ("row", "error"),
+    [
+        ({"body": None, "topic": "Out"}, "a row has no body"),
+        ({"body": b"", "topic": "Out"}, "the body is empty"),
+        ({"body": b"x", "topic": None}, "a row has no topic"),
+        ({"body": b"x", "topic": "not a topic"}, "topic"),
+        ({"body": b"x", "topic": "Out", "tags": "a\x01b"}, "holds a separator"),
+        ({"body": b"x", "topic": "Out", "keys": "k" * 40_000}, "the limit is 32767"),
+        ({"body": b"x", "topic": "Out", "queueId": 9}, "topic Out has no queue 9"),
+    ],
+)
+def test_a_row_that_cannot_be_sent_is_refused_by_the_plain_way_too(row: dict[str, Any], error: str) -> None:
+    broker = FakeBroker()
+    with pytest.raises((OptionError, MessageError), match=error):
+        send([{"body": b"good", "topic": "Out"}, row], broker, SinkSettings("x"), PLAIN)
+    assert broker.stored == {}  # the task failed before its batch was full
+
+
+def test_a_row_without_its_deduplication_key_is_refused() -> None:
+    with pytest.raises(OptionError, match="a row has no keys, by which repeats are to be known"):
+        send([{"body": b"x", "topic": "Out"}], FakeBroker(), SinkSettings("x", dedup_column="keys"), PLAIN)
+
+
+def test_a_queue_has_one_batch_on_its_way_and_keeps_its_order_when_one_fails() -> None:
+    rows = [{"body": b"%d" % number, "topic": "Out", "queueId": number % 2} for number in range(40)]
+    broker = FakeBroker(failures={1, 3, 4, 8})
+    send(rows, broker, SinkSettings("x", batch_count=3), PLAIN)
+    assert broker.most_on_the_way == dict.fromkeys(QUEUES, 1)
+    for queue in QUEUES:
+        bodies = [int(body) for other, _, body, _ in broker.parts() if other == queue]
+        assert bodies == list(range(queue.queue_id, 40, 2))
+
+
+def test_a_batch_that_is_never_acknowledged_fails_the_write() -> None:
+    with pytest.raises(SendFailedError, match="Out/broker-a/1 did not acknowledge after 2 tries: answer 2 failed"):
+        send(ROWS[:1], FakeBroker(failures={1, 2}), SinkSettings("x", tries=2), PLAIN)
