@@ -27,8 +27,8 @@ TRIGGER_ROWS = 30 if IS_LONG else 150
 
 def start_archive(spark: Any, store: str, folder: Path) -> Any:
     source = spark.readStream.format("commitlog").option("path", store)
-    stream = source.option("maxBytesPerTrigger", str(TRIGGER_BYTES)).load()
-    writer = archive_stream(stream, str(folder / "archive"), str(folder / "checkpoint"))
+    source = source.option("maxBytesPerTrigger", str(TRIGGER_BYTES))
+    writer = archive_stream(source, str(folder / "archive"), str(folder / "checkpoint"))
     return writer.trigger(availableNow=True).start()
 
 

@@ -14,15 +14,20 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StructType
 from typer.testing import CliRunner
 
 import contrailmq
 from contrailmq.cli import app
+from contrailmq.spark.columns import OptionError
+from contrailmq.spark.commitlog import CommitLogSource
 from contrailmq.spark.engine import LocalEngine, SparkEngine
-from contrailmq.spark.jobs.archive import archive, read_archive
+from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
 from contrailmq.spark.jobs.iceberg import own_catalog
 from contrailmq.spark.jobs.manifest import ArchiveBusyError, ArchiveError, Manifest
 from contrailmq.spark.jobs.parquet_files import read_rows
+from contrailmq.spark.portions import read_portions
 from contrailmq.spark.store_files import log_files
 from spark.conftest import expected, unpack
 
@@ -31,6 +36,8 @@ ONE = LocalEngine(workers=1)
 KILLS = range(47) if os.environ.get("CONTRAILMQ_LONG") else (21, 45, 46)
 KILLED_AT = """
 import os, signal
+from contrailmq.spark.columns import OptionError
+from contrailmq.spark.commitlog import CommitLogSource
 from contrailmq.spark.engine import LocalEngine
 from contrailmq.spark.jobs.archive import archive
 
@@ -207,3 +214,33 @@ def test_spark_and_a_process_pool_archive_the_same(
     frame = read_archive(spark, str(tmp_path / "0"))
     assert frame.where("topic is null or date is null").count() == 0
     assert frame.count() == results[0].rows
+
+
+@pytest.mark.spark
+def test_a_stream_is_archived_the_same_as_a_frame_and_as_a_reader(
+    spark: Any, tmp_path: Path, golden_store: Callable[[str], str]
+) -> None:
+    source = spark.readStream.format("commitlog").option("path", golden_store("kill9"))
+    for name, stream in (("frame", source.load()), ("reader", source)):
+        writer = archive_stream(stream, str(tmp_path / name), str(tmp_path / f"{name}-checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        assert archived(tmp_path / name) == user_offsets("kill9")
+    frames = [read_archive(spark, str(tmp_path / name)) for name in ("frame", "reader")]
+    columns = [column for column in frames[0].columns if column != "properties"]  # maps cannot be compared as rows
+    rows = [sorted(map(str, frame.selectExpr(*columns, "to_json(properties)").collect())) for frame in frames]
+    assert rows[0] == rows[1]
+
+
+def test_portions_are_whole_messages_for_streams(golden_store: Callable[[str], str]) -> None:
+    given = {"path": golden_store("kill9"), "emit": "portions"}
+    source = CommitLogSource(given)
+    assert source.schema() == "portion binary"
+    reader = source.streamReader(StructType.fromDDL("portion binary"))
+    start, end = reader.initialOffset(), reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    portions = [batch for part in reader.partitions(start, end) for batch in reader.read(part)]
+    read = [offset for rows in read_portions(iter(portions)) for offset in rows["physicalOffset"].to_pylist()]
+    assert sorted(read) == user_offsets("kill9")
+    with pytest.raises(OptionError, match="drop the options columns"):
+        CommitLogSource({**given, "columns": "body"}).schema()
+    with pytest.raises(OptionError, match="emit=portions is for streams"):
+        source.reader(StructType.fromDDL("portion binary"))

@@ -15,7 +15,7 @@ from contrailmq import Message, Producer
 from contrailmq.client.errors import NoRouteError
 from contrailmq.client.raw import QueueReader, RawPull
 from contrailmq.client.results import PullStatus
-from contrailmq.message import ContrailError, MessageQueue, encode_host
+from contrailmq.message import MessageQueue, encode_host
 from contrailmq.spark import deduplicated, mirror_offsets
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import Options
@@ -27,7 +27,7 @@ from contrailmq.spark.rocketmq import (
     offsets_of,
     parse_settings,
 )
-from contrailmq.spark.sending import DEDUP_PROPERTY, Sender, SendFailedError, make_message
+from contrailmq.spark.sending import DEDUP_PROPERTY
 from contrailmq.spark.sink import parse_sink
 from contrailmq.spark.topic_plan import (
     DataLossError,
@@ -272,43 +272,6 @@ def test_rows_that_cannot_be_messages_are_refused_before_anything_is_sent(
         parse_sink(given, sink_schema(ddl), is_overwrite=False)
     with pytest.raises(OptionError, match="cannot be overwritten"):
         parse_sink(given, sink_schema(ddl), is_overwrite=True)
-
-
-class FlakyQueues:
-    """Takes batches after a number of failures."""
-
-    def __init__(self, failures: int) -> None:
-        self.failures = failures
-        self.sent: list[Message] = []
-
-    def publish_queues(self, topic: str) -> list[MessageQueue]:
-        return [MessageQueue(topic, "broker-a", number) for number in range(2)]
-
-    def send_batch(self, messages: list[Message], queue: MessageQueue, **_: Any) -> None:
-        if self.failures:
-            self.failures -= 1
-            raise ContrailError("broker is busy")
-        self.sent.extend(messages)
-
-
-def test_a_batch_is_tried_again_with_the_same_keys_until_it_is_acknowledged() -> None:
-    settings = parse_sink(
-        Options({"nameServer": "x:1", "topic": "T"}, known=KNOWN_OPTIONS),
-        sink_schema("body string"),
-        is_overwrite=False,
-    )
-    pauses: list[float] = []
-    client = FlakyQueues(failures=3)
-    sender = Sender(client, settings, sleep=pauses.append)  # type: ignore[arg-type]
-    for number in range(3):
-        sender.add(make_message({"body": f"b{number}"}, settings, f"k-{number}"), {})
-    sender.flush()
-    assert [message.properties[DEDUP_PROPERTY] for message in client.sent] == ["k-0", "k-1", "k-2"]
-    assert pauses == [0.2, 0.4, 0.8]
-    failing = Sender(FlakyQueues(failures=99), settings, sleep=pauses.append)  # type: ignore[arg-type]
-    failing.add(make_message({"body": "x"}, settings, "k"), {})
-    with pytest.raises(SendFailedError, match="after 5 tries"):
-        failing.flush()
 
 
 @pytest.fixture(scope="module")

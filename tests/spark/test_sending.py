@@ -13,7 +13,7 @@ from contrailmq.message import MessageError, MessageQueue, Property, decode_prop
 from contrailmq.message.batch import split_batch
 from contrailmq.spark import sending
 from contrailmq.spark.columns import OptionError
-from contrailmq.spark.sending import DEDUP_PROPERTY, Sender, SendFailedError, SinkSettings
+from contrailmq.spark.sending import DEDUP_PROPERTY, Sender, SendFailedError, SinkSettings, make_message
 
 QUEUES = [MessageQueue("Out", "broker-a", number) for number in range(2)]
 
@@ -134,6 +134,16 @@ def test_a_queue_has_one_batch_on_its_way_and_keeps_its_order_when_one_fails() -
     for queue in QUEUES:
         bodies = [int(body) for other, _, body, _ in broker.parts() if other == queue]
         assert bodies == list(range(queue.queue_id, 40, 2))
+
+
+def test_a_batch_is_tried_again_with_the_same_keys_until_it_is_acknowledged() -> None:
+    broker, pauses = FakeBroker(failures={1, 2, 3}), list[float]()
+    sender = Sender(broker, SinkSettings("x", topic="Out"), sleep=pauses.append)  # type: ignore[arg-type]
+    for number in range(3):
+        sender.add(make_message({"body": f"b{number}"}, SinkSettings("x", topic="Out"), f"k-{number}"), {})
+    sender.flush()
+    assert [own[DEDUP_PROPERTY] for *_, own in broker.parts()] == ["k-0", "k-1", "k-2"]
+    assert pauses == [0.2, 0.4, 0.8]
 
 
 def test_a_batch_that_is_never_acknowledged_fails_the_write() -> None:

@@ -302,9 +302,9 @@ def _archive_topics(options: dict[str, str], topics: str | None, target: str, ma
 
     spark = contrailmq.spark.session("contrailmq archive", **({"master": master} if master else {}))
     source = spark.readStream.format("rocketmq").options(**options).option("startingOffsets", "earliest")
-    stream = source.option("subscribe", _required(topics, "--topics")).load()
+    source = source.option("subscribe", _required(topics, "--topics"))
     before = Manifest(target).load()
-    writer = contrailmq.spark.archive_stream(stream, target, str(Path(target, "_checkpoint").absolute()))
+    writer = contrailmq.spark.archive_stream(source, target, str(Path(target, "_checkpoint").absolute()))
     writer.trigger(availableNow=True).start().awaitTermination()
     after = Manifest(target).load()
     spark.stop()

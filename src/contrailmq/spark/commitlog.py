@@ -32,6 +32,7 @@ from contrailmq.spark.columns import OptionError, check_column_names, choose_vie
 from contrailmq.spark.decode import QueueKey, Selection
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
 from contrailmq.spark.options import EARLIEST, LATEST, Options, parse_offsets
+from contrailmq.spark.portions import EMIT_OPTION, PORTION_DDL, emits_portions, pack_portion
 from contrailmq.spark.scan import BLOCK_BYTES
 from contrailmq.spark.store_files import (
     RANGE_BYTES,
@@ -66,6 +67,7 @@ KNOWN_OPTIONS: Final = (
     "batchBytes",
     "maxBytesPerTrigger",
     "failOnDataLoss",
+    EMIT_OPTION,
 )
 _VERSION: Final = 1  # of the offset JSON in checkpoints
 
@@ -123,21 +125,27 @@ class CommitLogSource(DataSource):  # type: ignore[misc]
         return "commitlog"
 
     def schema(self) -> str:
-        return parse_settings(self._options).view.ddl()
+        view = parse_settings(self._options).view
+        return PORTION_DDL if emits_portions(self._options, view) else view.ddl()
 
     def reader(self, schema: StructType) -> CommitLogReader:
         settings = parse_settings(self._options)
+        if emits_portions(self._options, settings.view):
+            raise OptionError("emit=portions is for streams (archive_stream): leave it out")
         check_column_names(schema.names, settings.view)
         return CommitLogReader(self._options.required("path"), settings, self._options.number("minPartitions", 0))
 
     def streamReader(self, schema: StructType) -> CommitLogStreamReader:
         settings = parse_settings(self._options)
-        check_column_names(schema.names, settings.view)
+        emits = emits_portions(self._options, settings.view)
+        if not emits:
+            check_column_names(schema.names, settings.view)
         return CommitLogStreamReader(
             self._options.required("path"),
             settings,
             bytes_per_trigger=self._options.number("maxBytesPerTrigger", 0),
             fail_on_data_loss=self._options.flag("failOnDataLoss", default=True),
+            emits_portions=emits,
         )
 
 
@@ -178,11 +186,18 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     """Stream: what was appended to the log since the last micro-batch, up to the confirmed end."""
 
     def __init__(
-        self, pattern: str, settings: LogSettings, *, bytes_per_trigger: int = 0, fail_on_data_loss: bool = True
+        self,
+        pattern: str,
+        settings: LogSettings,
+        *,
+        bytes_per_trigger: int = 0,
+        fail_on_data_loss: bool = True,
+        emits_portions: bool = False,
     ) -> None:
         self._pattern, self._settings = pattern, settings
         self._bytes_per_trigger = bytes_per_trigger
         self._fail_on_data_loss = fail_on_data_loss
+        self._emits_portions = emits_portions
         self._known_ends: dict[str, int] = {}  # only saves work: the log before it was walked already
         self._final_ends: dict[str, int] | None = None
 
@@ -231,6 +246,8 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _PartitionOf):
             return iter(())
+        if self._emits_portions:
+            return pack_portion(read_part, partition.part, self._settings)
         return read_part(partition.part, self._settings)
 
     def _ends(self) -> dict[str, int]:

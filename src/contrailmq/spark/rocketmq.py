@@ -30,6 +30,7 @@ from contrailmq.message import MessageQueue
 from contrailmq.spark.access import PREFIX, Access, parse_access
 from contrailmq.spark.columns import OptionError, check_column_names, choose_view
 from contrailmq.spark.options import Options, parse_offsets
+from contrailmq.spark.portions import EMIT_OPTION, PORTION_DDL, emits_portions, pack_portion
 from contrailmq.spark.sink import SINK_OPTIONS, RocketMQStreamWriter, RocketMQWriter, parse_sink
 from contrailmq.spark.topic_plan import (
     BATCH_BYTES,
@@ -84,6 +85,7 @@ KNOWN_OPTIONS: Final = (
     "batchBytes",
     "pullBatchSize",
     "pullTimeoutMs",
+    EMIT_OPTION,
     *SINK_OPTIONS,
 )
 _VERSION: Final = 1
@@ -190,16 +192,20 @@ class RocketMQSource(DataSource):  # type: ignore[misc]
         view = choose_view(
             self._options.text("columns"), self._options.text("properties"), self._options.text("columnStyle")
         )
-        return view.ddl()
+        return PORTION_DDL if emits_portions(self._options, view) else view.ddl()
 
     def reader(self, schema: StructType) -> RocketMQReader:
         settings = parse_settings(self._options, is_stream=False)
+        if emits_portions(self._options, settings.view):
+            raise OptionError("emit=portions is for streams (archive_stream): leave it out")
         check_column_names(schema.names, settings.view)
         return RocketMQReader(settings, **self._shape())
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:
         settings = parse_settings(self._options, is_stream=True)
-        check_column_names(schema.names, settings.view)
+        emits = emits_portions(self._options, settings.view)
+        if not emits:
+            check_column_names(schema.names, settings.view)
         return RocketMQStreamReader(
             settings,
             **self._shape(),
@@ -207,6 +213,7 @@ class RocketMQSource(DataSource):  # type: ignore[misc]
             rows_min=self._options.number("minOffsetsPerTrigger", 0),
             delay_max_s=_seconds(self._options.text("maxTriggerDelay", "15m") or "15m"),
             is_mirrored=self._options.flag("commitGroupOffsets", default=False),
+            emits_portions=emits,
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
@@ -260,10 +267,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows_min: int = 0,
         delay_max_s: float = 900.0,
         is_mirrored: bool = False,
+        emits_portions: bool = False,
     ) -> None:
         self._settings, self._partitions_min, self._records_max = settings, partitions_min, records_max
         self._rows_max, self._rows_min, self._delay_max_s = rows_max, rows_min, delay_max_s
-        self._is_mirrored = is_mirrored
+        self._is_mirrored, self._emits_portions = is_mirrored, emits_portions
         self._final_ends: Offsets | None = None
         self._waiting_since_s: float | None = None
         self._is_start_mirrored = False
@@ -303,6 +311,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [_RangePartition(part) for part in ranges]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        if self._emits_portions and isinstance(partition, _RangePartition):
+            return pack_portion(_read_part, partition.part, self._settings)
         return _read(partition, self._settings)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -368,7 +378,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _read(partition: InputPartition | None, settings: TopicSettings) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, _RangePartition):  # Spark turns an empty plan into one partition without a value
         return iter(())
-    return read_range(partition.part, settings, reader_for(settings))
+    return _read_part(partition.part, settings)
+
+
+def _read_part(part: QueueRange, settings: TopicSettings) -> Iterator[pa.RecordBatch]:
+    return read_range(part, settings, reader_for(settings))
 
 
 def _names(settings: TopicSettings) -> list[str]:

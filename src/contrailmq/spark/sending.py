@@ -96,10 +96,12 @@ def _add_rows(sender: Sender, batch: pa.RecordBatch, settings: SinkSettings, key
             topic = topic or settings.topic
             key = f"{key_prefix}{first + number}" if settings.dedup_column is None else dedup
             properties = _plain_properties(key, tags, keys, sharding_key, unique_id)
-            if properties is None or not body or not sender.is_known(topic) or len(body) > BODY_BYTES_MAX:
+            is_plain = properties is not None and body and len(body) <= BODY_BYTES_MAX
+            if topic is None or not is_plain or not sender.is_known(topic):
                 row = {name: values[number] for name, values in columns.items()}
                 sender.add(make_message(row, settings, f"{key_prefix}{first + number}"), row)
                 continue
+            assert properties is not None
             octets = body.encode() if isinstance(body, str) else body
             sender.add_part(sender.choose(topic, queue_id, sharding_key), flag or 0, octets, properties)
         return
@@ -187,7 +189,7 @@ class Sender:
         self._turn = secrets.randbelow(1 << 16)  # tasks begin at different queues
         self._producer: Producer | None = None
 
-    def is_known(self, topic: str | None) -> bool:
+    def is_known(self, topic: str) -> bool:
         """Whether a message to this topic was sent already, hence its name checked."""
         return topic in self._queues
 

@@ -22,11 +22,12 @@ from contrailmq.spark.engine import Engine
 from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveError, Manifest
 from contrailmq.spark.jobs.parquet_files import write_batches
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
+from contrailmq.spark.portions import EMIT_OPTION, PORTION_COLUMN, read_portions
 from contrailmq.spark.store_files import confirmed_end, find_stores, log_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import DataStreamWriter
+    from pyspark.sql.streaming import DataStreamReader, DataStreamWriter
 
 _log: Final = logging.getLogger(__name__)
 _cleaned: Final[set[str]] = set()  # archives whose leavings this process removed: once is enough for a stream
@@ -120,17 +121,25 @@ def _bounds(stores: str, done: dict[str, int]) -> tuple[dict[str, int], dict[str
     return begins, ends
 
 
-def archive_stream(stream: DataFrame, target: str, checkpoint: str) -> DataStreamWriter:
-    """A writer that appends a stream of messages (all columns, properties as a map) to an archive, exactly once.
+def archive_stream(stream: DataFrame | DataStreamReader, target: str, checkpoint: str) -> DataStreamWriter:
+    """A writer that appends a stream of messages to an archive, exactly once.
 
-        archive_stream(spark.readStream.format("commitlog").load(path), "/archive", "/checkpoint").start()
+        archive_stream(spark.readStream.format("commitlog").option("path", store), "/archive", "/checkpoint").start()
+
+    Give a source of ours as a reader, before its `load`: then tasks read and write in one go and no row passes through
+    Spark, which is about twice as fast (a query's progress counts pieces of work instead of rows then). Or give any
+    stream of messages as a frame (all columns, properties as a map). Either form goes on from a checkpoint of its own.
 
     Set a trigger on it and start it. One query per checkpoint; several queries may share an archive, one at a time.
     """
-    missing = [name for name in COLUMNS if name not in stream.columns]
-    if missing:
-        raise ArchiveError(f"the stream lacks {', '.join(missing)}: read it without the option columns")
-    writer = stream.select(*COLUMNS).writeStream.option("checkpointLocation", checkpoint)
+    if hasattr(stream, "load"):  # also of Spark Connect, whose classes are others
+        frame = stream.option(EMIT_OPTION, "portions").load()
+    else:
+        missing = [name for name in COLUMNS if name not in stream.columns]
+        if missing:
+            raise ArchiveError(f"the stream lacks {', '.join(missing)}: read it without the option columns")
+        frame = stream.select(*COLUMNS)
+    writer = frame.writeStream.option("checkpointLocation", checkpoint)
     return writer.foreachBatch(partial(_append_batch, target=target))
 
 
@@ -144,10 +153,11 @@ def _append_batch(frame: Any, batch_id: int, *, target: str) -> None:
         if target not in _cleaned:
             manifest.remove_leavings()
             _cleaned.add(target)
-        folder = str(manifest.archive)
+        folder, are_portions = str(manifest.archive), frame.columns == [PORTION_COLUMN]
 
         def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            rows = [file._asdict() for file in write_batches(batches, folder)]
+            messages = read_portions(batches) if are_portions else batches
+            rows = [file._asdict() for file in write_batches(messages, folder)]
             yield pa.RecordBatch.from_pylist(rows, schema=_FILE_SCHEMA)
 
         files = [ArchivedFile(*row) for row in frame.mapInArrow(task, _FILE_DDL).collect()]
