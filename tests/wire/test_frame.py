@@ -9,6 +9,7 @@ import pytest
 from contrailmq.wire.errors import LocalProtocolError, RemoteProtocolError
 from contrailmq.wire.frame import (
     FRAME_BYTES_MAX,
+    LARGE_BYTES,
     FrameParser,
     ReplyTemplate,
     encode_request,
@@ -73,6 +74,45 @@ def test_commands_before_a_violation_are_handed_out_first(data: bytes) -> None:
 def test_a_lie_about_the_length_is_told_after_four_bytes() -> None:
     with pytest.raises(RemoteProtocolError, match="above the limit"):
         FrameParser().feed(b"\x7f\xff\xff\xff")
+
+
+LARGE_STREAM = [
+    encode_request(105, {"topic": "small"}, b"x", opaque=1),
+    encode_request(103, {"brokerName": "first"}, bytes(range(256)) * 5000, opaque=2),
+    encode_request(103, {"brokerName": "second"}, b"y" * (LARGE_BYTES + 1), opaque=3, serialize_type=BINARY),
+    encode_request(105, {"topic": "between"}, b"", opaque=4),
+    encode_request(103, {"brokerName": "third", "long": "z" * 100_000}, b"z" * LARGE_BYTES, opaque=5),
+    encode_request(105, {"topic": "last"}, b"end", opaque=6),
+]
+
+
+@pytest.mark.parametrize("commands_max", [1, 512])
+@pytest.mark.parametrize("step", [999, 65_536, 262_144, LARGE_BYTES, LARGE_BYTES + 5, 3_000_000])
+def test_large_frames_in_any_chunking_give_the_same_commands(step: int, commands_max: int) -> None:
+    stream, parser = b"".join(LARGE_STREAM), FrameParser(commands_max=commands_max)
+    got: list[Command] = []
+    for start in range(0, len(stream), step):
+        got += parser.feed(stream[start : start + step])
+        while parser.has_more:
+            got += parser.feed(b"")
+    [whole] = zip(*(FrameParser().feed(frame) for frame in LARGE_STREAM), strict=True)
+    assert [command.opaque for command in got] == [1, 2, 3, 4, 5, 6]
+    for command, expected in zip(got, whole, strict=True):
+        assert (command.code, command.ext, command.body) == (expected.code, expected.ext, expected.body)
+        assert command.serialize_type == expected.serialize_type
+        assert type(command.body) is bytes
+    assert parser.buffered_bytes == 0
+
+
+def test_a_large_frame_with_a_broken_header_is_refused_in_chunks_too() -> None:
+    header = b'{"code":103,'
+    frame = words(4 + len(header) + 2 * LARGE_BYTES, len(header)) + header + bytes(2 * LARGE_BYTES)
+    parser = FrameParser()
+    assert parser.feed(FRAME + frame[:-1])[0].opaque == 7
+    with pytest.raises(RemoteProtocolError, match="not a JSON header"):
+        parser.feed(frame[-1:])
+    with pytest.raises(RemoteProtocolError):
+        parser.feed(FRAME)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 8, 9, 64, 1000])
