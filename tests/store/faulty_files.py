@@ -230,10 +230,10 @@ class FaultyFiles(Files):
             self._directory(path.resolve().parent).changes.append((self.journal.event, path.name, None))
 
     def close(self, descriptor: int) -> None:
-        super().close(descriptor)
-        with self._guard:
+        with self._guard:  # first: once it is closed another thread's open may get the same number
             self._paths.pop(descriptor, None)
             self._inode_of.pop(descriptor, None)
+        super().close(descriptor)
 
     def disk_usage(self, path: Path) -> DiskUsage:
         usage = super().disk_usage(path)
