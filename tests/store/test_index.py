@@ -227,3 +227,21 @@ def test_the_clock_going_back_keeps_the_order_of_files(tmp_path: Path) -> None:
     names = [file.path.name for file in index.index_files]
     assert names == sorted(names)
     assert all(len(name) == 17 for name in names)
+
+
+def test_a_cut_log_takes_a_full_file_with_it_even_when_a_new_one_without_entries_follows(tmp_path: Path) -> None:
+    """A crash right after the roll leaves such a file behind: what the full one says of the cut part must go too."""
+    index = make_index(tmp_path, units=5)
+    for number in range(4):
+        index.put("T", f"k{number}", None, number * 100, T0 + number)
+    index.close()
+    (full,) = (tmp_path / "index").iterdir()
+    header = T0.to_bytes(8, "big") * 2 + (300).to_bytes(8, "big") * 2  # where the full one ends, and nothing entered
+    (full.parent / str(int(full.name) + 1)).write_bytes(header.ljust(full.stat().st_size, b"\0"))
+    index = make_index(tmp_path, units=5)
+    assert index.load() == []
+    assert (index.entries, len(index.index_files)) == (4, 2)
+    assert index.truncate_physical(301) == 0
+    assert index.truncate_physical(300) == 2
+    assert index.query("T", "k3", 10, 0, EVER) == []
+    assert list(full.parent.iterdir()) == []

@@ -233,10 +233,11 @@ class IndexService:
     def truncate_physical(self, physical_offset: int) -> int:
         """After the log was cut: remove files that point at or above the cut; how many.
 
-        A chain cannot be unwound in place, so the file goes as a whole and recovery enters its records again.
+        A chain cannot be unwound in place, so the file goes as a whole and recovery enters its records again. So does a
+        new file behind it that has no entries yet.
         """
         removed = 0
-        while self._index_files and self._index_files[-1].entries and self.end_offset >= physical_offset:
+        while self.end_offset >= physical_offset:
             self._remove_last()
             removed += 1
         return removed
