@@ -18,6 +18,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Final
 
 from contrailmq.message import ContrailError
@@ -38,6 +39,7 @@ from contrailmq.wire.bodies import (
     encode_route,
 )
 from contrailmq.wire.codes import RequestCode, ResponseCode, request_name
+from contrailmq.wire.connection import SERVER_LIMITS
 from contrailmq.wire.errors import ConnectionClosedError, RemoteProtocolError
 from contrailmq.wire.frame import ReplyTemplate, encode_response
 from contrailmq.wire.header import Command
@@ -51,6 +53,7 @@ __all__ = ["NameServer"]
 _log = logging.getLogger(__name__)
 
 STANDARD_JSON_VERSION: Final = 401  # V4_9_4: from here on requesters read broker ids as JSON strings
+_LIMITS: Final = replace(SERVER_LIMITS, slice_commands=1)  # a list of 100,000 topics takes 10 ms
 _FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _ROUTE_FOUND: Final = ReplyTemplate({})
 BROKER_ID_MAX: Final = 2**63 - 1  # Java's long
@@ -102,6 +105,7 @@ class NameServer:
             host=self.config.bind_address,
             port=self.config.listen_port,
             tls=tls,
+            limits=_LIMITS,
             idle_seconds=self.config.server_channel_max_idle_time_seconds,
             on_disconnect=self._disconnected,
         )

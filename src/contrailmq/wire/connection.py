@@ -48,7 +48,7 @@ __all__ = ["DEFAULT_LIMITS", "SERVER_LIMITS", "Connection", "Handler", "Limits"]
 
 _OPAQUE_MAX: Final = 0x7FFFFFFF
 JOIN_BYTES_MAX: Final = 256 * 1024  # RocketMQ's limit for one pull from memory
-SLICE_COMMANDS: Final = 8  # the clock is looked at after so many requests
+SLICE_COMMANDS: Final = 8  # the clock is looked at after so many requests, unless some may take milliseconds each
 SLICE_S: Final = 0.005
 LARGE_BODY_BYTES: Final = 8192  # a body that may be work for milliseconds: the clock is looked at after each of them
 PARSED_COMMANDS_MAX: Final = 512  # of one read, before the others have their turn: some 2 ms
@@ -65,6 +65,7 @@ class Limits:
     frame_bytes_max: int = FRAME_BYTES_MAX
     header_bytes_max: int = HEADER_BYTES_MAX
     body_bytes_free: int = FRAME_BYTES_MAX  # larger bodies of requests are held against `body_bounds`
+    slice_commands: int = SLICE_COMMANDS
 
 
 DEFAULT_LIMITS: Final = Limits()
@@ -303,7 +304,7 @@ class Connection(asyncio.Protocol):
         """Hand requests to the handler, as many as a slice of time takes; the rest waits in the backlog."""
         self._is_corked = True
         try:
-            step = SLICE_COMMANDS
+            step = self._limits.slice_commands
             if len(requests) > 1 and max(len(request.body) for request in requests) > LARGE_BODY_BYTES:
                 step = 1
             if len(requests) <= step:
@@ -331,7 +332,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None or self._is_write_paused:
             return
         if self._backlog:
-            self._serve([self._backlog.popleft() for _ in range(min(len(self._backlog), SLICE_COMMANDS))])
+            self._serve([self._backlog.popleft() for _ in range(min(len(self._backlog), self._limits.slice_commands))])
         if self._backlog:
             self._schedule_slice()
         else:
