@@ -124,6 +124,18 @@ def test_a_broker_id_that_is_none_is_refused(broker_id: int, tmp_path: Path) -> 
     run(main)
 
 
+@pytest.mark.parametrize("field", ["clusterName", "brokerName", "brokerAddr", "haServerAddr", "__ZONE_NAME"])
+def test_a_name_that_is_too_long_is_refused(field: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (server, ask, _client):
+            refused = await ask(Code.REGISTER_BROKER, {**ext(), field: "x" * 1025}, registration("T", "U"))
+            assert (refused.code, "has 1025 characters, the limit is 1024" in str(refused.remark)) == (1, True)
+            assert not server.tables.brokers
+            assert (await ask(Code.REGISTER_BROKER, {**ext(), field: "x" * 1024}, registration("T", "U"))).code == 0
+
+    run(main)
+
+
 def test_a_queued_registration_whose_connection_has_gone_is_not_read(tmp_path: Path, reading: Gate) -> None:
     async def main() -> None:
         large = registration(*(f"Topic-{number}" for number in range(2000)))

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from contrailmq.namesrv.routes import BrokerKey, Outcome, Registration, RouteTables, queue_data
+import pytest
+
+from contrailmq.namesrv import routes
+from contrailmq.namesrv.routes import BrokerKey, Outcome, Registration, RouteTables, TablesFullError, queue_data
 from contrailmq.wire.bodies import (
     DataVersion,
     QueueData,
@@ -276,3 +279,47 @@ def test_member_groups_and_data_versions_are_told() -> None:
     assert found.member_group("c", "zz").broker_addrs == {}
     assert found.data_version("c", "a:0") == DataVersion(counter=1)
     assert found.data_version("c", "zz:0") is None
+
+
+# ------------------------------------------------------------------------------------------------------------- bounds
+
+
+def test_topics_of_all_brokers_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "ENTRIES_MAX", 5)
+    found = tables(broker("a", body=body("T", "U")), broker("b", body=body("T", "U")))
+    with pytest.raises(TablesFullError, match="broker c brings 2 new topics to the 4 of all brokers, the limit is 5"):
+        found.register(broker("c", body=body("T", "U")), 0)
+    assert "c" not in found.brokers
+    assert BrokerKey("c", "c:0") not in found.live
+    found.register(broker("a", body=body("V", version=2)), 0)  # the fifth
+    with pytest.raises(TablesFullError):
+        found.register(broker("a", body=body("W", version=3)), 0)
+    with pytest.raises(TablesFullError):
+        found.register_topic("W", [QueueData(broker_name="b")])
+    found.register(broker("a", body=body("T", "U", version=4)), 7)  # nothing new: brokers that are known stay
+    assert found.live[BrokerKey("c", "a:0")].last_seen_ms == 7
+    assert found.queues_of("W") == {}
+
+
+def test_brokers_are_bounded_by_name_and_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "BROKERS_MAX", 2)
+    found = tables(broker("a"), broker("b"))
+    with pytest.raises(TablesFullError, match="broker c at c:0 is one too many: 2 addresses of 2 names"):
+        found.register(broker("c"), 0)
+    with pytest.raises(TablesFullError):
+        found.register(broker("a", 1), 0)
+    with pytest.raises(TablesFullError):
+        found.register(broker("d", address="a:0"), 0)
+    assert found.register(broker("a"), 9).refusal is None
+    assert sorted(found.brokers) == ["a", "b"]
+
+
+def test_mappings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "ENTRIES_MAX", 2)
+    registration = broker("a")
+    wrapper = registration.body.topic_config_serialize_wrapper
+    wrapper.topic_queue_mapping_info_map = {topic: TopicQueueMapping(topic=topic) for topic in "TUV"}
+    found = RouteTables()
+    with pytest.raises(TablesFullError, match="topics have mappings, the limit is 2"):
+        found.register(registration, 0)
+    assert not found.mappings

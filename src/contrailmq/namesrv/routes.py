@@ -11,6 +11,9 @@ A broker is known by its address. Topics are believed only from the master of a 
 smallest id, and then without permission to write. Topics that a broker no longer mentions stay (unless configured
 otherwise), because incremental registrations mention one topic only.
 
+What is held is bounded (ENTRIES_MAX topics over all brokers, BROKERS_MAX addresses): beyond it a registration that
+brings something new is refused, and those that are known stay.
+
 A registration is entered whole, on the owner's loop, by a few operations on whole tables: 100,000 topics take some
 milliseconds, and nobody sees a part of them.
 
@@ -24,6 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from contrailmq.message import ContrailError
 from contrailmq.wire.bodies import (
     BrokerData,
     BrokerMemberGroup,
@@ -36,15 +40,30 @@ from contrailmq.wire.bodies import (
     TopicRouteData,
 )
 
-__all__ = ["BrokerKey", "LiveBroker", "MinBrokerIdChange", "Outcome", "Registration", "RouteTables", "queue_data"]
+__all__ = [
+    "BrokerKey",
+    "LiveBroker",
+    "MinBrokerIdChange",
+    "Outcome",
+    "Registration",
+    "RouteTables",
+    "TablesFullError",
+    "queue_data",
+]
 
 MASTER_ID: Final = 0
 PERM_READ: Final = 4
 PERM_WRITE: Final = 2
 BROKER_TIMEOUT_MS: Final = 120_000
+ENTRIES_MAX: Final = 5_000_000  # topics of all brokers together: 100 brokers with 50,000 each take 1.2 GB
+BROKERS_MAX: Final = 20_000  # addresses, and as many names
 _UNIT: Final = 1  # bits of topicSysFlag
 _UNIT_SUB: Final = 2
 _SYNC_BROKER_MEMBER_PREFIX: Final = "rmq_sys_SYNC_BROKER_MEMBER_"
+
+
+class TablesFullError(ContrailError):
+    """What should be entered is beyond the bounds; nothing was. The text has the numbers."""
 
 
 class BrokerKey(NamedTuple):
@@ -119,7 +138,10 @@ class RouteTables:
     # -------------------------------------------------------------------------------------------------- registering
 
     def register(self, registration: Registration, now_ms: int) -> Outcome:
-        """Take a broker in, or refresh it. The rules are those of RouteInfoManager.registerBroker."""
+        """Take a broker in, or refresh it. The rules are those of RouteInfoManager.registerBroker.
+
+        TablesFullError when that would hold too much.
+        """
         known = self.brokers.get(registration.broker_name)
         addresses = known.broker_addrs if known is not None else {}
         old_address = addresses.get(registration.broker_id)
@@ -131,6 +153,7 @@ class RouteTables:
                 return Outcome()
         if old_address is None and len(registration.queues) == 1:
             return Outcome(refusal="register broker failed: a broker that is new here must send all its topics first")
+        self._check_room(registration)
         change = self._enter(registration)
         self._take_topics(registration, is_first=old_address is None)
         self._mark_live(registration, now_ms)
@@ -140,6 +163,30 @@ class RouteTables:
             master = self.live.get(BrokerKey(registration.cluster, master_address)) if master_address else None
             master_address, master_ha_address = (master_address, master.ha_address) if master else (None, None)
         return Outcome(None, master_address, master_ha_address, change)
+
+    def _check_room(self, registration: Registration) -> None:
+        key = BrokerKey(registration.cluster, registration.address)
+        is_new = key not in self.live or registration.broker_name not in self.brokers
+        if is_new and max(len(self.live), len(self.brokers)) >= BROKERS_MAX:
+            raise TablesFullError(
+                f"broker {registration.broker_name[:80]} at {key.address[:80]} is one too many: {len(self.live)} "
+                f"addresses of {len(self.brokers)} names are registered, the limit is {BROKERS_MAX}"
+            )
+        self._check_entries(registration.broker_name, registration.queues)
+        mappings = registration.body.topic_config_serialize_wrapper.topic_queue_mapping_info_map or {}
+        if len(self.mappings) + len(mappings) > ENTRIES_MAX and mappings.keys() - self.mappings.keys():
+            raise TablesFullError(f"{len(self.mappings)} topics have mappings, the limit is {ENTRIES_MAX}")
+
+    def _check_entries(self, broker_name: str, queues: Mapping[str, QueueData]) -> None:
+        held = sum(map(len, self.queues.values()))
+        if held + len(queues) <= ENTRIES_MAX:
+            return  # the exact answer is not needed
+        added = len(queues.keys() - self.queues.get(broker_name, {}).keys())
+        if added and held + added > ENTRIES_MAX:
+            raise TablesFullError(
+                f"broker {broker_name[:80]} brings {added} new topics to the {held} of all brokers, the limit is "
+                f"{ENTRIES_MAX}: delete topics, or have another NameServer for other clusters"
+            )
 
     def _enter(self, registration: Registration) -> MinBrokerIdChange | None:
         """Put the address into its group and the group into its cluster."""
@@ -329,9 +376,10 @@ class RouteTables:
             self._drop_queues(topic, name)
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> None:
-        """Add queues of a topic on brokers that are known; others are left out."""
+        """Add queues of a topic on brokers that are known; others are left out. TablesFullError as in `register`."""
         for data in queues:
             if data.broker_name in self.brokers:
+                self._check_entries(data.broker_name, {topic: data})
                 self._put_queues(data.broker_name, {topic: data})
 
     # ------------------------------------------------------------------------------------------------------ reading

@@ -57,6 +57,7 @@ _LIMITS: Final = replace(SERVER_LIMITS, slice_commands=1)  # a list of 100,000 t
 _FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _ROUTE_FOUND: Final = ReplyTemplate({})
 BROKER_ID_MAX: Final = 2**63 - 1  # Java's long
+NAME_CHARACTERS_MAX: Final = 1024  # of a broker, a cluster, a zone or an address; host names end at 255
 WAITING_BYTES_MAX: Final = 64 * 1024 * 1024  # four registrations of the largest size
 ROUTE_BYTES_MAX: Final = 32 * 1024 * 1024  # 100,000 routes of one broker
 _LAST_ANSWERS_SECONDS: Final = 1.0  # for refusals to leave, when the time for stopping is over
@@ -370,6 +371,10 @@ class NameServer:
         header = request.header(headers.RegisterBroker)
         if not MASTER_ID <= header.broker_id <= BROKER_ID_MAX:
             raise RemoteProtocolError(f"brokerId is {header.broker_id}: it takes {MASTER_ID} to {BROKER_ID_MAX}")
+        for field in ("cluster_name", "broker_name", "broker_addr", "ha_server_addr", "zone_name"):
+            length = len(getattr(header, field) or "")
+            if length > NAME_CHARACTERS_MAX:
+                raise RemoteProtocolError(f"{field} has {length} characters, the limit is {NAME_CHARACTERS_MAX}")
         if header.compressed or not is_light(request.body) or self._registrations_read:
             self._check_room(request)
             self._registrations_read += 1
