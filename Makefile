@@ -10,10 +10,10 @@ NEW_ENOUGH = import sys; who, remedy = sys.argv[1:]; sys.version_info >= (3, 11)
 Python 3.11 or newer, " + who + " is %d.%d.%d: " % tuple(sys.version_info[:3]) + remedy)
 
 .DEFAULT_GOAL := help
-.PHONY: help install compile pure demo up bench test test-long interop check lint clean
+.PHONY: help install compile test-compiled pure demo up bench test test-long interop check lint clean
 
 help:           ## Show the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(STAMP): pyproject.toml constraints.txt
 	@if test -x $(BIN)/python; \
@@ -27,14 +27,19 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP) ## Create .venv with the package (editable) and every extra
 
-# The modules of the hot paths. They are plain Python; compiled they take a fifth less time per message.
+# The modules of the hot paths. They are plain Python; compiled they take a third less time per message.
 HOT := store/commit_log store/batches store/copying store/dispatch store/index store/index_file store/consume_queue \
-       store/consume_queue_table store/descriptors store/reading store/residency message/identity broker/send broker/pull \
-       broker/handlers broker/statistics wire/frame
+       store/consume_queue_table store/descriptors store/reading store/recent store/residency store/mapped_file \
+       store/mapped_file_queue message/hashing broker/send broker/pull broker/handlers broker/statistics broker/offsets \
+       broker/long_polling broker/node broker/topics wire/frame
 
 compile: $(STAMP) pure ## Compile the hot modules with mypyc, in place (needs a C compiler; `make pure` undoes it)
 	@echo "==> mypyc: $(words $(HOT)) modules"
 	@cd src && $(abspath $(BIN))/mypyc $(foreach m,$(HOT),contrailmq/$(m).py) > /dev/null && rm -rf build
+
+test-compiled: compile ## What must pass compiled too, then plain Python again
+	@echo "==> tests, compiled"
+	@$(PYTEST) tests/message tests/store tests/wire tests/broker tests/testing; status=$$?; $(MAKE) --no-print-directory pure; exit $$status
 
 pure:           ## Remove compiled modules: plain Python serves again
 	@find src -name '*.so' -delete; rm -rf src/build

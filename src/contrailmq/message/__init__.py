@@ -16,6 +16,7 @@ from contrailmq.message.errors import (
     ContrailError,
     MessageError,
 )
+from contrailmq.message.hashing import java_hash, java_hash_of_id, tags_code
 from contrailmq.message.identity import (
     Host,
     PhysicalOffset,
@@ -25,12 +26,9 @@ from contrailmq.message.identity import (
     create_unique_ids,
     decode_host,
     encode_host,
-    java_hash,
-    java_hash_of_id,
     offset_message_id,
     parse_offset_message_id,
     parse_unique_id,
-    tags_code,
 )
 from contrailmq.message.model import (
     BODY_BYTES_MAX,
