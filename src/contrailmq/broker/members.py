@@ -39,6 +39,7 @@ from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.connection import Connection
 from contrailmq.wire.errors import WireError
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.requests import ConsumerGroup, HeartBeatResponse, UnregisterClient
 
 log = logging.getLogger("contrailmq.broker")
@@ -80,7 +81,7 @@ class MemberProcessor:
         node, name = self._node, data.group_name
         group = node.groups.find_or_create(name)
         if group is None:
-            log.warning("group %r of client %s is unknown and is not created", name[:64], client.client_id)
+            peer_warnings.warn("group unknown and not created", f"{name[:64]!r} of client {client.client_id[:64]}")
             return True
         self._create_retry_topic(name, group.retry_queues, is_unit=data.unit_mode)
         subscriptions: list[Subscription] | None = None
@@ -107,7 +108,7 @@ class MemberProcessor:
         try:
             check_topic(name)
         except MessageError as exc:
-            log.warning("group %r gets no retry topic: %s", group[:64], exc)
+            peer_warnings.warn("group without a retry topic", f"{group[:64]!r}: {exc}")
             return
         self._node.topics.create_for_group(name, queues=queues, is_unit=is_unit)
 
