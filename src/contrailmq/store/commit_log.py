@@ -24,15 +24,13 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from contrailmq.message import (
     PROPERTIES_BYTES_MAX,
-    TOPIC_BYTES_MAX,
     MessageError,
     Property,
     SysFlag,
-    SystemTopic,
     decode_properties,
     encode_host,
     encode_properties,
@@ -46,8 +44,10 @@ from contrailmq.store.batches import ended, is_delayed, pack_parts, plain_sizes
 from contrailmq.store.clock import Clock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.errors import StoreError
+from contrailmq.store.light_queues import LIGHT_MARK, LIGHT_PREFIX, LIGHT_QUEUE_ID, light_names, with_offsets
 from contrailmq.store.mapped_file import MappedFile
 from contrailmq.store.mapped_file_queue import MappedFileQueue
+from contrailmq.store.queue_state import DispatchFact, NewRecord, QueueState
 from contrailmq.store.record import (
     BLANK_BYTES,
     CRC_PROPERTY_BYTES,
@@ -57,7 +57,7 @@ from contrailmq.store.record import (
     encode_blank,
     encode_record,
 )
-from contrailmq.store.refusals import message_refusal, page_cache_busy, too_large, topic_refusal
+from contrailmq.store.refusals import light_refusal, message_refusal, page_cache_busy, too_large
 from contrailmq.store.status import AppendResult, BatchResult, Copy, PutStatus
 
 PAGE_CACHE_BUSY_MS_MAX: Final = 10_000_000  # RocketMQ takes a longer time for a clock that was set
@@ -73,58 +73,6 @@ _TWO_I64_INTO: Final = struct.Struct(">qq").pack_into
 _PUT_OK: Final = PutStatus.PUT_OK
 _NO_QUEUE: Final = (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
 _result = tuple.__new__  # what a NamedTuple's constructor ends in, without its arguments' matching: 0.2 us less
-
-
-class QueueState:
-    """What the writer knows of one queue. Owned by the commit log, changed under the put lock."""
-
-    __slots__ = (
-        "is_schedule",
-        "key",
-        "next_offset",
-        "overhead_bytes",
-        "put_bytes",
-        "put_count",
-        "queue_id",
-        "refusal",
-        "topic",
-        "topic_part",
-    )
-
-    def __init__(self, topic: str, queue_id: int, next_offset: int) -> None:
-        encoded = topic.encode("utf-8", "replace")
-        self.topic = topic
-        self.queue_id = queue_id
-        self.key = (topic, queue_id)
-        self.next_offset = next_offset
-        self.topic_part = bytes((len(encoded),)) + encoded if len(encoded) <= TOPIC_BYTES_MAX else b""
-        self.overhead_bytes = HEAD_V4_BYTES + 1 + len(encoded) + 2
-        self.refusal = topic_refusal(topic, len(encoded), queue_id)
-        self.is_schedule = topic == SystemTopic.SCHEDULE  # its units hold delivery times
-        self.put_count = 0
-        self.put_bytes = 0
-
-
-class Fact(NamedTuple):
-    """What append leaves for dispatch about one record. (Built as a plain tuple on the hot path.)"""
-
-    state: QueueState
-    physical_offset: int
-    size_bytes: int
-    tags_code: int
-    store_time_ms: int
-    queue_offset: int
-    keys: str | None
-    unique_key: str | None
-    sys_flag: int
-    properties: bytes
-    tags: str | None  # where the caller of append knew them; None says nothing
-
-
-DispatchFact = tuple[QueueState, int, int, int, int, int, str | None, str | None, int, bytes, str | None]
-
-NewRecord = tuple[str, bytes, bytes, int, str | None, str | None, str | None, int]
-"""topic, body, properties, tags code, keys, unique key, tags, flag"""
 
 
 class CommitLog:
@@ -148,6 +96,8 @@ class CommitLog:
         self.last_time_ms = 0
         self._prefault_at = 0
         self._with_record_crc = config.enabled_append_prop_crc
+        self._with_light_queues = config.with_light_queues
+        self._is_odd = self._with_record_crc or self._with_light_queues  # every record takes the slower way
 
     # --- opening
 
@@ -231,7 +181,7 @@ class CommitLog:
             or sys_flag & SysFlag.INNER_BATCH
         ) and (refused := self._refused(state, body_bytes, properties, size, sys_flag)) is not None:
             return refused
-        if self._with_record_crc or not state.topic_part or len(born_host) != 8 or len(store_host) != 8:
+        if self._is_odd or not state.topic_part or len(born_host) != 8 or len(store_host) != 8:
             return self._append_odd(
                 state, body, properties, tags_code, keys, unique_key, flag, sys_flag, born_time_ms, born_host,
                 store_host, reconsume_times, prepared_transaction_offset,
@@ -348,7 +298,7 @@ class CommitLog:
         It ends before one that needs more than this: a new file, a new queue, a refusal; `append` is for that one. One
         lock, one store time and one write: half of what `append` takes for a record.
         """
-        if self.refusal is not None or self._with_record_crc:
+        if self.refusal is not None or self._is_odd:
             return 0
         pieces: list[bytes | bytearray] = []
         facts: list[DispatchFact] = []
@@ -395,7 +345,7 @@ class CommitLog:
         As `append_copies`, it ends before one that needs more.
         """
         facts: list[DispatchFact] = []
-        if self.refusal is not None or self._with_record_crc or len(host) != 8:
+        if self.refusal is not None or self._is_odd or len(host) != 8:
             return facts
         pieces: list[bytes | bytearray] = []
         with self.lock:
@@ -483,11 +433,21 @@ class CommitLog:
         unique_key: str | None, flag: int, sys_flag: int, born_time_ms: int, born_host: bytes, store_host: bytes,
         reconsume_times: int, prepared_transaction_offset: int,
     ) -> AppendResult:  # fmt: skip
-        """As append, for long topics, IPv6 hosts and record checksums."""
-        size = self._size_of(state, body, properties, born_host=born_host, store_host=store_host)
-        if size > self._record_bytes_max:
-            return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason=too_large("a record", size, self._record_bytes_max))
+        """As append, for long topics, IPv6 hosts, record checksums and light queues."""
         with self.lock:
+            light: list[QueueState] = []
+            if self._with_light_queues and LIGHT_MARK in properties:
+                known = decode_properties(properties)
+                found = self._light_states(light_names(state.topic, known))
+                if isinstance(found, AppendResult):
+                    return found
+                if found:
+                    light, properties = found, with_offsets(known, [queue.next_offset for queue in found])
+            size = self._size_of(state, body, properties, born_host=born_host, store_host=store_host)
+            if size > self._record_bytes_max:
+                return AppendResult(
+                    PutStatus.MESSAGE_ILLEGAL, reason=too_large("a record", size, self._record_bytes_max)
+                )
             now_ms = self._enter()
             file = self._file
             if file is None or file.wrote + size + BLANK_BYTES > self._file_bytes:
@@ -507,6 +467,9 @@ class CommitLog:
                 return self._unfit(exc)
             state.next_offset += takes_offset
             state.put_count += 1
+            for queue in light:
+                queue.next_offset += 1
+                self._states[queue.key] = queue
             if len(self.facts) < FACTS_MAX:
                 self.facts.append(
                     (state, physical_offset, size, tags_code, now_ms, queue_offset, keys, unique_key, sys_flag,
@@ -514,6 +477,16 @@ class CommitLog:
                 )  # fmt: skip
             self.lock_since_ms = 0
         return AppendResult(_PUT_OK, physical_offset, size, queue_offset, now_ms)
+
+    def _light_states(self, names: Sequence[str]) -> list[QueueState] | AppendResult:
+        """Of these light queues; new ones count as soon as a message went there."""
+        keys = [(name, LIGHT_QUEUE_ID) for name in names]
+        new_count = sum(key not in self._states for key in keys)
+        would_be = sum(topic.startswith(LIGHT_PREFIX) for topic, _ in self._states) + new_count if new_count else 0
+        refused = light_refusal(names, would_be=would_be, limit=self.config.max_lmq_consume_queue_num)
+        if refused is not None:
+            return refused
+        return [self._states.get(key) or QueueState(*key, 0) for key in keys]
 
     def _enter(self) -> int:
         """The store time of a put that has just taken the lock."""

@@ -77,9 +77,6 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "accessMessageInMemoryHotRatio": "belongs to cold-data flow control",
     "bitMapLengthConsumeQueueExt": "the filter's own size is used, as RocketMQ's broker does at start",
     "duplicationEnable": "the old replication mode is not supported",
-    "enableLmq": "light queues are not supported",
-    "enableMultiDispatch": "light queues are not supported",
-    "maxLmqConsumeQueueNum": "light queues are not supported",
     "putMessageTimeout": "a put waits for syncFlushTimeout only",
     "flushCommitLogTimed": "a request always wakes the flush thread",
     "flushConsumeQueueLeastPages": "queues are written when 1 KB has gathered and synced once a minute",
@@ -188,6 +185,9 @@ class _Settings:
     max_message_size: int = 4 * MIB
     os_page_cache_busy_time_out_mills: int = 1000
     max_msgs_num_batch: int = 64
+    enable_lmq: bool = False  # light queues need both
+    enable_multi_dispatch: bool = False
+    max_lmq_consume_queue_num: int = 20_000
     auto_message_version_on_topic_len: bool = True
     enabled_append_prop_crc: bool = False
     force_verify_prop_crc: bool = False
@@ -371,6 +371,10 @@ class StoreConfig(_Settings):
     @property
     def lock_path(self) -> Path:
         return self.path / "lock"
+
+    @property
+    def with_light_queues(self) -> bool:
+        return self.enable_lmq and self.enable_multi_dispatch
 
     @property
     def is_sync_flush(self) -> bool:

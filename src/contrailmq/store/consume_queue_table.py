@@ -20,6 +20,7 @@ from contrailmq.store.consume_queue import PENDING_BYTES_MAX, UNIT_BYTES, Consum
 from contrailmq.store.consume_queue_ext import ConsumeQueueExtTable
 from contrailmq.store.descriptors import DescriptorCache, capacity_for
 from contrailmq.store.files import Files
+from contrailmq.store.light_queues import LIGHT_PREFIX
 
 SYNC_TOGETHER_LEAST: Final = 256  # queues: from here on one sync of the file system is cheaper than one for each
 WRITE_LEAST_BYTES: Final = 51 * UNIT_BYTES  # 20,000 queues then hold at most 20 MB in memory between two flushes
@@ -44,9 +45,17 @@ class ConsumeQueueTable:
     """Every queue by (topic, queue id)."""
 
     def __init__(
-        self, root: Path, *, file_bytes: int, files: Files, open_files_max: int = 0, ext_file_bytes: int = 0
+        self,
+        root: Path,
+        *,
+        file_bytes: int,
+        files: Files,
+        open_files_max: int = 0,
+        ext_file_bytes: int = 0,
+        with_light_queues: bool = False,
     ) -> None:
         """`ext_file_bytes` turns extensions on (enableConsumeQueueExt); they lie beside `root`."""
+        self._with_light_queues = with_light_queues
         self.root = root
         self._root_text = str(root)
         self.file_bytes = file_bytes
@@ -116,6 +125,11 @@ class ConsumeQueueTable:
 
     def __iter__(self) -> Iterator[ConsumeQueue]:
         return iter(list(self._queues.values()))
+
+    @property
+    def with_light_queues(self) -> bool:
+        """Whether records may have units in light queues: those are on, or some are there."""
+        return self._with_light_queues or any(topic.startswith(LIGHT_PREFIX) for topic, _ in self._queues)
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         return self._queues.get((topic, queue_id))

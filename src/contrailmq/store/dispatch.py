@@ -24,11 +24,13 @@ from collections.abc import Callable, Container
 from typing import Final
 
 from contrailmq.message import Property, SysFlag, decode_properties, encode_properties, names_directory
-from contrailmq.store.commit_log import CommitLog, DispatchFact, QueueState
+from contrailmq.store.commit_log import CommitLog
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.files import SyncError
 from contrailmq.store.index import IndexEntry, IndexService
+from contrailmq.store.light_queues import LIGHT_MARK, LIGHT_QUEUE_ID, light_units
+from contrailmq.store.queue_state import DispatchFact, QueueState
 from contrailmq.store.record import Kind, RecordFacts, check_record, read_facts
 from contrailmq.store.status import Arrival
 
@@ -62,6 +64,7 @@ class Dispatcher:
         self._delay_levels = delay_levels
         self._on_sync_failure = on_sync_failure
         self._lock = threading.Lock()
+        self._with_light_queues = log.config.with_light_queues
 
     def dispatch(self, end: int) -> int:
         """Go from the mark to `end` (an end of a record, or beyond the readable log); how many records."""
@@ -131,6 +134,9 @@ class Dispatcher:
                 self._announce(hooks, state, queue_offset, code, time_ms, properties)
             if not sys_flag & _IN_NO_QUEUE:
                 append(state.topic, state.queue_id, queue_offset, offset, size, code, time_ms)
+                if self._with_light_queues and LIGHT_MARK in properties:
+                    for name, light_offset in light_units(state.topic, properties):
+                        append(name, LIGHT_QUEUE_ID, light_offset, offset, size, code, time_ms)
             if code and tags is None:
                 tags = _tags(properties)
             if unique_key or keys or tags:
@@ -149,11 +155,16 @@ class Dispatcher:
         for state, _, _, code, time_ms, queue_offset, _, _, sys_flag, properties, _ in chunk:
             if sys_flag & _IN_NO_QUEUE:
                 continue
-            if listeners:
-                self._announce(listeners, state, queue_offset, code, time_ms, properties)
-            for queues, listener in watchers:
-                if state.key in queues:
-                    self._announce([listener], state, queue_offset, code, time_ms, properties)
+            places = [(state, queue_offset)]
+            if self._with_light_queues and LIGHT_MARK in properties:
+                units = light_units(state.topic, properties)
+                places += [(QueueState(name, LIGHT_QUEUE_ID, 0), offset) for name, offset in units]
+            for place, offset in places:
+                if listeners:
+                    self._announce(listeners, place, offset, code, time_ms, properties)
+                for queues, listener in watchers:
+                    if place.key in queues:
+                        self._announce([listener], place, offset, code, time_ms, properties)
 
     def _from_log(self, end: int) -> bool:
         """Read and dispatch the one thing at the mark; False when it is not (yet) a whole record or a BLANK."""
@@ -190,6 +201,8 @@ class Dispatcher:
                 code,
                 facts.store_time_ms,
             )
+            if self._with_light_queues:
+                self._enter_light(facts, code)
         if self._index is not None:
             self._index.put(
                 facts.topic,
@@ -204,6 +217,13 @@ class Dispatcher:
         if is_queued:
             self._announce(listeners, state, facts.queue_offset, code, facts.store_time_ms, properties)
         return True
+
+    def _enter_light(self, facts: RecordFacts, code: int) -> None:
+        """The units of a record of the log in light queues; nobody is told of them."""
+        offset, size, time_ms = facts.physical_offset, facts.size_bytes, facts.store_time_ms
+        for name, light_offset in light_units(facts.topic, facts.properties):
+            if self._queues.find_or_create(name, LIGHT_QUEUE_ID).may_hold(light_offset, offset):
+                self._queues.append(name, LIGHT_QUEUE_ID, light_offset, offset, size, code, time_ms)
 
     def _may_queue(self, facts: RecordFacts) -> bool:
         """Whether a record of the log (a master's, perhaps damaged) can have the queue offset that it says."""

@@ -34,13 +34,14 @@ from contrailmq.message import (
     tags_code,
 )
 from contrailmq.store.clock import Clock, SystemClock
-from contrailmq.store.commit_log import LOCALHOST, NewRecord
+from contrailmq.store.commit_log import LOCALHOST
 from contrailmq.store.config import WITHOUT_EFFECT, StoreConfig
 from contrailmq.store.errors import StoreClosedError, StoreError, StoreFullError, StoreIOError, StoreReadOnlyError
 from contrailmq.store.files import Files
 from contrailmq.store.flush import FlushFailedError
 from contrailmq.store.parts import build_parts
 from contrailmq.store.queue_ledger import read_ledger
+from contrailmq.store.queue_state import NewRecord
 from contrailmq.store.record import BatchPart
 from contrailmq.store.recovery import RecoveryReport, load_index, recover
 from contrailmq.store.stats import StoreStats

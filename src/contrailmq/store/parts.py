@@ -91,6 +91,7 @@ def build_parts(
         files=files,
         open_files_max=config.open_files_max,
         ext_file_bytes=config.mapped_file_size_consume_queue_ext if config.enable_consume_queue_ext else 0,
+        with_light_queues=config.with_light_queues,
     )
     index = _index(config, files, clock, checkpoint) if config.message_index_enable else None
     delay_levels = DelayLevels(config.message_delay_level)

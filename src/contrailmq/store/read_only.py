@@ -92,6 +92,7 @@ class StoreView:
             file_bytes=self.config.mapped_file_size_consume_queue,
             files=self.files,
             open_files_max=self.config.open_files_max,
+            with_light_queues=self.config.with_light_queues,
         )
         self.damaged_queues: Sequence[DamagedQueue] = self.queues.load()
         self.index_files = self._open_index()

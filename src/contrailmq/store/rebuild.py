@@ -70,7 +70,12 @@ def _rebuild(config: StoreConfig, files: Files, clock: Clock, on_progress: Progr
     with StoreView(config) as view:
         config = view.config  # with every size known
         new = root / NEW
-        queues = ConsumeQueueTable(new / "consumequeue", file_bytes=config.mapped_file_size_consume_queue, files=files)
+        queues = ConsumeQueueTable(
+            new / "consumequeue",
+            file_bytes=config.mapped_file_size_consume_queue,
+            files=files,
+            with_light_queues=view.queues.with_light_queues,
+        )
         index = IndexService(
             new / "index",
             slots=config.max_hash_slot_num,

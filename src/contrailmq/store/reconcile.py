@@ -20,6 +20,7 @@ from contrailmq.store.consume_queue_ext import is_ext_address
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.index import IndexService
+from contrailmq.store.light_queues import LIGHT_MARK, LIGHT_QUEUE_ID, light_units
 from contrailmq.store.log_walk import Expected, Expects
 
 _log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Reconciler:
         self.scope = scope
         self._queues_from = queues_from
         self._index_from = index_from if index is not None else _NEVER
+        self._with_light_queues = queues.with_light_queues
         self._cursors: dict[tuple[bytes, int], _Cursor | None] = {}
         self._likely: dict[int, Expected] = {}  # by queue id: of the topic seen last
         self._tagged: dict[tuple[bytes, int], Expected] = {}  # all of which the units hold tags codes
@@ -106,22 +108,41 @@ class Reconciler:
                 else:
                     code = self._code(topic, properties, store_time_ms, start)
                 unit = pack_unit(physical_offset, size_bytes, code)
-                position = (queue_offset - cursor.block_first) * UNIT_BYTES
-                if queue_offset == cursor.next_offset and cursor.block[position : position + UNIT_BYTES] == unit:
-                    cursor.next_offset = queue_offset + 1
-                elif queue_offset == cursor.next_offset == cursor.queue.max_offset:  # a kill takes what was not written
-                    self._queues.extend(cursor.queue, queue_offset, unit, physical_offset + size_bytes)
-                    cursor.next_offset = queue_offset + 1
-                    self.units_added += 1
-                else:
-                    self._place(cursor, queue_offset, physical_offset + size_bytes, unit)
+                self._compare(cursor, queue_offset, physical_offset + size_bytes, unit)
+            if self._with_light_queues and LIGHT_MARK in properties:
+                self._take_light(topic, physical_offset, size_bytes, store_time_ms, properties)
         if physical_offset >= self._index_from:
             self._enter(topic.decode("utf-8", "replace"), physical_offset, store_time_ms, sys_flag, properties)
 
+    def _compare(self, cursor: _Cursor, queue_offset: int, physical_end: int, unit: bytes) -> None:
+        position = (queue_offset - cursor.block_first) * UNIT_BYTES
+        if queue_offset == cursor.next_offset and cursor.block[position : position + UNIT_BYTES] == unit:
+            cursor.next_offset = queue_offset + 1
+        elif queue_offset == cursor.next_offset == cursor.queue.max_offset:  # a kill takes what was not written
+            self._queues.extend(cursor.queue, queue_offset, unit, physical_end)
+            cursor.next_offset = queue_offset + 1
+            self.units_added += 1
+        else:
+            self._place(cursor, queue_offset, physical_end, unit)
+
+    def _take_light(
+        self, topic: bytes, physical_offset: int, size_bytes: int, store_time_ms: int, properties: bytes
+    ) -> None:
+        """The record's units in light queues."""
+        code = self._code(topic, properties, store_time_ms, start) if (start := properties.find(_TAGS)) >= 0 else 0
+        unit = pack_unit(physical_offset, size_bytes, code)
+        for name, offset in light_units(topic.decode("utf-8", "replace"), properties):
+            key = (name.encode(), LIGHT_QUEUE_ID)
+            cursor = self._cursors[key] if key in self._cursors else self._cursor(*key)
+            if cursor is not None:
+                self._compare(cursor, offset, physical_offset + size_bytes, unit)
+
     @property
-    def expects(self) -> Expects:
+    def expects(self) -> Expects | None:
         """What lets the walk find right units by itself: between the first record whose unit is to be compared and the
-        first one that goes into the index."""
+        first one that goes into the index. It knows nothing of light queues."""
+        if self._with_light_queues:
+            return None
         return Expects(self._likely, self._tagged, self._marks, self._queues_from, self._index_from)
 
     @property

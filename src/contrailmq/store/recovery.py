@@ -38,6 +38,7 @@ from contrailmq.store.consume_queue import UNIT_BYTES, ConsumeQueue
 from contrailmq.store.consume_queue_table import ConsumeQueueTable, DamagedQueue
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.index import IndexService
+from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.store.log_walk import LogFile, WalkEnd, store_time_at, walk
 from contrailmq.store.queue_ledger import CHECKSUM_BYTES_MAX, Ledger, LedgerEntry
 from contrailmq.store.reconcile import Reconciler
@@ -282,11 +283,15 @@ class _Recovery:
         if position + 40 > file.size_bytes:
             return False
         head = file.mapping[position : position + 36]
+        is_that_record = (
+            int.from_bytes(head[:4], "big") == unit.size_bytes and int.from_bytes(head[28:36], "big") == physical_offset
+        )
+        if queue.topic.startswith(LIGHT_PREFIX):
+            return is_that_record  # the record names its own queue; the walk compares light queues as well
         return (
-            int.from_bytes(head[:4], "big") == unit.size_bytes
+            is_that_record
             and int.from_bytes(head[12:16], "big") == queue.queue_id
             and int.from_bytes(head[20:28], "big") == queue.max_offset - 1
-            and int.from_bytes(head[28:36], "big") == physical_offset
         )
 
     def _missing_from(self, entry: LedgerEntry) -> str:

@@ -5,6 +5,8 @@ A refusal is a value, a status with its reason; the reason names the number, the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from contrailmq.message import (
     LONG_TOPIC_BYTES_MAX,
     PROPERTIES_BYTES_MAX,
@@ -13,6 +15,7 @@ from contrailmq.message import (
     SysFlag,
     names_directory,
 )
+from contrailmq.store.light_queues import LIGHT_PREFIX, names_light_queue
 from contrailmq.store.status import AppendResult, PutStatus
 
 
@@ -46,6 +49,25 @@ def page_cache_busy(held_ms: int, limit_ms: int) -> AppendResult:
         reason=f"another put has been writing for {held_ms} ms, the limit is {limit_ms} ms "
         "(osPageCacheBusyTimeOutMills): the disk is slow",
     )
+
+
+def light_refusal(names: Sequence[str], *, would_be: int, limit: int) -> AppendResult | None:
+    """Why a message does not go to these light queues, of which there would be so many then."""
+    for name in names:
+        if not names_light_queue(name):
+            return AppendResult(
+                PutStatus.MESSAGE_ILLEGAL,
+                reason=f"{name[:64]!r} in INNER_MULTI_DISPATCH is no light queue: begin it with {LIGHT_PREFIX}, use "
+                f"letters, digits, % | _ -, at most {TOPIC_BYTES_MAX} bytes",
+            )
+    if len(set(names)) < len(names):
+        return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason="INNER_MULTI_DISPATCH names a light queue twice")
+    if would_be > limit:
+        return AppendResult(
+            PutStatus.LMQ_CONSUME_QUEUE_NUM_EXCEEDED,
+            reason=f"there would be {would_be} light queues, the limit is {limit} (maxLmqConsumeQueueNum)",
+        )
+    return None
 
 
 def message_refusal(

@@ -24,6 +24,7 @@ from contrailmq.store.consume_queue_ext import is_ext_address
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.index import TAG_KIND
 from contrailmq.store.index_file import stored_hash
+from contrailmq.store.light_queues import LIGHT_QUEUE_ID, light_units
 from contrailmq.store.log_walk import walk
 from contrailmq.store.read_only import StoreView
 from contrailmq.store.record import Kind
@@ -147,6 +148,7 @@ class _Checker:
         self._on_progress = on_progress
         self._delay_levels = DelayLevels(view.config.message_delay_level)
         self._cursors: dict[tuple[str, int], _Cursor] = {}
+        self._with_light_queues = view.queues.with_light_queues
         # Queues that the ledger would know if they had not been deleted on purpose
         ledger = view.ledger if view.ledger and view.ledger.is_current(view.checkpoint, view.log_files) else None
         self._ledger_to = ledger.physical_offset if ledger is not None else -1
@@ -181,7 +183,10 @@ class _Checker:
         decoded = decode_properties(properties)
         if not sys_flag & (SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH) and names_directory(name):
             code = self._delay_levels.unit_tags_code(name, decoded, store_time_ms)
-            self._check_unit(name, queue_id, queue_offset, pack_unit(physical_offset, size_bytes, code))
+            unit = pack_unit(physical_offset, size_bytes, code)
+            self._check_unit(name, queue_id, queue_offset, unit)
+            for light_queue, offset in light_units(name, decoded) if self._with_light_queues else ():
+                self._check_unit(light_queue, LIGHT_QUEUE_ID, offset, unit)
         if physical_offset >= self._index_from:
             self._check_entries(name, physical_offset, sys_flag, decoded)
 
