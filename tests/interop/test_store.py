@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -150,3 +151,26 @@ def test_what_java_appended_to_our_store_is_all_there_when_we_open_it_again(
         assert store.queues()["Ours", 0] == (0, 300 + 25 + 2)
         assert store.queues()["Theirs", 1] == (0, 450)
         assert store.queues()["Late", 0] == (0, 10)
+
+
+def test_java_makes_our_light_queues_again_to_the_byte(rocketmq: Apache, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    config = StoreConfig(path, enable_lmq=True, enable_multi_dispatch=True, **SIZES)  # type: ignore[arg-type]
+    with MessageStore(config) as store:
+        for i in range(300):
+            message = Message("Parent", b"x" * (i % 300), tags=f"t{i % 3}", keys=[f"key-{i}"])
+            if i % 5:
+                message.properties["INNER_MULTI_DISPATCH"] = "%LMQ%all" if i % 2 else "%LMQ%all,%LMQ%even"
+            store.put(message, queue_id=i % 3)
+        assert store.max_offset("%LMQ%all", 0) == 240
+    root = path / "consumequeue"
+    before = {file.relative_to(root): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+    shutil.rmtree(root)
+    (path / "checkpoint").unlink()
+    (path / "abort").touch()
+    on = ["enableLmq=true", "enableMultiDispatch=true", "mappedFileSizeConsumeQueue=1200"]
+    rocketmq.run("StoreDump", str(path), str(tmp_path / "dump.json"), *JAVA_SIZES, *on)
+    assert {file.relative_to(root): file.read_bytes() for file in root.rglob("*") if file.is_file()} == before
+    with MessageStore(config) as store:
+        assert (store.recovery.units_corrected, store.recovery.units_cut) == (0, 0)
+        assert store.queues()["%LMQ%even", 0] == (0, 120)
