@@ -70,16 +70,20 @@ class TimerUnit(NamedTuple):
 
 
 def encode_unit(unit: TimerUnit) -> bytes:
-    assert unit.magic & ~_MAGIC_MASK == 0
-    assert unit.size_bytes > 0
-    return _UNIT.pack(UNIT_BYTES, *unit, 0)
+    previous, magic, write_time, delay, physical, record_size, topic_hash = unit
+    assert magic & ~_MAGIC_MASK == 0
+    assert record_size > 0
+    return _pack(UNIT_BYTES, previous, magic, write_time, delay, physical, record_size, topic_hash, 0)
 
 
-def decode_unit(data: bytes) -> TimerUnit | None:
+_pack: Final = _UNIT.pack
+
+
+def decode_unit(data: bytes, at: int = 0) -> TimerUnit | None:
     """None when the bytes are no unit: unwritten, a blank, or damaged."""
-    if len(data) < UNIT_BYTES:
+    if len(data) - at < UNIT_BYTES:
         return None
-    size, previous, magic, write_time, delay, physical, record_size, topic_hash, _ = _UNIT.unpack_from(data)
+    size, previous, magic, write_time, delay, physical, record_size, topic_hash, _ = _UNIT.unpack_from(data, at)
     if size != UNIT_BYTES or magic & ~_MAGIC_MASK or not magic & TimerMagic.DEFAULT:
         return None
     if write_time <= 0 or delay < 0 or physical < 0 or record_size <= 0 or previous < -1:
@@ -248,7 +252,7 @@ class TimerLog:
         if not 0 <= offset <= len(self._block) - UNIT_BYTES:
             self._block, self._block_start = self._block_around(position)
             offset = position - self._block_start
-        return decode_unit(self._block[offset : offset + UNIT_BYTES])
+        return decode_unit(self._block, offset)
 
     def _block_around(self, position: int) -> tuple[bytes, int]:
         """(bytes of the file, the position of the first of them); no bytes where there is no file."""
@@ -281,7 +285,7 @@ class TimerLog:
                 if not 0 <= offset <= len(block) - UNIT_BYTES:
                     block, start = self._block_around(position)
                     offset = position - start
-                unit = decode_unit(block[offset : offset + UNIT_BYTES])
+                unit = decode_unit(block, offset)
             if unit is None:
                 return
             yield position, unit

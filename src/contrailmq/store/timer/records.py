@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from contrailmq.message import Property, StoredMessage, SystemTopic
-from contrailmq.store.copying import REAL_TOPIC, property_key, real_copy, split, topic_part, topic_text, value_of
+from contrailmq.store.copying import REAL_TOPIC, TAIL_MAX, property_key, real_copy, split, topic_part, value_of
 from contrailmq.store.record import CorruptRecordError, decode_record
 from contrailmq.store.residency import CHUNK_BYTES
 from contrailmq.store.status import Copy
@@ -21,9 +22,8 @@ _FILE_BYTES_MAX: Final = 1 << 40  # more than a file of the log has
 _TOPIC: Final = topic_part(SystemTopic.TIMER)
 _OUT_MS: Final = property_key(Property.TIMER_OUT_MS)
 _DELETE_KEY: Final = property_key(Property.TIMER_DELETE_UNIQUE_KEY)
-_ENQUEUE_MS: Final = property_key(Property.TIMER_ENQUEUE_MS)
-_DEQUEUE_MS: Final = property_key(Property.TIMER_DEQUEUE_MS)
-_ROLL_TIMES: Final = property_key(Property.TIMER_ROLL_TIMES)
+_ANY_OF_TIMER: Final = "\x02TIMER_"  # how TIMER_OUT_MS begins, what was asked for, and what a roll leaves
+_ASKED: Final = "\x02TIMER_DEL"  # how TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS begin, and no other of them
 
 
 class TimerRequest(NamedTuple):
@@ -44,18 +44,22 @@ def read_request(reader: RecordReader, physical_offset: int, size_bytes: int) ->
     parts = split(record, _TOPIC)
     if parts is None or parts[1] != physical_offset:
         return _decoded_request(reader, physical_offset, size_bytes)
-    text = parts[4]
-    out, topic = value_of(text, _OUT_MS), value_of(text, REAL_TOPIC)
-    return _tuple(
-        TimerRequest,
-        (
-            physical_offset,
-            size_bytes,
-            int(out) if out is not None and out.isdigit() else 0,
-            "" if topic is None else topic_text(topic),
-            _DELETE_KEY in text,
-        ),
-    )
+    text = parts[5]
+    at = text.rfind(_OUT_MS)
+    out_ms, topic = _known_wish(text[at:]) if 0 <= at >= len(text) - TAIL_MAX else (0, "")
+    if not out_ms or not topic:
+        out_ms, topic = _wish(text)
+    return _tuple(TimerRequest, (physical_offset, size_bytes, out_ms, topic, _DELETE_KEY in text))
+
+
+def _wish(text: str) -> tuple[int, str]:
+    """TIMER_OUT_MS and REAL_TOPIC of a text, or of the end of one that has both."""
+    out = value_of(text, _OUT_MS)
+    out_ms = int(out) if out is not None and out.isascii() and out.isdigit() else 0
+    return out_ms, value_of(text, REAL_TOPIC) or ""
+
+
+_known_wish: Final = lru_cache(maxsize=4096)(_wish)
 
 
 def _decoded_request(reader: RecordReader, physical_offset: int, size_bytes: int) -> TimerRequest | None:
@@ -86,9 +90,10 @@ def due_copy(record: memoryview, physical_offset: int, addition: bytes) -> Copy 
     parts = split(record, _TOPIC)
     if parts is None or parts[1] != physical_offset:
         return None
-    text = parts[4]
-    if _ENQUEUE_MS in text or _DEQUEUE_MS in text or _ROLL_TIMES in text:
-        return None  # it rolled before
+    text = parts[5]
+    count = text.count(_ANY_OF_TIMER)
+    if count > 2 or (count == 2 and text.find(_ASKED) < 0):
+        return None  # it rolled before: there is more than TIMER_OUT_MS and what was asked for
     return real_copy(record, parts, addition)
 
 
