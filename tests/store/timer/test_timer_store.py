@@ -601,3 +601,66 @@ def test_stopping_a_stage_by_its_setting_stops_only_that_stage(tmp_path: Path) -
     assert bench.host.bodies() == []
     assert bench.timer.behind_ms(bench.clock.now_ms()) >= 5000
     assert bench.host.max_offset(SystemTopic.TIMER, 0) == 1
+
+
+def test_a_flush_between_two_slots_that_are_both_due_hides_none_of_them(bench: Bench) -> None:
+    """The second slot goes from memory to the file while the first is delivered: it must be seen in one of them."""
+    for number in range(30):
+        bench.host.send(f"m{number:02d}".encode(), TIMER_DELAY_MS="1500" if number < 20 else "2500")
+    bench.timer.tick(bench.clock.now_ms())  # onto the wheel, and in memory only
+    bench.clock.advance(5000)
+    bench.timer.tick(bench.clock.now_ms(), 7)  # part of the first slot
+    bench.timer.flush(bench.clock.now_ms())
+    while bench.timer.tick(bench.clock.now_ms(), 7):
+        pass
+    assert bench.host.bodies() == [f"m{number:02d}" for number in range(30)]
+
+
+def test_a_timer_for_a_slot_that_was_passed_over_is_seen_after_the_clock_went_back_and_forth(bench: Bench) -> None:
+    """Two slots are due and the first is begun; the clock goes back, a third comes in between, the clock returns."""
+    for _ in range(10):
+        bench.host.send(b"first", TIMER_DELAY_MS="1500")
+    bench.host.send(b"last", TIMER_DELAY_MS="4500")
+    bench.timer.tick(bench.clock.now_ms())
+    now_ms = bench.clock.now_ms()
+    bench.clock.advance(6000)
+    bench.timer.tick(bench.clock.now_ms(), 4)
+    bench.clock.set_wall(now_ms)
+    bench.host.send(b"between", TIMER_DELAY_MS="3000")
+    for _ in range(20):
+        bench.timer.tick(bench.clock.now_ms(), 4)
+    bench.clock.set_wall(now_ms + 6000)
+    for _ in range(20):
+        bench.timer.tick(bench.clock.now_ms(), 4)
+    assert bench.host.bodies() == ["first"] * 10 + ["between", "last"]
+
+
+def test_a_slot_waits_for_the_mark_that_recalls_one_of_its_messages(bench: Bench) -> None:
+    """The mark is behind more timers than one portion of the intake takes, and the slot is due."""
+    bench.host.send(b"stays", TIMER_DELAY_MS="1500")
+    bench.host.send(b"goes", TIMER_DELAY_MS="1500", UNIQ_KEY="K")
+    bench.timer.tick(bench.clock.now_ms())
+    for _ in range(10):
+        bench.host.send(b"more", TIMER_DELAY_SEC="60")
+    bench.host.send(b"0", TIMER_DELAY_MS="1500", TIMER_DEL_UNIQKEY="K", UNIQ_KEY="K")
+    bench.clock.advance(3000)
+    while bench.timer.tick(bench.clock.now_ms(), 3):
+        pass
+    assert bench.host.bodies() == ["stays"]
+
+
+def test_a_slot_that_was_begun_is_finished_before_more_is_taken_in(bench: Bench) -> None:
+    for _ in range(12):
+        bench.host.send(b"due", TIMER_DELAY_MS="1500")
+    bench.timer.tick(bench.clock.now_ms())
+    bench.clock.advance(3000)
+    assert bench.timer.tick(bench.clock.now_ms(), 5)
+    for _ in range(12):
+        bench.host.send(b"new", TIMER_DELAY_SEC="60")
+    assert bench.timer.tick(bench.clock.now_ms(), 5)
+    assert bench.host.bodies() == ["due"] * 10
+    assert bench.timer.behind_messages() == 12
+    while bench.timer.tick(bench.clock.now_ms(), 5):
+        pass
+    assert bench.host.bodies() == ["due"] * 12
+    assert bench.timer.behind_messages() == 0

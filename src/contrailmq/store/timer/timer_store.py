@@ -3,10 +3,13 @@
 A message with a delivery time is stored in `rmq_sys_wheel_timer` with TIMER_OUT_MS (its slot), REAL_TOPIC and
 REAL_QID. Three stages move it on; `tick` runs them, on one thread, in bounded portions:
 
+    dequeue   of the slot that was begun, if any: nothing taken in now could be delivered before it
     enqueue   reads the timer topic from `queue_offset`; adds a unit to the timer log and chains it into its slot. What
               is due already is delivered at once. What is due beyond the roll window goes into a slot on the way.
-    dequeue   takes the slots from `read_time_ms` up to the last tick that is over. Marks of recalled messages are read
-              first; then each message is put into its real topic, or back into the timer topic when it only rolls.
+    dequeue   takes the slots from `read_time_ms` up to the last tick that is over, each when everything that was in
+              the timer topic by the end of that tick is on the wheel (a mark that recalls one of its messages may be
+              the newest). Marks of recalled messages are read first; then each message is put into its real topic, or
+              back into the timer topic when it only rolls.
     flush     every timerFlushIntervalMs: timer log, wheel, checkpoint, metrics, each synced before the next.
 
 What holds, whatever fails
@@ -100,8 +103,9 @@ class TimerStore:
         self.saved_checkpoint = TimerCheckpoint()  # what a slave is told: no copies that it may not have yet
         self._retake_until = 0
         self._due: DueSlot | None = None
-        self._walk: Iterator[Slot] | None = None  # over the slots up to _walk_end_ms; nothing is put there any more
+        self._walk: Iterator[Slot] | None = None  # over the slots up to _walk_end_ms, as long as nothing is put there
         self._walk_end_ms = 0
+        self._intake_goal = (0, 0)  # what has to be taken in before a slot is begun, as of which end of a tick
         self._recount: Recount | None = None
         self._last_tick_ms = 0
         self._last_flush_ms = 0
@@ -140,12 +144,25 @@ class TimerStore:
 
     def tick(self, now_ms: int, max_count: int = 1000) -> bool:
         """Move on by at most `max_count` messages per stage; True when there is more to do at once."""
-        enqueued = 0 if self.config.timer_stop_enqueue else self.enqueue(now_ms, max_count)
-        dequeued = 0
-        if not self.config.timer_stop_dequeue and not self.config.is_slave:
+        delivers = not self.config.timer_stop_dequeue and not self.config.is_slave
+        enqueued = dequeued = 0
+        if delivers and self._due is not None:
             dequeued = self.dequeue(now_ms, max_count)
+        if dequeued < max_count:
+            if not self.config.timer_stop_enqueue:
+                enqueued = self.enqueue(now_ms, max_count)
+            if delivers and self._due is None and self._may_begin(now_ms, enqueued):
+                dequeued += self.dequeue(now_ms, max_count - dequeued)
         self.log.write()
         return enqueued >= max_count or dequeued >= max_count
+
+    def _may_begin(self, now_ms: int, enqueued: int) -> bool:
+        """Whether the intake has come as far as a slot that is due needs it, or cannot go on."""
+        end_ms = now_ms // self.precision_ms * self.precision_ms
+        if self._intake_goal[0] != end_ms:
+            self._intake_goal = (end_ms, self._store.max_offset(SystemTopic.TIMER, 0))
+        is_stuck = enqueued == 0 and not self._intake.is_waiting
+        return is_stuck or self.queue_offset >= self._intake_goal[1]
 
     def next_due_ms(self, now_ms: int) -> int:
         """When the next tick is over: the time at which `tick` should be called again when it had nothing to do."""
@@ -200,7 +217,7 @@ class TimerStore:
         physical_offset, size_bytes, out_ms, topic, is_mark = request
         if out_ms < self.read_time_ms and (self.config.is_slave or self.queue_offset < self._retake_until):
             return True  # the master, or we before units were lost, have delivered it
-        if out_ms < write_time_ms and not self.config.is_slave:
+        if out_ms < write_time_ms and not self.config.is_slave and not (is_mark and self._is_ahead(out_ms)):
             return is_mark or self._deliver_late(request, now_ms)
         write_time_ms = min(write_time_ms, out_ms)
         magic = TimerMagic.DEFAULT | TimerMagic.DELETE if is_mark else TimerMagic.DEFAULT
@@ -216,6 +233,8 @@ class TimerStore:
             return False  # the clock went back while this slot was delivered: that first
         if slot_time_ms < self.read_time_ms:
             self._go_back_to(slot_time_ms)
+        elif slot_time_ms < self._walk_end_ms:
+            self._walk = None  # it may have looked there
         slot = slots.get(slot_time_ms) or self.wheel.get(slot_time_ms)
         time_ms, first, last, timers, slot_magic = slot
         position = self.log.append(
@@ -240,6 +259,11 @@ class TimerStore:
         changes[key] = changes.get(key, 0) + change
         self.stats.enqueued += 1
         return True
+
+    def _is_ahead(self, slot_time_ms: int) -> bool:
+        """Whether a slot is due, perhaps, but was not begun."""
+        begun_ms = self.read_time_ms - 1 if self._due is None else self._due.slot.time_ms
+        return slot_time_ms > begun_ms
 
     def _deliver_late(self, request: TimerRequest, now_ms: int) -> bool:
         message = read_timer(self._intake, request.physical_offset, request.size_bytes)

@@ -137,20 +137,30 @@ class TimerWheel:
         self.put(slot._replace(first_position=NO_POSITION, timers=0))
 
     def occupied(self, from_ms: int, to_ms: int) -> Iterator[Slot]:
-        """Slots with timers, in time order, from `from_ms` up to and without `to_ms`; looks at each place once."""
+        """Slots with timers, in time order, from `from_ms` up to and without `to_ms`; looks at each place once.
+
+        Slots are looked at in groups of up to BLOCK_SLOTS, each as of one moment: a flush moves slots from memory to
+        the file, and a group that was read from the file before it and from memory after it would miss them.
+        """
         tick, end = from_ms // self.precision_ms, to_ms // self.precision_ms
         end = min(end, tick + self.slots)
         while tick < end:
             index = tick % self.slots
             stop = min(end, tick + self.slots - index, tick + BLOCK_SLOTS - index % BLOCK_SLOTS)
-            block = self._files.pread(self._descriptor, (stop - tick) * SLOT_BYTES, index * SLOT_BYTES)
-            if not _is_zero(block) or index // BLOCK_SLOTS in self._changed_blocks:
-                for wanted, data in zip(range(tick, stop), _blocks(block), strict=True):
-                    data = self._changed.get(wanted % self.slots, data)
-                    own_tick, first, last, count, magic = _SLOT.unpack(data)
-                    if own_tick == wanted and first >= 0:
-                        yield Slot(own_tick * self.precision_ms, first, last, count, magic)
+            yield from self._occupied_now(tick, stop)
             tick = stop
+
+    def _occupied_now(self, tick: int, stop: int) -> list[Slot]:
+        index = tick % self.slots
+        block = self._files.pread(self._descriptor, (stop - tick) * SLOT_BYTES, index * SLOT_BYTES)
+        if _is_zero(block) and index // BLOCK_SLOTS not in self._changed_blocks:
+            return []
+        found = []
+        for wanted, data in zip(range(tick, stop), _blocks(block), strict=True):
+            own_tick, first, last, count, magic = _SLOT.unpack(self._changed.get(wanted % self.slots, data))
+            if own_tick == wanted and first >= 0:
+                found.append(Slot(own_tick * self.precision_ms, first, last, count, magic))
+        return found
 
     def is_span_empty(self, start: int) -> bool:
         """Whether no slot from index `start` to `start + SPAN_SLOTS` was ever used."""
