@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.tls import ServerTls, TlsMode, client_tls, server_tls
 from contrailmq.wire.transport import Connection, RemotingClient, RemotingServer, new_event_loop
+
+from .peers import Run, request, turns_until
 
 CERTS = Path(__file__).parent / "certs"
 SERVER = {
@@ -191,3 +195,45 @@ def test_closing_a_peeking_server_drops_connections_that_said_nothing() -> None:
             await RemotingClient().connect(server.address)
 
     asyncio.run(asyncio.wait_for(main(), 10))
+
+
+# Nothing, a plain request, its beginning, a handshake's first byte, its beginning, and a record that is no handshake.
+FIRST_WORDS = (
+    b"",
+    request(1),
+    request(1)[:5],
+    b"\x16",
+    bytes.fromhex("16030100c8010000c40303"),
+    b"\x16\x03\x01\x00\x10" + bytes(16),
+    b"\xff" * 8,
+)
+
+
+def test_peers_that_come_and_go_in_any_state_leave_nothing_behind_on_a_port_with_tls(run: Run) -> None:
+    """Half of them reset. What is left behind would be a descriptor, a timer, a task or a connection."""
+
+    async def main() -> None:
+        server = RemotingServer(echo, host="127.0.0.1", tls=server_tls(SERVER))
+        await server.start()
+        listener = server._listener
+        assert listener is not None
+
+        async def be_served() -> int:
+            client = RemotingClient(tls=client_tls(CLIENT))
+            assert (await client.invoke(server.address, 1, None, b"there", timeout_s=5)).body == b"there"
+            await client.close()
+            await turns_until(lambda: not (listener._silent or listener._handshakes or server.connections))
+            return len(os.listdir("/proc/self/fd"))
+
+        descriptors = await be_served()  # the first socket makes uvloop open one more for itself
+        for number in range(700):
+            with socket.create_connection(("127.0.0.1", server.port)) as peer:
+                peer.sendall(FIRST_WORDS[number % len(FIRST_WORDS)])
+                for _ in range(number % 4):  # it is accepted, looked at, read, or none of these
+                    await asyncio.sleep(0)
+                if number % 2:
+                    peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert await be_served() <= descriptors
+        await server.close(drain_seconds=0)
+
+    run(main())
