@@ -19,6 +19,7 @@ from contrailmq.client.routes import default_topic_route, parse_route, publish_q
 from contrailmq.client.selectors import by_hash, by_machine_room
 from contrailmq.client.subscription import SqlFilter, make_subscription
 from contrailmq.message import Message, MessageError, MessageQueue, decode_properties
+from contrailmq.message.batch import split_batch as take_apart
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.errors import RemoteProtocolError
 from contrailmq.wire.transport import RemotingClient
@@ -122,6 +123,26 @@ def test_a_batch_is_length_prefixed_items_with_a_unique_id_each() -> None:
         position += total
     assert seen == [(b"one", 0, ids[0]), (b"three", 7, ids[1])]
     assert ids[0] != ids[1]
+
+
+def test_each_message_of_a_batch_keeps_its_own_properties() -> None:
+    """Equal ones are encoded once: also when they come back after others, or hold a unique id of their own."""
+    messages = [
+        Message("T", b"x", tags="a"),
+        Message("T", b"x", tags="a"),
+        Message("T", b"x", tags="b", keys=["k"]),
+        Message("T", b"x", tags="a"),
+        Message("T", b"x"),
+    ]
+    messages[3].properties["UNIQ_KEY"] = "MINE"
+    body, ids = pack_batch(messages, namespace="n")
+    found = [decode_properties(part.properties) for part in take_apart(body)]
+    wanted = [
+        {**message.properties, "INSTANCE_ID": "n", "UNIQ_KEY": one} for message, one in zip(messages, ids, strict=True)
+    ]
+    assert found == wanted
+    assert ids[3] == "MINE"
+    assert len(set(ids)) == 5
 
 
 def test_sending_the_same_object_twice_gives_two_ids_and_leaves_it_untouched() -> None:
