@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyspark
 import pytest
 
@@ -30,3 +33,20 @@ def test_the_home_leads_to_the_installed_spark(tmp_path: Path, monkeypatch: pyte
 def test_a_home_that_the_user_chose_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
     assert spark_home() is None
+
+
+def test_a_process_of_tasks_keeps_what_is_imported_out_of_collections(
+    spark: Any, golden_store: Callable[[str], str]
+) -> None:
+    def frozen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        import gc
+
+        yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()]})
+
+    log = spark.read.format("commitlog").load(golden_store("clean"))
+    assert log.count() > 0
+    rows = log.mapInArrow(frozen, "frozen bigint").collect()
+    assert max(row["frozen"] for row in rows) > 50_000
+    assert gc.get_freeze_count() == 0  # the driver's own process is left alone

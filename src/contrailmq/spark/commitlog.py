@@ -42,6 +42,7 @@ from contrailmq.spark.store_files import (
     log_files,
     record_at_or_after,
 )
+from contrailmq.spark.task_process import freezing
 
 KNOWN_OPTIONS: Final = (
     "path",
@@ -179,7 +180,7 @@ class CommitLogReader(DataSourceReader):  # type: ignore[misc]
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _PartitionOf):  # Spark turns an empty plan into one partition without a value
             return iter(())
-        return read_part(partition.part, self._settings)
+        return freezing(read_part(partition.part, self._settings))
 
 
 class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
@@ -248,7 +249,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return iter(())
         if self._emits_portions:
             return pack_portion(read_part, partition.part, self._settings)
-        return read_part(partition.part, self._settings)
+        return freezing(read_part(partition.part, self._settings))
 
     def _ends(self) -> dict[str, int]:
         for store in find_stores(self._pattern):

@@ -53,6 +53,7 @@ class Decoder:
         self.view = view
         self.selection = Selection() if selection is None else selection
         self.decompress_bodies = decompress_bodies
+        self._schema = view.native_schema()
 
     def decode(self, records: Records, broker_name: str | None = None) -> pa.RecordBatch:
         """One batch with the rows that the selection keeps; it may be empty."""
@@ -60,12 +61,8 @@ class Decoder:
         kept = self._kept(block)
         if not kept.all():
             block = _Block(records.select(kept))
-        columns = {
-            name: self._column(name, block, broker_name).cast(self.view.native_schema().field(name).type)
-            for name in self.view.columns
-        }
-        batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=self.view.native_schema())
-        return styled(batch, self.view)
+        columns = [self._column(field.name, block, broker_name).cast(field.type) for field in self._schema]
+        return styled(pa.RecordBatch.from_arrays(columns, schema=self._schema), self.view)
 
     def _kept(self, block: _Block) -> Mask:
         choice, records = self.selection, block.records
@@ -121,7 +118,7 @@ class Decoder:
             case "topic":
                 return self._topics(block)
             case "brokerName":
-                return pa.array([broker_name] * len(records), pa.string())
+                return pa.repeat(pa.scalar(broker_name, pa.string()), len(records))
             case "queueId":
                 return pa.array(self._queue_ids(block).astype(np.int32))
             case "queueOffset":

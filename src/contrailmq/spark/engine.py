@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import pyarrow as pa
 
+from contrailmq.spark.task_process import freeze
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -91,6 +93,7 @@ class SparkEngine:
                 for number in batch.column(0).to_pylist():
                     work, item = pickle.loads(payloads[number])
                     yield pa.RecordBatch.from_pydict({"number": [number], "result": [pickle.dumps(work(item))]})
+            freeze()
 
         tasks = self.spark.range(0, len(items), 1, len(items)).mapInArrow(task, "number bigint, result binary")
         for row in sorted(tasks.collect(), key=lambda row: int(row["number"])):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,32 +22,42 @@ import pyarrow.compute as pc
 
 from contrailmq.spark.records import Bytes, Int, Mask
 
+_WORD_BYTES: Final = 8
+_LOW_BYTES: Final = np.array([(1 << (8 * size)) - 1 for size in range(_WORD_BYTES + 1)], dtype=np.uint64)
+
 
 @dataclass(frozen=True, slots=True)
 class PropertyTable:
-    """Entries of `row_count` rows, in row order: `row[i]`, `names[i]` (dictionary-encoded) and `values[i]`."""
+    """Entries of `row_count` rows, in row order: `row[i]`, the name `names[name_codes[i]]`, where its value lies."""
 
     row_count: int
     row: Int
     name_codes: Int
     names: pa.StringArray
-    values: pa.StringArray
+    data: pa.Buffer
+    value_start: Int
+    value_bytes: Int
 
     def column(self, name: str) -> pa.StringArray:
-        """One property as a column: null where a row has none."""
-        at = np.full(self.row_count, -1, dtype=np.int64)
+        """One property as a column: null where a row has none. Only its own values are copied."""
         code = self._code_of(name)
-        if code >= 0:
-            entries = np.flatnonzero(self.name_codes == code)
-            at[self.row[entries]] = entries
-        return self.values.take(pa.array(at, mask=at < 0))
+        entries = np.flatnonzero(self.name_codes == code) if code >= 0 else np.empty(0, dtype=np.int64)
+        if not len(entries):
+            return pa.nulls(self.row_count, pa.string())
+        values = text_column(take_slices(self.data, self.value_start[entries], self.value_bytes[entries]))
+        if len(entries) == self.row_count:  # a name stands once in a row: all have it, in their order
+            return values
+        at = np.full(self.row_count, -1, dtype=np.int64)
+        at[self.row[entries]] = np.arange(len(entries))
+        return values.take(pa.array(at, mask=at < 0))
 
     def maps(self) -> pa.MapArray:
         """All properties as a map column."""
         offsets = np.zeros(self.row_count + 1, dtype=np.int32)
         np.cumsum(np.bincount(self.row, minlength=self.row_count), out=offsets[1:])
         keys = self.names.take(pa.array(self.name_codes))
-        return pa.MapArray.from_arrays(pa.array(offsets), keys, self.values)
+        values = text_column(take_slices(self.data, self.value_start, self.value_bytes))
+        return pa.MapArray.from_arrays(pa.array(offsets), keys, values)
 
     def _code_of(self, name: str) -> int:
         found = pc.index(self.names, pa.scalar(name)).as_py()
@@ -65,14 +76,30 @@ def parse_properties(raw: pa.BinaryArray) -> PropertyTable:
         start, first_separator, end = start[has_both], first_separator[has_both], end[has_both]
     # Few rows are sought among many entries, not the other way round: six times fewer searches.
     row = np.repeat(np.arange(count, dtype=np.int64), np.diff(np.searchsorted(start, offsets)))
-    names = text_column(take_slices(data_buffer, start, first_separator - start))
-    values = text_column(take_slices(data_buffer, first_separator + 1, end - first_separator - 1))
-    encoded = names.dictionary_encode()
-    codes = encoded.indices.to_numpy().astype(np.int64)
-    kept = _last_of_equal_names(row, codes, len(encoded.dictionary))
+    codes, names = _coded_names(data_buffer, data, start, first_separator - start)
+    value_start, value_bytes = first_separator + 1, end - first_separator - 1
+    kept = _last_of_equal_names(row, codes, len(names))
     if kept is not None:
-        row, codes, values = row[kept], codes[kept], values.filter(pa.array(kept))
-    return PropertyTable(count, row, codes, encoded.dictionary, values)
+        row, codes, value_start, value_bytes = row[kept], codes[kept], value_start[kept], value_bytes[kept]
+    return PropertyTable(count, row, codes, names, data_buffer, value_start, value_bytes)
+
+
+def _coded_names(buffer: pa.Buffer, data: Bytes, start: Int, size: Int) -> tuple[Int, pa.StringArray]:
+    """A number for each name, and the names by number.
+
+    Most names have eight bytes at most (TAGS, KEYS, WAIT, CLUSTER, UNIQ_KEY): such a name is taken as one integer, a
+    third of the time of copying it as text. A block with a longer one is done as text.
+    """
+    is_short = len(size) > 0 and int(size.max()) <= _WORD_BYTES and int(start[-1]) + _WORD_BYTES <= len(data)
+    if is_short and data[start + size - 1].all():  # a zero at the end would make two names one
+        words = np.ndarray((len(data) - _WORD_BYTES + 1,), dtype="<u8", buffer=data, strides=(1,))[start]
+        numbers = pa.array((words & _LOW_BYTES[size]).view(np.int64)).dictionary_encode()
+        raw = [number.to_bytes(_WORD_BYTES, "little", signed=True) for number in numbers.dictionary.to_pylist()]
+        names = [name.rstrip(b"\0").decode("utf-8", "replace") for name in raw]
+        if len(set(names)) == len(names):  # two that are no UTF-8 may look the same
+            return numbers.indices.to_numpy().astype(np.int64), pa.array(names, pa.string())
+    encoded = text_column(take_slices(buffer, start, size)).dictionary_encode()
+    return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary
 
 
 def _entries(data: Bytes, offsets: Int) -> tuple[Int, Int, Int]:

@@ -32,6 +32,7 @@ from contrailmq.spark.columns import OptionError, check_column_names, choose_vie
 from contrailmq.spark.options import Options, parse_offsets
 from contrailmq.spark.portions import EMIT_OPTION, PORTION_DDL, emits_portions, pack_portion
 from contrailmq.spark.sink import SINK_OPTIONS, RocketMQStreamWriter, RocketMQWriter, parse_sink
+from contrailmq.spark.task_process import freezing
 from contrailmq.spark.topic_plan import (
     BATCH_BYTES,
     PULL_COUNT,
@@ -378,7 +379,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _read(partition: InputPartition | None, settings: TopicSettings) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, _RangePartition):  # Spark turns an empty plan into one partition without a value
         return iter(())
-    return _read_part(partition.part, settings)
+    return freezing(_read_part(partition.part, settings))
 
 
 def _read_part(part: QueueRange, settings: TopicSettings) -> Iterator[pa.RecordBatch]:

@@ -26,6 +26,7 @@ from contrailmq.spark.access import parse_access
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import Options
 from contrailmq.spark.sending import BATCH_COUNT, DEDUP_PROPERTY, SinkSettings, write_rows
+from contrailmq.spark.task_process import freeze
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -91,7 +92,7 @@ class RocketMQWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self._settings = settings
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteDone:
-        return WriteDone(write_rows(iterator, self._settings, _key_prefix(self._settings)))
+        return _write(iterator, self._settings)
 
     def commit(self, messages: list[WriteDone | None]) -> None:
         return None  # every task returned after its last acknowledgement
@@ -107,13 +108,19 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         self._settings = settings
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteDone:
-        return WriteDone(write_rows(iterator, self._settings, _key_prefix(self._settings)))
+        return _write(iterator, self._settings)
 
     def commit(self, messages: list[WriteDone | None], batchId: int) -> None:
         return None
 
     def abort(self, messages: list[WriteDone | None], batchId: int) -> None:
         return None
+
+
+def _write(rows: Iterator[pa.RecordBatch], settings: SinkSettings) -> WriteDone:
+    done = WriteDone(write_rows(rows, settings, _key_prefix(settings)))
+    freeze()
+    return done
 
 
 def _key_prefix(settings: SinkSettings) -> str:

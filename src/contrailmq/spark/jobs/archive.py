@@ -24,6 +24,7 @@ from contrailmq.spark.jobs.parquet_files import write_batches
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
 from contrailmq.spark.portions import EMIT_OPTION, PORTION_COLUMN, read_portions
 from contrailmq.spark.store_files import confirmed_end, find_stores, log_files
+from contrailmq.spark.task_process import freeze
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -158,6 +159,7 @@ def _append_batch(frame: Any, batch_id: int, *, target: str) -> None:
         def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             messages = read_portions(batches) if are_portions else batches
             rows = [file._asdict() for file in write_batches(messages, folder)]
+            freeze()
             yield pa.RecordBatch.from_pylist(rows, schema=_FILE_SCHEMA)
 
         files = [ArchivedFile(*row) for row in frame.mapInArrow(task, _FILE_DDL).collect()]
