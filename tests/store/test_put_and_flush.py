@@ -12,6 +12,7 @@ from contrailmq.message import Message
 from contrailmq.store import Boundary, Drive, Files, ManualClock, MessageStore, PutStatus, StoreConfig
 from contrailmq.store.errors import StoreClosedError
 from contrailmq.store.message_store import LAG_MAX
+from contrailmq.store.status import Arrival
 
 BODY = bytes(100)
 
@@ -154,7 +155,13 @@ def mixed_messages() -> list[Message]:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"flush_disk_type": "SYNC_FLUSH"}, {"enabled_append_prop_crc": True}, {"store_host_address": "[::1]:10911"}],
+    [
+        {},
+        {"flush_disk_type": "SYNC_FLUSH"},
+        {"transient_store_pool_enable": True, "transient_store_pool_size": 3},
+        {"enabled_append_prop_crc": True},
+        {"store_host_address": "[::1]:10911"},
+    ],
 )
 def test_many_at_once_are_stored_as_one_by_one(settings: dict[str, object], tmp_path: Path) -> None:
     logs, results, found = [], [], []
@@ -165,6 +172,7 @@ def test_many_at_once_are_stored_as_one_by_one(settings: dict[str, object], tmp_
                 results.append(store.put_many(messages, queue_id=3))
             else:
                 results.append([store.put(message, queue_id=3) for message in messages])
+            store.flush()  # out of the write buffers as well
             found.append((store.queues(), [put.physical_offset for put in store.query("T", "all", 64)]))
         logs.append([file.read_bytes() for file in sorted((tmp_path / way / "commitlog").iterdir())])
     assert results[0] == results[1]
@@ -181,3 +189,29 @@ def test_a_queue_that_cannot_be_is_refused_each_time_and_costs_no_offset(tmp_pat
             assert [result.status for result in results] == [PutStatus.MESSAGE_ILLEGAL] * 3
         assert store.put_many([Message("T", BODY)] * 3)[2].queue_offset == 2
         assert store.log_max_offset == 3 * store.put(Message("T", BODY)).size_bytes
+
+
+@pytest.mark.parametrize("read", ["query", "get", "get_slices", "max_offset", "queues"])
+def test_a_read_waits_for_what_another_thread_is_dispatching(read: str, tmp_path: Path) -> None:
+    """Housekeeping, a flush or a commit may have begun with the message that this thread has just put."""
+    found: list[object] = []
+    with MessageStore(config_at(tmp_path)) as store:
+        reader = threading.Thread(target=lambda: found.append(READS[read](store, 0)))
+
+        def while_dispatching(_: Arrival) -> None:
+            reader.start()
+            reader.join(0.1)  # it ends at once if it does not wait
+
+        store.add_dispatcher(while_dispatching)
+        store.put(Message("T", BODY, keys="k0"))
+        reader.join()
+    assert found == [1]
+
+
+def test_whoever_listens_may_read_the_store_and_sees_what_is_in_so_far(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    with MessageStore(config_at(tmp_path)) as store:
+        store.add_dispatcher(lambda arrival: seen.append((arrival.queue_offset, store.max_offset("T", 0))))
+        store.add_arrival_listener(lambda arrival: seen.append((arrival.queue_offset, store.max_offset("T", 0))))
+        store.put_many([Message("T", BODY), Message("T", BODY)])
+    assert seen == [(0, 0), (1, 1), (0, 2), (1, 2)]

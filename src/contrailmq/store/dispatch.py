@@ -64,63 +64,75 @@ class Dispatcher:
         self._delay_levels = delay_levels
         self._on_sync_failure = on_sync_failure
         self._lock = threading.Lock()
+        self._dispatching = 0  # the thread that holds it
         self._with_light_queues = log.config.with_light_queues
 
     def dispatch(self, end: int) -> int:
         """Go from the mark to `end` (an end of a record, or beyond the readable log); how many records."""
+        me = threading.get_ident()
+        if self._dispatching == me:
+            return 0  # a listener reads: it sees what is in so far
         with self._lock:
             if self.mark >= end:
                 return 0
-            count = 0
+            self._dispatching = me
             try:
-                while self.mark < end:
-                    done = self._from_facts(end)
-                    count += done
-                    if not done:
-                        if not self._from_log(end):
-                            break
-                        count += 1
-            except OSError as exc:
-                self.stuck_reason = f"dispatch stopped at offset {self.mark}: {exc}"
-                _log.error("%s", self.stuck_reason)
-                if isinstance(exc, SyncError):
-                    self._on_sync_failure(self.stuck_reason)
-                return count
-            if self.mark >= end:
-                self.stuck_reason = None
+                return self._run(end)
+            finally:
+                self._dispatching = 0
+
+    def _run(self, end: int) -> int:
+        count = 0
+        try:
+            while self.mark < end:
+                done = self._from_facts(end)
+                count += done
+                if not done:
+                    if not self._from_log(end):
+                        break
+                    count += 1
+        except OSError as exc:
+            self.stuck_reason = f"dispatch stopped at offset {self.mark}: {exc}"
+            _log.error("%s", self.stuck_reason)
+            if isinstance(exc, SyncError):
+                self._on_sync_failure(self.stuck_reason)
             return count
+        if self.mark >= end:
+            self.stuck_reason = None
+        return count
+
+    def forget(self) -> None:
+        """The store is let go: a late read must not dispatch into files that may be another's by now."""
+        with self._lock:
+            self._log.facts.clear()
 
     def _from_facts(self, end: int) -> int:
         """Dispatch what append left, as far as it continues at the mark; how many records.
 
-        Records go in chunks: all their units, then all their index entries, then the mark. A chunk that fails is put
-        back whole and repeated; queues and index pass over what they have.
+        Records go in chunks: all their units, then all their index entries, then the mark. Facts stay on the deque
+        until then: a chunk that fails is repeated (queues and index pass over what they have), and whoever reads
+        meanwhile sees that there is something to wait for.
         """
         facts = self._log.facts
         chunk: list[DispatchFact] = []
         mark = self.mark
-        while facts and len(chunk) < CHUNK_MAX:
-            fact = facts[0]
-            offset = fact[1]
-            if offset < mark:
-                facts.popleft()  # recovery or a read of the log was faster
-                continue
-            following = offset + fact[2]
-            if offset != mark or following > end:
+        while facts and facts[0][1] < mark:
+            facts.popleft()  # recovery or a read of the log was faster
+        for index in range(min(len(facts), CHUNK_MAX)):
+            fact = facts[index]
+            following = fact[1] + fact[2]
+            if fact[1] != mark or following > end:
                 break
-            facts.popleft()
             if fact[0].is_schedule:
                 fact = self._with_delivery_time(fact)
             chunk.append(fact)
             mark = following
         if not chunk:
             return 0
-        try:
-            self._enter(chunk)
-        except OSError:
-            facts.extendleft(reversed(chunk))
-            raise
+        self._enter(chunk)
         self.mark = mark
+        for _ in chunk:
+            facts.popleft()
         if self.listeners or self.watchers:
             self._tell(chunk)
         return len(chunk)

@@ -282,7 +282,7 @@ class MessageStore(StoreReads):
         return self._dispatcher.mark >= self._log_files.max_offset
 
     def _drop(self) -> None:
-        self._facts.clear()  # a late read must not dispatch into files that may be another's by now
+        self._dispatcher.forget()
         self._queues.close()
         if self._index is not None:
             self._index.close()
