@@ -117,10 +117,17 @@ def test_a_slot_is_delivered_in_the_order_its_messages_came(bench: Bench) -> Non
 
 
 def test_a_message_that_is_due_when_it_is_taken_in_is_delivered_at_once(bench: Bench) -> None:
+    """By way of its slot, unless that has passed; Apache writes the same for `never on the wheel`."""
     bench.host.send(b"m", TIMER_DELAY_SEC="2")
     bench.jump(60_000)
-    (message,) = bench.host.messages()
-    assert message.properties[Property.TIMER_ENQUEUE_MS] == str(2**63 - 1)
+    now_ms = bench.clock.now_ms()
+    bench.clock.set_wall(START_MS)
+    bench.host.send(b"n", TIMER_DELAY_SEC="2")
+    bench.clock.set_wall(now_ms)
+    bench.tick()
+    messages = bench.host.messages()
+    assert [message.body for message in messages] == [b"m", b"n"]
+    assert [message.properties[Property.TIMER_ENQUEUE_MS] for message in messages] == ["1794710244000", str(2**63 - 1)]
 
 
 def test_delays_beyond_the_window_roll_and_arrive_on_time(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ A message with a delivery time is stored in `rmq_sys_wheel_timer` with TIMER_OUT
 REAL_QID. Three stages move it on; `tick` runs them, on one thread, in bounded portions:
 
     dequeue   of the slot that was begun, if any: nothing taken in now could be delivered before it
-    enqueue   reads the timer topic from `queue_offset`; adds a unit to the timer log and chains it into its slot. What
-              is due already is delivered at once. What is due beyond the roll window goes into a slot on the way.
+    enqueue   reads the timer topic from `queue_offset`; adds a unit to the timer log and chains it into its slot, or
+              delivers it at once when that slot has been delivered. What is due beyond the roll window goes into a
+              slot on the way.
     dequeue   takes the slots from `read_time_ms` up to the last tick that is over, each when everything that was in
               the timer topic by the end of that tick is on the wheel (a mark that recalls one of its messages may be
               the newest). Marks of recalled messages are read first; then each message is put into its real topic, or
@@ -15,6 +16,7 @@ REAL_QID. Three stages move it on; `tick` runs them, on one thread, in bounded p
 What holds, whatever fails
 --------------------------
 * Never early: a slot is taken when its tick is over.
+* A recall that was accepted takes effect: its mark was in the timer topic before the tick of its message was over.
 * Never lost: a flush first makes the copies in the commit log durable, then the timer log, then the wheel, and last
   the checkpoint: none of them speaks of what a power failure could take away. A put that the store refuses for now
   is tried again, for ever (timerEnableRetryUntilSuccess is always on); one that it can never take (too long with the
@@ -106,6 +108,7 @@ class TimerStore:
         self._walk: Iterator[Slot] | None = None  # over the slots up to _walk_end_ms, as long as nothing is put there
         self._walk_end_ms = 0
         self._intake_goal = (0, 0)  # what has to be taken in before a slot is begun, as of which end of a tick
+        self._rolled = 0  # of stats.rolled: those that the intake goal speaks of
         self._recount: Recount | None = None
         self._last_tick_ms = 0
         self._last_flush_ms = 0
@@ -147,18 +150,23 @@ class TimerStore:
         delivers = not self.config.timer_stop_dequeue and not self.config.is_slave
         enqueued = dequeued = 0
         if delivers and self._due is not None:
-            dequeued = self.dequeue(now_ms, max_count)
+            dequeued = self._go_on(now_ms, max_count)
         if dequeued < max_count:
             if not self.config.timer_stop_enqueue:
                 enqueued = self.enqueue(now_ms, max_count)
             if delivers and self._due is None and self._may_begin(now_ms, enqueued):
                 dequeued += self.dequeue(now_ms, max_count - dequeued)
         self.log.write()
-        return enqueued >= max_count or dequeued >= max_count
+        has_rolled = delivers and self._due is None and self._rolled != self.stats.rolled
+        return enqueued >= max_count or dequeued >= max_count or has_rolled
 
     def _may_begin(self, now_ms: int, enqueued: int) -> bool:
         """Whether the intake has come as far as a slot that is due needs it, or cannot go on."""
         end_ms = now_ms // self.precision_ms * self.precision_ms
+        if self._rolled != self.stats.rolled:
+            # What rolled is in the timer topic when the caller has dispatched it, and may belong to the next slot.
+            self._rolled, self._intake_goal = self.stats.rolled, (0, 0)
+            return False
         if self._intake_goal[0] != end_ms:
             self._intake_goal = (end_ms, self._store.max_offset(SystemTopic.TIMER, 0))
         is_stuck = enqueued == 0 and not self._intake.is_waiting
@@ -217,7 +225,7 @@ class TimerStore:
         physical_offset, size_bytes, out_ms, topic, is_mark = request
         if out_ms < self.read_time_ms and (self.config.is_slave or self.queue_offset < self._retake_until):
             return True  # the master, or we before units were lost, have delivered it
-        if out_ms < write_time_ms and not self.config.is_slave and not (is_mark and self._is_ahead(out_ms)):
+        if out_ms < write_time_ms and not self.config.is_slave and not self._is_ahead(out_ms):
             return is_mark or self._deliver_late(request, now_ms)
         write_time_ms = min(write_time_ms, out_ms)
         magic = TimerMagic.DEFAULT | TimerMagic.DELETE if is_mark else TimerMagic.DEFAULT
@@ -284,23 +292,29 @@ class TimerStore:
 
     def dequeue(self, now_ms: int, max_count: int) -> int:
         """Deliver slots whose tick is over; the count of messages done."""
-        self._last_tick_ms = now_ms
         end_ms = now_ms // self.precision_ms * self.precision_ms
         done = 0
         while done < max_count:
             if self._due is None and not self._find_due(end_ms):
                 break
-            assert self._due is not None
-            if not self._due.is_loaded or not self._delivery.read_marks(self._due):
+            done += self._go_on(now_ms, max_count - done)
+            if self._due is not None or self._rolled != self.stats.rolled:
                 break
-            count, is_finished = self._delivery.deliver(self._due, now_ms, max_count - done)
-            done += count
-            if not is_finished:
-                break
-            self.wheel.shut(self._due.slot)
-            self.read_time_ms = self._due.slot.time_ms + self.precision_ms
-            self._due = None
         return done
+
+    def _go_on(self, now_ms: int, max_count: int) -> int:
+        """Deliver of the slot that was begun, and close it behind the last message; the count."""
+        self._last_tick_ms = now_ms
+        due = self._due
+        assert due is not None
+        if not due.is_loaded or not self._delivery.read_marks(due):
+            return 0
+        count, is_finished = self._delivery.deliver(due, now_ms, max_count)
+        if is_finished:
+            self.wheel.shut(due.slot)
+            self.read_time_ms = due.slot.time_ms + self.precision_ms
+            self._due = None
+        return count
 
     @property
     def is_waiting(self) -> bool:
