@@ -45,19 +45,25 @@ LOOK_S = 0.02
 
 
 def start(kind: str, spark: Any, source: str, folder: Path) -> Any:
-    """The stream, once its first micro-batch is logged (or it has ended).
+    """The stream, once its checkpoint has grown (or it has ended).
 
     Spark gives a source's process ten seconds to start, which a busy machine may not grant: that alone is tried again.
     """
+    before = logged(folder)
     for _ in range(STARTS_MAX):
         query = STREAMS[kind](spark, source, folder)
-        while query.isActive and query.lastProgress is None and not any(folder.glob("checkpoint/offsets/*")):
+        while query.isActive and logged(folder) == before:
             with contextlib.suppress(StreamingQueryException):  # asked for below
                 query.awaitTermination(LOOK_S)
         failure = query.exception()
         if failure is None or "Python worker failed to connect back" not in str(failure):
             break
     return query
+
+
+def logged(folder: Path) -> set[str]:
+    """What Spark has noted of micro-batches."""
+    return {str(path) for path in folder.glob("checkpoint/*/[0-9]*")}
 
 
 def main(kind: str, source: str, folder: str) -> None:
