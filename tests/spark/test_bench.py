@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,15 @@ def test_cpu_never_goes_back_when_processes_end(monkeypatch: pytest.MonkeyPatch)
     ]
     meter = CpuMeter(lambda: tables.pop(0), root=1)
     assert [meter.seconds() for _ in range(4)] == [60, 60, 65, 66]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the machine gives this process one core")
+def test_a_second_core_is_measured_by_turns_and_given_back() -> None:
+    before, seen = os.sched_getaffinity(0), []
+    line = bench_spark._second_core(lambda: seen.append(len(os.sched_getaffinity(0))))
+    assert seen == [1, 2, 1, 2, 1, 2]
+    assert os.sched_getaffinity(0) == before
+    assert "target 1.6: " in line
 
 
 def test_nothing_is_fetched_for_the_comparison_unless_it_is_asked_for(tmp_path: Path) -> None:
