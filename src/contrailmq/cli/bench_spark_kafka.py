@@ -204,7 +204,10 @@ class Bench:
         from contrailmq.spark.jobs.archive import archive
 
         engine, log, topic = SparkEngine(self.spark), self.log, self.topic
-        noop, stream = self.noop, self.log_stream
+        noop, stream, parquet = self.noop, self.log_stream, self.stream_parquet
+
+        def alike() -> Any:
+            return stream(columns=_KAFKAS_COLUMNS)
 
         def count_by_queue() -> None:
             log(columns=_METADATA).groupBy("queueId").count().collect()
@@ -216,8 +219,10 @@ class Bench:
             Case("files, metadata -> count", 4.0, "read", count_by_queue),
             Case("files -> archive", 2.5, "parquet", lambda: archive(self.store, self.fresh(), engine)),
             Case("files, AvailableNow -> noop", 1.0, "stream", lambda: self.stream_noop(stream())),
-            Case("files, AvailableNow -> Parquet", 1.0, "stream parquet", lambda: self.stream_parquet(stream())),
+            Case("files, AvailableNow -> Parquet", 1.0, "stream parquet", lambda: parquet(stream())),
             Case("files, AvailableNow -> archive", 1.5, "stream parquet", self.stream_archive),
+            Case("files, AvailableNow, Kafka's columns -> noop", None, "stream", lambda: self.stream_noop(alike())),
+            Case("files, AvailableNow, Kafka's columns -> Parquet", None, "stream parquet", lambda: parquet(alike())),
             Case("broker, all columns -> noop", 0.7, "read", lambda: noop(topic())),
             Case("broker, Kafka's columns -> noop", None, "read", lambda: noop(topic(columns=_KAFKAS_COLUMNS))),
             Case("broker, AvailableNow -> noop", None, "stream", lambda: self.stream_noop(topic(is_stream=True))),
