@@ -671,3 +671,15 @@ def test_a_slot_that_was_begun_is_finished_before_more_is_taken_in(bench: Bench)
         pass
     assert bench.host.bodies() == ["due"] * 12
     assert bench.timer.behind_messages() == 0
+
+
+def test_an_intake_that_is_behind_outruns_its_senders(bench: Bench) -> None:
+    """Slots wait for it: twice as many come in as a portion holds, for ever, and yet what is due is delivered."""
+    bench.host.send(b"due", TIMER_DELAY_MS="1500")
+    for _ in range(200):
+        for _ in range(10):
+            bench.host.send(b"later", TIMER_DELAY_SEC="60")
+        bench.clock.advance(20)
+        bench.timer.tick(bench.clock.now_ms(), 5)
+    assert bench.host.bodies() == ["due"]
+    assert bench.timer.behind_messages() <= 20

@@ -59,6 +59,7 @@ from contrailmq.store.timer.wheel import SLOTS_TOTAL, Slot, TimerWheel
 log = logging.getLogger("contrailmq.store.timer")
 
 CLEAN_INTERVAL_MS: Final = 30_000
+CATCH_UP: Final = 4  # portions per tick of an intake that is behind: it must outrun senders, for slots wait for it
 CHANGED_SLOTS_MAX: Final = 65_536  # flush before the wheel's changes take more than some MB
 
 
@@ -146,14 +147,15 @@ class TimerStore:
     # --- the stages
 
     def tick(self, now_ms: int, max_count: int = 1000) -> bool:
-        """Move on by at most `max_count` messages per stage; True when there is more to do at once."""
+        """Move on by some `max_count` messages per stage; True when there is more to do at once."""
         delivers = not self.config.timer_stop_dequeue and not self.config.is_slave
         enqueued = dequeued = 0
         if delivers and self._due is not None:
             dequeued = self._go_on(now_ms, max_count)
         if dequeued < max_count:
             if not self.config.timer_stop_enqueue:
-                enqueued = self.enqueue(now_ms, max_count)
+                is_behind = self.behind_messages() > max_count
+                enqueued = self.enqueue(now_ms, max_count * CATCH_UP if is_behind else max_count)
             if delivers and self._due is None and self._may_begin(now_ms, enqueued):
                 dequeued += self.dequeue(now_ms, max_count - dequeued)
         self.log.write()
