@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -67,6 +68,34 @@ def test_a_view_in_sql_takes_options(spark: Any, golden_store: Callable[[str], s
     store = golden_store("clean")
     spark.sql(f"create or replace temporary view log using commitlog options (path '{store}', topics 'GoldenAuto')")
     assert spark.sql("select count(*) from log").first()[0] == 6
+
+
+def test_times_per_queue_bound_that_queue_and_a_time_for_all_counts_more(
+    spark: Any, golden_store: Callable[[str], str]
+) -> None:
+    store = golden_store("clean")
+    java = [m for m in expected("clean")["messages"] if m["topic"] == "GoldenOrder"]
+    times = sorted({m["storeTimestamp"] for m in java if m["queueId"] == 1})
+    middle = times[len(times) // 2]
+
+    def offsets(**options: str) -> list[int]:
+        rows = load(spark, store, topics="GoldenOrder", columns="physicalOffset", **options).collect()
+        return sorted(row[0] for row in rows)
+
+    def those(keeps: Callable[[dict[str, Any]], bool]) -> list[int]:
+        found = sorted(m["commitLogOffset"] for m in java if keeps(m))
+        assert 0 < len(found) < len(java)
+        return found
+
+    by_time = json.dumps({"GoldenOrder": {"1": middle}})
+    from_middle = those(lambda m: m["queueId"] != 1 or m["storeTimestamp"] >= middle)
+    assert offsets(startingOffsetsByTimestamp=by_time) == from_middle
+    none = json.dumps({"GoldenOrder": {"1": 10_000}})  # offsets count less, so nothing is left out by these
+    assert offsets(startingOffsetsByTimestamp=by_time, startingOffsets=none) == from_middle
+    to_middle = those(lambda m: m["queueId"] != 1 or m["storeTimestamp"] < middle)
+    assert offsets(endingOffsetsByTimestamp=by_time) == to_middle
+    all_from_middle = those(lambda m: m["storeTimestamp"] >= middle)
+    assert offsets(startingTimestamp=str(middle), startingOffsetsByTimestamp=none) == all_from_middle
 
 
 def test_a_stream_of_a_growing_store_gives_each_record_once(spark: Any, tmp_path: Path) -> None:

@@ -61,6 +61,8 @@ KNOWN_OPTIONS: Final = (
     "endingOffsets",
     "startingTimestamp",
     "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
     "brokerName",
     "plan",
     "rangeBytes",
@@ -76,16 +78,20 @@ _VERSION: Final = 1  # of the offset JSON in checkpoints
 def parse_settings(options: Options) -> LogSettings:
     """Settings of a read from its options."""
     topics = options.names("topics", "topic", "subscribe")
+    begin_ms, starting_times, starting_offsets = _side(options, "starting", "earliest", refused=LATEST)
+    end_ms, ending_times, ending_offsets = _side(options, "ending", "latest", refused=EARLIEST)
     return LogSettings(
         view=choose_view(options.text("columns"), options.text("properties"), options.text("columnStyle")),
         selection=Selection(
             topics=None if topics is None else frozenset(topics),
             with_system_topics=options.flag("includeSystemTopics", default=False),
             restore_real_topic=options.flag("restoreRealTopic", default=False),
-            starting_offsets=_bounds(options, "startingOffsets", unbounded="earliest", refused=LATEST),
-            ending_offsets=_bounds(options, "endingOffsets", unbounded="latest", refused=EARLIEST),
-            begin_ms=options.number("startingTimestamp", 0),
-            end_ms=options.number("endingTimestamp", 2**63 - 1),
+            starting_offsets=starting_offsets,
+            ending_offsets=ending_offsets,
+            starting_times_ms=starting_times,
+            ending_times_ms=ending_times,
+            begin_ms=0 if begin_ms is None else begin_ms,
+            end_ms=2**63 - 1 if end_ms is None else end_ms,
         ),
         decompress=options.flag("decompress", default=True),
         skip_corrupt=options.choice("onCorrupt", "fail", "skip") == "skip",
@@ -97,21 +103,36 @@ def parse_settings(options: Options) -> LogSettings:
     )
 
 
-def _bounds(options: Options, name: str, *, unbounded: str, refused: int) -> dict[QueueKey, int]:
+Bounds = dict[QueueKey, int]
+
+
+def _side(options: Options, side: str, unbounded: str, *, refused: int) -> tuple[int | None, Bounds, Bounds]:
+    """One end, by Kafka's precedence: a time for all, times per queue, offsets. What counts less is not looked at."""
+    if options.text(f"{side}Timestamp") is not None:
+        return options.number(f"{side}Timestamp", 0), {}, {}
+    times = options.text(f"{side}OffsetsByTimestamp")
+    if times is not None:
+        return None, _per_queue(times, f"{side}OffsetsByTimestamp"), {}
+    name = f"{side}Offsets"
     text = options.text(name, unbounded) or unbounded
     if text.lower() == unbounded:
-        return {}
+        return None, {}, {}
     if not text.lstrip().startswith("{"):
         raise OptionError(f"option {name} is {text!r}: a log takes {unbounded} or offsets as JSON")
-    found: dict[QueueKey, int] = {}
-    for topic, brokers in parse_offsets(text, name).items():
-        for queues in brokers.values():
-            for queue_id, offset in queues.items():
-                if offset == refused:
-                    raise OptionError(f"option {name} has {offset} for {topic}/{queue_id}: give the offset itself")
-                if offset >= 0:
-                    found[topic, queue_id] = offset
-    return found
+    found = _per_queue(text, name)
+    for (topic, queue_id), offset in found.items():
+        if offset == refused:
+            raise OptionError(f"option {name} has {offset} for {topic}/{queue_id}: give the offset itself")
+    return None, {}, {queue: offset for queue, offset in found.items() if offset >= 0}
+
+
+def _per_queue(text: str, option: str) -> Bounds:
+    return {
+        (topic, queue_id): value
+        for topic, brokers in parse_offsets(text, option).items()
+        for queues in brokers.values()
+        for queue_id, value in queues.items()
+    }
 
 
 class CommitLogSource(DataSource):  # type: ignore[misc]

@@ -34,16 +34,22 @@ QueueKey = tuple[str, int]  # topic, queue id
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which rows to keep. Offsets are half-open per queue; times are store times in ms, half-open."""
+    """Which rows to keep. Offsets and times per queue are half-open; times are store times in ms, half-open too."""
 
     topics: frozenset[str] | None = None
     with_system_topics: bool = False
     restore_real_topic: bool = False
     starting_offsets: Mapping[QueueKey, int] = field(default_factory=dict)
     ending_offsets: Mapping[QueueKey, int] = field(default_factory=dict)
+    starting_times_ms: Mapping[QueueKey, int] = field(default_factory=dict)
+    ending_times_ms: Mapping[QueueKey, int] = field(default_factory=dict)
     begin_ms: int = 0
     end_ms: int = _FAR
     tags: frozenset[str] | None = None
+
+    @property
+    def has_queue_bounds(self) -> bool:
+        return bool(self.starting_offsets or self.ending_offsets or self.starting_times_ms or self.ending_times_ms)
 
 
 class Decoder:
@@ -78,21 +84,22 @@ class Decoder:
         if choice.tags is not None:
             tags = block.properties().column(Property.TAGS)
             kept &= _true_where(pc.is_in(tags, value_set=pa.array(sorted(choice.tags), pa.string())))
-        if choice.starting_offsets or choice.ending_offsets:
-            kept &= self._within_offsets(block, topics)
+        if choice.has_queue_bounds:
+            kept &= self._within_bounds(block, topics)
         return kept
 
-    def _within_offsets(self, block: _Block, topics: pa.StringArray) -> Mask:
-        queue_ids = self._queue_ids(block)
-        kept = np.ones(len(block.records), dtype=np.bool_)
-        for (topic, queue_id), lowest in self.selection.starting_offsets.items():
-            kept &= ~(
-                _true_where(pc.equal(topics, topic)) & (queue_ids == queue_id) & (block.records.queue_offset < lowest)
-            )
-        for (topic, queue_id), beyond in self.selection.ending_offsets.items():
-            kept &= ~(
-                _true_where(pc.equal(topics, topic)) & (queue_ids == queue_id) & (block.records.queue_offset >= beyond)
-            )
+    def _within_bounds(self, block: _Block, topics: pa.StringArray) -> Mask:
+        choice, records, queue_ids = self.selection, block.records, self._queue_ids(block)
+        kept = np.ones(len(records), dtype=np.bool_)
+        for bounds, values, is_start in (
+            (choice.starting_offsets, records.queue_offset, True),
+            (choice.ending_offsets, records.queue_offset, False),
+            (choice.starting_times_ms, records.store_time_ms, True),
+            (choice.ending_times_ms, records.store_time_ms, False),
+        ):
+            for (topic, queue_id), bound in bounds.items():
+                is_outside = values < bound if is_start else values >= bound
+                kept &= ~(_true_where(pc.equal(topics, topic)) & (queue_ids == queue_id) & is_outside)
         return kept
 
     def _topics(self, block: _Block) -> pa.StringArray:
