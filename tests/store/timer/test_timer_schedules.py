@@ -42,6 +42,7 @@ class Schedule:
         self.clock = ManualClock(START_MS)
         self.host = MemoryHost(path, self.clock.now_ms, mapped_file_size_timer_log=10_400, timer_roll_window_slot=6)
         self.due_ms: dict[str, int] = {}
+        self.rolling: set[str] = set()
         self.recalled: set[str] = set()
         self.crashes = 0
         self.latest_ms = START_MS  # that the clock ever showed
@@ -60,12 +61,15 @@ class Schedule:
             name = f"m{len(self.due_ms)}"
             delay_ms = self.random.choice((300, 1000, 2000, 2500, 4000, 15_000)) + self.random.randrange(500)
             self.due_ms[name] = self.clock.now_ms() + delay_ms
+            if delay_ms >= 15_000:
+                self.rolling.add(name)
             self.host.send(name.encode(), TIMER_DELIVER_MS=str(self.due_ms[name]), UNIQ_KEY=f"K{name}")
 
     def recall(self) -> None:
-        """Of a message that waits; a recall that comes too late is refused by the broker, and not made here."""
-        waiting = [name for name, due_ms in self.due_ms.items() if due_ms > self.clock.now_ms()]
-        waiting = [name for name in waiting if name not in self.recalled and name not in self.host.bodies()]
+        """Of a message that waits. What rolls is left out: see `TimerStore._may_wait`. A recall that comes too late is
+        refused by the broker, and not made here."""
+        gone = self.recalled.union(self.rolling, self.host.bodies())
+        waiting = [name for name, due_ms in self.due_ms.items() if due_ms > self.clock.now_ms() and name not in gone]
         if waiting:
             name = self.random.choice(waiting)
             self.recalled.add(name)

@@ -683,3 +683,14 @@ def test_an_intake_that_is_behind_outruns_its_senders(bench: Bench) -> None:
         bench.timer.tick(bench.clock.now_ms(), 5)
     assert bench.host.bodies() == ["due"]
     assert bench.timer.behind_messages() <= 20
+
+
+def test_after_a_stop_all_that_rolls_and_is_due_is_delivered_without_waiting_for_a_tick(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, timer_roll_window_slot=6)
+    for number in range(40):
+        bench.host.send(f"m{number:02d}".encode(), TIMER_DELAY_MS=str(7_500 + number * 1_000))
+    bench.tick()
+    bench.clock.advance(120_000)
+    while bench.timer.tick(bench.clock.now_ms(), 5):
+        pass
+    assert bench.host.bodies() == [f"m{number:02d}" for number in range(40)]

@@ -17,6 +17,7 @@ What holds, whatever fails
 --------------------------
 * Never early: a slot is taken when its tick is over.
 * A recall that was accepted takes effect: its mark was in the timer topic before the tick of its message was over.
+  (One exception: a message that has rolled, on a broker that takes it in again when it is due already.)
 * Never lost: a flush first makes the copies in the commit log durable, then the timer log, then the wheel, and last
   the checkpoint: none of them speaks of what a power failure could take away. A put that the store refuses for now
   is tried again, for ever (timerEnableRetryUntilSuccess is always on); one that it can never take (too long with the
@@ -150,17 +151,20 @@ class TimerStore:
         """Move on by some `max_count` messages per stage; True when there is more to do at once."""
         delivers = not self.config.timer_stop_dequeue and not self.config.is_slave
         enqueued = dequeued = 0
+        is_held = False
         if delivers and self._due is not None:
             dequeued = self._go_on(now_ms, max_count)
         if dequeued < max_count:
             if not self.config.timer_stop_enqueue:
                 is_behind = self.behind_messages() > max_count
                 enqueued = self.enqueue(now_ms, max_count * CATCH_UP if is_behind else max_count)
-            if delivers and self._due is None and self._may_begin(now_ms, enqueued):
-                dequeued += self.dequeue(now_ms, max_count - dequeued)
+            if delivers and self._due is None:
+                is_held = not self._may_begin(now_ms, enqueued)
+                if not is_held:
+                    dequeued += self.dequeue(now_ms, max_count - dequeued)
+                    is_held = self._due is None and self._rolled != self.stats.rolled
         self.log.write()
-        has_rolled = delivers and self._due is None and self._rolled != self.stats.rolled
-        return enqueued >= max_count or dequeued >= max_count or has_rolled
+        return enqueued >= max_count or dequeued >= max_count or (is_held and not self._intake.is_waiting)
 
     def _may_begin(self, now_ms: int, enqueued: int) -> bool:
         """Whether the intake has come as far as a slot that is due needs it, or cannot go on."""
@@ -227,7 +231,7 @@ class TimerStore:
         physical_offset, size_bytes, out_ms, topic, is_mark = request
         if out_ms < self.read_time_ms and (self.config.is_slave or self.queue_offset < self._retake_until):
             return True  # the master, or we before units were lost, have delivered it
-        if out_ms < write_time_ms and not self.config.is_slave and not self._is_ahead(out_ms):
+        if out_ms < write_time_ms and not self.config.is_slave and not self._may_wait(request):
             return is_mark or self._deliver_late(request, now_ms)
         write_time_ms = min(write_time_ms, out_ms)
         magic = TimerMagic.DEFAULT | TimerMagic.DELETE if is_mark else TimerMagic.DEFAULT
@@ -270,10 +274,19 @@ class TimerStore:
         self.stats.enqueued += 1
         return True
 
-    def _is_ahead(self, slot_time_ms: int) -> bool:
-        """Whether a slot is due, perhaps, but was not begun."""
+    def _may_wait(self, request: TimerRequest) -> bool:
+        """Whether a message that is due goes into its slot, where a mark may find it: when that was not begun.
+
+        One that has rolled is delivered at once. A crash repeats its rolling: while crashes come faster than flushes
+        its copies would gather in that slot, and each crash would repeat all of them.
+        """
         begun_ms = self.read_time_ms - 1 if self._due is None else self._due.slot.time_ms
-        return slot_time_ms > begun_ms
+        if request.out_ms <= begun_ms:
+            return False
+        if request.is_mark:
+            return True
+        message = read_timer(self._intake, request.physical_offset, request.size_bytes)
+        return message is not None and Property.TIMER_ROLL_TIMES not in message.properties
 
     def _deliver_late(self, request: TimerRequest, now_ms: int) -> bool:
         message = read_timer(self._intake, request.physical_offset, request.size_bytes)
