@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from contrailmq.namesrv.kv_config import KvConfig, KvConfigError, load, save
+from contrailmq.namesrv.kv_config import KvConfig, KvConfigError, load, save, save_settings
+from contrailmq.wire.properties import read_properties
 
 
 def test_what_was_saved_is_loaded_and_the_version_before_is_kept(tmp_path: Path) -> None:
@@ -25,8 +29,39 @@ def test_a_broken_file_gives_way_to_its_backup_and_two_broken_files_are_an_error
     path.write_bytes(b'{"configTable":{"n":{"k"')
     with pytest.raises(KvConfigError, match=r"kvConfig\.json"):
         load(path)
-    path.with_name("kvConfig.json.bak").write_bytes(b'{"configTable":{"n":{"k":"v"}}}')
-    assert load(path).get("n", "k") == "v"
+    backup = path.with_name("kvConfig.json.bak")
+    backup.write_bytes(b'{"configTable":{"n":{"k":"v"}}}')
+    found = load(path)
+    assert found.get("n", "k") == "v"
+    save(path, found.to_json())
+    assert load(backup).get("n", "k") == "v"  # the broken one has not taken its place
+    assert path.with_name("kvConfig.json.broken").read_bytes() == b'{"configTable":{"n":{"k"'
+
+
+def test_a_file_that_one_user_may_read_stays_so(tmp_path: Path) -> None:
+    path = tmp_path / "namesrv.properties"
+    path.write_text("tls.server.keyPassword=secret\n")
+    path.chmod(0o600)
+    save_settings(path, {"orderMessageEnable": "true"})
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_properties(path) == {"tls.server.keyPassword": "secret", "orderMessageEnable": "true"}
+
+
+def test_two_processes_that_share_a_file_do_not_break_it(tmp_path: Path) -> None:
+    path = tmp_path / "kvConfig.json"
+    writers = []
+    for name in ("a", "b"):
+        table = {"n": {name: "x" * 100_000}}
+        script = f"""
+from pathlib import Path
+from contrailmq.namesrv.kv_config import KvConfig, save
+for _ in range(40):
+    save(Path({str(path)!r}), KvConfig({table!r}).to_json())
+"""
+        writers.append(subprocess.Popen([sys.executable, "-c", script], env={"PYTHONPATH": os.pathsep.join(sys.path)}))
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert len(load(path).namespace("n") or {}) == 1
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name.endswith(".tmp")] == []
 
 
 def test_a_file_as_java_writes_it_is_read(tmp_path: Path) -> None:

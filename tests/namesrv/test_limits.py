@@ -359,8 +359,8 @@ def test_a_saved_file_is_synced_before_it_takes_its_name_and_its_directory_after
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", replaced)
     save(path, b"{}")
-    assert events == [f"fsync {path}.tmp", f"replace {path}", f"fsync {tmp_path}"]
+    assert events == [f"fsync {path}.{os.getpid()}.tmp", f"replace {path}", f"fsync {tmp_path}"]
     events.clear()
     save(path, b'{"configTable":{}}')
-    assert events == [f"fsync {path}.tmp", f"replace {path}.bak", f"replace {path}", f"fsync {tmp_path}"]
+    assert events == [f"fsync {path}.{os.getpid()}.tmp", f"replace {path}.bak", f"replace {path}", f"fsync {tmp_path}"]
     assert (path.read_bytes(), path.with_name("kvConfig.json.bak").read_bytes()) == (b'{"configTable":{}}', b"{}")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from contrailmq.cli import app
 from contrailmq.cli import serving as cli_serving
-from contrailmq.namesrv import NameServer, NamesrvConfig
+from contrailmq.namesrv import NameServer, NamesrvConfig, kv_config
 from contrailmq.wire.codes import RequestCode as Code
 from contrailmq.wire.properties import SettingsError, parse_properties, read_properties
 from contrailmq.wire.transport import RemotingClient
@@ -42,6 +42,9 @@ def test_a_number_out_of_range_is_refused_at_the_start(key: str, value: str, cau
 def test_a_port_that_does_not_exist_is_refused_and_not_cut_to_16_bits() -> None:
     result = CliRunner().invoke(app, ["namesrv", "-p", "-n", "127.0.0.1:70000"])
     assert result.exit_code == 1
+    assert "-n is '127.0.0.1:70000': it takes host:port, with a port of 0 to 65535" in result.output
+    result = CliRunner().invoke(app, ["namesrv", "-p", "--set", "listenPort=70000"])
+    assert result.exit_code == 1
     assert "setting listenPort is 70000: it takes 0 to 65535" in result.output
 
 
@@ -69,6 +72,38 @@ def test_what_moves_files_or_ports_is_never_changed_while_the_server_runs(black_
                 refused = await ask(Code.UPDATE_NAMESRV_CONFIG, {}, f"orderMessageEnable=true\n{key}=1".encode())
                 assert (refused.code, refused.remark) == (16, f"Can not update config in black list: {key}")
             assert server.config == before
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_half_a_character_is_refused_and_a_whole_one_is_kept(tmp_path: Path) -> None:
+    """Java writes characters beyond 16 bits as two escapes."""
+
+    async def main() -> None:
+        async with running(tmp_path) as (server, ask, _client):
+            before = server.config
+            refused = await ask(Code.UPDATE_NAMESRV_CONFIG, {}, rb"productEnvName=\ud800")
+            assert refused.code == 1
+            assert "come in pairs" in str(refused.remark)
+            assert server.config == before
+            assert (await ask(Code.UPDATE_NAMESRV_CONFIG, {}, rb"productEnvName=\ud83d\ude00")).code == 0
+            assert server.config.product_env_name == "\U0001f600"
+            shown = parse_properties((await ask(Code.GET_NAMESRV_CONFIG)).body.decode())
+            assert shown["productEnvName"] == "\U0001f600"
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_a_mistake_of_ours_is_answered_and_the_connection_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as (_server, ask, _client):
+            monkeypatch.setattr(kv_config, "save", lambda *_: 1 // 0)
+            for code in (Code.PUT_KV_CONFIG, Code.PUT_KV_CONFIG):
+                failed = await ask(code, {"namespace": "n", "key": "k", "value": "v"})
+                assert (failed.code, failed.remark) == (1, "ZeroDivisionError: integer division or modulo by zero")
+            assert (await ask(Code.GET_NAMESRV_CONFIG)).code == 0
 
     asyncio.run(asyncio.wait_for(main(), 10))
 

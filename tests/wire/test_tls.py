@@ -102,6 +102,12 @@ def test_settings_that_cannot_work_are_refused() -> None:
         server_tls({"tls.server.certPath": "nowhere.pem"})
     with pytest.raises(LocalProtocolError, match=r"nowhere\.pem"):
         client_tls({**VERIFYING, "tls.client.trustCertPath": "nowhere.pem"})
+    with pytest.raises(LocalProtocolError, match=r"did you mean tls\.server\.mode\?"):
+        server_tls({"tls.server.mod": "enforcing"})
+    with pytest.raises(LocalProtocolError, match="'required': none, optional and require exist"):
+        server_tls({**SERVER, "tls.server.need.client.auth": "required"})
+    with pytest.raises(LocalProtocolError, match=r"did you mean tls\.client\.authServer\?"):
+        client_tls({"tls.enable": "true", "tls.client.authserver": "true"})
     with pytest.raises(LocalProtocolError):
         ServerTls(TlsMode.PERMISSIVE)
     assert server_tls({}) is None

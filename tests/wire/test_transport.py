@@ -522,6 +522,7 @@ def test_a_half_closed_peer_still_gets_its_answers(run: Run) -> None:
             writer.write_eof()
             await holding.arrived.wait()
             [(connection, command)] = holding.held
+            await turns_until(lambda: connection._has_eof)
             connection.reply(encode_response(command, 0, None, b"late"))
             [answer] = FrameParser().feed(await reader.read())
             assert (answer.opaque, answer.body) == (8, b"late")
@@ -535,7 +536,8 @@ def test_one_byte_at_a_time_is_enough(run: Run) -> None:
         connection, transport = connected(echo)
         for byte in request(3):
             connection.data_received(bytes([byte]))
-        assert len(transport.writes) == 1
+        [answer] = FrameParser().feed(b"".join(transport.writes))
+        assert (answer.opaque, answer.ext) == (3, {"topic": "T"})
 
     run(main())
 
@@ -559,9 +561,12 @@ def test_a_client_waits_while_the_server_does_not_read(run: Run) -> None:
     run(main())
 
 
-def test_addresses_may_be_ipv6() -> None:
+def test_addresses_may_be_ipv6_and_ports_have_sixteen_bits() -> None:
     assert split_address("[::1]:9876") == ("::1", 9876)
     assert split_address("host.example:10911") == ("host.example", 10911)
+    for wrong in ("127.0.0.1:95458", "127.0.0.1:\u00b2", "127.0.0.1:1000000", "127.0.0.1", ":80"):
+        with pytest.raises(ConnectError, match="at most 65535"):
+            split_address(wrong)
 
 
 def test_the_answer_to_an_unknown_code_names_it() -> None:

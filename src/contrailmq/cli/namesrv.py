@@ -27,14 +27,18 @@ def namesrv(
     from contrailmq.cli.serving import gathered_settings, run_until_stopped
     from contrailmq.message import ContrailError
     from contrailmq.namesrv import NameServer, NamesrvConfig
-    from contrailmq.wire.properties import format_properties
+    from contrailmq.wire.errors import ConnectError
+    from contrailmq.wire.properties import SettingsError, format_properties
     from contrailmq.wire.tls import server_tls
     from contrailmq.wire.transport import split_address
 
     flags: dict[str, str] = {}
     try:
         if address:
-            host, port = split_address(address)
+            try:
+                host, port = split_address(address)
+            except ConnectError:
+                raise SettingsError(f"-n is {address!r}: it takes host:port, with a port of 0 to 65535") from None
             flags.update(bindAddress=host, listenPort=str(port))
         properties = gathered_settings(
             file=config_file, flags=flags, settings=settings or [], keys=NamesrvConfig.keys()

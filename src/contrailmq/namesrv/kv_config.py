@@ -2,7 +2,7 @@
 
 The table is plain memory; a caller that changed it writes `to_json()` with `save`, in a worker thread, before it
 answers. Saving never leaves a half-written file: a new file is written and synced, the old one becomes `.bak`, the new
-one takes its place. Loading takes `.bak` when the file is missing or broken.
+one takes its place. Loading takes `.bak` when the file is missing or broken, and says so.
 
 Settings that were changed while the server runs are saved the same way, into the properties file that it was started
 with: what else the file says stays (its comments do not; `.bak` has them).
@@ -11,7 +11,9 @@ with: what else the file says stays (its comments do not; `.bak` has them).
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -24,6 +26,8 @@ from contrailmq.wire.fastjson import Body, decode_body, encode_body, new_dict
 from contrailmq.wire.properties import format_properties, read_properties
 
 __all__ = ["ORDER_TOPIC_CONFIG", "KvConfig", "KvConfigError", "load", "save", "save_settings"]
+
+_log = logging.getLogger(__name__)
 
 ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
 TABLE_BYTES_MAX: Final = 4 * 1024 * 1024  # as JSON: every change writes the whole, which takes the loop 10 ms then
@@ -84,15 +88,24 @@ def _size_bytes(*texts: str) -> int:
 
 
 def load(path: Path) -> KvConfig:
-    """What the file holds, else its `.bak`; empty when there is neither. KvConfigError when none can be read."""
+    """What the file holds, else its `.bak`; empty when there is neither. KvConfigError when none can be read.
+
+    A file that cannot be read is put aside as `.broken` when its `.bak` can: the next save would make it the `.bak`.
+    """
     problems = []
     for candidate in (path, path.with_name(path.name + ".bak")):
         try:
-            return KvConfig(decode_body(candidate.read_bytes(), _File).config_table)
+            found = KvConfig(decode_body(candidate.read_bytes(), _File).config_table)
         except FileNotFoundError:
             continue
         except (OSError, RemoteProtocolError) as exc:
             problems.append(f"{candidate}: {exc}")
+            continue
+        if problems:
+            aside = path.with_name(path.name + ".broken")
+            os.replace(path, aside)
+            _log.warning("%s; it is now %s, and the older %s serves", problems[0], aside, candidate)
+        return found
     if problems:
         raise KvConfigError("; ".join(problems) + "; mend the file, or remove it to start without these settings")
     return KvConfig()
@@ -102,8 +115,10 @@ def save(path: Path, data: bytes) -> None:
     """Write `data` durably in place of the file. Blocks: call it in a worker thread."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(path.name + ".tmp")
+        fresh = _own(path)
         with open(fresh, "wb") as file:
+            if path.exists():  # it may hold a password, and be for one user's eyes
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -125,9 +140,14 @@ def save_settings(path: Path, changes: Mapping[str, str]) -> None:
     save(path, format_properties({**said, **changes}).encode())
 
 
+def _own(path: Path) -> Path:
+    """A name for this process: where two share a home the last one wins, but neither breaks the other's file."""
+    return path.with_name(f"{path.name}.{os.getpid()}.tmp")
+
+
 def _keep(path: Path) -> None:
     """Give the file the name `.bak` too. It keeps its own until the new one takes it: there is always one."""
-    second, backup = path.with_name(path.name + ".bak.tmp"), path.with_name(path.name + ".bak")
+    second, backup = _own(path.with_name(path.name + ".bak")), path.with_name(path.name + ".bak")
     with contextlib.suppress(FileNotFoundError):
         second.unlink()
     try:

@@ -202,6 +202,9 @@ class NameServer:
                 answer = not_supported(command) if serve is None else serve(connection, command)
             except ContrailError as exc:
                 answer = _error(command, exc)
+            except Exception as exc:  # noqa: BLE001 - a mistake of ours costs its request, not the others
+                _log.exception("%s failed", request_name(command.code))
+                answer = _mistake(command, exc)
             if not isinstance(answer, bytes):
                 self._spawn(self._answer_later(connection, command, answer), _held_bytes(command))
             elif not command.is_oneway:
@@ -214,6 +217,9 @@ class NameServer:
             data = await answer
         except ContrailError as exc:
             data = _error(command, exc)
+        except Exception as exc:  # noqa: BLE001 - without an answer it would keep its connection for ever
+            _log.exception("%s failed", request_name(command.code))
+            data = _mistake(command, exc)
         except asyncio.CancelledError:
             limit_s = self.config.shutdown_wait_time_seconds
             remark = f"this NameServer stops and could not do it within shutdownWaitTimeSeconds={limit_s}: ask again"
@@ -555,3 +561,7 @@ def _error(request: Command, error: ContrailError) -> bytes:
     peer_warnings.warn(f"{request_name(request.code)} refused", str(error))
     code = ResponseCode.SYSTEM_BUSY if isinstance(error, BusyError) else ResponseCode.SYSTEM_ERROR
     return encode_response(request, code, remark=str(error))
+
+
+def _mistake(request: Command, error: Exception) -> bytes:
+    return encode_response(request, ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {error}"[:1000])

@@ -96,7 +96,13 @@ def _unescape(text: str) -> str:
         code, character = match.groups()
         return chr(int(code, 16)) if code else _ESCAPES.get(character, character)
 
-    return _UNESCAPE.sub(replace, text)
+    units = _UNESCAPE.sub(replace, text).encode("utf-16-le", "surrogatepass")  # as Java has them
+    try:
+        return units.decode("utf-16-le")
+    except UnicodeDecodeError as exc:
+        raise SettingsError(
+            f"setting {text[:80]!r}: \\ud800 to \\udfff come in pairs, and here is half of one"
+        ) from exc
 
 
 def format_properties(values: Mapping[str, str]) -> str:

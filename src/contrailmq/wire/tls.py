@@ -12,14 +12,31 @@ Where RocketMQ makes up a self-signed certificate in its test mode, we have TLS 
 
 from __future__ import annotations
 
+import difflib
 import enum
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from contrailmq.wire.errors import LocalProtocolError
 
 __all__ = ["ServerTls", "TlsMode", "client_tls", "server_tls"]
+
+
+# RocketMQ's (TlsSystemConfig); the file and the test mode are taken and have no effect.
+KEYS: Final = (
+    "tls.enable",
+    "tls.config.file",
+    "tls.test.mode.enable",
+    *(f"tls.{side}.{key}" for side in ("server", "client") for key in ("certPath", "keyPath", "keyPassword")),
+    "tls.server.trustCertPath",
+    "tls.client.trustCertPath",
+    "tls.server.mode",
+    "tls.server.need.client.auth",
+    "tls.server.authClient",
+    "tls.client.authServer",
+)
 
 
 class TlsMode(enum.Enum):
@@ -44,6 +61,7 @@ class ServerTls:
 
 def server_tls(properties: Mapping[str, str]) -> ServerTls | None:
     """`tls.server.mode|certPath|keyPath|keyPassword|trustCertPath|need.client.auth`; None when nothing is set."""
+    _check_keys(properties)
     get = properties.get
     certificate = get("tls.server.certPath")
     mode_text = get("tls.server.mode", "permissive" if certificate else "disabled")
@@ -56,6 +74,8 @@ def server_tls(properties: Mapping[str, str]) -> ServerTls | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _load_certificate(context, certificate, get("tls.server.keyPath"), get("tls.server.keyPassword"))
     need = get("tls.server.need.client.auth", "none").strip().lower()
+    if need not in ("none", "optional", "require"):
+        raise LocalProtocolError(f"tls.server.need.client.auth is {need!r}: none, optional and require exist")
     if need in ("require", "optional") or get("tls.server.authClient", "false").lower() == "true":
         context.verify_mode = ssl.CERT_OPTIONAL if need == "optional" else ssl.CERT_REQUIRED
         _load_trust(context, get("tls.server.trustCertPath"))
@@ -68,6 +88,7 @@ def client_tls(properties: Mapping[str, str]) -> ssl.SSLContext | None:
     As in RocketMQ the server is verified only with `tls.client.authServer=true`, and never by host name: brokers are
     dialled by the addresses that routes give, which certificates seldom name.
     """
+    _check_keys(properties)
     get = properties.get
     if get("tls.enable", "false").strip().lower() != "true":
         return None
@@ -82,6 +103,14 @@ def client_tls(properties: Mapping[str, str]) -> ssl.SSLContext | None:
     if certificate:
         _load_certificate(context, certificate, get("tls.client.keyPath"), get("tls.client.keyPassword"))
     return context
+
+
+def _check_keys(properties: Mapping[str, str]) -> None:
+    """A misspelt key of TLS is an error, where others warn: it would leave open what somebody meant to close."""
+    for key in properties:
+        if key.startswith("tls.") and key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, n=1)
+            raise LocalProtocolError(f"{key} is no key of TLS" + (f": did you mean {near[0]}?" if near else ""))
 
 
 def _load_certificate(context: ssl.SSLContext, certificate: str, key: str | None, password: str | None) -> None:

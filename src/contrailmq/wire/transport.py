@@ -416,9 +416,12 @@ class RemotingClient:
             connection.reply(answer)
 
 
+_PORT_MAX: Final = 65535
+
+
 def split_address(address: str) -> tuple[str, int]:
     """`host:port` or `[v6]:port` in its parts; ConnectError when it is neither."""
     host, separator, port = address.strip().rpartition(":")
-    if not separator or not host or not port.isdigit():
-        raise ConnectError(address, "an address has the form host:port")
+    if not separator or not host or not (port.isascii() and port.isdigit() and int(port[:6]) <= _PORT_MAX):
+        raise ConnectError(address, f"an address has the form host:port, with a port of at most {_PORT_MAX}")
     return host.removeprefix("[").removesuffix("]"), int(port)
