@@ -41,8 +41,8 @@ def echo(connection: Connection, commands: list[Command]) -> None:
         connection.reply(encode_response(command, 0, None, command.body))
 
 
-async def ask(server_settings: dict[str, str], client_settings: dict[str, str]) -> bytes:
-    server = RemotingServer(echo, host="127.0.0.1", tls=server_tls(server_settings))
+async def ask(server_settings: dict[str, str], client_settings: dict[str, str], *, host: str = "127.0.0.1") -> bytes:
+    server = RemotingServer(echo, host=host, tls=server_tls(server_settings))
     await server.start()
     client = RemotingClient(tls=client_tls(client_settings))
     try:
@@ -91,6 +91,24 @@ def test_the_modes_that_serve(server: dict[str, str], client: dict[str, str], lo
 def test_the_modes_that_refuse(server: dict[str, str], client: dict[str, str], loop: Loop) -> None:
     with asyncio.Runner(loop_factory=loop) as runner, pytest.raises(WireError):
         runner.run(asyncio.wait_for(ask(server, client), 10))
+
+
+@pytest.mark.parametrize("server", [{}, SERVER], ids=["plain", "TLS"])
+def test_an_address_may_be_ipv6(server: dict[str, str]) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as exc:
+        pytest.skip(f"no IPv6 here: {exc}")
+    assert asyncio.run(ask(server, CLIENT if server else {}, host="::1"))
+
+
+def test_an_encrypted_key_needs_its_password_and_nobody_is_asked_for_it() -> None:
+    encrypted = {**SERVER, "tls.server.keyPath": str(CERTS / "server.encrypted.key")}
+    with pytest.raises(LocalProtocolError, match="an encrypted key needs its keyPassword"):
+        server_tls(encrypted)
+    opened = server_tls({**encrypted, "tls.server.keyPassword": "secret"})
+    assert opened is not None
+    assert opened.mode is TlsMode.PERMISSIVE
 
 
 def test_settings_that_cannot_work_are_refused() -> None:

@@ -117,7 +117,7 @@ class NameServer:
     def address(self) -> str:
         """`host:port` to dial; the loopback address when the server listens on all."""
         host = "127.0.0.1" if self.config.bind_address in ("", "0.0.0.0") else self.config.bind_address
-        return f"{host}:{self._server.port}"
+        return f"[{host}]:{self._server.port}" if ":" in host else f"{host}:{self._server.port}"
 
     @property
     def connection_count(self) -> int:

@@ -115,10 +115,12 @@ def _check_keys(properties: Mapping[str, str]) -> None:
 
 def _load_certificate(context: ssl.SSLContext, certificate: str, key: str | None, password: str | None) -> None:
     try:
-        context.load_cert_chain(certificate, key or None, password or None)
+        # An empty password where none is set: OpenSSL would ask whoever sits at the terminal, and wait.
+        context.load_cert_chain(certificate, key or None, password or "")
     except (OSError, ssl.SSLError) as exc:
         raise LocalProtocolError(
-            f"certificate {certificate} with key {key or certificate} cannot be used: {exc}"
+            f"certificate {certificate} with key {key or certificate} cannot be used: {exc}; an encrypted key needs "
+            "its keyPassword"
         ) from exc
 
 

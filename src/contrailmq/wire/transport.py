@@ -89,7 +89,7 @@ class RemotingServer:
 
     @property
     def address(self) -> str:
-        return f"{self._host}:{self._port}"
+        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
 
     async def start(self) -> None:
         """Listen. ConnectError when the address cannot be bound."""
@@ -99,7 +99,8 @@ class RemotingServer:
                 self._server = await loop.create_server(self._connection, self._host, self._port, backlog=BACKLOG)
                 self._port = int(self._server.sockets[0].getsockname()[1])
             else:
-                listening = socket.create_server((self._host, self._port), backlog=BACKLOG)
+                family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+                listening = socket.create_server((self._host, self._port), family=family, backlog=BACKLOG)
                 self._port = int(listening.getsockname()[1])
                 self._listener = _PeekingListener(listening, self._connection, self._tls)
         except OSError as exc:
