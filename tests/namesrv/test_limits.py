@@ -154,6 +154,28 @@ def test_a_queued_registration_whose_connection_has_gone_is_not_read(tmp_path: P
     run(main)
 
 
+def test_what_undoes_a_registration_waits_for_the_one_that_came_before_it(tmp_path: Path, reading: Gate) -> None:
+    async def main() -> None:
+        large = registration(*(f"Topic-{number}" for number in range(2000)))
+        server, connection = a_server(tmp_path), Staying()
+        frames = [
+            encode_request(Code.REGISTER_BROKER, ext(), large, opaque=1),
+            encode_request(Code.DELETE_TOPIC_IN_NAMESRV, {"topic": "Topic-7"}, opaque=2),
+            encode_request(Code.UNREGISTER_BROKER, ext(), opaque=3),
+            encode_request(Code.REGISTER_BROKER, ext(), registration("Last-1", "Last-2"), opaque=4),
+        ]
+        server.handle(connection, parsed(b"".join(frames)))  # type: ignore[arg-type]
+        assert connection.answers == []
+        reading.opened.set()
+        await asyncio.wait(server._tasks)
+        answers = [parsed(answer)[0] for answer in connection.answers]
+        assert [(answer.opaque, answer.code) for answer in answers] == [(1, 0), (2, 0), (3, 0), (4, 0)]
+        assert sorted(server.tables.topics) == ["Last-1", "Last-2"]
+        assert server._registrations_read == 0
+
+    run(main)
+
+
 def test_the_cache_of_encoded_routes_is_bounded_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with running(tmp_path) as (server, ask, _client):

@@ -95,7 +95,7 @@ class NameServer:
         self._saving = asyncio.Lock()
         self._changed_settings: dict[str, str] = {}  # since the start, by UPDATE_NAMESRV_CONFIG
         self._registering = asyncio.Lock()
-        self._registrations_read = 0  # in worker threads, or waiting for one
+        self._registrations_read = 0  # in worker threads, or waiting for one, and what waits for them
         self._waiting_bytes = 0  # of requests that are answered later
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_save: asyncio.Task[None] | None = None  # of the key-value table; has not begun
@@ -328,10 +328,14 @@ class NameServer:
             self.tables.register_topic(header.topic, decode_body(request.body, TopicRouteData).queue_datas)
         return encode_response(request)
 
-    def _delete_topic(self, connection: Connection, request: Command) -> bytes:
+    def _delete_topic(self, connection: Connection, request: Command) -> Answer:
         header = request.header(headers.DeleteTopicInNamesrv)
-        self.tables.delete_topic(header.topic, header.cluster_name or None)
-        return encode_response(request)
+
+        def delete() -> bytes:
+            self.tables.delete_topic(header.topic, header.cluster_name or None)
+            return encode_response(request)
+
+        return self._in_turn(request, delete)
 
     def _get_cluster_info(self, connection: Connection, request: Command) -> bytes:
         return encode_response(request, body=encode_cluster_info(self.tables.cluster_info()))
@@ -430,11 +434,30 @@ class NameServer:
             return encode_response(request, ext=ext)
         return encode_response(request, ext=ext, body=encode_body(KVTable(table=orders)))
 
-    def _unregister_broker(self, connection: Connection, request: Command) -> bytes:
+    def _unregister_broker(self, connection: Connection, request: Command) -> Answer:
         header = request.header(headers.BrokerIdentity)
         key = BrokerKey(header.cluster_name, header.broker_addr)
-        self._tell(self.tables.unregister([key], names={key: header.broker_name}))
-        return encode_response(request)
+
+        def unregister() -> bytes:
+            self._tell(self.tables.unregister([key], names={key: header.broker_name}))
+            return encode_response(request)
+
+        return self._in_turn(request, unregister)
+
+    def _in_turn(self, request: Command, work: Callable[[], bytes]) -> Answer:
+        """What undoes registrations waits for those that came before it and are still being read."""
+        if not self._registrations_read:
+            return work()
+        self._check_room(request)
+        self._registrations_read += 1
+        return self._after_registrations(work)
+
+    async def _after_registrations(self, work: Callable[[], bytes]) -> bytes:
+        try:
+            async with self._registering:
+                return work()
+        finally:
+            self._registrations_read -= 1
 
     def _broker_heartbeat(self, connection: Connection, request: Command) -> bytes:
         header = request.header(headers.BrokerHeartbeat)
