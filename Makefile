@@ -42,6 +42,7 @@ test-compiled: compile ## What must pass compiled too, then plain Python again
 	@$(PYTEST) tests/message tests/store tests/wire tests/broker tests/testing; status=$$?; $(MAKE) --no-print-directory pure; exit $$status
 
 pure:           ## Remove compiled modules: plain Python serves again
+	@echo "==> plain Python: compiled modules removed"
 	@find src -name '*.so' -delete; rm -rf src/build
 
 demo: $(STAMP)  ## The main job, end to end, in a temporary directory
@@ -82,6 +83,7 @@ check: $(STAMP) ## Format, lint, strict types, tidy
 	@echo "==> tidy";                    $(BIN)/python -m pytest -q tests/test_tidy.py
 
 lint: $(STAMP)  ## Format and fix what can be fixed
+	@echo "==> ruff format, ruff check --fix"
 	@$(BIN)/ruff format src tests
 	@$(BIN)/ruff check --fix src tests
 

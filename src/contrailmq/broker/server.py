@@ -112,7 +112,7 @@ class BrokerServer:
             for service in (self.transactions, self.delay, self.timers):
                 self.add_service(service)
             await self._listen()
-        except BaseException:
+        except BaseException:  # a cancelled start too must not keep ports and the store's lock
             await self._close_ports(0)
             await self.supervisor.stop()
             await loop.run_in_executor(None, self.store.close)

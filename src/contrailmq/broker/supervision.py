@@ -86,7 +86,7 @@ class Supervisor:
             try:
                 await work()
                 return
-            except Exception:
+            except Exception:  # whatever a service raises: it is logged and started again, or stops the broker
                 if loop.time() - began > HEALTHY_S:
                     failures = 0
                 failures += 1

@@ -149,7 +149,7 @@ class GroupConsumer(ABC):
                 self._store = RemoteOffsetStore(instance, self.group)
             await self._store.load()
             instance.join_consumer(self)
-        except BaseException:
+        except BaseException:  # cancelled or failed: the shared instance is given back
             await instance.release()
             raise
         self._instance = instance

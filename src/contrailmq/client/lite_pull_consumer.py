@@ -120,7 +120,7 @@ class LitePullConsumer(GroupConsumer):
         self._life.begin()
         try:
             instance = await self._join()
-        except BaseException:
+        except BaseException:  # a cancelled start has failed too
             self._life.state = State.FAILED
             raise
         try:
@@ -129,7 +129,7 @@ class LitePullConsumer(GroupConsumer):
             self._tasks.append(instance.spawn(self._watch_topics(), "topics"))
             if self._assigned is not None:
                 await self._apply_assigned()
-        except BaseException:
+        except BaseException:  # the same, and what was opened is closed
             self._life.state = State.FAILED
             await self._close_all()
             raise

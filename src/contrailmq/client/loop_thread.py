@@ -76,7 +76,7 @@ class LoopThread:
         self._loop.call_soon_threadsafe(call.begin)
         try:
             call.ended.acquire()
-        except BaseException:
+        except BaseException:  # Ctrl-C: nobody waits any more, so the call ends on its loop
             self._loop.call_soon_threadsafe(call.cancel)
             raise
         assert call.task is not None

@@ -85,7 +85,7 @@ class Producer:
         self._life.begin()
         try:
             instance = ClientInstance.acquire(self.options.client_id(), self.options)
-        except BaseException:
+        except BaseException:  # a cancelled start has failed too
             self._life.state = State.FAILED
             raise
         try:
@@ -93,7 +93,7 @@ class Producer:
             instance.join_producer(sender)
             if self.options.trace:
                 self._trace = open_trace(instance, self.options, group=self.group, kind="PRODUCE")
-        except BaseException:
+        except BaseException:  # the same, and what was opened is closed
             self._life.state = State.FAILED
             await instance.release()
             raise

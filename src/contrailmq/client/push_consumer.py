@@ -98,7 +98,7 @@ class PushConsumer(GroupConsumer):
             self._subscribe_retries()
         try:
             instance = await self._join()
-        except BaseException:
+        except BaseException:  # a cancelled start has failed too
             self._life.state = State.FAILED
             raise
         try:
@@ -107,7 +107,7 @@ class PushConsumer(GroupConsumer):
             if self._listener is not None:
                 self._open_pool(instance)
             await self._enter_group()
-        except BaseException:
+        except BaseException:  # the same, and what was opened is closed
             self._life.state = State.FAILED
             await self._close_all()
             raise

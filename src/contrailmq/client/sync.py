@@ -49,7 +49,7 @@ class _Blocking:
         thread = LoopThread.acquire()
         try:
             thread.run(self._client.start())
-        except BaseException:
+        except BaseException:  # Ctrl-C too: the thread ends with its last user
             thread.release()
             raise
         self._thread = thread

@@ -59,7 +59,7 @@ class Admin:
         admin, thread = self._make(), LoopThread.acquire()
         try:
             thread.run(admin.start())
-        except BaseException:
+        except BaseException:  # Ctrl-C too: the thread ends with its last user
             thread.release()
             raise
         self._open = (thread, admin)

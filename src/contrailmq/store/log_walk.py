@@ -242,7 +242,10 @@ def _judged(buffer: mmap, position: int, end_of_data: int, base: int, with_body_
 
 
 def _expected(buffer: mmap, position: int, end_of_data: int, base: int, with_body_crc: bool, expects: Expects) -> _Run:
-    """Pass over records that are whole, of the common shape, and have their unit; stop before the first other one."""
+    """Pass over records that are whole, of the common shape, and have their unit; stop before the first other one.
+
+    It repeats the shape test of `_judged`, so that neither loop makes a call for it at every record.
+    """
     unpack, checksum, unit_at, unit_bytes = _SHORT_HEAD.unpack_from, crc32, _QUEUE_UNIT.unpack_from, _QUEUE_UNIT.size
     likely, queues, marks, _, beyond = expects
     likely_of, mark_of = likely.get, marks.get
