@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from contrailmq.wire.transport import RemotingServer
 from .peers import WAIT_S, Counting, Holding, Run, connected, echo, request, turns_until
 
 CERTS = Path(__file__).parent / "certs"
+SERVER = {"tls.server.certPath": str(CERTS / "server.pem"), "tls.server.keyPath": str(CERTS / "server.key")}
 
 
 async def accepted(server: RemotingServer) -> tuple[socket.socket, Connection]:
@@ -192,8 +194,7 @@ def test_a_server_whose_drain_time_is_over_lets_go_of_peers_that_it_waits_for(ru
 
 def test_requests_over_tls_that_lie_unread_are_answered(run: Run) -> None:
     async def main() -> None:
-        settings = {"tls.server.certPath": str(CERTS / "server.pem"), "tls.server.keyPath": str(CERTS / "server.key")}
-        server = RemotingServer(echo, host="127.0.0.1", tls=server_tls(settings))
+        server = RemotingServer(echo, host="127.0.0.1", tls=server_tls(SERVER))
         await server.start()
         context = client_tls({"tls.enable": "true"})
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=context)
@@ -234,5 +235,64 @@ def test_nothing_is_written_after_our_end(run: Run) -> None:
         assert transport.writes == []
         connection.abort("the drain time is over")
         assert transport.is_aborted
+
+    run(main())
+
+
+@pytest.mark.parametrize("has_tls", [False, True], ids=["plain port", "port with TLS"])
+def test_who_waits_in_the_kernel_when_a_server_stops_is_served(has_tls: bool, run: Run) -> None:
+    """The loop has no turn between their connecting and the stop, so that none is accepted by us before it."""
+
+    async def main() -> None:
+        counting = Counting()
+        server = RemotingServer(counting, host="127.0.0.1", tls=server_tls(SERVER) if has_tls else None)
+        await server.start()
+        peers = [socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) for _ in range(5)]
+        for number, peer in enumerate(peers):
+            peer.sendall(request(number))
+        closing = asyncio.ensure_future(server.close(drain_seconds=WAIT_S))
+        answers = [await asyncio.to_thread(read_all, peer) for peer in peers]
+        assert [[(answer.opaque, answer.code) for answer in of_one] for of_one in answers] == [
+            [(number, 0)] for number in range(5)
+        ]
+        for peer in peers:
+            peer.close()
+        await closing
+        assert not server.connections
+
+    run(main())
+
+
+def shaken(peer: socket.socket, secured: ssl.SSLObject, received: ssl.MemoryBIO, to_send: ssl.MemoryBIO) -> str | None:
+    """Go on with a handshake over a blocking socket; the version of TLS that was agreed upon."""
+    while True:
+        try:
+            secured.do_handshake()
+        except ssl.SSLWantReadError:
+            if data := to_send.read():
+                peer.sendall(data)
+            received.write(peer.recv(65536))
+        else:
+            peer.sendall(to_send.read())
+            return secured.version()
+
+
+def test_a_handshake_whose_beginning_waits_in_the_kernel_when_a_server_stops_comes_to_its_end(run: Run) -> None:
+    async def main() -> None:
+        server = RemotingServer(echo, host="127.0.0.1", tls=server_tls(SERVER))
+        await server.start()
+        context = client_tls({"tls.enable": "true"})
+        assert context is not None
+        received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+        secured = context.wrap_bio(received, to_send, server_hostname="localhost")
+        with pytest.raises(ssl.SSLWantReadError):
+            secured.do_handshake()
+        with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as peer:
+            peer.sendall(to_send.read())
+            closing = asyncio.ensure_future(server.close(drain_seconds=WAIT_S))
+            assert await asyncio.to_thread(shaken, peer, secured, received, to_send) == "TLSv1.3"
+            assert await asyncio.to_thread(peer.recv, 65536) != b""  # its tickets, or its goodbye: no reset
+        await closing
+        assert not server.connections
 
     run(main())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from contrailmq.wire import transport
+from contrailmq.wire import listener as listener_module
 from contrailmq.wire.errors import ConnectError, LocalProtocolError, WireError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
@@ -167,17 +167,16 @@ class Exhausted:
         return self._listening.accept()
 
 
+@pytest.mark.parametrize("tls", [server_tls(SERVER), None], ids=["TLS and plain", "plain"])
 def test_without_descriptors_accepting_pauses_is_logged_once_and_goes_on(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tls: ServerTls | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A client waits in the backlog all the while. The pause is an hour, ended by hand, and at last no time at all."""
 
     async def main() -> None:
-        monkeypatch.setattr(transport, "_ACCEPT_PAUSE_SECONDS", 3600.0)
-        tls = server_tls(SERVER)
-        assert tls is not None
+        monkeypatch.setattr(listener_module, "_ACCEPT_PAUSE_SECONDS", 3600.0)
         listening = Exhausted(socket.create_server(("127.0.0.1", 0)))
-        listener = transport._PeekingListener(listening, lambda: Connection(echo), tls)  # type: ignore[arg-type]
+        listener = listener_module.Listener(listening, lambda: Connection(echo), tls)  # type: ignore[arg-type]
         client = RemotingClient()
         connection = await client.connect(f"127.0.0.1:{listening.port}")  # by the kernel alone
         for attempts in (1, 2):
@@ -187,11 +186,11 @@ def test_without_descriptors_accepting_pauses_is_logged_once_and_goes_on(
             assert listener._resuming is not None
             listener._resuming.cancel()
             listener._resume()
-        monkeypatch.setattr(transport, "_ACCEPT_PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(listener_module, "_ACCEPT_PAUSE_SECONDS", 0.0)
         await listening.tried(4)
         listening.has_descriptors = True
         assert (await connection.invoke(1, None, b"late", timeout_s=5)).body == b"late"
-        listener.close()
+        await listener.close(1)
         await client.close()
 
     asyncio.run(asyncio.wait_for(main(), 10))
@@ -239,14 +238,13 @@ def test_peers_that_come_and_go_in_any_state_leave_nothing_behind_on_a_port_with
     async def main() -> None:
         server = RemotingServer(echo, host="127.0.0.1", tls=server_tls(SERVER))
         await server.start()
-        listener = server._listener
-        assert listener is not None
+        (listener,) = server._listeners
 
         async def be_served() -> int:
             client = RemotingClient(tls=client_tls(CLIENT))
             assert (await client.invoke(server.address, 1, None, b"there", timeout_s=5)).body == b"there"
             await client.close()
-            await turns_until(lambda: not (listener._silent or listener._handshakes or server.connections))
+            await turns_until(lambda: not (listener._silent or listener._entering or server.connections))
             return len(os.listdir("/proc/self/fd"))
 
         descriptors = await be_served()  # the first socket makes uvloop open one more for itself

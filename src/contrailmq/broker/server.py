@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Final
 
 from contrailmq.broker.admin import ClientAdmin, GroupAdmin, OffsetAdmin, ProgressAdmin, RuntimeAdmin, TopicAdmin
@@ -42,11 +43,12 @@ from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.errors import StoreConfigError
 from contrailmq.store.message_store import Drive, MessageStore
-from contrailmq.wire.connection import Limits
+from contrailmq.wire.connection import SERVER_LIMITS
 from contrailmq.wire.errors import ConnectError
 from contrailmq.wire.properties import SettingsError, read_properties
+from contrailmq.wire.ration import Ration
 from contrailmq.wire.tls import ServerTls
-from contrailmq.wire.transport import RemotingClient, RemotingServer
+from contrailmq.wire.transport import UNFINISHED_BYTES_MAX, RemotingClient, RemotingServer
 
 log = logging.getLogger("contrailmq.broker")
 
@@ -273,6 +275,8 @@ class BrokerServer:
         ports = [config.listen_port]
         if config.is_vip_channel_enabled and config.listen_port > VIP_PORT_DISTANCE:
             ports.append(config.listen_port - VIP_PORT_DISTANCE)
+        limits = replace(SERVER_LIMITS, write_bytes_max=config.unsent_bytes_max)
+        ration = Ration(UNFINISHED_BYTES_MAX)
         for port in ports:
             server = RemotingServer(
                 self.handlers.handle,
@@ -280,7 +284,8 @@ class BrokerServer:
                 port=port,
                 tls=self._tls,
                 idle_seconds=config.server_channel_max_idle_time_seconds,
-                limits=Limits(write_bytes_max=config.unsent_bytes_max),
+                limits=limits,
+                ration=ration,
                 on_disconnect=self.members.disconnected,
             )
             try:

@@ -45,6 +45,7 @@ from contrailmq.wire.frame import ReplyTemplate, encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.properties import format_properties, parse_properties
+from contrailmq.wire.ration import Ration
 from contrailmq.wire.tls import ServerTls
 from contrailmq.wire.transport import Connection, RemotingServer, not_supported
 
@@ -59,6 +60,7 @@ _ROUTE_FOUND: Final = ReplyTemplate({})
 BROKER_ID_MAX: Final = 2**63 - 1  # Java's long
 NAME_CHARACTERS_MAX: Final = 1024  # of a broker, a cluster, a zone or an address; host names end at 255
 WAITING_BYTES_MAX: Final = 64 * 1024 * 1024  # four registrations of the largest size
+UNFINISHED_BYTES_MAX: Final = 64 * 1024 * 1024  # of requests that are being received
 ROUTE_BYTES_MAX: Final = 32 * 1024 * 1024  # 100,000 routes of one broker
 _LAST_ANSWERS_SECONDS: Final = 1.0  # for refusals to leave, when the time for stopping is over
 
@@ -107,6 +109,7 @@ class NameServer:
             port=self.config.listen_port,
             tls=tls,
             limits=_LIMITS,
+            ration=Ration(UNFINISHED_BYTES_MAX),
             idle_seconds=self.config.server_channel_max_idle_time_seconds,
             on_disconnect=self._disconnected,
         )

@@ -11,7 +11,7 @@ Bounds, so that one peer cannot take the process down:
     the connection is cut; with no progress at all the idle rule cuts it;
   - unanswered requests of the peer: at `in_flight_max` we stop reading until some are answered;
   - unanswered requests of ours: at `in_flight_max` `invoke` raises TooManyRequestsError;
-  - bytes of an unfinished frame: FrameParser's limit;
+  - bytes of an unfinished frame: FrameParser's limit, and for all connections of a server together `ration`;
   - bodies that a server would decode for too long are refused here (`body_bounds`).
 
 A server that stops drains its connections. What had reached this machine by then (read, or unread in the socket) is
@@ -43,6 +43,7 @@ from contrailmq.wire.errors import (
 from contrailmq.wire.frame import FRAME_BYTES_MAX, HEADER_BYTES_MAX, FrameParser, encode_request, encode_response
 from contrailmq.wire.header import FLAG_ONEWAY, FLAG_RESPONSE, Command, Fields
 from contrailmq.wire.peer_warnings import peer_warnings
+from contrailmq.wire.ration import Ration
 
 __all__ = ["DEFAULT_LIMITS", "SERVER_LIMITS", "Connection", "Handler", "Limits"]
 
@@ -96,10 +97,14 @@ class Connection(asyncio.Protocol):
         handler: Handler,
         *,
         limits: Limits = DEFAULT_LIMITS,
+        ration: Ration | None = None,
         on_open: Callable[[Connection], None] | None = None,
     ) -> None:
         self._handler = handler
         self._limits = limits
+        self._ration = ration
+        self._is_holding = False  # the ration knows of an unfinished frame
+        self._must_wait = False  # for a share of the ration
         self._on_open = on_open
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -120,6 +125,7 @@ class Connection(asyncio.Protocol):
         self._is_patient = True  # while draining: what is half read is waited for
         self._ending: asyncio.Transport | None = None  # our end is sent, the peer's is awaited
         self._has_eof = False
+        self._is_tls = False
         self._backlog: deque[Command] = deque()  # requests that were read and wait for their slice
         self._is_slice_scheduled = False
         self._unsent_bytes_seen = 0
@@ -260,6 +266,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are not of asyncio's class
         self._transport.set_write_buffer_limits(high=self._limits.write_high_bytes)
+        self._is_tls = transport.get_extra_info("ssl_object") is not None
         peername = transport.get_extra_info("peername")
         if isinstance(peername, tuple):
             self.peer = (str(peername[0]), int(peername[1]))
@@ -301,6 +308,29 @@ class Connection(asyncio.Protocol):
             self._schedule_slice()
         elif self.in_flight >= self._limits.in_flight_max:
             self._update_reading()
+        if self._ration is not None and (self._is_holding or self._parser.buffered_bytes):
+            self._report(self._ration)
+
+    def _report(self, ration: Ration) -> None:
+        """Tell the ration what is held of an unfinished frame."""
+        held_bytes = self._parser.buffered_bytes
+        self._is_holding = held_bytes > 0
+        if self._is_holding:
+            self._must_wait = not ration.hold(self, held_bytes, self._parser.wanted_bytes)
+        else:
+            self._must_wait = False
+            ration.drop(self)
+        if self._must_wait is self._is_reading:
+            self._update_reading()
+
+    def go_on(self) -> None:
+        """The ration has a share for the frame that waits."""
+        self._must_wait = False
+        self._update_reading()
+
+    def cut(self, cause: str) -> None:
+        peer_warnings.warn("cut for want of memory", f"{self.address}: {cause}")
+        self.abort(cause)
 
     def _serve(self, requests: list[Command]) -> None:
         """Hand requests to the handler, as many as a slice of time takes; the rest waits in the backlog."""
@@ -345,8 +375,7 @@ class Connection(asyncio.Protocol):
         """A half-closed peer still gets the answers to what it asked; nothing else keeps the connection."""
         self._flush()  # what is queued must not be lost when the loop closes the transport after us
         self._has_eof = True
-        is_plain = self._transport is not None and self._transport.get_extra_info("ssl_object") is None
-        return is_plain and self.in_flight > 0  # TLS has no half-closed state
+        return not self._is_tls and self._transport is not None and self.in_flight > 0  # TLS has no half-closed state
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
@@ -365,6 +394,8 @@ class Connection(asyncio.Protocol):
         self._transport = self._ending = None
         self._out.clear()
         self._backlog.clear()
+        if self._is_holding and self._ration is not None:
+            self._ration.drop(self)
         self._release_writers()
         if self._timer is not None:
             self._timer.cancel()
@@ -433,7 +464,11 @@ class Connection(asyncio.Protocol):
             return
         self._transport, self._ending = None, transport
         self._close_cause = "we stop"
-        transport.write_eof()
+        try:
+            transport.write_eof()
+        except OSError:  # asyncio's own loop: the peer has reset the connection, and the loop has not seen it yet
+            transport.abort()
+            return
         if not self._is_reading:
             transport.resume_reading()
         self._loop.call_later(LINGER_S, transport.close)
@@ -465,6 +500,7 @@ class Connection(asyncio.Protocol):
             return
         should_read = (
             not self._is_write_paused
+            and not self._must_wait
             and not self._backlog
             and not self._parser.has_more
             and self.in_flight < self._limits.in_flight_max

@@ -89,6 +89,11 @@ class FrameParser:
     def buffered_bytes(self) -> int:
         return len(self._buffer)
 
+    @property
+    def wanted_bytes(self) -> int:
+        """The size of the unfinished frame, as far as it is known; meant for when something is buffered."""
+        return self._wanted_bytes
+
     def feed(self, data: bytes) -> list[Command]:
         """Every command that is whole now, at most `commands_max`. RemoteProtocolError when the stream is broken.
 

@@ -1,7 +1,8 @@
-"""The asyncio server and client of the protocol: accepting, dialling, TLS, idle and graceful close.
+"""The asyncio server and client of the protocol: dialling, TLS, idle and graceful close.
 
-What happens on one connection is `connection.Connection`; here is only what surrounds it. Works on any asyncio loop;
-`new_event_loop` gives uvloop where it is installed (2 to 3 times the throughput), asyncio's own elsewhere.
+What happens on one connection is `connection.Connection`, accepting is `listener`; here is only what surrounds them.
+Works on any asyncio loop; `new_event_loop` gives uvloop where it is installed (2 to 3 times the throughput), asyncio's
+own elsewhere.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
-import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -20,20 +19,14 @@ from contrailmq.wire.connection import DEFAULT_LIMITS, SERVER_LIMITS, Connection
 from contrailmq.wire.errors import ConnectError, ConnectionClosedError, ListenError, WireError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command, Fields, to_ext
+from contrailmq.wire.listener import Listener, bind
 from contrailmq.wire.peer_warnings import peer_warnings
-from contrailmq.wire.tls import ServerTls, TlsMode
+from contrailmq.wire.ration import Ration
+from contrailmq.wire.tls import ServerTls
 
 __all__ = ["Connection", "Handler", "Limits", "RemotingClient", "RemotingServer", "new_event_loop", "not_supported"]
 
-_log = logging.getLogger(__name__)
-
-BACKLOG: Final = 1024  # as Java's servers
-TLS_FIRST_BYTE: Final = 0x16  # ContentType.handshake
-_FIRST_BYTE_SECONDS: Final = (
-    10.0  # a connection that has not said a byte by then is closed, when TLS must be told apart
-)
-
-_ACCEPT_PAUSE_SECONDS: Final = 1.0  # after accepting failed, usually for want of descriptors; as asyncio's servers
+UNFINISHED_BYTES_MAX: Final = 256 * 1024 * 1024  # of all connections: sixteen frames of the largest size
 
 SignHook = Callable[[int, dict[str, str], bytes], None]
 ClientHandler = Callable[[Connection, Command], bytes | Awaitable[bytes | None] | None]
@@ -70,16 +63,17 @@ class RemotingServer:
         tls: ServerTls | None = None,
         idle_seconds: float = 120.0,
         limits: Limits = SERVER_LIMITS,
+        ration: Ration | None = None,
         on_connect: Callable[[Connection], None] | None = None,
         on_disconnect: Callable[[Connection], None] | None = None,
     ) -> None:
         self._handler, self._host, self._port, self._tls = handler, host, port, tls
         self._idle_s, self._limits = idle_seconds, limits
+        self._ration = ration or Ration(UNFINISHED_BYTES_MAX)
         self._on_connect, self._on_disconnect = on_connect, on_disconnect
-        self._server: asyncio.Server | None = None
-        self._listener: _PeekingListener | None = None
+        self._listeners: list[Listener] = []
         self._sweeper: asyncio.TimerHandle | None = None
-        self._emptied: asyncio.Event | None = None
+        self._emptied: asyncio.Event | None = None  # there while the server stops
         self.connections: set[Connection] = set()
 
     @property
@@ -93,34 +87,27 @@ class RemotingServer:
 
     async def start(self) -> None:
         """Listen. ConnectError when the address cannot be bound."""
-        loop = asyncio.get_running_loop()
         try:
-            if self._tls is None or self._tls.mode is TlsMode.DISABLED:
-                self._server = await loop.create_server(self._connection, self._host, self._port, backlog=BACKLOG)
-                self._port = int(self._server.sockets[0].getsockname()[1])
-            else:
-                family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-                listening = socket.create_server((self._host, self._port), family=family, backlog=BACKLOG)
-                self._port = int(listening.getsockname()[1])
-                self._listener = _PeekingListener(listening, self._connection, self._tls)
+            sockets = await bind(self._host, self._port)
         except OSError as exc:
             raise ListenError(self.address, exc.strerror or str(exc)) from exc
-        self._schedule_sweep(loop)
+        self._port = int(sockets[0].getsockname()[1])
+        self._listeners = [Listener(listening, self._connection, self._tls) for listening in sockets]
+        self._schedule_sweep(asyncio.get_running_loop())
 
     async def close(self, drain_seconds: float = 3.0) -> None:
         """Accept nothing new, answer what was accepted for at most `drain_seconds`, then close every connection."""
-        if self._server is not None:
-            self._server.close()
-        if self._listener is not None:
-            self._listener.close()
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + drain_seconds
         if self._sweeper is not None:
             self._sweeper.cancel()
+        self._emptied = asyncio.Event()
+        for connection in list(self.connections):
+            connection.drain()
+        await asyncio.gather(*(listener.close(drain_seconds) for listener in self._listeners))
         if self.connections:
-            self._emptied = asyncio.Event()
-            for connection in list(self.connections):
-                connection.drain()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._emptied.wait(), drain_seconds)
+                await asyncio.wait_for(self._emptied.wait(), end_s - loop.time())
         for connection in list(self.connections):
             connection.abort("the server stops and its drain time is over")
 
@@ -129,13 +116,15 @@ class RemotingServer:
         return sum(connection.close_if_idle(now_s, self._idle_s) for connection in list(self.connections))
 
     def _connection(self) -> Connection:
-        return Connection(self._handler, limits=self._limits, on_open=self._opened)
+        return Connection(self._handler, limits=self._limits, ration=self._ration, on_open=self._opened)
 
     def _opened(self, connection: Connection) -> None:
         self.connections.add(connection)
         connection.on_close.append(self._closed)
         if self._on_connect is not None:
             self._on_connect(connection)
+        if self._emptied is not None:  # it came when we stopped; what came with its handshake is handed over first
+            asyncio.get_running_loop().call_soon(connection.drain)
 
     def _closed(self, connection: Connection) -> None:
         self.connections.discard(connection)
@@ -151,88 +140,6 @@ class RemotingServer:
             self._schedule_sweep(loop)
 
         self._sweeper = loop.call_later(self._idle_s / 4, sweep)
-
-
-class _PeekingListener:
-    """Accepts connections and looks at their first byte before the protocol sees them: TLS or plain on one port."""
-
-    def __init__(self, listening: socket.socket, factory: Callable[[], Connection], tls: ServerTls) -> None:
-        self._listening, self._factory, self._tls = listening, factory, tls
-        self._loop = asyncio.get_running_loop()
-        self._silent: dict[socket.socket, asyncio.TimerHandle] = {}  # accepted, first byte not seen
-        self._handshakes: set[asyncio.Task[None]] = set()
-        self._resuming: asyncio.TimerHandle | None = None  # accepting failed and goes on then
-        self._is_failing = False  # since the last connection that was accepted: the log has it once
-        listening.setblocking(False)
-        self._loop.add_reader(listening, self._accept)
-
-    def close(self) -> None:
-        if self._resuming is not None:
-            self._resuming.cancel()
-        self._loop.remove_reader(self._listening)
-        self._listening.close()
-        for sock in list(self._silent):
-            self._drop(sock)
-        for task in self._handshakes:
-            task.cancel()
-
-    def _accept(self) -> None:
-        for _ in range(BACKLOG):
-            try:
-                sock, _peer = self._listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as exc:
-                self._pause(exc)
-                return
-            self._is_failing = False
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._silent[sock] = self._loop.call_later(_FIRST_BYTE_SECONDS, self._drop, sock)
-            self._loop.add_reader(sock, self._peek, sock)
-
-    def _pause(self, error: OSError) -> None:
-        """Accept nothing for a while: the loop would call at once again, and again in vain."""
-        if not self._is_failing:
-            self._is_failing = True
-            text = "accepting failed: %s; trying every %g s; raise the limit on open files if it is reached"
-            _log.error(text, error, _ACCEPT_PAUSE_SECONDS)
-        self._loop.remove_reader(self._listening)
-        self._resuming = self._loop.call_later(_ACCEPT_PAUSE_SECONDS, self._resume)
-
-    def _resume(self) -> None:
-        self._resuming = None
-        self._loop.add_reader(self._listening, self._accept)
-
-    def _peek(self, sock: socket.socket) -> None:
-        try:
-            first = sock.recv(1, socket.MSG_PEEK)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            first = b""
-        is_tls = first[:1] == bytes([TLS_FIRST_BYTE])
-        if not first or (not is_tls and self._tls.mode is TlsMode.ENFORCING):
-            self._drop(sock)
-            return
-        self._loop.remove_reader(sock)
-        self._silent.pop(sock).cancel()
-        task = self._loop.create_task(self._hand_over(sock, self._tls.context if is_tls else None))
-        self._handshakes.add(task)
-        task.add_done_callback(self._handshakes.discard)
-
-    async def _hand_over(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
-        timeout = _FIRST_BYTE_SECONDS if context is not None else None
-        try:
-            await self._loop.connect_accepted_socket(self._factory, sock, ssl=context, ssl_handshake_timeout=timeout)
-        except (OSError, ssl.SSLError) as exc:
-            peer_warnings.warn("TLS handshake failed", str(exc))
-            sock.close()
-
-    def _drop(self, sock: socket.socket) -> None:
-        self._loop.remove_reader(sock)
-        self._silent.pop(sock).cancel()
-        sock.close()
 
 
 class RemotingClient:

@@ -1,0 +1,152 @@
+"""Accepting connections of one address: plain, or TLS and plain on one port.
+
+With TLS on, the first byte of a connection is looked at before the protocol sees it (`tls` says what it tells). We
+accept ourselves, in place of the loop's server, for three things that it does not do: look at that byte, say in the
+log when accepting fails (usually for want of descriptors), and at the end take in what the kernel has accepted for us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+from contrailmq.wire.connection import Connection
+from contrailmq.wire.peer_warnings import peer_warnings
+from contrailmq.wire.tls import ServerTls, TlsMode
+
+__all__ = ["Listener", "bind"]
+
+_log = logging.getLogger(__name__)
+
+BACKLOG: Final = 1024  # as Java's servers
+TLS_FIRST_BYTE: Final = b"\x16"  # ContentType.handshake
+_FIRST_BYTE_SECONDS: Final = 10.0  # with TLS on, a connection that has not said a byte by then is closed
+_LAST_HANDSHAKE_SECONDS: Final = 2.0  # for those under way when we stop: some round trips
+_ACCEPT_PAUSE_SECONDS: Final = 1.0  # after accepting failed; as asyncio's servers
+_NO_SUCH_FAMILY: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+
+
+async def bind(host: str, port: int) -> list[socket.socket]:
+    """Listening sockets for each address of the host, all on one port. OSError when one cannot be had.
+
+    No host means all addresses of all families that this machine has.
+    """
+    loop = asyncio.get_running_loop()
+    infos = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = sorted({(info[0], info[4][0]) for info in infos})
+    with contextlib.ExitStack() as bound:
+        sockets: list[socket.socket] = []
+        for family, address in addresses:
+            try:
+                listening = socket.create_server((address, port), family=family, backlog=BACKLOG)
+            except OSError as exc:
+                if not host and exc.errno in _NO_SUCH_FAMILY and (sockets or family != addresses[-1][0]):
+                    continue
+                raise
+            sockets.append(bound.enter_context(listening))
+            port = int(listening.getsockname()[1])
+        bound.pop_all()
+    return sockets
+
+
+class Listener:
+    """Accepts on one listening socket, from its making to `close`."""
+
+    def __init__(self, listening: socket.socket, factory: Callable[[], Connection], tls: ServerTls | None) -> None:
+        self._listening, self._factory = listening, factory
+        self._tls = tls if tls is not None and tls.mode is not TlsMode.DISABLED else None
+        self._loop = asyncio.get_running_loop()
+        self._silent: dict[socket.socket, asyncio.TimerHandle] = {}  # accepted, first byte not seen
+        self._entering: set[asyncio.Task[None]] = set()  # on their way to the protocol, through a handshake or not
+        self._resuming: asyncio.TimerHandle | None = None  # accepting failed and goes on then
+        self._is_failing = False  # since the last connection that was accepted: the log has it once
+        listening.setblocking(False)
+        self._loop.add_reader(listening, self._accept)
+
+    async def close(self, within_s: float) -> None:
+        """Listen no longer. Who had come by now gets in, unless with TLS on he has not said a byte, or takes longer."""
+        if self._resuming is None:
+            self._accept()  # what the kernel has accepted
+        if self._resuming is not None:
+            self._resuming.cancel()
+        self._loop.remove_reader(self._listening)
+        self._listening.close()
+        for sock in list(self._silent):
+            self._peek(sock)
+            if sock in self._silent:
+                self._drop(sock)
+        if self._entering:
+            await asyncio.wait(self._entering, timeout=min(within_s, _LAST_HANDSHAKE_SECONDS))
+        for task in self._entering:
+            task.cancel()
+
+    def _accept(self) -> None:
+        for _ in range(BACKLOG):
+            try:
+                sock, _peer = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as exc:
+                self._pause(exc)
+                return
+            self._is_failing = False
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is None:
+                self._enter(sock, None)
+            else:
+                self._silent[sock] = self._loop.call_later(_FIRST_BYTE_SECONDS, self._drop, sock)
+                self._loop.add_reader(sock, self._peek, sock)
+
+    def _pause(self, error: OSError) -> None:
+        """Accept nothing for a while: the loop would call at once again, and again in vain."""
+        if not self._is_failing:
+            self._is_failing = True
+            text = "accepting failed: %s; trying every %g s; raise the limit on open files if it is reached"
+            _log.error(text, error, _ACCEPT_PAUSE_SECONDS)
+        self._loop.remove_reader(self._listening)
+        self._resuming = self._loop.call_later(_ACCEPT_PAUSE_SECONDS, self._resume)
+
+    def _resume(self) -> None:
+        self._resuming = None
+        self._loop.add_reader(self._listening, self._accept)
+
+    def _peek(self, sock: socket.socket) -> None:
+        assert self._tls is not None
+        try:
+            first = sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            first = b""
+        is_tls = first == TLS_FIRST_BYTE
+        if not first or (not is_tls and self._tls.mode is TlsMode.ENFORCING):
+            self._drop(sock)
+            return
+        self._loop.remove_reader(sock)
+        self._silent.pop(sock).cancel()
+        self._enter(sock, self._tls.context if is_tls else None)
+
+    def _enter(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
+        task = self._loop.create_task(self._hand_over(sock, context))
+        self._entering.add(task)
+        task.add_done_callback(self._entering.discard)
+
+    async def _hand_over(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
+        timeout = _FIRST_BYTE_SECONDS if context is not None else None
+        try:
+            await self._loop.connect_accepted_socket(self._factory, sock, ssl=context, ssl_handshake_timeout=timeout)
+        except (OSError, ssl.SSLError) as exc:
+            peer_warnings.warn("TLS handshake failed", str(exc))
+            sock.close()
+
+    def _drop(self, sock: socket.socket) -> None:
+        self._loop.remove_reader(sock)
+        self._silent.pop(sock).cancel()
+        sock.close()
