@@ -155,7 +155,7 @@ def test_a_log_deleted_unread_fails_unless_allowed(tmp_path: Path) -> None:
     Path(log_files(store)[0].path).unlink()
     with pytest.raises(StoreFilesError, match="131072 bytes were deleted unread"):
         stream.partitions(start, end)
-    allowed = reader(store, fail_on_data_loss=False)
+    allowed = CommitLogStreamReader(store, LogSettings(fail_on_data_loss=False))
     assert allowed.partitions(start, end)
 
 
@@ -165,7 +165,7 @@ def test_a_log_deleted_unread_fails_unless_allowed(tmp_path: Path) -> None:
         ({"path": "/x", "endingOfsets": "latest"}, "did you mean endingOffsets"),
         ({"path": "/x", "columns": "topic,bodi"}, "'bodi'"),
         ({"path": "/x", "onCorrupt": "maybe"}, "fail or skip"),
-        ({"path": "/x", "startingOffsets": "latest"}, "earliest or offsets"),
+        ({"path": "/x", "startingOffsets": "group"}, "earliest or offsets"),
         ({"path": "/x", "startingOffsets": '{"t": 3}'}, "not offsets as JSON"),
         ({"path": "/x", "checkCrc": "yes"}, "true or false"),
     ],

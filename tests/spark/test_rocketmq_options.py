@@ -19,7 +19,14 @@ from contrailmq.spark.columns import COLUMNS, OptionError
 from contrailmq.spark.commitlog import CommitLogReader
 from contrailmq.spark.log_plan import LogSettings
 from contrailmq.spark.rocketmq import RocketMQReader, RocketMQSource, RocketMQStreamReader, offsets_of
-from contrailmq.spark.topic_plan import DataLossError, QueueRange, TopicSettings, find_queues, read_range
+from contrailmq.spark.topic_plan import (
+    DataLossError,
+    QueueRange,
+    TopicSettings,
+    find_queues,
+    plan_queue_ranges,
+    read_range,
+)
 from spark.test_rocketmq_source import Q0, Q1, FakeBroker, settings_of
 
 ALL_COLUMNS = StructType([StructField(name, StringType()) for name in COLUMNS])
@@ -165,3 +172,135 @@ def test_an_empty_plan_reads_nothing(partition: InputPartition | None) -> None:
     """Spark makes one partition without a value of a plan that has none."""
     readers = [RocketMQReader(settings_of()), CommitLogReader("/nowhere", LogSettings())]
     assert [list(reader.read(partition)) for reader in readers] == [[], []]
+
+
+BODY = StructType([StructField("body", StringType())])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"maxOffsetsPerTrigger": "5"}, "option maxOffsetsPerTrigger has no effect on a batch read"),
+        ({"minOffsetsPerTrigger": "5"}, "option minOffsetsPerTrigger has no effect on a batch read"),
+        ({"maxTriggerDelay": "5s"}, "option maxTriggerDelay has no effect on a batch read"),
+        ({"commitGroupOffsets": "true", "groupId": "g"}, "option commitGroupOffsets has no effect on a batch read"),
+        ({"producerGroup": "g"}, "option producerGroup has no effect on reading"),
+        ({"batchCount": "5"}, "option batchCount has no effect on reading"),
+        ({"startingOffsets": '{"Orders": {"0": -1}}'}, r"-1 \(latest\) for Orders/0, where nothing would be read"),
+        ({"startingOffsets": '{"Orders": {"0": -7}}'}, "has -7 for Orders/0"),
+        ({"endingOffsets": '{"Orders": {"0": -2}}'}, r"-2 \(earliest\) for Orders/0, where nothing would be read"),
+        ({"endingOffsetsByTimestamp": '{"Orders": {"0": -1}}'}, "milliseconds since 1970"),
+        ({"startingTimestamp": "yesterday"}, "takes a whole number"),
+        ({"topic": "Other"}, "options subscribe and topic mean the same and differ"),
+        ({"namesrvAddr": "y:1"}, "options nameServer and namesrvAddr mean the same and differ"),
+        ({"startingOffsetsByTimestampStrategy": "skip"}, "error or latest"),
+        ({"pullBatchSize": "0"}, "the least is 1"),
+        ({"failOnDataLoss": "maybe"}, "true or false"),
+        ({"columnStyle": "flink"}, "native or kafka"),
+        ({"properties": "json"}, "map, string or none"),
+        ({"columns": "properties", "properties": "none"}, "leaves no column"),
+        ({"emit": "portions"}, "is for streams"),
+    ],
+)
+def test_a_batch_refuses_what_would_do_nothing_or_mean_nothing(options: dict[str, str], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        RocketMQSource({"nameServer": "x:1", "subscribe": "Orders", **options}).reader(ALL_COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"endingOffsets": "latest"}, "option endingOffsets has no effect on a stream"),
+        ({"endingTimestamp": "5"}, "option endingTimestamp has no effect on a stream"),
+        ({"endingOffsetsByTimestamp": "{}"}, "option endingOffsetsByTimestamp has no effect on a stream"),
+        ({"maxTriggerDelay": "5s"}, "option maxTriggerDelay has no effect without minOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger is 9, more than"),
+        ({"minOffsetsPerTrigger": "9", "maxTriggerDelay": "soon"}, "a number with ms, s, m or h"),
+        ({"sendTries": "5"}, "option sendTries has no effect on reading"),
+    ],
+)
+def test_a_stream_refuses_what_would_do_nothing_or_mean_nothing(options: dict[str, str], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        RocketMQSource({"nameServer": "x:1", "subscribe": "Orders", **options}).streamReader(ALL_COLUMNS)
+
+
+@pytest.mark.parametrize("name", ["subscribe", "startingOffsets", "columns", "groupId", "failOnDataLoss", "emit"])
+def test_a_sink_refuses_the_options_of_the_source(name: str) -> None:
+    source = RocketMQSource({"nameServer": "x:1", "topic": "Out", name: "rows"})
+    for writer in (source.writer, source.streamWriter):
+        with pytest.raises(OptionError, match=f"option {name} has no effect on writing"):
+            writer(BODY, False)
+
+
+def test_a_sink_refuses_to_overwrite_a_topic() -> None:
+    source = RocketMQSource({"nameServer": "x:1", "topic": "Out"})
+    for writer in (source.writer, source.streamWriter):
+        with pytest.raises(OptionError, match="cannot be overwritten"):
+            writer(BODY, True)
+
+
+def test_limits_of_a_stream_reach_its_reader() -> None:
+    given = {"maxOffsetsPerTrigger": "9", "minOffsetsPerTrigger": "5", "maxTriggerDelay": "90s"}
+    stream = RocketMQSource({"nameServer": "x:1", "subscribe": "Orders", **given}).streamReader(ALL_COLUMNS)
+    assert stream.getDefaultReadLimit().max_rows == 9
+    assert (stream._rows_min, stream._delay_max_s) == (5, 90.0)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("startingOffsets", '{"Ordres": {"0": 5}}'),
+        ("startingOffsets", '{"Orders": {"broker-b": {"0": 5}}}'),
+        ("startingOffsets", '{"Orders": {"2": 5}}'),
+        ("endingOffsets", '{"Orders": {"2": 5}}'),
+        ("startingOffsetsByTimestamp", '{"Orders": {"2": 5}}'),
+        ("endingOffsetsByTimestamp", '{"Orders": {"broker-b": {"0": 5}}}'),
+    ],
+)
+def test_offsets_of_queues_that_are_not_read_are_refused(
+    monkeypatch: pytest.MonkeyPatch, option: str, value: str
+) -> None:
+    """A mistyped name would otherwise mean the default, which is everything."""
+    monkeypatch.setattr(rocketmq, "reader_for", lambda _: FakeBroker({Q0: 100, Q1: 10}))
+    with pytest.raises(OptionError, match=f"option {option} names .*, which is not among the queues to read"):
+        RocketMQReader(settings_of(**{option: value})).partitions()
+    lossy = RocketMQReader(settings_of(failOnDataLoss="false", **{option: value}))
+    assert [partition.part for partition in lossy.partitions()] == [QueueRange(Q0, 0, 100), QueueRange(Q1, 0, 10)]
+
+
+def test_assigned_queues_are_read_alone_and_must_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = FakeBroker({Q0: 100, Q1: 10})
+    monkeypatch.setattr(rocketmq, "reader_for", lambda _: broker)
+
+    def settings(text: str) -> TopicSettings:
+        given = rocketmq.Options({"nameServer": "x:1", "assign": text}, known=rocketmq.KNOWN_OPTIONS)
+        return rocketmq.parse_settings(given, is_stream=False)
+
+    one = RocketMQReader(settings('{"Orders": {"broker-a": [1]}}')).partitions()
+    assert [partition.part for partition in one] == [QueueRange(Q1, 0, 10)]
+    with pytest.raises(OptionError, match="names Orders/broker-a/7, which is not there: there are Orders/broker-a/0, "):
+        RocketMQReader(settings('{"Orders": {"broker-a": [1, 7]}}')).partitions()
+    with pytest.raises(OptionError, match="names no queue"):
+        settings('{"Orders": {"broker-a": []}}')
+    with pytest.raises(OptionError, match="not queues as JSON"):
+        settings('{"Orders": [1]}')
+
+
+@pytest.mark.parametrize("wanted", range(3, 12))
+def test_there_are_never_fewer_ranges_than_wanted(wanted: int) -> None:
+    sizes = {MessageQueue("T", "b", number): size for number, size in enumerate((40, 40, 41))}
+    cut = plan_queue_ranges(dict.fromkeys(sizes, 0), sizes, partitions_min=wanted, records_max=0)
+    assert len(cut) >= wanted
+    assert sum(part.stop - part.start for part in cut) == 121
+
+
+def test_system_topics_match_a_pattern_only_on_request() -> None:
+    broker = FakeBroker({Q0: 1, MessageQueue("SCHEDULE_TOPIC_XXXX", "broker-a", 0): 1})
+
+    def topics(**options: str) -> list[str]:
+        given = {"nameServer": "x:1", "subscribePattern": ".*", **options}
+        settings = rocketmq.parse_settings(rocketmq.Options(given, known=rocketmq.KNOWN_OPTIONS), is_stream=False)
+        return [queue.topic for queue in find_queues(broker, settings, ["Orders", "SCHEDULE_TOPIC_XXXX"])]
+
+    assert topics() == ["Orders"]
+    assert topics(includeSystemTopics="true") == ["Orders", "SCHEDULE_TOPIC_XXXX"]

@@ -140,7 +140,9 @@ def test_starts_and_ends_follow_the_precedence_of_time_over_offsets() -> None:
         return list(starting_offsets(broker, queues, settings_of(**options)).values())
 
     assert starts() == [0, 0]
-    assert starts(startingOffsets='{"Orders": {"broker-a": {"0": 5, "1": -1}}}') == [5, 10]
+    latest = '{"Orders": {"broker-a": {"0": 5, "1": -1}}}'  # a stream may begin there, groupId says that it is one
+    assert starts(startingOffsets=latest, groupId="stream") == [5, 10]
+    assert starts(startingOffsets='{"Orders": {"broker-a": {"0": 5, "1": -2}}}') == [5, 0]
     assert starts(startingOffsets='{"Orders": {"0": 5}}') == [5, 0]
     assert starts(startingTimestamp="7", startingOffsets='{"Orders": {"0": 5}}') == [7, 7]
     by_time = '{"Orders": {"broker-a": {"0": 3}}}'
@@ -174,13 +176,18 @@ def test_ranges_are_cut_for_partitions_and_sizes() -> None:
         ({"startingOffsets": "latest"}, "batch would find nothing"),
         ({"endingOffsets": "earliest"}, "takes latest or offsets"),
         ({"startingOffsets": "group"}, "give the group as groupId"),
-        ({"commitGroupOffsets": "true"}, "needs a group"),
         ({"subExpression": "a", "sqlExpression": "b > 1"}, "not both"),
     ],
 )
 def test_options_that_contradict_are_refused(options: dict[str, str], text: str) -> None:
     with pytest.raises(OptionError, match=text):
         settings_of(**options)
+
+
+def test_group_offsets_are_mirrored_for_a_group_only() -> None:
+    given = {"nameServer": "none:1", "subscribe": "Orders", "commitGroupOffsets": "true"}
+    with pytest.raises(OptionError, match="needs a group"):
+        parse_settings(Options(given, known=KNOWN_OPTIONS), is_stream=True)
 
 
 @pytest.fixture

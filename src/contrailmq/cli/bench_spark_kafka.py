@@ -103,6 +103,7 @@ class Bench:
 
     def __init__(self, order: dict[str, Any]) -> None:
         import contrailmq.spark
+        from contrailmq.spark.environment import ARROW_JAVA_OPTIONS
 
         self.order = order
         self.store, self.count = str(order["store"]), int(order["count"])
@@ -111,7 +112,10 @@ class Bench:
             "comparison",
             master="local[2]",
             spark_driver_memory="2g",
-            **{"spark.jars": order["jars"], "spark.driver.extraJavaOptions": "-XX:+UseParallelGC"},
+            **{
+                "spark.jars": order["jars"],
+                "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC {ARROW_JAVA_OPTIONS}",
+            },
         )
 
     # --- what both sides do with a frame

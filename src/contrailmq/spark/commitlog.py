@@ -31,7 +31,16 @@ from pyspark.sql.types import StructType
 from contrailmq.spark.columns import OptionError, check_column_names, choose_view
 from contrailmq.spark.decode import QueueKey, Selection
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
-from contrailmq.spark.options import EARLIEST, LATEST, Options, parse_offsets
+from contrailmq.spark.options import (
+    ANY_BROKER,
+    EARLIEST,
+    LATEST,
+    OffsetsJson,
+    Options,
+    check_offsets,
+    check_times,
+    parse_offsets,
+)
 from contrailmq.spark.portions import EMIT_OPTION, PORTION_DDL, emits_portions, pack_portion
 from contrailmq.spark.scan import BLOCK_BYTES
 from contrailmq.spark.store_files import (
@@ -44,6 +53,8 @@ from contrailmq.spark.store_files import (
 )
 from contrailmq.spark.task_process import freezing
 
+_BATCH_OPTIONS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_STREAM_OPTIONS: Final = ("maxBytesPerTrigger",)
 KNOWN_OPTIONS: Final = (
     "path",
     "topics",
@@ -58,34 +69,42 @@ KNOWN_OPTIONS: Final = (
     "onCorrupt",
     "checkCrc",
     "startingOffsets",
-    "endingOffsets",
     "startingTimestamp",
-    "endingTimestamp",
     "startingOffsetsByTimestamp",
-    "endingOffsetsByTimestamp",
     "brokerName",
     "plan",
     "rangeBytes",
     "minPartitions",
     "batchBytes",
-    "maxBytesPerTrigger",
     "failOnDataLoss",
     EMIT_OPTION,
+    *_BATCH_OPTIONS,
+    *_STREAM_OPTIONS,
 )
 _VERSION: Final = 1  # of the offset JSON in checkpoints
 
 
 def parse_settings(options: Options) -> LogSettings:
-    """Settings of a read from its options."""
+    """Settings of a read from its options. What would do nothing is refused."""
     topics = options.names("topics", "topic", "subscribe")
+    restores = options.flag("restoreRealTopic", default=False)
+    plan = options.choice("plan", "auto", "log", "queue")
+    if plan == "queue" and (topics is None or restores):
+        raise OptionError(
+            "option plan is queue, by which whole topics are read: "
+            + ("name them as topics" if topics is None else "it finds no messages under their real topic, use log")
+        )
     begin_ms, starting_times, starting_offsets = _side(options, "starting", "earliest", refused=LATEST)
     end_ms, ending_times, ending_offsets = _side(options, "ending", "latest", refused=EARLIEST)
+    for topic, _ in (*starting_times, *starting_offsets, *ending_times, *ending_offsets):
+        if topics is not None and topic not in topics:
+            raise OptionError(f"offsets or times are given for {topic!r}, which is not among the topics: correct it")
     return LogSettings(
         view=choose_view(options.text("columns"), options.text("properties"), options.text("columnStyle")),
         selection=Selection(
             topics=None if topics is None else frozenset(topics),
             with_system_topics=options.flag("includeSystemTopics", default=False),
-            restore_real_topic=options.flag("restoreRealTopic", default=False),
+            restore_real_topic=restores,
             starting_offsets=starting_offsets,
             ending_offsets=ending_offsets,
             starting_times_ms=starting_times,
@@ -97,9 +116,10 @@ def parse_settings(options: Options) -> LogSettings:
         skip_corrupt=options.choice("onCorrupt", "fail", "skip") == "skip",
         check_crc=options.flag("checkCrc", default=True),
         range_bytes=options.number("rangeBytes", RANGE_BYTES, least=4096),
-        plan=options.choice("plan", "auto", "log", "queue"),
+        plan=plan,
         broker_name=options.text("brokerName"),
         batch_bytes=options.number("batchBytes", BLOCK_BYTES, least=4096),
+        fail_on_data_loss=options.flag("failOnDataLoss", default=True),
     )
 
 
@@ -110,26 +130,36 @@ def _side(options: Options, side: str, unbounded: str, *, refused: int) -> tuple
     """One end, by Kafka's precedence: a time for all, times per queue, offsets. What counts less is not looked at."""
     if options.text(f"{side}Timestamp") is not None:
         return options.number(f"{side}Timestamp", 0), {}, {}
-    times = options.text(f"{side}OffsetsByTimestamp")
+    name = f"{side}OffsetsByTimestamp"
+    times = options.text(name)
     if times is not None:
-        return None, _per_queue(times, f"{side}OffsetsByTimestamp"), {}
+        found = parse_offsets(times, name)
+        check_times(found, name)
+        return None, _per_queue(found, name, options), {}
     name = f"{side}Offsets"
     text = options.text(name, unbounded) or unbounded
-    if text.lower() == unbounded:
+    if text.lower() in (unbounded, "latest"):  # a batch that starts at the end is refused by whoever makes one
         return None, {}, {}
     if not text.lstrip().startswith("{"):
         raise OptionError(f"option {name} is {text!r}: a log takes {unbounded} or offsets as JSON")
-    found = _per_queue(text, name)
-    for (topic, queue_id), offset in found.items():
-        if offset == refused:
-            raise OptionError(f"option {name} has {offset} for {topic}/{queue_id}: give the offset itself")
-    return None, {}, {queue: offset for queue, offset in found.items() if offset >= 0}
+    found = parse_offsets(text, name)
+    check_offsets(found, name, refused=refused)
+    bounds = _per_queue(found, name, options)
+    return None, {}, {queue: offset for queue, offset in bounds.items() if offset >= 0}
 
 
-def _per_queue(text: str, option: str) -> Bounds:
+def _per_queue(found: OffsetsJson, option: str, options: Options) -> Bounds:
+    """Bounds by topic and queue. A log does not know its broker: a name is taken only if it is the one given."""
+    for topic, brokers in found.items():
+        for broker in brokers:
+            if broker not in (ANY_BROKER, options.text("brokerName", ANY_BROKER)):
+                raise OptionError(
+                    f"option {option} names broker {broker!r} for {topic}, and a log does not know its broker: leave "
+                    f'that level out, {{"{topic}": {{"0": 23}}}}, or give its name as brokerName'
+                )
     return {
         (topic, queue_id): value
-        for topic, brokers in parse_offsets(text, option).items()
+        for topic, brokers in found.items()
         for queues in brokers.values()
         for queue_id, value in queues.items()
     }
@@ -151,6 +181,11 @@ class CommitLogSource(DataSource):  # type: ignore[misc]
         return PORTION_DDL if emits_portions(self._options, view) else view.ddl()
 
     def reader(self, schema: StructType) -> CommitLogReader:
+        self._options.refuse(_STREAM_OPTIONS, "on a batch read")
+        if self._begins_at_end():
+            raise OptionError(
+                "option startingOffsets is latest, where a batch would find nothing: give an earlier start"
+            )
         settings = parse_settings(self._options)
         if emits_portions(self._options, settings.view):
             raise OptionError("emit=portions is for streams (archive_stream): leave it out")
@@ -158,6 +193,7 @@ class CommitLogSource(DataSource):  # type: ignore[misc]
         return CommitLogReader(self._options.required("path"), settings, self._options.number("minPartitions", 0))
 
     def streamReader(self, schema: StructType) -> CommitLogStreamReader:
+        self._options.refuse(_BATCH_OPTIONS, "on a stream")
         settings = parse_settings(self._options)
         emits = emits_portions(self._options, settings.view)
         if not emits:
@@ -166,9 +202,15 @@ class CommitLogSource(DataSource):  # type: ignore[misc]
             self._options.required("path"),
             settings,
             bytes_per_trigger=self._options.number("maxBytesPerTrigger", 0),
-            fail_on_data_loss=self._options.flag("failOnDataLoss", default=True),
+            partitions_min=self._options.number("minPartitions", 0),
+            begins_at_end=self._begins_at_end(),
             emits_portions=emits,
         )
+
+    def _begins_at_end(self) -> bool:
+        """Whether only what comes is to be read. Times count more than offsets."""
+        by_time = any(map(self._options.text, ("startingTimestamp", "startingOffsetsByTimestamp")))
+        return not by_time and (self._options.text("startingOffsets") or "").lower() == "latest"
 
 
 class _PartitionOf(InputPartition):  # type: ignore[misc]
@@ -188,15 +230,9 @@ class CommitLogReader(DataSourceReader):  # type: ignore[misc]
     def partitions(self) -> list[InputPartition]:
         stores = find_stores(self._pattern)
         ends = {store: confirmed_end(store) for store in stores}
-        settings = self._settings
-        if self._partitions_min:
-            total = sum(ends[store] - _first_offset(store) for store in stores)
-            settings = with_range_bytes(settings, max(4096, total // self._partitions_min))
-        return [
-            _PartitionOf(part)
-            for store in stores
-            for part in plan_parts(store, _first_offset(store), ends[store], settings)
-        ]
+        return _planned(
+            {store: (_first_offset(store), ends[store]) for store in stores}, self._settings, self._partitions_min
+        )
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _PartitionOf):  # Spark turns an empty plan into one partition without a value
@@ -213,17 +249,19 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         settings: LogSettings,
         *,
         bytes_per_trigger: int = 0,
-        fail_on_data_loss: bool = True,
+        partitions_min: int = 0,
+        begins_at_end: bool = False,
         emits_portions: bool = False,
     ) -> None:
         self._pattern, self._settings = pattern, settings
-        self._bytes_per_trigger = bytes_per_trigger
-        self._fail_on_data_loss = fail_on_data_loss
-        self._emits_portions = emits_portions
+        self._bytes_per_trigger, self._partitions_min = bytes_per_trigger, partitions_min
+        self._begins_at_end, self._emits_portions = begins_at_end, emits_portions
         self._known_ends: dict[str, int] = {}  # only saves work: the log before it was walked already
         self._final_ends: dict[str, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
+        if self._begins_at_end:
+            return _offset_json(self._ends())
         return _offset_json({store: _first_offset(store) for store in find_stores(self._pattern)})
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -246,24 +284,21 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begins = _offsets_of(start)
-        planned: list[InputPartition] = []
+        between: dict[str, tuple[int, int]] = {}
         for store, stop in sorted(_offsets_of(end).items()):
             begin = begins.get(store)
             if begin == stop:
                 continue
             first = _first_offset(store)
             if begin is not None and begin < first:
-                if self._fail_on_data_loss:
+                if self._settings.fail_on_data_loss:
                     raise StoreFilesError(
                         f"{store} was read up to {begin}, but its log begins at {first} now: {first - begin} bytes "
                         "were deleted unread; set failOnDataLoss=false to go on without them"
                     )
                 begin = None
-            planned.extend(
-                _PartitionOf(part)
-                for part in plan_parts(store, first if begin is None else begin, stop, self._settings)
-            )
-        return planned
+            between[store] = (first if begin is None else begin, stop)
+        return _planned(between, self._settings, self._partitions_min)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _PartitionOf):
@@ -278,9 +313,16 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return dict(self._known_ends)
 
 
-def with_range_bytes(settings: LogSettings, range_bytes: int) -> LogSettings:
-    """The same settings with another size of ranges."""
-    return replace(settings, range_bytes=range_bytes)
+def _planned(between: dict[str, tuple[int, int]], settings: LogSettings, partitions_min: int) -> list[InputPartition]:
+    """The parts of several stores' logs, each between two physical offsets; about as many as wanted, or more."""
+    if partitions_min:
+        total = sum(stop - start for start, stop in between.values())
+        settings = replace(settings, range_bytes=min(settings.range_bytes, max(4096, total // partitions_min)))
+    return [
+        _PartitionOf(part)
+        for store, (start, stop) in between.items()
+        for part in plan_parts(store, start, stop, settings)
+    ]
 
 
 def _share(begins: dict[str, int], ends: dict[str, int], bytes_max: int) -> dict[str, int]:

@@ -6,6 +6,9 @@ is either a byte range of one log file, or runs of consume-queue units that poin
 **From the queues** only when asked for topics, and only when the store was closed in order (no `abort` file): then
 every unit is on disk. A running broker writes its queues a little later than the log and each at its own pace;
 planning from them would lose rows. The log behind the newest unit is read as byte ranges in either case.
+
+**Who sees what.** A part says which host planned it. A host that cannot read the part's file tells both names; a file
+that is gone from a directory that is there was deleted meanwhile, which is loss and may be allowed.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -28,6 +32,7 @@ from contrailmq.spark.store_files import (
     RANGE_BYTES,
     UNIT,
     QueueFiles,
+    StoreFilesError,
     Units,
     first_record,
     log_files,
@@ -53,6 +58,12 @@ class LogSettings:
     plan: str = "auto"  # auto, log or queue
     broker_name: str | None = None
     batch_bytes: int = BLOCK_BYTES
+    fail_on_data_loss: bool = True
+
+    @property
+    def may_be_gone(self) -> bool:
+        """Whether a file that was deleted after it was planned is passed over."""
+        return not self.fail_on_data_loss
 
 
 class UnitRun(NamedTuple):
@@ -69,6 +80,7 @@ class LogPart:
 
     range: Range
     runs: tuple[UnitRun, ...] = ()
+    planned_on: str = field(default_factory=socket.gethostname, compare=False)
 
 
 def plan_parts(store: str, start: int, stop: int, settings: LogSettings) -> list[LogPart]:
@@ -77,7 +89,12 @@ def plan_parts(store: str, start: int, stop: int, settings: LogSettings) -> list
     ranges = _within_time(store, ranges, settings.selection)
     topics = settings.selection.topics
     use_queues = topics is not None and settings.plan != "log" and not settings.selection.restore_real_topic
-    if settings.plan == "auto" and os.path.exists(os.path.join(store, "abort")):
+    if use_queues and os.path.exists(os.path.join(store, "abort")):
+        if settings.plan == "queue":
+            raise StoreFilesError(
+                f"{store} is open or was not closed in order (its file abort says so), so its queues may lack messages "
+                "that the log holds: read it with plan=auto or plan=log"
+            )
         use_queues = False
     if not use_queues:
         return [LogPart(part) for part in ranges]
@@ -137,18 +154,44 @@ def read_part(part: LogPart, settings: LogSettings) -> Iterator[pa.RecordBatch]:
 def read_records(part: LogPart, settings: LogSettings) -> Iterator[Records]:
     """Blocks of whole records, before selection."""
     check_crc = settings.check_crc and settings.view.wants("body")
-    items = (
-        _scan_units(part, check_crc=check_crc, block_bytes=settings.batch_bytes)
-        if part.runs
-        else scan(part.range, check_crc=check_crc, block_bytes=settings.batch_bytes)
-    )
-    for item in items:
+    for item in scan_part(
+        part, check_crc=check_crc, block_bytes=settings.batch_bytes, may_be_gone=settings.may_be_gone
+    ):
         if isinstance(item, Records):
             yield item
         elif settings.skip_corrupt:
             _log.warning("%s: skipped %d to %d: %s", item.path, item.start, item.stop, item.reason)
         else:
             raise CorruptLogError(item)
+
+
+def scan_part(
+    part: LogPart, *, check_crc: bool, block_bytes: int = BLOCK_BYTES, may_be_gone: bool = False
+) -> Iterator[Records | BadStretch]:
+    """Blocks and bad stretches of a part. A file that cannot be read raises with the hosts that saw it or not."""
+    kind = _scan_units if part.runs else _scan_range
+    try:
+        yield from kind(part, check_crc=check_crc, block_bytes=block_bytes)
+    except OSError as exc:
+        path, folder = part.range.path, os.path.dirname(part.range.path)
+        is_deleted = isinstance(exc, FileNotFoundError) and os.path.isdir(folder)
+        if is_deleted and may_be_gone:
+            _log.warning("%s was deleted before it was read", path)
+            return
+        raise StoreFilesError(
+            f"host {socket.gethostname()} cannot read {exc.filename or path} ({exc.strerror}), which host "
+            f"{part.planned_on} planned to read: "
+            + (
+                "it was deleted meanwhile; set failOnDataLoss=false to go on without it"
+                if is_deleted
+                else f"every executor needs the store under the same path, and {folder} is "
+                + ("there but may not be read" if os.path.isdir(folder) else "not there on this host")
+            )
+        ) from exc
+
+
+def _scan_range(part: LogPart, *, check_crc: bool, block_bytes: int) -> Iterator[Records | BadStretch]:
+    return scan(part.range, check_crc=check_crc, block_bytes=block_bytes)
 
 
 def _scan_units(part: LogPart, *, check_crc: bool, block_bytes: int) -> Iterator[Records | BadStretch]:

@@ -1,14 +1,15 @@
 """Options of the sources and the sink: texts from Spark to typed values, with errors that name option and remedy.
 
 Spark hands over a case-insensitive map whose values are all text. An option that nobody reads is an error, not a
-warning: a mistyped `endingOfsets` would otherwise read too much without a word.
+warning: a mistyped `endingOfsets` would otherwise read too much without a word. So is one that has no effect where it
+is given (`endingOffsets` of a stream), and an offset for a queue that is not read.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from contrailmq.spark.columns import OptionError
@@ -45,15 +46,21 @@ class Options:
                 raise OptionError(f"unknown option {key!r}{hint}")
             self._texts[name] = str(value)
 
+    def refuse(self, names: Collection[str], where: str) -> None:
+        """Raise when one of these options is given: it would do nothing here."""
+        for name in names:
+            if name in self._texts:
+                raise OptionError(f"option {name} has no effect {where}: leave it out")
+
     def text(self, name: str, default: str | None = None) -> str | None:
         return self._texts.get(name, default)
 
     def required(self, *names: str) -> str:
-        """The value under the first of several equal names."""
-        for name in names:
-            if self._texts.get(name):
-                return self._texts[name]
-        raise OptionError(f"option {names[0]} is missing" + (f" (or {', '.join(names[1:])})" if names[1:] else ""))
+        """The value under one of several equal names."""
+        name = self._one_of(names)
+        if name is None or not self._texts[name].strip():
+            raise OptionError(f"option {names[0]} is missing" + (f" (or {', '.join(names[1:])})" if names[1:] else ""))
+        return self._texts[name]
 
     def flag(self, name: str, *, default: bool) -> bool:
         text = self._texts.get(name, str(default)).lower()
@@ -79,14 +86,21 @@ class Options:
         return text
 
     def names(self, *aliases: str) -> list[str] | None:
-        """A comma list under the first of several equal option names."""
-        for alias in aliases:
-            if alias in self._texts:
-                found = [part.strip() for part in self._texts[alias].split(",") if part.strip()]
-                if not found:
-                    raise OptionError(f"option {alias} is empty: name at least one")
-                return found
-        return None
+        """A comma list under one of several equal option names."""
+        alias = self._one_of(aliases)
+        if alias is None:
+            return None
+        found = [part.strip() for part in self._texts[alias].split(",") if part.strip()]
+        if not found:
+            raise OptionError(f"option {alias} is empty: name at least one")
+        return found
+
+    def _one_of(self, names: tuple[str, ...]) -> str | None:
+        """The one of several equal names that is given. Two that say different things are an error."""
+        given = [name for name in names if name in self._texts]
+        if len({self._texts[name] for name in given}) > 1:
+            raise OptionError(f"options {' and '.join(given)} mean the same and differ: give one of them")
+        return given[0] if given else None
 
 
 def parse_offsets(text: str, option: str) -> OffsetsJson:
@@ -106,3 +120,33 @@ def parse_offsets(text: str, option: str) -> OffsetsJson:
             f'option {option} is not offsets as JSON, {{"topic": {{"broker": {{"0": 23}}}}}}: {text[:80]!r} ({exc})'
         ) from exc
     return found
+
+
+def check_offsets(found: OffsetsJson, option: str, *, refused: int | None) -> None:
+    """Refuse numbers that are no offsets, and the word (-2 or -1) at which nothing could be read."""
+    for topic, queue_id, offset in _each(found):
+        if offset < EARLIEST:
+            raise OptionError(
+                f"option {option} has {offset} for {topic}/{queue_id}: it takes offsets, {EARLIEST} (earliest) or "
+                f"{LATEST} (latest)"
+            )
+        if offset == refused:
+            word = "latest" if offset == LATEST else "earliest"
+            raise OptionError(
+                f"option {option} has {offset} ({word}) for {topic}/{queue_id}, where nothing would be read: give the "
+                "offset itself"
+            )
+
+
+def check_times(found: OffsetsJson, option: str) -> None:
+    """Refuse times before 1970: offsets such as -1 mean nothing among times."""
+    for topic, queue_id, time_ms in _each(found):
+        if time_ms < 0:
+            raise OptionError(f"option {option} has {time_ms} for {topic}/{queue_id}: it takes milliseconds since 1970")
+
+
+def _each(found: OffsetsJson) -> Iterator[tuple[str, int, int]]:
+    for topic, brokers in found.items():
+        for queues in brokers.values():
+            for queue_id, value in queues.items():
+                yield topic, queue_id, value

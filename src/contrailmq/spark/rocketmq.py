@@ -29,8 +29,9 @@ from contrailmq.client.raw import QueueReader
 from contrailmq.message import MessageQueue
 from contrailmq.spark.access import PREFIX, Access, parse_access
 from contrailmq.spark.columns import OptionError, check_column_names, choose_view
-from contrailmq.spark.options import Options, parse_offsets
+from contrailmq.spark.options import EARLIEST, LATEST, Options, check_offsets, check_times, parse_offsets
 from contrailmq.spark.portions import EMIT_OPTION, PORTION_DDL, emits_portions, pack_portion
+from contrailmq.spark.sending import SinkSettings
 from contrailmq.spark.sink import SINK_OPTIONS, RocketMQStreamWriter, RocketMQWriter, parse_sink
 from contrailmq.spark.task_process import freezing
 from contrailmq.spark.topic_plan import (
@@ -53,31 +54,22 @@ from contrailmq.spark.topic_plan import (
     topic_names,
 )
 
-KNOWN_OPTIONS: Final = (
-    "nameServer",
-    "namesrvAddr",
-    "namesrv",
+_BATCH_OPTIONS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_STREAM_OPTIONS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitGroupOffsets")
+_READ_OPTIONS: Final = (
     "subscribe",
-    "topic",
     "subscribePattern",
     "assign",
     "startingOffsets",
-    "endingOffsets",
     "startingTimestamp",
-    "endingTimestamp",
     "startingOffsetsByTimestamp",
-    "endingOffsetsByTimestamp",
     "startingOffsetsByTimestampStrategy",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
     "subExpression",
     "sqlExpression",
     "groupId",
-    "commitGroupOffsets",
     "columns",
     "properties",
     "columnStyle",
@@ -87,8 +79,10 @@ KNOWN_OPTIONS: Final = (
     "pullBatchSize",
     "pullTimeoutMs",
     EMIT_OPTION,
-    *SINK_OPTIONS,
+    *_BATCH_OPTIONS,
+    *_STREAM_OPTIONS,
 )
+KNOWN_OPTIONS: Final = ("nameServer", "namesrvAddr", "namesrv", "topic", *_READ_OPTIONS, *SINK_OPTIONS)
 _VERSION: Final = 1
 _DEFAULT_GROUP: Final = "contrailmq_spark"
 _readers: dict[
@@ -105,7 +99,9 @@ def reader_for(settings: TopicSettings) -> QueueReader:
 
 
 def parse_settings(options: Options, *, is_stream: bool) -> TopicSettings:
-    """Settings of a read from its options."""
+    """Settings of a read from its options. What would do nothing is refused."""
+    options.refuse(SINK_OPTIONS, "on reading: it belongs to the sink")
+    options.refuse(_BATCH_OPTIONS if is_stream else _STREAM_OPTIONS, f"on a {'stream' if is_stream else 'batch read'}")
     topics = options.names("subscribe", "topic")
     pattern, assign = options.text("subscribePattern"), options.text("assign")
     if sum(given is not None for given in (topics, pattern, assign)) != 1:
@@ -116,9 +112,11 @@ def parse_settings(options: Options, *, is_stream: bool) -> TopicSettings:
     starting = _bound(options, "starting", "latest" if is_stream else "earliest")
     if starting.word == "latest" and not is_stream and starting.default_ms is None and not starting.times_ms:
         raise OptionError("option startingOffsets is latest, where a batch would find nothing: give an earlier start")
+    check_offsets(starting.offsets, "startingOffsets", refused=None if is_stream else LATEST)
     ending = _bound(options, "ending", "latest")
     if ending.word in ("earliest", "group"):
         raise OptionError(f"option endingOffsets is {ending.word}: it takes latest or offsets as JSON")
+    check_offsets(ending.offsets, "endingOffsets", refused=EARLIEST)
     group = options.text("groupId")
     if starting.word == "group" and not group:
         raise OptionError("option startingOffsets is group: give the group as groupId")
@@ -154,7 +152,9 @@ def _bound(options: Options, side: str, default: str) -> Bound:
     if default_ms is not None:
         return Bound(default, default_ms=options.number(f"{side}Timestamp", 0))
     if times is not None:
-        return Bound(default, times_ms=parse_offsets(times, f"{side}OffsetsByTimestamp"))
+        times_ms = parse_offsets(times, f"{side}OffsetsByTimestamp")
+        check_times(times_ms, f"{side}OffsetsByTimestamp")
+        return Bound(default, times_ms=times_ms)
     if text.lower() in ("earliest", "latest", "group"):
         return Bound(text.lower())
     return Bound(default, offsets=parse_offsets(text, f"{side}Offsets"))
@@ -164,7 +164,7 @@ def _assigned(text: str) -> tuple[MessageQueue, ...]:
     import json
 
     try:
-        return tuple(
+        found = tuple(
             MessageQueue(topic, broker, int(queue_id))
             for topic, brokers in json.loads(text).items()
             for broker, queue_ids in brokers.items()
@@ -172,6 +172,22 @@ def _assigned(text: str) -> tuple[MessageQueue, ...]:
         )
     except (ValueError, AttributeError, TypeError) as exc:
         raise OptionError(f'option assign is not queues as JSON, {{"topic": {{"broker": [0, 1]}}}}: {text!r}') from exc
+    if not found:
+        raise OptionError(f"option assign names no queue: {text!r}")
+    return found
+
+
+def _limits(options: Options) -> dict[str, Any]:
+    """How much a micro-batch takes: at most, at least, and how long it waits for the least."""
+    rows_max, rows_min = options.number("maxOffsetsPerTrigger", 0), options.number("minOffsetsPerTrigger", 0)
+    if rows_max and rows_min > rows_max:
+        raise OptionError(
+            f"option minOffsetsPerTrigger is {rows_min}, more than maxOffsetsPerTrigger, {rows_max}: swap them"
+        )
+    if not rows_min:
+        options.refuse(("maxTriggerDelay",), "without minOffsetsPerTrigger")
+    delay_max_s = _seconds(options.text("maxTriggerDelay", "15m") or "15m")
+    return {"rows_max": rows_max, "rows_min": rows_min, "delay_max_s": delay_max_s}
 
 
 class RocketMQSource(DataSource):  # type: ignore[misc]
@@ -210,18 +226,20 @@ class RocketMQSource(DataSource):  # type: ignore[misc]
         return RocketMQStreamReader(
             settings,
             **self._shape(),
-            rows_max=self._options.number("maxOffsetsPerTrigger", 0),
-            rows_min=self._options.number("minOffsetsPerTrigger", 0),
-            delay_max_s=_seconds(self._options.text("maxTriggerDelay", "15m") or "15m"),
+            **_limits(self._options),
             is_mirrored=self._options.flag("commitGroupOffsets", default=False),
             emits_portions=emits,
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
-        return RocketMQWriter(parse_sink(self._options, schema, is_overwrite=overwrite))
+        return RocketMQWriter(self._sink(schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
-        return RocketMQStreamWriter(parse_sink(self._options, schema, is_overwrite=overwrite))
+        return RocketMQStreamWriter(self._sink(schema, overwrite))
+
+    def _sink(self, schema: StructType, overwrite: bool) -> SinkSettings:
+        self._options.refuse(_READ_OPTIONS, "on writing: it belongs to the source")
+        return parse_sink(self._options, schema, is_overwrite=overwrite)
 
     def _shape(self) -> dict[str, int]:
         return {

@@ -105,7 +105,7 @@ def find_queues(
     since its name was listed is left out.
     """
     if settings.assigned:
-        return sorted(settings.assigned)
+        return _assigned(source, settings.assigned, skip_missing=skip_missing)
     topics: Iterable[str] = settings.topics
     if settings.pattern is not None:
         skip_missing = True
@@ -128,8 +128,43 @@ def find_queues(
     return sorted(found)
 
 
+def _assigned(source: QueueSource, queues: tuple[MessageQueue, ...], *, skip_missing: bool) -> list[MessageQueue]:
+    """Queues that were named one by one, as far as they exist."""
+    known: set[MessageQueue] = set()
+    for topic in {queue.topic for queue in queues}:
+        try:
+            known.update(source.queues(topic))
+        except NoRouteError:
+            if not skip_missing:
+                raise
+    missing = sorted(set(queues) - known)
+    if missing and not skip_missing:
+        raise OptionError(
+            f"option assign names {queue_name(missing[0])}, which is not there: there are "
+            + ", ".join(queue_name(queue) for queue in sorted(known) if queue.topic == missing[0].topic)
+        )
+    return sorted(set(queues) & known)
+
+
+def check_named(queues: Iterable[MessageQueue], bound: Bound, side: str) -> None:
+    """Refuse offsets and times for queues that are not read: a mistyped name would mean the default for its queue."""
+    known = {(queue.topic, broker, queue.queue_id) for queue in queues for broker in (queue.broker_name, ANY_BROKER)}
+    for option, tree in ((f"{side}Offsets", bound.offsets), (f"{side}OffsetsByTimestamp", bound.times_ms)):
+        for topic, brokers in tree.items():
+            for broker, queue_ids in brokers.items():
+                missing = sorted(number for number in queue_ids if (topic, broker, number) not in known)
+                if missing:
+                    named = queue_name(MessageQueue(topic, broker or "any broker", missing[0]))
+                    raise OptionError(
+                        f"option {option} names {named}, which is not among the queues to read: correct it, or set "
+                        "failOnDataLoss=false if the queue is gone"
+                    )
+
+
 def starting_offsets(source: QueueSource, queues: list[MessageQueue], settings: TopicSettings) -> Offsets:
     """Where a new read begins, per queue."""
+    if settings.fail_on_data_loss:
+        check_named(queues, settings.starting, "starting")
     found: Offsets = {}
     for queue in queues:
         offset = _bound_offset(source, queue, settings.starting, settings)
@@ -158,6 +193,8 @@ def check_starts(source: QueueSource, begins: Offsets, settings: TopicSettings) 
 
 def ending_offsets(source: QueueSource, queues: list[MessageQueue], settings: TopicSettings) -> Offsets:
     """Where a batch read ends, per queue."""
+    if settings.fail_on_data_loss:
+        check_named(queues, settings.ending, "ending")
     return {queue: _bound_offset(source, queue, settings.ending, settings) for queue in queues}
 
 
@@ -202,7 +239,7 @@ def plan_queue_ranges(
     total = sum(sizes.values())
     ranges: list[QueueRange] = []
     for queue, size in sorted(sizes.items()):
-        pieces = max(1, round(partitions_min * size / total)) if partitions_min > len(sizes) else 1
+        pieces = -(-partitions_min * size // total) if partitions_min > len(sizes) else 1
         if records_max:
             pieces = max(pieces, -(-size // records_max))
         pieces = min(pieces, size)

@@ -23,9 +23,9 @@ import pyarrow as pa
 from contrailmq.spark.dispatched import DELAY_LEVELS, Dispatcher, IndexEntries, Units
 from contrailmq.spark.engine import Engine
 from contrailmq.spark.jobs.index_files import IndexShape, oldest_indexed, read_index
-from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts
+from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, scan_part
 from contrailmq.spark.records import Int, stable_order
-from contrailmq.spark.scan import BadStretch, Range, scan
+from contrailmq.spark.scan import BadStretch, Range
 from contrailmq.spark.store_files import (
     QueueFiles,
     confirmed_end,
@@ -163,7 +163,7 @@ def _check_part(work: _Work) -> _Edges:
     dispatcher = Dispatcher(work.levels)
     units: list[Units] = []
     entries: list[IndexEntries] = []
-    for item in scan(work.part.range, check_crc=work.check_crc):
+    for item in scan_part(work.part, check_crc=work.check_crc):
         if isinstance(item, BadStretch):
             detail = f"{item.stop - item.start} bytes: {item.reason}"
             findings.append(Finding("corrupt", work.store, None, None, None, item.start, 1, detail))
