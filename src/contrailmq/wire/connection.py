@@ -45,7 +45,7 @@ from contrailmq.wire.header import FLAG_ONEWAY, FLAG_RESPONSE, Command, Fields
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.ration import Ration
 
-__all__ = ["DEFAULT_LIMITS", "SERVER_LIMITS", "Connection", "Handler", "Limits"]
+__all__ = ["DEFAULT_LIMITS", "SERVER_LIMITS", "STUCK_S", "Connection", "Handler", "Limits"]
 
 _OPAQUE_MAX: Final = 0x7FFFFFFF
 JOIN_BYTES_MAX: Final = 256 * 1024  # RocketMQ's limit for one pull from memory
@@ -55,6 +55,7 @@ SLICE_S: Final = 0.005
 LARGE_BODY_BYTES: Final = 8192  # a body that may be work for milliseconds: the clock is looked at after each of them
 PARSED_COMMANDS_MAX: Final = 512  # of one read, before the others have their turn: some 2 ms
 LINGER_S: Final = 0.5  # many round trips; peers close as soon as they read our end
+STUCK_S: Final = 5.0  # a closed connection whose peer has not taken a byte for so long is cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +223,15 @@ class Connection(asyncio.Protocol):
             raise ConnectionClosedError(self.address, self._close_cause)
 
     def close(self, cause: str = "we closed it") -> None:
-        """Send what is queued, then close. Requests of ours that wait end with ConnectionClosedError."""
+        """Send what is queued, then close. Requests of ours that wait end with ConnectionClosedError.
+
+        A peer that does not read is waited for as long as it takes some of it every STUCK_S.
+        """
         if self._transport is not None and not self._transport.is_closing():
             self._close_cause = cause
             self._flush()
             self._transport.close()
+            self._watch_closing(self._transport)
 
     def abort(self, cause: str) -> None:
         """Close at once; queued bytes are lost."""
@@ -260,6 +265,21 @@ class Connection(asyncio.Protocol):
             f"idle for {idle_s:g} s" + (f" with {unsent_bytes} bytes that it does not read" if unsent_bytes else "")
         )
         return True
+
+    def _watch_closing(self, transport: asyncio.Transport) -> None:
+        """The loop waits for ever until the peer has read what is queued; we do not."""
+        if unsent_bytes := transport.get_write_buffer_size():
+            self._unsent_bytes_seen = unsent_bytes
+            self._loop.call_later(STUCK_S, self._end_stuck)
+
+    def _end_stuck(self) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        if transport.get_write_buffer_size() < self._unsent_bytes_seen:
+            self._watch_closing(transport)
+        else:
+            transport.abort()
 
     # ------------------------------------------------------------------------------------------- called by the loop
 
@@ -375,7 +395,12 @@ class Connection(asyncio.Protocol):
         """A half-closed peer still gets the answers to what it asked; nothing else keeps the connection."""
         self._flush()  # what is queued must not be lost when the loop closes the transport after us
         self._has_eof = True
-        return not self._is_tls and self._transport is not None and self.in_flight > 0  # TLS has no half-closed state
+        if self._transport is None:
+            return False
+        if self.in_flight > 0 and not self._is_tls:  # TLS has no half-closed state
+            return True
+        self._watch_closing(self._transport)
+        return False
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
@@ -461,6 +486,7 @@ class Connection(asyncio.Protocol):
             return
         if self._has_eof or transport.is_closing() or not transport.can_write_eof():
             transport.close()  # TLS says its own goodbye
+            self._watch_closing(transport)
             return
         self._transport, self._ending = None, transport
         self._close_cause = "we stop"
