@@ -39,7 +39,7 @@ def interface_towards(host: str) -> str:
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
-    except OSError:
+    except (OSError, UnicodeError):  # the latter: no host name at all
         return "127.0.0.1"
 
 

@@ -20,7 +20,7 @@ from contrailmq.wire.connection import Connection
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.tls import ServerTls, TlsMode
 
-__all__ = ["Listener", "bind"]
+__all__ = ["Listener", "bind", "check_host"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,30 +29,51 @@ TLS_FIRST_BYTE: Final = b"\x16"  # ContentType.handshake
 _FIRST_BYTE_SECONDS: Final = 10.0  # with TLS on, a connection that has not said a byte by then is closed
 _LAST_HANDSHAKE_SECONDS: Final = 2.0  # for those under way when we stop: some round trips
 _ACCEPT_PAUSE_SECONDS: Final = 1.0  # after accepting failed; as asyncio's servers
-_NO_SUCH_FAMILY: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+_NO_SUCH_ADDRESS: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
 async def bind(host: str, port: int) -> list[socket.socket]:
     """Listening sockets for each address of the host, all on one port. OSError when one cannot be had.
 
-    No host means all addresses of all families that this machine has.
+    No host means all addresses of all families that this machine has. A name of several addresses may have some that
+    this machine has not (`localhost` where IPv6 is switched off): one is enough.
     """
+    check_host(host)
     loop = asyncio.get_running_loop()
     infos = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    addresses = sorted({(info[0], info[4][0]) for info in infos})
+    return listen_on(sorted({(info[0], info[4]) for info in infos}), port, host)
+
+
+Address = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]]
+
+
+def listen_on(addresses: list[Address], port: int, host: str) -> list[socket.socket]:
+    """`bind` for a host whose addresses are known."""
     with contextlib.ExitStack() as bound:
         sockets: list[socket.socket] = []
-        for family, address in addresses:
+        for number, (family, (address, _port, *scope)) in enumerate(addresses, 1):
             try:
-                listening = socket.create_server((address, port), family=family, backlog=BACKLOG)
+                listening = socket.create_server((address, port, *scope), family=family, backlog=BACKLOG)
             except OSError as exc:
-                if not host and exc.errno in _NO_SUCH_FAMILY and (sockets or family != addresses[-1][0]):
+                if exc.errno in _NO_SUCH_ADDRESS and (sockets or number < len(addresses)):
+                    if host:
+                        _log.warning("%s is also %s, which this machine cannot listen on: %s", host, address, exc)
                     continue
                 raise
             sockets.append(bound.enter_context(listening))
             port = int(listening.getsockname()[1])
         bound.pop_all()
     return sockets
+
+
+def check_host(host: str) -> None:
+    """OSError when no resolver can be asked for the host; Python's own would raise a UnicodeError."""
+    if host.startswith("["):
+        raise OSError(errno.EINVAL, "an address of IPv6 stands here without brackets")
+    try:
+        host.encode("idna")
+    except UnicodeError as exc:
+        raise OSError(errno.EINVAL, "no host name: between its dots stand 1 to 63 characters each") from exc
 
 
 class Listener:

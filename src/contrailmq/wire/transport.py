@@ -15,11 +15,11 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from contrailmq.wire.codes import ResponseCode
-from contrailmq.wire.connection import DEFAULT_LIMITS, SERVER_LIMITS, Connection, Handler, Limits
+from contrailmq.wire.connection import DEFAULT_LIMITS, SERVER_LIMITS, STUCK_S, Connection, Handler, Limits
 from contrailmq.wire.errors import ConnectError, ConnectionClosedError, ListenError, WireError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command, Fields, to_ext
-from contrailmq.wire.listener import Listener, bind
+from contrailmq.wire.listener import Listener, bind, check_host
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.ration import Ration
 from contrailmq.wire.tls import ServerTls
@@ -271,6 +271,7 @@ class RemotingClient:
                     port,
                     ssl=self._tls,
                     server_hostname=self._tls_server_name if self._tls is not None else None,
+                    ssl_shutdown_timeout=STUCK_S if self._tls is not None else None,
                 )
         except TimeoutError as exc:
             raise ConnectError(address, f"no connection within {self._connect_timeout_s:g} s") from exc
@@ -332,4 +333,9 @@ def split_address(address: str) -> tuple[str, int]:
     host, separator, port = address.strip().rpartition(":")
     if not separator or not host or not (port.isascii() and port.isdigit() and int(port[:6]) <= _PORT_MAX):
         raise ConnectError(address, f"an address has the form host:port, with a port of at most {_PORT_MAX}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    host = host.removeprefix("[").removesuffix("]")
+    try:
+        check_host(host)
+    except OSError as exc:
+        raise ConnectError(address, exc.strerror or str(exc)) from exc
+    return host, int(port)

@@ -1,0 +1,67 @@
+"""Which addresses a server listens on, and what it says of those that it cannot."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+
+from contrailmq.wire.errors import ConnectError, ListenError
+from contrailmq.wire.listener import Address, listen_on
+from contrailmq.wire.transport import RemotingServer, split_address
+
+from .peers import Run, echo
+
+
+@pytest.mark.parametrize("host", ["a..b", ".local", "x" * 64, "\u00fc..x", "\ud800"])
+def test_a_host_that_can_be_no_name_is_an_error_like_any_other(host: str, run: Run) -> None:
+    async def main() -> None:
+        with pytest.raises(ListenError, match="no host name: between its dots stand 1 to 63 characters each"):
+            await RemotingServer(echo, host=host).start()
+
+    run(main())
+    with pytest.raises(ConnectError, match="cannot connect to .*no host name"):
+        split_address(f"{host}:9876")
+
+
+def test_an_address_in_brackets_is_told_to_come_without(run: Run) -> None:
+    async def main() -> None:
+        with pytest.raises(ListenError, match="without brackets"):
+            await RemotingServer(echo, host="[::1]").start()
+
+    run(main())
+
+
+def test_of_a_name_with_several_addresses_one_that_this_machine_has_is_enough(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where IPv6 is switched off, `localhost` still stands for ::1 in most lists of hosts."""
+    create = socket.create_server
+
+    def without_ipv6(address: tuple[str, int], *, family: int, backlog: int) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+        return create(address, family=family, backlog=backlog)
+
+    monkeypatch.setattr(socket, "create_server", without_ipv6)
+    both: list[Address] = [(socket.AF_INET, ("127.0.0.1", 0)), (socket.AF_INET6, ("::1", 0, 0, 0))]
+    [listening] = listen_on(both, 0, "localhost")
+    listening.close()
+    assert "localhost is also ::1, which this machine cannot listen on" in caplog.text
+    with pytest.raises(OSError, match="Cannot assign requested address"):
+        listen_on(both[1:], 0, "localhost")
+
+
+def test_an_address_of_one_link_is_listened_on_with_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fe80::1%eth0: without the number of the interface the kernel refuses it."""
+    asked: list[tuple[object, ...]] = []
+
+    def note(address: tuple[object, ...], *, family: int, backlog: int) -> socket.socket:
+        asked.append(address)
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(socket, "create_server", note)
+    with pytest.raises(OSError, match="Invalid argument"):
+        listen_on([(socket.AF_INET6, ("fe80::1", 0, 0, 7))], 9876, "fe80::1%eth0")
+    assert asked == [("fe80::1", 9876, 0, 7)]
