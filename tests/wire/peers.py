@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from contrailmq.wire.connection import Connection, Handler, Limits
 from contrailmq.wire.frame import encode_request, encode_response
 from contrailmq.wire.header import Command
+from contrailmq.wire.ration import Ration
 
 WAIT_S = 10.0
 
@@ -98,8 +99,8 @@ class CountingTransport:
         return ("10.0.0.1", 4711) if name == "peername" else None
 
 
-def connected(handler: Handler, **limits: int) -> tuple[Connection, CountingTransport]:
-    connection, transport = Connection(handler, limits=Limits(**limits)), CountingTransport()
+def connected(handler: Handler, *, ration: Ration | None = None, **limits: int) -> tuple[Connection, CountingTransport]:
+    connection, transport = Connection(handler, limits=Limits(**limits), ration=ration), CountingTransport()
     connection.connection_made(transport)  # type: ignore[arg-type]
     return connection, transport
 

@@ -11,10 +11,10 @@ from contrailmq.wire import ration as ration_module
 from contrailmq.wire.connection import Connection
 from contrailmq.wire.frame import FRAME_BYTES_MAX, FrameParser, encode_request, encode_response
 from contrailmq.wire.header import Command
-from contrailmq.wire.ration import FREE_BYTES, PATIENCE_S, Ration
+from contrailmq.wire.ration import FREE_BYTES, GRACE_S, PATIENCE_S, RATE_BYTES_S, Ration
 from contrailmq.wire.transport import RemotingServer
 
-from .peers import WAIT_S, Counting, Run, turns_until
+from .peers import WAIT_S, Counting, Run, connected, turns_until
 
 MIB = 1024 * 1024
 
@@ -31,7 +31,8 @@ def acknowledge(connection: Connection, commands: list[Command]) -> None:
 class FakeReader:
     """A connection as the ration sees it."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "10.0.0.1") -> None:
+        self.host = host
         self.is_going = False
         self.cut_for = ""
 
@@ -76,7 +77,7 @@ def test_a_reader_whose_frame_is_whole_asks_anew_for_the_next_behind_those_who_w
         first, second = FakeReader(), FakeReader()
         assert ration.hold(first, 1000, 16 * MIB)
         assert not ration.hold(second, 1000, 16 * MIB)
-        assert not ration.hold(first, 1000, 15 * MIB)  # another size: another frame
+        assert not ration.hold(first, 1000, 16 * MIB, is_next=True)
         assert second.is_going
         ration.drop(second)
         assert first.is_going
@@ -84,42 +85,129 @@ def test_a_reader_whose_frame_is_whole_asks_anew_for_the_next_behind_those_who_w
     asyncio.run(main())
 
 
-def test_small_frames_need_no_share_and_are_counted() -> None:
+def test_a_host_that_has_less_of_the_ration_comes_before_the_crowd_of_another() -> None:
+    async def main() -> None:
+        ration = Ration(32 * MIB)
+        crowd = [FakeReader("10.0.0.66") for _ in range(20)]
+        assert [ration.hold(reader, 9, 16 * MIB) for reader in crowd] == [True, True] + [False] * 18
+        honest = FakeReader("10.0.0.1")
+        assert not ration.hold(honest, 1000, MIB)
+        ration.drop(crowd[1])
+        assert honest.is_going
+        assert not any(reader.is_going for reader in crowd)  # 15 MiB are left, and the next of them asks for 16
+        ration.drop(honest)
+        assert [reader.is_going for reader in crowd[2:4]] == [True, False]
+
+    asyncio.run(main())
+
+
+def test_small_frames_need_no_share_and_the_oldest_is_cut_when_there_are_too_many() -> None:
+    """Not the one that came last: those who never end their frames would lock out everybody else."""
     ration = Ration(16 * MIB)
-    readers = [FakeReader() for _ in range(65)]
+    readers = [FakeReader() for _ in range(66)]
+    for reader in readers[:64]:
+        assert ration.hold(reader, FREE_BYTES // 2, FREE_BYTES)
+    assert ration.hold(readers[1], 1, FREE_BYTES, is_next=True)  # its first was whole: now the youngest
     for reader in readers[:64]:
         assert ration.hold(reader, FREE_BYTES, FREE_BYTES)
     assert ration.loose_bytes == 16 * MIB
-    assert not ration.hold(readers[64], 1, 8)
-    assert readers[64].cut_for.startswith("small and waiting unfinished frames of all connections hold 16777217 bytes")
-    assert ration.loose_bytes == 16 * MIB
-    ration.drop(readers[0])
     assert ration.hold(readers[64], 1, 8)
+    assert readers[0].cut_for.startswith("small and waiting unfinished frames of all connections hold 16777217 bytes")
+    assert ration.hold(readers[65], FREE_BYTES, FREE_BYTES)
+    assert [bool(reader.cut_for) for reader in readers] == [True, False, True] + [False] * 63
+    assert ration.loose_bytes == 16 * MIB - FREE_BYTES + 1
+    ration.drop(readers[64])
+    assert ration.loose_bytes == 16 * MIB - FREE_BYTES
 
 
-def test_the_oldest_unfinished_frame_is_cut_when_its_time_is_over_and_others_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_reader_whose_own_frame_is_the_oldest_is_told_to_stop() -> None:
+    ration = Ration(16 * MIB)
+    alone = FakeReader()
+    assert not ration.hold(alone, 16 * MIB + 1, 8)
+    assert alone.cut_for
+    assert ration.loose_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("age_s", "held_bytes", "is_late"),
+    [
+        (GRACE_S, 9, False),
+        (GRACE_S + 1, 9, True),  # begun and left
+        (GRACE_S + 1, RATE_BYTES_S, False),
+        (GRACE_S + 10, 10 * RATE_BYTES_S - 1, True),
+        (GRACE_S + 10, 10 * RATE_BYTES_S, False),
+        (PATIENCE_S, 15 * MIB, True),
+    ],
+)
+def test_a_frame_that_comes_too_slowly_is_cut_while_others_wait(age_s: float, held_bytes: int, is_late: bool) -> None:
     async def main() -> None:
         clock = Clock()
         ration = Ration(32 * MIB, clock=clock)
-        oldest, younger, waiting = FakeReader(), FakeReader(), FakeReader()
-        assert ration.hold(oldest, 1000, 16 * MIB)
-        clock.now_s += PATIENCE_S
-        assert ration.hold(younger, 1000, 16 * MIB)
-        ration._end_oldest()
-        assert not oldest.cut_for  # nobody waits
-        monkeypatch.setattr(ration_module, "PATIENCE_S", 0.0)  # the timer comes at once
-        assert not ration.hold(waiting, 1000, 16 * MIB)
-        monkeypatch.setattr(ration_module, "PATIENCE_S", PATIENCE_S)
-        await turns_until(lambda: waiting.is_going)
-        assert oldest.cut_for == (
-            "a frame of 16777216 bytes was not whole after 30 s, and 1 others wait for their share of 33554432 bytes: "
-            "send faster, or less at once"
+        slow, younger, waiting = FakeReader(), FakeReader(), FakeReader()
+        assert ration.hold(slow, 9, 16 * MIB)
+        clock.now_s += age_s
+        assert ration.hold(slow, held_bytes, 16 * MIB)
+        assert ration.hold(younger, 9, 16 * MIB)
+        ration._end_late()
+        assert not slow.cut_for  # nobody waits
+        assert not ration.hold(waiting, 9, 16 * MIB)
+        ration._end_late()  # what the timer calls
+        assert waiting.is_going is is_late
+        assert slow.cut_for == (
+            f"{held_bytes} of a frame's 16777216 bytes came in {age_s:.0f} s, and 1 others wait for their share of "
+            "33554432 bytes: send faster, or less at once"
+            if is_late
+            else ""
         )
         assert not younger.cut_for
 
     asyncio.run(main())
+
+
+def test_a_timer_looks_after_those_who_keep_others_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ration_module, "CHECK_S", 0.0)
+
+    async def main() -> None:
+        clock = Clock()
+        ration = Ration(16 * MIB, clock=clock)
+        slow, waiting = FakeReader(), FakeReader()
+        assert ration.hold(slow, 9, 16 * MIB)
+        assert not ration.hold(waiting, 9, 16 * MIB)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not waiting.is_going
+        clock.now_s += GRACE_S + 1
+        await turns_until(lambda: waiting.is_going)
+        assert slow.cut_for
+
+    asyncio.run(main())
+
+
+def test_a_sender_of_frame_after_frame_of_one_size_is_not_taken_for_a_slow_one(run: Run) -> None:
+    """Its reads end within frames, always: the ration never sees it with nothing unfinished."""
+
+    async def main() -> None:
+        clock = Clock()
+        counting = Counting(acknowledge)
+        ration = Ration(FRAME_BYTES_MAX, clock=clock)
+        connection, transport = connected(counting, ration=ration)
+        waiting = FakeReader("10.0.0.66")
+        frame = encode_request(10, None, b"x" * MIB, opaque=1)
+        connection.data_received(frame[:-1])
+        for number in range(1, 40):
+            clock.now_s += 1.0
+            assert ration.hold(waiting, 9, FRAME_BYTES_MAX, is_next=True) is False
+            connection.data_received(frame[-1:] + frame[:-1])
+            assert len(counting.opaques) == number
+            assert waiting.is_going  # it came first
+            assert not transport.is_reading
+            waiting.is_going = False
+            ration.drop(waiting)
+            assert transport.is_reading
+            ration._end_late()
+        assert not transport.is_aborted
+
+    run(main())
 
 
 def held_bytes(server: RemotingServer) -> int:

@@ -158,6 +158,10 @@ class Connection(asyncio.Protocol):
     def address(self) -> str:
         return f"{self.peer[0]}:{self.peer[1]}"
 
+    @property
+    def host(self) -> str:
+        return self.peer[0]
+
     def reply(self, data: bytes) -> None:
         """Send one answer (a whole frame). Silently dropped when the connection is gone: nobody waits for it."""
         self.in_flight -= 1
@@ -329,14 +333,14 @@ class Connection(asyncio.Protocol):
         elif self.in_flight >= self._limits.in_flight_max:
             self._update_reading()
         if self._ration is not None and (self._is_holding or self._parser.buffered_bytes):
-            self._report(self._ration)
+            self._report(self._ration, is_next=bool(commands))
 
-    def _report(self, ration: Ration) -> None:
-        """Tell the ration what is held of an unfinished frame."""
+    def _report(self, ration: Ration, *, is_next: bool) -> None:
+        """Tell the ration what is held of an unfinished frame, and whether it is the next after a whole one."""
         held_bytes = self._parser.buffered_bytes
         self._is_holding = held_bytes > 0
         if self._is_holding:
-            self._must_wait = not ration.hold(self, held_bytes, self._parser.wanted_bytes)
+            self._must_wait = not ration.hold(self, held_bytes, self._parser.wanted_bytes, is_next=is_next)
         else:
             self._must_wait = False
             ration.drop(self)

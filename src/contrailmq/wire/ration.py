@@ -6,29 +6,39 @@ common ration, of the size that it announced:
 
   - while there is enough, it has its share at once and nobody notices;
   - else the connection is not read any further, which its sender feels as a slow network, until the frames before it
-    are whole or gone; the order is that of asking;
-  - a frame that has had its share for PATIENCE_S and is still not whole loses its connection, the oldest first and only
-    while others wait: an honest sender over a slow line is cut when the server is short of memory, and never else.
+    are whole or gone. Next is who has waited longest on the host that has least of the ration: one host's crowd of
+    hostile peers is waited for by that host, not by the others;
+  - a frame that has its share and comes too slowly loses its connection, the oldest first and only while others wait:
+    after GRACE_S it must have come at RATE_BYTES_S, and be whole after PATIENCE_S. An honest sender over a slow line
+    is cut when the server is short of memory, and never else.
 
 What was read of frames that have no share (small ones, and the first chunk of those that wait) is counted too. It is a
-chunk at most for each connection; where all of it comes to the size of the ration again, the connection that brought
-the last chunk is closed. So `2 * bytes_max` bounds what unfinished frames take, whatever peers do.
+chunk at most for each connection; where all of it comes to the size of the ration again, the oldest such frames lose
+their connections: honest senders end theirs. So `2 * bytes_max` bounds what unfinished frames take, whatever peers do.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 from contrailmq.wire.frame import FRAME_BYTES_MAX
 
 FREE_BYTES: Final = 256 * 1024  # what one read may bring at once
 PATIENCE_S: Final = 30.0  # 16 MiB at 4.5 Mbit/s
+GRACE_S: Final = 3.0  # a lost packet or two
+RATE_BYTES_S: Final = 128 * 1024  # 1 Mbit/s
+CHECK_S: Final = 1.0  # how late a slow sender may be noticed
 
 
 class Reader(Protocol):
     """A connection, as seen from here."""
+
+    @property
+    def host(self) -> str:
+        """The peer's address, without its port."""
 
     def go_on(self) -> None:
         """The share is there: read the rest."""
@@ -37,9 +47,15 @@ class Reader(Protocol):
         """Close at once, and say why."""
 
 
-class _Share(NamedTuple):
+@dataclass(slots=True)
+class _Share:
     size_bytes: int
+    held_bytes: int
     since_s: float
+
+    def is_late(self, now_s: float) -> bool:
+        age_s = now_s - self.since_s
+        return age_s >= PATIENCE_S or self.held_bytes < (age_s - GRACE_S) * RATE_BYTES_S
 
 
 class Ration:
@@ -50,97 +66,110 @@ class Ration:
         self.shared_bytes = 0
         self.loose_bytes = 0  # read, of frames without a share
         self._shares: dict[Reader, _Share] = {}  # oldest first
-        self._waiting: dict[Reader, int] = {}  # what they ask for, first come first
-        self._loose: dict[Reader, int] = {}
+        self._shared_of: dict[str, int] = {}  # by host
+        self._waiting: dict[str, dict[Reader, int]] = {}  # by host: what they ask for, first come first
+        self._loose: dict[Reader, int] = {}  # oldest frame first
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def waiting_count(self) -> int:
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
-    def hold(self, reader: Reader, held_bytes: int, wanted_bytes: int) -> bool:
+    def hold(self, reader: Reader, held_bytes: int, wanted_bytes: int, *, is_next: bool = False) -> bool:
         """`reader` holds so much of an unfinished frame of `wanted_bytes`; False: it must not read on before `go_on`.
 
-        A reader that may not be here at all is closed, and the answer is False.
+        `is_next` says that this is not the frame of the last report, which is whole. A reader that may not be here at
+        all is closed, and the answer is False.
         """
-        if reader in self._shares:
-            if wanted_bytes == self._shares[reader].size_bytes and held_bytes:
-                return True
-            self._give_back(reader)
-            self._admit()  # those who wait come before its next frame
+        if is_next:
+            self.drop(reader)  # those who wait come before its next frame
+        elif share := self._shares.get(reader):
+            share.held_bytes = held_bytes
+            return True
         self._count_loose(reader, held_bytes)
-        if self.loose_bytes > self.bytes_max:
-            loose_bytes = self.loose_bytes
-            self.drop(reader)
-            reader.cut(
-                f"small and waiting unfinished frames of all connections hold {loose_bytes} bytes, the bound is "
-                f"{self.bytes_max}: send later"
-            )
+        if self.loose_bytes > self.bytes_max and self._end_loose(reader):
             return False
         if wanted_bytes <= FREE_BYTES:
-            self._waiting.pop(reader, None)
             return True
-        if not self._waiting and self._take(reader, wanted_bytes):
-            return True
-        self._waiting[reader] = wanted_bytes
-        self._watch()
-        return False
+        if reader not in self._shares:
+            self._waiting.setdefault(reader.host, {})[reader] = wanted_bytes
+            self._admit(reader)
+            self._watch()
+        return reader in self._shares
 
     def drop(self, reader: Reader) -> None:
         """`reader` holds nothing any more: its frame is whole, or the connection has ended."""
-        self._waiting.pop(reader, None)
+        self._leave_queue(reader)
         self._count_loose(reader, 0)
-        if reader in self._shares:
-            self._give_back(reader)
+        if (share := self._shares.pop(reader, None)) is not None:
+            self.shared_bytes -= share.size_bytes
+            left_bytes = self._shared_of[reader.host] - share.size_bytes
+            if left_bytes:
+                self._shared_of[reader.host] = left_bytes
+            else:
+                del self._shared_of[reader.host]
         self._admit()
 
-    def _take(self, reader: Reader, size_bytes: int) -> bool:
-        if self.shared_bytes + size_bytes > self.bytes_max:
-            return False
-        self.shared_bytes += size_bytes
-        self._shares[reader] = _Share(size_bytes, self._now_s())
-        self._count_loose(reader, 0)
-        return True
-
-    def _give_back(self, reader: Reader) -> None:
-        self.shared_bytes -= self._shares.pop(reader).size_bytes
+    def _leave_queue(self, reader: Reader) -> None:
+        queue = self._waiting.get(reader.host)
+        if queue is not None and queue.pop(reader, None) is not None and not queue:
+            del self._waiting[reader.host]
 
     def _count_loose(self, reader: Reader, held_bytes: int) -> None:
-        self.loose_bytes += held_bytes - self._loose.pop(reader, 0)
+        self.loose_bytes += held_bytes - self._loose.get(reader, 0)
         if held_bytes:
             self._loose[reader] = held_bytes
+        else:
+            self._loose.pop(reader, None)
 
-    def _admit(self) -> None:
-        while self._waiting:
-            reader, size_bytes = next(iter(self._waiting.items()))
-            if not self._take(reader, size_bytes):
+    def _admit(self, asking: Reader | None = None) -> None:
+        """Give shares to those who are next; all but `asking` are told."""
+        while self._waiting and self.shared_bytes + FREE_BYTES < self.bytes_max:
+            host = min(self._waiting, key=lambda host: self._shared_of.get(host, 0))
+            reader, size_bytes = next(iter(self._waiting[host].items()))
+            if self.shared_bytes + size_bytes > self.bytes_max:
                 return
-            del self._waiting[reader]
-            reader.go_on()
+            self.shared_bytes += size_bytes
+            self._shared_of[host] = self._shared_of.get(host, 0) + size_bytes
+            self._shares[reader] = _Share(size_bytes, self._loose.get(reader, 0), self._now_s())
+            self._leave_queue(reader)
+            self._count_loose(reader, 0)
+            if reader is not asking:
+                reader.go_on()
+
+    def _end_loose(self, reader: Reader) -> bool:
+        """Cut the oldest frames without a share until the others have room; whether `reader` is among them."""
+        is_ended = False
+        while self.loose_bytes > self.bytes_max:
+            oldest = next(iter(self._loose))
+            cause = (
+                f"small and waiting unfinished frames of all connections hold {self.loose_bytes} bytes, the bound is "
+                f"{self.bytes_max}, and this is the oldest: send faster, or later"
+            )
+            self.drop(oldest)
+            oldest.cut(cause)
+            is_ended = is_ended or oldest is reader
+        return is_ended
 
     def _watch(self) -> None:
-        """Look again when the oldest share has had its time."""
-        if self._timer is None and self._shares:
-            oldest_s = next(iter(self._shares.values())).since_s
-            delay_s = max(0.0, oldest_s + PATIENCE_S - self._now_s())
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self._end_oldest)
+        """Look after a while at who keeps the others waiting."""
+        if self._timer is None and self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._end_late)
 
-    def _end_oldest(self) -> None:
+    def _end_late(self) -> None:
         self._timer = None
-        if not self._waiting or not self._shares:
-            return
-        reader, share = next(iter(self._shares.items()))
-        age_s = self._now_s() - share.since_s
-        if age_s >= PATIENCE_S:
-            cause = (
-                f"a frame of {share.size_bytes} bytes was not whole after {age_s:.0f} s, and {len(self._waiting)} "
-                f"others wait for their share of {self.bytes_max} bytes: send faster, or less at once"
-            )
-            self.drop(reader)
-            reader.cut(cause)
-        if self._waiting:
-            self._watch()
+        now_s = self._now_s()
+        for reader, share in list(self._shares.items()):
+            if self._waiting and share.is_late(now_s):
+                cause = (
+                    f"{share.held_bytes} of a frame's {share.size_bytes} bytes came in {now_s - share.since_s:.0f} s, "
+                    f"and {self.waiting_count} others wait for their share of {self.bytes_max} bytes: send faster, or "
+                    "less at once"
+                )
+                self.drop(reader)
+                reader.cut(cause)
+        self._watch()
 
     def _now_s(self) -> float:
         return self._clock() if self._clock is not None else asyncio.get_running_loop().time()
