@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from contrailmq.message import Property, SystemTopic, decode_properties, encode_host, encode_properties, tags_code
 from contrailmq.store import Drive, Files, ManualClock, MessageStore, StoreConfig, encode_record
-from contrailmq.store.copying import property_key, real_copy, split, topic_part, value_of
+from contrailmq.store.copying import property_key, real_copies, split, topic_part, value_of
 from contrailmq.store.record import Kind, check_record
 from contrailmq.store.status import Copy
 
@@ -64,13 +64,8 @@ def put(store: MessageStore, body: bytes = b"body", topic: str = WAITING, queue_
 def copies_of(store: MessageStore, count: int) -> list[Copy]:
     store.dispatch()
     found = store.get_slices(WAITING, 0, 0, count)
-    copies = []
-    for record in found.slices:
-        parts = split(record, topic_part(WAITING))
-        assert parts is not None
-        copy = real_copy(record, parts, b"added\x01z\x02")
-        assert copy is not None
-        copies.append(copy)
+    copies, places = real_copies(found.slices, topic_part(WAITING), [b"added\x01z\x02"] * len(found.slices))
+    assert [queue_offset for queue_offset, _ in places] == list(range(len(found.slices)))
     found.release()
     return copies
 
@@ -184,11 +179,13 @@ def test_a_copy_has_what_decoding_would_have_found_or_is_left_to_it(text: str, b
     assert parts is not None
     assert parts[:2] == (4, 8)
     properties = decode_properties(text)
-    copy = real_copy(record, parts)
-    if copy is None:
+    copies, places = real_copies([record], topic_part(WAITING))
+    assert places == [(4, 8)][: len(copies)]
+    if not copies:
         queue_id = properties.get(Property.REAL_QUEUE_ID, "")
         assert not text or Property.REAL_TOPIC not in properties or not queue_id.isdigit()
         return
+    copy = copies[0]
     assert (copy.topic, copy.queue_id) == (properties["REAL_TOPIC"], int(properties["REAL_QID"]))
     assert (copy.tags, copy.keys, copy.unique_key) == tuple(map(properties.get, ("TAGS", "KEYS", "UNIQ_KEY")))
     assert copy.tags_code == tags_code(properties.get("TAGS"))

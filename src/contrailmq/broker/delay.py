@@ -33,7 +33,7 @@ from contrailmq.broker.incoming import IncomingMessage, Refusal
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.worker_job import WorkerJob
 from contrailmq.message import Property, StoredMessage, SysFlag, SystemTopic, tags_code
-from contrailmq.store.copying import real_copy, split, topic_part
+from contrailmq.store.copying import COPY_MISSES_MAX, real_copies, topic_part
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.record import CorruptRecordError, decode_record
 from contrailmq.store.status import Copy, GetResult, PutStatus
@@ -203,10 +203,12 @@ class DelayService:
             return 0, now_ms + READING_MS
         is_refused = False
         try:
-            at = 0
+            at = misses = 0
             while at < len(found.slices) and not is_refused:
-                copies, offsets = _copies(found.slices, at)
+                copies, offsets = _copies(found.slices[at:]) if misses < COPY_MISSES_MAX else ([], [])
                 written = self._store.append_copies(copies) if copies else 0
+                if copies:
+                    misses = 0 if written else misses + 1
                 if written:
                     self._note(copies[:written])
                     self.offsets[level] = offsets[written - 1] + 1
@@ -333,18 +335,14 @@ class DelayService:
         config_files.save(self._path, text)
 
 
-def _copies(records: Sequence[memoryview], at: int) -> tuple[list[Copy], list[int]]:
+def _copies(records: Sequence[memoryview]) -> tuple[list[Copy], list[int]]:
     """Copies, and the queue offsets of the originals, up to one that is not simply copied."""
-    copies: list[Copy] = []
-    offsets: list[int] = []
-    for record in records[at:]:
-        parts = split(record, _TOPIC)
-        copy = None if parts is None else real_copy(record, parts)
-        if parts is None or copy is None or copy.topic == SystemTopic.HALF:
+    copies, places = real_copies(records, _TOPIC)
+    for count, copy in enumerate(copies):
+        if copy[0] == SystemTopic.HALF:
+            del copies[count:]
             break
-        copies.append(copy)
-        offsets.append(parts[0])
-    return copies, offsets
+    return copies, [queue_offset for queue_offset, _ in places]
 
 
 def _number(text: str | None) -> int:

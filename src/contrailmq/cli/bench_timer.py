@@ -3,9 +3,10 @@
 costs    CPU time per message of each stage, on a clock that stands still, as the least of many short rounds. The
          baseline is a plain put (append and dispatch) of the same messages into the same store in the same rounds.
 load     the broker's services on a real loop and a real clock: so many timers a second come in, with delays of two to
-         four seconds, and go out. Late is the store time of the delivered copy less the time that was asked for; the
-         wheel delivers when a tick of one second is over, so half a second is its mean. Late after the tick is what
-         the load adds.
+         four seconds, and go out. The messages and the moments at which they are sent are made up beforehand: a sender
+         that falls behind sends later and moves no delivery time. Late is the store time of the delivered copy less the
+         time that was asked for; the wheel delivers when a tick of one second is over, so half a second is its mean.
+         Late after the tick is what the load adds.
 levels   so many messages of level 1, sent as fast as the store takes them; late is against each one's own time.
 memory   so many pending timers, spread over three days: what the process that took them in grew by, without the pages
          of the mapped log, which the kernel takes back when it wants; and all of a new process that has opened them.
@@ -39,6 +40,7 @@ from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.supervision import Supervisor
 from contrailmq.broker.timers import PORTION, TimerService
 from contrailmq.cli.machine import loop_ns
+from contrailmq.cli.serving import GC_THRESHOLD, settle_memory
 from contrailmq.message import SystemTopic, encode_host, encode_properties, tags_code
 from contrailmq.store import Drive, ManualClock, MessageStore, StoreConfig
 from contrailmq.store.timer import TimerStore
@@ -50,6 +52,7 @@ _TAG: Final = "TagA"
 _START_MS: Final = 1_700_000_000_000
 _ROUND: Final = 4_000  # messages of a round of `costs`
 _TICK_MS: Final = 1000
+_WAKEUP: Final = 64  # messages that a broker takes in before its other work has its turn
 _DAY_MS: Final = 86_400_000
 _DUE: Final = struct.Struct(">q")  # the time that was asked for, as the first bytes of a body
 _STORE_TIME_AND_DUE: Final = struct.Struct(">56xq24xq")  # of a record with IPv4 hosts
@@ -184,31 +187,35 @@ def _under_load(path: Path, settings: Settings) -> dict[str, object]:
 
 async def _load(path: Path, settings: Settings) -> dict[str, object]:
     broker = _Broker(path, asyncio.get_running_loop())
-    store, now_ms, source = broker.store, broker.node.now_ms, random.Random(1)
+    store, rate = broker.store, settings.rate
+    first_ms, messages = _planned(broker.node.now_ms, settings)
+    gc.set_threshold(GC_THRESHOLD, 20, 20)  # as a broker
+    settle_memory()
+    await asyncio.sleep(max(first_ms - broker.node.now_ms(), 0) / 1000)
     sent, began, cpu = 0, time.monotonic(), time.process_time()
     longest_ms = 0.0
-    while (elapsed := time.monotonic() - began) < settings.seconds:
-        count = min(int(elapsed * settings.rate) - sent, 64)
-        for number in range(sent, sent + count):
-            due_ms = now_ms() + source.randrange(2000, 4000)
-            _append(store, SystemTopic.TIMER, _message(number, due_ms, settings))
-        sent += max(count, 0)
-        if count > 0:
+    while sent < len(messages):
+        due = min(int((time.monotonic() - began) * rate) + 1, sent + _WAKEUP, len(messages))
+        is_behind = due == sent + _WAKEUP
+        if due > sent:
+            _append_all(store, SystemTopic.TIMER, messages[sent:due])
             broker.node.after_append()
+            sent = due
         asked = time.monotonic()
-        await asyncio.sleep(0 if count == 64 else 0.002)
+        await asyncio.sleep(0 if is_behind else 0.002)
         longest_ms = max(longest_ms, (time.monotonic() - asked) * 1000)
     sending_s, cpu_s = time.monotonic() - began, time.process_time() - cpu
-    delivered, pending = store.max_offset(_TOPIC, 0), broker.timers.timer.behind_messages()
+    pending = broker.timers.timer.behind_messages()
     await _arrival(store, sent)
     drained_s = time.monotonic() - began
     late, after_tick = _lateness(store)
+    out_per_s = _steady_rate([stored_ms for stored_ms, _ in _delivered(store)], first_ms, settings)
     await broker.stop()
+    gc.unfreeze()
     return {
         "load: asked for, messages / s": settings.rate,
         "load: in, messages / s (>= 20000)": round(sent / sending_s),
-        # The first are due after two seconds, on the mean after three and a half: the wheel's tick is half a second.
-        "load: out, messages / s (>= 20000)": round(delivered / max(sending_s - 3.5, 0.1)),
+        "load: out, messages / s (>= 20000)": round(out_per_s),
         "load: not on the wheel when sending ended, messages": pending,
         "load: all delivered after, s": round(drained_s, 1),
         "load: share of a core while sending, %": round(cpu_s / sending_s * 100),
@@ -220,6 +227,29 @@ async def _load(path: Path, settings: Settings) -> dict[str, object]:
         "load: early, messages (0)": sum(value < 0 for value in late),
         "load: missing or repeated, messages (0)": abs(len(late) - sent),
     }
+
+
+def _planned(now_ms: Callable[[], int], settings: Settings) -> tuple[int, list[_Made]]:
+    """When sending begins, and what is sent: one every 1 / rate seconds, due two to four seconds later."""
+    making_ms = 1000
+    while True:
+        first_ms, source = now_ms() + making_ms, random.Random(1)
+        messages = [
+            _message(number, first_ms + number * 1000 // settings.rate + source.randrange(2000, 4000), settings)
+            for number in range(int(settings.rate * settings.seconds))
+        ]
+        if now_ms() <= first_ms:
+            return first_ms, messages
+        making_ms *= 2  # it has begun meanwhile: once more
+
+
+def _steady_rate(stored_ms: list[int], first_ms: int, settings: Settings) -> float:
+    """Copies per second of the ticks in which as many are due as are sent; of all, when there are no such ticks."""
+    begin_ms = (first_ms + 4000) // _TICK_MS * _TICK_MS + 2 * _TICK_MS
+    end_ms = (first_ms + int(settings.seconds * 1000) + 2000) // _TICK_MS * _TICK_MS
+    if begin_ms >= end_ms:
+        begin_ms, end_ms = min(stored_ms), max(stored_ms) + 1
+    return sum(begin_ms <= value < end_ms for value in stored_ms) / (end_ms - begin_ms) * 1000
 
 
 async def _arrival(store: MessageStore, count: int) -> None:

@@ -12,7 +12,9 @@ here, and takes the way through `decode_record`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import repeat
 from typing import Final
 
 from contrailmq.message import Property, SysFlag, decode_properties, tags_code
@@ -20,9 +22,12 @@ from contrailmq.store.record import MAGIC_V1
 from contrailmq.store.status import Copy
 
 _FRONT: Final = struct.Struct(">ii12xqqi44xi")  # size, magic, queue_offset, physical_offset, sys_flag, body_length
-_FRONT_BYTES: Final = 88
-assert _FRONT.size == _FRONT_BYTES
-_UNUSUAL_FLAGS: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.INNER_BATCH
+FRONT_BYTES: Final = 88
+assert _FRONT.size == FRONT_BYTES
+front_of: Final = _FRONT.unpack_from
+UNUSUAL_FLAGS: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.INNER_BATCH
+
+_NO_ADDITIONS: Final[Iterable[bytes]] = repeat(b"")
 
 # queue offset, physical offset, where the body ends, where the properties begin, flags, text (see above)
 Parts = tuple[int, int, int, int, int, str]
@@ -33,6 +38,7 @@ def property_key(name: str) -> str:
     return f"\x02{name}\x01"
 
 
+COPY_MISSES_MAX: Final = 2  # groups of copies in a row of which the log took none: the next messages go one by one
 TAIL_MAX: Final = 256  # characters of a text's end that are worth remembering
 REAL_TOPIC: Final = property_key(Property.REAL_TOPIC)
 _QUEUE_ID: Final = property_key(Property.REAL_QUEUE_ID)
@@ -50,12 +56,12 @@ def topic_part(topic: str) -> bytes:
 
 def split(record: memoryview, topic: bytes) -> Parts | None:
     """None when it is no record of the usual form, or not of this topic (see `topic_part`)."""
-    if len(record) < _FRONT_BYTES:
+    if len(record) < FRONT_BYTES:
         return None
-    size, magic, queue_offset, physical_offset, sys_flag, body_length = _FRONT.unpack_from(record)
-    if size != len(record) or magic != MAGIC_V1 or sys_flag & _UNUSUAL_FLAGS:
+    size, magic, queue_offset, physical_offset, sys_flag, body_length = front_of(record)
+    if size != len(record) or magic != MAGIC_V1 or sys_flag & UNUSUAL_FLAGS:
         return None
-    body_end = _FRONT_BYTES + body_length
+    body_end = FRONT_BYTES + body_length
     start = body_end + len(topic) + 2
     if body_length < 0 or start > size or record[body_end : start - 2] != topic:
         return None
@@ -73,41 +79,55 @@ def value_of(text: str, key: str) -> str | None:
     return value or decode_properties(text).get(key[1:-1])
 
 
-def real_copy(record: memoryview, parts: Parts, addition: bytes = b"") -> Copy | None:
-    """The record as it goes into its real topic; None when it has to be decoded for that."""
-    _, _, body_end, properties_start, sys_flag, text = parts
-    rfind, find = text.rfind, text.find
-    at = rfind(REAL_TOPIC)
-    if at < 0 or text[-1] != "\x02" or rfind(_CRC32) >= 0:
-        return None
-    place = (_known_destination(text[at:]) if len(text) - at <= TAIL_MAX else None) or _destination(text)
-    if place is None:
-        return None
-    # `value_of`, without three calls
-    tags = keys = unique_key = None
-    if (start := rfind(_TAGS)) >= 0:
-        end = find("\x02", start := start + _TAGS_SIZE)
-        tags = text[start:end] if end > start else value_of(text, _TAGS)
-    if (start := rfind(_KEYS)) >= 0:
-        end = find("\x02", start := start + _KEYS_SIZE)
-        keys = text[start:end] if end > start else value_of(text, _KEYS)
-    if (start := rfind(_UNIQUE_KEY)) >= 0:
-        end = find("\x02", start := start + _UNIQUE_KEY_SIZE)
-        unique_key = text[start:end] if end > start else value_of(text, _UNIQUE_KEY)
-    return _tuple(
-        Copy,
-        (
-            place[0],
-            place[1],
-            bytearray(record[:body_end]),
-            record[properties_start:].tobytes() + addition,
-            0 if tags is None else _code(tags),
-            keys,
-            unique_key,
-            tags,
-            sys_flag,
-        ),
-    )
+def real_copies(
+    records: Iterable[memoryview],
+    topic: bytes,
+    additions: Iterable[bytes] = _NO_ADDITIONS,
+    is_plain: Callable[[str], bool] | None = None,
+) -> tuple[list[Copy], list[tuple[int, int]]]:
+    """Records of a topic (see `topic_part`) as they go into their real ones, up to one that has to be decoded for that.
+
+    With them the (queue offset, physical offset) of each. `additions` go to the end of the properties; `is_plain` may
+    say of a text that the record has to be decoded. One loop for all, over local names: a third less than with a call
+    for each step of each record.
+    """
+    copies: list[Copy] = []
+    offsets: list[tuple[int, int]] = []
+    topic_bytes = len(topic)
+    for record, addition in zip(records, additions, strict=False):
+        if len(record) < FRONT_BYTES:
+            break
+        size, magic, queue_offset, physical_offset, sys_flag, body_length = front_of(record)
+        body_end = FRONT_BYTES + body_length
+        start = body_end + topic_bytes + 2
+        if size != len(record) or magic != MAGIC_V1 or sys_flag & UNUSUAL_FLAGS or body_length < 0 or start > size:
+            break
+        text = "\x02" + str(record[start:], "utf-8", "replace")
+        find, rfind = text.find, text.rfind
+        at = rfind(REAL_TOPIC)
+        if at < 0 or text[-1] != "\x02" or record[body_end : start - 2] != topic or find(_CRC32) >= 0:
+            break
+        place = (_known_destination(text[at:]) if len(text) - at <= TAIL_MAX else None) or _destination(text)
+        if place is None or (is_plain is not None and not is_plain(text)):
+            break
+        # `value_of`, without three calls
+        tags = keys = unique_key = None
+        if (begin := rfind(_TAGS)) >= 0:
+            end = find("\x02", begin := begin + _TAGS_SIZE)
+            tags = text[begin:end] if end > begin else value_of(text, _TAGS)
+        if (begin := rfind(_KEYS)) >= 0:
+            end = find("\x02", begin := begin + _KEYS_SIZE)
+            keys = text[begin:end] if end > begin else value_of(text, _KEYS)
+        if (begin := rfind(_UNIQUE_KEY)) >= 0:
+            end = find("\x02", begin := begin + _UNIQUE_KEY_SIZE)
+            unique_key = text[begin:end] if end > begin else value_of(text, _UNIQUE_KEY)
+        head_and_body, properties = bytearray(record[:body_end]), record[start:].tobytes() + addition
+        code = 0 if tags is None else _code(tags)
+        copies.append(
+            _tuple(Copy, (place[0], place[1], head_and_body, properties, code, keys, unique_key, tags, sys_flag))
+        )
+        offsets.append((queue_offset, physical_offset))
+    return copies, offsets
 
 
 _tuple: Final = tuple.__new__  # what a NamedTuple's constructor ends in: 0.4 us less

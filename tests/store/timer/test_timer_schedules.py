@@ -16,7 +16,7 @@ import pytest
 
 from at_once import Later
 from contrailmq.store import Files, ManualClock
-from contrailmq.store.timer import TimerStore, due
+from contrailmq.store.timer import TimerStore, due, log
 from contrailmq.store.timer.timer_store import FlushPlan
 from timer_host import MemoryHost
 
@@ -133,8 +133,10 @@ class Schedule:
 
 
 @pytest.fixture(autouse=True)
-def workers_load_all_but_the_smallest_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(due, "INLINE_MAX", 2)
+def workers_read_all_but_the_newest_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is read without them takes several turns."""
+    monkeypatch.setattr(log, "FRESH_BYTES", 12 * log.UNIT_BYTES)
+    monkeypatch.setattr(due, "WALK", 1)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

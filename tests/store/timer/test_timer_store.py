@@ -14,7 +14,7 @@ from contrailmq.message import Property, SystemTopic
 from contrailmq.store import Files, ManualClock
 from contrailmq.store.errors import StoreReadOnlyError
 from contrailmq.store.status import PutStatus
-from contrailmq.store.timer import TimerCheckpoint, TimerStore
+from contrailmq.store.timer import TimerCheckpoint, TimerStore, due
 from contrailmq.store.timer.wheel import SLOTS_TOTAL
 from timer_host import MemoryHost
 
@@ -524,11 +524,30 @@ def test_messages_to_be_taken_in_that_are_not_in_memory_are_read_by_a_worker(col
     assert cold.timer.metrics.counts == {"Orders": 10}
 
 
-def test_a_large_slot_is_loaded_by_a_worker_while_new_timers_come_in(cold: Bench) -> None:
+def test_a_large_new_slot_is_read_in_portions_while_new_timers_come_in(cold: Bench) -> None:
+    """No worker has to be waited for, and no turn reads the 1,000 units of the slot at once."""
     for number in range(1000):
         cold.host.send(b"%d" % number, TIMER_DELAY_SEC="5")
     cold.tick()
-    cold.run(7000)
+    cold.clock.advance(7000)
+    turns = 0
+    while not cold.host.bodies():
+        cold.host.send(b"new", TIMER_DELAY_SEC="60")
+        assert cold.timer.tick(cold.clock.now_ms(), 10)
+        assert cold.timer.behind_messages() == 0 or cold.host.bodies()
+        turns += 1
+    assert turns >= 1000 // (10 * due.WALK)
+    assert not work(cold)
+    cold.tick()
+    assert cold.host.bodies() == [str(number) for number in range(1000)]
+
+
+def test_a_large_old_slot_is_read_by_a_worker_while_new_timers_come_in(cold: Bench) -> None:
+    for number in range(1000):
+        cold.host.send(b"%d" % number, TIMER_DELAY_SEC="5")
+    cold.run(2000)
+    cold.crash()
+    cold.run(5000)
     assert cold.host.bodies() == []
     cold.host.send(b"new", TIMER_DELAY_SEC="5")
     cold.tick()

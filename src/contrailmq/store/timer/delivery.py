@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final
 
 from contrailmq.message import MessageError, Property, StoredMessage, SystemTopic, encode_properties, tags_code
+from contrailmq.store.copying import COPY_MISSES_MAX
 from contrailmq.store.status import Copy, PutStatus
 from contrailmq.store.timer.due import DueSlot
 from contrailmq.store.timer.host import TimerHost
 from contrailmq.store.timer.log import TimerMagic
-from contrailmq.store.timer.records import RecordReader, due_copy, read_timer
+from contrailmq.store.timer.records import RecordReader, due_copies, is_recalled, read_timer
 
 log = logging.getLogger("contrailmq.store.timer")
 
 NEVER_ON_THE_WHEEL: Final = 2**63 - 1  # TIMER_ENQUEUE_MS of a message that was due when it was taken in
 _TIMER_PROPERTIES: Final = (Property.TIMER_ENQUEUE_MS, Property.TIMER_DEQUEUE_MS, Property.TIMER_ROLL_TIMES)
+_DEFAULT_MAGIC: Final = bytes((TimerMagic.DEFAULT,))
 # What the store can never take, however often it is asked.
 _HOPELESS: Final = frozenset({PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED})
 
@@ -78,12 +81,16 @@ class Delivery:
             self._reader.release()
 
     def _deliver_next(self, due: DueSlot, begin: int, end: int, now_ms: int) -> tuple[int, bool]:
+        misses = 0
         while due.done < end:
-            copies = self._copies(due, end, now_ms)
+            # A log that takes no copies (with a checksum in each record) is not asked about every message.
+            copies = self._copies(due, end, now_ms) if misses < COPY_MISSES_MAX else []
             written = self._store.append_copies(copies) if copies else 0
+            if copies:
+                misses = 0 if written else misses + 1
             if written:
                 self._stats.delivered += written
-                for topic, count in Counter(copy[0] for copy in copies[:written]).items():
+                for topic, count in Counter([copy[0] for copy in copies[:written]]).items():
                     self._count(due.slot.time_ms, topic, -count)
                 due.done += written
             if (not copies or written < len(copies)) and due.done < end:
@@ -94,24 +101,18 @@ class Delivery:
 
     def _copies(self, due: DueSlot, end: int, now_ms: int) -> list[Copy]:
         """The next messages of the slot, up to one that is not simply delivered."""
-        copies: list[Copy] = []
-        enqueue_ms, addition = -1, b""
-        view, offsets, sizes, write_times_ms, magics = (
-            self._reader.view, due.physical_offsets, due.sizes, due.write_times_ms, due.magics,
-        )  # fmt: skip
-        for at in range(due.done, end):
-            physical_offset = offsets[at]
-            record = view(physical_offset, sizes[at])
-            if record is None or magics[at] != TimerMagic.DEFAULT:
-                break
-            if write_times_ms[at] != enqueue_ms:
-                enqueue_ms = write_times_ms[at]
-                addition = b"TIMER_ENQUEUE_MS\x01%d\x02TIMER_DEQUEUE_MS\x01%d\x02" % (enqueue_ms, now_ms)
-            copy = due_copy(record, physical_offset, addition)
-            if copy is None or (due.deleted_keys and _is_key_recalled(copy[6], copy[0], due.deleted_keys)):
-                break
-            copies.append(copy)
-        return copies
+        begin = due.done
+        magics = due.magics[begin:end].tobytes()
+        end = begin + len(magics) - len(magics.lstrip(_DEFAULT_MAGIC))  # up to one that rolls
+        times_ms = due.write_times_ms[begin:end]
+        additions = {time_ms: _addition(time_ms, now_ms) for time_ms in set(times_ms)}
+        return due_copies(
+            self._reader,
+            due.physical_offsets[begin:end],
+            due.sizes[begin:end],
+            [additions[time_ms] for time_ms in times_ms],
+            due.deleted_keys,
+        )
 
     def _deliver_one(self, due: DueSlot, now_ms: int) -> bool:
         """Deal with the slot's next message, whatever it is; False when the store cannot take it now."""
@@ -129,6 +130,22 @@ class Delivery:
             return False
         self._count(due.slot.time_ms, topic, 1 if due.magics[at] & TimerMagic.DELETE else -1)
         return True
+
+    # --- what comes too late for its slot
+
+    def put_late(self, reader: RecordReader, units: Sequence[tuple[int, int, int]], now_ms: int) -> int:
+        """Put messages that were never on the wheel; how many, from the first on, 0 when the store takes none now."""
+        additions = repeat(_addition(NEVER_ON_THE_WHEEL, now_ms))
+        copies = due_copies(reader, [unit[0] for unit in units], [unit[1] for unit in units], additions)
+        written = self._store.append_copies(copies) if copies else 0
+        if written:
+            self._stats.delivered += written
+            return written
+        message = read_timer(reader, units[0][0], units[0][1])
+        if message is None:
+            self._stats.missing += 1
+            return 1
+        return int(self.put(message, now_ms, NEVER_ON_THE_WHEEL, TimerMagic.DEFAULT))
 
     # --- one message
 
@@ -185,13 +202,12 @@ class Delivery:
         return result.status
 
 
+def _addition(enqueue_ms: int, now_ms: int) -> bytes:
+    return b"TIMER_ENQUEUE_MS\x01%d\x02TIMER_DEQUEUE_MS\x01%d\x02" % (enqueue_ms, now_ms)
+
+
 def _is_recalled(message: StoredMessage, deleted_keys: set[str]) -> bool:
-    """By the unique key alone (5.5.0) or with its topic (`topic+key`, before and with appendTopicForTimerDeleteKey)."""
     properties = message.properties
-    return Property.TIMER_DELETE_UNIQUE_KEY not in properties and _is_key_recalled(
+    return Property.TIMER_DELETE_UNIQUE_KEY not in properties and is_recalled(
         properties.get(Property.UNIQUE_KEY), properties.get(Property.REAL_TOPIC, ""), deleted_keys
     )
-
-
-def _is_key_recalled(unique_key: str | None, topic: str, deleted_keys: set[str]) -> bool:
-    return bool(unique_key) and (unique_key in deleted_keys or f"{topic}+{unique_key}" in deleted_keys)

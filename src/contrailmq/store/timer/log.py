@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,7 +31,8 @@ BLANK_BYTES: Final = 16
 assert _BLANK.size == BLANK_BYTES
 BLANK_MAGIC: Final = -875286124  # 0xCBD43194
 
-_FRESH_BYTES: Final = 4 << 20  # written this lately: still in memory
+FRESH_BYTES: Final = 32 << 20  # written this lately (600,000 units): still in memory
+BROKEN: Final = -2  # in place of a position: the chain does not reach its first unit
 _READ_BYTES: Final = 64 * 1024  # a slot's units often lie close together: one read serves about 1,200
 
 
@@ -77,6 +77,7 @@ def encode_unit(unit: TimerUnit) -> bytes:
 
 
 _pack: Final = _UNIT.pack
+_unpack: Final = _UNIT.unpack_from
 
 
 def decode_unit(data: bytes, at: int = 0) -> TimerUnit | None:
@@ -180,13 +181,30 @@ class TimerLog:
 
     def append(self, unit: TimerUnit) -> int:
         """Add a unit; its position. In memory until `write`."""
+        return self.add(*unit)
+
+    def add(
+        self,
+        previous: int,
+        magic: int,
+        write_time_ms: int,
+        delay_ms: int,
+        physical_offset: int,
+        size_bytes: int,
+        topic_hash: int,
+    ) -> int:
+        """`append` of these fields, without making a unit of them first: 0.5 us less."""
         position = self.end
         if position > self._room_end:
             position = self._room_from(position)
             if position != self.end:
                 self._end_file(position)
             self._room_end = position - position % self.file_bytes + self.file_bytes - UNIT_BYTES - BLANK_BYTES
-        self._pending += encode_unit(unit)
+        assert magic & ~_MAGIC_MASK == 0
+        assert size_bytes > 0
+        self._pending += _pack(
+            UNIT_BYTES, previous, magic, write_time_ms, delay_ms, physical_offset, size_bytes, topic_hash, 0
+        )
         self.end = position + UNIT_BYTES
         return position
 
@@ -267,31 +285,36 @@ class TimerLog:
     @property
     def fresh_from(self) -> int:
         """Units from here on are read without the disk."""
-        return max(self._opened_end, self.end - _FRESH_BYTES)
+        return max(self._opened_end, self.end - FRESH_BYTES)
 
-    def chain(self, last: int, first: int) -> Iterator[tuple[int, TimerUnit]]:
-        """(position, unit) of a slot's chain, from its last unit back to its first; ends early where a unit is missing.
+    def chain(self, last: int, first: int, max_count: int) -> tuple[list[TimerUnit], int]:
+        """Up to `max_count` units of a slot's chain, from its last one backwards, and the position to go on from.
 
-        With nothing gathered in memory (`write`) this reads files only and may run on another thread, while files are
-        added and none is removed.
+        That is -1 behind the first unit, and BROKEN where one is missing. What is gathered in memory has to be written
+        first (`write`). Files only are read: that may be done on another thread, while files are added and none is
+        removed.
         """
-        block, start = b"", 0
+        units: list[TimerUnit] = []
+        block, start, room = b"", 0, -1
         position = last
-        while position >= 0:
+        for _ in range(max_count):
             offset = position - start
-            if position >= self._pending_start:
-                unit = self.read(position)
-            else:
-                if not 0 <= offset <= len(block) - UNIT_BYTES:
-                    block, start = self._block_around(position)
-                    offset = position - start
-                unit = decode_unit(block, offset)
-            if unit is None:
-                return
-            yield position, unit
+            if not 0 <= offset <= room:
+                block, start = self._block_around(position)
+                offset, room = position - start, len(block) - UNIT_BYTES
+                if offset > room:
+                    return units, BROKEN
+            # `decode_unit`, without the call: this is done for each message that is delivered.
+            size, previous, magic, write_time, delay, physical, record_size, topic_hash, _ = _unpack(block, offset)
+            if size != UNIT_BYTES or magic & ~_MAGIC_MASK or not magic & 1 or record_size <= 0 or physical < 0:
+                return units, BROKEN
+            units.append(_tuple(TimerUnit, (previous, magic, write_time, delay, physical, record_size, topic_hash)))
             if position == first:
-                return
-            position = unit.previous
+                return units, -1
+            if not 0 <= previous < position:
+                return units, BROKEN
+            position = previous
+        return units, position
 
     # --- cleaning
 

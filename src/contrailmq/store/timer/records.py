@@ -6,14 +6,25 @@ everybody on its loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from contrailmq.message import Property, StoredMessage, SystemTopic
-from contrailmq.store.copying import REAL_TOPIC, TAIL_MAX, property_key, real_copy, split, topic_part, value_of
-from contrailmq.store.record import CorruptRecordError, decode_record
+from contrailmq.store.copying import (
+    FRONT_BYTES,
+    REAL_TOPIC,
+    TAIL_MAX,
+    UNUSUAL_FLAGS,
+    front_of,
+    property_key,
+    real_copies,
+    split,
+    topic_part,
+    value_of,
+)
+from contrailmq.store.record import MAGIC_V1, CorruptRecordError, decode_record
 from contrailmq.store.residency import CHUNK_BYTES
 from contrailmq.store.status import Copy
 from contrailmq.store.timer.host import TimerHost
@@ -21,7 +32,11 @@ from contrailmq.store.timer.host import TimerHost
 _FILE_BYTES_MAX: Final = 1 << 40  # more than a file of the log has
 _TOPIC: Final = topic_part(SystemTopic.TIMER)
 _OUT_MS: Final = property_key(Property.TIMER_OUT_MS)
+_UNIQUE_KEY: Final = property_key(Property.UNIQUE_KEY)
 _DELETE_KEY: Final = property_key(Property.TIMER_DELETE_UNIQUE_KEY)
+_OUT_MS_BYTES: Final = _OUT_MS.encode()
+_REAL_TOPIC_BYTES: Final = REAL_TOPIC.encode()
+_DELETE_KEY_BYTES: Final = _DELETE_KEY[1:].encode()  # wherever it stands
 _ANY_OF_TIMER: Final = "\x02TIMER_"  # how TIMER_OUT_MS begins, what was asked for, and what a roll leaves
 _ASKED: Final = "\x02TIMER_DEL"  # how TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS begin, and no other of them
 
@@ -50,6 +65,36 @@ def read_request(reader: RecordReader, physical_offset: int, size_bytes: int) ->
     if not out_ms or not topic:
         out_ms, topic = _wish(text)
     return _tuple(TimerRequest, (physical_offset, size_bytes, out_ms, topic, _DELETE_KEY in text))
+
+
+def read_wishes(reader: RecordReader, units: Sequence[tuple[int, int, int]]) -> list[bytes]:
+    """Of each message its properties from TIMER_OUT_MS to the end, where that says all that `read_request` would.
+
+    Messages of one topic and one slot have the same, so what becomes of them is looked up once. Empty for a message
+    that has to be looked at by itself: a mark, one that is gone or not of the usual form.
+    """
+    wishes: list[bytes] = []
+    span, start, end = memoryview(b""), 0, 0
+    for physical_offset, size_bytes, _ in units:
+        if physical_offset < start or physical_offset + size_bytes > end:
+            span, start, end = reader.span(physical_offset)
+        at = physical_offset - start
+        wish = b""
+        if physical_offset + size_bytes <= end and size_bytes >= FRONT_BYTES:
+            size, magic, _, own_offset, sys_flag, body_length = front_of(span, at)
+            is_own = size == size_bytes and own_offset == physical_offset
+            if is_own and magic == MAGIC_V1 and body_length >= 0 and not sys_flag & UNUSUAL_FLAGS:
+                rest = span[at + FRONT_BYTES + body_length : at + size].tobytes()
+                out = rest.rfind(_OUT_MS_BYTES)
+                if out >= 0 and rest.startswith(_TOPIC) and rest.find(_DELETE_KEY_BYTES) < 0:
+                    wish = rest[out:]
+        wishes.append(wish)
+    return wishes
+
+
+def says_all(wish: bytes) -> bool:
+    """Whether messages with this wish all go the same way."""
+    return _REAL_TOPIC_BYTES in wish
 
 
 def _wish(text: str) -> tuple[int, str]:
@@ -85,16 +130,41 @@ def read_timer(reader: RecordReader, physical_offset: int, size_bytes: int) -> S
     return message if message.topic == SystemTopic.TIMER and message.physical_offset == physical_offset else None
 
 
-def due_copy(record: memoryview, physical_offset: int, addition: bytes) -> Copy | None:
-    """A due message as it goes into its real topic; None when it has to be decoded for that."""
-    parts = split(record, _TOPIC)
-    if parts is None or parts[1] != physical_offset:
-        return None
-    text = parts[5]
-    count = text.count(_ANY_OF_TIMER)
-    if count > 2 or (count == 2 and text.find(_ASKED) < 0):
-        return None  # it rolled before: there is more than TIMER_OUT_MS and what was asked for
-    return real_copy(record, parts, addition)
+def due_copies(
+    reader: RecordReader,
+    offsets: Sequence[int],
+    sizes: Sequence[int],
+    additions: Iterable[bytes],
+    deleted_keys: Collection[str] = (),
+) -> list[Copy]:
+    """Due messages as they go into their real topics, up to one that does not simply go there (see `is_plain`)."""
+    records: list[memoryview] = []
+    view = reader.view
+    for physical_offset, size_bytes in zip(offsets, sizes, strict=True):
+        record = view(physical_offset, size_bytes)
+        if record is None:
+            break
+        records.append(record)
+
+    def is_plain(text: str) -> bool:
+        """Whether it never rolled (there is no more than TIMER_OUT_MS and what was asked for) nor was recalled."""
+        count = text.count(_ANY_OF_TIMER)
+        if count > 2 or (count == 2 and _ASKED not in text):
+            return False
+        return not deleted_keys or not is_recalled(
+            value_of(text, _UNIQUE_KEY), value_of(text, REAL_TOPIC) or "", deleted_keys
+        )
+
+    copies, places = real_copies(records, _TOPIC, additions, is_plain)
+    for count, ((_, own_offset), physical_offset) in enumerate(zip(places, offsets, strict=False)):
+        if own_offset != physical_offset:
+            return copies[:count]  # the place is another message's by now
+    return copies
+
+
+def is_recalled(unique_key: str | None, topic: str, deleted_keys: Collection[str]) -> bool:
+    """By the unique key alone (5.5.0) or with its topic (`topic+key`, before and with appendTopicForTimerDeleteKey)."""
+    return bool(unique_key) and (unique_key in deleted_keys or f"{topic}+{unique_key}" in deleted_keys)
 
 
 _tuple: Final = tuple.__new__  # what a NamedTuple's constructor ends in: 0.4 us less
@@ -147,15 +217,26 @@ class RecordReader:
             return self._copies[physical_offset]
         end = physical_offset + size_bytes
         if physical_offset < self._span_start or end > self._span_end:
-            self.release()
-            self._span = self._store.read_log(physical_offset, _FILE_BYTES_MAX)
-            if self._span is None:
-                return None
-            self._span_start, self._span_end = physical_offset, physical_offset + len(self._span)
+            self._span_from(physical_offset)
             if end > self._span_end:
                 return None
         assert self._span is not None
         return self._span[physical_offset - self._span_start : end - self._span_start]
+
+    def span(self, physical_offset: int) -> tuple[memoryview, int, int]:
+        """Bytes of the log with this place in them, and where they begin and end; none when they are gone."""
+        if self._copies and physical_offset in self._copies:
+            copy = self._copies[physical_offset] or memoryview(b"")
+            return copy, physical_offset, physical_offset + len(copy)
+        if not self._span_start <= physical_offset < self._span_end:
+            self._span_from(physical_offset)
+        return self._span or memoryview(b""), self._span_start, self._span_end
+
+    def _span_from(self, physical_offset: int) -> None:
+        self.release()
+        self._span = self._store.read_log(physical_offset, _FILE_BYTES_MAX)
+        if self._span is not None:
+            self._span_start, self._span_end = physical_offset, physical_offset + len(self._span)
 
     def release(self) -> None:
         """Let go of the log's file, so that it can be removed. The views must be gone."""

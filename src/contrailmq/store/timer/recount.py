@@ -15,6 +15,7 @@ from contrailmq.message import java_hash
 from contrailmq.store.timer.log import TimerLog, TimerUnit
 from contrailmq.store.timer.wheel import BLOCK_SLOTS, SPAN_SLOTS, TimerWheel
 
+_UNITS: Final = 128  # of a chain that are read together
 _SPAN_WORK: Final = 64  # an empty span takes as long as so many units
 
 
@@ -67,9 +68,13 @@ class Recount:
                 self._seen_slots = start + BLOCK_SLOTS
                 yield 1
                 for slot in slots:
-                    for _, unit in self._log.chain(slot.last_position, slot.first_position):
-                        self._counts[self._topic_of(unit)] += -1 if unit.is_delete else 1
-                        yield 1
+                    position = slot.last_position
+                    self._log.write()
+                    while position >= 0:
+                        units, position = self._log.chain(position, slot.first_position, _UNITS)
+                        for unit in units:
+                            self._counts[self._topic_of(unit)] += -1 if unit.is_delete else 1
+                            yield 1
 
     def _topic_of(self, unit: TimerUnit) -> str:
         if unit.topic_hash in self._shared_hashes:

@@ -39,20 +39,20 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
-from contrailmq.message import Property, SystemTopic, java_hash
+from contrailmq.message import Property, SystemTopic
 from contrailmq.store.errors import StoreIOError
 from contrailmq.store.files import Files
 from contrailmq.store.timer.admission import effective_precision_ms, roll_window_slots, rolled_slot_time_ms
 from contrailmq.store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
-from contrailmq.store.timer.delivery import NEVER_ON_THE_WHEEL, Delivery, TimerStats
+from contrailmq.store.timer.delivery import Delivery, TimerStats
 from contrailmq.store.timer.due import DueSlot
 from contrailmq.store.timer.host import TimerHost
+from contrailmq.store.timer.intake import GrowingSlot, Place, Without
 from contrailmq.store.timer.log import TimerLog, TimerMagic, TimerUnit
 from contrailmq.store.timer.metrics import TopicCounts, save_text
-from contrailmq.store.timer.records import RecordReader, TimerRequest, read_request, read_timer
+from contrailmq.store.timer.records import RecordReader, TimerRequest, read_request, read_timer, read_wishes, says_all
 from contrailmq.store.timer.recount import Recount
 from contrailmq.store.timer.recovery import Recovered, recover
 from contrailmq.store.timer.wheel import SLOTS_TOTAL, Slot, TimerWheel
@@ -164,7 +164,9 @@ class TimerStore:
                     dequeued += self.dequeue(now_ms, max_count - dequeued)
                     is_held = self._due is None and self._rolled != self.stats.rolled
         self.log.write()
-        return enqueued >= max_count or dequeued >= max_count or (is_held and not self._intake.is_waiting)
+        is_reading = self._due is not None and self._due.is_reading
+        is_held = is_held and not self._intake.is_waiting
+        return enqueued >= max_count or dequeued >= max_count or is_held or (delivers and is_reading)
 
     def _may_begin(self, now_ms: int, enqueued: int) -> bool:
         """Whether the intake has come as far as a slot that is due needs it, or cannot go on."""
@@ -199,40 +201,73 @@ class TimerStore:
 
     def _take_in_all(self, units: list[tuple[int, int, int]], now_ms: int, write_time_ms: int) -> bool:
         """Take in these messages; False when the rest has to wait. The changed slots are kept for all of them."""
-        if not self._intake.prepare([unit[0] for unit in units], [unit[1] for unit in units]):
+        intake, add = self._intake, self.log.add
+        if not intake.prepare([unit[0] for unit in units], [unit[1] for unit in units]):
             return False
-        slots: dict[int, Slot] = {}
-        changes: dict[tuple[int, str], int] = {}  # by slot and topic
+        places: list[Place] = []
+        known: dict[bytes, Place] = {}
+        slots: dict[int, GrowingSlot] = {}
         try:
-            for physical_offset, size_bytes, _ in units:
-                request = read_request(self._intake, physical_offset, size_bytes)
-                if request is None:
-                    self.stats.missing += 1
-                elif not self._take_in(request, now_ms, write_time_ms, slots, changes):
-                    return False
-                self.queue_offset += 1
+            wishes = read_wishes(intake, units)
+            begin, at = self.queue_offset, 0
+            while at < len(units):
+                physical_offset, size_bytes, _ = units[at]
+                place = known.get(wishes[at])
+                if place is None:
+                    read_time_ms = self.read_time_ms
+                    found = self._find_place(units[at], write_time_ms, slots)
+                    if self.read_time_ms != read_time_ms:
+                        known.clear()  # the clock went back: they may be too far away now
+                    if isinstance(found, Place):
+                        place = found
+                        places.append(place)
+                        if says_all(wishes[at]):
+                            known[wishes[at]] = place
+                    else:
+                        count = self._do_without(found, units[at:], now_ms, write_time_ms)
+                        if not count:
+                            return False
+                        at += count
+                        self.queue_offset = begin + at
+                        continue
+                slot = place.slot
+                previous = slot.last if slot.first >= 0 else -1
+                slot.last = position = add(
+                    previous, place.magic, place.write_time_ms, place.delay_ms, physical_offset, size_bytes, place.hash
+                )
+                if previous < 0:
+                    slot.first = position
+                place.count += 1
+                at += 1
+                self.queue_offset = begin + at
         finally:
-            for slot in slots.values():
-                self.wheel.put(slot)
-            for (slot_time_ms, topic), change in changes.items():
-                self._note(slot_time_ms, topic, change)
-            self._intake.release()
+            self._end_intake(places, slots)
+            intake.release()
         return True
 
-    def _take_in(
-        self,
-        request: TimerRequest,
-        now_ms: int,
-        write_time_ms: int,
-        slots: dict[int, Slot],
-        changes: dict[tuple[int, str], int],
-    ) -> bool:
-        """Put one message on the wheel (into `slots`) or deliver it; False when that has to wait."""
-        physical_offset, size_bytes, out_ms, topic, is_mark = request
-        if out_ms < self.read_time_ms and (self.config.is_slave or self.queue_offset < self._retake_until):
-            return True  # the master, or we before units were lost, have delivered it
-        if out_ms < write_time_ms and not self.config.is_slave and not self._may_wait(request):
-            return is_mark or self._deliver_late(request, now_ms)
+    def _end_intake(self, places: list[Place], slots: dict[int, GrowingSlot]) -> None:
+        for place in places:
+            change = -place.count if place.magic & TimerMagic.DELETE else place.count
+            place.slot.timers += change
+            self.stats.enqueued += place.count
+            self._note(place.slot.time_ms, place.topic, change)
+        for slot in slots.values():
+            if slot.first >= 0:
+                self.wheel.put(Slot(slot.time_ms, slot.first, slot.last, slot.timers, slot.magic))
+
+    def _find_place(
+        self, unit: tuple[int, int, int], write_time_ms: int, slots: dict[int, GrowingSlot]
+    ) -> Place | Without:
+        """Where a message goes on the wheel, or what becomes of it without."""
+        request = read_request(self._intake, unit[0], unit[1])
+        if request is None:
+            self.stats.missing += 1
+            return Without.NOTHING
+        _, _, out_ms, topic, is_mark = request
+        if self._was_delivered(out_ms, self.queue_offset):
+            return Without.NOTHING
+        if self._is_late(request, write_time_ms):
+            return Without.NOTHING if is_mark else Without.DELIVERY
         write_time_ms = min(write_time_ms, out_ms)
         magic = TimerMagic.DEFAULT | TimerMagic.DELETE if is_mark else TimerMagic.DEFAULT
         slot_time_ms = out_ms
@@ -242,37 +277,41 @@ class TimerStore:
             )
             magic |= TimerMagic.ROLL
         if slot_time_ms - self.read_time_ms >= self.wheel.span_ms:
-            return False  # its place may still hold a slot of the last lap: deliver that first
+            return Without.WAITING  # its place may still hold a slot of the last lap: deliver that first
         if self._due is not None and slot_time_ms <= self._due.slot.time_ms:
-            return False  # the clock went back while this slot was delivered: that first
+            return Without.WAITING  # the clock went back while this slot was delivered: that first
         if slot_time_ms < self.read_time_ms:
             self._go_back_to(slot_time_ms)
         elif slot_time_ms < self._walk_end_ms:
             self._walk = None  # it may have looked there
-        slot = slots.get(slot_time_ms) or self.wheel.get(slot_time_ms)
-        time_ms, first, last, timers, slot_magic = slot
-        position = self.log.append(
-            _tuple(
-                TimerUnit,
-                (
-                    -1 if first < 0 else last,
-                    magic,
-                    write_time_ms,
-                    slot_time_ms - write_time_ms,
-                    physical_offset,
-                    size_bytes,
-                    _topic_hash(topic),
-                ),
-            )
-        )
-        change = -1 if is_mark else 1
-        slots[slot_time_ms] = _tuple(
-            Slot, (time_ms, position if first < 0 else first, position, timers + change, slot_magic)
-        )
-        key = (slot_time_ms, topic)
-        changes[key] = changes.get(key, 0) + change
-        self.stats.enqueued += 1
-        return True
+        slot = slots.get(slot_time_ms)
+        if slot is None:
+            slot = slots[slot_time_ms] = GrowingSlot(self.wheel.get(slot_time_ms))
+        return Place(slot, topic, magic, write_time_ms, slot_time_ms - write_time_ms)
+
+    def _do_without(self, what: Without, units: list[tuple[int, int, int]], now_ms: int, write_time_ms: int) -> int:
+        """Deal with the first of these messages, and with those behind it that go the same way; 0: not now."""
+        if what is Without.WAITING:
+            return 0
+        if what is Without.NOTHING:
+            return 1
+        late = 1
+        for unit in units[1:]:
+            request = read_request(self._intake, unit[0], unit[1])
+            if request is None or request.is_mark or self._was_delivered(request.out_ms, self.queue_offset + late):
+                break
+            if not self._is_late(request, write_time_ms):
+                break
+            late += 1
+        return self._delivery.put_late(self._intake, units[:late], now_ms)
+
+    def _was_delivered(self, out_ms: int, queue_offset: int) -> bool:
+        """By the master, or by this broker before units were lost."""
+        return out_ms < self.read_time_ms and (self.config.is_slave or queue_offset < self._retake_until)
+
+    def _is_late(self, request: TimerRequest, write_time_ms: int) -> bool:
+        """Whether its slot has been delivered: it is not put there any more."""
+        return request.out_ms < write_time_ms and not self.config.is_slave and not self._may_wait(request)
 
     def _may_wait(self, request: TimerRequest) -> bool:
         """Whether a message that is due goes into its slot, where a mark may find it: when that was not begun.
@@ -287,13 +326,6 @@ class TimerStore:
             return True
         message = read_timer(self._intake, request.physical_offset, request.size_bytes)
         return message is not None and Property.TIMER_ROLL_TIMES not in message.properties
-
-    def _deliver_late(self, request: TimerRequest, now_ms: int) -> bool:
-        message = read_timer(self._intake, request.physical_offset, request.size_bytes)
-        if message is None:
-            self.stats.missing += 1
-            return True
-        return self._delivery.put(message, now_ms, NEVER_ON_THE_WHEEL, TimerMagic.DEFAULT)
 
     def _go_back_to(self, slot_time_ms: int) -> None:
         """The clock was set back: look again at slots from there on. What was delivered is closed."""
@@ -322,7 +354,7 @@ class TimerStore:
         self._last_tick_ms = now_ms
         due = self._due
         assert due is not None
-        if not due.is_loaded or not self._delivery.read_marks(due):
+        if not due.go_on(self.log, max_count) or not self._delivery.read_marks(due):
             return 0
         count, is_finished = self._delivery.deliver(due, now_ms, max_count)
         if is_finished:
@@ -453,7 +485,3 @@ class TimerStore:
     def drop_flush(self, plan: FlushPlan) -> None:
         """A write of it failed (a full disk): the next flush does all of it again. A failed sync is final instead."""
         self.log.give_back_unsynced(plan.log_files)
-
-
-_tuple: Final = tuple.__new__  # what a NamedTuple's constructor ends in: 0.4 us less
-_topic_hash: Final = lru_cache(maxsize=4096)(java_hash)
