@@ -203,3 +203,32 @@ def test_what_is_not_of_the_usual_form_is_left_to_decoding() -> None:
     assert split(memoryview(usual)[:50], topic_part(WAITING)) is None
     odd = encode_record(WAITING, b"b", b"a\x01b\x02", born_host=v6, store_host=HOST, **fields)
     assert split(memoryview(odd), topic_part(WAITING)) is None
+
+
+REAL = b"REAL_TOPIC\x01T\x02REAL_QID\x013\x02"
+
+
+@pytest.mark.parametrize(
+    ("properties", "topic", "born_host", "cut"),
+    [
+        (b"a\x01b\x02", WAITING, HOST, 0),
+        (b"REAL_TOPIC\x01T\x02", WAITING, HOST, 0),
+        (b"REAL_TOPIC\x01T\x02REAL_QID\x01-3\x02", WAITING, HOST, 0),
+        (REAL[:-1], WAITING, HOST, 0),
+        (REAL + b"__CRC32#\x010123456789\x02", WAITING, HOST, 0),
+        (REAL, "Other", HOST, 0),
+        (REAL, WAITING, encode_host("2001:db8::1", 1), 0),
+        (REAL, WAITING, HOST, 1),
+        (REAL, WAITING, HOST, 60),
+    ],
+    ids=["no place", "no queue", "no number", "no end", "checksum", "topic", "IPv6", "cut off", "no head"],
+)
+def test_copies_end_before_a_record_that_is_not_of_the_usual_form(
+    properties: bytes, topic: str, born_host: bytes, cut: int
+) -> None:
+    fields = {"queue_id": 0, "queue_offset": 4, "physical_offset": 8, "born_time_ms": 0, "store_time_ms": 0}
+    usual = memoryview(encode_record(WAITING, b"b", REAL, born_host=HOST, store_host=HOST, **fields))
+    odd = memoryview(encode_record(topic, b"b", properties, born_host=born_host, store_host=HOST, **fields))
+    copies, places = real_copies([usual, usual, odd[: len(odd) - cut], usual], topic_part(WAITING))
+    assert [(copy.topic, copy.queue_id) for copy in copies] == [("T", 3)] * 2
+    assert places == [(4, 8)] * 2

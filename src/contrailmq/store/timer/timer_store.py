@@ -164,9 +164,13 @@ class TimerStore:
                     dequeued += self.dequeue(now_ms, max_count - dequeued)
                     is_held = self._due is None and self._rolled != self.stats.rolled
         self.log.write()
-        is_reading = self._due is not None and self._due.is_reading
         is_held = is_held and not self._intake.is_waiting
-        return enqueued >= max_count or dequeued >= max_count or is_held or (delivers and is_reading)
+        return enqueued >= max_count or dequeued >= max_count or is_held or (delivers and self._is_reading)
+
+    @property
+    def _is_reading(self) -> bool:
+        """Whether a slot is begun whose chain is read here, and not to its end yet."""
+        return self._due is not None and self._due.is_reading
 
     def _may_begin(self, now_ms: int, enqueued: int) -> bool:
         """Whether the intake has come as far as a slot that is due needs it, or cannot go on."""
