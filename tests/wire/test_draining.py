@@ -60,7 +60,11 @@ def test_requests_that_lie_unread_in_the_socket_when_a_server_stops_are_answered
     run(main())
 
 
-def test_of_a_burst_that_is_larger_than_the_socket_every_request_is_served_or_refused(run: Run) -> None:
+def test_of_a_burst_that_is_larger_than_the_socket_every_request_is_served_or_refused(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "LINGER_S", WAIT_S)  # the burst may take longer than half a second
+
     async def main() -> None:
         counting = Counting()
         server = RemotingServer(counting, host="127.0.0.1")

@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from contrailmq.wire import connection as connection_module
 from contrailmq.wire import ration as ration_module
 from contrailmq.wire.connection import Connection
 from contrailmq.wire.frame import FRAME_BYTES_MAX, FrameParser, encode_request, encode_response
@@ -269,5 +270,41 @@ def test_a_connection_that_ends_gives_its_share_back(run: Run) -> None:
             await turns_until(lambda: counting.opaques == [1])
         await server.close(drain_seconds=0.0)
         assert (ration.shared_bytes, ration.loose_bytes, ration.waiting_count) == (0, 0, 0)
+
+    run(main())
+
+
+def test_a_server_that_stops_waits_for_whole_frames_that_have_no_share_and_not_for_others(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty that would have their share one after the other, each for LINGER_S, would take longer than `run` lets."""
+    monkeypatch.setattr(connection_module, "LINGER_S", 0.2)
+    monkeypatch.setattr(ration_module, "FREE_BYTES", 1000)  # so that a frame which needs a share fits into a socket
+
+    async def main() -> None:
+        counting = Counting(acknowledge)
+        ration = Ration(FRAME_BYTES_MAX)
+        server = RemotingServer(counting, host="127.0.0.1", ration=ration)
+        await server.start()
+        peers = [socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) for _ in range(62)]
+        stalled, *waiting, whole = peers
+        begin = large(1)[:2000]
+        stalled.sendall(begin[:1000])
+        await turns_until(lambda: ration.shared_bytes > 0)
+        for peer in waiting:
+            peer.sendall(begin[:1000])
+        await turns_until(lambda: ration.waiting_count == 60)
+        for peer in waiting:
+            peer.sendall(begin[1000:])  # stays unread
+        frame = encode_request(10, None, b"x" * 9000, opaque=3)
+        whole.sendall(frame[:1000])
+        await turns_until(lambda: ration.waiting_count == 61)
+        whole.sendall(frame[1000:])
+        await server.close(drain_seconds=2 * WAIT_S)
+        assert counting.opaques == [3]
+        assert [answer.opaque for answer in FrameParser().feed(whole.recv(MIB))] == [3]
+        assert (ration.shared_bytes, ration.loose_bytes, ration.waiting_count) == (0, 0, 0)
+        for peer in peers:
+            peer.close()
 
     run(main())

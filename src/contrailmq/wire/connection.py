@@ -16,8 +16,9 @@ Bounds, so that one peer cannot take the process down:
 
 A server that stops drains its connections. What had reached this machine by then (read, or unread in the socket) is
 served; what comes later is answered with SYSTEM_BUSY. When nothing is left to answer, and no request is half read (for
-which we wait LINGER_S at most), we say so with a FIN and go on reading, and throwing away, until the peer closes too,
-for another LINGER_S at most: a socket closed with unread bytes is reset, and a reset may overtake answers.
+which we wait LINGER_S at most, also when it waits for its share of the ration), we say so with a FIN and go on reading,
+and throwing away, until the peer closes too, for another LINGER_S at most: a socket closed with unread bytes is reset,
+and a reset may overtake answers.
 
 Everything here runs on the loop's thread; from another thread go through `loop.call_soon_threadsafe`.
 """
@@ -55,6 +56,7 @@ SLICE_S: Final = 0.005
 LARGE_BODY_BYTES: Final = 8192  # a body that may be work for milliseconds: the clock is looked at after each of them
 PARSED_COMMANDS_MAX: Final = 512  # of one read, before the others have their turn: some 2 ms
 LINGER_S: Final = 0.5  # many round trips; peers close as soon as they read our end
+_TLS_BYTES_MAX: Final = 256 * 1024  # what the loop's TLS may have read from the socket and not handed over
 STUCK_S: Final = 5.0  # a closed connection whose peer has not taken a byte for so long is cut
 
 
@@ -347,6 +349,12 @@ class Connection(asyncio.Protocol):
         if self._must_wait is self._is_reading:
             self._update_reading()
 
+    def _hold_nothing(self) -> None:
+        if self._is_holding and self._ration is not None:
+            self._is_holding = False
+            self._parser = FrameParser()  # nothing is parsed from here on
+            self._ration.drop(self)
+
     def go_on(self) -> None:
         """The ration has a share for the frame that waits."""
         self._must_wait = False
@@ -423,8 +431,7 @@ class Connection(asyncio.Protocol):
         self._transport = self._ending = None
         self._out.clear()
         self._backlog.clear()
-        if self._is_holding and self._ration is not None:
-            self._ration.drop(self)
+        self._hold_nothing()
         self._release_writers()
         if self._timer is not None:
             self._timer.cancel()
@@ -494,6 +501,7 @@ class Connection(asyncio.Protocol):
             return
         self._transport, self._ending = None, transport
         self._close_cause = "we stop"
+        self._hold_nothing()
         try:
             transport.write_eof()
         except OSError:  # asyncio's own loop: the peer has reset the connection, and the loop has not seen it yet
@@ -505,6 +513,10 @@ class Connection(asyncio.Protocol):
 
     def _lose_patience(self) -> None:
         self._is_patient = False
+        if self._must_wait and self._transport is not None:
+            here_bytes = self._parser.buffered_bytes + _unread_bytes(self._transport)
+            if here_bytes + (_TLS_BYTES_MAX if self._is_tls else 0) < self._parser.wanted_bytes:
+                self._owed_bytes = 0  # a frame that had not arrived whole: its share is not waited for
         self._maybe_finish()
 
     def _goes_on(self, data: bytes) -> bool:
