@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StructField, StructType
 from typer.testing import CliRunner
 
 import contrailmq
@@ -235,7 +235,7 @@ def test_portions_are_whole_messages_for_streams(golden_store: Callable[[str], s
     given = {"path": golden_store("kill9"), "emit": "portions"}
     source = CommitLogSource(given)
     assert source.schema() == "portion binary"
-    reader = source.streamReader(StructType.fromDDL("portion binary"))
+    reader = source.streamReader(StructType([StructField("portion", BinaryType())]))
     start, end = reader.initialOffset(), reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     portions = [batch for part in reader.partitions(start, end) for batch in reader.read(part)]
     read = [offset for rows in read_portions(iter(portions)) for offset in rows["physicalOffset"].to_pylist()]
@@ -243,4 +243,4 @@ def test_portions_are_whole_messages_for_streams(golden_store: Callable[[str], s
     with pytest.raises(OptionError, match="drop the options columns"):
         CommitLogSource({**given, "columns": "body"}).schema()
     with pytest.raises(OptionError, match="emit=portions is for streams"):
-        source.reader(StructType.fromDDL("portion binary"))
+        source.reader(StructType([StructField("portion", BinaryType())]))

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,6 +39,12 @@ ClientOption = Annotated[
 ClientFile = Annotated[
     Path | None, typer.Option("--client-file", help="Properties file with such settings; keeps secrets off `ps`.")
 ]
+StartingOffsets = Annotated[
+    str | None, typer.Option("--starting-offsets", help='From these queue offsets on: {"Orders": {"0": 23}}.')
+]
+EndingOffsets = Annotated[
+    str | None, typer.Option("--ending-offsets", help='Up to these queue offsets: {"Orders": {"0": 99}}.')
+]
 Rate = Annotated[float, typer.Option("--rate", help="At most so many messages a second; 0: no limit.")]
 
 
@@ -65,11 +71,14 @@ def archive(
     with _errors():
         if (store is None) == (namesrv is None):
             raise typer.BadParameter("give either --store or --namesrv with --topics")
-        if store is None:
-            options = {"nameServer": _required(namesrv, "--namesrv"), **_client(client, client_file)}
-            shown = _archive_topics(options, topics, target, master)
-            _print({**shown, **_published(target, delta=delta, iceberg=iceberg)}, as_json, title="archive")
+        if namesrv is not None:
+            _without_effect("with --namesrv", {"--skip-corrupt": skip_corrupt, "--engine local": engine == "local"})
+            shown = _archive_topics(namesrv, topics, target, master, _client(client, client_file), dry_run=dry_run)
+            listed = {} if dry_run else _published(target, delta=delta, iceberg=iceberg)
+            _print({**shown, **listed}, as_json, title="archive")
             return
+        assert store is not None
+        _without_effect("with --store", {"--client": client, "--client-file": client_file})
         from contrailmq.spark.jobs import archive as job
         from contrailmq.spark.log_plan import LogSettings
 
@@ -92,14 +101,16 @@ def rebuild(
     """Build a store's consume queues and index anew from its commit log; verified, then swapped in."""
     with _errors():
         from contrailmq.spark.jobs import rebuild as job
+        from contrailmq.spark.store_files import find_stores
 
+        rows = []
         with _engine(engine, master, store) as chosen, _progress("rebuild", as_json) as tell:
-            done = job.rebuild(store, chosen, dry_run=dry_run, on_progress=tell)
-        shown = asdict(done)
-        if not keep_old:
-            job.remove_old(done)
-            shown["old"] = []
-        _print(shown, as_json, title="rebuild")
+            for found in find_stores(store):
+                done = job.rebuild(found, chosen, dry_run=dry_run, on_progress=tell)
+                if not keep_old:
+                    job.remove_old(done)
+                rows.append({"store": found, **asdict(done), "old": done.old if keep_old else []})
+        _print(rows[0] if len(rows) == 1 else rows, as_json, title="rebuild")
 
 
 @app.command()
@@ -116,8 +127,11 @@ def verify(
         from contrailmq.spark.jobs.rebuild import is_in_use
         from contrailmq.spark.store_files import find_stores
 
+        stores = find_stores(store)
+        if slave is not None and len(stores) > 1:
+            raise typer.BadParameter(f"--slave is compared with one store, and --store names {len(stores)}")
         with _engine(engine, master, store) as chosen, _progress("verify", as_json) as tell:
-            findings = job.verify(store, chosen, slave=slave, on_progress=tell)
+            findings = [row for one in stores for row in job.verify(one, chosen, slave=slave, on_progress=tell)]
         rows = [finding._asdict() for finding in findings]
         _print(
             {"findings": rows} if as_json else rows,
@@ -125,7 +139,7 @@ def verify(
             title=f"verify, findings: {len(rows)}" if rows else "findings",
         )
         late = [row for row in rows if row["kind"] in ("no-unit", "no-index-entry")]
-        if late and any(is_in_use(found) for found in find_stores(store)):
+        if late and any(is_in_use(found) for found in stores):
             typer.echo(
                 f"note: a running broker holds {store} and writes queues and index later than the log, so {len(late)} "
                 "findings (no-unit, no-index-entry) may be no damage: verify again when it has stopped",
@@ -183,18 +197,16 @@ def ask(
 
         if sum(given is not None for given in (store, archived, namesrv)) != 1:
             raise typer.BadParameter("give exactly one of --store, --archive and --namesrv with --topics")
-        signed = _client(client, client_file)
-        spark = contrailmq.spark.session("contrailmq ask", **({"master": master} if master else {}))
-        if archived is not None:
-            frame = contrailmq.spark.read_archive(spark, archived)
-        elif store is not None:
-            options = {"topics": topics} if topics else {"includeSystemTopics": "true"}
-            frame = spark.read.format("commitlog").options(**options).load(store)
+        if namesrv is None:
+            _without_effect("without --namesrv", {"--client": client, "--client-file": client_file})
         else:
-            reader = spark.read.format("rocketmq").option("nameServer", namesrv).options(**signed)
-            frame = reader.option("subscribe", _required(topics, "--topics")).load()
-        frame.createOrReplaceTempView("log")
-        found = [row.asDict(recursive=True) for row in spark.sql(sql).limit(rows_max).collect()]
+            _required(topics, "--topics")
+        options = _client(client, client_file)
+        spark = contrailmq.spark.session("contrailmq ask", **({"master": master} if master else {}))
+        answer = contrailmq.spark.ask(
+            spark, sql, store=store, archive=archived, namesrv=namesrv, topics=topics, options=options
+        )
+        found = [row.asDict(recursive=True) for row in answer.limit(rows_max).collect()]
         spark.stop()
         _print(found, as_json, title="")
 
@@ -209,6 +221,8 @@ def replay(
     topics: Topics = None,
     since: Since = None,
     until: Until = None,
+    starting: StartingOffsets = None,
+    ending: EndingOffsets = None,
     client: ClientOption = None,
     client_file: ClientFile = None,
     rate: Rate = 0.0,
@@ -221,7 +235,11 @@ def replay(
     with _errors():
         from contrailmq.spark.jobs import replay as job
 
-        selection = _selection(topics, since=since, until=until)
+        selection = replace(
+            _selection(topics, since=since, until=until),
+            starting_offsets=_offsets(starting, "--starting-offsets"),
+            ending_offsets=_offsets(ending, "--ending-offsets"),
+        )
         address = "" if dry_run and namesrv is None else _required(namesrv, "--namesrv")
         options = _client(client, client_file)
         with _engine(engine, master) as chosen, _progress("replay", as_json) as tell:
@@ -260,7 +278,7 @@ def redrive(
         from contrailmq.spark.jobs import replay as job
 
         address, options = _required(namesrv, "--namesrv"), _client(client, client_file)
-        with _engine(engine, master) as chosen:
+        with _engine(engine, master) as chosen, _progress("redrive", as_json) as tell:
             done = job.redrive(
                 group,
                 address,
@@ -270,6 +288,7 @@ def redrive(
                 options=options,
                 per_second=rate,
                 dry_run=dry_run,
+                on_progress=tell,
             )
         _print(asdict(done), as_json, title="redrive")
 
@@ -295,21 +314,44 @@ def _client(given: list[str] | None, file: Path | None) -> dict[str, str]:
     return options
 
 
-def _archive_topics(options: dict[str, str], topics: str | None, target: str, master: str | None) -> dict[str, object]:
-    """Everything that topics gained since the last run, by a stream that ends when it has caught up."""
+def _archive_topics(
+    namesrv: str, topics: str | None, target: str, master: str | None, options: dict[str, str], *, dry_run: bool
+) -> dict[str, int]:
     import contrailmq.spark
-    from contrailmq.spark.jobs.manifest import Manifest
+    from contrailmq.spark.jobs.archive_topics import archive_topics, topics_to_archive
 
+    names = _required(topics, "--topics")
+    if dry_run:
+        return topics_to_archive(namesrv, names, target, options=options)
     spark = contrailmq.spark.session("contrailmq archive", **({"master": master} if master else {}))
-    source = spark.readStream.format("rocketmq").options(**options).option("startingOffsets", "earliest")
-    source = source.option("subscribe", _required(topics, "--topics"))
-    before = Manifest(target).load()
-    writer = contrailmq.spark.archive_stream(source, target, str(Path(target, "_checkpoint").absolute()))
-    writer.trigger(availableNow=True).start().awaitTermination()
-    after = Manifest(target).load()
-    spark.stop()
-    files = after.files[len(before.files) :]
-    return {"rows": sum(file.rows for file in files), "files": len(files), "version": after.version}
+    try:
+        return archive_topics(spark, namesrv, names, target, options=options)
+    finally:
+        spark.stop()
+
+
+def _without_effect(where: str, options: dict[str, object]) -> None:
+    """Refuse options that would do nothing."""
+    for name, given in options.items():
+        if given:
+            raise typer.BadParameter(f"{name} has no effect {where}: leave it out")
+
+
+def _offsets(text: str | None, option: str) -> dict[tuple[str, int], int]:
+    """Offsets by (topic, queue id) from JSON."""
+    from contrailmq.spark.options import check_offsets, parse_offsets
+
+    if text is None:
+        return {}
+    tree = parse_offsets(text, option)
+    check_offsets(tree, option, refused=None)
+    return {
+        (topic, queue_id): offset
+        for topic, brokers in tree.items()
+        for queues in brokers.values()
+        for queue_id, offset in queues.items()
+        if offset >= 0
+    }
 
 
 @contextmanager
@@ -317,6 +359,8 @@ def _engine(name: str, master: str | None, store: str | None = None) -> Iterator
     """The engine by its name. Without a store the local one is this process: sending is seldom worth a pool."""
     if name not in ("spark", "local"):
         raise typer.BadParameter(f"--engine is {name!r}: it takes spark or local")
+    if name == "local" and master is not None:
+        raise typer.BadParameter("--master is for Spark: leave it out with --engine local")
     if name == "local":
         from contrailmq.spark.engine import LocalEngine
         from contrailmq.spark.store_files import find_stores, log_files

@@ -20,10 +20,14 @@ from contrailmq.spark.environment import SparkEnvironmentError, ensure_java, reg
 if TYPE_CHECKING:
     from contrailmq.spark.columns import OptionError
     from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
+    from contrailmq.spark.jobs.archive_topics import archive_topics
+    from contrailmq.spark.jobs.ask import ask
     from contrailmq.spark.jobs.delta import publish_delta
     from contrailmq.spark.jobs.iceberg import publish_iceberg
     from contrailmq.spark.jobs.rebuild import rebuild
-    from contrailmq.spark.jobs.verify import verify
+    from contrailmq.spark.jobs.replay import redrive, replay
+    from contrailmq.spark.jobs.report import report
+    from contrailmq.spark.jobs.verify import findings_frame, verify
     from contrailmq.spark.mirror import mirror_offsets
     from contrailmq.spark.scan import CorruptLogError
     from contrailmq.spark.sink import deduplicated
@@ -36,14 +40,20 @@ __all__ = [
     "StoreFilesError",
     "archive",
     "archive_stream",
+    "archive_topics",
+    "ask",
     "deduplicated",
     "ensure_java",
+    "findings_frame",
     "mirror_offsets",
     "publish_delta",
     "publish_iceberg",
     "read_archive",
     "rebuild",
+    "redrive",
     "register",
+    "replay",
+    "report",
     "session",
     "verify",
 ]
@@ -54,12 +64,18 @@ _HOMES = {
     "StoreFilesError": "contrailmq.spark.store_files",
     "archive": "contrailmq.spark.jobs.archive",
     "archive_stream": "contrailmq.spark.jobs.archive",
+    "archive_topics": "contrailmq.spark.jobs.archive_topics",
+    "ask": "contrailmq.spark.jobs.ask",
     "deduplicated": "contrailmq.spark.sink",
+    "findings_frame": "contrailmq.spark.jobs.verify",
     "mirror_offsets": "contrailmq.spark.mirror",
     "publish_delta": "contrailmq.spark.jobs.delta",
     "publish_iceberg": "contrailmq.spark.jobs.iceberg",
     "read_archive": "contrailmq.spark.jobs.archive",
     "rebuild": "contrailmq.spark.jobs.rebuild",
+    "redrive": "contrailmq.spark.jobs.replay",
+    "replay": "contrailmq.spark.jobs.replay",
+    "report": "contrailmq.spark.jobs.report",
     "verify": "contrailmq.spark.jobs.verify",
 }
 

@@ -3,7 +3,8 @@
 A kernel is a plain function of one picklable item that gives one picklable result; what it writes, it writes to files.
 `Engine.run` yields results in the order of the items, whichever engine it is, so a job merges them the same way and the
 engines give equal results. On Spark one item is one task (`mapInArrow` over a range, one row per partition): it is
-retried by Spark, and works under Spark Connect as well.
+retried by Spark, and works under Spark Connect as well. Whoever gives `on_progress` hears how many items are done while
+the others still run (under Spark Connect, which does not tell, at the end).
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import pyarrow as pa
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _TASKS_UNKNOWN: Final = 8  # more than slots only means that some tasks wait
+_LOOK_S: Final = 0.5
+Progress = Callable[[int, int], None]  # items done, items in all
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -34,7 +39,9 @@ class Engine(Protocol):
     def tasks_at_once(self) -> int:
         """How many items it works on at the same time, at most."""
 
-    def run(self, kernel: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]: ...
+    def run(
+        self, kernel: Callable[[Item], Result], items: Sequence[Item], on_progress: Progress | None = None
+    ) -> Iterator[Result]: ...
 
 
 class LocalEngine:
@@ -52,15 +59,22 @@ class LocalEngine:
     def tasks_at_once(self) -> int:
         return self.workers
 
-    def run(self, kernel: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    def run(
+        self, kernel: Callable[[Item], Result], items: Sequence[Item], on_progress: Progress | None = None
+    ) -> Iterator[Result]:
+        for done, result in enumerate(self._results(kernel, items), 1):
+            if on_progress is not None:
+                on_progress(done, len(items))
+            yield result
+
+    def _results(self, kernel: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
         if self.workers == 1 or len(items) <= 1:
-            yield from map(kernel, items)
-            return
+            return map(kernel, items)
         if self._pool is None:
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["contrailmq.spark.log_plan", kernel.__module__])
             self._pool = ProcessPoolExecutor(self.workers, mp_context=context)
-        yield from self._pool.map(kernel, items)
+        return self._pool.map(kernel, items)
 
     def close(self) -> None:
         """End the pool's processes."""
@@ -80,7 +94,9 @@ class SparkEngine:
         context = getattr(self.spark, "_sc", None)  # a session of Spark Connect has none and does not tell
         return _TASKS_UNKNOWN if context is None else int(context.defaultParallelism)
 
-    def run(self, kernel: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    def run(
+        self, kernel: Callable[[Item], Result], items: Sequence[Item], on_progress: Progress | None = None
+    ) -> Iterator[Result]:
         if not items:
             return
         from pyspark import cloudpickle
@@ -96,6 +112,35 @@ class SparkEngine:
             freeze()
 
         tasks = self.spark.range(0, len(items), 1, len(items)).mapInArrow(task, "number bigint, result binary")
-        for row in sorted(tasks.collect(), key=lambda row: int(row["number"])):
+        with self._watched(len(items), on_progress):
+            rows = tasks.collect()
+        for row in sorted(rows, key=lambda row: int(row["number"])):
             result: Result = pickle.loads(row["result"])
             yield result
+
+    @contextmanager
+    def _watched(self, total: int, on_progress: Progress | None) -> Iterator[None]:
+        """Tell how many tasks are done while a job with so many runs."""
+        if on_progress is None:
+            yield
+            return
+        context, ended = getattr(self.spark, "_sc", None), threading.Event()
+
+        def watch() -> None:
+            if context is None:
+                return
+            tracker = context.statusTracker()
+            while not ended.wait(_LOOK_S):
+                stages = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+                done = [stage.numCompletedTasks for stage in stages if stage is not None and stage.numTasks == total]
+                if done:
+                    on_progress(max(done), total)
+
+        watcher = threading.Thread(target=watch, name="spark-progress", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+        on_progress(total, total)

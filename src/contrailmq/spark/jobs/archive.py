@@ -10,7 +10,7 @@ that also carries the query's id and batch number. A batch that Spark repeats af
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from contrailmq.spark.columns import COLUMNS
-from contrailmq.spark.engine import Engine
-from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveError, Manifest
+from contrailmq.spark.engine import Engine, Progress
+from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveError, ArchiveState, Manifest
 from contrailmq.spark.jobs.parquet_files import write_batches
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
 from contrailmq.spark.portions import EMIT_OPTION, PORTION_COLUMN, read_portions
@@ -69,29 +69,28 @@ def archive(
     *,
     settings: LogSettings | None = None,
     dry_run: bool = False,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> ArchiveResult:
     """Append what the stores (a path, comma list or glob) gained since the last run to the archive at `target`."""
     chosen = LogSettings() if settings is None else settings
     manifest = Manifest(target)
     if dry_run:
         head = manifest.head()
-        begins, ends = _bounds(stores, head.offsets)
+        begins, ends = _bounds(stores, head, chosen)
         return ArchiveResult(0, 0, 0, sum(ends[s] - begins[s] for s in ends), head.version, ends)
     with manifest.writing() as before:
         manifest.remove_leavings()
-        begins, ends = _bounds(stores, before.offsets)
+        begins, ends = _bounds(stores, before, chosen)
         work = [
             _Work(part, chosen, str(manifest.archive))
             for store in ends
             for part in plan_parts(store, begins[store], ends[store], chosen)
         ]
         files: list[ArchivedFile] = []
-        for done, written in enumerate(engine.run(_archive_part, work), 1):
+        for written in engine.run(_archive_part, work, on_progress):
             files.extend(written)
-            if on_progress is not None:
-                on_progress(done, len(work))
-        after = before if ends == begins else manifest.commit(before, files, offsets=ends)
+        topics = {store: _names(chosen) for store in ends}
+        after = before if ends == begins else manifest.commit(before, files, offsets=ends, topics=topics)
     return ArchiveResult(
         sum(file.rows for file in files),
         len(files),
@@ -106,13 +105,28 @@ def _archive_part(work: _Work) -> list[ArchivedFile]:
     return write_batches(read_part(work.part, work.settings), work.archive)
 
 
-def _bounds(stores: str, done: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Where each store is to be read from and to. A log that was cleaned past the archive's end is an error."""
+def _names(settings: LogSettings) -> list[str] | None:
+    topics = settings.selection.topics
+    return None if topics is None else sorted(topics)
+
+
+def _bounds(stores: str, done: ArchiveState, settings: LogSettings) -> tuple[dict[str, int], dict[str, int]]:
+    """Where each store is to be read from and to.
+
+    A log that was cleaned past the archive's end is an error. So is another choice of topics than before: what was
+    passed over then would be missing for ever, since an archive goes on where it stopped.
+    """
     begins, ends = {}, {}
     for store in find_stores(stores):
         files = log_files(store)
         first = files[0].base if files else 0
-        begin = done.get(store, first)
+        begin = done.offsets.get(store, first)
+        if store in done.topics and done.topics[store] != _names(settings):
+            before = done.topics[store]
+            raise ArchiveError(
+                f"{store} was archived up to {begin} with {'all topics' if before is None else ', '.join(before)}: "
+                "give the same topics again, or another directory for the archive"
+            )
         if begin < first:
             raise ArchiveError(
                 f"{store} was archived up to {begin}, but its log begins at {first} now: {first - begin} bytes were "

@@ -55,6 +55,7 @@ class ArchiveState:
     offsets: dict[str, int] = field(default_factory=dict)  # source -> next position to read
     batches: dict[str, int] = field(default_factory=dict)  # streaming query -> its newest batch in the archive
     files: tuple[ArchivedFile, ...] = ()
+    topics: dict[str, list[str] | None] = field(default_factory=dict)  # source -> topics chosen from it; None: all
 
     @property
     def rows(self) -> int:
@@ -81,7 +82,7 @@ class Manifest:
         if newest is None:
             return ArchiveState()
         commit = _read_commit(newest)
-        return ArchiveState(int(newest.stem), commit["offsets"], commit["batches"])
+        return ArchiveState(int(newest.stem), commit["offsets"], commit["batches"], topics=commit.get("topics", {}))
 
     def commit(
         self,
@@ -90,18 +91,21 @@ class Manifest:
         *,
         offsets: dict[str, int] | None = None,
         batches: dict[str, int] | None = None,
+        topics: dict[str, list[str] | None] | None = None,
     ) -> ArchiveState:
         """Add one commit on top of `before`. When it returns, the commit is on disk."""
         after = ArchiveState(
             before.version + 1,
             {**before.offsets, **(offsets or {})},
             {**before.batches, **(batches or {})},
+            topics={**before.topics, **(topics or {})},
         )
         text = json.dumps(
             {
                 "version": _VERSION,
                 "offsets": dict(sorted(after.offsets.items())),
                 "batches": dict(sorted(after.batches.items())),
+                "topics": dict(sorted(after.topics.items())),
                 "files": [list(file) for file in files],
             }
         )

@@ -19,7 +19,7 @@ import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ import numpy as np
 
 from contrailmq.message import ContrailError
 from contrailmq.spark.dispatched import DELAY_LEVELS, Dispatcher
-from contrailmq.spark.engine import Engine
+from contrailmq.spark.engine import Engine, Progress
 from contrailmq.spark.jobs.index_files import ENTRY, IndexShape, write_index
 from contrailmq.spark.jobs.verify import verify_queues
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_records
@@ -97,7 +97,7 @@ def rebuild(
     index_shape: IndexShape | None = None,
     dry_run: bool = False,
     range_bytes: int = LogSettings().range_bytes,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> RebuildResult:
     """Rebuild consume queues and index of the store at `store` from its log."""
     file_bytes = queue_file_bytes or _file_bytes_of(store)
@@ -110,7 +110,7 @@ def rebuild(
         first, end = files[0].base, confirmed_end(store)
         parts = plan_parts(store, first, end, settings)
         work = [_ReadWork(part, settings, f"{folder}/{number:08d}", levels) for number, part in enumerate(parts)]
-        done = list(_with_progress(engine.run(_read_part, work), len(work), on_progress))
+        done = list(engine.run(_read_part, work, on_progress))
         by_queue: dict[tuple[str, int], list[Run]] = {}
         for piece in done:
             for run in piece.runs:
@@ -264,12 +264,3 @@ def _file_bytes_of(store: str) -> int:
             if size and size % UNIT_BYTES == 0:
                 return size
     return _QUEUE_FILE_BYTES
-
-
-def _with_progress(
-    results: Iterator[_ReadDone], total: int, on_progress: Callable[[int, int], None] | None
-) -> Iterator[_ReadDone]:
-    for done, result in enumerate(results, 1):
-        if on_progress is not None:
-            on_progress(done, total)
-        yield result

@@ -33,7 +33,7 @@ from contrailmq.message import RESERVED_PROPERTIES, Property, dlq_topic
 from contrailmq.spark.access import access_of
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.decode import Selection
-from contrailmq.spark.engine import Engine, LocalEngine
+from contrailmq.spark.engine import Engine, LocalEngine, Progress
 from contrailmq.spark.jobs.manifest import Manifest
 from contrailmq.spark.jobs.parquet_files import read_rows
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
@@ -117,7 +117,7 @@ def replay(
     options: Mapping[str, str] | None = None,
     per_second: float = 0.0,
     dry_run: bool = False,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> ReplayResult:
     """Send the messages of an archive or store to `topic` (None: each to the topic it came from).
 
@@ -130,12 +130,7 @@ def replay(
     work = [
         _Replay(source, chosen, settings, per_second / count, Share(number, count), dry_run) for number in range(count)
     ]
-    results = []
-    for done, result in enumerate(runs_on.run(_replay_share, work), 1):
-        results.append(result)
-        if on_progress is not None:
-            on_progress(done, len(work))
-    return _sum(results)
+    return _sum(list(runs_on.run(_replay_share, work, on_progress)))
 
 
 def _sum(results: list[ReplayResult]) -> ReplayResult:
@@ -210,12 +205,20 @@ def _archived_rows(source: str, selection: Selection, share: Share) -> Iterator[
 
 
 def _within(table: pa.Table, topic: str, selection: Selection) -> pa.ChunkedArray:
+    """Which archived rows a selection keeps; topics are chosen by the files' directories."""
     time_ms = pc.divide(table["storeTimestamp"].cast(pa.int64()), 1000)
     kept = pc.and_(pc.greater_equal(time_ms, selection.begin_ms), pc.less(time_ms, selection.end_ms))
-    for bounds, is_outside in ((selection.starting_offsets, pc.less), (selection.ending_offsets, pc.greater_equal)):
-        for (bound_topic, queue_id), offset in bounds.items():
+    if selection.tags is not None:
+        kept = pc.and_(kept, pc.is_in(table["tags"], value_set=pa.array(sorted(selection.tags), pa.string())))
+    for bounds, values, is_outside in (
+        (selection.starting_offsets, table["queueOffset"], pc.less),
+        (selection.ending_offsets, table["queueOffset"], pc.greater_equal),
+        (selection.starting_times_ms, time_ms, pc.less),
+        (selection.ending_times_ms, time_ms, pc.greater_equal),
+    ):
+        for (bound_topic, queue_id), bound in bounds.items():
             if bound_topic == topic:
-                outside = pc.and_(pc.equal(table["queueId"], queue_id), is_outside(table["queueOffset"], offset))
+                outside = pc.and_(pc.equal(table["queueId"], queue_id), is_outside(values, bound))
                 kept = pc.and_(kept, pc.invert(outside))
     return kept
 
@@ -250,6 +253,7 @@ def redrive(
     options: Mapping[str, str] | None = None,
     per_second: float = 0.0,
     dry_run: bool = False,
+    on_progress: Progress | None = None,
 ) -> ReplayResult:
     """Send a group's dead letters back to their topics: those with one of `tags`, with all `properties`, that match.
 
@@ -267,7 +271,7 @@ def redrive(
         _Redrive(part, settings, tags, properties or {}, matches, per_second / len(filled), dry_run) for part in filled
     ]
     runs_on = LocalEngine(1) if engine is None else engine
-    return _sum(list(runs_on.run(_redrive_queue, work)))
+    return _sum(list(runs_on.run(_redrive_queue, work, on_progress)))
 
 
 def _redrive_queue(work: _Redrive) -> ReplayResult:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from contrailmq.message import DLQ_PREFIX, RETRY_PREFIX, ContrailError, Property, SysFlag, SystemTopic, is_system_topic
-from contrailmq.spark.engine import Engine
+from contrailmq.spark.engine import Engine, Progress
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_records
 from contrailmq.spark.property_table import map_values, parse_properties, take_slices, text_column
 from contrailmq.spark.records import Int, Records
@@ -123,7 +123,7 @@ def report(
     engine: Engine,
     *,
     settings: LogSettings | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> Report:
     """Measure stores (a path, comma list or glob)."""
     chosen = LogSettings(check_crc=False, skip_corrupt=True) if settings is None else settings
@@ -134,10 +134,8 @@ def report(
         for part in plan_parts(store, _begin(store), confirmed_end(store), chosen)
     ]
     total = Counts()
-    for done, counts in enumerate(engine.run(_measure_part, work), 1):
+    for counts in engine.run(_measure_part, work, on_progress):
         total.add(counts)
-        if on_progress is not None:
-            on_progress(done, len(work))
     return summarise(found, total)
 
 

@@ -14,14 +14,14 @@ give a million rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from contrailmq.spark.dispatched import DELAY_LEVELS, Dispatcher, IndexEntries, Units
-from contrailmq.spark.engine import Engine
+from contrailmq.spark.engine import Engine, Progress
 from contrailmq.spark.jobs.index_files import IndexShape, oldest_indexed, read_index
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, scan_part
 from contrailmq.spark.records import Int, stable_order
@@ -35,11 +35,10 @@ from contrailmq.spark.store_files import (
     units_between,
 )
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
 _EXT_ADDRESS_MAX: Final = -2147483649  # a tags code at or below is an address in the queue's extension file
-FINDING_DDL: Final = (
-    "kind string, store string, topic string, queue_id int, queue_offset bigint, physical_offset bigint, "
-    "rows bigint, detail string"
-)
 
 
 class Finding(NamedTuple):
@@ -94,7 +93,7 @@ def verify(
     levels: str = DELAY_LEVELS,
     index_shape: IndexShape | None = None,
     range_bytes: int = LogSettings().range_bytes,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress | None = None,
 ) -> list[Finding]:
     """Everything that is wrong with a store (and, given a slave's store, where its log differs). Empty means sound."""
     end = confirmed_end(store)
@@ -126,8 +125,13 @@ def verify_queues(
     return _checked(engine, work, None)
 
 
+def findings_frame(spark: SparkSession, findings: list[Finding]) -> DataFrame:
+    """Findings as a DataFrame, also none."""
+    return spark.createDataFrame(findings_table(findings))
+
+
 def findings_table(findings: list[Finding]) -> pa.Table:
-    """Findings as an Arrow table (and so as a DataFrame)."""
+    """Findings as an Arrow table."""
     return pa.Table.from_pylist([finding._asdict() for finding in findings], schema=FINDING_SCHEMA)
 
 
@@ -137,18 +141,16 @@ def _parts(store: str, end: int, range_bytes: int) -> list[LogPart]:
     return plan_parts(store, files[0].base, end, settings) if files else []
 
 
-def _checked(engine: Engine, work: list[_Work], on_progress: Callable[[int, int], None] | None) -> Iterator[Finding]:
+def _checked(engine: Engine, work: list[_Work], on_progress: Progress | None) -> Iterator[Finding]:
     """Run the checks and join the ranges: queue offsets must go on from one range to the next."""
     last: dict[tuple[str, int], int] = {}
-    for done, result in enumerate(engine.run(_check_part, work), 1):
+    for piece, result in zip(work, engine.run(_check_part, work, on_progress), strict=True):
         yield from result.findings
         for (topic, queue_id), (first, newest, physical) in result.edges.items():
             before = last.get((topic, queue_id))
             if before is not None and first != before + 1:
-                yield _step(work[done - 1].store, topic, queue_id, before, first, physical)
+                yield _step(piece.store, topic, queue_id, before, first, physical)
             last[topic, queue_id] = newest
-        if on_progress is not None:
-            on_progress(done, len(work))
 
 
 def _step(store: str, topic: str, queue_id: int, before: int, after: int, physical: int) -> Finding:
