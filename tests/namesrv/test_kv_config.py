@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -83,3 +84,17 @@ def test_a_place_that_cannot_be_written_is_an_error_with_its_path(tmp_path: Path
     (tmp_path / "file").write_text("")
     with pytest.raises(KvConfigError, match="cannot be written"):
         save(tmp_path / "file" / "kvConfig.json", b"{}")
+
+
+def test_a_write_that_fails_leaves_the_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "kvConfig.json"
+    save(path, b"{}")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(KvConfigError, match="No space left on device.*in memory only"):
+        save(path, b'{"configTable":{}}')
+    assert path.read_bytes() == b"{}"
+    assert list(tmp_path.iterdir()) == [path]

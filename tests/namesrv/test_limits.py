@@ -305,7 +305,7 @@ def test_stopping_waits_for_what_nobody_asked_an_answer_for(tmp_path: Path, savi
         await client.oneway(server.address, Code.PUT_KV_CONFIG, {"namespace": "n", "key": "k", "value": "v"})
         await until(saving.entered)
         await client.oneway(server.address, Code.PUT_KV_CONFIG, {"namespace": "n", "key": "k2", "value": "v"})
-        await turns_until(lambda: server._next_save is not None)  # for the next write
+        await turns_until(lambda: server._kv_saving.has_next)  # for the next write
         stopping = asyncio.ensure_future(server.stop())
         await turns_until(lambda: not server.connection_count)
         for _ in range(50):
@@ -349,7 +349,7 @@ def test_stopping_waits_for_a_write_that_has_begun_and_begins_no_other(tmp_path:
         server.handle(connection, parsed(put(1)))  # type: ignore[arg-type]
         await until(saving.entered)
         server.handle(connection, parsed(put(2)))  # type: ignore[arg-type]
-        await turns_until(lambda: server._next_save is not None)
+        await turns_until(lambda: server._kv_saving.has_next)
         stopping = asyncio.ensure_future(server.stop())
         await turns_until(lambda: len(connection.answers) == 2)
         for _ in range(50):
@@ -360,6 +360,57 @@ def test_stopping_waits_for_a_write_that_has_begun_and_begins_no_other(tmp_path:
         await stopping
         assert len(saving.calls) == 1
         assert load(server.config.kv_config_file).namespace("n") == {"k1": "v1"}
+
+    run(main)
+
+
+def test_requests_without_a_byte_are_bounded_too_when_they_wait(
+    tmp_path: Path, saving: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty change of settings says nothing and costs a task: 65,536 of one connection took 150 MB."""
+    monkeypatch.setattr(server_module, "WAITING_BYTES_MAX", 10 * server_module.WAITING_BYTES)
+
+    async def main() -> None:
+        server, connection = a_server(tmp_path), Staying()
+        empty = [encode_request(Code.UPDATE_NAMESRV_CONFIG, None, opaque=number) for number in range(12)]
+        server.handle(connection, parsed(b"".join(empty)))  # type: ignore[arg-type]
+        assert [(answer.opaque, answer.code) for [answer] in map(parsed, connection.answers)] == [(10, 2), (11, 2)]
+        saving.opened.set()
+        await asyncio.wait(server._tasks)
+        assert {parsed(answer)[0].code for answer in connection.answers[2:]} == {0}
+        assert server._waiting_bytes == 0
+
+    run(main)
+
+
+def test_changes_of_settings_that_wait_are_saved_by_one_write(tmp_path: Path, saving: Gate) -> None:
+    async def main() -> None:
+        server, connection = a_server(tmp_path), Staying()
+        changes = [
+            encode_request(Code.UPDATE_NAMESRV_CONFIG, None, f"waitSecondsForService={number}".encode(), opaque=number)
+            for number in range(500)
+        ]
+        server.handle(connection, parsed(changes[0]))  # type: ignore[arg-type]
+        await until(saving.entered)
+        server.handle(connection, parsed(b"".join(changes[1:])))  # type: ignore[arg-type]
+        saving.opened.set()
+        while server._tasks:
+            await asyncio.wait(server._tasks)
+        assert [parsed(answer)[0].code for answer in connection.answers] == [0] * 500
+        assert len(saving.calls) == 2
+        assert "waitSecondsForService=499" in server.config.config_file.read_text()
+
+    run(main)
+
+
+def test_a_request_that_is_refused_before_its_turn_came_is_answered(tmp_path: Path) -> None:
+    async def main() -> None:
+        server, connection = a_server(tmp_path), Staying()
+        server.handle(connection, parsed(put(1)))  # type: ignore[arg-type]
+        server._refuse_waiting()  # the loop had no turn in between
+        await asyncio.wait(server._tasks)
+        [refused] = [parsed(answer)[0] for answer in connection.answers]
+        assert (refused.code, "shutdownWaitTimeSeconds=30" in str(refused.remark)) == (2, True)
 
     run(main)
 

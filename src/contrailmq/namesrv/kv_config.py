@@ -113,9 +113,9 @@ def load(path: Path) -> KvConfig:
 
 def save(path: Path, data: bytes) -> None:
     """Write `data` durably in place of the file. Blocks: call it in a worker thread."""
+    fresh = _own(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = _own(path)
         with open(fresh, "wb") as file:
             if path.exists():  # it may hold a password, and be for one user's eyes
                 os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
@@ -131,6 +131,8 @@ def save(path: Path, data: bytes) -> None:
         finally:
             os.close(directory)
     except OSError as exc:
+        with contextlib.suppress(OSError):
+            fresh.unlink()  # half of it may be what fills the disk
         raise KvConfigError(f"{path} cannot be written: {exc}; the change is in memory only") from exc
 
 

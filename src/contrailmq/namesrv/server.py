@@ -1,8 +1,8 @@
 """The NameServer on a socket: one function per request code over `routes` and `kv_config`.
 
 Everything runs on one loop and answers at once, but for changes of the key-value table and of the settings: those are
-answered when the file is written, which happens in a worker thread, one write at a time; whatever changed in the table
-meanwhile is saved by the next write, all at once. Registrations that are compressed or large are decoded in a worker
+answered when the file is written, which happens in a worker thread, one write at a time; whatever changed meanwhile is
+saved by the next write, all at once (`saving`). Registrations that are compressed or large are decoded in a worker
 thread too, one at a time, and later ones wait for their turn: what a broker said last is what counts. What waits is
 bounded in bytes over all connections (WAITING_BYTES_MAX); beyond it requests are answered with SYSTEM_BUSY.
 
@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from contrailmq.message import ContrailError
@@ -26,6 +27,7 @@ from contrailmq.namesrv import kv_config
 from contrailmq.namesrv.config import NamesrvConfig
 from contrailmq.namesrv.registration import ReadRegistration, check_crc, is_light, read_registration
 from contrailmq.namesrv.routes import MASTER_ID, BrokerKey, MinBrokerIdChange, Registration, RouteTables, queue_data
+from contrailmq.namesrv.saving import Saving
 from contrailmq.wire import admin_requests as headers
 from contrailmq.wire.bodies import (
     BrokerMemberGroupBody,
@@ -60,6 +62,7 @@ _ROUTE_FOUND: Final = ReplyTemplate({})
 BROKER_ID_MAX: Final = 2**63 - 1  # Java's long
 NAME_CHARACTERS_MAX: Final = 1024  # of a broker, a cluster, a zone or an address; host names end at 255
 WAITING_BYTES_MAX: Final = 64 * 1024 * 1024  # four registrations of the largest size
+WAITING_BYTES: Final = 4096  # of a request that waits, whatever it says: its task, its answer's coroutine, its header
 UNFINISHED_BYTES_MAX: Final = 64 * 1024 * 1024  # of requests that are being received
 ROUTE_BYTES_MAX: Final = 32 * 1024 * 1024  # 100,000 routes of one broker
 _LAST_ANSWERS_SECONDS: Final = 1.0  # for refusals to leave, when the time for stopping is over
@@ -94,14 +97,12 @@ class NameServer:
         self._route_bodies: dict[tuple[str, bool], bytes] = {}
         self._route_bytes = 0
         self._route_generation = -1
-        self._saving = asyncio.Lock()
         self._changed_settings: dict[str, str] = {}  # since the start, by UPDATE_NAMESRV_CONFIG
+        self._kv_saving, self._settings_saving = Saving(self._save_kv), Saving(self._save_settings)
         self._registering = asyncio.Lock()
         self._registrations_read = 0  # in worker threads, or waiting for one, and what waits for them
         self._waiting_bytes = 0  # of requests that are answered later
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._next_save: asyncio.Task[None] | None = None  # of the key-value table; has not begun
-        self._saves: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in order: to cancel who waits for a lock costs his place
         self._scanner: asyncio.TimerHandle | None = None
         self._server = RemotingServer(
             self.handle,
@@ -146,7 +147,7 @@ class NameServer:
             await asyncio.wait(list(self._tasks), timeout=max(0.0, end_s - loop.time()))
         refusing.cancel()
         self._refuse_waiting()
-        left = [*self._tasks, *self._saves]
+        left = [*self._tasks, *self._kv_saving.writes, *self._settings_saving.writes]
         if left:
             await asyncio.wait(left)  # a write that has begun cannot be called back
 
@@ -154,8 +155,8 @@ class NameServer:
         """The time for stopping is over."""
         if self._tasks:
             _log.warning("stopping: %d requests are not done and are refused", len(self._tasks))
-        if self._next_save is not None:
-            self._next_save.cancel()
+        self._kv_saving.cancel_next()
+        self._settings_saving.cancel_next()
         for task in self._tasks:
             task.cancel()
 
@@ -209,7 +210,7 @@ class NameServer:
                 _log.exception("%s failed", request_name(command.code))
                 answer = _mistake(command, exc)
             if not isinstance(answer, bytes):
-                self._spawn(self._answer_later(connection, command, answer), _held_bytes(command))
+                self._spawn(connection, command, answer)
             elif not command.is_oneway:
                 connection.reply(answer)
 
@@ -224,20 +225,29 @@ class NameServer:
             _log.exception("%s failed", request_name(command.code))
             data = _mistake(command, exc)
         except asyncio.CancelledError:
-            limit_s = self.config.shutdown_wait_time_seconds
-            remark = f"this NameServer stops and could not do it within shutdownWaitTimeSeconds={limit_s}: ask again"
-            data = encode_response(command, ResponseCode.SYSTEM_BUSY, remark=remark)
+            data = self._too_late(command)
         if not command.is_oneway:
             connection.reply(data)
 
-    def _spawn(self, work: Coroutine[None, None, None], held_bytes: int) -> None:
-        def done(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            self._waiting_bytes -= held_bytes
+    def _too_late(self, command: Command) -> bytes:
+        limit_s = self.config.shutdown_wait_time_seconds
+        remark = f"this NameServer stops and could not do it within shutdownWaitTimeSeconds={limit_s}: ask again"
+        return encode_response(command, ResponseCode.SYSTEM_BUSY, remark=remark)
 
-        task = asyncio.get_running_loop().create_task(work)
+    def _spawn(self, connection: Connection, command: Command, answer: Coroutine[None, None, bytes]) -> None:
+        held_bytes = _held_bytes(command)
+
+        def done(task: asyncio.Task[None]) -> None:
+            del self._tasks[task]
+            self._waiting_bytes -= held_bytes
+            if task.cancelled():  # before it began: what is cancelled later answers by itself
+                answer.close()
+                if not command.is_oneway:
+                    connection.reply(self._too_late(command))
+
+        task = asyncio.get_running_loop().create_task(self._answer_later(connection, command, answer))
         self._waiting_bytes += held_bytes
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(done)
 
     def _check_room(self, request: Command) -> None:
@@ -498,17 +508,11 @@ class NameServer:
     async def _saved(self, request: Command) -> bytes:
         """The answer, when a write that began after the change has ended."""
         self.tables.generation += 1  # routes may show order settings
-        if self._next_save is None:
-            self._next_save = asyncio.get_running_loop().create_task(self._save_kv())
-            self._saves.add(self._next_save)
-            self._next_save.add_done_callback(self._saves.discard)
-        await asyncio.shield(self._next_save)
+        await self._kv_saving.saved()
         return encode_response(request)
 
-    async def _save_kv(self) -> None:
-        async with self._saving:
-            self._next_save = None  # what changes from here on is for the write after this one
-            await asyncio.to_thread(kv_config.save, self.config.kv_config_file, self.kv.to_json())
+    def _save_kv(self) -> Callable[[], None]:
+        return partial(kv_config.save, self.config.kv_config_file, self.kv.to_json())
 
     def _get_kv(self, connection: Connection, request: Command) -> bytes:
         header = request.header(headers.KvKey)
@@ -542,9 +546,11 @@ class NameServer:
         return self._saved_settings(request)
 
     async def _saved_settings(self, request: Command) -> bytes:
-        async with self._saving:
-            await asyncio.to_thread(kv_config.save_settings, self.config.config_file, dict(self._changed_settings))
+        await self._settings_saving.saved()
         return encode_response(request)
+
+    def _save_settings(self) -> Callable[[], None]:
+        return partial(kv_config.save_settings, self.config.config_file, dict(self._changed_settings))
 
     def _get_config(self, connection: Connection, request: Command) -> bytes:
         values = self.config.to_properties()
@@ -580,7 +586,7 @@ def _of_zone(route: TopicRouteData, zone: str) -> TopicRouteData:
 
 
 def _held_bytes(request: Command) -> int:
-    return len(request.body) + sum(len(name) + len(value) for name, value in request.ext.items())
+    return WAITING_BYTES + len(request.body) + sum(len(name) + len(value) for name, value in request.ext.items())
 
 
 def _error(request: Command, error: ContrailError) -> bytes:
