@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from contrailmq.message import Property, SystemTopic, decode_properties, encode_host, encode_properties, tags_code
 from contrailmq.store import Drive, Files, ManualClock, MessageStore, StoreConfig, encode_record
-from contrailmq.store.copying import property_key, real_copies, split, topic_part, value_of
+from contrailmq.store.copying import SHAPES_MAX, Copier, property_key, split, topic_part, value_of
 from contrailmq.store.record import Kind, check_record
 from contrailmq.store.status import Copy
 
@@ -64,7 +64,7 @@ def put(store: MessageStore, body: bytes = b"body", topic: str = WAITING, queue_
 def copies_of(store: MessageStore, count: int) -> list[Copy]:
     store.dispatch()
     found = store.get_slices(WAITING, 0, 0, count)
-    copies, places = real_copies(found.slices, topic_part(WAITING), [b"added\x01z\x02"] * len(found.slices))
+    copies, places = Copier(WAITING).copies(found.slices, [b"added\x01z\x02"] * len(found.slices))
     assert [queue_offset for queue_offset, _ in places] == list(range(len(found.slices)))
     found.release()
     return copies
@@ -179,12 +179,13 @@ def test_a_copy_has_what_decoding_would_have_found_or_is_left_to_it(text: str, b
     assert parts is not None
     assert parts[:2] == (4, 8)
     properties = decode_properties(text)
-    copies, places = real_copies([record], topic_part(WAITING))
-    assert places == [(4, 8)][: len(copies)]
+    copies, places = Copier(WAITING).copies([record] * 3)  # the last one by the shape of those before it
+    assert places == [(4, 8)] * len(copies)
     if not copies:
         queue_id = properties.get(Property.REAL_QUEUE_ID, "")
         assert not text or Property.REAL_TOPIC not in properties or not queue_id.isdigit()
         return
+    assert copies == [copies[0]] * 3
     copy = copies[0]
     assert (copy.topic, copy.queue_id) == (properties["REAL_TOPIC"], int(properties["REAL_QID"]))
     assert (copy.tags, copy.keys, copy.unique_key) == tuple(map(properties.get, ("TAGS", "KEYS", "UNIQ_KEY")))
@@ -208,6 +209,7 @@ def test_what_is_not_of_the_usual_form_is_left_to_decoding() -> None:
 REAL = b"REAL_TOPIC\x01T\x02REAL_QID\x013\x02"
 
 
+@pytest.mark.parametrize("before", [0, 3], ids=["first", "after others"])
 @pytest.mark.parametrize(
     ("properties", "topic", "born_host", "cut"),
     [
@@ -224,11 +226,28 @@ REAL = b"REAL_TOPIC\x01T\x02REAL_QID\x013\x02"
     ids=["no place", "no queue", "no number", "no end", "checksum", "topic", "IPv6", "cut off", "no head"],
 )
 def test_copies_end_before_a_record_that_is_not_of_the_usual_form(
-    properties: bytes, topic: str, born_host: bytes, cut: int
+    properties: bytes, topic: str, born_host: bytes, cut: int, before: int
 ) -> None:
     fields = {"queue_id": 0, "queue_offset": 4, "physical_offset": 8, "born_time_ms": 0, "store_time_ms": 0}
     usual = memoryview(encode_record(WAITING, b"b", REAL, born_host=HOST, store_host=HOST, **fields))
     odd = memoryview(encode_record(topic, b"b", properties, born_host=born_host, store_host=HOST, **fields))
-    copies, places = real_copies([usual, usual, odd[: len(odd) - cut], usual], topic_part(WAITING))
-    assert [(copy.topic, copy.queue_id) for copy in copies] == [("T", 3)] * 2
-    assert places == [(4, 8)] * 2
+    copies, places = Copier(WAITING).copies([*[usual] * before, odd[: len(odd) - cut], usual])
+    assert [(copy.topic, copy.queue_id) for copy in copies] == [("T", 3)] * before
+    assert places == [(4, 8)] * before
+
+
+def test_messages_of_many_shapes_are_copied_each_by_its_own() -> None:
+    fields = {"queue_id": 0, "queue_offset": 4, "physical_offset": 8, "born_time_ms": 0, "store_time_ms": 0}
+    shapes = [b"x%d\x01y\x02" % number + REAL + b"KEYS\x01k%d\x02" % number for number in range(SHAPES_MAX + 4)]
+    records = [encode_record(WAITING, b"b", text, born_host=HOST, store_host=HOST, **fields) for text in shapes * 4]
+    copies, _ = Copier(WAITING).copies(map(memoryview, records))
+    assert [copy.keys for copy in copies] == [f"k{number}" for number in range(SHAPES_MAX + 4)] * 4
+    assert [copy.properties for copy in copies] == shapes * 4
+
+
+def test_a_record_with_an_unwanted_property_is_left_to_decoding() -> None:
+    fields = {"queue_id": 0, "queue_offset": 4, "physical_offset": 8, "born_time_ms": 0, "store_time_ms": 0}
+    texts = [REAL, REAL, REAL, REAL + b"Bad\x01x\x02", REAL]
+    records = [encode_record(WAITING, b"b", text, born_host=HOST, store_host=HOST, **fields) for text in texts]
+    assert len(Copier(WAITING, unwanted=("Bad",)).copies(map(memoryview, records))[0]) == 3
+    assert len(Copier(WAITING).copies(map(memoryview, records))[0]) == 5

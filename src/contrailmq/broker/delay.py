@@ -33,7 +33,7 @@ from contrailmq.broker.incoming import IncomingMessage, Refusal
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.worker_job import WorkerJob
 from contrailmq.message import Property, StoredMessage, SysFlag, SystemTopic, tags_code
-from contrailmq.store.copying import COPY_MISSES_MAX, real_copies, topic_part
+from contrailmq.store.copying import COPY_MISSES_MAX, Copier
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.record import CorruptRecordError, decode_record
 from contrailmq.store.status import Copy, GetResult, PutStatus
@@ -48,7 +48,7 @@ FILE_NAME: Final = "delayOffset.json"
 POLL_MS: Final = 100  # how often an idle level is looked at; a waiting message is delivered at its own time
 READING_MS: Final = 2  # how soon to look again while a worker reads
 PORTION: Final = 128  # messages per tick: about 1 ms of the loop
-_TOPIC: Final = topic_part(SystemTopic.SCHEDULE)
+_copier: Final = Copier(SystemTopic.SCHEDULE)
 _HOPELESS: Final = frozenset({PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED})
 
 
@@ -337,7 +337,7 @@ class DelayService:
 
 def _copies(records: Sequence[memoryview]) -> tuple[list[Copy], list[int]]:
     """Copies, and the queue offsets of the originals, up to one that is not simply copied."""
-    copies, places = real_copies(records, _TOPIC)
+    copies, places = _copier.copies(records)
     for count, copy in enumerate(copies):
         if copy[0] == SystemTopic.HALF:
             del copies[count:]

@@ -8,7 +8,8 @@ load     the broker's services on a real loop and a real clock: so many timers a
          time that was asked for; the wheel delivers when a tick of one second is over, so half a second is its mean.
          Late after the tick is what the load adds. Then the same by a clock of CPU time, on which programs beside this
          one take none of its core; waiting for the disk costs nothing there.
-levels   so many messages of level 1, sent as fast as the store takes them; late is against each one's own time.
+levels   so many messages of level 1, sent as fast as the store takes them; late is against each one's own time. Also
+         by CPU time.
 memory   so many pending timers, spread over three days: what the process that took them in grew by, without the pages
          of the mapped log, which the kernel takes back when it wants; and all of a new process that has opened them.
 
@@ -38,7 +39,7 @@ from typing import Any, Final
 from contrailmq.broker.config import BrokerConfig, with_our_defaults
 from contrailmq.broker.delay import DelayService
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.supervision import Supervisor
+from contrailmq.broker.supervision import Service, Supervisor
 from contrailmq.broker.timers import PORTION, TimerService
 from contrailmq.cli.machine import loop_ns
 from contrailmq.cli.serving import GC_THRESHOLD, settle_memory
@@ -80,15 +81,26 @@ def measure_timer(settings: Settings) -> dict[str, object]:
         "settings": f"body {settings.body_bytes} bytes, ASYNC_FLUSH, timerPrecisionMs {_TICK_MS}",
         "empty loop, ns a turn, before": loop_ns(),
     }
-    with tempfile.TemporaryDirectory(dir=settings.directory) as root:
+    with tempfile.TemporaryDirectory(dir=settings.directory) as root, _collecting_as_a_broker():
         told |= _costs(Path(root) / "costs", settings)
         told |= _under_load(Path(root) / "load", settings)
         told |= _under_load_by_cpu_time(Path(root) / "load-cpu", settings)
         told |= _levels(Path(root) / "levels", settings)
+        told |= _levels_by_cpu_time(Path(root) / "levels-cpu", settings)
         if settings.pending:
             told |= _memory(Path(root) / "memory", settings)
     told["empty loop, ns a turn, after"] = loop_ns()
     return told
+
+
+@contextmanager
+def _collecting_as_a_broker() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(GC_THRESHOLD, 20, 20)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 # --------------------------------------------------------------------------------------------------------------- costs
@@ -191,7 +203,6 @@ async def _load(path: Path, settings: Settings) -> dict[str, object]:
     broker = _Broker(path, asyncio.get_running_loop())
     store, rate = broker.store, settings.rate
     first_ms, messages = _planned(broker.node.now_ms, settings)
-    gc.set_threshold(GC_THRESHOLD, 20, 20)  # as a broker
     settle_memory()
     await asyncio.sleep(max(first_ms - broker.node.now_ms(), 0) / 1000)
     sent, began, cpu = 0, time.monotonic(), time.process_time()
@@ -222,36 +233,64 @@ async def _load(path: Path, settings: Settings) -> dict[str, object]:
 
 
 def _under_load_by_cpu_time(path: Path, settings: Settings) -> dict[str, object]:
-    clock, calls = _CpuClock(), list[Callable[[], None]]()
-    store = MessageStore(_config(path), clock=clock, drive=Drive.LOOP).open()
-    config, _ = BrokerConfig.from_properties({"brokerName": "bench"})
-    node = BrokerNode(config, store, clock=clock, call_soon=calls.append, address=("127.0.0.1", 10_911))
-    timers = TimerService(node, _AtOnce(), _AtOnce())
-    timers.start()
+    broker = _BrokerByCpuTime(path)
+    store, clock = broker.store, broker.clock
     first_ms, messages = _planned(clock.now_ms, settings)
     settle_memory()
     clock.wait_until(first_ms)
-    sent, tick_ms, sending_s = 0, first_ms, 0.0
+    sent, sending_s = 0, 0.0
     while store.max_offset(_TOPIC, 0) < len(messages):
         now_ms = clock.now_ms()
         due = min((now_ms - first_ms) * settings.rate // 1000 + 1, sent + _WAKEUP, len(messages))
         if due > sent:
             _append_all(store, SystemTopic.TIMER, messages[sent:due])
-            node.after_append()
+            broker.node.after_append()
             sent, sending_s = due, (now_ms - first_ms) / 1000
-        elif now_ms < tick_ms:
-            clock.wait_until(now_ms + 1)
-        if now_ms >= tick_ms:
-            timers.tick(now_ms)
-            tick_ms = now_ms + timers.interval_ms
-        for call in calls:
-            call()
-        calls.clear()
+        broker.turn()
     figures = _rates_and_lateness("load by CPU time", store, first_ms, sending_s, settings)
-    timers.stop()
-    store.close()
+    broker.stop()
     gc.unfreeze()
     return figures
+
+
+class _BrokerByCpuTime:
+    """As `_Broker`, on a loop of its own: a turn calls the services that are due, then what they left to be called."""
+
+    def __init__(self, path: Path) -> None:
+        self.clock = _CpuClock()
+        self.store = MessageStore(_config(path), clock=self.clock, drive=Drive.LOOP).open()
+        self._calls: list[Callable[[], None]] = []
+        config, _ = BrokerConfig.from_properties({"brokerName": "bench"})
+        self.node = BrokerNode(
+            config, self.store, clock=self.clock, call_soon=self._calls.append, address=("127.0.0.1", 10_911)
+        )
+        self._services: list[Service] = [service(self.node, _AtOnce(), _AtOnce()) for service in _SERVICES]
+        self._due_ms = [0] * len(self._services)
+        for service in self._services:
+            service.start()
+
+    def turn(self) -> None:
+        now_ms = self.clock.now_ms()
+        is_idle = not self._calls
+        for index, service in enumerate(self._services):
+            if self._due_ms[index] <= now_ms:
+                service.tick(now_ms)
+                self._due_ms[index] = now_ms + service.interval_ms
+                is_idle = False
+        if is_idle:
+            self.clock.wait_until(now_ms + 1)
+        calls = self._calls.copy()
+        self._calls.clear()
+        for call in calls:
+            call()
+
+    def stop(self) -> None:
+        for service in self._services:
+            service.stop()
+        self.store.close()
+
+
+_SERVICES: Final = (TimerService, DelayService)
 
 
 class _CpuClock:
@@ -348,25 +387,44 @@ def _levels(path: Path, settings: Settings) -> dict[str, object]:
 
 async def _level_load(path: Path, settings: Settings) -> dict[str, object]:
     broker = _Broker(path, asyncio.get_running_loop())
-    store, began = broker.store, time.monotonic()
+    sending_ms = _send_levels(broker.store, broker.node, settings)
+    await _arrival(broker.store, settings.due)
+    late, _ = _lateness(broker.store)
+    await broker.stop()
+    return _level_figures("levels", late, sending_ms, settings)
+
+
+def _levels_by_cpu_time(path: Path, settings: Settings) -> dict[str, object]:
+    broker = _BrokerByCpuTime(path)
+    sending_ms = _send_levels(broker.store, broker.node, settings)
+    while broker.store.max_offset(_TOPIC, 0) < settings.due:
+        broker.turn()
+    late, _ = _lateness(broker.store)
+    broker.stop()
+    return _level_figures("levels by CPU time", late, sending_ms, settings)
+
+
+def _send_levels(store: MessageStore, node: BrokerNode, settings: Settings) -> int:
+    """In a row; how long that took, in ms."""
+    began_ms = node.now_ms()
     properties = {"DELAY": "1", "REAL_TOPIC": _TOPIC, "REAL_QID": "0", "TAGS": _TAG}
     for number in range(settings.due):
-        due_ms = broker.node.now_ms() + 1000
+        due_ms = node.now_ms() + 1000
         encoded = encode_properties(properties | {"UNIQ_KEY": _unique_key(number)})
         body = _DUE.pack(due_ms).ljust(settings.body_bytes, b"\0")
         _append(store, SystemTopic.SCHEDULE, (body, encoded, _unique_key(number), None))
-    broker.node.after_append()
-    sending_s = time.monotonic() - began
-    await _arrival(store, settings.due)
-    late, _ = _lateness(store)
-    await broker.stop()
+    node.after_append()
+    return node.now_ms() - began_ms
+
+
+def _level_figures(name: str, late: list[int], sending_ms: int, settings: Settings) -> dict[str, object]:
     return {
-        "levels: due, messages": settings.due,
-        "levels: due within, ms": round(sending_s * 1000),
-        "levels: late, p50, ms": _percentile(late, 50),
-        "levels: late, p99, ms (<= 100)": _percentile(late, 99),
-        "levels: early, messages (0)": sum(value < 0 for value in late),
-        "levels: missing or repeated, messages (0)": abs(len(late) - settings.due),
+        f"{name}: due, messages": settings.due,
+        f"{name}: due within, ms": sending_ms,
+        f"{name}: late, p50, ms": _percentile(late, 50),
+        f"{name}: late, p99, ms (<= 100)": _percentile(late, 99),
+        f"{name}: early, messages (0)": sum(value < 0 for value in late),
+        f"{name}: missing or repeated, messages (0)": abs(len(late) - settings.due),
     }
 
 

@@ -20,12 +20,11 @@ from contrailmq.store.status import Copy, PutStatus
 from contrailmq.store.timer.due import DueSlot
 from contrailmq.store.timer.host import TimerHost
 from contrailmq.store.timer.log import TimerMagic
-from contrailmq.store.timer.records import RecordReader, due_copies, is_recalled, read_timer
+from contrailmq.store.timer.records import OF_A_TIMER, RecordReader, due_copies, is_recalled, read_timer
 
 log = logging.getLogger("contrailmq.store.timer")
 
 NEVER_ON_THE_WHEEL: Final = 2**63 - 1  # TIMER_ENQUEUE_MS of a message that was due when it was taken in
-_TIMER_PROPERTIES: Final = (Property.TIMER_ENQUEUE_MS, Property.TIMER_DEQUEUE_MS, Property.TIMER_ROLL_TIMES)
 _DEFAULT_MAGIC: Final = bytes((TimerMagic.DEFAULT,))
 # What the store can never take, however often it is asked.
 _HOPELESS: Final = frozenset({PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED})
@@ -152,7 +151,7 @@ class Delivery:
     def put(self, message: StoredMessage, now_ms: int, enqueue_ms: int, magic: int) -> bool:
         """Put a due message where it belongs; False when the store cannot take it now."""
         properties = dict(message.properties)
-        for name in (*_TIMER_PROPERTIES, Property.CRC32):
+        for name in (*OF_A_TIMER, Property.CRC32):
             properties.pop(name, None)
         is_roll = bool(magic & TimerMagic.ROLL)
         added = {Property.TIMER_ENQUEUE_MS: str(enqueue_ms), Property.TIMER_DEQUEUE_MS: str(now_ms)}

@@ -17,9 +17,9 @@ from contrailmq.store.copying import (
     REAL_TOPIC,
     TAIL_MAX,
     UNUSUAL_FLAGS,
+    Copier,
     front_of,
     property_key,
-    real_copies,
     split,
     topic_part,
     value_of,
@@ -32,13 +32,12 @@ from contrailmq.store.timer.host import TimerHost
 _FILE_BYTES_MAX: Final = 1 << 40  # more than a file of the log has
 _TOPIC: Final = topic_part(SystemTopic.TIMER)
 _OUT_MS: Final = property_key(Property.TIMER_OUT_MS)
-_UNIQUE_KEY: Final = property_key(Property.UNIQUE_KEY)
 _DELETE_KEY: Final = property_key(Property.TIMER_DELETE_UNIQUE_KEY)
 _OUT_MS_BYTES: Final = _OUT_MS.encode()
 _REAL_TOPIC_BYTES: Final = REAL_TOPIC.encode()
 _DELETE_KEY_BYTES: Final = _DELETE_KEY[1:].encode()  # wherever it stands
-_ANY_OF_TIMER: Final = "\x02TIMER_"  # how TIMER_OUT_MS begins, what was asked for, and what a roll leaves
-_ASKED: Final = "\x02TIMER_DEL"  # how TIMER_DELAY_SEC, TIMER_DELAY_MS and TIMER_DELIVER_MS begin, and no other of them
+OF_A_TIMER: Final = (Property.TIMER_ENQUEUE_MS, Property.TIMER_DEQUEUE_MS, Property.TIMER_ROLL_TIMES)
+_copier: Final = Copier(SystemTopic.TIMER, unwanted=OF_A_TIMER)  # what rolled has them, and they are replaced
 
 
 class TimerRequest(NamedTuple):
@@ -137,7 +136,7 @@ def due_copies(
     additions: Iterable[bytes],
     deleted_keys: Collection[str] = (),
 ) -> list[Copy]:
-    """Due messages as they go into their real topics, up to one that does not simply go there (see `is_plain`)."""
+    """Due messages as they go into their real topics, up to one that is gone, recalled, or has to be decoded."""
     records: list[memoryview] = []
     view = reader.view
     for physical_offset, size_bytes in zip(offsets, sizes, strict=True):
@@ -146,16 +145,10 @@ def due_copies(
             break
         records.append(record)
 
-    def is_plain(text: str) -> bool:
-        """Whether it never rolled (there is no more than TIMER_OUT_MS and what was asked for) nor was recalled."""
-        count = text.count(_ANY_OF_TIMER)
-        if count > 2 or (count == 2 and _ASKED not in text):
-            return False
-        return not deleted_keys or not is_recalled(
-            value_of(text, _UNIQUE_KEY), value_of(text, REAL_TOPIC) or "", deleted_keys
-        )
+    def is_wanted(topic: str, unique_key: str | None) -> bool:
+        return not is_recalled(unique_key, topic, deleted_keys)
 
-    copies, places = real_copies(records, _TOPIC, additions, is_plain)
+    copies, places = _copier.copies(records, additions, is_wanted if deleted_keys else None)
     for count, ((_, own_offset), physical_offset) in enumerate(zip(places, offsets, strict=False)):
         if own_offset != physical_offset:
             return copies[:count]  # the place is another message's by now
