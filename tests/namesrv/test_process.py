@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -110,3 +111,22 @@ def test_a_drip_of_single_bytes_and_a_half_closed_peer_are_answered(tmp_path: Pa
         sock.shutdown(socket.SHUT_WR)  # the answer to the first needs a file to be written: it comes after our end
         answers = sorted((answer.opaque, answer.code) for answer in answers_from(sock))
     assert answers == [(1, 0), (2, 0)]
+
+
+def test_a_process_without_a_descriptor_left_serves_who_is_there_and_stops(tmp_path: Path) -> None:
+    with namesrv(tmp_path) as (process, sock):
+        stream = answers_from(sock)
+        sock.sendall(encode_request(Code.GET_BROKER_CLUSTER_INFO, opaque=1))
+        assert next(stream).opaque == 1
+        open_count = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (open_count, open_count))
+        crowd = [socket.create_connection(sock.getpeername(), WAIT_S) for _ in range(20)]
+        sock.sendall(put(2))
+        refused = next(stream)
+        assert (refused.code, "Too many open files" in str(refused.remark)) == (1, True)
+        process.send_signal(signal.SIGTERM)
+        assert list(stream) == []
+        for peer in crowd:
+            peer.close()
+        sock.close()
+        assert process.wait(WAIT_S) == 0

@@ -27,11 +27,16 @@ from __future__ import annotations
 
 import array
 import asyncio
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, cast
+
+if sys.platform != "win32":  # not when they are needed: a server that stops may have no descriptor left to import with
+    import fcntl
+    import termios
 
 from contrailmq.wire.body_bounds import FREE_BYTES, refusal
 from contrailmq.wire.codes import ResponseCode
@@ -606,9 +611,6 @@ class Connection(asyncio.Protocol):
 
 def _unread_bytes(transport: asyncio.Transport) -> int:
     """What the kernel has received for this connection and nobody has read. Servers only, which Windows has none of."""
-    import fcntl
-    import termios
-
     sock = transport.get_extra_info("socket")
     if sock is None:
         return 0
