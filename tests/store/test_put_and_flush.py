@@ -11,7 +11,7 @@ import pytest
 from contrailmq.message import Message
 from contrailmq.store import Boundary, Drive, Files, ManualClock, MessageStore, PutStatus, StoreConfig
 from contrailmq.store.errors import StoreClosedError
-from contrailmq.store.message_store import LAG_MAX
+from contrailmq.store.putting import LAG_MAX
 from contrailmq.store.status import Arrival
 
 BODY = bytes(100)

@@ -1,10 +1,18 @@
-"""Java's hash of a text, bit for bit, because consume queues and index files hold it."""
+"""Java's hash of a text, bit for bit, because consume queues and index files hold it.
+
+Interpreted, a loop over the characters is the slowest way, and there are two others below. Compiled (`make compile`),
+that loop is the fastest: 0.1 us for 32 characters.
+"""
 
 from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import Final
+from types import FunctionType
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 # A Java hash is the text read as a number in base 31. int() parses base 31 in C, but only digits below 31: so each unit
 # is split into two digits, unit = 31 * high + low, which two translations do. 0.9 us for 32 characters, where a sum of
@@ -26,6 +34,8 @@ def java_hash(text: str, *, seed: int = 0) -> int:
     `seed` is the hash of a text that stands before this one: `java_hash(b, seed=java_hash(a)) == java_hash(a + b)`.
     """
     count = len(text)
+    if _IS_COMPILED and text.isascii():
+        return _hash_by_loop(text.encode(), seed)
     if 0 < count <= _BLOCK_UNITS and text.isascii():
         units = text.encode()
         hashed = seed * _POWERS[count] + 31 * int(units.translate(_HIGH), 31) + int(units.translate(_LOW), 31)
@@ -41,7 +51,7 @@ def java_hash(text: str, *, seed: int = 0) -> int:
 def java_hash_of_id(text: str, *, seed: int = 0) -> int:
     """As `java_hash`, sooner for digits and the capitals up to N, of which unique ids consist; others take longer."""
     count = len(text)
-    if not 0 < count <= _BLOCK_UNITS or not text.isascii():
+    if _IS_COMPILED or not 0 < count <= _BLOCK_UNITS or not text.isascii():
         return java_hash(text, seed=seed)
     try:
         hashed = seed * _POWERS[count] + _ZEROS[count] + int(text.encode().translate(_ABOVE_ZERO), 31)
@@ -49,6 +59,21 @@ def java_hash_of_id(text: str, *, seed: int = 0) -> int:
         return java_hash(text, seed=seed)
     hashed &= 0xFFFFFFFF
     return hashed - 0x100000000 if hashed & 0x80000000 else hashed
+
+
+def _hash_by_loop(units: bytes, seed: int) -> int:
+    hashed: i64 = seed
+    place: i64 = 0
+    count: i64 = len(units)
+    while place < count:  # iterating would make an object of each unit
+        unit: i64 = units[place]
+        hashed = (31 * hashed + unit) & 0xFFFFFFFF
+        place += 1
+    hashed &= 0xFFFFFFFF
+    return hashed - 0x100000000 if hashed & 0x80000000 else hashed
+
+
+_IS_COMPILED: Final = not isinstance(_hash_by_loop, FunctionType)
 
 
 @lru_cache(maxsize=4096)

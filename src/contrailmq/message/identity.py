@@ -86,6 +86,7 @@ class UniqueId(NamedTuple):
 
 
 _IDS_PER_HEAD: Final = 4096
+_HEX: Final = [f"{value:02X}" for value in range(256)]
 _counter = itertools.count()
 _unique_prefix = ""
 _month_begin_ms = 0
@@ -99,31 +100,33 @@ def create_unique_id() -> str:
 
     Unique within a process for 65,536 ids a millisecond; the random bytes keep processes apart.
     """
-    return f"{_unique_head()}{next(_counter) & 0xFFFF:04X}"
+    now_ms = time.time_ns() // 1_000_000
+    if now_ms != _head_ms:
+        _start_head(now_ms)
+    number = next(_counter)
+    return f"{_head}{_HEX[number >> 8 & 0xFF]}{_HEX[number & 0xFF]}"
 
 
 def create_unique_ids(count: int) -> list[str]:
-    """That many at once: 0.5 us each in place of 0.75, which a batch's messages feel.
+    """That many at once: the clock is asked once for all.
 
     Up to 4,096 share a millisecond. Then the clock is asked again: the counter comes round only after 65,536 ids, and
     those take far longer than the millisecond in which they would have to be made to meet.
     """
     ids: list[str] = []
     while (left := count - len(ids)) > 0:
-        head = _unique_head()
-        ids += [f"{head}{next(_counter) & 0xFFFF:04X}" for _ in range(min(left, _IDS_PER_HEAD))]
+        ids.append(create_unique_id())
+        head, numbers = ids[-1][:-4], itertools.islice(_counter, min(left, _IDS_PER_HEAD) - 1)
+        ids += [f"{head}{_HEX[number >> 8 & 0xFF]}{_HEX[number & 0xFF]}" for number in numbers]
     return ids
 
 
-def _unique_head() -> str:
+def _start_head(now_ms: int) -> None:
     """All but the counter; the same for all ids of a millisecond, which a busy producer makes many of."""
     global _head, _head_ms
-    now_ms = time.time_ns() // 1_000_000
-    if now_ms != _head_ms:
-        if not _month_begin_ms <= now_ms < _month_end_ms:
-            _start_month(now_ms)
-        _head, _head_ms = f"{_unique_prefix}{now_ms - _month_begin_ms:08X}", now_ms
-    return _head
+    if not _month_begin_ms <= now_ms < _month_end_ms:
+        _start_month(now_ms)
+    _head, _head_ms = f"{_unique_prefix}{now_ms - _month_begin_ms:08X}", now_ms
 
 
 def parse_unique_id(text: str, *, now_ms: int | None = None) -> UniqueId:

@@ -87,17 +87,21 @@ RESERVED_PROPERTIES: Final = frozenset(value for name, value in vars(Property).i
 _PAIR: Final = "\x01".join
 
 
-def encode_properties(properties: Mapping[str, str]) -> bytes:
+def encode_properties(properties: Mapping[str, str], unique_key: str = "") -> bytes:
     """The property string with its trailing separator, in the map's order (RocketMQ 5.2+ and Go write it so).
+
+    With `unique_key`, which the map must not hold then, as its last one.
 
     Raises `MessageError` for a name or value that holds a separator: such a property would come back as others.
     """
+    last = f"UNIQ_KEY\x01{unique_key}\x02" if unique_key else ""
     try:  # joining also refuses what is no text, which formatting would write down
-        text = "\x02".join([*map(_PAIR, properties.items()), ""])
+        text = "\x02".join([*map(_PAIR, properties.items()), last])
     except TypeError:
         raise _not_text(properties) from None
     # One count finds a stray separator anywhere; only then is it worth finding out where.
-    if text.count("\x02") != len(properties) or text.count("\x01") != len(properties):
+    count = len(properties) + 1 if unique_key else len(properties)
+    if text.count("\x02") != count or text.count("\x01") != count:
         for name, value in properties.items():
             if "\x01" in name or "\x02" in name or "\x01" in value or "\x02" in value:
                 raise MessageError(

@@ -12,18 +12,22 @@ checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from contrailmq.message import SysFlag
 from contrailmq.store.consume_queue import PENDING_BYTES_MAX, UNIT_BYTES, ConsumeQueue, pack_unit
 from contrailmq.store.consume_queue_ext import ConsumeQueueExtTable
 from contrailmq.store.descriptors import DescriptorCache, capacity_for
 from contrailmq.store.files import Files
 from contrailmq.store.light_queues import LIGHT_PREFIX
+from contrailmq.store.queue_state import DispatchFact
 
 SYNC_TOGETHER_LEAST: Final = 256  # queues: from here on one sync of the file system is cheaper than one for each
 WRITE_LEAST_BYTES: Final = 51 * UNIT_BYTES  # 20,000 queues then hold at most 20 MB in memory between two flushes
+# PREPARED and ROLLBACK have the first bit; inner batches live in queues of another format.
+IN_NO_QUEUE: Final = SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH
 
 
 class Dispatched(NamedTuple):
@@ -112,6 +116,29 @@ class ConsumeQueueTable:
         # Last, and the offset last of all: a flush in another thread takes them as "everything up to here is in".
         self.last_store_time_ms = store_time_ms
         self.last_physical_offset = physical_offset
+
+    def append_all(self, facts: Sequence[DispatchFact]) -> None:
+        """As `append`, for records that follow each other in the log; passes over those that are in no queue.
+
+        The lines of `append` once more, because the calls would take half as long again.
+        """
+        queues, pack, with_ext = self._queues, pack_unit, self.ext is not None
+        for state, offset, size, code, time_ms, queue_offset, _, _, sys_flag, _, _ in facts:
+            if sys_flag & IN_NO_QUEUE:
+                continue
+            queue = queues.get(state.key)
+            if queue is None or with_ext or queue.max_offset != queue_offset or offset < queue.physical_max:
+                self.append(state.topic, state.queue_id, queue_offset, offset, size, code, time_ms)
+                continue
+            pending = queue.pending
+            pending += pack(offset, size, code)
+            queue.max_offset = queue_offset + 1
+            queue.physical_max = offset + size
+            count = len(pending)
+            if count == UNIT_BYTES or count >= PENDING_BYTES_MAX:
+                self._note(queue, count)
+            self.last_store_time_ms = time_ms
+            self.last_physical_offset = offset
 
     def _note(self, queue: ConsumeQueue, count: int) -> None:
         self._dirty[queue] = None

@@ -21,10 +21,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from contrailmq.message import SysFlag, java_hash, java_hash_of_id
+from contrailmq.message import Property, SysFlag, decode_properties, java_hash, java_hash_of_id
 from contrailmq.store.clock import Clock
 from contrailmq.store.files import Files
 from contrailmq.store.index_file import IndexFile, index_file_bytes, stored_hash
+from contrailmq.store.queue_state import DispatchFact, QueueState
 
 _log = logging.getLogger(__name__)
 
@@ -32,10 +33,6 @@ QUERY_COUNT_MAX: Final = 64  # maxMsgsNumBatch
 UNITS_CHECKED_AT_LOAD_MAX: Final = 200_000  # 0.1 s; a fuller file is only checked in its header, verify checks all
 TAG_KIND: Final = "T"  # between topic and tag in the text that is hashed
 _PREFIX_CACHE_MAX: Final = 10_000
-
-
-IndexEntry = tuple[str, str | None, str | None, int, int, int, str | None]
-"""topic, keys, unique key, physical offset, store time, sysFlag, tags"""
 
 
 class IndexService:
@@ -64,6 +61,7 @@ class IndexService:
         self._index_files: list[IndexFile] = []
         self._lock = threading.Lock()  # the list; puts have one owner
         self._prefixes: dict[str, int] = {}  # topic -> hash of "topic#"
+        self._states: dict[str, QueueState] = {}  # of topics whose records come one by one
         self._tag_hashes: dict[tuple[str, str], int] = {}
         self._sealing: list[IndexFile] = []
         self._active: IndexFile | None = None  # the file being filled, mapped for writing
@@ -98,46 +96,61 @@ class IndexService:
         tags: str | None = None,
     ) -> None:
         """Enter one record; see `put_all`."""
-        if keys or unique_key or tags:
-            self.put_all([(topic, keys, unique_key, physical_offset, store_time_ms, sys_flag, tags)])
+        state = self._states.get(topic)
+        if state is None:
+            state = self._state(topic)
+        self.put_all([(state, physical_offset, 0, 0, store_time_ms, 0, keys, unique_key, sys_flag, b"", tags)])
 
-    def put_all(self, entries: Sequence[IndexEntry]) -> None:
-        """Enter records under their keys and tags, each once. Records come in log order and have a key or a tag."""
+    def put_all(self, facts: Sequence[DispatchFact]) -> None:
+        """Enter records under their keys and tags, each once, in log order."""
         index_file = self._active
-        if index_file is None or index_file.is_full:
-            index_file = self._roll()
         # Below this they were dispatched before. Java (IndexService.buildIndex) lets the newest record itself in again,
         # and so do we: a roll and a crash may have cut its keys in two. Queries name an offset once.
-        begin = index_file.end_offset
+        begin = self.end_offset if index_file is None else index_file.end_offset
         prefixes, tag_hashes = self._prefixes, self._tag_hashes
-        items: list[tuple[list[int], int, int]] = []
-        for topic, keys, unique_key, physical_offset, store_time_ms, sys_flag, tags in entries:
+        items: list[tuple[int, int, int]] = []
+        for state, physical_offset, _, code, store_time_ms, _, keys, unique_key, sys_flag, properties, tags in facts:
             if physical_offset < begin or sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
                 continue
+            topic = state.topic
             prefix = prefixes.get(topic)
             if prefix is None:
                 prefix = self._prefix(topic)
-            hashes = [java_hash_of_id(unique_key, seed=prefix)] if unique_key else []
+            if unique_key:
+                items.append((java_hash_of_id(unique_key, seed=prefix), physical_offset, store_time_ms))
             if keys:
                 if " " in keys:
-                    hashes += [java_hash(key, seed=prefix) for key in keys.split(" ") if key]
+                    hashes = [java_hash(key, seed=prefix) for key in keys.split(" ") if key]
+                    items += [(key_hash, physical_offset, store_time_ms) for key_hash in hashes]
                 else:
-                    hashes.append(java_hash(keys, seed=prefix))
+                    items.append((java_hash(keys, seed=prefix), physical_offset, store_time_ms))
+            if code and tags is None:
+                tags = _tags(properties)
             if tags:
                 tag_hash = tag_hashes.get((topic, tags))
-                hashes.append(self._tag_hash(topic, tags) if tag_hash is None else tag_hash)
-            items.append((hashes, physical_offset, store_time_ms))
-        done, part = index_file.put_all(items)
-        while done < len(items):  # full in the middle of a record, whose other keys go to the next file
-            hashes, physical_offset, store_time_ms = items[done]
-            items = [(hashes[part:], physical_offset, store_time_ms), *items[done + 1 :]]
-            done, part = self._roll().put_all(items)
+                if tag_hash is None:
+                    tag_hash = self._tag_hash(topic, tags)
+                items.append((tag_hash, physical_offset, store_time_ms))
+        if not items:
+            return
+        if index_file is None or index_file.is_full:
+            index_file = self._roll()
+        done = index_file.put_all(items)
+        while done < len(items):  # full, perhaps in the middle of a record, whose other keys go to the next file
+            items = items[done:]
+            done = self._roll().put_all(items)
 
     def _prefix(self, topic: str) -> int:
         if len(self._prefixes) >= _PREFIX_CACHE_MAX:
             self._prefixes.clear()
         prefix = self._prefixes[topic] = java_hash(topic + "#")
         return prefix
+
+    def _state(self, topic: str) -> QueueState:
+        if len(self._states) >= _PREFIX_CACHE_MAX:
+            self._states.clear()
+        state = self._states[topic] = QueueState(topic, 0, 0)
+        return state
 
     def _tag_hash(self, topic: str, tags: str) -> int:
         if len(self._tag_hashes) >= _PREFIX_CACHE_MAX:
@@ -307,3 +320,12 @@ class IndexService:
             if index_file in self._sealing:
                 self._sealing.remove(index_file)
         index_file.destroy()
+
+
+def _tags(properties: bytes) -> str | None:
+    """The TAGS property without decoding the others: 0.4 us instead of 2 us."""
+    start = properties.find(b"TAGS\x01")
+    if start < 0 or (start and properties[start - 1] != 2):  # absent, or the end of another name
+        return decode_properties(properties).get(Property.TAGS) if start > 0 else None
+    end = properties.find(b"\x02", start)
+    return str(properties[start + 5 : end if end >= 0 else len(properties)], "utf-8", "replace")

@@ -190,55 +190,47 @@ class IndexFile:
 
     def put(self, key_hashes: Sequence[int], physical_offset: int, store_time_ms: int) -> int:
         """Enter one message under these hashes; how many fitted (fewer only when the file is full then)."""
-        done, part = self.put_all([(key_hashes, physical_offset, store_time_ms)])
-        return len(key_hashes) if done else part
+        return self.put_all([(key_hash, physical_offset, store_time_ms) for key_hash in key_hashes])
 
-    def put_all(self, items: Sequence[tuple[Sequence[int], int, int]]) -> tuple[int, int]:
-        """Enter messages, each (Java hashes, physical offset, store time), in log order.
+    def put_all(self, items: Sequence[tuple[int, int, int]]) -> int:
+        """Enter (Java hash, physical offset, store time) in log order; how many went in before the file was full.
 
-        Returns how many went in whole and, when the file was full then, how many hashes of the next one did.
-        Units go before slots and slots before the header, which is written once: see `undo_unfinished`.
+        Units go before slots and slots before the header, each once for all: see `undo_unfinished`.
         """
         assert self._map is not None
-        mapping = self._map
+        mapping, slots, start = self._map, self.slots, self._units_start
         number = first = self.count
-        units, slots, start = self.units, self.slots, self._units_start
-        begin = self.begin_time_ms
-        done = part = 0
-        for key_hashes, physical_offset, store_time_ms in items:
-            seconds = (store_time_ms - begin) // 1000 if 0 < begin <= store_time_ms else 0
-            if seconds > SECONDS_MAX:
-                seconds = SECONDS_MAX
-            part = 0
-            for key_hash in key_hashes:
-                if number >= units:
-                    break
-                if key_hash < 0:
-                    key_hash = stored_hash(key_hash)
-                slot = HEADER_BYTES + key_hash % slots * SLOT_BYTES
-                previous: int = _slot_at(mapping, slot)[0]
+        if len(items) > self.units - number:
+            items = items[: self.units - number]
+        begin, time_ms, seconds = self.begin_time_ms, -1, 0
+        newest: dict[int, int] = {}  # where a slot is -> the number that it gets
+        for key_hash, physical_offset, store_time_ms in items:
+            if store_time_ms != time_ms:
+                seconds = min((store_time_ms - begin) // 1000, SECONDS_MAX) if 0 < begin <= store_time_ms else 0
+                time_ms = store_time_ms
+            if key_hash < 0:
+                key_hash = stored_hash(key_hash)
+            slot = HEADER_BYTES + key_hash % slots * SLOT_BYTES
+            previous = newest.get(slot, 0)
+            if not previous:
+                previous = _slot_at(mapping, slot)[0]
                 if not 0 < previous < number:  # Java allows `count` itself, which is a unit that does not exist yet
                     previous = 0
                     self.used_slots += 1
-                _put_unit(mapping, start + number * UNIT_BYTES, key_hash, physical_offset, seconds, previous)
-                _put_slot(mapping, slot, number)
-                if number == 1:  # after its own seconds were computed from the end of the file before
-                    self.begin_offset = physical_offset
-                    begin = self.begin_time_ms = store_time_ms
-                    seconds = 0
-                number += 1
-                part += 1
-            if part:
-                self.end_offset, self.end_time_ms = physical_offset, store_time_ms
-            if part < len(key_hashes):
-                break
-            done += 1
-            part = 0
+            newest[slot] = number
+            _put_unit(mapping, start + number * UNIT_BYTES, key_hash, physical_offset, seconds, previous)
+            if number == 1:  # after its own seconds were computed from the end of the file before
+                self.begin_offset = physical_offset
+                begin = self.begin_time_ms = store_time_ms
+                seconds = 0
+            number += 1
         if number > first:
-            self.count = number
-            end_time, end_offset = self.end_time_ms, self.end_offset
+            for slot, newest_number in newest.items():
+                _put_slot(mapping, slot, newest_number)
+            _, end_offset, end_time = items[-1]
+            self.count, self.end_offset, self.end_time_ms = number, end_offset, end_time
             _put_header(mapping, 0, begin, end_time, self.begin_offset, end_offset, self.used_slots, number)
-        return done, part
+        return number - first
 
     # --- looking up
 
@@ -254,17 +246,17 @@ class IndexFile:
         """
         mapping = self._mapped()
         found: list[int] = []
-        count = self.count
         number: int = _slot_at(mapping, HEADER_BYTES + key_hash % self.slots * SLOT_BYTES)[0]
-        if not 0 < number < count:
+        if not 0 < number < self.units:
             return found
-        start, file_begin = self._units_start, self.begin_time_ms
+        start, file_begin, count = self._units_start, self.begin_time_ms, self.count
         while len(found) < max_count:
             unit_hash, physical_offset, seconds, previous = _unit_at(mapping, start + number * UNIT_BYTES)
             if seconds < 0:
                 break
             time_ms = file_begin + seconds * 1000
-            if unit_hash == key_hash and begin_ms <= time_ms <= end_ms:
+            # Slots are written before the count: a unit that is being put leads to the ones before it.
+            if unit_hash == key_hash and begin_ms <= time_ms <= end_ms and number < count:
                 found.append(physical_offset)
             if not 0 < previous < number or time_ms < begin_ms:
                 break

@@ -24,15 +24,7 @@ from collections.abc import Callable, Container, Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from contrailmq.message import (
-    Message,
-    Property,
-    as_body,
-    create_unique_id,
-    encode_host,
-    encode_properties,
-    tags_code,
-)
+from contrailmq.message import encode_host
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.commit_log import LOCALHOST
 from contrailmq.store.config import WITHOUT_EFFECT, StoreConfig
@@ -40,8 +32,8 @@ from contrailmq.store.errors import StoreClosedError, StoreError, StoreFullError
 from contrailmq.store.files import Files
 from contrailmq.store.flush import FlushFailedError
 from contrailmq.store.parts import build_parts
+from contrailmq.store.putting import Putter
 from contrailmq.store.queue_ledger import read_ledger
-from contrailmq.store.queue_state import NewRecord
 from contrailmq.store.record import BatchPart
 from contrailmq.store.recovery import RecoveryReport, load_index, recover
 from contrailmq.store.stats import StoreStats
@@ -51,6 +43,8 @@ from contrailmq.store.status import (
     Arrival,
     BatchResult,
     Copy,
+    Put,
+    PutMany,
     PutResult,
     PutStatus,
 )
@@ -59,14 +53,6 @@ from contrailmq.store.store_reads import StoreReads
 
 _log = logging.getLogger(__name__)
 
-LAG_MAX: Final = 64  # messages that embedded puts leave to be dispatched together: half the cost of one by one
-
-_PUT_OK: Final = PutStatus.PUT_OK
-_WAIT: Final = Property.WAIT
-_TAGS: Final = Property.TAGS
-_KEYS: Final = Property.KEYS
-_UNIQUE_KEY: Final = Property.UNIQUE_KEY
-_result = tuple.__new__  # what a NamedTuple's constructor ends in, without its arguments' matching
 _CLOSED: Final = "closed"
 _SYNC_FAILED: Final = "sync failed"
 _SLAVE: Final = "slave"
@@ -99,11 +85,9 @@ class MessageStore(StoreReads):
         self.config = config
         self.files = files or Files()
         self.clock = clock or SystemClock()
-        self._now_ms = self.clock.now_ms
         self._drive = drive
         self._is_open = self._was_opened = False
         self._refusals: dict[str, str] = {}
-        self._store_host = _encoded_address(config.store_host_address)
         self._failure = ""
         self._commit_listeners: list[Callable[[], None]] = []
         try:
@@ -128,12 +112,21 @@ class MessageStore(StoreReads):
         self._dispatcher, self._reader, self._housekeeping = parts.dispatcher, parts.reader, parts.housekeeping
         self._delay_levels, self._retention = parts.delay_levels, parts.retention
         self._lock = StoreLock(self.files, config.lock_path)
-        # Nothing to wait for and nobody to wake: a put is then an append and, in its turn, a dispatch.
-        self._is_plain = not (config.is_sync_flush or config.wake_flush_when_put_message or parts.committer)
         self._facts = self._log.facts
-        self._lag_max = LAG_MAX
-        self._is_sync = config.is_sync_flush
-        self._sync_timeout_s = config.sync_flush_timeout / 1000
+        self._putter = Putter(
+            config,
+            self.clock,
+            self._log,
+            self._flusher,
+            self._committer,
+            self._dispatcher,
+            self.stats,
+            store_host=_encoded_address(config.store_host_address),
+            confirm_offset=lambda: self.confirm_offset,
+            on_refusal=self._raise_if_unusable,
+        )
+        self.put: Put = self._putter.put
+        self.put_many: PutMany = self._putter.put_many
         self.append: Append = self._log.append
         self.get_slices, self.get_slices_warm, self.get_slices_cold = (
             parts.reader.get,
@@ -322,111 +315,6 @@ class MessageStore(StoreReads):
         self._refuse(_SYNC_FAILED, str(StoreReadOnlyError(self.config.path, cause=cause)))
         self._failure = cause
 
-    # --- embedded: put
-
-    def put(
-        self,
-        message: Message,
-        queue_id: int = 0,
-        *,
-        sys_flag: int = 0,
-        born_time_ms: int = 0,
-        born_host: bytes = b"",
-    ) -> PutResult:
-        """Store one message; returns when it is durable as configured and can be read.
-
-        Raises StoreFullError (nothing was stored; try again when there is room), StoreReadOnlyError (a sync failed: it
-        is unknown whether the message is stored), StoreClosedError. A message that breaks a rule is not stored: see
-        `status` and `reason`.
-        """
-        started_ms = self._now_ms()
-        result = self._append_new(
-            _new_record(message), queue_id, sys_flag, born_time_ms or started_ms, born_host or self._store_host
-        )
-        if result.status is not _PUT_OK:
-            self.stats.put_failed_count += 1
-            self._raise_if_unusable(result)
-            return result
-        end = result.physical_offset + result.size_bytes
-        if self._is_plain:
-            if len(self._facts) >= self._lag_max:
-                self._dispatcher.dispatch(end)
-        elif not self._settle(end, waits=message.properties.get(_WAIT) != "false"):
-            result = result._replace(status=PutStatus.FLUSH_DISK_TIMEOUT, reason=self._timeout_text())
-        self.stats.note_put_time(self._now_ms() - started_ms)
-        return result
-
-    def put_many(self, messages: Sequence[Message], queue_id: int = 0) -> list[PutResult]:
-        """Store several messages with one flush; a result for each, refused ones included."""
-        started_ms = self.clock.now_ms()
-        host = self._store_host
-        news = [_new_record(message) for message in messages]
-        results: list[PutResult] = []
-        while len(results) < len(messages):
-            # All in one go; the one that needs more (a new queue or file, a refusal) alone, and on from there.
-            rest = news[len(results) :] if results else news
-            for fact in self._log.append_many(rest, queue_id, born_time_ms=started_ms, host=host):
-                _, offset, size, _, time_ms, queue_offset, _, unique_key, _, _, _ = fact
-                results.append(
-                    _result(PutResult, (_PUT_OK, unique_key, queue_id, queue_offset, offset, size, time_ms, host, ""))
-                )
-            if len(results) < len(messages):
-                results.append(self._append_new(news[len(results)], queue_id, 0, started_ms, host))
-        stored = [result for result in results if result.status is _PUT_OK]
-        self.stats.put_failed_count += len(results) - len(stored)
-        if not stored:
-            if results:
-                self._raise_if_unusable(results[0])
-            return results
-        waits = any(message.properties.get(Property.WAIT) != "false" for message in messages)
-        if not self._settle(stored[-1].physical_offset + stored[-1].size_bytes, waits=waits):
-            late, text = PutStatus.FLUSH_DISK_TIMEOUT, self._timeout_text()
-            results = [r._replace(status=late, reason=text) if r.status is _PUT_OK else r for r in results]
-        self.stats.note_put_time(self.clock.now_ms() - started_ms)
-        return results
-
-    def _append_new(
-        self, new: NewRecord, queue_id: int, sys_flag: int, born_time_ms: int, born_host: bytes
-    ) -> PutResult:
-        topic, body, properties, code, keys, unique_key, tags, flag = new
-        host = self._store_host
-        status, offset, size, queue_offset, time_ms, reason = self.append(
-            topic,
-            queue_id,
-            body,
-            properties,
-            tags_code=code,
-            keys=keys,
-            unique_key=unique_key,
-            tags=tags,
-            flag=flag,
-            sys_flag=sys_flag,
-            born_time_ms=born_time_ms,
-            born_host=born_host,
-            store_host=host,
-        )
-        return _result(PutResult, (status, unique_key, queue_id, queue_offset, offset, size, time_ms, host, reason))
-
-    def _settle(self, end: int, *, waits: bool) -> bool:
-        """After an append: durable as configured, and dispatched. False when the disk took too long."""
-        is_durable = True
-        if self._is_sync:
-            if waits:
-                try:
-                    is_durable = self._flusher.wait(end, self._sync_timeout_s)
-                except FlushFailedError as exc:
-                    raise StoreReadOnlyError(self.config.path, cause=str(exc)) from exc
-            else:
-                self._flusher.request()
-        elif self._committer is not None:
-            if self.config.wake_commit_when_put_message:
-                self._committer.request()
-        elif self.config.wake_flush_when_put_message:
-            self._flusher.request()
-        if len(self._facts) >= self._lag_max:
-            self._dispatcher.dispatch(self.confirm_offset)
-        return is_durable
-
     def _raise_if_unusable(self, result: PutResult) -> None:
         if result.status is PutStatus.CREATE_MAPPED_FILE_FAILED and self._log.last_error is not None:
             raise self._log.last_error
@@ -441,12 +329,6 @@ class MessageStore(StoreReads):
                     self.config.mapped_file_size_commit_log,
                 )
                 raise StoreFullError(self.config.path, free_bytes=free, needed_bytes=needed)
-
-    def _timeout_text(self) -> str:
-        return (
-            f"the message is stored but was not on the disk within {self.config.sync_flush_timeout} ms "
-            "(syncFlushTimeout): the disk is slow"
-        )
 
     # --- by a loop: nothing here waits for a disk
 
@@ -529,7 +411,7 @@ class MessageStore(StoreReads):
         With `queues`, only for those (topic, queue) that are in it at that moment; asking costs 0.1 us a message where
         telling costs 0.7.
         """
-        self._lag_max = 0
+        self._putter.lag_max = 0
         if queues is None:
             self._dispatcher.listeners.append(listener)
         else:
@@ -537,18 +419,18 @@ class MessageStore(StoreReads):
 
     def add_dispatcher(self, hook: Callable[[Arrival], None]) -> None:
         """Called for each record before its unit is written (filter bit maps, compaction)."""
-        self._lag_max = 0
+        self._putter.lag_max = 0
         self._dispatcher.hooks.append(hook)
 
     def _on_commit(self) -> None:
-        if self._drive is Drive.EMBEDDED and len(self._facts) >= self._lag_max:
+        if self._drive is Drive.EMBEDDED and len(self._facts) >= self._putter.lag_max:
             self._catch_up()
         for listener in self._commit_listeners:
             listener()
 
     def _on_flushed(self, offset: int) -> None:
         # Messages that nobody waited for (WAIT=false) become readable when a flush has covered them: tell who listens.
-        if self._lag_max == 0 and self._drive is Drive.EMBEDDED and offset >= 0:
+        if self._putter.lag_max == 0 and self._drive is Drive.EMBEDDED and offset >= 0:
             self._catch_up()
 
     # --- administration
@@ -600,22 +482,6 @@ class MessageStore(StoreReads):
         states = self._log.states
         self.stats.put_count = sum(state.put_count for state in states)
         self.stats.put_bytes = sum(state.put_bytes for state in states)
-
-
-def _new_record(message: Message) -> NewRecord:
-    """What the log takes of a message, which gets its unique id here."""
-    properties = message.properties
-    body = message.body
-    if body.__class__ is not bytes:
-        body = as_body(body)
-    encoded = encode_properties(properties)
-    known = properties.get
-    unique_key = known(_UNIQUE_KEY)
-    if unique_key is None:
-        unique_key = create_unique_id()
-        encoded += b"UNIQ_KEY\x01%b\x02" % unique_key.encode()
-    tags = known(_TAGS)
-    return message.topic, body, encoded, tags_code(tags) if tags else 0, known(_KEYS), unique_key, tags, message.flag
 
 
 def _encoded_address(address: str) -> bytes:

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from contrailmq.message import StoredMessage, offset_message_id
+from contrailmq.message import Message, StoredMessage, offset_message_id
 
 
 class PutStatus(enum.Enum):
@@ -132,6 +132,26 @@ class PutResult(NamedTuple):
     @property
     def offset_message_id(self) -> str:
         return offset_message_id(self.store_host, self.physical_offset) if self.physical_offset >= 0 else ""
+
+
+class Put(Protocol):
+    """Putter.put, bound without another layer."""
+
+    def __call__(
+        self,
+        message: Message,
+        queue_id: int = 0,
+        *,
+        sys_flag: int = 0,
+        born_time_ms: int = 0,
+        born_host: bytes = b"",
+    ) -> PutResult: ...
+
+
+class PutMany(Protocol):
+    """Putter.put_many, likewise."""
+
+    def __call__(self, messages: Sequence[Message], queue_id: int = 0) -> list[PutResult]: ...
 
 
 class Arrival(NamedTuple):

@@ -1,0 +1,199 @@
+"""Embedded puts: from a `Message` to a record that is durable as configured and can be read.
+
+What a put takes under ASYNC_FLUSH: its properties and unique id as bytes, the append (commit_log.py) and, for every 64
+messages together, their dispatch to queues and index. Nothing wakes another thread: the flush thread comes by its
+interval. MessageStore binds `put` and `put_many` as its own, so that they are one call away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from contrailmq.message import (
+    Message,
+    Property,
+    as_body,
+    create_unique_id,
+    create_unique_ids,
+    encode_properties,
+    tags_code,
+)
+from contrailmq.store.clock import Clock
+from contrailmq.store.commit_log import CommitLog
+from contrailmq.store.config import StoreConfig
+from contrailmq.store.dispatch import Dispatcher
+from contrailmq.store.errors import StoreReadOnlyError
+from contrailmq.store.flush import FlushFailedError, LogCommitter, LogFlusher
+from contrailmq.store.queue_state import NewRecord
+from contrailmq.store.stats import StoreStats
+from contrailmq.store.status import PutResult, PutStatus
+
+LAG_MAX: Final = 64  # messages that puts leave to be dispatched together: half the cost of one by one
+
+_PUT_OK: Final = PutStatus.PUT_OK
+_WAIT: Final = Property.WAIT
+_TAGS: Final = Property.TAGS
+_KEYS: Final = Property.KEYS
+_UNIQUE_KEY: Final = Property.UNIQUE_KEY
+_result = tuple.__new__  # what a NamedTuple's constructor ends in, without its arguments' matching
+
+
+class Putter:
+    """Puts for any number of threads. `lag_max` is how many messages may wait for dispatch: 0 when someone listens."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        clock: Clock,
+        log: CommitLog,
+        flusher: LogFlusher,
+        committer: LogCommitter | None,
+        dispatcher: Dispatcher,
+        stats: StoreStats,
+        *,
+        store_host: bytes,
+        confirm_offset: Callable[[], int],
+        on_refusal: Callable[[PutResult], None],
+    ) -> None:
+        """`on_refusal` raises for what is the store's fault and not the message's."""
+        self.lag_max = LAG_MAX
+        self._config = config
+        self._now_ms = clock.now_ms
+        self._log = log
+        self._facts = log.facts
+        self._flusher = flusher
+        self._committer = committer
+        self._dispatcher = dispatcher
+        self._stats = stats
+        self._store_host = store_host
+        self._confirm_offset = confirm_offset
+        self._on_refusal = on_refusal
+        # Nothing to wait for and nobody to wake: a put is then an append and, in its turn, a dispatch.
+        self._is_plain = not (config.is_sync_flush or config.wake_flush_when_put_message or committer)
+        self._sync_timeout_s = config.sync_flush_timeout / 1000
+
+    def put(
+        self,
+        message: Message,
+        queue_id: int = 0,
+        *,
+        sys_flag: int = 0,
+        born_time_ms: int = 0,
+        born_host: bytes = b"",
+    ) -> PutResult:
+        """Store one message; returns when it is durable as configured and can be read.
+
+        Raises StoreFullError (nothing was stored; try again when there is room), StoreReadOnlyError (a sync failed: it
+        is unknown whether the message is stored), StoreClosedError. A message that breaks a rule is not stored: see
+        `status` and `reason`.
+        """
+        started_ms = self._now_ms()
+        new = _new_record(message)
+        host = self._store_host
+        result = self._append_new(new, queue_id, sys_flag, born_time_ms or started_ms, born_host or host)
+        if result[0] is not _PUT_OK:
+            self._stats.put_failed_count += 1
+            self._on_refusal(result)
+            return result
+        if self._is_plain:
+            if len(self._facts) >= self.lag_max:
+                self._dispatcher.dispatch(result[4] + result[5])
+        elif not self._settle(result[4] + result[5], waits=message.properties.get(_WAIT) != "false"):
+            result = result._replace(status=PutStatus.FLUSH_DISK_TIMEOUT, reason=self._timeout_text())
+        self._stats.note_put_time(self._now_ms() - started_ms)
+        return result
+
+    def put_many(self, messages: Sequence[Message], queue_id: int = 0) -> list[PutResult]:
+        """Store several messages with one flush; a result for each, refused ones included."""
+        started_ms = self._now_ms()
+        host = self._store_host
+        news = [_new_record(*pair) for pair in zip(messages, create_unique_ids(len(messages)), strict=True)]
+        results: list[PutResult] = []
+        while len(results) < len(news):
+            # All in one go; the one that needs more (a new queue or file, a refusal) alone, and on from there.
+            rest = news[len(results) :] if results else news
+            for fact in self._log.append_many(rest, queue_id, born_time_ms=started_ms, host=host):
+                _, offset, size, _, time_ms, queue_offset, _, unique_key, _, _, _ = fact
+                results.append(
+                    _result(PutResult, (_PUT_OK, unique_key, queue_id, queue_offset, offset, size, time_ms, host, ""))
+                )
+            if len(results) < len(news):
+                results.append(self._append_new(news[len(results)], queue_id, 0, started_ms, host))
+        stored = [result for result in results if result[0] is _PUT_OK]
+        self._stats.put_failed_count += len(results) - len(stored)
+        if not stored:
+            if results:
+                self._on_refusal(results[0])
+            return results
+        end = stored[-1].physical_offset + stored[-1].size_bytes
+        if not self._settle(end, waits=any(message.properties.get(_WAIT) != "false" for message in messages)):
+            late, text = PutStatus.FLUSH_DISK_TIMEOUT, self._timeout_text()
+            results = [r._replace(status=late, reason=text) if r.status is _PUT_OK else r for r in results]
+        self._stats.note_put_time(self._now_ms() - started_ms)
+        return results
+
+    def _append_new(
+        self, new: NewRecord, queue_id: int, sys_flag: int, born_time_ms: int, born_host: bytes
+    ) -> PutResult:
+        topic, body, properties, code, keys, unique_key, tags, flag = new
+        host = self._store_host
+        status, offset, size, queue_offset, time_ms, reason = self._log.append(
+            topic,
+            queue_id,
+            body,
+            properties,
+            tags_code=code,
+            keys=keys,
+            unique_key=unique_key,
+            tags=tags,
+            flag=flag,
+            sys_flag=sys_flag,
+            born_time_ms=born_time_ms,
+            born_host=born_host,
+            store_host=host,
+        )
+        return _result(PutResult, (status, unique_key, queue_id, queue_offset, offset, size, time_ms, host, reason))
+
+    def _settle(self, end: int, *, waits: bool) -> bool:
+        """After an append: durable as configured, and dispatched. False when the disk took too long."""
+        is_durable = True
+        if self._config.is_sync_flush:
+            if waits:
+                try:
+                    is_durable = self._flusher.wait(end, self._sync_timeout_s)
+                except FlushFailedError as exc:
+                    raise StoreReadOnlyError(self._config.path, cause=str(exc)) from exc
+            else:
+                self._flusher.request()
+        elif self._committer is not None:
+            if self._config.wake_commit_when_put_message:
+                self._committer.request()
+        elif self._config.wake_flush_when_put_message:
+            self._flusher.request()
+        if len(self._facts) >= self.lag_max:
+            self._dispatcher.dispatch(self._confirm_offset())
+        return is_durable
+
+    def _timeout_text(self) -> str:
+        return (
+            f"the message is stored but was not on the disk within {self._config.sync_flush_timeout} ms "
+            "(syncFlushTimeout): the disk is slow"
+        )
+
+
+def _new_record(message: Message, new_id: str = "") -> NewRecord:
+    """What the log takes of a message, which gets a unique id here unless it has one."""
+    properties = message.properties
+    body = message.body
+    if body.__class__ is not bytes:
+        body = as_body(body)
+    known = properties.get
+    unique_key = known(_UNIQUE_KEY)
+    if unique_key is None:
+        unique_key = new_id or create_unique_id()
+        encoded = encode_properties(properties, unique_key)
+    else:
+        encoded = encode_properties(properties)
+    tags = known(_TAGS)
+    return message.topic, body, encoded, tags_code(tags) if tags else 0, known(_KEYS), unique_key, tags, message.flag
