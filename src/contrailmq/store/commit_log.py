@@ -71,7 +71,7 @@ _I64_INTO: Final = struct.Struct(">q").pack_into
 _TWO_I64_INTO: Final = struct.Struct(">qq").pack_into
 
 _PUT_OK: Final = PutStatus.PUT_OK
-_NO_QUEUE: Final = (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
+_NO_QUEUE: Final = SysFlag.TRANSACTION_PREPARED  # the bit that PREPARED and ROLLBACK have and COMMIT has not
 _result = tuple.__new__  # what a NamedTuple's constructor ends in, without its arguments' matching: 0.2 us less
 
 
@@ -199,7 +199,7 @@ class CommitLog:
                     return self._no_file()
             position = file.wrote
             offset = file.base + position
-            takes_offset = sys_flag & 0xC not in _NO_QUEUE
+            takes_offset = not sys_flag & _NO_QUEUE
             queue_offset = state.next_offset if takes_offset else 0
             try:
                 head = HEAD_V4.pack(
@@ -321,7 +321,7 @@ class CommitLog:
                     or len(record) > self._body_bytes_max + HEAD_V4_BYTES
                 ):
                     break
-                takes_offset = sys_flag & 0xC not in _NO_QUEUE
+                takes_offset = not sys_flag & _NO_QUEUE
                 queue_offset = state.next_offset if takes_offset else 0
                 state.next_offset += takes_offset
                 _I32_INTO(record, 0, size)
@@ -391,7 +391,7 @@ class CommitLog:
             file.target[file.wrote : file.wrote + len(data)] = data
         except OSError:  # `append` tries again and says why
             for state, _, _, _, _, queue_offset, _, _, sys_flag, _, _ in reversed(facts):
-                state.next_offset = queue_offset if sys_flag & 0xC not in _NO_QUEUE else state.next_offset
+                state.next_offset = state.next_offset if sys_flag & _NO_QUEUE else queue_offset
             return False
         file.store_time_ms = now_ms
         file.wrote += len(data)
@@ -455,7 +455,7 @@ class CommitLog:
                 if file is None:
                     return self._no_file()
             physical_offset = file.base + file.wrote
-            takes_offset = sys_flag & 0xC not in _NO_QUEUE
+            takes_offset = not sys_flag & _NO_QUEUE
             queue_offset = state.next_offset if takes_offset else 0
             try:
                 record = self._encode(

@@ -77,7 +77,7 @@ class LogFlusher:
         self._gathered = threading.Event()  # they have come
         self._wake = threading.Event()
         self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._worker: threading.Thread | None = None
         self._last_thorough_ms = clock.monotonic_ms()
         self.failure: str | None = None
         self.flush_count = 0
@@ -93,16 +93,16 @@ class LogFlusher:
 
     def start(self) -> None:
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="contrailmq-flush", daemon=True)
-        self._thread.start()
+        self._worker = threading.Thread(target=self._run, name="contrailmq-flush", daemon=True)
+        self._worker.start()
 
     def stop(self) -> None:
         """End the thread. Flushing the rest is the caller's next step (`flush(0)`)."""
-        if self._thread is not None:
+        if self._worker is not None:
             self._stopping = True
             self._wake.set()
-            self._thread.join()
-            self._thread = None
+            self._worker.join()
+            self._worker = None
 
     def request(self) -> None:
         """Wake the thread: something waits to become durable. Never blocks."""
@@ -245,20 +245,20 @@ class LogCommitter:
         self._turn = threading.Lock()
         self._wake = threading.Event()
         self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._worker: threading.Thread | None = None
         self._last_commit_ms = clock.monotonic_ms()
 
     def start(self) -> None:
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="contrailmq-commit", daemon=True)
-        self._thread.start()
+        self._worker = threading.Thread(target=self._run, name="contrailmq-commit", daemon=True)
+        self._worker.start()
 
     def stop(self) -> None:
-        if self._thread is not None:
+        if self._worker is not None:
             self._stopping = True
             self._wake.set()
-            self._thread.join()
-            self._thread = None
+            self._worker.join()
+            self._worker = None
 
     def request(self) -> None:
         self._wake.set()

@@ -72,12 +72,13 @@ class Sink(Protocol):
 
 
 class Expected(Protocol):
-    """A queue, what stands in it from `block_first` on, and which offset its next record should have."""
+    """A queue, what stands in it from `block_first` up to `block_end`, and which offset its next record should have."""
 
     topic_part: bytes  # the topic's length and bytes, as in a record
     topic_bytes: int  # of that
     block: bytes
     block_first: int
+    block_end: int
     next_offset: int
 
 
@@ -255,8 +256,7 @@ def _expected(buffer: mmap, position: int, end_of_data: int, base: int, with_bod
     while position < stop:
         size, magic, crc, queue_id, queue_offset, own, sys_flag, length = unpack(buffer, position)
         end = position + size
-        body = position + 88
-        body_end = body + length
+        body_end = position + 88 + length
         if (
             magic != MAGIC_V1
             or own != base + position
@@ -268,22 +268,22 @@ def _expected(buffer: mmap, position: int, end_of_data: int, base: int, with_bod
             break
         tail = buffer[body_end:end]  # topic and properties
         queue = likely_of(queue_id)
-        if queue is None or tail[: queue.topic_bytes] != queue.topic_part:
+        if queue is None or not tail.startswith(queue.topic_part):
             queue = queues.get((tail[1 : tail[0] + 1], queue_id))
             if queue is None:
                 break
             likely[queue_id] = queue
         properties = queue.topic_bytes + 2
-        place = (queue_offset - queue.block_first) * unit_bytes
+        properties_bytes = end - body_end - properties
         if (
             queue_offset != queue.next_offset
-            or place < 0
-            or place + unit_bytes > len(queue.block)
-            or len(tail) <= properties
+            or not queue.block_first <= queue_offset < queue.block_end
+            or properties_bytes <= 0
             or not tail[-1]
-            or (tail[properties - 2] << 8) + tail[properties - 1] != len(tail) - properties
+            or (tail[properties - 2] << 8) + tail[properties - 1] != properties_bytes
         ):
             break
+        place = (queue_offset - queue.block_first) * unit_bytes
         unit_offset, unit_size, code = unit_at(queue.block, place)
         if unit_offset != own or unit_size != size:
             break
@@ -294,11 +294,11 @@ def _expected(buffer: mmap, position: int, end_of_data: int, base: int, with_bod
             if (
                 mark is None
                 or len(parts) != 2
-                or parts[1][: len(mark)] != mark
+                or not parts[1].startswith(mark)
                 or not (parts[0][-1] == 2 or len(parts[0]) == properties)
             ):
                 break
-        if with_body_crc and checksum(buffer[body:body_end]) & 0x7FFFFFFF != crc and length:
+        if with_body_crc and checksum(buffer[position + 88 : body_end]) & 0x7FFFFFFF != crc and length:
             break
         queue.next_offset = queue_offset + 1
         last = position

@@ -38,7 +38,7 @@ _UNIQUE_KEY: Final = Property.UNIQUE_KEY.encode() + b"\x01"
 class _Cursor:
     """How far a walk has come in one queue, and the units that stand there now."""
 
-    __slots__ = ("block", "block_first", "first", "next_offset", "queue", "topic_bytes", "topic_part")
+    __slots__ = ("block", "block_end", "block_first", "first", "next_offset", "queue", "topic_bytes", "topic_part")
 
     def __init__(self, queue: ConsumeQueue, topic: bytes) -> None:
         self.queue = queue
@@ -47,7 +47,7 @@ class _Cursor:
         self.first = -1  # the first offset that the walk saw
         self.next_offset = -1
         self.block = b""
-        self.block_first = 0
+        self.block_first = self.block_end = 0
 
 
 class Reconciler:
@@ -219,7 +219,7 @@ class Reconciler:
             # The topic was deleted and made again: what the log has of it up to here is no longer in the queue.
             self._queues.reset(queue)
             cursor.first = cursor.next_offset = 0
-            cursor.block = b""
+            cursor.block, cursor.block_end = b"", cursor.block_first
         elif queue_offset < cursor.next_offset:
             return  # an offset given out twice: the first one stays, as in ConsumeQueue.putMessagePositionInfo
         cursor.next_offset = queue_offset + 1
@@ -229,9 +229,9 @@ class Reconciler:
             self._queues.extend(queue, queue_offset, unit, physical_end)
             self.units_added += 1
             return
-        if not cursor.block_first <= queue_offset < cursor.block_first + len(cursor.block) // UNIT_BYTES:
+        if not cursor.block_first <= queue_offset < cursor.block_end:
             cursor.block = queue.read_units(queue_offset, _BLOCK_UNITS)
-            cursor.block_first = queue_offset
+            cursor.block_first, cursor.block_end = queue_offset, queue_offset + len(cursor.block) // UNIT_BYTES
         position = (queue_offset - cursor.block_first) * UNIT_BYTES
         stands = cursor.block[position : position + UNIT_BYTES]
         if stands != unit and not _differs_by_extension(stands, unit):
