@@ -113,18 +113,7 @@ class MessageStore(StoreReads):
         self._delay_levels, self._retention = parts.delay_levels, parts.retention
         self._lock = StoreLock(self.files, config.lock_path)
         self._facts = self._log.facts
-        self._putter = Putter(
-            config,
-            self.clock,
-            self._log,
-            self._flusher,
-            self._committer,
-            self._dispatcher,
-            self.stats,
-            store_host=_encoded_address(config.store_host_address),
-            confirm_offset=lambda: self.confirm_offset,
-            on_refusal=self._raise_if_unusable,
-        )
+        self._putter = self._new_putter()
         self.put: Put = self._putter.put
         self.put_many: PutMany = self._putter.put_many
         self.append: Append = self._log.append
@@ -135,6 +124,20 @@ class MessageStore(StoreReads):
         )
         self.append_copies: Callable[[Sequence[Copy]], int] = self._log.append_copies
         self._refuse(_CLOSED, f"store {config.path} is not open")
+
+    def _new_putter(self) -> Putter:
+        return Putter(
+            self.config,
+            self.clock,
+            self._log,
+            self._flusher,
+            self._committer,
+            self._dispatcher,
+            self.stats,
+            store_host=_encoded_address(self.config.store_host_address),
+            confirm_offset=lambda: self.confirm_offset,
+            on_refusal=self._raise_if_unusable,
+        )
 
     # --- life
 
