@@ -35,7 +35,6 @@ from contrailmq.store.config import StoreConfig
 from contrailmq.store.files import Files
 from contrailmq.store.message_store import Drive, MessageStore
 from contrailmq.store.record import decode_record
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.frame import FrameParser, encode_request
 from contrailmq.wire.header import BINARY, JSON, Command, Fields
 
@@ -54,14 +53,12 @@ class UnsyncedFiles(Files):
         pass
 
 
-class Link(Connection):
+class Link:
     """A connection that keeps what is sent. Requests of the broker are answered by `answers`, when it has an entry."""
 
     def __init__(self, port: int = 40_000) -> None:
         self.peer = ("10.0.0.9", port)
-        self.attributes = {}
-        self.on_close = []
-        self.in_flight = 0
+        self.attributes: dict[str, object] = {}
         self._open = True
         self._parser = FrameParser()
         self.sent: list[bytes] = []
@@ -79,6 +76,13 @@ class Link(Connection):
     @property
     def is_open(self) -> bool:
         return self._open
+
+    @property
+    def address(self) -> str:
+        return f"{self.peer[0]}:{self.peer[1]}"
+
+    def forget(self, count: int = 1) -> None:
+        """Nothing is waited for here."""
 
     def reply(self, data: bytes) -> None:
         self.sent.append(data)

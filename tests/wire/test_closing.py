@@ -7,8 +7,7 @@ import socket
 
 import pytest
 
-from contrailmq.wire import connection as connection_module
-from contrailmq.wire.connection import Connection
+from contrailmq.wire.connection import Connection, Limits
 from contrailmq.wire.errors import RequestTimeoutError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
@@ -25,13 +24,13 @@ def answer_large(connection: Connection, commands: list[Command]) -> None:
         connection.reply(encode_response(command, 0, None, LARGE))
 
 
-def test_a_peer_that_breaks_the_protocol_and_does_not_read_is_cut(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_breaks_the_protocol_and_does_not_read_is_cut(run: Run) -> None:
     """The loop would keep the connection and its answers for ever: the idle rule looks at open ones only."""
-    monkeypatch.setattr(connection_module, "STUCK_S", 0.01)
 
     async def main() -> None:
         ended = asyncio.Event()
-        server = RemotingServer(answer_large, host="127.0.0.1", on_disconnect=lambda _: ended.set())
+        limits = Limits(stuck_s=0.01)
+        server = RemotingServer(answer_large, host="127.0.0.1", limits=limits, on_disconnect=lambda _: ended.set())
         await server.start()
         with socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) as peer:
             peer.sendall(b"".join(request(number) for number in range(4)) + GARBAGE)
@@ -56,13 +55,9 @@ def test_a_closed_connection_is_kept_while_its_peer_reads_on(run: Run) -> None:
     run(main())
 
 
-def test_a_half_closed_peer_that_does_not_read_its_last_answers_is_cut(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection_module, "STUCK_S", 0.0)
-
+def test_a_half_closed_peer_that_does_not_read_its_last_answers_is_cut(run: Run) -> None:
     async def main() -> None:
-        connection, transport = connected(echo)
+        connection, transport = connected(echo, Limits(stuck_s=0.0))
         transport.unsent_bytes = 5
         assert connection.eof_received() is False  # the loop closes it then, and waits
         await turns_until(lambda: transport.is_aborted)
@@ -70,12 +65,10 @@ def test_a_half_closed_peer_that_does_not_read_its_last_answers_is_cut(
     run(main())
 
 
-def test_a_client_closes_though_the_server_does_not_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "STUCK_S", 0.01)
-
+def test_a_client_closes_though_the_server_does_not_read(run: Run) -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as stuck:
-            client = RemotingClient()
+            client = RemotingClient(limits=Limits(stuck_s=0.01))
             with pytest.raises(RequestTimeoutError):
                 await client.invoke(f"127.0.0.1:{stuck.getsockname()[1]}", 10, None, 3 * LARGE, timeout_s=0.01)
             await client.close()

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from contrailmq.wire import connection as connection_module
-from contrailmq.wire.connection import PARSED_COMMANDS_MAX, Connection
+from contrailmq.wire.connection import PARSED_COMMANDS_MAX, Connection, Limits
 from contrailmq.wire.frame import FrameParser, encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.tls import client_tls, server_tls
@@ -61,13 +60,12 @@ def test_requests_that_lie_unread_in_the_socket_when_a_server_stops_are_answered
 
 
 def test_of_a_burst_that_is_larger_than_the_socket_every_request_is_served_or_refused(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+    run: Run,
 ) -> None:
-    monkeypatch.setattr(connection_module, "LINGER_S", WAIT_S)  # the burst may take longer than half a second
-
     async def main() -> None:
         counting = Counting()
-        server = RemotingServer(counting, host="127.0.0.1")
+        limits = Limits(linger_s=WAIT_S)  # the burst may take longer than half a second
+        server = RemotingServer(counting, host="127.0.0.1", limits=limits)
         await server.start()
         peer, _connection = await accepted(server)
         count = 20 * PARSED_COMMANDS_MAX
@@ -112,13 +110,9 @@ def test_a_request_that_comes_after_a_server_was_told_to_stop_is_refused_with_a_
     run(main())
 
 
-def test_bytes_that_come_after_our_end_do_not_reset_the_answers_before_it(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection_module, "LINGER_S", WAIT_S)
-
+def test_bytes_that_come_after_our_end_do_not_reset_the_answers_before_it(run: Run) -> None:
     async def main() -> None:
-        server = RemotingServer(echo, host="127.0.0.1")
+        server = RemotingServer(echo, host="127.0.0.1", limits=Limits(linger_s=WAIT_S))
         await server.start()
         peer, connection = await accepted(server)
         peer.sendall(request(1))
@@ -135,11 +129,9 @@ def test_bytes_that_come_after_our_end_do_not_reset_the_answers_before_it(
     run(main())
 
 
-def test_a_peer_that_does_not_close_is_closed_after_a_while(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "LINGER_S", 0.01)
-
+def test_a_peer_that_does_not_close_is_closed_after_a_while(run: Run) -> None:
     async def main() -> None:
-        server = RemotingServer(echo, host="127.0.0.1")
+        server = RemotingServer(echo, host="127.0.0.1", limits=Limits(linger_s=0.01))
         await server.start()
         peer, _connection = await accepted(server)
         await server.close(drain_seconds=WAIT_S)  # comes to its end though the peer does nothing
@@ -169,11 +161,9 @@ def test_a_request_that_is_half_read_when_a_server_stops_is_waited_for(run: Run)
     run(main())
 
 
-def test_a_request_that_stays_half_read_is_waited_for_only_a_while(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "LINGER_S", 0.01)
-
+def test_a_request_that_stays_half_read_is_waited_for_only_a_while(run: Run) -> None:
     async def main() -> None:
-        server = RemotingServer(echo, host="127.0.0.1")
+        server = RemotingServer(echo, host="127.0.0.1", limits=Limits(linger_s=0.01))
         await server.start()
         peer, _connection = await accepted(server)
         peer.sendall(request(1) + request(2)[:-1])

@@ -7,9 +7,8 @@ import socket
 
 import pytest
 
-from contrailmq.wire import connection as connection_module
 from contrailmq.wire import ration as ration_module
-from contrailmq.wire.connection import Connection
+from contrailmq.wire.connection import Connection, Limits
 from contrailmq.wire.frame import FRAME_BYTES_MAX, FrameParser, encode_request, encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.ration import FREE_BYTES, GRACE_S, PATIENCE_S, RATE_BYTES_S, Ration
@@ -191,7 +190,7 @@ def test_a_sender_of_frame_after_frame_of_one_size_is_not_taken_for_a_slow_one(r
         clock = Clock()
         counting = Counting(acknowledge)
         ration = Ration(FRAME_BYTES_MAX, clock=clock)
-        connection, transport = connected(counting, ration=ration)
+        connection, transport = connected(counting, Limits(ration=ration))
         waiting = FakeReader("10.0.0.66")
         frame = encode_request(10, None, b"x" * MIB, opaque=1)
         connection.data_received(frame[:-1])
@@ -277,14 +276,13 @@ def test_a_connection_that_ends_gives_its_share_back(run: Run) -> None:
 def test_a_server_that_stops_waits_for_whole_frames_that_have_no_share_and_not_for_others(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sixty that would have their share one after the other, each for LINGER_S, would take longer than `run` lets."""
-    monkeypatch.setattr(connection_module, "LINGER_S", 0.2)
+    """Sixty that would have their share one after the other, each for `linger_s`, would take longer than `run` lets."""
     monkeypatch.setattr(ration_module, "FREE_BYTES", 1000)  # so that a frame which needs a share fits into a socket
 
     async def main() -> None:
         counting = Counting(acknowledge)
         ration = Ration(FRAME_BYTES_MAX)
-        server = RemotingServer(counting, host="127.0.0.1", ration=ration)
+        server = RemotingServer(counting, host="127.0.0.1", limits=Limits(linger_s=0.2), ration=ration)
         await server.start()
         peers = [socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S) for _ in range(62)]
         stalled, *waiting, whole = peers

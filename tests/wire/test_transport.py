@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from contrailmq.wire.acl import AclCredentials
-from contrailmq.wire.connection import LARGE_BODY_BYTES, PARSED_COMMANDS_MAX, SLICE_COMMANDS
+from contrailmq.wire.connection import LARGE_BODY_BYTES, PARSED_COMMANDS_MAX, SLICE_COMMANDS, Limits
 from contrailmq.wire.errors import (
     ConnectError,
     ConnectionClosedError,
@@ -78,7 +78,7 @@ def test_answers_may_come_in_any_order(run: Run) -> None:
 def test_a_wakeup_is_one_write_and_the_handler_gets_its_requests_in_order(run: Run) -> None:
     async def main() -> None:
         counting = Counting()
-        connection, transport = connected(counting)
+        connection, transport = connected(counting, Limits(slice_s=60.0))
         connection.data_received(b"".join(request(n) for n in range(50)))
         assert counting.opaques == list(range(50))
         assert len(transport.writes) == 1
@@ -89,24 +89,12 @@ def test_a_wakeup_is_one_write_and_the_handler_gets_its_requests_in_order(run: R
     run(main())
 
 
-class SlowClock:
-    """Every look at it takes three milliseconds."""
-
-    now_s = 0.0
-
-    def monotonic(self) -> float:
-        self.now_s += 0.003
-        return self.now_s
-
-
-def test_a_wakeup_with_much_work_gives_the_others_their_turn(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("contrailmq.wire.connection.time", SlowClock())
-
+def test_a_wakeup_with_much_work_gives_the_others_their_turn(run: Run) -> None:
     async def main() -> None:
         counting = Counting()
-        connection, transport = connected(counting)
+        connection, transport = connected(counting, Limits(slice_s=0.0))
         connection.data_received(b"".join(request(n) for n in range(100)))
-        assert counting.opaques == list(range(2 * SLICE_COMMANDS))
+        assert counting.opaques == list(range(SLICE_COMMANDS))
         assert not transport.is_reading
         assert await turns_until(lambda: len(counting.opaques) == 100) >= 100 // SLICE_COMMANDS - 2
         assert counting.opaques == list(range(100))
@@ -116,32 +104,28 @@ def test_a_wakeup_with_much_work_gives_the_others_their_turn(run: Run, monkeypat
     run(main())
 
 
-def test_large_bodies_are_handed_over_one_by_one(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("contrailmq.wire.connection.time", SlowClock())
-
+def test_large_bodies_are_handed_over_one_by_one(run: Run) -> None:
     async def main() -> None:
         counting = Counting()
-        connection, transport = connected(counting)
+        connection, transport = connected(counting, Limits(slice_s=0.0))
         body = bytes(LARGE_BODY_BYTES + 1)
         connection.data_received(b"".join(encode_request(105, {}, body, opaque=n) for n in range(6)))
-        assert counting.calls == [[0], [1]]
+        assert counting.calls == [[0]]
         await turns_until(lambda: transport.is_reading)
         assert counting.calls == [[n] for n in range(6)]
 
     run(main())
 
 
-def test_work_for_a_peer_that_does_not_read_waits_until_it_does(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("contrailmq.wire.connection.time", SlowClock())
-
+def test_work_for_a_peer_that_does_not_read_waits_until_it_does(run: Run) -> None:
     async def main() -> None:
         counting = Counting()
-        connection, transport = connected(counting)
+        connection, transport = connected(counting, Limits(slice_s=0.0))
         connection.data_received(b"".join(request(n) for n in range(100)))
         connection.pause_writing()
         for _ in range(50):
             await asyncio.sleep(0)
-        assert len(counting.opaques) == 2 * SLICE_COMMANDS
+        assert len(counting.opaques) == SLICE_COMMANDS
         connection.resume_writing()
         await turns_until(lambda: transport.is_reading)
         assert counting.opaques == list(range(100))
@@ -236,7 +220,7 @@ def test_an_answer_given_just_before_closing_reaches_the_peer(run: Run) -> None:
 
 def test_reading_stops_while_the_peer_does_not_read_and_a_peer_that_never_reads_is_cut(run: Run) -> None:
     async def main() -> None:
-        connection, transport = connected(echo, write_high_bytes=1000, write_bytes_max=5000)
+        connection, transport = connected(echo, Limits(write_high_bytes=1000, write_bytes_max=5000))
         assert transport.high == 1000
         connection.pause_writing()
         assert not transport.is_reading
@@ -276,7 +260,7 @@ def test_reading_stops_at_the_bound_of_unanswered_requests_and_goes_on_below_it(
 
 def test_too_many_requests_of_ours_are_refused_before_they_are_sent(run: Run) -> None:
     async def main() -> None:
-        connection, _transport = connected(echo, in_flight_max=2)
+        connection, _transport = connected(echo, Limits(in_flight_max=2))
         waiting = [connection.invoke(1, timeout_s=60.0) for _ in range(2)]
         with pytest.raises(TooManyRequestsError, match="2 requests to"):
             connection.invoke(1)

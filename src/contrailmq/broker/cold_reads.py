@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final, TypeVar
 
-from contrailmq.wire.connection import Connection
+from contrailmq.wire.peer import Peer
 
 RUNNING_MAX: Final = 4
 
@@ -25,9 +25,9 @@ class ColdReads:
 
     def __init__(self, workers: Executor) -> None:
         self._workers = workers
-        self._of: dict[Connection, _Lane] = {}
+        self._of: dict[Peer, _Lane] = {}
 
-    def read(self, connection: Connection, work: Callable[[], T], done: Callable[[asyncio.Future[T]], None]) -> None:
+    def read(self, connection: Peer, work: Callable[[], T], done: Callable[[asyncio.Future[T]], None]) -> None:
         """Have a worker do `work`; `done` gets the future, unless the connection has gone meanwhile."""
         lane = self._of.get(connection)
         if lane is None:
@@ -35,13 +35,13 @@ class ColdReads:
         lane.waiting.append(lambda: self._start(connection, lane, work, done))
         self._advance(connection, lane)
 
-    def waiting(self, connection: Connection) -> int:
+    def waiting(self, connection: Peer) -> int:
         lane = self._of.get(connection)
         return len(lane.waiting) if lane is not None else 0
 
     def _start(
         self,
-        connection: Connection,
+        connection: Peer,
         lane: _Lane,
         work: Callable[[], T],
         done: Callable[[asyncio.Future[T]], None],
@@ -55,7 +55,7 @@ class ColdReads:
         lane.running += 1
         asyncio.get_running_loop().run_in_executor(self._workers, work).add_done_callback(finished)
 
-    def _advance(self, connection: Connection, lane: _Lane) -> None:
+    def _advance(self, connection: Peer, lane: _Lane) -> None:
         if not connection.is_open:
             lane.waiting.clear()
         while lane.waiting and lane.running < RUNNING_MAX:

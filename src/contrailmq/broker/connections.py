@@ -8,13 +8,12 @@ compiled, once per version.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from contrailmq.broker.filters import Subscription
-from contrailmq.wire.header import Command, Fields
+from contrailmq.wire.peer import Peer
 
 SILENCE_MS: Final = 120_000  # channelExpiredTimeout
 CONSUME_TYPES: Final = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY", "CONSUME_POP")
@@ -28,20 +27,6 @@ FROM_WHERES: Final = (
     "CONSUME_FROM_TIMESTAMP",
 )
 BROADCASTING: Final = "BROADCASTING"
-
-
-class Peer(Protocol):
-    """What this module needs of a connection; it is used as a dictionary key."""
-
-    @property
-    def is_open(self) -> bool: ...
-    @property
-    def peer(self) -> tuple[str, int]: ...
-    def oneway(self, code: int, ext: Fields | None = None, body: bytes = b"") -> None: ...
-    def invoke(
-        self, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
-    ) -> asyncio.Future[Command]: ...
-    def close(self, cause: str = "") -> None: ...
 
 
 @dataclass(slots=True)

@@ -6,9 +6,9 @@ from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.store import Boundary
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.frame import ReplyTemplate
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
 from contrailmq.wire.requests import (
     GetMaxOffset,
     OffsetResponse,
@@ -34,7 +34,7 @@ class OffsetProcessor:
         handlers.register(RequestCode.GET_MIN_OFFSET, self.min_offset)
         handlers.register(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest)
 
-    def query(self, connection: Connection, command: Command) -> bytes | None:
+    def query(self, connection: Peer, command: Command) -> bytes | None:
         """The committed offset; without one, 0 while nothing of the queue is lost and its beginning is in memory.
 
         A queue that is still empty counts as such: else a message that arrives between this answer and the client's
@@ -59,7 +59,7 @@ class OffsetProcessor:
             offset = 0
         return success(command, OffsetResponse(offset=offset))
 
-    def update(self, connection: Connection, command: Command) -> bytes | None:
+    def update(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(UpdateConsumerOffset)
         if header.topic not in node.topics:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic {header.topic[:128]} does not exist")
@@ -76,7 +76,7 @@ class OffsetProcessor:
         node.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return _DONE.render(command, ())
 
-    def search(self, connection: Connection, command: Command) -> bytes | None:
+    def search(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(SearchOffset)
         text = (header.boundary_type or "LOWER").upper()
         boundary = Boundary.UPPER if text == "UPPER" else Boundary.LOWER
@@ -84,16 +84,16 @@ class OffsetProcessor:
         offset = node.store.offset_at(header.topic, header.queue_id, header.timestamp, boundary)
         return success(command, OffsetResponse(offset=offset))
 
-    def max_offset(self, connection: Connection, command: Command) -> bytes | None:
+    def max_offset(self, connection: Peer, command: Command) -> bytes | None:
         header = command.header(GetMaxOffset)
         self._node.dispatch_now()
         return success(command, OffsetResponse(offset=self._node.store.max_offset(header.topic, header.queue_id)))
 
-    def min_offset(self, connection: Connection, command: Command) -> bytes | None:
+    def min_offset(self, connection: Peer, command: Command) -> bytes | None:
         header = command.header(QueueHeader)
         return success(command, OffsetResponse(offset=self._node.store.min_offset(header.topic, header.queue_id)))
 
-    def earliest(self, connection: Connection, command: Command) -> bytes | None:
+    def earliest(self, connection: Peer, command: Command) -> bytes | None:
         header = command.header(QueueHeader)
         self._node.dispatch_now()
         store = self._node.store

@@ -39,8 +39,8 @@ from contrailmq.store.record import CorruptRecordError, decode_record
 from contrailmq.store.status import Copy, GetResult, PutStatus
 from contrailmq.store.timer.admission import TIMER_REQUESTS
 from contrailmq.wire.codes import RequestCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
 
 log = logging.getLogger("contrailmq.broker")
 
@@ -159,7 +159,7 @@ class DelayService:
 
     # --- master and slave
 
-    def all_offsets(self, connection: Connection, command: Command) -> bytes | None:
+    def all_offsets(self, connection: Peer, command: Command) -> bytes | None:
         """GET_ALL_DELAY_OFFSET (45): what was saved last, so that no slave counts copies that it may not have yet."""
         return success(command, None, self._text(self._saved).encode())
 

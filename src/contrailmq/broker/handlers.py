@@ -15,15 +15,15 @@ from typing import Final
 
 from contrailmq.message import ContrailError, MessageError
 from contrailmq.wire.codes import ResponseCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.errors import RemoteProtocolError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command, Fields
+from contrailmq.wire.peer import Peer
 
 log = logging.getLogger("contrailmq.broker")
 
-Handler = Callable[[Connection, Command], bytes | None]
-SlowHandler = Callable[[Connection, Command], Awaitable[bytes | None]]
+Handler = Callable[[Peer, Command], bytes | None]
+SlowHandler = Callable[[Peer, Command], Awaitable[bytes | None]]
 
 TASKS_MAX: Final = 10_000  # slow requests at once; beyond it the broker says that it is busy
 
@@ -58,7 +58,7 @@ class Handlers:
         """A coroutine function; each request becomes a task."""
         self.register(code, lambda connection, command: self._start(handler, connection, command))
 
-    def handle(self, connection: Connection, commands: list[Command]) -> None:
+    def handle(self, connection: Peer, commands: list[Command]) -> None:
         """Serve everything that one wakeup brought."""
         find = self._table.get
         for command in commands:
@@ -85,7 +85,7 @@ class Handlers:
         for task in self._tasks:
             task.cancel()
 
-    def _start(self, handler: SlowHandler, connection: Connection, command: Command) -> None:
+    def _start(self, handler: SlowHandler, connection: Peer, command: Command) -> None:
         if len(self._tasks) >= TASKS_MAX:
             raise Refused(
                 ResponseCode.SYSTEM_BUSY,
@@ -96,7 +96,7 @@ class Handlers:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, handler: SlowHandler, connection: Connection, command: Command) -> None:
+    async def _run(self, handler: SlowHandler, connection: Peer, command: Command) -> None:
         try:
             answer = await handler(connection, command)
         except ContrailError as exc:
@@ -108,7 +108,7 @@ class Handlers:
             connection.reply(answer)
 
 
-def answer_later(connection: Connection, command: Command, work: Callable[[], bytes | None]) -> None:
+def answer_later(connection: Peer, command: Command, work: Callable[[], bytes | None]) -> None:
     """Answer a request that waited. Its failure is its own answer: what else waits is not touched by it."""
     try:
         answer = work()

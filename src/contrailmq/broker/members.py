@@ -36,9 +36,9 @@ from contrailmq.wire.bodies import (
     encode_body,
 )
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.errors import WireError
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.requests import ConsumerGroup, HeartBeatResponse, UnregisterClient
 
@@ -60,7 +60,7 @@ class MemberProcessor:
 
     # --- heartbeat
 
-    def heartbeat(self, connection: Connection, command: Command) -> bytes | None:
+    def heartbeat(self, connection: Peer, command: Command) -> bytes | None:
         node = self._node
         data = decode_body(command.body, HeartbeatData)
         client = Client(connection, data.client_id, command.language, command.version, node.monotonic_ms())
@@ -127,7 +127,7 @@ class MemberProcessor:
         except SqlError as exc:
             return unusable_subscription(data.topic, data.sub_string, kind, version=data.sub_version, error=str(exc))
 
-    def check_client(self, connection: Connection, command: Command) -> bytes | None:
+    def check_client(self, connection: Peer, command: Command) -> bytes | None:
         """Whether a subscription can be used, asked before a consumer starts."""
         data = decode_body(command.body, CheckClientBody) if command.body else CheckClientBody()
         wanted = data.subscription_data
@@ -143,7 +143,7 @@ class MemberProcessor:
 
     # --- leaving
 
-    def unregister(self, connection: Connection, command: Command) -> bytes | None:
+    def unregister(self, connection: Peer, command: Command) -> bytes | None:
         header = command.header(UnregisterClient)
         if header.producer_group:
             self._node.clients.unregister_producer(header.producer_group, connection)
@@ -151,7 +151,7 @@ class MemberProcessor:
             self.members_changed(header.consumer_group)
         return success(command)
 
-    def disconnected(self, connection: Connection) -> None:
+    def disconnected(self, connection: Peer) -> None:
         """The connection is gone, and with it everything that was registered on it."""
         for group in self._node.clients.drop_connection(connection):
             self.members_changed(group)
@@ -167,7 +167,7 @@ class MemberProcessor:
 
     # --- members
 
-    def members(self, connection: Connection, command: Command) -> bytes | None:
+    def members(self, connection: Peer, command: Command) -> bytes | None:
         header = command.header(ConsumerGroup)
         group = self._node.clients.consumer_group(header.consumer_group)
         if group is None:
@@ -198,7 +198,7 @@ class MemberProcessor:
 
     # --- order locks
 
-    def lock(self, connection: Connection, command: Command) -> bytes | None:
+    def lock(self, connection: Peer, command: Command) -> bytes | None:
         data = decode_body(command.body, LockBatchBody)
         granted = self._node.locks.lock(
             data.consumer_group, data.client_id, map(_queue, data.mq_set), self._node.monotonic_ms()
@@ -206,7 +206,7 @@ class MemberProcessor:
         bodies = [MessageQueueBody(broker_name=q.broker_name, queue_id=q.queue_id, topic=q.topic) for q in granted]
         return success(command, None, encode_body(LockedQueues(queues=bodies)))
 
-    def unlock(self, connection: Connection, command: Command) -> bytes | None:
+    def unlock(self, connection: Peer, command: Command) -> bytes | None:
         data = decode_body(command.body, LockBatchBody)
         self._node.locks.unlock(data.consumer_group, data.client_id, map(_queue, data.mq_set))
         return success(command)

@@ -31,8 +31,8 @@ from contrailmq.message import Property, encode_host
 from contrailmq.store.clock import Clock
 from contrailmq.store.message_store import MessageStore
 from contrailmq.store.status import AppendResult, Arrival
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
 
 log = logging.getLogger("contrailmq.broker")
 
@@ -129,7 +129,7 @@ class BrokerNode:
         """Changes when a topic does; see `answer_when_routed`."""
         return self.topics.version.counter
 
-    def answer_when_routed(self, mark: int, connection: Connection, command: Command, answer: bytes) -> bytes | None:
+    def answer_when_routed(self, mark: int, connection: Peer, command: Command, answer: bytes) -> bytes | None:
         """The answer, at once or, when a topic was made since `mark`, as soon as its route can be asked for."""
         if mark == self.topics.version.counter:
             return answer

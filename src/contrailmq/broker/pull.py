@@ -28,9 +28,9 @@ from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.topics import Topic
 from contrailmq.store.status import GetResult, GetStatus, QueueRead
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.frame import ReplyTemplate
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
 from contrailmq.wire.requests import PullMessage
 
 R = TypeVar("R")
@@ -91,15 +91,15 @@ class PullProcessor:
         handlers.register(RequestCode.PULL_MESSAGE, self.pull)
         handlers.register(RequestCode.LITE_PULL_MESSAGE, self.lite_pull)
 
-    def pull(self, connection: Connection, command: Command) -> bytes | None:
+    def pull(self, connection: Peer, command: Command) -> bytes | None:
         return self._pull(connection, command, command.header(PullMessage))
 
-    def lite_pull(self, connection: Connection, command: Command) -> bytes | None:
+    def lite_pull(self, connection: Peer, command: Command) -> bytes | None:
         if not self._node.config.lite_pull_message_enable:
             raise _forbidden(BY_BROKER, "lite pull is switched off: litePullMessageEnable=false")
         return self._pull(connection, command, command.header(PullMessage))
 
-    def _pull(self, connection: Connection, command: Command, header: PullMessage) -> bytes | None:
+    def _pull(self, connection: Peer, command: Command, header: PullMessage) -> bytes | None:
         node = self._node
         group, topic = self._checked(header)
         subscription = self._subscription(header, group)
@@ -223,7 +223,7 @@ class PullProcessor:
 
     def _answer(
         self,
-        connection: Connection,
+        connection: Peer,
         command: Command,
         header: PullMessage,
         group: Group,
@@ -263,7 +263,7 @@ class PullProcessor:
         values = (0, next_offset, result.min_offset, result.max_offset, topic.sys_flag, group.sys_flag)
         return _TEMPLATES[code].render(command, values)
 
-    def _show(self, connection: Connection, header: PullMessage, group: Group, topic: Topic, result: GetResult) -> None:
+    def _show(self, connection: Peer, header: PullMessage, group: Group, topic: Topic, result: GetResult) -> None:
         self._node.hooks.pulled(
             MessagesPulled(
                 client=connection.address,
@@ -285,7 +285,7 @@ class PullProcessor:
 
     def _try_hold(
         self,
-        connection: Connection,
+        connection: Peer,
         command: Command,
         header: PullMessage,
         group: Group,
@@ -323,7 +323,7 @@ class PullProcessor:
 
     def _pull_cold(
         self,
-        connection: Connection,
+        connection: Peer,
         command: Command,
         header: PullMessage,
         group: Group,

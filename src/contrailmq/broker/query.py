@@ -7,8 +7,8 @@ from typing import Final
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
 from contrailmq.wire.requests import QueryMessage, QueryMessageResponse, ViewMessage
 
 UNIQUE_KEY_COUNT: Final = 32  # defaultQueryMaxNum: what a query by unique key asks for, whatever maxNum says
@@ -23,7 +23,7 @@ class QueryProcessor:
         handlers.register(RequestCode.QUERY_MESSAGE, self.query)
         handlers.register(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
 
-    def query(self, connection: Connection, command: Command) -> bytes | None:
+    def query(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(QueryMessage)
         node.dispatch_now()
         is_unique = bool(header.unique_key_query) or header.index_type == "U"
@@ -53,7 +53,7 @@ class QueryProcessor:
             )
         return success(command, ext, b"".join(records))
 
-    def view(self, connection: Connection, command: Command) -> bytes | None:
+    def view(self, connection: Peer, command: Command) -> bytes | None:
         header = command.header(ViewMessage)
         record = self._node.store.read_record(header.offset)
         if record is None:

@@ -15,10 +15,10 @@ from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.send import SendHeader, SendProcessor
 from contrailmq.message import Property, decode_host, encode_properties, offset_message_id
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.errors import WireError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
 from contrailmq.wire.requests import PushReplyMessage, SendMessage, SendMessageResponse, SendMessageV2
 
 PUSH_TIMEOUT_S: Final = 10.0
@@ -33,13 +33,13 @@ class ReplyProcessor:
         handlers.register_slow(RequestCode.SEND_REPLY_MESSAGE, self._reply_v1)
         handlers.register_slow(RequestCode.SEND_REPLY_MESSAGE_V2, self._reply_v2)
 
-    async def _reply_v1(self, connection: Connection, command: Command) -> bytes | None:
+    async def _reply_v1(self, connection: Peer, command: Command) -> bytes | None:
         return await self._reply(connection, command, command.header(SendMessage))
 
-    async def _reply_v2(self, connection: Connection, command: Command) -> bytes | None:
+    async def _reply_v2(self, connection: Peer, command: Command) -> bytes | None:
         return await self._reply(connection, command, command.header(SendMessageV2))
 
-    async def _reply(self, connection: Connection, command: Command, header: SendHeader) -> bytes:
+    async def _reply(self, connection: Peer, command: Command, header: SendHeader) -> bytes:
         node = self._node
         topic = self._send.writable_topic(header)
         queue_id = header.queue_id if 0 <= header.queue_id < topic.queue_limit else 0

@@ -20,8 +20,8 @@ from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.send import MAX_RECONSUME_VERSION, STATUS_CODES
 from contrailmq.message import Property, dlq_topic, retry_topic
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
 from contrailmq.wire.requests import ConsumerSendMessageBack
 
 FIRST_RETRY_LEVEL: Final = 3  # 10 s with the default levels
@@ -37,7 +37,7 @@ class RetryProcessor:
     def register(self, handlers: Handlers) -> None:
         handlers.register(RequestCode.CONSUMER_SEND_MSG_BACK, self.send_back)
 
-    def send_back(self, connection: Connection, command: Command) -> bytes | None:
+    def send_back(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(ConsumerSendMessageBack)
         group = node.groups.find_or_create(header.group)
         if group is None:

@@ -39,9 +39,9 @@ from contrailmq.message import (
 from contrailmq.store.record import split_batch
 from contrailmq.store.status import AppendResult, BatchResult, PutStatus
 from contrailmq.wire.codes import OUR_LANGUAGE, OUR_VERSION, RequestCode, ResponseCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.frame import ReplyTemplate, encode_response, escape
 from contrailmq.wire.header import JSON, Command
+from contrailmq.wire.peer import Peer
 from contrailmq.wire.requests import SendMessage, SendMessageV2
 
 SendHeader = SendMessage | SendMessageV2
@@ -123,15 +123,15 @@ class SendProcessor:
         handlers.register(RequestCode.SEND_MESSAGE, self.send_v1)
         handlers.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2)
 
-    def send_v1(self, connection: Connection, command: Command) -> bytes | None:
+    def send_v1(self, connection: Peer, command: Command) -> bytes | None:
         return self._send(connection, command, command.header(SendMessage))
 
-    def send_v2(self, connection: Connection, command: Command) -> bytes | None:
+    def send_v2(self, connection: Peer, command: Command) -> bytes | None:
         return self._send(connection, command, command.header(SendMessageV2))
 
     # --- the fast path
 
-    def _send(self, connection: Connection, command: Command, header: SendHeader) -> bytes | None:
+    def _send(self, connection: Peer, command: Command, header: SendHeader) -> bytes | None:
         node = self._node
         topic = node.topics.get(header.topic)
         text = header.properties or ""
@@ -200,7 +200,7 @@ class SendProcessor:
 
     # --- the plain path
 
-    def _send_plainly(self, connection: Connection, command: Command, header: SendHeader) -> bytes | None:
+    def _send_plainly(self, connection: Peer, command: Command, header: SendHeader) -> bytes | None:
         self._check_accepting()
         mark = self._node.topic_mark()
         topic = self.writable_topic(header)
@@ -235,7 +235,7 @@ class SendProcessor:
         return self._node.answer_when_routed(mark, connection, command, answer)
 
     def incoming(
-        self, connection: Connection, command: Command, header: SendHeader, topic: Topic, queue_id: int
+        self, connection: Peer, command: Command, header: SendHeader, topic: Topic, queue_id: int
     ) -> IncomingMessage:
         """The message of a request, with the properties that a broker adds; MessageError when it cannot be stored."""
         properties = decode_properties(header.properties or "")
@@ -352,7 +352,7 @@ class SendProcessor:
     # --- batches
 
     def _send_batch(
-        self, connection: Connection, command: Command, header: SendHeader, topic: Topic, queue_id: int
+        self, connection: Peer, command: Command, header: SendHeader, topic: Topic, queue_id: int
     ) -> bytes | None:
         node = self._node
         if topic.name.startswith(RETRY_PREFIX):
@@ -394,7 +394,7 @@ class SendProcessor:
 
     def _show(
         self,
-        connection: Connection,
+        connection: Peer,
         header: SendHeader,
         queue_id: int,
         unique_key: str,
@@ -442,7 +442,7 @@ class SendProcessor:
 
     def _park(
         self,
-        connection: Connection,
+        connection: Peer,
         command: Command,
         result: AppendResult | BatchResult,
         values: tuple[int, bytes, bytes, int],
@@ -525,7 +525,7 @@ def _find(text: str, name: str) -> str | None:
     return text[start:] if end < 0 else text[start:end]
 
 
-def _born_host(connection: Connection) -> bytes:
+def _born_host(connection: Peer) -> bytes:
     host, port = connection.peer
     encoded = encode_host(host, port)
     connection.attributes[BORN_HOST] = encoded

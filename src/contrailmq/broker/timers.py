@@ -30,8 +30,8 @@ from contrailmq.store.status import PutStatus
 from contrailmq.store.timer import TimerRefusal, TimerStore, admit, encode_checkpoint, wants_timer
 from contrailmq.store.timer.timer_store import FlushPlan
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
 from contrailmq.wire.requests import RecallMessage, RecallMessageResponse
 
 log = logging.getLogger("contrailmq.broker")
@@ -128,7 +128,7 @@ class TimerService:
 
     # --- recall
 
-    def recall(self, connection: Connection, command: Command) -> bytes | None:
+    def recall(self, connection: Peer, command: Command) -> bytes | None:
         """RECALL_MESSAGE (370): store a mark that drops a waiting message."""
         node, header = self._node, command.header(RecallMessage)
         if not node.config.recall_message_enable:
@@ -189,11 +189,11 @@ class TimerService:
 
     # --- what a slave asks
 
-    def checkpoint(self, connection: Connection, command: Command) -> bytes | None:
+    def checkpoint(self, connection: Peer, command: Command) -> bytes | None:
         """GET_TIMER_CHECK_POINT (60)."""
         return success(command, None, encode_checkpoint(self.timer.saved_checkpoint)[:CHECKPOINT_BYTES])
 
-    def metrics(self, connection: Connection, command: Command) -> bytes | None:
+    def metrics(self, connection: Peer, command: Command) -> bytes | None:
         """GET_TIMER_METRICS (61)."""
         return success(command, None, self.timer.metrics.to_json().encode())
 

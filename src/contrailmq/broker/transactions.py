@@ -49,8 +49,8 @@ from contrailmq.store.status import AppendResult, Arrival
 from contrailmq.store.timer.metrics import TopicCounts
 from contrailmq.wire.admin_requests import ResumeCheckHalfMessage
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
 from contrailmq.wire.requests import CheckTransactionState, EndTransaction
 
 log = logging.getLogger("contrailmq.broker")
@@ -113,7 +113,7 @@ class TransactionService:
 
     # --- end
 
-    def end_transaction(self, connection: Connection, command: Command) -> bytes | None:
+    def end_transaction(self, connection: Peer, command: Command) -> bytes | None:
         """END_TRANSACTION (37)."""
         header = command.header(EndTransaction)
         if self._node.is_slave:
@@ -471,7 +471,7 @@ class TransactionService:
 
     # --- administration
 
-    def resume_check(self, connection: Connection, command: Command) -> bytes | None:
+    def resume_check(self, connection: Peer, command: Command) -> bytes | None:
         """RESUME_CHECK_HALF_MESSAGE (323): a half message that was given up is asked about again."""
         message_id = command.header(ResumeCheckHalfMessage).msg_id or ""
         stored = self._given_up(message_id)

@@ -3,7 +3,7 @@
 A wakeup of the loop brings a chunk of bytes. Everything whole in it is parsed at once, the handler is called once with
 all requests, and whatever it answers during that call leaves in one write. Answers that come later (from a flush, a
 held pull, another task) are gathered until the loop comes round and leave in one write too. Per message this is 4 to 10
-times cheaper than reading and writing frame by frame. A wakeup that brings more work than `SLICE_S` of the loop's time
+times cheaper than reading and writing frame by frame. A wakeup that brings more work than `slice_s` of the loop's time
 is served in slices: between them the other connections have their turn, and the answers so far leave.
 
 Bounds, so that one peer cannot take the process down:
@@ -16,9 +16,9 @@ Bounds, so that one peer cannot take the process down:
 
 A server that stops drains its connections. What had reached this machine by then (read, or unread in the socket) is
 served; what comes later is answered with SYSTEM_BUSY. When nothing is left to answer, and no request is half read (for
-which we wait LINGER_S at most, also when it waits for its share of the ration), we say so with a FIN and go on reading,
-and throwing away, until the peer closes too, for another LINGER_S at most: a socket closed with unread bytes is reset,
-and a reset may overtake answers.
+which we wait `linger_s` at most, also when it waits for its share of the ration), we say so with a FIN and go on
+reading, and throwing away, until the peer closes too, for another `linger_s` at most: a socket closed with unread bytes
+is reset, and a reset may overtake answers.
 
 Everything here runs on the loop's thread; from another thread go through `loop.call_soon_threadsafe`.
 """
@@ -51,18 +51,15 @@ from contrailmq.wire.header import FLAG_ONEWAY, FLAG_RESPONSE, Command, Fields
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.ration import Ration
 
-__all__ = ["DEFAULT_LIMITS", "SERVER_LIMITS", "STUCK_S", "Connection", "Handler", "Limits"]
+__all__ = ["DEFAULT_LIMITS", "SERVER_LIMITS", "Connection", "Handler", "Limits"]
 
 _OPAQUE_MAX: Final = 0x7FFFFFFF
 JOIN_BYTES_MAX: Final = 256 * 1024  # RocketMQ's limit for one pull from memory
 COPY_BYTES_MAX: Final = 16 * 1024  # of one slice: to copy 32 KiB costs 10 us more than to hand them over as they are
 SLICE_COMMANDS: Final = 8  # the clock is looked at after so many requests, unless some may take milliseconds each
-SLICE_S: Final = 0.005
 LARGE_BODY_BYTES: Final = 8192  # a body that may be work for milliseconds: the clock is looked at after each of them
 PARSED_COMMANDS_MAX: Final = 512  # of one read, before the others have their turn: some 2 ms
-LINGER_S: Final = 0.5  # many round trips; peers close as soon as they read our end
 _TLS_BYTES_MAX: Final = 256 * 1024  # what the loop's TLS may have read from the socket and not handed over
-STUCK_S: Final = 5.0  # a closed connection whose peer has not taken a byte for so long is cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +73,9 @@ class Limits:
     header_bytes_max: int = HEADER_BYTES_MAX
     body_bytes_free: int = FRAME_BYTES_MAX  # larger bodies of requests are held against `body_bounds`
     slice_commands: int = SLICE_COMMANDS
+    slice_s: float = 0.005
+    linger_s: float = 0.5  # many round trips; peers close as soon as they read our end
+    stuck_s: float = 5.0  # a closed connection whose peer has not taken a byte for so long is cut
 
 
 DEFAULT_LIMITS: Final = Limits()
@@ -93,8 +93,10 @@ class _Waiting(NamedTuple):
     timeout_s: float
 
 
-class Connection(asyncio.Protocol):
+class Connection:
     """One peer. Servers get it in their handler, clients from `RemotingClient.connect`.
+
+    An asyncio.Protocol in all but its base class (`as_protocol`): compiled, a class without one is the faster.
 
     `peer` is (host, port). `attributes` belongs to the application. `on_close` holds callables that run once, when the
     connection has ended, for whatever reason.
@@ -236,7 +238,7 @@ class Connection(asyncio.Protocol):
     def close(self, cause: str = "we closed it") -> None:
         """Send what is queued, then close. Requests of ours that wait end with ConnectionClosedError.
 
-        A peer that does not read is waited for as long as it takes some of it every STUCK_S.
+        A peer that does not read is waited for as long as it takes some of it every `stuck_s`.
         """
         if self._transport is not None and not self._transport.is_closing():
             self._close_cause = cause
@@ -258,7 +260,7 @@ class Connection(asyncio.Protocol):
             assert self._transport is not None
             self._is_draining = True
             self._owed_bytes = _unread_bytes(self._transport)
-            self._loop.call_later(LINGER_S, self._lose_patience)
+            self._loop.call_later(self._limits.linger_s, self._lose_patience)
             self._maybe_finish()
 
     def close_if_idle(self, now_s: float, idle_s: float) -> bool:
@@ -281,7 +283,7 @@ class Connection(asyncio.Protocol):
         """The loop waits for ever until the peer has read what is queued; we do not."""
         if unsent_bytes := transport.get_write_buffer_size():
             self._unsent_bytes_seen = unsent_bytes
-            self._loop.call_later(STUCK_S, self._end_stuck)
+            self._loop.call_later(self._limits.stuck_s, self._end_stuck)
 
     def _end_stuck(self) -> None:
         transport = self._transport
@@ -379,7 +381,7 @@ class Connection(asyncio.Protocol):
             if len(requests) <= step:
                 self._handler(self, requests)
                 return
-            end_s = time.monotonic() + SLICE_S
+            end_s = time.monotonic() + self._limits.slice_s
             for start in range(0, len(requests), step):
                 self._handler(self, requests[start : start + step])
                 if time.monotonic() >= end_s:
@@ -514,7 +516,7 @@ class Connection(asyncio.Protocol):
             return
         if not self._is_reading:
             transport.resume_reading()
-        self._loop.call_later(LINGER_S, transport.close)
+        self._loop.call_later(self._limits.linger_s, transport.close)
 
     def _lose_patience(self) -> None:
         self._is_patient = False
@@ -607,6 +609,11 @@ class Connection(asyncio.Protocol):
                 entry.future.set_exception(RequestTimeoutError(self.address, entry.code, entry.timeout_s))
         if self._waiting:
             self._arm(min(entry.deadline_s for entry in self._waiting.values()))
+
+
+def as_protocol(factory: Callable[[], Connection]) -> Callable[[], asyncio.Protocol]:
+    """The same, for loops: they call what a connection has and look at no class."""
+    return cast(Callable[[], asyncio.Protocol], factory)
 
 
 def _unread_bytes(transport: asyncio.Transport) -> int:

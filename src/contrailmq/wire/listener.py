@@ -16,7 +16,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
-from contrailmq.wire.connection import Connection
+from contrailmq.wire.connection import Connection, as_protocol
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.tls import ServerTls, TlsMode
 
@@ -162,7 +162,9 @@ class Listener:
     async def _hand_over(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
         timeout = _FIRST_BYTE_SECONDS if context is not None else None
         try:
-            await self._loop.connect_accepted_socket(self._factory, sock, ssl=context, ssl_handshake_timeout=timeout)
+            await self._loop.connect_accepted_socket(
+                as_protocol(self._factory), sock, ssl=context, ssl_handshake_timeout=timeout
+            )
         except (OSError, ssl.SSLError) as exc:
             peer_warnings.warn("TLS handshake failed", str(exc))
             sock.close()

@@ -15,7 +15,14 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from contrailmq.wire.codes import ResponseCode
-from contrailmq.wire.connection import DEFAULT_LIMITS, SERVER_LIMITS, STUCK_S, Connection, Handler, Limits
+from contrailmq.wire.connection import (
+    DEFAULT_LIMITS,
+    SERVER_LIMITS,
+    Connection,
+    Handler,
+    Limits,
+    as_protocol,
+)
 from contrailmq.wire.errors import ConnectError, ConnectionClosedError, ListenError, WireError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command, Fields, to_ext
@@ -265,13 +272,14 @@ class RemotingClient:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _transport, connection = await loop.create_connection(
-                    lambda: Connection(self._requested, limits=self._limits),
+                connection = Connection(self._requested, limits=self._limits)
+                await loop.create_connection(
+                    as_protocol(lambda: connection),
                     host,
                     port,
                     ssl=self._tls,
                     server_hostname=self._tls_server_name if self._tls is not None else None,
-                    ssl_shutdown_timeout=STUCK_S if self._tls is not None else None,
+                    ssl_shutdown_timeout=self._limits.stuck_s if self._tls is not None else None,
                 )
         except TimeoutError as exc:
             raise ConnectError(address, f"no connection within {self._connect_timeout_s:g} s") from exc

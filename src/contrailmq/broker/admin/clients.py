@@ -20,10 +20,10 @@ from contrailmq.wire.admin_bodies import (
 )
 from contrailmq.wire.bodies import decode_body, encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.errors import RequestTimeoutError, WireError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command, Fields
+from contrailmq.wire.peer import Peer
 from contrailmq.wire.requests import (
     ConsumeMessageDirectly,
     ConsumerGroup,
@@ -48,7 +48,7 @@ class ClientAdmin:
         handlers.register_slow(RequestCode.GET_CONSUMER_RUNNING_INFO, self.running_info)
         handlers.register_slow(RequestCode.CONSUME_MESSAGE_DIRECTLY, self.consume_directly)
 
-    def consumers(self, connection: Connection, command: Command) -> bytes | None:
+    def consumers(self, connection: Peer, command: Command) -> bytes | None:
         name = command.header(ConsumerGroup).consumer_group
         live = self._node.clients.consumer_group(name)
         if live is None:
@@ -62,7 +62,7 @@ class ClientAdmin:
         )
         return success(command, None, encode_body(body))
 
-    def producers(self, connection: Connection, command: Command) -> bytes | None:
+    def producers(self, connection: Peer, command: Command) -> bytes | None:
         name = command.header(ProducerGroup).producer_group
         clients = self._node.clients.producers(name)
         if not clients:
@@ -70,7 +70,7 @@ class ClientAdmin:
         body = ProducerConnection(connection_set=[_connection(client) for client in clients])
         return success(command, None, encode_body(body))
 
-    def all_producers(self, connection: Connection, command: Command) -> bytes | None:
+    def all_producers(self, connection: Peer, command: Command) -> bytes | None:
         booted_ms = self._node.now_ms() - self._node.monotonic_ms()
         table = {
             group: [
@@ -89,12 +89,12 @@ class ClientAdmin:
 
     # --- passed on
 
-    async def running_info(self, connection: Connection, command: Command) -> bytes | None:
+    async def running_info(self, connection: Peer, command: Command) -> bytes | None:
         header = command.header(GetConsumerRunningInfo)
         client = self._find(header.consumer_group, header.client_id)
         return await self._relay(command, client, RequestCode.GET_CONSUMER_RUNNING_INFO, header, b"")
 
-    async def consume_directly(self, connection: Connection, command: Command) -> bytes | None:
+    async def consume_directly(self, connection: Peer, command: Command) -> bytes | None:
         """Have one consumer consume one message now; the message is found by its offset id."""
         node, header = self._node, command.header(ConsumeMessageDirectly)
         client = self._find(header.consumer_group, header.client_id or "")
@@ -131,7 +131,7 @@ class ClientAdmin:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"consumer {client.client_id}: {exc}") from None
         return encode_response(command, answer.code, answer.ext, answer.body, answer.remark)
 
-    async def status(self, connection: Connection, command: Command) -> bytes | None:
+    async def status(self, connection: Peer, command: Command) -> bytes | None:
         """The offsets that the consumers of a group hold in memory, asked of one of them or of all."""
         header = command.header(GetConsumerStatus)
         live = self._node.clients.consumer_group(header.group)

@@ -21,8 +21,8 @@ from contrailmq.wire.admin_requests import (
 )
 from contrailmq.wire.bodies import SubscriptionData, TopicList, encode_body, loads_fastjson
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
 
 
 class GroupAdmin:
@@ -40,12 +40,12 @@ class GroupAdmin:
         handlers.register(RequestCode.QUERY_TOPICS_BY_CONSUMER, self.topics_of)
         handlers.register(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription_of)
 
-    async def create(self, connection: Connection, command: Command) -> bytes | None:
+    async def create(self, connection: Peer, command: Command) -> bytes | None:
         self._node.groups.put(_checked(loads_fastjson(command.body)))
         await self._saver.save("subscriptionGroup.json")
         return success(command)
 
-    async def create_many(self, connection: Connection, command: Command) -> bytes | None:
+    async def create_many(self, connection: Peer, command: Command) -> bytes | None:
         """All of the list, or none of it when one is not allowed."""
         body = loads_fastjson(command.body)
         entries = body.get("groupConfigList") if isinstance(body, dict) else None
@@ -56,7 +56,7 @@ class GroupAdmin:
         await self._saver.save("subscriptionGroup.json")
         return success(command)
 
-    async def delete(self, connection: Connection, command: Command) -> bytes | None:
+    async def delete(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(DeleteSubscriptionGroup)
         node.groups.delete(header.group_name)
         if header.clean_offset or header.remove_offset:
@@ -68,7 +68,7 @@ class GroupAdmin:
         await self._saver.save("subscriptionGroup.json", "consumerOffset.json", "topics.json")
         return success(command)
 
-    async def forbid(self, connection: Connection, command: Command) -> bytes | None:
+    async def forbid(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(UpdateGroupForbidden)
         if header.readable is not None:
             node.groups.set_readable(header.group, header.topic, is_readable=header.readable)
@@ -79,7 +79,7 @@ class GroupAdmin:
 
     # --- reading
 
-    def all(self, connection: Connection, command: Command) -> bytes | None:
+    def all(self, connection: Peer, command: Command) -> bytes | None:
         header = command.header(GetAllSubscriptionGroup)
         table = self._node.groups.to_json()
         groups = table["subscriptionGroupTable"]
@@ -91,20 +91,20 @@ class GroupAdmin:
             table["subscriptionGroupTable"] = dict(list(groups.items())[header.group_seq : header.group_seq + count])
         return success(command, ext, compact(table))
 
-    def one(self, connection: Connection, command: Command) -> bytes | None:
+    def one(self, connection: Peer, command: Command) -> bytes | None:
         name = command.header(GroupHeader).group
         group = self._node.groups.get(name)
         if group is None:
             raise Refused(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"No group in this broker. group: {name[:64]}")
         return success(command, None, compact(group.to_json()))
 
-    def topics_of(self, connection: Connection, command: Command) -> bytes | None:
+    def topics_of(self, connection: Peer, command: Command) -> bytes | None:
         name = command.header(GroupHeader).group
         topics = self._node.offsets.topics_of_group(name)
         body = TopicList(broker_addr=self._node.address, topic_list=sorted(topics))
         return success(command, None, encode_body(body))
 
-    def subscription_of(self, connection: Connection, command: Command) -> bytes | None:
+    def subscription_of(self, connection: Peer, command: Command) -> bytes | None:
         header = command.header(QuerySubscription)
         subscription = self._node.clients.subscription(header.group, header.topic or "")
         body = SubscriptionOfGroup(

@@ -15,9 +15,9 @@ from contrailmq.wire.admin_bodies import CorrectionOffsets, ResetOffsetBody
 from contrailmq.wire.admin_requests import CloneGroupOffset, QueryCorrectionOffset
 from contrailmq.wire.bodies import encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.errors import WireError
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
 from contrailmq.wire.requests import ResetOffset
 
 log = logging.getLogger("contrailmq.broker")
@@ -37,7 +37,7 @@ class OffsetAdmin:
         handlers.register(RequestCode.QUERY_CORRECTION_OFFSET, self.correction)
         handlers.register(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all)
 
-    async def reset(self, connection: Connection, command: Command) -> bytes | None:
+    async def reset(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(ResetOffset)
         topic = node.topics.get(header.topic)
         if topic is None:
@@ -81,7 +81,7 @@ class OffsetAdmin:
         return result
 
     def _through_clients(
-        self, header: ResetOffset, topic: Topic, connection: Connection, command: Command
+        self, header: ResetOffset, topic: Topic, connection: Peer, command: Command
     ) -> dict[MessageQueue, int]:
         """The way of 4.x: compute the offsets, and have every consumer of the group move to them."""
         node = self._node
@@ -114,7 +114,7 @@ class OffsetAdmin:
                 log.warning("client %s was not told of a reset: %s", client.client_id, exc)
         return offsets
 
-    def clone(self, connection: Connection, command: Command) -> bytes | None:
+    def clone(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(CloneGroupOffset)
         topics = [header.topic] if header.topic else sorted(node.offsets.topics_of_group(header.src_group))
         for topic in topics:
@@ -124,7 +124,7 @@ class OffsetAdmin:
             node.offsets.clone(header.src_group, header.dest_group, topic)
         return success(command)
 
-    def correction(self, connection: Connection, command: Command) -> bytes | None:
+    def correction(self, connection: Peer, command: Command) -> bytes | None:
         """The smallest offset of each queue over all groups; the largest number where the compared one is behind."""
         node, header = self._node, command.header(QueryCorrectionOffset)
         skipped = [part for part in (header.filter_groups or "").split(",") if part]
@@ -134,5 +134,5 @@ class OffsetAdmin:
                 smallest[queue_id] = LONG_MAX
         return success(command, None, encode_body(CorrectionOffsets(correction_offsets=smallest)))
 
-    def all(self, connection: Connection, command: Command) -> bytes | None:
+    def all(self, connection: Peer, command: Command) -> bytes | None:
         return success(command, None, compact(self._node.offsets.to_json()))

@@ -26,8 +26,8 @@ from contrailmq.wire.admin_requests import (
 )
 from contrailmq.wire.bodies import MessageQueueBody, encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
 
 UNITS_MAX: Final = 1024  # of one answer to 321
 
@@ -42,7 +42,7 @@ class ProgressAdmin:
         handlers.register(RequestCode.QUERY_CONSUME_TIME_SPAN, self.time_spans)
         handlers.register(RequestCode.QUERY_CONSUME_QUEUE, self.units)
 
-    def consume_stats(self, connection: Connection, command: Command) -> bytes | None:
+    def consume_stats(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(GetConsumeStats)
         node.dispatch_now()
         if header.topic:
@@ -81,7 +81,7 @@ class ProgressAdmin:
             total += counter.rate("minute").per_second if counter else 0.0
         return total
 
-    def all_consume_stats(self, connection: Connection, command: Command) -> bytes | None:
+    def all_consume_stats(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(GetBrokerConsumeStats)
         node.dispatch_now()
         entries: list[dict[str, list[ConsumeStats]]] = []
@@ -102,7 +102,7 @@ class ProgressAdmin:
         )
         return success(command, None, encode_body(body))
 
-    def time_spans(self, connection: Connection, command: Command) -> bytes | None:
+    def time_spans(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(QueryConsumeTimeSpan)
         topic = node.topics.get(header.topic)
         if topic is None:
@@ -136,7 +136,7 @@ class ProgressAdmin:
         waiting = self._time(topic, queue_id, consumed)
         return max(self._node.now_ms() - waiting, 0) if waiting > 0 else 0
 
-    def units(self, connection: Connection, command: Command) -> bytes | None:
+    def units(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(QueryConsumeQueue)
         topic, queue_id = header.topic or "", header.queue_id or 0
         if topic not in node.topics:

@@ -16,8 +16,8 @@ from contrailmq.wire.admin_bodies import BrokerStatsData, BrokerStatsItem, HaRun
 from contrailmq.wire.admin_requests import GetBrokerConfigResponse, ViewBrokerStats
 from contrailmq.wire.bodies import KVTable, encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
 
 OUR_VERSION_NAME: Final = "V5_3_3"
 # Java has a thread pool and a queue for each kind of request; tools show these figures.
@@ -49,7 +49,7 @@ class RuntimeAdmin:
 
     # --- figures
 
-    def runtime(self, connection: Connection, command: Command) -> bytes | None:
+    def runtime(self, connection: Peer, command: Command) -> bytes | None:
         table = self._totals() | self._node.store.runtime_info() | self._store_figures() | self._pools()
         for figures in self.figures:
             table |= figures()
@@ -118,7 +118,7 @@ class RuntimeAdmin:
         table["pullThreadPoolQueueSize"] = str(len(self._node.held))
         return table
 
-    def stats(self, connection: Connection, command: Command) -> bytes | None:
+    def stats(self, connection: Peer, command: Command) -> bytes | None:
         header = command.header(ViewBrokerStats)
         counter = self._node.statistics.find(header.stats_name, header.stats_key)
         if counter is None:
@@ -134,24 +134,24 @@ class RuntimeAdmin:
         body = BrokerStatsData(stats_day=item("day"), stats_hour=item("hour"), stats_minute=item("minute"))
         return success(command, None, encode_body(body))
 
-    def ha_status(self, connection: Connection, command: Command) -> bytes | None:
+    def ha_status(self, connection: Peer, command: Command) -> bytes | None:
         body = HaRuntimeInfo(
             master=not self._node.is_slave, master_commit_log_max_offset=self._node.store.log_max_offset
         )
         return success(command, None, encode_body(body))
 
-    def epochs(self, connection: Connection, command: Command) -> bytes | None:
+    def epochs(self, connection: Peer, command: Command) -> bytes | None:
         raise Refused(ResponseCode.SYSTEM_ERROR, "this request only for controllerMode")
 
     # --- settings
 
-    def config(self, connection: Connection, command: Command) -> bytes | None:
+    def config(self, connection: Peer, command: Command) -> bytes | None:
         properties = self._node.config.to_properties() | store_properties(self._node.store.config)
         text = "".join(f"{key}={value}\n" for key, value in sorted(properties.items()))
         version = compact(self._version.to_json()).decode()
         return success(command, GetBrokerConfigResponse(version=version), text.encode())
 
-    async def update_config(self, connection: Connection, command: Command) -> bytes | None:
+    async def update_config(self, connection: Peer, command: Command) -> bytes | None:
         """Change settings while running: all of them or none; kept over a restart in config/broker.properties."""
         changes = {}
         for line in command.body.decode("utf-8", "replace").splitlines():
@@ -171,11 +171,11 @@ class RuntimeAdmin:
 
     # --- cleaning
 
-    def clean_queues(self, connection: Connection, command: Command) -> bytes | None:
+    def clean_queues(self, connection: Peer, command: Command) -> bytes | None:
         self._node.store.clean_expired_queues()
         return success(command)
 
-    def clean_topics(self, connection: Connection, command: Command) -> bytes | None:
+    def clean_topics(self, connection: Peer, command: Command) -> bytes | None:
         """Drop the queues of topics that no longer exist."""
         node = self._node
         node.dispatch_now()
@@ -183,7 +183,7 @@ class RuntimeAdmin:
         node.store.delete_topics(sorted(unused))
         return success(command)
 
-    def delete_files(self, connection: Connection, command: Command) -> bytes | None:
+    def delete_files(self, connection: Peer, command: Command) -> bytes | None:
         self._node.store.delete_expired_files_now()
         return success(command)
 

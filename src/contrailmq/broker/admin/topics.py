@@ -14,8 +14,8 @@ from contrailmq.wire.admin_bodies import GroupList, TopicConfigList, TopicOffset
 from contrailmq.wire.admin_requests import CreateTopic, GetAllTopicConfig, TopicHeader
 from contrailmq.wire.bodies import TopicConfig, TopicList, decode_body, encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.connection import Connection
 from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
 
 
 class TopicAdmin:
@@ -33,7 +33,7 @@ class TopicAdmin:
         handlers.register(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, self.system)
         handlers.register(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.readers)
 
-    async def create(self, connection: Connection, command: Command) -> bytes | None:
+    async def create(self, connection: Peer, command: Command) -> bytes | None:
         header = command.header(CreateTopic)
         known = self._node.topics.get(header.topic)
         try:
@@ -57,7 +57,7 @@ class TopicAdmin:
         await self._kept_and_routed()
         return success(command)
 
-    async def create_many(self, connection: Connection, command: Command) -> bytes | None:
+    async def create_many(self, connection: Peer, command: Command) -> bytes | None:
         """All of the list, or none of it when one is not allowed."""
         topics = []
         for config in decode_body(command.body, TopicConfigList).topic_config_list:
@@ -69,7 +69,7 @@ class TopicAdmin:
         await self._kept_and_routed()
         return success(command)
 
-    async def delete(self, connection: Connection, command: Command) -> bytes | None:
+    async def delete(self, connection: Peer, command: Command) -> bytes | None:
         """Forget topic, queues, offsets and statistics; its messages stay in the log until they expire."""
         node, name = self._node, command.header(TopicHeader).topic
         self._check_name(name)
@@ -107,7 +107,7 @@ class TopicAdmin:
 
     # --- reading
 
-    def all(self, connection: Connection, command: Command) -> bytes | None:
+    def all(self, connection: Peer, command: Command) -> bytes | None:
         """Every topic, or a page of them for clients after 5.3.3, which send where the page begins."""
         header = command.header(GetAllTopicConfig)
         table = self._node.topics.to_json()
@@ -124,14 +124,14 @@ class TopicAdmin:
         table["topicQueueMappingInfoMap"] = {}
         return success(command, ext, compact(dict(sorted(table.items()))))
 
-    def one(self, connection: Connection, command: Command) -> bytes | None:
+    def one(self, connection: Peer, command: Command) -> bytes | None:
         name = command.header(TopicHeader).topic
         topic = self._node.topics.get(name)
         if topic is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name[:128]}")
         return success(command, None, compact(topic.to_json()))
 
-    def stats(self, connection: Connection, command: Command) -> bytes | None:
+    def stats(self, connection: Peer, command: Command) -> bytes | None:
         node, name = self._node, command.header(TopicHeader).topic
         topic = node.topics.get(name)
         if topic is None:
@@ -148,10 +148,10 @@ class TopicAdmin:
         tps = counter.rate("minute").per_second if counter else 0.0
         return success(command, None, encode_body(TopicStatsTable.of(queues, put_tps=tps)))
 
-    def system(self, connection: Connection, command: Command) -> bytes | None:
+    def system(self, connection: Peer, command: Command) -> bytes | None:
         return success(command, None, encode_body(TopicList(topic_list=self._node.topics.system_names())))
 
-    def readers(self, connection: Connection, command: Command) -> bytes | None:
+    def readers(self, connection: Peer, command: Command) -> bytes | None:
         """The groups that have read the topic or are subscribed to it."""
         name = command.header(TopicHeader).topic
         groups = self._node.clients.groups_subscribed_to(name) | self._node.offsets.groups_of_topic(name)
