@@ -102,6 +102,88 @@ def test_a_level_that_is_none_means_at_once(delay_bench: DelayBench, level: str)
     assert len(delay_bench.messages()) == 1
 
 
+def test_the_levels_are_those_of_the_setting(tmp_path: Path) -> None:
+    bench = DelayBench(tmp_path, message_delay_level="2s 1m 1h")
+    sent_ms = bench.clock.now_ms()
+    for level in (1, 2, 3, 4):  # the last counts as 3
+        bench.send("T", b"%d" % level, properties={"DELAY": str(level), "UNIQ_KEY": f"K{level}"})
+    bench.run_ms(3_700_000)
+    assert [(m.body, m.store_time_ms - sent_ms) for m in bench.messages()] == [
+        (b"1", 2_000), (b"2", 60_000), (b"3", 3_600_000), (b"4", 3_600_000),
+    ]  # fmt: skip
+    bench.close()
+
+
+def test_the_unit_of_a_waiting_message_holds_its_delivery_time_and_not_its_tag(delay_bench: DelayBench) -> None:
+    sent_ms = delay_bench.clock.now_ms()
+    delay_bench.send("T", b"m", properties={"DELAY": "3", "TAGS": "t", "UNIQ_KEY": "K"})
+    delay_bench.settle()
+    ((_, _, code),) = delay_bench.store.read_units(SystemTopic.SCHEDULE, 2, 0, 10)
+    assert code == sent_ms + 10_000
+    delay_bench.run_ms(11_000)
+    ((_, _, code),) = delay_bench.store.read_units("T", 0, 0, 10)
+    assert code == ord("t")
+
+
+def test_progress_is_saved_at_its_interval_and_only_after_the_copies_are_durable(tmp_path: Path) -> None:
+    bench = DelayBench(tmp_path, flush_delay_offset_interval=5_000)
+    path = tmp_path / "store" / "config" / "delayOffset.json"
+    durable: list[tuple[int, bool]] = []
+    flush = bench.store.flush
+
+    def flush_and_tell(offset: int) -> None:
+        flush(offset)
+        durable.append((bench.store.durable_offset, path.exists()))
+
+    bench.store.flush = flush_and_tell  # type: ignore[method-assign]
+    bench.send("T", b"m", properties={"DELAY": "1", "UNIQ_KEY": "K"})
+    bench.run_ms(4_900)
+    assert len(bench.messages()) == 1
+    assert not path.exists()
+    bench.run_ms(200)
+    assert json.loads(path.read_text())["offsetTable"] == {"1": 1}
+    assert durable == [(bench.store.log_max_offset, False)]
+    bench.close()
+
+
+@pytest.mark.parametrize("is_asynchronous", ["false", "true"])
+def test_delivery_waits_for_no_sync_whether_asked_to_or_not(tmp_path: Path, is_asynchronous: str) -> None:
+    """enableScheduleAsyncDeliver has nothing to switch: copies are put one behind the other, and synced together."""
+    asked = StoreConfig.from_properties({"enableScheduleAsyncDeliver": is_asynchronous}, path=tmp_path)
+    assert asked.unused_keys == ("enableScheduleAsyncDeliver",)  # named when the store opens
+    bench = DelayBench(tmp_path, flush_disk_type="SYNC_FLUSH", flush_interval_commit_log=3_600_000)
+    for number in range(300):
+        properties = b"DELAY\x011\x02REAL_TOPIC\x01T\x02REAL_QID\x010\x02"
+        bench.store.append(SystemTopic.SCHEDULE, 0, b"%d" % number, properties, tags_code=0, keys=None, unique_key=None)
+    bench.store.flush(bench.store.log_max_offset)
+    bench.store.dispatch()
+    bench.clock.advance(2_000)
+    durable_offset = bench.store.durable_offset
+    while bench.delay.delivered < 300:
+        before = bench.delay.delivered
+        bench.delay.tick(bench.clock.now_ms())
+        assert bench.delay.delivered > before
+        assert bench.store.durable_offset == durable_offset  # nothing was synced meanwhile
+    bench.store.flush(bench.store.log_max_offset)
+    bench.store.dispatch()
+    assert [m.body for m in bench.messages()] == [b"%d" % number for number in range(300)]
+    bench.close()
+
+
+def test_a_log_that_takes_no_copies_is_asked_twice_a_portion_and_delivers_all(tmp_path: Path) -> None:
+    """With a checksum in every record none is copied as bytes."""
+    bench = DelayBench(tmp_path, enabled_append_prop_crc=True)
+    asked: list[int] = []
+    append_copies = bench.store.append_copies
+    bench.store.append_copies = lambda copies: asked.append(len(copies)) or append_copies(copies)  # type: ignore
+    for number in range(200):
+        bench.send("T", b"%d" % number, properties={"DELAY": "1", "UNIQ_KEY": f"K{number}"})
+    bench.run_ms(2_000)
+    assert [m.body for m in bench.messages()] == [b"%d" % number for number in range(200)]
+    assert len(asked) <= 4
+    bench.close()
+
+
 def test_delivery_goes_on_after_a_crash_without_losing_and_repeats_once_at_most(tmp_path: Path) -> None:
     bench = DelayBench(tmp_path)
     sent = 0

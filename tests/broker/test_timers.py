@@ -6,6 +6,7 @@ import base64
 import errno
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,43 @@ def test_each_way_to_ask_for_a_time_is_kept_to_the_second(timer_bench: TimerBenc
     assert 1_700_000_005_000 <= message.store_time_ms <= 1_700_000_006_000
 
 
+@pytest.mark.parametrize(
+    ("precision_ms", "tick_ms"), [(100, 100), (200, 200), (300, 200), (500, 500), (700, 500), (1000, 1000), (50, 100)]
+)
+def test_a_timer_is_late_by_less_than_the_precision_that_is_set(
+    tmp_path: Path, precision_ms: int, tick_ms: int
+) -> None:
+    """Precisions that the reference does not know are brought down to one that it does."""
+    bench = TimerBench(tmp_path, timer_precision_ms=precision_ms)
+    start_ms = bench.clock.now_ms()
+    due = {b"%d" % delay_ms: start_ms + delay_ms for delay_ms in range(1_000, 3_000, 137)}
+    for body, due_ms in due.items():
+        bench.send("T", body, properties={"TIMER_DELIVER_MS": str(due_ms), "UNIQ_KEY": f"K{due_ms}"})
+    bench.run_ms(4_500)
+    late = {message.body: message.store_time_ms - due[message.body] for message in bench.messages()}
+    assert late.keys() == due.keys()
+    assert all(0 <= late_ms < tick_ms for late_ms in late.values()), late
+    assert tick_ms == 100 or max(late.values()) >= tick_ms // 2
+    bench.close()
+
+
+def test_the_largest_message_is_delivered_and_does_not_block_those_behind_it(tmp_path: Path) -> None:
+    """RocketMQ #9654. Body and properties are as large as can be: those of the timer do not fit beside them."""
+    bench = TimerBench(tmp_path, max_message_size=100_000)
+    due = {"TIMER_DELIVER_MS": "1700000005000"}
+    bench.send("T", b"", properties=due | {"UNIQ_KEY": "K0", "x": "y"})
+    room = 32_767 - len(bench.messages(SystemTopic.TIMER)[0].encoded_properties)
+    answer = bench.send("T", bytes(100_000), properties=due | {"UNIQ_KEY": "K1", "x": "y" * (1 + room)})
+    assert answer.code == 0, answer.remark
+    assert len(bench.messages(SystemTopic.TIMER)[1].encoded_properties) == 32_767
+    bench.send("T", bytes(100_000), properties=due | {"UNIQ_KEY": "K2"})
+    bench.send("T", b"behind", properties=due | {"UNIQ_KEY": "K3"})
+    bench.run_ms(6_000)
+    assert [len(message.body) for message in bench.messages()] == [0, 100_000, 100_000, 6]
+    assert bench.timer.stats.undeliverable == 0
+    bench.close()
+
+
 def test_a_time_in_the_past_is_delivered_at_once(timer_bench: TimerBench) -> None:
     timer_bench.send("T", b"m", properties={"TIMER_DELIVER_MS": "1600000000000", "UNIQ_KEY": "K"})
     (message,) = timer_bench.messages()
@@ -146,6 +184,23 @@ def test_a_full_slot_refuses_more(tmp_path: Path) -> None:
         bench.run_ms(0)
     assert codes == [0, 0, 0, 0, 1, 1]
     assert "timerCongestNumEachSlot" in (answer.remark or "")
+    bench.close()
+
+
+def test_a_recall_is_taken_for_a_slot_that_takes_no_timers_any_more(tmp_path: Path) -> None:
+    bench = TimerBench(tmp_path, timer_congest_num_each_slot=1)
+    handles = []
+    for number in range(2):
+        properties = {"TIMER_DELIVER_MS": "1700000060000", "UNIQ_KEY": f"K{number}"}
+        handles.append(bench.send("T", b"%d" % number, properties=properties).ext["recallHandle"])
+        bench.run_ms(0)
+    full = {"TIMER_DELIVER_MS": "1700000060000", "UNIQ_KEY": "K9"}
+    assert bench.send("T", b"9", properties=full).code == 1
+    assert bench.ask(370, {"topic": "T", "recallHandle": handles[0]}).code == 0
+    bench.run_ms(0)
+    assert bench.send("T", b"9", properties=full).code == 0  # there is room again
+    bench.run_ms(61_000)
+    assert [message.body for message in bench.messages()] == [b"1", b"9"]
     bench.close()
 
 
@@ -263,6 +318,64 @@ def test_counts_are_right_again_after_a_crash_and_once_a_day(tmp_path: Path) -> 
         bench.run_ms(200)
     assert bench.timers.pending() == {"T": 5}
     bench.close()
+
+
+@pytest.mark.parametrize(
+    ("is_enabled", "hours", "counted"),
+    [(True, "05", {5}), (True, "05;17", {5, 17}), (True, "23", {23}), (False, "05", set())],
+)
+def test_counts_are_checked_in_the_hours_of_the_setting_if_at_all(
+    tmp_path: Path, is_enabled: bool, hours: str, counted: set[int]
+) -> None:
+    bench = TimerBench(tmp_path, timer_enable_check_metrics=is_enabled, timer_check_metrics_when=hours)
+    bench.send("T", b"m", properties={"TIMER_DELAY_SEC": "200000", "UNIQ_KEY": "K"})
+    bench.run_ms(1000)
+    corrected = set()
+    while bench.clock.now_ms() < 1_700_000_000_000 + 26 * 3_600_000:
+        bench.timer.metrics.add("T", 7, 0)
+        bench.clock.advance(3_600_000)
+        bench.run_ms(5_000)
+        if bench.timers.pending() == {"T": 1}:
+            corrected.add(datetime.fromtimestamp(bench.clock.now_ms() / 1000).hour)
+    assert corrected == counted
+    bench.close()
+
+
+def test_the_settings_of_timers_follow_an_operator_at_once(timer_bench: TimerBench) -> None:
+    bench = timer_bench
+    bench.send("T", b"m", properties={"TIMER_DELAY_SEC": "5", "UNIQ_KEY": "K"})
+    bench.run_ms(2000)
+    assert bench.ask(25, None, b"timerStopDequeue=true\ntimerMaxDelaySec=60\n").code == 0
+    refused = bench.send("T", b"m", properties={"TIMER_DELAY_SEC": "61", "UNIQ_KEY": "K"})
+    assert "over the limit of 60 s" in (refused.remark or "")
+    bench.run_ms(10_000)
+    assert bench.messages() == []
+    assert bench.ask(25, None, b"timerStopDequeue=false\ntimerStopEnqueue=true\n").code == 0
+    bench.send("T", b"n", properties={"TIMER_DELAY_SEC": "5", "UNIQ_KEY": "K"})
+    bench.run_ms(10_000)
+    assert [message.body for message in bench.messages()] == [b"m"]
+    assert bench.timer.behind_messages() == 1
+    assert bench.ask(25, None, b"timerStopEnqueue=false\n").code == 0
+    bench.run_ms(1000)
+    assert [message.body for message in bench.messages()] == [b"m", b"n"]
+
+
+def test_pending_timers_are_counted_for_each_topic(timer_bench: TimerBench) -> None:
+    bench = timer_bench
+    for topic, count in (("A", 3), ("B", 2), ("C", 1)):
+        for number in range(count):
+            properties = {"TIMER_DELAY_SEC": str(60 * (number + 1)), "UNIQ_KEY": f"{topic}{number}"}
+            bench.send(topic, b"m", properties=properties)
+    bench.run_ms(1000)
+    assert bench.timers.pending() == {"A": 3, "B": 2, "C": 1}
+    bench.run_ms(61_000)
+    assert bench.timers.pending() == {"A": 2, "B": 1}
+    figures = bench.timers.figures()
+    assert {name: text for name, text in figures.items() if name.startswith("timerPending_")} == {
+        "timerPending_A": "2",
+        "timerPending_B": "1",
+    }
+    assert b'"A":{"count":2,' in bench.ask(61).body
 
 
 class FullDisk(UnsyncedFiles):

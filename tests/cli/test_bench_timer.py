@@ -16,11 +16,13 @@ def test_the_bench_of_timers_delivers_everything_and_prints_its_baseline(tmp_pat
     result = CliRunner().invoke(app, ["bench", "timer", *ARGUMENTS, "--dir", str(tmp_path), "--json"])
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
-    assert figures["load: missing or repeated, messages (0)"] == 0
-    assert figures["load: early, messages (0)"] == 0
-    assert figures["levels: missing or repeated, messages (0)"] == 0
-    assert figures["levels: early, messages (0)"] == 0
-    assert figures["load: late after the tick, p99, ms (<= 1000)"] >= 0
+    for part in ("load", "load by CPU time", "levels", "levels by CPU time"):
+        assert figures[f"{part}: missing or repeated, messages (0)"] == 0
+        assert figures[f"{part}: early, messages (0)"] == 0
+    for part in ("load", "load by CPU time"):
+        assert 0 < figures[f"{part}: in, messages / s (>= 20000)"] <= 600
+        assert figures[f"{part}: out, messages / s (>= 20000)"] > 0
+        assert figures[f"{part}: late after the tick, p99, ms (<= 1000)"] >= 0
     assert figures["memory: pending timers"] == 2000
     assert figures["memory: opened by a new process, all that is resident, MB (<= 150)"] > 5
     parts = ("plain append", "plain dispatch")

@@ -83,7 +83,7 @@ class TimerService:
         self._plan: FlushPlan | None = None
         self._is_running = False
         self._is_recount_due = False
-        self._recounted_day = 0
+        self._recounted_hour = 0
         self._sampled_ms = 0
         self._sampled = (0, 0)
         self._rates = (0.0, 0.0)
@@ -107,7 +107,12 @@ class TimerService:
         admitted = admit(properties, self._node.now_ms(), self._config)
         if admitted is None:
             return None
-        if not isinstance(admitted, TimerRefusal) and self._is_running and self.timer.is_congested(admitted.out_ms):
+        if (
+            not isinstance(admitted, TimerRefusal)
+            and Property.TIMER_DELETE_UNIQUE_KEY not in properties  # a recall makes room
+            and self._is_running
+            and self.timer.is_congested(admitted.out_ms)
+        ):
             admitted = TimerRefusal(
                 PutStatus.WHEEL_TIMER_FLOW_CONTROL,
                 f"more than {self._config.timer_congest_num_each_slot} timers are due in that second "
@@ -270,12 +275,13 @@ class TimerService:
     # --- figures
 
     def _recount_when_due(self, now_ms: int) -> None:
-        """Once a day in the hour of timerCheckMetricsWhen, and after a crash."""
-        day = now_ms // 86_400_000
-        if self._config.timer_enable_check_metrics and day != self._recounted_day:
-            hour = datetime.fromtimestamp(now_ms / 1000).strftime("%H")
-            if hour in self._config.timer_check_metrics_when.split(";"):
-                self._recounted_day, self._is_recount_due = day, True
+        """Once in each hour of timerCheckMetricsWhen, and after a crash."""
+        hour = now_ms // 3_600_000
+        if self._config.timer_enable_check_metrics and hour != self._recounted_hour:
+            self._recounted_hour = hour
+            name = datetime.fromtimestamp(now_ms / 1000).strftime("%H")
+            if name in self._config.timer_check_metrics_when.split(";"):
+                self._is_recount_due = True
         if self._is_recount_due and self.timer.recount(PORTION):
             self._is_recount_due = False
 

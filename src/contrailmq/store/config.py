@@ -151,6 +151,7 @@ LIVE: Final = frozenset(
         "flush_commit_log_least_pages",
         "flush_commit_log_thorough_interval",
         "flush_consume_queue_thorough_interval",
+        "flush_delay_offset_interval",
         "max_filter_message_size",
         "max_transfer_bytes_on_message_in_disk",
         "max_transfer_bytes_on_message_in_memory",
@@ -159,6 +160,13 @@ LIVE: Final = frozenset(
         "offset_check_in_slave",
         "os_page_cache_busy_time_out_mills",
         "redelete_hanged_file_interval",
+        "timer_check_metrics_when",
+        "timer_congest_num_each_slot",
+        "timer_enable_check_metrics",
+        "timer_flush_interval_ms",
+        "timer_max_delay_sec",
+        "timer_stop_dequeue",
+        "timer_stop_enqueue",
     ]
 )
 

@@ -130,6 +130,30 @@ def test_a_message_that_is_due_when_it_is_taken_in_is_delivered_at_once(bench: B
     assert [message.properties[Property.TIMER_ENQUEUE_MS] for message in messages] == ["1794710244000", str(2**63 - 1)]
 
 
+def test_what_is_late_goes_in_groups_and_each_once_whatever_stands_between(bench: Bench) -> None:
+    """As after a pause of the broker: all were due before they were taken in. One is refused for a while."""
+    bench.run(1000)
+    bench.timer.config.change({"timerStopEnqueue": "true"})
+    for number in range(50):
+        bench.host.send(f"m{number:02d}".encode(), TIMER_DELAY_MS="1200")
+        if number % 10 == 5:
+            bench.host.send(f"w{number:02d}".encode(), TIMER_DELAY_SEC="60")
+    bench.run(10_000)
+    bench.timer.config.change({"timerStopEnqueue": "false"})
+    groups: list[int] = []
+    append_copies = bench.host.append_copies
+    bench.host.append_copies = lambda copies: groups.append(len(copies)) or append_copies(copies)  # type: ignore
+    refusals = iter([PutStatus.OS_PAGE_CACHE_BUSY] * 6)
+    bench.host.refuse = lambda topic, body: next(refusals, None) if body == b"m27" else None
+    bench.run(3000)
+    assert bench.host.bodies() == [f"m{number:02d}" for number in range(50)]
+    assert max(groups) >= 4
+    assert {m.properties[Property.TIMER_ENQUEUE_MS] for m in bench.host.messages()} == {str(2**63 - 1)}
+    assert bench.timer.metrics.counts == {"Orders": 5}
+    bench.run(60_000)
+    assert bench.host.bodies()[50:] == [f"w{number:02d}" for number in range(5, 50, 10)]
+
+
 def test_delays_beyond_the_window_roll_and_arrive_on_time(tmp_path: Path) -> None:
     """1 s to 40 days mixed; ticks once a second only around what is due, as the loop would."""
     bench = Bench(tmp_path, slots_total=SLOTS_TOTAL)
@@ -171,6 +195,43 @@ def test_a_recalled_message_is_not_delivered_and_others_are(bench: Bench) -> Non
     assert bench.host.bodies() == ["keep"]
     assert bench.timer.stats.recalled == 2
     assert bench.timer.metrics.counts == {"Orders": 0}
+
+
+def test_many_recalls_in_a_slot_do_not_make_its_delivery_read_it_again_and_again(bench: Bench) -> None:
+    deliver = str(START_MS + 60_000)
+    for number in range(400):
+        bench.host.send(f"m{number}".encode(), TIMER_DELIVER_MS=deliver, UNIQ_KEY=f"K{number}")
+    for number in range(0, 400, 2):
+        key = f"K{number}"
+        bench.host.send(b"0", TIMER_DELIVER_MS=deliver, UNIQ_KEY=f"R{number}", TIMER_DEL_UNIQKEY=key)
+    bench.tick()
+    reads = 0
+    read_log = bench.host.read_log
+
+    def count(offset: int, max_bytes: int) -> memoryview | None:
+        nonlocal reads
+        reads += 1
+        return read_log(offset, max_bytes)
+
+    bench.host.read_log = count  # type: ignore[method-assign]
+    bench.clock.advance(62_000)
+    while bench.timer.tick(bench.clock.now_ms(), 128):
+        pass
+    assert bench.host.bodies() == [f"m{number}" for number in range(1, 400, 2)]
+    assert reads <= 6 * 400
+
+
+def test_a_log_that_takes_no_copies_is_asked_twice_a_portion(bench: Bench) -> None:
+    for number in range(300):
+        bench.host.send(f"m{number:03d}".encode(), TIMER_DELAY_SEC="5")
+    bench.tick()
+    asked: list[int] = []
+    bench.host.append_copies = lambda copies: asked.append(len(copies)) or 0  # type: ignore[method-assign]
+    bench.clock.advance(7000)
+    while bench.timer.tick(bench.clock.now_ms(), 100):
+        pass
+    assert bench.host.bodies() == [f"m{number:03d}" for number in range(300)]
+    assert len(asked) <= 6
 
 
 def test_a_recount_is_exact_whatever_comes_and_goes_meanwhile(bench: Bench) -> None:

@@ -6,7 +6,7 @@ everybody on its loop.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -137,18 +137,17 @@ def due_copies(
     deleted_keys: Collection[str] = (),
 ) -> list[Copy]:
     """Due messages as they go into their real topics, up to one that is gone, recalled, or has to be decoded."""
-    records: list[memoryview] = []
-    view = reader.view
-    for physical_offset, size_bytes in zip(offsets, sizes, strict=True):
-        record = view(physical_offset, size_bytes)
-        if record is None:
-            break
-        records.append(record)
+
+    def records() -> Iterator[memoryview]:
+        for record in map(reader.view, offsets, sizes):
+            if record is None:
+                return
+            yield record
 
     def is_wanted(topic: str, unique_key: str | None) -> bool:
         return not is_recalled(unique_key, topic, deleted_keys)
 
-    copies, places = _copier.copies(records, additions, is_wanted if deleted_keys else None)
+    copies, places = _copier.copies(records(), additions, is_wanted if deleted_keys else None)
     for count, ((_, own_offset), physical_offset) in enumerate(zip(places, offsets, strict=False)):
         if own_offset != physical_offset:
             return copies[:count]  # the place is another message's by now
