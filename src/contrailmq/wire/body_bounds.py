@@ -2,9 +2,10 @@
 
 The frame limit of 16 MiB is made for messages, whose bytes are copied and not looked at. Other bodies are decoded, and
 16 MiB of JSON take 0.2 s and more, during which the C decoder holds the interpreter's lock: a worker thread would not
-help. What JSON costs is ruled by its bytes (copied, compared), by its objects and arrays, and by the members of its
-objects, which may become entries of a dict; a hundred bytes cost about as much as one of the latter. Each has a bound
-that keeps it to a few tens of milliseconds. Counting is a memchr, which is nothing beside it.
+help. What JSON costs is ruled by its bytes (copied, compared), its objects and arrays, the members of its objects,
+which may become entries of a dict (a hundred bytes cost about as much as one of these), and where there are very many
+the elements of its arrays. Each has a bound that keeps it to a few tens of milliseconds. Counting is a memchr, which
+is nothing beside it.
 
 `Connection` applies `refusal` to every request of a server; a registration, which may be compressed, is checked by the
 NameServer with `check_json`.
@@ -21,6 +22,7 @@ from contrailmq.wire.errors import RemoteProtocolError
 __all__ = [
     "FREE_BYTES",
     "JSON_BYTES_MAX",
+    "JSON_COMMAS_MAX",
     "JSON_ITEMS_MAX",
     "JSON_MEMBERS_MAX",
     "SETTINGS_BYTES_MAX",
@@ -32,6 +34,7 @@ FREE_BYTES: Final = 64 * 1024  # not looked at
 JSON_BYTES_MAX: Final = 2 * 1024 * 1024  # a heartbeat with 1,000 subscriptions has 0.25 MiB
 JSON_ITEMS_MAX: Final = 20_000  # objects and arrays: a heartbeat has three for each subscription
 JSON_MEMBERS_MAX: Final = 50_000  # a heartbeat has seven for each subscription
+JSON_COMMAS_MAX: Final = 100_000  # so also elements of arrays: a million of them take 0.4 s to become objects of Python
 _COUNTED_BYTES: Final = 1024 * 1024  # at once: a millisecond
 SETTINGS_BYTES_MAX: Final = FREE_BYTES  # text, parsed line by line; every setting of a broker takes 10 KiB
 
@@ -47,18 +50,19 @@ _UNBOUNDED: Final = frozenset(
         RequestCode.REGISTER_BROKER,
     }
 )
+_KNOWN: Final = frozenset(RequestCode)  # others are answered as not supported, whatever they carry
 _SETTINGS: Final = frozenset({RequestCode.UPDATE_BROKER_CONFIG, RequestCode.UPDATE_NAMESRV_CONFIG})
 
 
 def refusal(code: int, body: bytes) -> str | None:
     """Why a server will not look at this body; None when it will."""
     size_bytes = len(body)
-    if size_bytes <= FREE_BYTES or code in _UNBOUNDED:
+    if size_bytes <= FREE_BYTES or code in _UNBOUNDED or code not in _KNOWN:
         return None
     if code in _SETTINGS:
         return f"{request_name(code)}: body of {size_bytes} bytes, settings may take {SETTINGS_BYTES_MAX}"
     try:
-        check_json(body)
+        check_json(body, commas_max=JSON_COMMAS_MAX)
     except RemoteProtocolError as exc:
         return f"{request_name(code)}: {exc}"
     return None
