@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 
-from contrailmq.wire.connection import Connection, Handler, Limits
+from contrailmq.wire.connection import DEFAULT_LIMITS, Connection, Handler, Limits
 from contrailmq.wire.frame import encode_request, encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.ration import Ration
@@ -99,8 +99,10 @@ class CountingTransport:
         return ("10.0.0.1", 4711) if name == "peername" else None
 
 
-def connected(handler: Handler, *, ration: Ration | None = None, **limits: int) -> tuple[Connection, CountingTransport]:
-    connection, transport = Connection(handler, limits=Limits(**limits), ration=ration), CountingTransport()
+def connected(
+    handler: Handler, limits: Limits = DEFAULT_LIMITS, *, ration: Ration | None = None
+) -> tuple[Connection, CountingTransport]:
+    connection, transport = Connection(handler, limits=limits, ration=ration), CountingTransport()
     connection.connection_made(transport)  # type: ignore[arg-type]
     return connection, transport
 

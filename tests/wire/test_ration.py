@@ -190,7 +190,7 @@ def test_a_sender_of_frame_after_frame_of_one_size_is_not_taken_for_a_slow_one(r
         clock = Clock()
         counting = Counting(acknowledge)
         ration = Ration(FRAME_BYTES_MAX, clock=clock)
-        connection, transport = connected(counting, Limits(ration=ration))
+        connection, transport = connected(counting, ration=ration)
         waiting = FakeReader("10.0.0.66")
         frame = encode_request(10, None, b"x" * MIB, opaque=1)
         connection.data_received(frame[:-1])

@@ -243,7 +243,7 @@ def test_reading_stops_while_the_peer_does_not_read_and_a_peer_that_never_reads_
 def test_reading_stops_at_the_bound_of_unanswered_requests_and_goes_on_below_it(run: Run) -> None:
     async def main() -> None:
         held: list[Command] = []
-        connection, transport = connected(lambda _connection, commands: held.extend(commands), in_flight_max=3)
+        connection, transport = connected(lambda _connection, commands: held.extend(commands), Limits(in_flight_max=3))
         connection.data_received(request(0) + request(1) + request(9, oneway=True))
         assert transport.is_reading
         connection.data_received(request(2))
