@@ -65,7 +65,7 @@ def test_a_header_that_would_be_decoded_for_long_closes_the_connection_and_other
         address = cluster.broker_addresses[0]
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(struct.pack(">II", 4 + MIB, MIB) + b'{"code":34,' + b" " * 1000)
+        writer.write(struct.pack(">II", 4 + 5 * MIB, 5 * MIB) + b'{"code":34,' + b" " * 1000)
         answer = await reader.read()
         writer.close()
         client = RemotingClient()
@@ -74,6 +74,29 @@ def test_a_header_that_would_be_decoded_for_long_closes_the_connection_and_other
         return answer, other.code
 
     assert asked(work()) == (b"", ResponseCode.SUCCESS)
+
+
+def test_properties_that_no_broker_takes_cost_their_message_and_not_the_connection(cluster: LocalCluster) -> None:
+    """Java's client sends what it is given; its other producers share the connection."""
+
+    async def work() -> tuple[tuple[int, str | None], int]:
+        client = RemotingClient()
+        address = cluster.broker_addresses[0]
+        connection = await client.connect(address)
+        large = {**SENT, "properties": "k\x01" + "v" * MIB}
+        refused, other = await asyncio.gather(
+            client.invoke(address, RequestCode.SEND_MESSAGE, large, b"x", timeout_s=30),
+            client.invoke(address, RequestCode.SEND_MESSAGE, SENT, b"x", timeout_s=30),
+        )
+        assert connection.is_open
+        await client.close()
+        return (refused.code, refused.remark), other.code
+
+    (code, remark), other = asked(work())
+    assert code == ResponseCode.INVALID_PARAMETER
+    assert str(remark).startswith("SEND_MESSAGE(10): header of 10")
+    assert str(remark).endswith("bytes is above the limit of 524288: move data into the body")
+    assert other == ResponseCode.SUCCESS
 
 
 def test_frames_that_never_end_make_large_messages_wait_small_requests_not(cluster: LocalCluster) -> None:

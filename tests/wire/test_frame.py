@@ -8,6 +8,7 @@ import pytest
 
 from contrailmq.wire.errors import LocalProtocolError, RemoteProtocolError
 from contrailmq.wire.frame import (
+    ANSWERED_HEADER_BYTES_MAX,
     FRAME_BYTES_MAX,
     LARGE_BYTES,
     FrameParser,
@@ -140,11 +141,45 @@ def test_the_largest_frame_passes_and_one_byte_more_does_not() -> None:
         FrameParser().feed(longer)
 
 
-def test_a_header_above_the_parsers_limit_is_refused() -> None:
-    frame = encode_request(1, {"a": "x" * 2000}, opaque=1)
+@pytest.mark.parametrize("serialize_type", [JSON, BINARY])
+@pytest.mark.parametrize("body", [b"body", bytes(2 * LARGE_BYTES)], ids=["small body", "large body"])
+def test_a_header_above_the_parsers_limit_gives_what_an_answer_needs_and_the_stream_goes_on(
+    serialize_type: int, body: bytes
+) -> None:
+    frame = encode_request(10, {"a": "x" * 2000}, body, opaque=7, is_oneway=True, serialize_type=serialize_type)
     assert len(FrameParser().feed(frame)) == 1
-    with pytest.raises(RemoteProtocolError, match="header length 2"):
-        FrameParser(header_bytes_max=1024).feed(frame)
+    for feed in (whole, in_halves):
+        parser = FrameParser(header_bytes_max=1024)
+        [next_one] = feed(parser, frame + FRAME)
+        assert (next_one.opaque, next_one.body) == (FrameParser().feed(FRAME)[0].opaque, b"body")
+        [(command, size_bytes)] = parser.too_long
+        assert (command.code, command.opaque, command.flag, command.body) == (10, 7, 2, b"")
+        assert 2000 < size_bytes < 2200
+        assert command.serialize_type == serialize_type
+
+
+def whole(parser: FrameParser, data: bytes) -> list[Command]:
+    return parser.feed(data)
+
+
+def in_halves(parser: FrameParser, data: bytes) -> list[Command]:
+    return parser.feed(data[: len(data) // 2]) + parser.feed(data[len(data) // 2 :])
+
+
+@pytest.mark.parametrize("header", [b"{" * 2000, b"[1]" + b" " * 2000, b"\xff" * 2000])
+def test_a_header_above_the_parsers_limit_that_is_none_breaks_the_stream(header: bytes) -> None:
+    parser = FrameParser(header_bytes_max=1024)
+    with pytest.raises(RemoteProtocolError, match="header length 200"):
+        parser.feed(struct.pack(">ii", 4 + len(header), len(header)) + header)
+    with pytest.raises(RemoteProtocolError, match="serialize type 2 is unknown"):
+        FrameParser(header_bytes_max=1024).feed(struct.pack(">iI", 4 + 2000, 2 << 24 | 2000) + b"x" * 2000)
+
+
+def test_a_header_that_is_too_long_to_be_looked_at_breaks_the_stream_as_soon_as_it_says_so() -> None:
+    size_bytes = ANSWERED_HEADER_BYTES_MAX + 1
+    assert FrameParser(header_bytes_max=1024).feed(struct.pack(">ii", 3 + size_bytes, size_bytes - 1)) == []
+    with pytest.raises(RemoteProtocolError, match=f"header length {size_bytes} is above the limit of 1024"):
+        FrameParser(header_bytes_max=1024).feed(struct.pack(">ii", 4 + size_bytes, size_bytes))
 
 
 def test_an_unfinished_frame_is_all_that_is_kept() -> None:

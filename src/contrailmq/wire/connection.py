@@ -39,7 +39,7 @@ if sys.platform != "win32":  # not when they are needed: a server that stops may
     import termios
 
 from contrailmq.wire.body_bounds import FREE_BYTES, refusal
-from contrailmq.wire.codes import ResponseCode
+from contrailmq.wire.codes import ResponseCode, request_name
 from contrailmq.wire.errors import (
     ConnectionClosedError,
     RemoteProtocolError,
@@ -80,7 +80,8 @@ class Limits:
 
 DEFAULT_LIMITS: Final = Limits()
 # A hostile JSON header of 16 MiB keeps the loop busy for 0.5 s, one of 512 KiB for 20 ms; requests of clients stay
-# below 100 KiB. Answers may be larger (140,000 messages in a batch are answered with 4.6 MB of ids): clients take all.
+# below 100 KiB, unless they have properties that no broker takes, which is worth an answer. Answers may be larger
+# (140,000 messages in a batch are answered with 4.6 MB of ids): clients take all.
 SERVER_LIMITS: Final = Limits(header_bytes_max=512 * 1024, body_bytes_free=FREE_BYTES)
 
 
@@ -315,6 +316,10 @@ class Connection:
         except RemoteProtocolError as exc:
             self._violated(exc)
             return
+        is_next = bool(commands)
+        if self._parser.too_long:
+            is_next = True
+            self._refuse_long_headers()
         requests: list[Command] = []
         unanswered, body_bytes_free = 0, self._limits.body_bytes_free
         for command in commands:
@@ -342,7 +347,7 @@ class Connection:
         elif self.in_flight >= self._limits.in_flight_max:
             self._update_reading()
         if self._ration is not None and (self._is_holding or self._parser.buffered_bytes):
-            self._report(self._ration, is_next=bool(commands))
+            self._report(self._ration, is_next=is_next)
 
     def _report(self, ration: Ration, *, is_next: bool) -> None:
         """Tell the ration what is held of an unfinished frame, and whether it is the next after a whole one."""
@@ -577,6 +582,17 @@ class Connection:
         if not request.is_oneway:
             self._send(encode_response(request, ResponseCode.INVALID_PARAMETER, remark=cause))
         return True
+
+    def _refuse_long_headers(self) -> None:
+        too_long, self._parser.too_long = self._parser.too_long, []
+        for request, size_bytes in too_long:
+            cause = (
+                f"{request_name(request.code)}: header of {size_bytes} bytes is above the limit of "
+                f"{self._limits.header_bytes_max}: move data into the body"
+            )
+            peer_warnings.warn("refused a header", f"{self.address}: {cause}")
+            if not request.flag & (FLAG_RESPONSE | FLAG_ONEWAY) and self.is_open:
+                self._send(encode_response(request, ResponseCode.INVALID_PARAMETER, remark=cause))
 
     def _violated(self, error: RemoteProtocolError) -> None:
         peer_warnings.warn("closed a peer that broke the protocol", f"{self.address}: {error}")

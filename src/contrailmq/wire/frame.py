@@ -19,6 +19,7 @@ from typing import Final
 from contrailmq.wire.codes import OUR_LANGUAGE, OUR_VERSION
 from contrailmq.wire.errors import LocalProtocolError, RemoteProtocolError
 from contrailmq.wire.header import (
+    BINARY,
     FLAG_ONEWAY,
     FLAG_RESPONSE,
     HOT_DECODERS,
@@ -46,18 +47,23 @@ FRAME_BYTES_MAX: Final = (
     16 * 1024 * 1024
 )  # with the length word; Java's default of com.rocketmq.remoting.frameMaxLength
 HEADER_BYTES_MAX: Final = 0xFFFFFF  # 24 bits
+ANSWERED_HEADER_BYTES_MAX: Final = 4 * 1024 * 1024  # see `FrameParser`; 40 ms at worst
 LARGE_BYTES: Final = 1024 * 1024  # frames above it are worth not copying twice: 16 MiB take 8 ms each time
 
 _PREFIX: Final = struct.Struct(">iI")
 _PREFIX_BYTES: Final = 8
 assert _PREFIX.size == _PREFIX_BYTES
 _LENGTH: Final = struct.Struct(">i")
+_BINARY_BEGINNING: Final = struct.Struct(">hBhii")  # code, language, version, opaque, flag
 
 
 class FrameParser:
     """Turns any chunking of a stream into commands. One per connection and direction.
 
     Holds at most one unfinished frame, so never more than FRAME_BYTES_MAX plus one chunk.
+
+    Of a frame whose header is longer than `header_bytes_max`, and not than ANSWERED_HEADER_BYTES_MAX, only what an
+    answer needs is decoded: such frames come in `too_long`, and the stream goes on.
     """
 
     __slots__ = (
@@ -68,6 +74,7 @@ class FrameParser:
         "_wanted_bytes",
         "error",
         "has_more",
+        "too_long",
     )
 
     def __init__(
@@ -84,6 +91,7 @@ class FrameParser:
         self._commands_max = commands_max
         self.error: RemoteProtocolError | None = None  # set once the stream is broken
         self.has_more = False  # `commands_max` ended the last call: call again, with b"" if nothing came
+        self.too_long: list[tuple[Command, int]] = []  # with the bytes of their headers; the owner empties it
 
     @property
     def buffered_bytes(self) -> int:
@@ -128,13 +136,15 @@ class FrameParser:
         with memoryview(self._buffer) as view:
             head = _PREFIX.pack(body_start - 4, word) + view[_PREFIX_BYTES:body_start]
             self._cut(head, commands)
-            commands[0].body = bytes(view[body_start:end])
+            if commands:
+                commands[0].body = bytes(view[body_start:end])
             return bytes(view[end:])
 
     def _cut(self, data: bytes, commands: list[Command]) -> int:
         """Append the whole commands of `data`; return where the unfinished one starts."""
         unpack, append, limit, size = _PREFIX.unpack_from, commands.append, self._frame_bytes_max - 4, len(data)
         hot_decoders, header_limit, position = HOT_DECODERS, self._header_bytes_max, 0
+        header_max = max(header_limit, ANSWERED_HEADER_BYTES_MAX)
         count_max = self._commands_max
         while size - position >= _PREFIX_BYTES:
             if len(commands) >= count_max:
@@ -142,7 +152,7 @@ class FrameParser:
                 return position
             length, word = unpack(data, position)
             header_bytes = word & HEADER_BYTES_MAX
-            if not 4 <= length <= limit or header_bytes > length - 4 or header_bytes > header_limit:
+            if not 4 <= length <= limit or header_bytes > length - 4 or header_bytes > header_max:
                 raise _bad_lengths(length, header_bytes, limit, header_limit)
             end = position + 4 + length
             if end > size:
@@ -150,6 +160,10 @@ class FrameParser:
                 return position
             body_start = position + _PREFIX_BYTES + header_bytes
             header = data[position + _PREFIX_BYTES : body_start]
+            if header_bytes > header_limit:
+                self.too_long.append((_beginning(header, word >> 24, header_limit), header_bytes))
+                position = end
+                continue
             try:
                 if word <= HEADER_BYTES_MAX:  # JSON: what decode_header does, without the call
                     command = hot_decoders.get(header[8:11], decode_any)(header)
@@ -168,6 +182,20 @@ class FrameParser:
                 raise _bad_lengths(length, 0, limit, header_limit)
         self._wanted_bytes = _PREFIX_BYTES
         return position
+
+
+def _beginning(header: bytes, serialize_type: int, header_limit: int) -> Command:
+    """Code, opaque and flag of a header that is too long to be decoded."""
+    if serialize_type not in (JSON, BINARY):
+        return decode_header(b"", serialize_type)  # says that it is unknown
+    if serialize_type == BINARY:
+        code, _language, _version, opaque, flag = _BINARY_BEGINNING.unpack_from(header)
+        return Command(code=code, opaque=opaque, flag=flag, serialize_type=serialize_type)
+    try:
+        read = decode_any(header)  # the ext fields are stepped over
+    except UNREADABLE:
+        raise _bad_lengths(len(header) + 4, len(header), FRAME_BYTES_MAX, header_limit) from None
+    return Command(code=read.code, opaque=read.opaque, flag=read.flag)
 
 
 def _bad_lengths(length: int, header_bytes: int, limit: int, header_limit: int) -> RemoteProtocolError:
