@@ -2,7 +2,8 @@
 
 The list comes from the argument, from NAMESRV_ADDR, or from an HTTP address whose body is such a list (`http://host:8080/
 rocketmq/nsaddr`, asked again every two minutes). It is shuffled, so that clients spread; one server is kept until it
-fails, then the next is tried, so a call fails only when every server did.
+fails, then the next is tried, so a call fails only when every server did. One that hangs, or whose host is gone, is
+waited for only so long that the time of the call is enough for the others.
 
 RocketMQ's built-in HTTP default (`jmenv.tbsite.net`) is a name inside one company: here a missing address is an error
 that says what to set.
@@ -56,13 +57,21 @@ class NameServers:
         if self._endpoint is not None:
             await self._refresh()
         last: ContrailError | None = None
-        for _ in range(len(self._addresses)):
-            address = self._addresses[self._current % len(self._addresses)]
+        count = len(self._addresses)
+        for number in range(1, count + 1):
+            address = self._addresses[self._current % count]
+            patience_s = timeout_s / count if number < count else None
             try:
-                return await self._remoting.invoke(address, code, ext, body, timeout_s=timeout_s)
+                async with asyncio.timeout(patience_s):
+                    return await self._remoting.invoke(address, code, ext, body, timeout_s=timeout_s)
             except (ConnectError, ConnectionClosedError, RequestTimeoutError) as exc:
                 last = exc
+            except TimeoutError:
+                last = RequestTimeoutError(address, code, timeout_s / count)
+            except asyncio.CancelledError:  # the caller's time is over: the next call does not begin with this one
                 self._current += 1
+                raise
+            self._current += 1
         raise NoNameServerError(
             f"none of the NameServers {self.text} answered {code.name} (last: {last}): are they up and reachable?"
         ) from last
