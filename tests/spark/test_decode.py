@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import contrailmq
-from contrailmq.message import decode_properties, encode_host
+from contrailmq.message import decode_properties, encode_host, encode_properties
 from contrailmq.spark.columns import View, choose_view
 from contrailmq.spark.decode import Decoder, Selection
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
@@ -185,6 +185,33 @@ def test_properties_parse_as_the_plain_decoder_parses_them(rows: list[list[str]]
     table = parse_properties(pa.array(raw, pa.binary()))
     assert [dict(row) for row in table.maps().to_pylist()] == [decode_properties(data) for data in raw]
     assert table.column("TAGS").to_pylist() == [decode_properties(data).get("TAGS") for data in raw]
+
+
+@given(
+    st.lists(st.text("abcdeé", min_size=1, max_size=20), min_size=1, max_size=5, unique=True),
+    st.lists(st.lists(st.text("xyz", min_size=1, max_size=12), min_size=5, max_size=5), min_size=1, max_size=8),
+    st.integers(0, 20),
+)
+@settings(max_examples=150, deadline=None)
+def test_rows_of_the_same_names_parse_the_same_by_their_places(
+    names: list[str], values: list[list[str]], odd: int
+) -> None:
+    """One row of some blocks has a name that differs in its last letter: then every name is looked at."""
+    rows = [dict(zip(names, row, strict=False)) for row in values]
+    if odd < len(rows):
+        last = names[-1]
+        rows[odd] = {(name if name != last else f"{last[:-1]}f"): value for name, value in rows[odd].items()}
+    table = parse_properties(pa.array([encode_properties(row) for row in rows], pa.binary()))
+    assert [dict(row) for row in table.maps().to_pylist()] == rows
+    for name in {*names, *rows[-1], "none"}:
+        assert table.column(name).to_pylist() == [row.get(name) for row in rows]
+    assert not table.width or all(list(row) == list(rows[0]) for row in rows)
+
+
+def test_rows_of_one_producer_are_parsed_by_their_places() -> None:
+    raw = [encode_properties({"TAGS": "t", "CONTRAIL_DEDUP_KEY": "k", "UNIQ_KEY": "u", "WAIT": "true"})] * 3
+    assert parse_properties(pa.array(raw, pa.binary())).width == 4
+    assert parse_properties(pa.array([*raw, b""], pa.binary())).width == 0
 
 
 def make_log(random_state: random.Random, count: int) -> tuple[bytes, int]:

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from contrailmq.cli import app
 from contrailmq.message import java_hash
 from contrailmq.spark.dispatched import Dispatcher, _numbered, java_hashes
 from contrailmq.spark.engine import LocalEngine
+from contrailmq.spark.jobs import rebuild as job
 from contrailmq.spark.jobs.index_files import IndexShape
 from contrailmq.spark.jobs.rebuild import RebuildError, is_in_use, rebuild, remove_old
 from contrailmq.spark.jobs.verify import Finding, findings_table, verify
@@ -72,6 +73,40 @@ def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
     store = unpack("kill9-lag", tmp_path)
     before = files_below(store)
     assert rebuild(store, ONE, dry_run=True).units == 1395
+    assert files_below(store) == before
+
+
+def test_files_that_do_not_hold_what_was_written_replace_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = unpack("clean", tmp_path)
+    before, write = files_below(store), job._write_queue
+
+    def flip(runs: list[job.Run], folder: Path, file_bytes: int) -> int:
+        gaps = write(runs, folder, file_bytes)
+        first = min(folder.iterdir())
+        data = first.read_bytes()
+        first.write_bytes(data[:-1] + b"x" if runs[0].topic == "GoldenOrder" else data)
+        return gaps
+
+    monkeypatch.setattr(job, "_write_queue", flip)
+    with pytest.raises(RebuildError, match="GoldenOrder/.* holds more than its 12 units; nothing was replaced"):
+        rebuild(store, ONE)
+    assert files_below(store) == before
+
+
+def test_units_that_lead_to_no_such_record_replace_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written equals what is read back, and is wrong all the same: one place is off by a byte."""
+    store = unpack("clean", tmp_path)
+    before, make = files_below(store), job._queue_bytes
+
+    def shift(runs: list[job.Run], file_bytes: int) -> Iterator[bytes]:
+        for piece in make(runs, file_bytes):
+            yield piece[:7] + bytes([piece[7] ^ 1]) + piece[8:] if piece else piece
+
+    monkeypatch.setattr(job, "_queue_bytes", shift)
+    with pytest.raises(RebuildError, match="where the log has no such record; nothing was replaced"):
+        rebuild(store, ONE)
     assert files_below(store) == before
 
 

@@ -77,11 +77,20 @@ class Dispatcher:
         names = topics.dictionary.to_pylist()
         codes = topics.indices.to_numpy().astype(np.int64)
         queued = (kind != SysFlag.TRANSACTION_PREPARED) & (kind != SysFlag.TRANSACTION_ROLLBACK)
-        units = self._units(records, table, names, codes, queued)
-        return units, lambda: _entries(records, table, names, codes, kind != SysFlag.TRANSACTION_ROLLBACK)
+        tags = table.column(Property.TAGS).dictionary_encode()
+        units = self._units(records, table, names, codes, tags, queued)
+        return units, lambda: _entries(records, table, names, codes, tags, kind != SysFlag.TRANSACTION_ROLLBACK)
 
-    def _units(self, records: Records, table: PropertyTable, names: list[str], codes: Int, queued: Mask) -> Units:
-        tags = _tags_codes(table)
+    def _units(
+        self,
+        records: Records,
+        table: PropertyTable,
+        names: list[str],
+        codes: Int,
+        tag_texts: pa.DictionaryArray,
+        queued: Mask,
+    ) -> Units:
+        tags = _tags_codes(tag_texts)
         if SystemTopic.SCHEDULE in names:
             waiting = np.flatnonzero(codes == names.index(SystemTopic.SCHEDULE))
             levels = table.column(Property.DELAY).to_pylist()
@@ -122,39 +131,56 @@ def _numbered(codes: Int, queue_ids: Int) -> tuple[list[tuple[int, int]], Int]:
     return [divmod(key, width) for key in present.tolist()], numbers[keys]
 
 
-def _tags_codes(table: PropertyTable) -> Int:
-    encoded = table.column(Property.TAGS).dictionary_encode()
+def _tags_codes(encoded: pa.DictionaryArray) -> Int:
     hashes = np.array([tags_code(tag) for tag in encoded.dictionary.to_pylist()] + [0], dtype=np.int64)
     indices = encoded.indices.fill_null(len(hashes) - 1).to_numpy()
     found: Int = hashes[indices]
     return found
 
 
-def _entries(records: Records, table: PropertyTable, names: list[str], codes: Int, indexed: Mask) -> IndexEntries:
+def _entries(
+    records: Records,
+    table: PropertyTable,
+    names: list[str],
+    codes: Int,
+    tags: pa.DictionaryArray,
+    indexed: Mask,
+) -> IndexEntries:
     seeds = np.array([java_hash(f"{name}#") for name in names], dtype=np.int64)[codes]
-    tag_seeds = np.array([java_hash(f"{name}#{TAG_KIND}#") for name in names], dtype=np.int64)[codes]
     unique_rows, unique = _valued(table.column(Property.UNIQUE_KEY))
-    tag_rows, tags = _valued(table.column(Property.TAGS))
+    tag_rows, tag_hashes = _tag_hashes(tags, names, codes)
     pieces = pc.split_pattern(table.column(Property.KEYS), " ")
     keys = pieces.flatten()
     key_rows = pc.list_parent_indices(pieces).to_numpy().astype(np.int64)
     filled = pc.greater(pc.binary_length(keys), 0).to_numpy(zero_copy_only=False)
-    keys, key_rows = keys.filter(pa.array(filled)), key_rows[filled]
+    if not filled.all():
+        keys, key_rows = keys.filter(pa.array(filled)), key_rows[filled]
     rows = np.concatenate([unique_rows, key_rows, tag_rows])
-    all_seeds = np.concatenate([seeds[unique_rows], seeds[key_rows], tag_seeds[tag_rows]])
-    hashes = java_hashes(pa.concat_arrays([unique, keys, tags]), all_seeds)
+    hashes = np.concatenate([java_hashes(unique, seeds[unique_rows]), java_hashes(keys, seeds[key_rows]), tag_hashes])
     is_tag = np.arange(len(rows)) >= len(unique_rows) + len(key_rows)
     # A broker's order is record by record: unique key, keys, tag. The sort is stable and they stand in that order.
-    order = np.argsort(rows, kind="stable")
-    order = order[indexed[rows[order]]]
+    order = stable_order(rows)
+    if not indexed.all():
+        order = order[indexed[rows[order]]]
     rows, hashes = rows[order], hashes[order]
     magnitude = np.abs(hashes)
     magnitude[hashes == -(2**31)] = 0  # Java's Math.abs has no positive for the least int; RocketMQ takes 0
     return IndexEntries(magnitude, records.physical_offset[rows], records.store_time_ms[rows], is_tag[order])
 
 
-def _valued(column: pa.StringArray) -> tuple[Int, pa.StringArray]:
+def _tag_hashes(tags: pa.DictionaryArray, names: list[str], codes: Int) -> tuple[Int, Int]:
+    """Rows that have a tag, and the hashes of `topic#T#tag`: few pairs make many rows, so each is hashed once."""
+    rows, of_row = _valued(tags.indices)
+    texts = tags.dictionary.to_pylist()
+    pairs, number = _numbered(codes[rows], of_row.to_numpy().astype(np.int64))
+    hashes = [java_hash(f"{names[code]}#{TAG_KIND}#{texts[tag]}") for code, tag in pairs]
+    return rows, np.array(hashes, dtype=np.int64)[number]
+
+
+def _valued(column: pa.Array) -> tuple[Int, pa.Array]:
     """Rows that have a value, and the values."""
+    if not column.null_count:
+        return np.arange(len(column)), column
     return np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False)), column.drop_null()
 
 
@@ -167,7 +193,12 @@ def java_hashes(texts: pa.StringArray, seeds: Int) -> Int:
     data = np.frombuffer(texts.buffers()[2] or b"", dtype=np.uint8)
     hashes = (seeds & 0xFFFFFFFF).astype(np.uint32)
     start, size = offsets[:-1], np.diff(offsets)
-    if count:
+    if count and int(size.min()) == int(size.max()):  # as unique ids are: rows of a matrix
+        characters = data[offsets[0] : offsets[-1]].reshape(count, -1)
+        for index in range(characters.shape[1]):
+            hashes *= np.uint32(31)
+            hashes += characters[:, index]
+    elif count:
         longest = int(size.max())
         longest_first = stable_order(longest - size)
         start, hashes = start[longest_first], hashes[longest_first]

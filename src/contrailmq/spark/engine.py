@@ -12,10 +12,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from importlib.abc import MetaPathFinder
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import pyarrow as pa
@@ -73,7 +76,7 @@ class LocalEngine:
         if self._pool is None:
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["contrailmq.spark.log_plan", kernel.__module__])
-            self._pool = ProcessPoolExecutor(self.workers, mp_context=context)
+            self._pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_skip_pandas)
         return self._pool.map(kernel, items)
 
     def close(self) -> None:
@@ -81,6 +84,18 @@ class LocalEngine:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
+
+
+class _NoPandas(MetaPathFinder):
+    """PyArrow imports pandas, where it is installed, with its first array: most of a second that no kernel needs."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("pandas is left out of a pool's processes", name=fullname)
+
+
+def _skip_pandas() -> None:
+    sys.meta_path.insert(0, _NoPandas())
 
 
 class SparkEngine:

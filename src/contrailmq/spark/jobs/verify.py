@@ -117,14 +117,6 @@ def verify(
     return findings
 
 
-def verify_queues(
-    store: str, engine: Engine, end: int, *, queues: str, levels: str, range_bytes: int
-) -> Iterator[Finding]:
-    """Compare the consume queues under a directory with a store's log, both ways."""
-    work = [_Work(store, part, queues, levels, False, None, 0) for part in _parts(store, end, range_bytes)]
-    return _checked(engine, work, None)
-
-
 def findings_frame(spark: SparkSession, findings: list[Finding]) -> DataFrame:
     """Findings as a DataFrame, also none."""
     return spark.createDataFrame(findings_table(findings))
