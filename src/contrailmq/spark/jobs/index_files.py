@@ -55,20 +55,30 @@ class IndexShape(NamedTuple):
 def write_index(folder: str, fragments: Iterable[str], shape: IndexShape) -> int:
     """Write index files for entries in fragment files (arrays of `ENTRY`, in log order); gives the number of files."""
     os.mkdir(folder)
-    held = np.empty(0, dtype=ENTRY)
     files, end_time, end_physical = 0, 0, 0
-    room = shape.units - 1
     names: set[str] = set()
-    for fragment in [*fragments, None]:
-        if fragment is not None:
-            held = np.concatenate([held, np.fromfile(fragment, dtype=ENTRY)])
-        while len(held) >= room or (fragment is None and len(held)):
-            entries, held = held[:room], held[room:]
-            name = _name(int(entries["store_time_ms"][0]), names)
-            _write_file(os.path.join(folder, name), entries, shape, end_time, end_physical)
-            end_time, end_physical = int(entries["store_time_ms"][-1]), int(entries["physical_offset"][-1])
-            files += 1
+    for entries in _in_files(fragments, shape.units - 1):
+        name = _name(int(entries["store_time_ms"][0]), names)
+        _write_file(os.path.join(folder, name), entries, shape, end_time, end_physical)
+        end_time, end_physical = int(entries["store_time_ms"][-1]), int(entries["physical_offset"][-1])
+        files += 1
     return files
+
+
+def _in_files(fragments: Iterable[str], room: int) -> Iterator[npt.NDArray[np.void]]:
+    """The entries of each file: as many as have room, the last file's as many as are left."""
+    held: list[npt.NDArray[np.void]] = []
+    count = 0
+    for fragment in fragments:
+        held.append(np.fromfile(fragment, dtype=ENTRY))
+        count += len(held[-1])
+        if count >= room:
+            joined = np.concatenate(held)
+            whole = count - count % room
+            yield from np.split(joined[:whole], whole // room)
+            held, count = [joined[whole:]], count - whole
+    if count:
+        yield np.concatenate(held)
 
 
 def _name(time_ms: int, taken: set[str]) -> str:
@@ -86,14 +96,14 @@ def _write_file(
     path: str, entries: npt.NDArray[np.void], shape: IndexShape, seed_time: int, seed_physical: int
 ) -> None:
     count = len(entries)
-    slot = entries["key_hash"].astype(np.int64) % shape.slots
+    slot = entries["key_hash"].astype(np.uint32) % np.uint32(shape.slots)
     order = stable_order(slot)
     ordered = slot[order]
-    numbers = order + 1  # unit numbers begin at 1
-    same = np.concatenate([[False], ordered[1:] == ordered[:-1]])
-    previous = np.zeros(count, dtype=np.int64)
-    previous[order[same]] = numbers[np.flatnonzero(same) - 1]
+    numbers = (order + 1).astype(np.int32)  # unit numbers begin at 1
     is_newest = np.concatenate([ordered[1:] != ordered[:-1], [True]])
+    previous = np.empty(count, dtype=np.int32)
+    previous[order[0]] = 0
+    previous[order[1:]] = np.where(is_newest[:-1], np.int32(0), numbers[:-1])
     begin_time = int(entries["store_time_ms"][0])
     seconds = np.clip((entries["store_time_ms"] - begin_time) // 1000, 0, 2**31 - 1)
     if seed_time > 0:

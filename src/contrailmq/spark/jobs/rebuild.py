@@ -5,10 +5,10 @@
 2. Every queue is put together from its runs, byte for byte as a broker writes it: files of one fixed size, sparse, a
    head that starts late filled as RocketMQ fills it. The index is laid out file by file, hash chains computed on
    columns, while the queues are written.
-3. What was written is read back: a queue's bytes must be those of its runs, and every unit must lead to a record of the
-   log that states its place, size, queue and offset. Both ways: the runs hold a unit for every record of step 1, and
-   nothing else may stand in the files. Only then the new files take the place of the old ones, which stay beside under
-   another name until the caller removes them.
+3. What was written is read back. Every run must stand, byte for byte, at the place that the queue offsets of its
+   records give, and nothing else may stand in the files: so each record of step 1 has its unit, and each unit its
+   record. Only then the new files take the place of the old ones, which stay beside under another name until the caller
+   removes them.
 
 The store must not run: its lock file is held from the first read to the swap.
 """
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import fcntl
 import itertools
-import mmap
 import os
 import shutil
 import tempfile
@@ -28,7 +27,6 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from contrailmq.message import ContrailError
 from contrailmq.spark.dispatched import DELAY_LEVELS, Dispatcher
@@ -36,31 +34,10 @@ from contrailmq.spark.engine import Engine, Progress
 from contrailmq.spark.jobs.index_files import ENTRY, IndexShape, write_index
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_records
 from contrailmq.spark.records import stable_order
-from contrailmq.spark.store_files import (
-    UNIT_BYTES,
-    LogFile,
-    QueueFiles,
-    confirmed_end,
-    log_files,
-    queue_files,
-    read_units,
-)
+from contrailmq.spark.store_files import UNIT_BYTES, confirmed_end, log_files, queue_files
 
 _QUEUE_FILE_BYTES: Final = 6_000_000  # RocketMQ's default: 300,000 units
 _DISK_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-_SAID: Final = np.dtype([("physical_offset", "i8"), ("size", "i8"), ("queue_offset", "i8"), ("queue_id", "i8")])
-# The first fields of a record, which are at the same place in all of them.
-_HEAD: Final = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">i4"),
-        ("body_crc", ">i4"),
-        ("queue_id", ">i4"),
-        ("flag", ">i4"),
-        ("queue_offset", ">i8"),
-        ("physical_offset", ">i8"),
-    ]
-)
 _PRE_BLANK: Final = np.array([(0, 2147483647, 0)], dtype=_DISK_UNIT).tobytes()
 assert _DISK_UNIT.itemsize == UNIT_BYTES
 
@@ -109,7 +86,6 @@ class _WriteWork(NamedTuple):
     runs: list[list[Run]]  # of several queues, each in log order
     root: str
     file_bytes: int
-    log: list[LogFile]
 
 
 class _IndexWork(NamedTuple):
@@ -149,7 +125,7 @@ def rebuild(
         os.mkdir(queues)
         index = _IndexWork(f"{folder}/index", [f"{item.fragment}.index" for item in work], shape)
         # The index comes first: it is the longest piece of work, and others fill the time beside it.
-        writes: list[_WriteWork | _IndexWork] = [index, *_grouped(by_queue, queues, file_bytes, files)]
+        writes: list[_WriteWork | _IndexWork] = [index, *_grouped(by_queue, queues, file_bytes)]
         index_files, *gaps_closed = engine.run(_write, writes)
         gaps = sum(gaps_closed)
         old = () if dry_run else _swap(store, folder)
@@ -197,9 +173,7 @@ def _read_part(work: _ReadWork) -> _ReadDone:
     return _ReadDone(runs, entry_count)
 
 
-def _grouped(
-    by_queue: dict[tuple[str, int], list[Run]], root: str, file_bytes: int, log: list[LogFile]
-) -> list[_WriteWork]:
+def _grouped(by_queue: dict[tuple[str, int], list[Run]], root: str, file_bytes: int) -> list[_WriteWork]:
     """Queues dealt to a few pieces of work of about the same number of units."""
     piles: list[list[list[Run]]] = [[] for _ in range(min(16, max(1, len(by_queue))))]
     weights = [0] * len(piles)
@@ -207,21 +181,20 @@ def _grouped(
         lightest = weights.index(min(weights))
         piles[lightest].append(runs)
         weights[lightest] += sum(run.units for run in runs)
-    return [_WriteWork(pile, root, file_bytes, log) for pile in piles if pile]
+    return [_WriteWork(pile, root, file_bytes) for pile in piles if pile]
 
 
 def _write(work: _WriteWork | _IndexWork) -> int:
     """The index: gives its files. Or queues, read back: gives the gaps in queue offsets that were closed up."""
     if isinstance(work, _IndexWork):
         return write_index(work.folder, work.fragments, work.shape)
-    gaps, checked = 0, list[npt.NDArray[np.void]]()
+    gaps = 0
     for runs in work.runs:
         folder = Path(work.root, runs[0].topic, str(runs[0].queue_id))
         folder.mkdir(parents=True)
         closed = _write_queue(runs, folder, work.file_bytes)
-        checked.append(_read_back(runs, folder, work.file_bytes, has_gaps=closed > 0))
+        _read_back(runs, folder, work.file_bytes, has_gaps=closed > 0)
         gaps += closed
-    _check_units(np.concatenate(checked), work.log)
     return gaps
 
 
@@ -248,9 +221,13 @@ def _queue_bytes(runs: list[Run], file_bytes: int) -> Iterator[bytes]:
     """What a queue's files hold from the first byte of the first one, piece by piece, without the filler at the end."""
     yield _PRE_BLANK * (runs[0].first * UNIT_BYTES % file_bytes // UNIT_BYTES)
     for run, repeated in _kept(runs):
-        with open(run.fragment, "rb") as fragment:
-            fragment.seek(run.position + repeated * UNIT_BYTES)
-            yield fragment.read((run.units - repeated) * UNIT_BYTES)
+        yield _run_bytes(run, repeated)
+
+
+def _run_bytes(run: Run, repeated: int) -> bytes:
+    with open(run.fragment, "rb") as fragment:
+        fragment.seek(run.position + repeated * UNIT_BYTES)
+        return fragment.read((run.units - repeated) * UNIT_BYTES)
 
 
 def _base(runs: list[Run], file_bytes: int) -> int:
@@ -278,48 +255,24 @@ def _write_queue(runs: list[Run], folder: Path, file_bytes: int) -> int:
     return _gaps(runs)
 
 
-def _read_back(runs: list[Run], folder: Path, file_bytes: int, *, has_gaps: bool) -> npt.NDArray[np.void]:
-    """A queue's bytes must be those of its runs, then zeros. Gives what its units say about their records."""
-    paths, at = sorted(folder.iterdir()), 0
+def _read_back(runs: list[Run], folder: Path, file_bytes: int, *, has_gaps: bool) -> None:
+    """Compare a queue's files with its runs, each at the place of its queue offsets (behind a closed gap: in order)."""
+    paths = sorted(folder.iterdir())
     written = b"".join(path.read_bytes() for path in paths)
-    for piece in _queue_bytes(runs, file_bytes):
-        if written[at : at + len(piece)] != piece:
-            raise RebuildError(f"{folder} does not hold what was written to it; nothing was replaced")
-        at += len(piece)
-    if written[at:].strip(b"\0") or len(written) != len(paths) * file_bytes:
-        raise RebuildError(f"{folder} holds more than its {at // UNIT_BYTES} units; nothing was replaced")
-    units = read_units(QueueFiles(runs[0].topic, runs[0].queue_id, tuple(map(str, paths))))
-    said = np.empty(len(units), dtype=_SAID)
-    for name in ("physical_offset", "size"):
-        said[name] = units[name]
-    # A gap that was closed up shifts what comes behind it: places in the file are no queue offsets there.
-    said["queue_offset"] = -1 if has_gaps else units["queue_offset"]
-    said["queue_id"] = runs[0].queue_id
-    return said
-
-
-def _check_units(said: npt.NDArray[np.void], log: list[LogFile]) -> None:
-    """Every unit must lead to a record that states its place, size, queue and offset. In log order, page after page."""
-    said = said[np.argsort(said["physical_offset"], kind="stable")]
-    for file in log:
-        low, high = np.searchsorted(said["physical_offset"], [file.base, file.base + file.size_bytes])
-        if low == high:
-            continue
-        with open(file.path, "rb") as opened:
-            data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        units = said[low:high]
-        overlapping = np.ndarray(
-            (len(data) - _HEAD.itemsize + 1,), dtype=f"V{_HEAD.itemsize}", buffer=data, strides=(1,)
+    base = int(paths[0].name)
+    at = runs[0].first * UNIT_BYTES - base
+    is_right = len(written) == len(paths) * file_bytes and written[:at] == _PRE_BLANK * (at // UNIT_BYTES)
+    for run, repeated in _kept(runs):
+        expected = _run_bytes(run, repeated)
+        if not has_gaps:
+            at = (run.first + repeated) * UNIT_BYTES - base
+        is_right = is_right and written[at : at + len(expected)] == expected
+        at += len(expected)
+    if not is_right or written[at:].strip(b"\0"):
+        raise RebuildError(
+            f"{folder.parent.name}/{folder.name} was read back otherwise than its records say: disk or program are "
+            "at fault; nothing was replaced"
         )
-        heads = overlapping[units["physical_offset"] - file.base].view(_HEAD)
-        wrong = (units["queue_offset"] >= 0) & (heads["queue_offset"] != units["queue_offset"])
-        for name in ("physical_offset", "size", "queue_id"):
-            wrong |= heads[name] != units[name]
-        if wrong.any():
-            place = int(units["physical_offset"][int(np.argmax(wrong))])
-            raise RebuildError(
-                f"a rebuilt queue points to {place}, where the log has no such record; nothing was replaced"
-            )
 
 
 @contextmanager
