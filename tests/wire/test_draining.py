@@ -217,6 +217,25 @@ def test_a_drained_connection_serves_what_it_has_read(run: Run) -> None:
     run(main())
 
 
+def test_a_peer_that_breaks_the_protocol_while_a_server_stops_is_closed_like_any_other(run: Run) -> None:
+    """With the last answer out, the connection has its end from the draining already."""
+
+    async def main() -> None:
+        for last_words in (b"\xff" * 8, request(1) + b"\xff" * 8):
+            holding = Holding()
+            connection, transport = connected(holding)
+            connection.data_received(request(0))
+            connection.drain()
+            [(_, held)] = holding.held
+            connection.reply(encode_response(held))  # leaves with what closes the connection
+            connection.data_received(last_words)
+            await asyncio.sleep(0)
+            assert len(transport.writes) == 1
+            assert not connection.is_open
+
+    run(main())
+
+
 def test_nothing_is_written_after_our_end(run: Run) -> None:
     async def main() -> None:
         connection, transport = connected(echo)

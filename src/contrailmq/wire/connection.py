@@ -244,6 +244,9 @@ class Connection:
         if self._transport is not None and not self._transport.is_closing():
             self._close_cause = cause
             self._flush()
+        if (
+            self._transport is not None and not self._transport.is_closing()
+        ):  # else that was its last answer, or too much
             self._transport.close()
             self._watch_closing(self._transport)
 
