@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
+from itertools import pairwise
 
 import pytest
 
 from contrailmq.wire.errors import ConnectError, ListenError
-from contrailmq.wire.listener import Address, listen_on
+from contrailmq.wire.listener import AT_ONCE, Address, listen_on
 from contrailmq.wire.transport import RemotingServer, split_address
 
 from .peers import Run, echo
@@ -65,3 +67,20 @@ def test_an_address_of_one_link_is_listened_on_with_its_link(monkeypatch: pytest
     with pytest.raises(OSError, match="Invalid argument"):
         listen_on([(socket.AF_INET6, ("fe80::1", 0, 0, 7))], 9876, "fe80::1%eth0")
     assert asked == [("fe80::1", 9876, 0, 7)]
+
+
+def test_a_crowd_is_let_in_by_and_by_and_the_others_have_their_turns_in_between(run: Run) -> None:
+    async def main() -> None:
+        server = RemotingServer(echo, host="127.0.0.1")
+        await server.start()
+        crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(10 * AT_ONCE)]  # in the kernel
+        counts = [0]
+        while counts[-1] < len(crowd):
+            await asyncio.sleep(0)
+            counts.append(len(server.connections))
+        assert max(later - earlier for earlier, later in pairwise(counts)) <= 2 * AT_ONCE
+        for peer in crowd:
+            peer.close()
+        await server.close(drain_seconds=0.0)
+
+    run(main())
