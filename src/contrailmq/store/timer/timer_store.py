@@ -162,10 +162,14 @@ class TimerStore:
                 is_held = not self._may_begin(now_ms, enqueued)
                 if not is_held:
                     dequeued += self.dequeue(now_ms, max_count - dequeued)
-                    is_held = self._due is None and self._rolled != self.stats.rolled
+                    is_held = not self._is_begun and self._rolled != self.stats.rolled
         self.log.write()
         is_held = is_held and not self._intake.is_waiting
         return enqueued >= max_count or dequeued >= max_count or is_held or (delivers and self._is_reading)
+
+    @property
+    def _is_begun(self) -> bool:
+        return self._due is not None
 
     @property
     def _is_reading(self) -> bool:
