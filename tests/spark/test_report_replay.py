@@ -53,6 +53,23 @@ def test_the_report_counts_what_java_counts(golden_store: Callable[[str], str]) 
     assert found == report(golden_store("clean"), ONE)
 
 
+def test_traffic_over_time_is_told_by_queue_tag_and_host(golden_store: Callable[[str], str]) -> None:
+    found = report(golden_store("clean"), ONE).to_json()
+    java = [m for m in expected("clean")["messages"] if m["topic"] == "GoldenOrder"]
+    by_queue = Counter((str(m["queueId"]), m["storeTimestamp"] // 60_000 * 60_000) for m in java)
+    rows = [row for row in found["queue_minutes"] if row["topic"] == "GoldenOrder"]
+    assert {(row["queue"], row["time_ms"]): row["messages"] for row in rows} == by_queue
+    by_tag = Counter(m["properties"].get("TAGS") for m in java)
+    tags: Counter[str | None] = Counter()
+    for row in found["tag_minutes"]:
+        tags[row["tag"]] += row["messages"] if row["topic"] == "GoldenOrder" else 0
+    assert +tags == Counter({tag: count for tag, count in by_tag.items() if tag})
+    assert sum(row["messages"] for row in found["host_minutes"]) == found["messages"]
+    text = page(report(golden_store("clean"), ONE))
+    for title in ("Messages over time", "Queues over time", "Tags over time", "Producers over time"):
+        assert f"<h2>{title}</h2>" in text
+
+
 def test_percentiles_are_upper_bounds_within_a_sixteenth_octave(golden_store: Callable[[str], str]) -> None:
     found = next(row for row in report(golden_store("clean"), ONE).topics if row.topic == "GoldenBulk")
     sizes = sorted(m["storedBodyLength"] for m in expected("clean")["messages"] if m["topic"] == "GoldenBulk")

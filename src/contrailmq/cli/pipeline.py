@@ -48,6 +48,7 @@ EndingOffsets = Annotated[
 Rate = Annotated[float, typer.Option("--rate", help="At most so many messages a second; 0: no limit.")]
 
 
+_REPORT_ROWS = 20  # of queues, tags and producers in a table; --json gives more
 _POOL_BYTES_MIN = 256 * 1024 * 1024  # below, starting processes takes longer than the work
 
 
@@ -170,6 +171,11 @@ def report(
             _print(done.to_json(), as_json, title="")
             return
         _print([row._asdict() for row in done.topics], False, title=f"{done.messages:,} messages")
+        for title, field, shown in (("queues", "queue_id", done.queues), ("tags", "tag", done.tags)):
+            most = sorted(shown, key=lambda row: -row[2])[:_REPORT_ROWS]
+            _print([{"topic": row[0], field: row[1], "messages": row[2]} for row in most], False, title=title)
+        hosts = [{"topic": topic, "host": host, "messages": count} for topic, host, count in done.hosts[:_REPORT_ROWS]]
+        _print(hosts, False, title="producers")
         _print([row._asdict() for row in done.lags], False, title="lag per group")
         names = ("kind", "group", "messages")
         _print([dict(zip(names, row, strict=True)) for row in done.retries], False, title="retries and dead letters")

@@ -28,6 +28,10 @@ from contrailmq.wire.fastjson import loads_fastjson
 MINUTE_MS: Final = 60_000
 _STEPS: Final = 16  # histogram steps to the octave
 _HOSTS_MAX: Final = 200
+_KINDS: Final = ("queue", "tag", "host")
+
+
+_ADDED: Final = ("messages", "log_bytes", "tags", "hosts", "minutes", "minute_bytes", "over_time", "sizes", "latencies")
 
 
 @dataclass(slots=True)
@@ -40,12 +44,14 @@ class Counts:
     hosts: Counter[tuple[str, str]] = field(default_factory=Counter)  # (topic, born host's IP)
     minutes: Counter[tuple[str, int]] = field(default_factory=Counter)  # (topic, minute of store time)
     minute_bytes: Counter[tuple[str, int]] = field(default_factory=Counter)
+    # (queue, tag or host; topic; its number, text or IP; minute of store time)
+    over_time: Counter[tuple[str, str, str, int]] = field(default_factory=Counter)
     sizes: Counter[tuple[str, int]] = field(default_factory=Counter)  # (topic, step)
     latencies: Counter[tuple[str, int]] = field(default_factory=Counter)
     ends: dict[tuple[str, str, int], int] = field(default_factory=dict)  # (store, topic, queue) -> next offset
 
     def add(self, other: Counts) -> None:
-        for name in ("messages", "log_bytes", "tags", "hosts", "minutes", "minute_bytes", "sizes", "latencies"):
+        for name in _ADDED:
             getattr(self, name).update(getattr(other, name))
         for key, end in other.ends.items():
             self.ends[key] = max(end, self.ends.get(key, 0))
@@ -93,6 +99,7 @@ class Report:
     tags: list[tuple[str, str, int]]
     hosts: list[tuple[str, str, int]]
     minutes: list[tuple[str, int, int, int]]  # topic, minute in ms, messages, bytes
+    over_time: dict[str, list[tuple[str, str, int, int]]]  # queue, tag or host -> topic, value, minute in ms, messages
     lags: list[GroupLag]
     retries: list[tuple[str, str, int]]  # kind (retry or dlq), group, messages
     delays: list[DelayBacklog]
@@ -112,6 +119,12 @@ class Report:
             "minutes": [
                 dict(zip(("topic", "time_ms", "messages", "log_bytes"), row, strict=True)) for row in self.minutes
             ],
+            **{
+                f"{kind}_minutes": [
+                    dict(zip(("topic", kind, "time_ms", "messages"), row, strict=True)) for row in self.over_time[kind]
+                ]
+                for kind in _KINDS
+            },
             "lags": [row._asdict() for row in self.lags],
             "retries": [dict(zip(("kind", "group", "messages"), row, strict=True)) for row in self.retries],
             "delays": [row._asdict() for row in self.delays],
@@ -181,6 +194,17 @@ def _measure(records: Records, store: str) -> Counts:
         values, found = encoded.dictionary.to_pylist(), Counter[tuple[str, int]]()
         _count(found, names, topic, encoded.indices.to_numpy().astype(np.int64), None)
         named.update({(name, values[code]): number for (name, code), number in found.items()})
+    queues, queue = np.unique(records.queue_id, return_inverse=True)
+    for kind, texts, codes in (
+        ("queue", [str(number) for number in queues.tolist()], queue),
+        ("tag", tags.dictionary.to_pylist(), tags.indices.to_numpy()),
+        ("host", hosts.dictionary.to_pylist(), hosts.indices.to_numpy()),
+    ):
+        found = Counter[tuple[str, int]]()
+        _count(found, names, topic, codes.astype(np.int64) + (minute - int(minute.min())) * len(texts), None)
+        for (name, place), number in found.items():
+            later, code = divmod(place, len(texts))
+            counts.over_time[kind, name, texts[code], later + int(minute.min())] += number
     order = np.lexsort((records.queue_offset, records.queue_id, topic))
     for at in order.tolist() if len(order) < 64 else _last_of_each(topic[order], records.queue_id[order], order):
         key = (store, names[topic[at]], int(records.queue_id[at]))
@@ -264,10 +288,27 @@ def summarise(stores: list[str], counts: Counts) -> Report:
         tags=[(t, tag, n) for (t, tag), n in counts.tags.most_common(_HOSTS_MAX) if tag],
         hosts=[(t, host, n) for (t, host), n in counts.hosts.most_common(_HOSTS_MAX)],
         minutes=sorted((t, m * MINUTE_MS, n, counts.minute_bytes[t, m]) for (t, m), n in counts.minutes.items()),
+        over_time=_over_time(counts),
         lags=_add_lags(lag for store in stores for lag in read_lags(store, counts)),
         retries=sorted(retries, key=lambda row: -row[2]),
         delays=_add_delays(delay for store in stores for delay in read_delays(store)),
     )
+
+
+def _over_time(counts: Counts) -> dict[str, list[tuple[str, str, int, int]]]:
+    """Messages a minute of the queues, tags and hosts that have most; rows without a tag are left out."""
+    totals: dict[str, Counter[tuple[str, str]]] = {kind: Counter() for kind in _KINDS}
+    for (kind, topic, value, _), number in counts.over_time.items():
+        totals[kind][topic, value] += number
+    shown = {kind: {pair for pair, _ in total.most_common(_HOSTS_MAX)} for kind, total in totals.items()}
+    return {
+        kind: sorted(
+            (topic, value, minute * MINUTE_MS, number)
+            for (of, topic, value, minute), number in counts.over_time.items()
+            if of == kind and value and (topic, value) in shown[kind]
+        )
+        for kind in _KINDS
+    }
 
 
 def _by_topic(counter: Counter[tuple[str, int]]) -> dict[str, dict[int, int]]:

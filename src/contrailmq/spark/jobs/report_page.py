@@ -6,6 +6,7 @@ the four shapes it needs (stacked columns, bars, a table) take fewer lines than 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
@@ -14,7 +15,7 @@ from typing import Final
 from contrailmq.spark.jobs.report import MINUTE_MS, Report
 
 _COLOURS: Final = ("#2f6fdb", "#e07b39", "#3d9a5d", "#b5489a", "#8a6d3b", "#5c6b7a", "#9aa5b1")
-_TOPICS_SHOWN: Final = 6  # the rest is drawn as one
+_NAMES_SHOWN: Final = 6  # the rest is drawn as one
 _BINS_MAX: Final = 60
 _BINS_MIN: Final = 12  # a store filled within a minute is a narrow column, not a wall
 _MARKS: Final = 4  # stretches of the time axis that are labelled
@@ -46,14 +47,17 @@ def page(report: Report) -> str:
         ("waiting for their time", f"{sum(delay.waiting for delay in report.delays):,}"),
     ]
     sections = [
-        ("Messages over time", _columns(report)),
+        ("Messages over time", _columns([(t, m, n) for t, m, n, _ in report.minutes], "other topics")),
         ("Topics", _topics(report)),
         (
             "Messages by queue",
             _bars([(f"{t} / {q}", n) for t, q, n, _ in sorted(report.queues, key=lambda r: -r[2])[:20]]),
         ),
+        ("Queues over time", _columns(_named(report, "queue", "/"), "other queues")),
         ("Tags", _bars([(f"{topic} : {tag}", n) for topic, tag, n in report.tags[:20]])),
+        ("Tags over time", _columns(_named(report, "tag", ":"), "other tags")),
         ("Producers", _bars([(f"{host} → {topic}", n) for topic, host, n in report.hosts[:20]])),
+        ("Producers over time", _columns(_named(report, "host", "←"), "other producers")),
         ("Consumer lag", _bars([(f"{lag.group} on {lag.topic}", lag.lag) for lag in report.lags if lag.lag][:20])),
         ("Retries and dead letters", _bars([(f"{kind} {group}", n) for kind, group, n in report.retries])),
         ("Delayed", _bars([(f"level {d.level}" if d.level else "timer", d.waiting) for d in report.delays])),
@@ -69,17 +73,34 @@ def page(report: Report) -> str:
     )
 
 
-def _columns(report: Report) -> str:
-    """Stacked columns: messages per stretch of time, coloured by topic."""
-    if not report.minutes:
+def _named(report: Report, kind: str, sign: str) -> list[tuple[str, int, int]]:
+    return [(f"{topic} {sign} {value}", time_ms, count) for topic, value, time_ms, count in report.over_time[kind]]
+
+
+def _columns(rows: Sequence[tuple[str, int, int]], others: str) -> str:
+    """Stacked columns of (name, minute in ms, messages): messages per stretch of time, the largest names in colour."""
+    if not rows:
         return ""
-    shown = [row.topic for row in report.topics[:_TOPICS_SHOWN]]
-    low = min(time_ms for _, time_ms, _, _ in report.minutes)
-    high = max(time_ms for _, time_ms, _, _ in report.minutes) + MINUTE_MS
+    totals: Counter[str] = Counter()
+    for name, _, count in rows:
+        totals[name] += count
+    shown = [name for name, _ in totals.most_common(_NAMES_SHOWN)]
+    low = min(time_ms for _, time_ms, _ in rows)
+    high = max(time_ms for _, time_ms, _ in rows) + MINUTE_MS
     step = max(MINUTE_MS, -(-(high - low) // _BINS_MAX // MINUTE_MS) * MINUTE_MS)
     bins = [[0] * (len(shown) + 1) for _ in range(max(_BINS_MIN, -(-(high - low) // step)))]
-    for topic, time_ms, count, _ in report.minutes:
-        bins[(time_ms - low) // step][shown.index(topic) if topic in shown else len(shown)] += count
+    for name, time_ms, count in rows:
+        bins[(time_ms - low) // step][shown.index(name) if name in shown else len(shown)] += count
+    names = [*shown, *([others] if any(column[-1] for column in bins) else [])]
+    keys = "".join(
+        f'<span class="key" style="background:{_COLOURS[index]}"></span>{escape(name)}'
+        for index, name in enumerate(names)
+    )
+    return f"<div>{keys}</div>{_stacked(bins, [*shown, others], low=low, step=step)}"
+
+
+def _stacked(bins: list[list[int]], names: list[str], *, low: int, step: int) -> str:
+    """The plot of columns that begin at `low` and stand `step` ms apart."""
     top = max(sum(column) for column in bins)
     width, height, left = 1000, 220, 60
     wide = (width - left) / len(bins)
@@ -94,8 +115,7 @@ def _columns(report: Report) -> str:
             tall = count / top * (height - 20)
             y -= tall
             if count:
-                name = shown[index] if index < len(shown) else "other topics"
-                title = f"{_time(low + number * step)} {name}: {count:,}"
+                title = f"{_time(low + number * step)} {names[index]}: {count:,}"
                 parts.append(
                     f'<rect x="{left + number * wide:.1f}" y="{y:.1f}" width="{max(1.0, wide - 1):.1f}" '
                     f'height="{tall:.1f}" fill="{_COLOURS[index]}"><title>{escape(title)}</title></rect>'
@@ -105,12 +125,7 @@ def _columns(report: Report) -> str:
         anchor = "start" if mark == 0 else "end" if mark == _MARKS else "middle"
         text = _time(low + len(bins) * step * mark // _MARKS)
         parts.append(f'<text x="{x}" y="{height + 16}" text-anchor="{anchor}">{text}</text>')
-    names = [*shown, *(["other topics"] if any(column[-1] for column in bins) else [])]
-    keys = "".join(
-        f'<span class="key" style="background:{_COLOURS[index]}"></span>{escape(name)}'
-        for index, name in enumerate(names)
-    )
-    return f'<div>{keys}</div><svg viewBox="0 0 {width} {height + 24}" role="img">{"".join(parts)}</svg>'
+    return f'<svg viewBox="0 0 {width} {height + 24}" role="img">{"".join(parts)}</svg>'
 
 
 def _bars(rows: Sequence[tuple[str, int]]) -> str:
