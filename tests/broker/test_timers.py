@@ -282,6 +282,27 @@ def test_a_transaction_with_a_delivery_time_waits_after_its_commit(timer_bench: 
     assert message.sys_flag & 0xC == 8
 
 
+def test_a_transaction_with_a_delay_level_waits_on_its_level_after_its_commit(timer_bench: TimerBench) -> None:
+    bench = timer_bench
+    properties = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "K", "DELAY": "2"}
+    prepared = bench.send("T", b"m", properties=properties, f="4", g=str(bench.clock.now_ms()))
+    assert bench.messages(SystemTopic.SCHEDULE, 1) == []
+    fields = {
+        "producerGroup": "pg",
+        "tranStateTableOffset": prepared.ext["queueOffset"],
+        "commitLogOffset": str(int(prepared.ext["msgId"][-16:], 16)),
+        "commitOrRollback": "8",
+        "msgId": "K",
+    }
+    assert bench.ask(37, fields).code == 0
+    assert len(bench.messages(SystemTopic.SCHEDULE, 1)) == 1
+    for time_ms, count in ((4_999, 0), (1, 1)):
+        bench.clock.advance(time_ms)
+        bench.delay.tick(bench.clock.now_ms())
+        bench.settle()
+        assert len(bench.messages()) == count
+
+
 def test_a_crash_repeats_a_timer_at_most_once_and_loses_none(tmp_path: Path) -> None:
     """The store is abandoned as a killed process leaves it; ten times, in the middle of delivery."""
     bench = TimerBench(tmp_path)

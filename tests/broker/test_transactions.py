@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -426,6 +427,38 @@ def test_a_half_message_that_was_put_back_before_a_crash_is_one_message_after_it
     assert (answer.code == 0) is not is_ended  # it was passed since
     assert bench.bodies() == [b"m"]
     bench.close()
+
+
+def test_pending_halves_are_counted_for_each_topic_and_counted_again_after_a_crash(tmp_path: Path) -> None:
+    bench = TransactionBench(tmp_path)
+    prepared = [bench.prepare(b"%d" % number) for number in range(3)]
+    other = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": "K"}
+    bench.send("Other", b"o", properties=other, f="4", g=str(bench.clock.now_ms()))
+    bench.end(prepared[0], COMMIT)
+    bench.end(prepared[1], ROLLBACK)
+    assert bench.service.pending() == {"T": 1, "Other": 1}
+    assert bench.service.figures()["halfPending_T"] == "1"
+    assert json.loads(bench.service.metrics.to_json())["transactionCount"]["Other"]["count"] == 1
+    bench.run_ms(3_500)  # the ends are in the op topic
+    bench = bench.restarted_unsaved(tmp_path)
+    assert bench.service.pending() == {"T": 1, "Other": 1}
+    bench.close()
+
+
+def test_only_connected_producers_of_the_group_are_asked(tx: TransactionBench) -> None:
+    gone, here, other = Link(40_001), Link(40_002), Link(40_003)
+    tx.heartbeat("T", link=gone, client_id="gone")
+    tx.heartbeat("T", link=here, client_id="here")
+    tx.ask(34, None, b'{"clientID":"other","producerDataSet":[{"groupName":"another"}]}', link=other)
+    assert {group: len(clients) for group, clients in tx.node.clients.producer_groups().items()} == {
+        "pg": 2,
+        "another": 1,
+    }
+    tx.node.clients.drop_connection(gone)
+    tx.prepare(b"a")
+    tx.run_ms(20_000)
+    assert [body.body for _, body in tx.checks(here)] == [b"a"] * 3
+    assert tx.checks(gone) == tx.checks(other) == []
 
 
 def test_after_a_clean_stop_nothing_is_asked_or_delivered_again(tmp_path: Path) -> None:

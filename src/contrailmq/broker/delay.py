@@ -48,7 +48,6 @@ FILE_NAME: Final = "delayOffset.json"
 POLL_MS: Final = 100  # how often an idle level is looked at; a waiting message is delivered at its own time
 READING_MS: Final = 2  # how soon to look again while a worker reads
 PORTION: Final = 128  # messages per tick: about 1 ms of the loop
-_copier: Final = Copier(SystemTopic.SCHEDULE)
 _HOPELESS: Final = frozenset({PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED})
 
 
@@ -65,6 +64,7 @@ class DelayService:
             int, tuple[int, Future[GetResult]]
         ] = {}  # level -> (from which offset, what a worker reads)
         self._store = node.store
+        self._copier = Copier(SystemTopic.SCHEDULE)
         self._job = WorkerJob(worker)
         self._path = node.config_path / FILE_NAME
         self._version = DataVersion(timestamp=node.now_ms())
@@ -205,7 +205,7 @@ class DelayService:
         try:
             at = misses = 0
             while at < len(found.slices) and not is_refused:
-                copies, offsets = _copies(found.slices[at:]) if misses < COPY_MISSES_MAX else ([], [])
+                copies, offsets = self._copies(found.slices[at:]) if misses < COPY_MISSES_MAX else ([], [])
                 written = self._store.append_copies(copies) if copies else 0
                 if copies:
                     misses = 0 if written else misses + 1
@@ -222,6 +222,15 @@ class DelayService:
             return self.offsets[level] - offset, now_ms + POLL_MS
         self.offsets[level] = max(self.offsets[level], min(found.next_offset, offset + count))  # some were cleaned away
         return self.offsets[level] - offset, now_ms
+
+    def _copies(self, records: Sequence[memoryview]) -> tuple[list[Copy], list[int]]:
+        """Copies, and the queue offsets of the originals, up to one that is not simply copied."""
+        copies, places = self._copier.copies(records)
+        for count, copy in enumerate(copies):
+            if copy[0] == SystemTopic.HALF:
+                del copies[count:]
+                break
+        return copies, [queue_offset for queue_offset, _ in places]
 
     def _find(self, level: int, offset: int, count: int) -> GetResult | None:
         """Messages of a level; None while a worker is reading them."""
@@ -333,16 +342,6 @@ class DelayService:
         """Blocks. The copies first: an offset on disk says that everything before it was delivered."""
         self._store.flush(log_end)
         config_files.save(self._path, text)
-
-
-def _copies(records: Sequence[memoryview]) -> tuple[list[Copy], list[int]]:
-    """Copies, and the queue offsets of the originals, up to one that is not simply copied."""
-    copies, places = _copier.copies(records)
-    for count, copy in enumerate(copies):
-        if copy[0] == SystemTopic.HALF:
-            del copies[count:]
-            break
-    return copies, [queue_offset for queue_offset, _ in places]
 
 
 def _number(text: str | None) -> int:

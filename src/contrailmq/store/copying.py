@@ -136,8 +136,9 @@ class Copier:
             if size != len(record) or magic != MAGIC_V1 or sys_flag & UNUSUAL_FLAGS or body_length < 0:
                 break
             body_end = FRONT_BYTES + body_length
-            match = shapes[0].match(record, body_end) if shapes else None
-            values = self._values(record, body_end) if match is None else match.group(*shapes[0].picked)
+            shape = shapes[0] if shapes else None
+            match = None if shape is None else shape.match(record, body_end)
+            values = match.group(*shape.picked) if shape and match else self._values(record, body_end)
             if values is None:
                 break
             properties, tags, keys, unique_key, topic, queue_id = values

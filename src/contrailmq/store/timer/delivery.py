@@ -20,7 +20,7 @@ from contrailmq.store.status import Copy, PutStatus
 from contrailmq.store.timer.due import DueSlot
 from contrailmq.store.timer.host import TimerHost
 from contrailmq.store.timer.log import TimerMagic
-from contrailmq.store.timer.records import OF_A_TIMER, RecordReader, due_copies, is_recalled, read_timer
+from contrailmq.store.timer.records import OF_A_TIMER, RecordReader, due_copies, is_recalled, read_timer, timer_copier
 
 log = logging.getLogger("contrailmq.store.timer")
 
@@ -53,6 +53,7 @@ class Delivery:
         self._reader = reader
         self._stats = stats
         self._count = count
+        self._copier = timer_copier()
 
     def read_marks(self, due: DueSlot) -> bool:
         """Which messages of the slot were recalled; False while a worker is reading that."""
@@ -106,6 +107,7 @@ class Delivery:
         times_ms = due.write_times_ms[begin:end]
         additions = {time_ms: _addition(time_ms, now_ms) for time_ms in set(times_ms)}
         return due_copies(
+            self._copier,
             self._reader,
             due.physical_offsets[begin:end],
             due.sizes[begin:end],
@@ -135,7 +137,7 @@ class Delivery:
     def put_late(self, reader: RecordReader, units: Sequence[tuple[int, int, int]], now_ms: int) -> int:
         """Put messages that were never on the wheel; how many, from the first on, 0 when the store takes none now."""
         additions = repeat(_addition(NEVER_ON_THE_WHEEL, now_ms))
-        copies = due_copies(reader, [unit[0] for unit in units], [unit[1] for unit in units], additions)
+        copies = due_copies(self._copier, reader, [unit[0] for unit in units], [unit[1] for unit in units], additions)
         written = self._store.append_copies(copies) if copies else 0
         if written:
             self._stats.delivered += written

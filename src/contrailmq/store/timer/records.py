@@ -37,7 +37,6 @@ _OUT_MS_BYTES: Final = _OUT_MS.encode()
 _REAL_TOPIC_BYTES: Final = REAL_TOPIC.encode()
 _DELETE_KEY_BYTES: Final = _DELETE_KEY[1:].encode()  # wherever it stands
 OF_A_TIMER: Final = (Property.TIMER_ENQUEUE_MS, Property.TIMER_DEQUEUE_MS, Property.TIMER_ROLL_TIMES)
-_copier: Final = Copier(SystemTopic.TIMER, unwanted=OF_A_TIMER)  # what rolled has them, and they are replaced
 
 
 class TimerRequest(NamedTuple):
@@ -129,7 +128,13 @@ def read_timer(reader: RecordReader, physical_offset: int, size_bytes: int) -> S
     return message if message.topic == SystemTopic.TIMER and message.physical_offset == physical_offset else None
 
 
+def timer_copier() -> Copier:
+    """Of messages that never rolled: one that did has these properties, and they are replaced."""
+    return Copier(SystemTopic.TIMER, unwanted=OF_A_TIMER)
+
+
 def due_copies(
+    copier: Copier,
     reader: RecordReader,
     offsets: Sequence[int],
     sizes: Sequence[int],
@@ -147,7 +152,7 @@ def due_copies(
     def is_wanted(topic: str, unique_key: str | None) -> bool:
         return not is_recalled(unique_key, topic, deleted_keys)
 
-    copies, places = _copier.copies(records(), additions, is_wanted if deleted_keys else None)
+    copies, places = copier.copies(records(), additions, is_wanted if deleted_keys else None)
     for count, ((_, own_offset), physical_offset) in enumerate(zip(places, offsets, strict=False)):
         if own_offset != physical_offset:
             return copies[:count]  # the place is another message's by now
