@@ -7,13 +7,17 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StringType, StructField, StructType
 
 from contrailmq import Message, Producer
 from contrailmq.client.raw import QueueReader
 from contrailmq.client.sync_admin import Admin
+from contrailmq.message import MessageQueue
 from contrailmq.spark.access import Access
+from contrailmq.spark.columns import COLUMNS
 from contrailmq.spark.options import Options
-from contrailmq.spark.rocketmq import KNOWN_OPTIONS, parse_settings
+from contrailmq.spark.rocketmq import KNOWN_OPTIONS, RocketMQSource, RocketMQStreamReader, parse_settings
 from contrailmq.spark.sending import DEDUP_PROPERTY, SinkSettings, write_rows
 from contrailmq.spark.topic_plan import (
     DataLossError,
@@ -129,3 +133,45 @@ def test_delayed_rows_arrive_in_their_time_with_their_keys(cluster: LocalCluster
     assert rows[0]["body"] == b"now"
     assert by_body["moment"]["storeTimestamp"] >= at - timedelta(milliseconds=1)
     assert by_body["level"]["storeTimestamp"] - by_body["level"]["bornTimestamp"] >= timedelta(seconds=1)
+
+
+def test_queues_and_brokers_added_while_a_stream_runs_are_read_whole_and_one_that_leaves_is_loss() -> None:
+    def stream(namesrv: str, **options: str) -> RocketMQStreamReader:
+        given = {"nameServer": namesrv, "subscribe": "Grows", "startingOffsets": "earliest", **options}
+        names = StructType([StructField(name, StringType()) for name in COLUMNS])
+        return RocketMQSource(given).streamReader(names)
+
+    def send(producer: Producer, queue: MessageQueue, *numbers: int) -> None:
+        for number in numbers:
+            producer.send(Message("Grows", b"%d" % number), queue=queue)
+
+    with LocalCluster(brokers=2) as cluster, Admin(namesrv=cluster.namesrv) as admin:
+        first, second = sorted(admin.topic_configs())
+        admin.create_topic("Grows", queues=1, broker=first)
+        reader, allowed = stream(cluster.namesrv), stream(cluster.namesrv, failOnDataLoss="false")
+        read: list[int] = []
+
+        def step(start: dict[str, object]) -> dict[str, object]:
+            end = reader.latestOffset(start, ReadAllAvailable())
+            for part in reader.partitions(start, end):
+                read.extend(int(body) for batch in reader.read(part) for body in batch.column("body").to_pylist())
+            return end
+
+        with Producer("filling", namesrv=cluster.namesrv) as producer:
+            send(producer, MessageQueue("Grows", first, 0), 0, 1)
+            end = step(reader.initialOffset())
+            assert read == [0, 1]
+            admin.create_topic("Grows", queues=2, broker=first)
+            send(producer, MessageQueue("Grows", first, 1), 2, 3)
+            end = step(end)
+            assert read == [0, 1, 2, 3]
+            admin.create_topic("Grows", queues=1, broker=second)
+            send(producer, MessageQueue("Grows", second, 0), 4, 5)
+            send(producer, MessageQueue("Grows", first, 0), 6)
+            end = step(end)
+            assert sorted(read) == [0, 1, 2, 3, 4, 5, 6]
+        gone = next(i for i in range(2) if cluster.broker(i).config.broker_name == second)
+        cluster.stop_broker(gone)
+        with pytest.raises(DataLossError, match=f"Grows/{second}/0 .* is no longer there"):
+            reader.latestOffset(end, ReadAllAvailable())
+        assert allowed.latestOffset(end, ReadAllAvailable()) == end
