@@ -92,7 +92,9 @@ class PullProcessor:
         handlers.register(RequestCode.LITE_PULL_MESSAGE, self.lite_pull)
 
     def pull(self, connection: Peer, command: Command) -> bytes | None:
-        return self._pull(connection, command, command.header(PullMessage))
+        fields: object = command.ext_fields  # what `header` looks at first, without the call
+        header = fields if isinstance(fields, PullMessage) else command.header(PullMessage)
+        return self._pull(connection, command, header)
 
     def lite_pull(self, connection: Peer, command: Command) -> bytes | None:
         if not self._node.config.lite_pull_message_enable:

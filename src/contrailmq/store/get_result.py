@@ -1,0 +1,53 @@
+"""What a read of a queue answers; a module of its own because it is compiled (see `status` for the others)."""
+
+from __future__ import annotations
+
+import enum
+
+
+class GetStatus(enum.Enum):
+    FOUND = 0
+    NO_MATCHED_MESSAGE = 1
+    MESSAGE_WAS_REMOVING = 2
+    OFFSET_FOUND_NULL = 3
+    OFFSET_OVERFLOW_BADLY = 4
+    OFFSET_OVERFLOW_ONE = 5
+    OFFSET_TOO_SMALL = 6
+    NO_MATCHED_LOGIC_QUEUE = 7
+    NO_MESSAGE_IN_QUEUE = 8
+    OFFSET_RESET = 9
+
+
+class GetResult:
+    """Slices of the log that answer one read, and where to go on. Call `release` when they were sent.
+
+    A slice is a record; what `get_slices_warm` found among recent reads is one slice of `count` records.
+    """
+
+    __slots__ = ("count", "max_offset", "min_offset", "next_offset", "size_bytes", "slices", "status", "suggest_slave")
+
+    def __init__(
+        self,
+        status: GetStatus,
+        next_offset: int,
+        min_offset: int,
+        max_offset: int,
+        slices: list[memoryview] | None = None,
+        size_bytes: int = 0,
+        suggest_slave: bool = False,
+        count: int | None = None,
+    ) -> None:
+        self.status = status
+        self.next_offset = next_offset
+        self.min_offset = min_offset
+        self.max_offset = max_offset
+        self.slices = [] if slices is None else slices
+        self.size_bytes = size_bytes
+        self.suggest_slave = suggest_slave
+        self.count = len(self.slices) if count is None else count
+
+    def release(self) -> None:
+        """Let go of the log: a file that is to be deleted waits for this."""
+        for view in self.slices:
+            view.release()
+        self.slices = []
