@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from contrailmq.store import Files
-from contrailmq.store.batch_consume_queue import BATCH_UNIT_BYTES, load_batch_queues
+from contrailmq.store.batch_consume_queue import BATCH_UNIT_BYTES
+from contrailmq.store.batch_queue_table import BatchQueueTable
 from contrailmq.store.consume_queue_ext import (
     EXT_ADDRESS_MAX,
     ConsumeQueueExt,
@@ -98,8 +99,11 @@ def test_a_batch_queue_finds_the_record_that_holds_an_offset(tmp_path: Path) -> 
     directory.mkdir(parents=True)
     (directory / ("0" * 20)).write_bytes(data[: 2 * BATCH_UNIT_BYTES])
     (directory / "92".zfill(20)).write_bytes(data[2 * BATCH_UNIT_BYTES :] + bytes(BATCH_UNIT_BYTES))
-    ((key, queue),) = load_batch_queues(tmp_path, Files()).items()
-    assert key == ("Batch", 3)
+    files = Files()
+    table = BatchQueueTable(tmp_path, file_bytes=92, files=files, descriptors=DescriptorCache(files, 4))
+    table.load()
+    (queue,) = table
+    assert (queue.topic, queue.queue_id) == ("Batch", 3)
     assert (queue.min_offset, queue.max_offset, len(queue)) == (10, 36, 3)
     found = {offset: queue.find(offset) for offset in (9, 10, 14, 15, 16, 35, 36)}
     assert found[9] is None

@@ -23,7 +23,7 @@ import itertools
 import struct
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from contrailmq.message import (
@@ -40,6 +40,7 @@ from contrailmq.message.batch import BATCH_PART_BYTES_MIN
 from contrailmq.message.checksum import crc32
 from contrailmq.message.record import HEAD_V4, HEAD_V4_BYTES
 from contrailmq.store.allocation import Allocator
+from contrailmq.store.batch_queue_table import INNER_MARK, inner_count, with_base
 from contrailmq.store.batches import ended, is_delayed, pack_parts, plain_sizes
 from contrailmq.store.clock import Clock
 from contrailmq.store.config import StoreConfig
@@ -57,7 +58,7 @@ from contrailmq.store.record import (
     encode_blank,
     encode_record,
 )
-from contrailmq.store.refusals import light_refusal, message_refusal, page_cache_busy, too_large
+from contrailmq.store.refusals import inner_refusal, light_refusal, message_refusal, page_cache_busy, too_large
 from contrailmq.store.status import AppendResult, BatchResult, Copy, PutStatus
 
 PAGE_CACHE_BUSY_MS_MAX: Final = 10_000_000  # RocketMQ takes a longer time for a clock that was set
@@ -71,6 +72,7 @@ _I64_INTO: Final = struct.Struct(">q").pack_into
 _TWO_I64_INTO: Final = struct.Struct(">qq").pack_into
 
 _PUT_OK: Final = PutStatus.PUT_OK
+_INNER: Final = SysFlag.INNER_BATCH
 _NO_QUEUE: Final = SysFlag.TRANSACTION_PREPARED  # the bit that PREPARED and ROLLBACK have and COMMIT has not
 _result = tuple.__new__  # what a NamedTuple's constructor ends in, without its arguments' matching: 0.2 us less
 
@@ -84,6 +86,7 @@ class CommitLog:
         self.lock = threading.Lock()
         self.facts: deque[DispatchFact] = deque()
         self.refusal: AppendResult | None = None
+        self.is_batch_topic: Callable[[str], bool] = _is_no_batch_topic
         self.last_error: StoreError | None = None  # why the newest refusal for want of a file happened
         self.lock_since_ms = 0  # store time of the put that holds the lock; 0 when none does
         self._now_ms = clock.now_ms
@@ -178,10 +181,11 @@ class CommitLog:
             or properties_bytes > PROPERTIES_BYTES_MAX
             or body_bytes > self._body_bytes_max
             or size > self._record_bytes_max
-            or sys_flag & SysFlag.INNER_BATCH
+            or sys_flag & _INNER
+            or INNER_MARK in properties
         ) and (refused := self._refused(state, body_bytes, properties, size, sys_flag)) is not None:
             return refused
-        if self._is_odd or not state.topic_part or len(born_host) != 8 or len(store_host) != 8:
+        if self._is_odd or sys_flag & _INNER or not state.topic_part or len(born_host) != 8 or len(store_host) != 8:
             return self._append_odd(
                 state, body, properties, tags_code, keys, unique_key, flag, sys_flag, born_time_ms, born_host,
                 store_host, reconsume_times, prepared_transaction_offset,
@@ -433,9 +437,13 @@ class CommitLog:
         unique_key: str | None, flag: int, sys_flag: int, born_time_ms: int, born_host: bytes, store_host: bytes,
         reconsume_times: int, prepared_transaction_offset: int,
     ) -> AppendResult:  # fmt: skip
-        """As append, for long topics, IPv6 hosts, record checksums and light queues."""
+        """As append, for long topics, IPv6 hosts, record checksums, light queues and inner batches."""
         with self.lock:
             light: list[QueueState] = []
+            count = 1
+            if sys_flag & SysFlag.INNER_BATCH:
+                known = decode_properties(properties)
+                count, properties = inner_count(known), with_base(known, state.next_offset)
             if self._with_light_queues and LIGHT_MARK in properties:
                 known = decode_properties(properties)
                 found = self._light_states(light_names(state.topic, known))
@@ -465,8 +473,8 @@ class CommitLog:
                 self._place(file, state, record, now_ms)
             except (MessageError, OSError) as exc:
                 return self._unfit(exc)
-            state.next_offset += takes_offset
-            state.put_count += 1
+            state.next_offset += count if takes_offset else 0
+            state.put_count += count
             for queue in light:
                 queue.next_offset += 1
                 self._states[queue.key] = queue
@@ -618,8 +626,9 @@ class CommitLog:
         busy_ms_max = self.config.os_page_cache_busy_time_out_mills
         if busy_ms_max < held_ms < PAGE_CACHE_BUSY_MS_MAX:
             return page_cache_busy(held_ms, busy_ms_max)
-        return message_refusal(
-            body_bytes, properties, size, sys_flag, body_bytes_max=self._body_bytes_max, size_max=self._record_bytes_max
+        refused = inner_refusal(properties, sys_flag, is_batch_topic=self.is_batch_topic(state.topic))
+        return refused or message_refusal(
+            body_bytes, properties, size, body_bytes_max=self._body_bytes_max, size_max=self._record_bytes_max
         )
 
     def _batch_refusal(
@@ -661,6 +670,11 @@ class CommitLog:
             status = PutStatus.PROPERTIES_SIZE_EXCEEDED if is_properties else PutStatus.MESSAGE_ILLEGAL
             return AppendResult(status, reason=str(error))
         return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason=f"a number does not fit its field: {error}")
+
+
+def _is_no_batch_topic(topic: str) -> bool:
+    """Until the store says which topics have queue.type=BatchCQ."""
+    return False
 
 
 def _without_record_crc(properties: bytes) -> bytes:

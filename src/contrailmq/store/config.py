@@ -89,7 +89,7 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "maxConsumeQueueScan": "belongs to estimates of filtered queues",
     "sampleCountThreshold": "belongs to estimates of filtered queues",
     "recheckReputOffsetFromCq": "recovery always compares queues and log",
-    "correctLogicMinOffsetForceInterval": "batch queues are only read",
+    "correctLogicMinOffsetForceInterval": "a batch queue's minimum is corrected whenever log files were deleted",
     "deleteConsumeQueueFilesInterval": "deleting a queue file does not disturb puts here",
     "haMasterAddress": "replication is not built yet: a broker is a master alone",
     "haSendHeartbeatInterval": "replication is not built yet: a broker is a master alone",

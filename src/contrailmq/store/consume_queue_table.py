@@ -12,11 +12,13 @@ checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from contrailmq.message import SysFlag
+from contrailmq.store.batch_consume_queue import BATCH_UNIT_BYTES, BatchUnit
+from contrailmq.store.batch_queue_table import BatchQueueTable, unit_of
 from contrailmq.store.consume_queue import PENDING_BYTES_MAX, UNIT_BYTES, ConsumeQueue, pack_unit
 from contrailmq.store.consume_queue_ext import ConsumeQueueExtTable
 from contrailmq.store.descriptors import DescriptorCache, capacity_for
@@ -26,6 +28,7 @@ from contrailmq.store.queue_state import DispatchFact
 
 SYNC_TOGETHER_LEAST: Final = 256  # queues: from here on one sync of the file system is cheaper than one for each
 WRITE_LEAST_BYTES: Final = 51 * UNIT_BYTES  # 20,000 queues then hold at most 20 MB in memory between two flushes
+BATCH_FILE_BYTES_DEFAULT: Final = 300_000 * BATCH_UNIT_BYTES  # mapperFileSizeBatchConsumeQueue
 # PREPARED and ROLLBACK have the first bit; inner batches live in queues of another format.
 IN_NO_QUEUE: Final = SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH
 
@@ -57,8 +60,10 @@ class ConsumeQueueTable:
         open_files_max: int = 0,
         ext_file_bytes: int = 0,
         with_light_queues: bool = False,
+        batch_file_bytes: int = BATCH_FILE_BYTES_DEFAULT,
+        batch_topics: Container[str] = frozenset(),
     ) -> None:
-        """`ext_file_bytes` turns extensions on (enableConsumeQueueExt); they lie beside `root`."""
+        """`ext_file_bytes` turns extensions on (enableConsumeQueueExt); they and batch queues lie beside `root`."""
         self._with_light_queues = with_light_queues
         self.root = root
         self._root_text = str(root)
@@ -77,6 +82,13 @@ class ConsumeQueueTable:
                 files=files,
                 descriptors=self._descriptors,
             )
+        self.batches = BatchQueueTable(
+            root.with_name("batch" + root.name),
+            file_bytes=batch_file_bytes,
+            files=files,
+            descriptors=self._descriptors,
+            topics=batch_topics,
+        )
         self.last_physical_offset = -1
         self.last_store_time_ms = 0
 
@@ -99,6 +111,10 @@ class ConsumeQueueTable:
         """
         queue = self._queues.get((topic, queue_id))
         if queue is None:
+            if self.batches.holds(topic):
+                unit = BatchUnit(physical_offset, size_bytes, tags_code, store_time_ms, queue_offset, 1)
+                self.append_batch(topic, queue_id, unit)
+                return
             queue = self.find_or_create(topic, queue_id)
         end = physical_offset + size_bytes
         if queue.max_offset == queue_offset and end > queue.physical_max:
@@ -123,8 +139,11 @@ class ConsumeQueueTable:
         The lines of `append` once more, because the calls would take half as long again.
         """
         queues, pack, with_ext = self._queues, pack_unit, self.ext is not None
-        for state, offset, size, code, time_ms, queue_offset, _, _, sys_flag, _, _ in facts:
+        for state, offset, size, code, time_ms, queue_offset, _, _, sys_flag, properties, _ in facts:
             if sys_flag & IN_NO_QUEUE:
+                if not sys_flag & SysFlag.TRANSACTION_PREPARED:
+                    unit = unit_of(offset, size, time_ms, queue_offset, properties)
+                    self.append_batch(state.topic, state.queue_id, unit)
                 continue
             queue = queues.get(state.key)
             if queue is None or with_ext or queue.max_offset != queue_offset or offset < queue.physical_max:
@@ -139,6 +158,12 @@ class ConsumeQueueTable:
                 self._note(queue, count)
             self.last_store_time_ms = time_ms
             self.last_physical_offset = offset
+
+    def append_batch(self, topic: str, queue_id: int, unit: BatchUnit) -> None:
+        """Add the unit of a record whose queue is a batch queue, in log order."""
+        self.batches.append(topic, queue_id, unit)
+        self.last_store_time_ms = unit.store_time_ms
+        self.last_physical_offset = unit.physical_offset
 
     def _note(self, queue: ConsumeQueue, count: int) -> None:
         self._dirty[queue] = None
@@ -182,12 +207,12 @@ class ConsumeQueueTable:
         return queue.max_offset if queue is not None else 0
 
     def next_offsets(self) -> dict[tuple[str, int], int]:
-        return {key: queue.max_offset for key, queue in self._queues.items()}
+        return {key: queue.max_offset for key, queue in self._queues.items()} | self.batches.next_offsets()
 
     @property
     def physical_max(self) -> int:
         """The end of the newest record that any queue points at; -1 when there is none."""
-        return max((queue.physical_max for queue in self._queues.values()), default=-1)
+        return max((queue.physical_max for queue in (*self._queues.values(), *self.batches)), default=-1)
 
     # --- housekeeping
 
@@ -204,6 +229,7 @@ class ConsumeQueueTable:
         physical_offset = self.last_physical_offset  # in this order: the time may be too new by one, never the offset
         mark = Dispatched(physical_offset, self.last_store_time_ms)
         self.write_pending(least_bytes=1)
+        self.batches.write_pending()
         entries = self._descriptors.take_new_entries()
         try:
             self._sync(entries)
@@ -214,6 +240,7 @@ class ConsumeQueueTable:
 
     def _sync(self, entries: set[Path]) -> None:
         """What was written to queue files, and the new names in `entries`."""
+        self.batches.sync()
         if len(self._unsynced) >= SYNC_TOGETHER_LEAST and self._sync_together():
             return
         for queue in list(self._unsynced):
@@ -244,7 +271,7 @@ class ConsumeQueueTable:
         return is_done
 
     def correct_min_offsets(self, log_min_offset: int) -> None:
-        for queue in self:
+        for queue in (*self, *self.batches):
             queue.correct_min_offset(log_min_offset)
 
     def truncate_physical(self, physical_offset: int) -> int:
@@ -255,7 +282,7 @@ class ConsumeQueueTable:
                 keep = queue.offset_of_physical(physical_offset)
                 cut += queue.max_offset - keep
                 self.truncate(queue, keep)
-        return cut
+        return cut + sum(queue.truncate_physical(physical_offset) for queue in self.batches)
 
     def overwrite(self, queue: ConsumeQueue, queue_offset: int, unit: bytes) -> None:
         queue.overwrite(queue_offset, unit)
@@ -283,7 +310,7 @@ class ConsumeQueueTable:
         """Destroy one queue; False when there is none. The log keeps its messages until they expire."""
         queue = self._queues.pop((topic, queue_id), None)
         if queue is None:
-            return False
+            return self.batches.delete(topic, queue_id)
         self._dirty.pop(queue, None)
         self._unsynced.pop(queue, None)
         queue.destroy()
@@ -300,7 +327,7 @@ class ConsumeQueueTable:
 
     def destroy(self) -> None:
         """Destroy every queue: for a store whose log is gone."""
-        for topic, queue_id in list(self._queues):
+        for topic, queue_id in [*self._queues, *((queue.topic, queue.queue_id) for queue in self.batches)]:
             self.delete(topic, queue_id)
 
     def close(self) -> None:
@@ -311,6 +338,7 @@ class ConsumeQueueTable:
 
     def load(self) -> list[DamagedQueue]:
         """Find every queue on disk; those whose files cannot be right are named for a rebuild."""
+        self.batches.load()
         damaged: list[DamagedQueue] = []
         for topic, is_directory in self._files.list_names(self.root):
             for name, is_queue in self._files.list_names(self.root / topic) if is_directory else ():

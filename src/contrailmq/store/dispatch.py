@@ -23,7 +23,8 @@ import threading
 from collections.abc import Callable, Container
 from typing import Final
 
-from contrailmq.message import decode_properties, encode_properties, names_directory
+from contrailmq.message import SysFlag, decode_properties, encode_properties, names_directory
+from contrailmq.store.batch_queue_table import unit_of
 from contrailmq.store.commit_log import CommitLog
 from contrailmq.store.consume_queue_table import IN_NO_QUEUE, ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
@@ -149,6 +150,9 @@ class Dispatcher:
         for state, offset, size, code, time_ms, queue_offset, _, _, sys_flag, properties, _ in chunk:
             if hooks:
                 self._announce(hooks, state, queue_offset, code, time_ms, properties)
+            if sys_flag & SysFlag.INNER_BATCH and not sys_flag & SysFlag.TRANSACTION_PREPARED:
+                unit = unit_of(offset, size, time_ms, queue_offset, properties)
+                self._queues.append_batch(state.topic, state.queue_id, unit)
             if not sys_flag & IN_NO_QUEUE:
                 append(state.topic, state.queue_id, queue_offset, offset, size, code, time_ms)
                 if self._with_light_queues and LIGHT_MARK in properties:
@@ -164,7 +168,7 @@ class Dispatcher:
     def _tell(self, chunk: list[DispatchFact]) -> None:
         listeners, watchers = self.listeners, self.watchers
         for state, _, _, code, time_ms, queue_offset, _, _, sys_flag, properties, _ in chunk:
-            if sys_flag & IN_NO_QUEUE:
+            if sys_flag & SysFlag.TRANSACTION_PREPARED:
                 continue
             places = [(state, queue_offset)]
             if self._with_light_queues and LIGHT_MARK in properties:
@@ -201,8 +205,12 @@ class Dispatcher:
         properties = encode_properties(facts.properties) if listeners or self.hooks else b""
         state = QueueState(facts.topic, facts.queue_id, 0)
         self._announce(self.hooks, state, facts.queue_offset, code, facts.store_time_ms, properties)
-        is_queued = not facts.sys_flag & IN_NO_QUEUE and names_directory(facts.topic) and self._may_queue(facts)
-        if is_queued:
+        is_batch = bool(facts.sys_flag & SysFlag.INNER_BATCH) or self._queues.batches.holds(facts.topic)
+        is_queued = not facts.sys_flag & SysFlag.TRANSACTION_PREPARED and names_directory(facts.topic)
+        if is_queued and is_batch:
+            place = (facts.physical_offset, facts.size_bytes, facts.store_time_ms, facts.queue_offset)
+            self._queues.append_batch(facts.topic, facts.queue_id, unit_of(*place, facts.properties))
+        elif is_queued and (is_queued := self._may_queue(facts)):
             self._queues.append(
                 facts.topic,
                 facts.queue_id,

@@ -105,6 +105,7 @@ class Housekeeping:
             self.persist()
         else:
             self._queues.write_pending()
+            self._queues.batches.write_pending()
             if self._index is not None:
                 self._index.flush_sealed()
             self._checkpoint.flush()

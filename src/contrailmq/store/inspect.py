@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from contrailmq.store.batch_consume_queue import load_batch_queues
 from contrailmq.store.checkpoint import CheckpointValues
 from contrailmq.store.log_walk import store_time_at, walk
 from contrailmq.store.read_only import StoreView
@@ -79,7 +78,6 @@ def inspect_store(view: StoreView) -> StoreSummary:
         QueueSummary(queue.topic, queue.queue_id, queue.min_offset, queue.max_offset, len(queue.bases))
         for queue in view.queues
     ]
-    batch = load_batch_queues(view.config.batch_queue_path, view.files)
     damaged = [f"queue {queue.topic}/{queue.queue_id}: {queue.reason}" for queue in view.damaged_queues]
     return StoreSummary(
         path=str(view.config.path),
@@ -92,8 +90,8 @@ def inspect_store(view: StoreView) -> StoreSummary:
         last_store_time_ms=last_time_ms,
         queues=tuple(sorted(queues, key=lambda queue: (queue.topic, queue.queue_id))),
         batch_queues=tuple(
-            QueueSummary(topic, queue_id, queue.min_offset, queue.max_offset, 0)
-            for (topic, queue_id), queue in batch.items()
+            QueueSummary(queue.topic, queue.queue_id, queue.min_offset, queue.max_offset, 0)
+            for queue in view.queues.batches
         ),
         index=tuple(
             IndexSummary(

@@ -44,6 +44,7 @@ from contrailmq.store.status import (
     BatchResult,
     Copy,
     Put,
+    PutInnerBatch,
     PutMany,
     PutResult,
     PutStatus,
@@ -81,7 +82,9 @@ class MessageStore(StoreReads):
         files: Files | None = None,
         clock: Clock | None = None,
         drive: Drive = Drive.EMBEDDED,
+        batch_topics: Container[str] = frozenset(),
     ) -> None:
+        """`batch_topics` are those with queue.type=BatchCQ; it is asked anew each time."""
         self.config = config
         self.files = files or Files()
         self.clock = clock or SystemClock()
@@ -105,6 +108,7 @@ class MessageStore(StoreReads):
             on_flushed=self._on_flushed,
             on_disk_full=self.set_disk_full,
             dispatch_before_reads=self._catch_up if drive is Drive.EMBEDDED else None,
+            batch_topics=batch_topics,
         )
         self._log_files, self._log, self._allocator = parts.log_files, parts.log, parts.allocator
         self._pool, self._committer, self._flusher = parts.pool, parts.committer, parts.flusher
@@ -116,6 +120,7 @@ class MessageStore(StoreReads):
         self._putter = self._new_putter()
         self.put: Put = self._putter.put
         self.put_many: PutMany = self._putter.put_many
+        self.put_inner_batch: PutInnerBatch = self._putter.put_inner_batch
         self.append: Append = self._log.append
         self.get_slices, self.get_slices_warm, self.get_slices_cold = (
             parts.reader.get,
@@ -441,7 +446,7 @@ class MessageStore(StoreReads):
     def delete_topics(self, topics: Sequence[str]) -> int:
         """Destroy the queues of these topics; how many queues. Their messages stay in the log until it is cleaned."""
         self._reader.catch_up()
-        doomed = [queue for queue in self._queues if queue.topic in set(topics)]
+        doomed = [queue for queue in (*self._queues, *self._queues.batches) if queue.topic in set(topics)]
         for queue in doomed:
             self._log.forget_queue(queue.topic, queue.queue_id)
             self._queues.delete(queue.topic, queue.queue_id)

@@ -12,7 +12,7 @@ append -> CommitLog -> MappedFileQueue <- Allocator (next file)
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from contrailmq.store.allocation import Allocator
@@ -69,6 +69,7 @@ def build_parts(
     on_flushed: Callable[[int], None],
     on_disk_full: Callable[[str | None], None],
     dispatch_before_reads: Callable[[], None] | None,
+    batch_topics: Container[str],
 ) -> Parts:
     """`config` is resolved. `on_failure` hears of a sync that failed, from whichever thread met it."""
     log_files = MappedFileQueue(files, clock, config.commit_log_paths, config.mapped_file_size_commit_log)
@@ -92,7 +93,10 @@ def build_parts(
         open_files_max=config.open_files_max,
         ext_file_bytes=config.mapped_file_size_consume_queue_ext if config.enable_consume_queue_ext else 0,
         with_light_queues=config.with_light_queues,
+        batch_file_bytes=config.mapper_file_size_batch_consume_queue,
+        batch_topics=batch_topics,
     )
+    log.is_batch_topic = queues.batches.holds
     index = _index(config, files, clock, checkpoint) if config.message_index_enable else None
     delay_levels = DelayLevels(config.message_delay_level)
     housekeeping = Housekeeping(config, files, clock, queues, index, checkpoint, log_files, on_sync_failure=on_failure)

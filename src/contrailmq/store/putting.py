@@ -13,12 +13,14 @@ from typing import Final
 from contrailmq.message import (
     Message,
     Property,
+    SysFlag,
     as_body,
     create_unique_id,
     create_unique_ids,
     encode_properties,
     tags_code,
 )
+from contrailmq.message.batch import encode_batch
 from contrailmq.store.clock import Clock
 from contrailmq.store.commit_log import CommitLog
 from contrailmq.store.config import StoreConfig
@@ -132,6 +134,20 @@ class Putter:
             results = [r._replace(status=late, reason=text) if r.status is _PUT_OK else r for r in results]
         self._stats.note_put_time(self._now_ms() - started_ms)
         return results
+
+    def put_inner_batch(self, topic: str, messages: Sequence[Message], queue_id: int = 0) -> PutResult:
+        """Store messages as one record, which a topic with queue.type=BatchCQ takes; they get offsets in a row.
+
+        `queue_offset` of the result is the first one's. Readers see the messages; keys and tags of the batch are those
+        of its first message.
+        """
+        news = [_new_record(message) for message in messages]
+        envelope = Message(topic, encode_batch((new[7], new[1], new[2]) for new in news))
+        if messages:
+            own = messages[0].properties
+            envelope.properties.update({name: own[name] for name in (_TAGS, _KEYS, _WAIT) if name in own})
+        envelope.properties[Property.INNER_NUM] = str(len(messages))
+        return self.put(envelope, queue_id, sys_flag=SysFlag.INNER_BATCH)
 
     def _append_new(
         self, new: NewRecord, queue_id: int, sys_flag: int, born_time_ms: int, born_host: bytes

@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from contrailmq.message.checksum import crc32
+from contrailmq.store.batch_queue_table import BatchEntry
 from contrailmq.store.checkpoint import CheckpointValues
 from contrailmq.store.consume_queue_table import ConsumeQueueTable, Dispatched
 from contrailmq.store.files import Files
@@ -58,6 +59,7 @@ class Ledger(msgspec.Struct, frozen=True):
     index: list[IndexEntry]  # oldest first; the last one may have grown since
     boot_id: str = ""  # in which run of the machine it was written
     record_crc: int = _NO_RECORD  # of the record at `physical_offset`
+    batches: list[BatchEntry] = []  # of batch queues
 
     @property
     def index_end_offset(self) -> int:
@@ -100,8 +102,8 @@ def take_ledger(
         entries.append(LedgerEntry(queue.topic, queue.queue_id, *queue.snapshot()))
     index_files = index.index_files if index is not None else []
     index_entries = [IndexEntry(file.path.name, file.end_offset) for file in index_files if file.entries]
-    record_crc = record_checksum(log_files, mark.physical_offset)
-    return Ledger(mark.physical_offset, mark.store_time_ms, entries, index_entries, boot_id, record_crc)
+    record_crc, batches = record_checksum(log_files, mark.physical_offset), queues.batches.entries()
+    return Ledger(mark.physical_offset, mark.store_time_ms, entries, index_entries, boot_id, record_crc, batches)
 
 
 def write_ledger(root: Path, ledger: Ledger, files: Files) -> None:

@@ -93,6 +93,7 @@ class StoreView:
             files=self.files,
             open_files_max=self.config.open_files_max,
             with_light_queues=self.config.with_light_queues,
+            batch_file_bytes=self.config.mapper_file_size_batch_consume_queue,
         )
         self.damaged_queues: Sequence[DamagedQueue] = self.queues.load()
         self.index_files = self._open_index()

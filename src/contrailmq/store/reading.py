@@ -27,7 +27,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeVar
 
-from contrailmq.message import Property, StoredMessage, SysFlag
+from contrailmq.message import MessageError, Property, StoredMessage, SysFlag
+from contrailmq.store.batch_consume_queue import BatchConsumeQueue
+from contrailmq.store.batch_reading import read_batches, unwrapped
 from contrailmq.store.commit_log import CommitLog
 from contrailmq.store.config import CONSUME_QUEUE_UNIT_BYTES, StoreConfig
 from contrailmq.store.consume_queue import PRE_BLANK_SIZE, Boundary, ConsumeQueue, unpack_units
@@ -94,6 +96,10 @@ class Reader:
             self._dispatch()
         return self._queues.get(topic, queue_id)
 
+    def any_queue(self, topic: str, queue_id: int) -> ConsumeQueue | BatchConsumeQueue | None:
+        """A queue of either kind, up to date."""
+        return self.queue(topic, queue_id) or self._queues.batches.get(topic, queue_id)
+
     # --- from a queue
 
     def _reading(
@@ -112,6 +118,10 @@ class Reader:
             filter: MessageFilter | None = None,
         ) -> R | GetResult:
             found = self._find(topic, queue_id, offset)
+            if isinstance(found, BatchConsumeQueue):
+                batches = self._batches(found, offset, max_count, max_bytes, filter)
+                note_get(batches.count)
+                return batches
             if isinstance(found, ConsumeQueue):
                 answer = read(found, offset, max_count, max_bytes, filter)
                 if isinstance(answer, GetResult):
@@ -142,9 +152,28 @@ class Reader:
             return False  # all of the log is fresh
         return not self.residency.is_resident(_I64.unpack_from(units)[0])
 
-    def _find(self, topic: str, queue_id: int, offset: int) -> ConsumeQueue | GetResult:
+    def _batches(
+        self,
+        queue: BatchConsumeQueue,
+        offset: int,
+        max_count: int,
+        max_bytes: int,
+        message_filter: MessageFilter | None,
+    ) -> GetResult:
+        """Of a batch queue there is one way to read: copies, so that no page of the mapping is touched."""
+        return read_batches(
+            queue,
+            offset,
+            self._limits(max_count, max_bytes),
+            message_filter,
+            self.cold_record,
+            log_end=self._log.max_offset,
+            distance_in_memory=self._distance_in_memory,
+        )
+
+    def _find(self, topic: str, queue_id: int, offset: int) -> ConsumeQueue | BatchConsumeQueue | GetResult:
         """The queue when it has a message there, else why it has none, in RocketMQ's order."""
-        queue = self.queue(topic, queue_id)
+        queue = self.any_queue(topic, queue_id)
         if queue is None:
             return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, self._corrected(offset, 0), 0, 0)
         lowest, highest = queue.min_offset, queue.max_offset
@@ -421,7 +450,9 @@ class Reader:
         return found
 
     def offset_at(self, topic: str, queue_id: int, time_ms: int, boundary: Boundary) -> int:
-        queue = self.queue(topic, queue_id)
+        queue = self.any_queue(topic, queue_id)
+        if isinstance(queue, BatchConsumeQueue):
+            return queue.offset_at(time_ms, boundary)
         return queue.offset_at(time_ms, self.store_time_of, boundary) if queue is not None else 0
 
     def store_time_of(self, physical_offset: int, size_bytes: int) -> int:
@@ -434,14 +465,17 @@ class Reader:
         return time_ms
 
     def store_time_at(self, topic: str, queue_id: int, offset: int) -> int:
-        queue = self.queue(topic, queue_id)
+        queue = self.any_queue(topic, queue_id)
+        if isinstance(queue, BatchConsumeQueue):
+            batch = queue.find(offset)
+            return batch.store_time_ms if batch is not None else -1
         unit = queue.unit_at(offset) if queue is not None else None
         return self.store_time_of(unit.physical_offset, unit.size_bytes) if unit is not None else -1
 
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int:
         """Store time of the oldest message of the log, or of one queue; -1 when there is none."""
         if topic is not None:
-            queue = self.queue(topic, queue_id)
+            queue = self.any_queue(topic, queue_id)
             return self.store_time_at(topic, queue_id, queue.min_offset) if queue is not None else -1
         oldest = self._whole_at(self._log.min_offset, None)
         return self.store_time_of(self._log.min_offset, oldest[1]) if oldest is not None else -1
@@ -453,11 +487,14 @@ def _place_struct(count: int) -> struct.Struct:
     return struct.Struct(">" + "qi8x" * count)
 
 
-def decode_found(found: GetResult, path: Path, where: str) -> Messages:
-    """What was found, decoded and released. `where` names it when a record of the log turns out to be damaged."""
+def decode_found(found: GetResult, path: Path, where: str, *, from_offset: int = 0) -> Messages:
+    """What was found, decoded and released. `where` names it when a record of the log turns out to be damaged.
+
+    Of inner batches only the messages from `from_offset` on.
+    """
     try:
-        messages = [decode_record(view) for view in found.slices]
-    except CorruptRecordError as exc:
+        messages = [message for view in found.slices for message in unwrapped(decode_record(view), from_offset)]
+    except (CorruptRecordError, MessageError) as exc:
         raise CorruptStoreError(
             path,
             f"one of {len(found.slices)} records of {where} is damaged: read them one by one to get the others, and "

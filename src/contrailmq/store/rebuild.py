@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from contrailmq.store.batch_queue_table import BatchSink
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
@@ -21,7 +22,7 @@ from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.errors import CorruptStoreError, StoreError
 from contrailmq.store.files import Files
 from contrailmq.store.index import IndexService
-from contrailmq.store.log_walk import walk
+from contrailmq.store.log_walk import Sink, walk
 from contrailmq.store.queue_ledger import take_ledger, write_ledger
 from contrailmq.store.read_only import StoreView
 from contrailmq.store.reconcile import Reconciler
@@ -31,6 +32,7 @@ from contrailmq.store.verify import Progress, verify_store
 
 NEW: Final = "rebuild.new"
 OLD: Final = "rebuild.old"
+_PARTS: Final = ("consumequeue", "index", "batchconsumequeue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ def _rebuild(config: StoreConfig, files: Files, clock: Clock, on_progress: Progr
             file_bytes=config.mapped_file_size_consume_queue,
             files=files,
             with_light_queues=view.queues.with_light_queues,
+            batch_file_bytes=config.mapper_file_size_batch_consume_queue,
+            batch_topics={queue.topic for queue in view.queues.batches},
         )
         index = IndexService(
             new / "index",
@@ -85,6 +89,8 @@ def _rebuild(config: StoreConfig, files: Files, clock: Clock, on_progress: Progr
         )
         files.make_directory(queues.root)
         files.make_directory(index.root)
+        if files.exists(config.batch_queue_path):
+            files.make_directory(queues.batches.root)
         end = _fill(view, queues, index if config.message_index_enable else None, on_progress)
         _keep_maximums(view, queues)
         mark = queues.flush()
@@ -92,8 +98,8 @@ def _rebuild(config: StoreConfig, files: Files, clock: Clock, on_progress: Progr
         ledger = take_ledger(queues, index, mark, view.log_files)
     report = RebuildReport(
         path=str(root),
-        queues=len(queues),
-        units=sum(queue.max_offset - queue.min_offset for queue in queues),
+        queues=len(queues) + len(queues.batches),
+        units=sum(queue.max_offset - queue.min_offset for queue in queues) + sum(map(len, queues.batches)),
         index_files=len(index.index_files),
         index_entries=index.entries,
         log_max_offset=end,
@@ -107,9 +113,36 @@ def _rebuild(config: StoreConfig, files: Files, clock: Clock, on_progress: Progr
     return report
 
 
+class _Both:
+    """Hands each record of a walk to two sinks."""
+
+    def __init__(self, first: Sink, second: Sink) -> None:
+        self._first = first
+        self._second = second
+
+    def take(
+        self,
+        topic: bytes,
+        queue_id: int,
+        queue_offset: int,
+        physical_offset: int,
+        size_bytes: int,
+        store_time_ms: int,
+        sys_flag: int,
+        properties: bytes,
+        /,
+    ) -> None:
+        record = (topic, queue_id, queue_offset, physical_offset, size_bytes, store_time_ms, sys_flag, properties)
+        self._first.take(*record)
+        self._second.take(*record)
+
+
 def _fill(view: StoreView, queues: ConsumeQueueTable, index: IndexService | None, on_progress: Progress | None) -> int:
     """Dispatch the whole log into empty queues and an empty index; the end of the log."""
-    sink = Reconciler(queues, index, DelayLevels(view.config.message_delay_level), index_from=0)
+    sink = _Both(
+        Reconciler(queues, index, DelayLevels(view.config.message_delay_level), index_from=0),
+        BatchSink(queues.batches, begin=0),
+    )
     done = 0
     for file in view.log_files:
         end = walk(file, sink, check_body_crc=True)
@@ -127,6 +160,7 @@ def _keep_maximums(view: StoreView, queues: ConsumeQueueTable) -> None:
         if old.max_offset and queues.get(old.topic, old.queue_id) is None:
             queues.find_or_create(old.topic, old.queue_id).start_at(old.max_offset)
             queues.mark_dirty(queues.find_or_create(old.topic, old.queue_id))
+    queues.batches.keep_maximums(view.queues.batches.entries())
 
 
 def _check(config: StoreConfig, new: Path, on_progress: Progress | None) -> None:
@@ -136,6 +170,7 @@ def _check(config: StoreConfig, new: Path, on_progress: Progress | None) -> None
         store_path_commit_log=",".join(str(path) for path in config.commit_log_paths),
         mapped_file_size_commit_log=config.mapped_file_size_commit_log,
         mapped_file_size_consume_queue=config.mapped_file_size_consume_queue,
+        mapper_file_size_batch_consume_queue=config.mapper_file_size_batch_consume_queue,
         max_hash_slot_num=config.max_hash_slot_num,
         max_index_num=config.max_index_num,
         message_index_enable=config.message_index_enable,
@@ -157,10 +192,11 @@ def _check(config: StoreConfig, new: Path, on_progress: Progress | None) -> None
 def _swap(root: Path, files: Files) -> None:
     old, new = root / OLD, root / NEW
     files.make_directory(old)
-    for name in ("consumequeue", "index"):
+    for name in _PARTS:
         if files.exists(root / name):
             files.rename(root / name, old / name)
-        files.rename(new / name, root / name)
+        if files.exists(new / name):  # batch queues: only where there are some
+            files.rename(new / name, root / name)
         files.sync_directory(root)
     files.remove_directory(new)
     files.sync_directory(root)
@@ -169,7 +205,7 @@ def _swap(root: Path, files: Files) -> None:
 def _finish_interrupted(root: Path, files: Files) -> None:
     """A rebuild was interrupted: put back what it had moved aside and not yet replaced; drop its half-made files."""
     old = root / OLD
-    for name in ("consumequeue", "index"):
+    for name in _PARTS:
         if files.exists(old / name) and not files.exists(root / name):
             files.rename(old / name, root / name)
     for leftover in (root / NEW, old):

@@ -111,6 +111,8 @@ class Reconciler:
                 self._compare(cursor, queue_offset, physical_offset + size_bytes, unit)
             if self._with_light_queues and LIGHT_MARK in properties:
                 self._take_light(topic, physical_offset, size_bytes, store_time_ms, properties)
+        if sys_flag & SysFlag.INNER_BATCH:
+            self._queues.batches.was_seen = True
         if physical_offset >= self._index_from:
             self._enter(topic.decode("utf-8", "replace"), physical_offset, store_time_ms, sys_flag, properties)
 
@@ -182,6 +184,8 @@ class Reconciler:
     def _cursor(self, topic: bytes, queue_id: int) -> _Cursor | None:
         name = topic.decode("utf-8", "replace")
         is_wanted = names_directory(name) if self.scope is None else (name, queue_id) in self.scope
+        if self._queues.batches.holds(name):  # a batch queue: recovery does them by themselves
+            is_wanted, self._queues.batches.was_seen = False, True
         cursor = _Cursor(self._queues.find_or_create(name, queue_id), topic) if is_wanted else None
         self._cursors[topic, queue_id] = cursor
         if cursor is not None and topic != _SCHEDULE:  # its units hold no tags

@@ -33,6 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from contrailmq.store.batch_queue_table import BatchSink
 from contrailmq.store.checkpoint import CheckpointValues
 from contrailmq.store.consume_queue import UNIT_BYTES, ConsumeQueue
 from contrailmq.store.consume_queue_table import ConsumeQueueTable, DamagedQueue
@@ -210,6 +211,7 @@ class _Recovery:
         cut_files = self.log.truncate_dirty_files(end)
         self._refeed_index(end, index_damage)
         self._restore_empty_queues()
+        self._recover_batches(end)
         self.queues.correct_min_offsets(log_min)
         return RecoveryReport(
             was_clean_exit=self.was_clean_exit,
@@ -431,6 +433,24 @@ class _Recovery:
                 queue = self.queues.find_or_create(entry.topic, entry.queue_id)
                 queue.start_at(entry.max_offset)
                 self.queues.mark_dirty(queue)
+
+    def _recover_batches(self, end: int) -> None:
+        """Batch queues, by themselves: believed as far as the ledger is, else made anew; then what the log has more."""
+        batches = self.queues.batches
+        entries = self.ledger.batches if self.ledger is not None else []
+        if not (len(batches) or entries or batches.was_seen):
+            return
+        begin = self.files[0].base
+        if self.ledger is not None and batches.agrees_with(entries):
+            begin = max(begin, self.ledger.physical_offset)
+        else:
+            batches.reset()
+        sink = BatchSink(batches, begin=begin)
+        for file in self.files:
+            if file.base + file.size_bytes > begin and file.base < end:
+                limit, position = min(file.size_bytes, end - file.base), max(0, begin - file.base)
+                walk(file, sink, position=position, limit=limit, check_body_crc=False)
+        batches.keep_maximums(entries)
 
     def _without_log(self) -> RecoveryReport:
         """No log, no messages: whatever queues and index say is about a log that is gone."""

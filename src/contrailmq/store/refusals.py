@@ -12,9 +12,12 @@ from contrailmq.message import (
     PROPERTIES_BYTES_MAX,
     RETRY_PREFIX,
     TOPIC_BYTES_MAX,
+    Property,
     SysFlag,
+    decode_properties,
     names_directory,
 )
+from contrailmq.store.batch_queue_table import INNER_MARK, inner_count
 from contrailmq.store.light_queues import LIGHT_PREFIX, names_light_queue
 from contrailmq.store.status import AppendResult, PutStatus
 
@@ -70,16 +73,26 @@ def light_refusal(names: Sequence[str], *, would_be: int, limit: int) -> AppendR
     return None
 
 
+def inner_refusal(properties: bytes, sys_flag: int, *, is_batch_topic: bool) -> AppendResult | None:
+    """Why an inner batch (HookUtils.checkInnerBatch), or what looks like one, is not stored."""
+    is_inner = bool(sys_flag & SysFlag.INNER_BATCH)
+    if not is_inner and INNER_MARK not in properties:
+        return None
+    known = decode_properties(properties)
+    reason = ""
+    if is_inner and not is_batch_topic:
+        reason = "inner batches need a topic with queue.type=BatchCQ: send an ordinary batch, or set the attribute"
+    elif is_inner and not inner_count(known):
+        reason = f"INNER_NUM is {known.get(Property.INNER_NUM, 'missing')!r}: an inner batch holds 1 to 32767 messages"
+    elif not is_inner and Property.INNER_NUM in known:
+        reason = "INNER_NUM is set but sysFlag says that it is no inner batch (0x80): leave the property out"
+    return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason=reason) if reason else None
+
+
 def message_refusal(
-    body_bytes: int, properties: bytes, size: int, sys_flag: int, *, body_bytes_max: int, size_max: int
+    body_bytes: int, properties: bytes, size: int, *, body_bytes_max: int, size_max: int
 ) -> AppendResult | None:
     """The first rule that the message itself breaks."""
-    if sys_flag & SysFlag.INNER_BATCH or b"INNER_NUM\x01" in properties:
-        return AppendResult(
-            PutStatus.MESSAGE_ILLEGAL,
-            reason="inner batches need a topic with queue.type BatchCQ, which this store only reads: "
-            "send an ordinary batch",
-        )
     if len(properties) > PROPERTIES_BYTES_MAX:
         return AppendResult(
             PutStatus.PROPERTIES_SIZE_EXCEEDED,

@@ -166,7 +166,7 @@ class Retention:
         log_min = self._log.min_offset
         expired = [
             (queue.topic, queue.queue_id)
-            for queue in self._queues
+            for queue in (*self._queues, *self._queues.batches)
             if not keep(queue.topic) and 0 <= queue.physical_max <= log_min
         ]
         for topic, queue_id in expired:
@@ -219,6 +219,7 @@ class Retention:
         for queue in self._queues:
             queue_files += queue.delete_files_below(log_min)
             queue.correct_min_offset(log_min)
+        queue_files += self._queues.batches.clean(log_min)
         index_files = self._index.delete_below(log_min) if self._index is not None else 0
         self._queues_cleaned_to = log_min
         return queue_files, index_files

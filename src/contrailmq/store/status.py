@@ -143,6 +143,12 @@ class PutMany(Protocol):
     def __call__(self, messages: Sequence[Message], queue_id: int = 0) -> list[PutResult]: ...
 
 
+class PutInnerBatch(Protocol):
+    """Putter.put_inner_batch, likewise."""
+
+    def __call__(self, topic: str, messages: Sequence[Message], queue_id: int = 0) -> PutResult: ...
+
+
 class Arrival(NamedTuple):
     """A message became readable. `queue_offset` is its own; `properties` are its bytes in the log."""
 

@@ -61,7 +61,7 @@ class StoreReads:
         """Messages of a queue from an offset on, decoded; see `status` and `next_offset` when it is empty."""
         self._check_open()
         found = self.get_slices(topic, queue_id, offset, max_count, max_bytes=max_bytes, filter=filter)
-        return decode_found(found, self.config.path, f"{topic}/{queue_id} from offset {offset} on")
+        return decode_found(found, self.config.path, f"{topic}/{queue_id} from offset {offset} on", from_offset=offset)
 
     def is_cold(self, topic: str, queue_id: int, offset: int, *, by_distance: bool = False) -> bool:
         """Would `get_slices` touch pages that are not in memory, or far back? Let a worker call the cold one."""
@@ -113,14 +113,15 @@ class StoreReads:
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
         """(min, max) offsets of every queue; max is the offset that the next message gets."""
         self._reader.catch_up()
-        return {(queue.topic, queue.queue_id): (queue.min_offset, queue.max_offset) for queue in self._queues}
+        both = (*self._queues, *self._queues.batches)
+        return {(queue.topic, queue.queue_id): (queue.min_offset, queue.max_offset) for queue in both}
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        queue = self._reader.queue(topic, queue_id)
+        queue = self._reader.any_queue(topic, queue_id)
         return queue.min_offset if queue is not None else 0
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        queue = self._reader.queue(topic, queue_id)
+        queue = self._reader.any_queue(topic, queue_id)
         return queue.max_offset if queue is not None else 0
 
     def read_units(self, topic: str, queue_id: int, offset: int, max_count: int) -> list[tuple[int, int, int]]:

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from contrailmq.message import Property, SysFlag, decode_properties, java_hash, names_directory
+from contrailmq.store.batch_consume_queue import BatchConsumeQueue, BatchUnit
+from contrailmq.store.batch_queue_table import unit_of
 from contrailmq.store.consume_queue import UNIT_BYTES, ConsumeQueue, pack_unit
 from contrailmq.store.consume_queue_ext import is_ext_address
 from contrailmq.store.delay_levels import DelayLevels
@@ -139,6 +141,25 @@ class _Cursor:
         self.findings_count = self.next_offset = 0
 
 
+class _BatchCursor:
+    """One batch queue's units, read along with the log. `unit` is the one at hand, None behind the last."""
+
+    def __init__(self, queue: BatchConsumeQueue | None, log_min: int) -> None:
+        self._units = iter(()) if queue is None else queue.scan(queue.first)
+        self.advance()
+        while self.unit is not None and self.unit.physical_offset < log_min:
+            self.advance()  # cleaned away
+
+    def advance(self) -> None:
+        self.unit = next(self._units, None)
+
+    def before(self, physical_offset: int) -> Iterator[BatchUnit]:
+        """Pass over the units of records below a place of the log."""
+        while self.unit is not None and self.unit.physical_offset < physical_offset:
+            yield self.unit
+            self.advance()
+
+
 class _Checker:
     """Sink of the walk."""
 
@@ -148,6 +169,7 @@ class _Checker:
         self._on_progress = on_progress
         self._delay_levels = DelayLevels(view.config.message_delay_level)
         self._cursors: dict[tuple[str, int], _Cursor] = {}
+        self._batches: dict[tuple[str, int], _BatchCursor] = {}
         self._with_light_queues = view.queues.with_light_queues
         # Queues that the ledger would know if they had not been deleted on purpose
         ledger = view.ledger if view.ledger and view.ledger.is_current(view.checkpoint, view.log_files) else None
@@ -181,7 +203,11 @@ class _Checker:
             self._on_progress(physical_offset - self._log_min, self._view.log_bytes)
         name = topic.decode("utf-8", "replace")
         decoded = decode_properties(properties)
-        if not sys_flag & (SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH) and names_directory(name):
+        is_queued = not sys_flag & SysFlag.TRANSACTION_PREPARED and names_directory(name)
+        if is_queued and (sys_flag & SysFlag.INNER_BATCH or self._view.queues.batches.holds(name)):
+            unit_in_batch = unit_of(physical_offset, size_bytes, store_time_ms, queue_offset, decoded)
+            self._check_batch(name, queue_id, unit_in_batch)
+        elif is_queued:
             code = self._delay_levels.unit_tags_code(name, decoded, store_time_ms)
             unit = pack_unit(physical_offset, size_bytes, code)
             self._check_unit(name, queue_id, queue_offset, unit)
@@ -194,6 +220,7 @@ class _Checker:
         """What nothing in the log stands behind."""
         while self._entry is not None:
             self._orphan()
+        self._finish_batches()
         for queue in self._view.queues:
             cursor = self._cursors.setdefault((queue.topic, queue.queue_id), _Cursor(queue))
             seen_to = cursor.next_offset if cursor.next_offset >= 0 else queue.min_offset
@@ -234,6 +261,31 @@ class _Checker:
         else:
             problem = f"unit {stands.hex()} should be {expected.hex()}"
         cursor.find(queue_offset, problem)
+
+    def _check_batch(self, topic: str, queue_id: int, expected: BatchUnit) -> None:
+        cursor = self._batches.get((topic, queue_id))
+        if cursor is None:
+            cursor = self._batches[topic, queue_id] = _BatchCursor(
+                self._view.queues.batches.get(topic, queue_id), self._log_min
+            )
+        self._report.units += 1
+        for stands in cursor.before(expected.physical_offset):
+            self._report.add("queue", f"{topic}/{queue_id}", stands.base_offset, f"no record stands behind {stands}")
+        if cursor.unit is None or cursor.unit.physical_offset != expected.physical_offset:
+            problem = f"the unit of the record at {expected.physical_offset} is missing"
+            self._report.add("queue", f"{topic}/{queue_id}", expected.base_offset, problem)
+            return
+        if cursor.unit != expected:
+            problem = f"unit {tuple(cursor.unit)} should be {tuple(expected)}"
+            self._report.add("queue", f"{topic}/{queue_id}", expected.base_offset, problem)
+        cursor.advance()
+
+    def _finish_batches(self) -> None:
+        for queue in self._view.queues.batches:
+            cursor = self._batches.get((queue.topic, queue.queue_id)) or _BatchCursor(queue, self._log_min)
+            for stands in cursor.before(2**63):
+                where = f"{queue.topic}/{queue.queue_id}"
+                self._report.add("queue", where, stands.base_offset, f"no record stands behind {stands}")
 
     # --- index
 

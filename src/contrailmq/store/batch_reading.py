@@ -1,0 +1,96 @@
+"""Reading a batch queue: which records answer a read, and the messages in them.
+
+A unit is one record of several messages, and an answer holds whole records: a read from the middle of a batch gets that
+batch, and whoever decodes it drops the messages before the offset that it asked for, as RocketMQ's clients do. Limits
+count messages; the first record is always given.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Final
+
+from contrailmq.message import StoredMessage, SysFlag
+from contrailmq.message.batch import split_batch
+from contrailmq.store.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue
+from contrailmq.store.status import GetResult, GetStatus, MessageFilter
+
+SCAN_BYTES_MAX: Final = 16_000  # maxFilterMessageSize
+_OWN_OFFSETS: Final = slice(20, 36)  # of a record: its queue offset and its physical offset
+
+
+def read_batches(
+    queue: BatchConsumeQueue,
+    offset: int,
+    limits: tuple[int, int, int, int],
+    message_filter: MessageFilter | None,
+    fetch: Callable[[int, int], memoryview | None],
+    *,
+    log_end: int,
+    distance_in_memory: int,
+) -> GetResult:
+    """`limits` are (bytes, messages) for what is in memory, then for what is on disk; `offset` is in the queue."""
+    memory_bytes, memory_count, disk_bytes, disk_count = limits
+    status = GetStatus.NO_MATCHED_MESSAGE
+    slices: list[memoryview] = []
+    total = count = physical_offset = 0
+    following = offset
+    scan_max = SCAN_BYTES_MAX // BATCH_UNIT_BYTES
+    for unit in itertools.islice(queue.scan(queue.number_of(offset)), scan_max):
+        physical_offset = unit.physical_offset
+        is_cold = log_end - physical_offset > distance_in_memory
+        if slices and (
+            count + unit.batch_size > (disk_count if is_cold else memory_count)
+            or total + unit.size_bytes > (disk_bytes if is_cold else memory_bytes)
+        ):
+            break
+        following = unit.following
+        if message_filter is not None and not message_filter.match_unit(unit.tags_code, None):
+            continue
+        record = fetch(physical_offset, unit.size_bytes)
+        own = unit.base_offset.to_bytes(8, "big") + physical_offset.to_bytes(8, "big")
+        if record is None or record[_OWN_OFFSETS] != own:
+            status = GetStatus.MESSAGE_WAS_REMOVING if not slices else status
+            continue
+        if message_filter is not None and not message_filter.match_record(record):
+            record.release()
+            continue
+        slices.append(record)
+        total += unit.size_bytes
+        count += unit.batch_size
+        status = GetStatus.FOUND
+    suggest_slave = log_end - physical_offset > distance_in_memory
+    return GetResult(status, following, queue.min_offset, queue.max_offset, slices, total, suggest_slave, count)
+
+
+def unwrapped(message: StoredMessage, from_offset: int) -> list[StoredMessage]:
+    """The messages of an inner batch from an offset on; any other message as it is.
+
+    Each has its own body, flag, properties and queue offset; place, times and hosts are the record's.
+    """
+    if not message.sys_flag & SysFlag.INNER_BATCH:
+        return [message]
+    return [
+        StoredMessage(
+            message.topic,
+            part.body,
+            part.properties,
+            message.size_bytes,
+            message.magic,
+            message.body_crc,
+            message.queue_id,
+            part.flag,
+            message.queue_offset + number,
+            message.physical_offset,
+            message.sys_flag & ~SysFlag.COMPRESSED,
+            message.born_time_ms,
+            message.born_host_bytes,
+            message.store_time_ms,
+            message.store_host_bytes,
+            message.reconsume_times,
+            message.prepared_transaction_offset,
+        )
+        for number, part in enumerate(split_batch(message.body))
+        if message.queue_offset + number >= from_offset
+    ]
