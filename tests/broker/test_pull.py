@@ -419,3 +419,60 @@ def test_cold_reads_that_wait_go_with_their_connection(bench: Bench, monkeypatch
     assert len(reads) == RUNNING_MAX + 1
     assert gone.sent == []
     assert [answer.code for answer in other.take()] == [ResponseCode.SUCCESS]
+
+
+def light_bench(path: Path, **settings: str) -> Bench:
+    return Bench(path, settings=settings, enable_lmq=True, enable_multi_dispatch=True)
+
+
+def test_a_light_queue_is_pulled_like_a_topic_of_one_queue(tmp_path: Path) -> None:
+    bench = light_bench(tmp_path)
+    for number in range(3):
+        name = "%LMQ%b" if number == 1 else "%LMQ%a,%LMQ%b"
+        bench.send(body=b"%d" % number, properties={"INNER_MULTI_DISPATCH": name})
+    bench.settle()
+    answer = bench.ask(11, pull_fields("%LMQ%a", 0))
+    assert (answer.code, offsets(answer)) == (0, (0, 2, 0, 2))
+    found = records(answer.body)
+    assert [(message.topic, message.body) for message in found] == [("T", b"0"), ("T", b"2")]
+    assert found[1].properties["INNER_MULTI_QUEUE_OFFSET"] == "1,2"
+    assert bench.ask(30, {"topic": "%LMQ%b", "queueId": "0"}).ext["offset"] == "3"
+    assert bench.ask(11, pull_fields("%LMQ%a", 2)).code == ResponseCode.PULL_NOT_FOUND
+    refused = bench.ask(11, pull_fields("%LMQ%a", 0, queue_id=1))
+    assert refused.code == ResponseCode.INVALID_PARAMETER
+    assert "%LMQ%a" not in bench.node.topics
+    bench.close()
+
+
+def test_a_light_queue_remembers_the_offset_of_a_group_that_no_table_holds(tmp_path: Path) -> None:
+    bench = light_bench(tmp_path, autoCreateSubscriptionGroup="false")
+    bench.send(properties={"INNER_MULTI_DISPATCH": "%LMQ%a"})
+    place = {"consumerGroup": "%LMQ%g", "topic": "%LMQ%a", "queueId": "0"}
+    assert bench.ask(15, place | {"commitOffset": "1"}).code == 0
+    assert bench.ask(14, place).ext["offset"] == "1"
+    assert bench.ask(11, pull_fields("%LMQ%a", 0, group="%LMQ%g")).code == 0
+    assert "%LMQ%g" not in bench.node.groups
+    bench.close()
+
+
+def test_without_light_queues_their_names_are_those_of_missing_topics(bench: Bench) -> None:
+    assert bench.ask(11, pull_fields("%LMQ%a", 0)).code == ResponseCode.TOPIC_NOT_EXIST
+    place = {"consumerGroup": "g", "topic": "%LMQ%a", "queueId": "0", "commitOffset": "1"}
+    assert bench.ask(15, place).code == ResponseCode.TOPIC_NOT_EXIST
+
+
+def test_a_held_pull_of_a_light_queue_is_answered_by_a_message_for_it(tmp_path: Path) -> None:
+    bench = light_bench(tmp_path)
+    link = Link()
+    bench.send(properties={"INNER_MULTI_DISPATCH": "%LMQ%a"})
+    bench.settle()
+    bench.tell(11, pull_fields("%LMQ%a", 1, sysFlag=str(SUSPEND), suspendTimeoutMillis="15000"), link=link)
+    assert link.sent == []
+    bench.send(body=b"other")
+    bench.settle()
+    assert link.sent == []
+    bench.send(body=b"late", properties={"INNER_MULTI_DISPATCH": "%LMQ%a"})
+    bench.settle()
+    (answer,) = link.take()
+    assert [message.body for message in records(answer.body)] == [b"late"]
+    bench.close()

@@ -10,6 +10,7 @@ import pytest
 from broker.harness import Bench, Link, records, send_fields
 from contrailmq.broker.incoming import IncomingMessage, Refusal
 from contrailmq.broker.topics import Topic
+from contrailmq.client.records import decode_messages
 from contrailmq.message import parse_offset_message_id
 from contrailmq.store.record import BatchPart, encode_batch
 from contrailmq.wire.codes import ResponseCode
@@ -262,6 +263,34 @@ def test_a_batch_becomes_one_record_for_each_item_with_its_own_properties(bench:
     assert [message.body for message in found] == [b"m0", b"m1", b"m2"]
     assert found[1].properties == {"UNIQ_KEY": "u1", "TAGS": "t1"}
     assert [message.queue_offset for message in found] == [0, 1, 2]
+
+
+def test_a_batch_to_a_topic_of_batch_queues_is_one_record_that_consumers_take_apart(bench: Bench) -> None:
+    bench.node.topics.put(Topic("Batch", read_queues=1, write_queues=1, attributes={"queue.type": "BatchCQ"}))
+    fields = send_fields("Batch", properties="UNIQ_KEY\x01batch\x02TAGS\x01t\x02", m="true")
+    answers = [bench.ask(320, fields, batch_body(count)) for count in (3, 2)]
+    assert [(answer.code, answer.ext["queueOffset"], answer.ext["batchUniqId"]) for answer in answers] == [
+        (0, "0", "batch"),
+        (0, "3", "batch"),
+    ]
+    assert bench.send(topic="Batch", body=b"alone").ext["queueOffset"] == "5"
+    (pulled,) = bench.pull("Batch")
+    assert (pulled.ext["nextBeginOffset"], pulled.ext["maxOffset"]) == ("6", "6")
+    first, second, alone = records(pulled.body)
+    assert (first.properties["INNER_NUM"], second.properties["INNER_BASE"]) == ("3", "3")
+    assert (first.body, alone.body) == (batch_body(3), b"alone")
+    found = decode_messages(pulled.body, broker_name="b")
+    assert [(one.queue_offset, one.body, one.broker_name) for one in found] == [
+        (0, b"m0", "b"), (1, b"m1", "b"), (2, b"m2", "b"), (3, b"m0", "b"), (4, b"m1", "b"), (5, b"alone", "b"),
+    ]  # fmt: skip
+    assert found[1].properties == {"UNIQ_KEY": "u1", "TAGS": "t1"}
+
+
+def test_a_batch_without_an_id_of_its_own_is_split_also_for_batch_queues(bench: Bench) -> None:
+    bench.node.topics.put(Topic("Batch", read_queues=1, write_queues=1, attributes={"queue.type": "BatchCQ"}))
+    assert bench.ask(320, send_fields("Batch", properties="", m="true"), batch_body(2)).code == 0
+    (pulled,) = bench.pull("Batch")
+    assert [message.body for message in records(pulled.body)] == [b"m0", b"m1"]
 
 
 @pytest.mark.parametrize("body", [b"", b"\x00\x00\x00\x05x", b"\xff" * 64, batch_body(2)[:-1]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.store import Boundary
+from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.frame import ReplyTemplate
 from contrailmq.wire.header import Command
@@ -61,9 +62,10 @@ class OffsetProcessor:
 
     def update(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(UpdateConsumerOffset)
-        if header.topic not in node.topics:
+        if node.topic_to_read(header.topic) is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"topic {header.topic[:128]} does not exist")
-        if header.consumer_group not in node.groups:
+        is_light = node.store.config.enable_lmq and header.consumer_group.startswith(LIGHT_PREFIX)
+        if header.consumer_group not in node.groups and not is_light:
             raise Refused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"Group {header.consumer_group[:64]} not exist: it never sent a heartbeat nor pulled here",

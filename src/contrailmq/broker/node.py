@@ -18,7 +18,7 @@ from pathlib import Path
 from contrailmq.broker import config_files
 from contrailmq.broker.config import BrokerConfig
 from contrailmq.broker.connections import ClientTable
-from contrailmq.broker.groups import GroupTable
+from contrailmq.broker.groups import Group, GroupTable
 from contrailmq.broker.hooks import Hooks
 from contrailmq.broker.incoming import IncomingMessage, Rewrite
 from contrailmq.broker.long_polling import HeldPulls
@@ -26,9 +26,10 @@ from contrailmq.broker.offsets import OffsetTable
 from contrailmq.broker.order_locks import OrderLocks
 from contrailmq.broker.parked import ParkedAnswers
 from contrailmq.broker.statistics import Statistics
-from contrailmq.broker.topics import TopicTable, system_topics
+from contrailmq.broker.topics import BatchTopics, Topic, TopicTable, system_topics
 from contrailmq.message import Property, encode_host
 from contrailmq.store.clock import Clock
+from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.store.message_store import MessageStore
 from contrailmq.store.status import AppendResult, Arrival
 from contrailmq.wire.header import Command
@@ -74,6 +75,7 @@ class BrokerNode:
         self._is_dispatch_due = False
         self._is_flush_due = False
         self.set_address(*address)
+        store.set_batch_topics(BatchTopics(self.topics))
         store.add_arrival_listener(self._arrivals.append, queues=self.held.queues)
 
     def set_address(self, host: str, port: int) -> None:
@@ -124,6 +126,21 @@ class BrokerNode:
             "consumerOffset.json": lambda: config_files.pretty(self.offsets.to_json()),
             "broker.properties": lambda: "".join(f"{k}={v}\n" for k, v in sorted(self.changed_settings.items())),
         }
+
+    def topic_to_read(self, name: str) -> Topic | None:
+        """A topic as consumers see it. While light queues are on, each is a topic of one queue, which no table holds
+        (LmqTopicConfigManager.selectTopicConfig)."""
+        topic = self.topics.get(name)
+        if topic is None and self.store.config.enable_lmq and name.startswith(LIGHT_PREFIX):
+            return Topic(name, read_queues=1, write_queues=1)
+        return topic
+
+    def group_to_read(self, name: str) -> Group | None:
+        """A consumer's group, made when it is new and may be; one named like a light queue is kept in no table."""
+        group = self.groups.get(name)
+        if group is None and self.store.config.enable_lmq and name.startswith(LIGHT_PREFIX):
+            return Group(name)
+        return group or self.groups.find_or_create(name)
 
     def topic_mark(self) -> int:
         """Changes when a topic does; see `answer_when_routed`."""

@@ -132,7 +132,7 @@ class PullProcessor:
                 BY_BROKER,
                 f"broker[{node.config.broker_name}] is not readable: brokerPermission={node.config.broker_permission}",
             )
-        group = node.groups.get(header.consumer_group) or node.groups.find_or_create(header.consumer_group)
+        group = node.group_to_read(header.consumer_group)
         if group is None:
             raise Refused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -141,7 +141,7 @@ class PullProcessor:
             )
         if not group.consume_enable:
             raise _forbidden(BY_GROUP, f"subscription group {group.name} may not consume: consumeEnable=false")
-        topic = node.topics.get(header.topic)
+        topic = node.topic_to_read(header.topic)
         if topic is None:
             raise Refused(
                 ResponseCode.TOPIC_NOT_EXIST,

@@ -205,10 +205,13 @@ class SendProcessor:
         mark = self._node.topic_mark()
         topic = self.writable_topic(header)
         queue_id = self._chosen_queue(topic, header.queue_id)
-        if header.batch:
+        is_inner = bool(header.batch) and topic.takes_inner_batches and "UNIQ_KEY\x01" in (header.properties or "")
+        if header.batch and not is_inner:
             answer = self._send_batch(connection, command, header, topic, queue_id)
             return None if answer is None else self._node.answer_when_routed(mark, connection, command, answer)
         message = self.incoming(connection, command, header, topic, queue_id)
+        if is_inner:
+            self._make_inner_batch(message)
         if topic.name.startswith(RETRY_PREFIX):
             self._check_retries(message, command, header)
         for rewrite in self._node.rewrites:
@@ -350,6 +353,15 @@ class SendProcessor:
             message.properties.pop(Property.DELAY, None)
 
     # --- batches
+
+    def _make_inner_batch(self, message: IncomingMessage) -> None:
+        """A batch for a topic with queue.type=BatchCQ is one message (SendMessageProcessor.sendBatchMessage)."""
+        count = len(split_batch(message.body))
+        if not count:
+            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message", self._fixed)
+        message.properties[Property.INNER_NUM] = str(count)
+        message.sys_flag |= SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
+        message.answer_fields["batchUniqId"] = message.unique_key or ""
 
     def _send_batch(
         self, connection: Peer, command: Command, header: SendHeader, topic: Topic, queue_id: int

@@ -73,6 +73,7 @@ class Topic:
         "read_queues",
         "set_flags",
         "sys_flag",
+        "takes_inner_batches",
         "write_queues",
     )
 
@@ -102,6 +103,7 @@ class Topic:
         self.queue_limit = max(read_queues, write_queues)
         # For the send path: no special rule applies; and which bits of a sender's sysFlag the topic decides.
         self.is_plain = self.is_writable and name not in NOT_FOR_SENDING and not name.startswith(RETRY_PREFIX)
+        self.takes_inner_batches = self.attributes.get("queue.type") == "BatchCQ"
         self.set_flags = SysFlag.MULTI_TAGS if filter_type == MULTI_TAG else 0
 
     def replaced(self, *, perm: int | None = None, order: bool | None = None) -> Topic:
@@ -152,6 +154,17 @@ class Topic:
 
     def __repr__(self) -> str:
         return f"Topic({self.name!r}, read={self.read_queues}, write={self.write_queues}, perm={self.perm})"
+
+
+class BatchTopics:
+    """The topics of a table whose queues are batch queues; for the store, which asks by name."""
+
+    def __init__(self, topics: TopicTable) -> None:
+        self._topics = topics
+
+    def __contains__(self, name: object) -> bool:
+        topic = self._topics.get(name) if isinstance(name, str) else None
+        return topic is not None and topic.takes_inner_batches
 
 
 class TopicTable:

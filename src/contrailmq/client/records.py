@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from contrailmq.client.errors import ClientError
-from contrailmq.message import MessageError, StoredMessage
+from contrailmq.message import MessageError, StoredMessage, SysFlag
+from contrailmq.message.inner_batch import unwrapped
 from contrailmq.message.record import read_record
+
+_WRAPPED: Final = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP  # PullAPIWrapper asks for both
 
 
 class ReceivedMessage(StoredMessage):
@@ -35,10 +40,21 @@ def decode_messages(
             message = read_record(ReceivedMessage, body, position)
         except MessageError as exc:
             raise ClientError(f"the broker's answer of {end} bytes cannot be read: {exc}") from exc
+        position += message.size_bytes
+        if message.sys_flag & _WRAPPED == _WRAPPED:
+            messages += _parts(message)
+        else:
+            messages.append(message)
+    for message in messages:
         message.broker_name = broker_name
         message.consume_start_s = 0.0
         message.min_offset = min_offset
         message.max_offset = max_offset
-        messages.append(message)
-        position += message.size_bytes
     return messages
+
+
+def _parts(message: ReceivedMessage) -> list[ReceivedMessage]:
+    try:
+        return unwrapped(message)
+    except MessageError as exc:
+        raise ClientError(f"the inner batch at offset {message.queue_offset} cannot be read: {exc}") from exc

@@ -27,7 +27,7 @@ class SysFlag:
     TRANSACTION_MASK: Final = 0xC
     BORN_HOST_V6: Final = 0x10
     STORE_HOST_V6: Final = 0x20
-    NEED_UNWRAP: Final = 0x40
+    NEED_UNWRAP: Final = 0x40  # consumers take the inner batch apart
     INNER_BATCH: Final = 0x80
     COMPRESSION_MASK: Final = 0x700
 

@@ -75,9 +75,12 @@ class BatchQueueTable:
         files: Files,
         descriptors: DescriptorCache,
         topics: Container[str] = frozenset(),
+        others: Container[str] = frozenset(),
     ) -> None:
+        """`others` are topics that have ordinary queues already: those keep them."""
         self.root = root
         self.topics = topics
+        self._others = others
         self.was_seen = False  # a record that belongs here was met where nothing could be done about it
         self._file_bytes = file_bytes
         self._files = files
@@ -93,7 +96,7 @@ class BatchQueueTable:
 
     def holds(self, topic: str) -> bool:
         """Whether the records of a topic are in batch queues."""
-        return topic in self._names or topic in self.topics
+        return topic in self._names or (topic in self.topics and topic not in self._others)
 
     def get(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
         return self._queues.get((topic, queue_id))

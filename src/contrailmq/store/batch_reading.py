@@ -1,4 +1,4 @@
-"""Reading a batch queue: which records answer a read, and the messages in them.
+"""Reading a batch queue: which records answer a read.
 
 A unit is one record of several messages, and an answer holds whole records: a read from the middle of a batch gets that
 batch, and whoever decodes it drops the messages before the offset that it asked for, as RocketMQ's clients do. Limits
@@ -11,8 +11,6 @@ import itertools
 from collections.abc import Callable
 from typing import Final
 
-from contrailmq.message import StoredMessage, SysFlag
-from contrailmq.message.batch import split_batch
 from contrailmq.store.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue
 from contrailmq.store.status import GetResult, GetStatus, MessageFilter
 
@@ -62,35 +60,3 @@ def read_batches(
         status = GetStatus.FOUND
     suggest_slave = log_end - physical_offset > distance_in_memory
     return GetResult(status, following, queue.min_offset, queue.max_offset, slices, total, suggest_slave, count)
-
-
-def unwrapped(message: StoredMessage, from_offset: int) -> list[StoredMessage]:
-    """The messages of an inner batch from an offset on; any other message as it is.
-
-    Each has its own body, flag, properties and queue offset; place, times and hosts are the record's.
-    """
-    if not message.sys_flag & SysFlag.INNER_BATCH:
-        return [message]
-    return [
-        StoredMessage(
-            message.topic,
-            part.body,
-            part.properties,
-            message.size_bytes,
-            message.magic,
-            message.body_crc,
-            message.queue_id,
-            part.flag,
-            message.queue_offset + number,
-            message.physical_offset,
-            message.sys_flag & ~SysFlag.COMPRESSED,
-            message.born_time_ms,
-            message.born_host_bytes,
-            message.store_time_ms,
-            message.store_host_bytes,
-            message.reconsume_times,
-            message.prepared_transaction_offset,
-        )
-        for number, part in enumerate(split_batch(message.body))
-        if message.queue_offset + number >= from_offset
-    ]

@@ -72,6 +72,7 @@ class ConsumeQueueTable:
         capacity = open_files_max or capacity_for(files.raise_descriptor_limit())
         self._descriptors = DescriptorCache(files, capacity)
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._counts: dict[str, int] = {}  # topic -> how many queues it has
         self._dirty: dict[ConsumeQueue, None] = {}  # have pending units
         self._unsynced: dict[ConsumeQueue, None] = {}
         self.ext: ConsumeQueueExtTable | None = None
@@ -88,6 +89,7 @@ class ConsumeQueueTable:
             files=files,
             descriptors=self._descriptors,
             topics=batch_topics,
+            others=self._counts,
         )
         self.last_physical_offset = -1
         self.last_store_time_ms = 0
@@ -199,6 +201,7 @@ class ConsumeQueueTable:
                 files=self._files,
                 descriptors=self._descriptors,
             )
+            self._counts[topic] = self._counts.get(topic, 0) + 1
         return queue
 
     def next_offset(self, topic: str, queue_id: int) -> int:
@@ -313,6 +316,9 @@ class ConsumeQueueTable:
             return self.batches.delete(topic, queue_id)
         self._dirty.pop(queue, None)
         self._unsynced.pop(queue, None)
+        self._counts[topic] -= 1
+        if not self._counts[topic]:
+            del self._counts[topic]
         queue.destroy()
         if self.ext is not None:
             self.ext.delete(topic, queue_id)

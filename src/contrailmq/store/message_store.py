@@ -443,6 +443,10 @@ class MessageStore(StoreReads):
 
     # --- administration
 
+    def set_batch_topics(self, topics: Container[str]) -> None:
+        """Which topics have queue.type=BatchCQ; it is asked anew each time. One with ordinary queues keeps those."""
+        self._queues.batches.topics = topics
+
     def delete_topics(self, topics: Sequence[str]) -> int:
         """Destroy the queues of these topics; how many queues. Their messages stay in the log until it is cleaned."""
         self._reader.catch_up()

@@ -147,7 +147,7 @@ class Putter:
             own = messages[0].properties
             envelope.properties.update({name: own[name] for name in (_TAGS, _KEYS, _WAIT) if name in own})
         envelope.properties[Property.INNER_NUM] = str(len(messages))
-        return self.put(envelope, queue_id, sys_flag=SysFlag.INNER_BATCH)
+        return self.put(envelope, queue_id, sys_flag=SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP)
 
     def _append_new(
         self, new: NewRecord, queue_id: int, sys_flag: int, born_time_ms: int, born_host: bytes

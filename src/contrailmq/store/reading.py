@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from contrailmq.message import MessageError, Property, StoredMessage, SysFlag
+from contrailmq.message.inner_batch import unwrapped
 from contrailmq.store.batch_consume_queue import BatchConsumeQueue
-from contrailmq.store.batch_reading import read_batches, unwrapped
+from contrailmq.store.batch_reading import read_batches
 from contrailmq.store.commit_log import CommitLog
 from contrailmq.store.config import CONSUME_QUEUE_UNIT_BYTES, StoreConfig
 from contrailmq.store.consume_queue import PRE_BLANK_SIZE, Boundary, ConsumeQueue, unpack_units
@@ -493,7 +494,9 @@ def decode_found(found: GetResult, path: Path, where: str, *, from_offset: int =
     Of inner batches only the messages from `from_offset` on.
     """
     try:
-        messages = [message for view in found.slices for message in unwrapped(decode_record(view), from_offset)]
+        records = [decode_record(view) for view in found.slices]
+        if any(record.sys_flag & SysFlag.INNER_BATCH for record in records):
+            records = [part for record in records for part in unwrapped(record) if part.queue_offset >= from_offset]
     except (CorruptRecordError, MessageError) as exc:
         raise CorruptStoreError(
             path,
@@ -502,7 +505,7 @@ def decode_found(found: GetResult, path: Path, where: str, *, from_offset: int =
         ) from exc
     finally:
         found.release()
-    return Messages(found.status, found.next_offset, found.min_offset, found.max_offset, messages)
+    return Messages(found.status, found.next_offset, found.min_offset, found.max_offset, records)
 
 
 def _carries(message: StoredMessage, key: str) -> bool:
