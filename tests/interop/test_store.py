@@ -174,3 +174,45 @@ def test_java_makes_our_light_queues_again_to_the_byte(rocketmq: Apache, tmp_pat
     with MessageStore(config) as store:
         assert (store.recovery.units_corrected, store.recovery.units_cut) == (0, 0)
         assert store.queues()["%LMQ%even", 0] == (0, 120)
+
+
+def batch_config(path: Path) -> StoreConfig:
+    return StoreConfig(path, mapper_file_size_batch_consume_queue=46 * 8, **SIZES)  # type: ignore[arg-type]
+
+
+def batch_units(path: Path) -> bytes:
+    files = sorted((path / "batchconsumequeue/Batch/0").iterdir())
+    return b"".join(file.read_bytes() for file in files).rstrip(b"\0")
+
+
+def told_lines(told: str, kind: str) -> list[str]:
+    return [line[len(kind) :] for line in told.splitlines() if line.startswith(kind)]
+
+
+def test_inner_batches_of_either_store_are_read_by_the_other(rocketmq: Apache, tmp_path: Path) -> None:
+    """In turns, in one directory; then the queue's bytes are made anew from Java's log."""
+    path, number = tmp_path / "store", 0
+    for turn in range(3):
+        with MessageStore(batch_config(path), batch_topics={"Batch"}) as store:
+            assert store.max_offset("Batch", 0) == number
+            found = [message for offset in range(0, number, 3) for message in store.get("Batch", 0, offset)]
+            assert {(message.queue_offset, message.body) for message in found} == {
+                (offset, b"body %d" % offset) for offset in range(number)
+            }, turn
+            for size in (1, 4, 2):
+                bodies = [b"body %d" % (number + place) for place in range(size)]
+                put = store.put_inner_batch("Batch", [Message("Batch", body, tags="t") for body in bodies])
+                assert put.queue_offset == number
+                number += size
+            assert store.put(Message("Batch", b"body %d" % number)).queue_offset == number
+            number += 1
+        told = rocketmq.run("InnerBatch", str(path), "3", "0", "5")
+        assert told_lines(told, "put:") == [str(number), str(number + 3), str(number + 4)]
+        number += 9
+        assert told_lines(told, "queue:") == [f"0 {number}"]
+        assert told_lines(told, "get:") == [f"{offset} body {offset}" for offset in range(number)]
+    units = batch_units(path)
+    shutil.rmtree(path / "batchconsumequeue")
+    with MessageStore(batch_config(path), batch_topics={"Batch"}) as store:
+        assert store.max_offset("Batch", 0) == number
+    assert batch_units(path) == units
