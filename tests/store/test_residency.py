@@ -89,3 +89,21 @@ def test_the_kernel_says_what_it_dropped(tmp_path: Path) -> None:
     finally:
         files.unmap(mapping)
         os.close(descriptor)
+
+
+def test_batches_that_are_not_in_memory_are_left_to_the_cold_read(tmp_path: Path) -> None:
+    files, clock = Evicting(), ManualClock()
+    config = StoreConfig(tmp_path, mapped_file_size_commit_log=MIB, max_hash_slot_num=100, max_index_num=400)
+    with MessageStore(config, files=files, clock=clock, batch_topics={"B"}) as store:
+        for _ in range(40):
+            store.put_inner_batch("B", [Message("B", bytes(10_000))] * 8)
+    with MessageStore(config, files=files, clock=clock, drive=Drive.LOOP) as store:
+        warm = store.get_slices_warm("B", 0, 16, 16)
+        assert warm is not None
+        assert (len(warm.slices), warm.next_offset) == (2, 32)
+        files.is_dropped = True
+        clock.advance(1_000)
+        assert store.get_slices_warm("B", 0, 16, 16) is None
+        cold = store.get_slices_cold("B", 0, 16, 16)
+        assert [bytes(view) for view in cold.slices] == [bytes(view) for view in warm.slices]
+        warm.release()

@@ -51,6 +51,8 @@ _I32: Final = struct.Struct(">i")
 _I64: Final = struct.Struct(">q")
 R = TypeVar("R")
 
+AnyQueue = ConsumeQueue | BatchConsumeQueue
+
 
 class Reader:
     """Any thread may read; `get_warm`, which keeps what several groups read, is for one loop.
@@ -97,15 +99,13 @@ class Reader:
             self._dispatch()
         return self._queues.get(topic, queue_id)
 
-    def any_queue(self, topic: str, queue_id: int) -> ConsumeQueue | BatchConsumeQueue | None:
+    def any_queue(self, topic: str, queue_id: int) -> AnyQueue | None:
         """A queue of either kind, up to date."""
         return self.queue(topic, queue_id) or self._queues.batches.get(topic, queue_id)
 
     # --- from a queue
 
-    def _reading(
-        self, read: Callable[[ConsumeQueue, int, int, int, MessageFilter | None], R]
-    ) -> QueueRead[R | GetResult]:
+    def _reading(self, read: Callable[[AnyQueue, int, int, int, MessageFilter | None], R]) -> QueueRead[R | GetResult]:
         """A way to read, with what all ways have in common around it; a closure, because pulls come through here."""
         note_get = self._stats.note_get
 
@@ -119,17 +119,13 @@ class Reader:
             filter: MessageFilter | None = None,
         ) -> R | GetResult:
             found = self._find(topic, queue_id, offset)
-            if isinstance(found, BatchConsumeQueue):
-                batches = self._batches(found, offset, max_count, max_bytes, filter)
-                note_get(batches.count)
-                return batches
-            if isinstance(found, ConsumeQueue):
-                answer = read(found, offset, max_count, max_bytes, filter)
-                if isinstance(answer, GetResult):
-                    note_get(answer.count)
-                return answer
-            note_get(0)
-            return found
+            if isinstance(found, GetResult):
+                note_get(0)
+                return found
+            answer = read(found, offset, max_count, max_bytes, filter)
+            if isinstance(answer, GetResult):
+                note_get(answer.count)
+            return answer
 
         return get
 
@@ -149,9 +145,12 @@ class Reader:
 
     def _is_unit_on_disk(self, units: bytes) -> bool:
         """Is the record of the first unit on disk?"""
+        return self._is_place_on_disk(_I64.unpack_from(units)[0])
+
+    def _is_place_on_disk(self, physical_offset: int) -> bool:
         if self._log.min_offset >= self.residency.fresh_from:
             return False  # all of the log is fresh
-        return not self.residency.is_resident(_I64.unpack_from(units)[0])
+        return not self.residency.is_resident(physical_offset)
 
     def _batches(
         self,
@@ -160,19 +159,19 @@ class Reader:
         max_count: int,
         max_bytes: int,
         message_filter: MessageFilter | None,
+        fetch: Callable[[int, int], memoryview | None],
     ) -> GetResult:
-        """Of a batch queue there is one way to read: copies, so that no page of the mapping is touched."""
         return read_batches(
             queue,
             offset,
             self._limits(max_count, max_bytes),
             message_filter,
-            self.cold_record,
+            fetch,
             log_end=self._log.max_offset,
             distance_in_memory=self._distance_in_memory,
         )
 
-    def _find(self, topic: str, queue_id: int, offset: int) -> ConsumeQueue | BatchConsumeQueue | GetResult:
+    def _find(self, topic: str, queue_id: int, offset: int) -> AnyQueue | GetResult:
         """The queue when it has a message there, else why it has none, in RocketMQ's order."""
         queue = self.any_queue(topic, queue_id)
         if queue is None:
@@ -213,18 +212,25 @@ class Reader:
         )
 
     def _slices(
-        self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
+        self, queue: AnyQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
     ) -> GetResult:
         """Slices of the mapped log."""
+        if isinstance(queue, BatchConsumeQueue):
+            return self._batches(queue, offset, max_count, max_bytes, message_filter, self.record)
         if message_filter is None:
             limits = self._limits(max_count, max_bytes)
             return self._all(queue, offset, queue.read_units(offset, max(1, limits[1])), limits)
         return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.record)
 
     def _warm_slices(
-        self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
+        self, queue: AnyQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
     ) -> GetResult | None:
         """The same; None when that would touch pages that are not in memory."""
+        if isinstance(queue, BatchConsumeQueue):
+            unit = queue.find(offset)
+            if unit is not None and self._is_place_on_disk(unit.physical_offset):
+                return None
+            return self._batches(queue, offset, max_count, max_bytes, message_filter, self.record)
         if message_filter is not None:
             if self._is_on_disk(queue, offset):
                 return None
@@ -258,9 +264,11 @@ class Reader:
         )
 
     def _cold_slices(
-        self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
+        self, queue: AnyQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
     ) -> GetResult:
         """The same as copies, read with pread by the calling thread: no page of the mapping is touched."""
+        if isinstance(queue, BatchConsumeQueue):
+            return self._batches(queue, offset, max_count, max_bytes, message_filter, self.cold_record)
         return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.cold_record)
 
     def _all(self, queue: ConsumeQueue, offset: int, units: bytes, limits: tuple[int, int, int, int]) -> GetResult:
