@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from contrailmq.message import Property
+from contrailmq.message import Property, decode_properties
 from contrailmq.message.checksum import crc32
 from contrailmq.message.record import HEAD_V4
 from contrailmq.store.record import MAGIC_V1, BatchPart
@@ -69,7 +69,50 @@ def ended(parts: Sequence[BatchPart]) -> Sequence[BatchPart]:
     ]
 
 
-def is_delayed(properties: Mapping[str, str]) -> bool:
+class Known(NamedTuple):
+    """What dispatch needs of a part's properties."""
+
+    keys: str | None
+    unique_key: str | None
+    tags: str | None
+    is_delayed: bool
+
+
+def known_of(parts: Sequence[BatchPart]) -> list[Known]:
+    """Of each part. Parts of a batch mostly differ in their unique key alone: what is around it is decoded once."""
+    found: list[Known] = []
+    around: bytes | None = None
+    keys = tags = None
+    delayed = False
+    for part in parts:
+        properties = part.properties
+        start = properties.find(_UNIQUE_KEY)
+        if start < 0 or (start and properties[start - 1] != _SEPARATOR):  # none, or the end of another name
+            found.append(_decoded(properties))
+            continue
+        value = start + len(_UNIQUE_KEY)
+        end = properties.find(b"\x02", value)
+        if end <= value or properties.find(_UNIQUE_KEY, end) >= 0:  # empty, not ended, or there twice
+            found.append(_decoded(properties))
+            continue
+        others = properties[:start] + properties[end + 1 :]
+        if others != around:
+            keys, _, tags, delayed = _decoded(others)
+            around = others
+        found.append(Known(keys, str(properties[value:end], "utf-8", "replace"), tags, delayed))
+    return found
+
+
+_UNIQUE_KEY: Final = Property.UNIQUE_KEY.encode() + b"\x01"
+_SEPARATOR: Final = 2
+
+
+def _decoded(properties: bytes) -> Known:
+    known = decode_properties(properties)
+    return Known(known.get(Property.KEYS), known.get(Property.UNIQUE_KEY), known.get(Property.TAGS), _is_delayed(known))
+
+
+def _is_delayed(properties: Mapping[str, str]) -> bool:
     """Whether a part asks for a delay level; what is no number counts as one, and the batch is refused."""
     text = properties.get(Property.DELAY)
     if not text:

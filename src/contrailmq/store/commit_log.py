@@ -41,7 +41,7 @@ from contrailmq.message.checksum import crc32
 from contrailmq.message.record import HEAD_V4, HEAD_V4_BYTES
 from contrailmq.store.allocation import Allocator
 from contrailmq.store.batch_queue_table import INNER_MARK, inner_count, with_base
-from contrailmq.store.batches import ended, is_delayed, pack_parts, plain_sizes
+from contrailmq.store.batches import Known, ended, known_of, pack_parts, plain_sizes
 from contrailmq.store.clock import Clock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.errors import StoreError
@@ -245,8 +245,8 @@ class CommitLog:
         """Write a client's batch: a record for each part, all in one file, or nothing."""
         state = self._states.get((topic, queue_id)) or self._new_state(topic, queue_id)
         parts = ended(parts)
-        decoded = [decode_properties(part.properties) for part in parts]
-        refused = self._batch_refusal(state, parts, decoded, sys_flag)
+        known = known_of(parts)
+        refused = self._batch_refusal(state, parts, known, sys_flag)
         if refused is not None:
             return BatchResult(refused.status, reason=refused.reason)
         is_odd = self._with_record_crc or not state.topic_part or len(born_host) != 8 or len(store_host) != 8
@@ -289,10 +289,14 @@ class CommitLog:
                 return BatchResult(refused.status, reason=refused.reason)
             state.next_offset = first + len(parts)
             state.put_count += len(parts)
-            for index, known in enumerate(decoded):
-                self._note(
-                    state, offsets[index], sizes[index], known, now_ms, first + index, sys_flag, parts[index].properties
-                )
+            if len(self.facts) + len(parts) <= FACTS_MAX:
+                self.facts.extend(
+                    (state, offset, size, tags_code_of(tags), now_ms, queue_offset, keys, unique_key, sys_flag,
+                     part.properties, tags)
+                    for queue_offset, (part, (keys, unique_key, tags, _), offset, size) in enumerate(
+                        zip(parts, known, offsets, sizes, strict=True), first
+                    )
+                )  # fmt: skip
             self.lock_since_ms = 0
         return BatchResult(_PUT_OK, offsets, total, first, now_ms)
 
@@ -510,18 +514,6 @@ class CommitLog:
         if end > self._prefault_at:
             self._prefault_at = self._allocator.prefault_ahead(file, end)
 
-    def _note(
-        self, state: QueueState, physical_offset: int, size: int, known: dict[str, str], now_ms: int,
-        queue_offset: int, sys_flag: int, properties: bytes,
-    ) -> None:  # fmt: skip
-        if len(self.facts) < FACTS_MAX:
-            tags = known.get(Property.TAGS)
-            code = tags_code_of(tags)
-            keys, unique_key = known.get(Property.KEYS), known.get(Property.UNIQUE_KEY)
-            self.facts.append(
-                (state, physical_offset, size, code, now_ms, queue_offset, keys, unique_key, sys_flag, properties, tags)
-            )
-
     def _encode(
         self, state: QueueState, body: bytes, properties: bytes, flag: int, queue_offset: int, physical_offset: int,
         sys_flag: int, born_time_ms: int, born_host: bytes, store_time_ms: int, store_host: bytes,
@@ -632,20 +624,30 @@ class CommitLog:
         )
 
     def _batch_refusal(
-        self, state: QueueState, parts: Sequence[BatchPart], decoded: Sequence[dict[str, str]], sys_flag: int
+        self, state: QueueState, parts: Sequence[BatchPart], known: Sequence[Known], sys_flag: int
     ) -> AppendResult | None:
-        if not parts or sys_flag & 0xC or any(is_delayed(known) for known in decoded):
+        if not parts or sys_flag & 0xC or any(of_part.is_delayed for of_part in known):
             return self.refusal or AppendResult(
                 PutStatus.MESSAGE_ILLEGAL,
                 reason="a batch holds at least one message, no transaction and no delay: send those one by one",
             )
-        encoded_bytes, overhead = 0, state.overhead_bytes
+        overhead, encoded_bytes = state.overhead_bytes, len(parts) * BATCH_PART_BYTES_MIN
+        is_first, checked_bytes = True, 0
         for part in parts:
             size = overhead + len(part.body) + len(part.properties)
-            refused = self._refused(state, len(part.body), part.properties, size, sys_flag)
-            if refused is not None:
-                return refused
-            encoded_bytes += size - overhead + BATCH_PART_BYTES_MIN
+            # What one may, all may that are not larger and break no rule of their own.
+            if (
+                is_first
+                or size > checked_bytes
+                or len(part.properties) > PROPERTIES_BYTES_MAX
+                or len(part.body) > self._body_bytes_max
+                or INNER_MARK in part.properties
+            ):
+                refused = self._refused(state, len(part.body), part.properties, size, sys_flag)
+                if refused is not None:
+                    return refused
+                is_first, checked_bytes = False, max(size, checked_bytes)
+            encoded_bytes += size - overhead
         if encoded_bytes > self._body_bytes_max:
             return AppendResult(
                 PutStatus.MESSAGE_ILLEGAL,
