@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from at_once import AtOnce, Later
-from contrailmq.message import Property, SystemTopic
+from contrailmq.message import Property, SystemTopic, encode_properties, java_hash
 from contrailmq.store import Files, ManualClock
 from contrailmq.store.errors import StoreReadOnlyError
 from contrailmq.store.status import PutStatus
@@ -273,6 +273,31 @@ def test_a_recount_is_exact_whatever_comes_and_goes_meanwhile(bench: Bench) -> N
         assert bench.timer.metrics.counts == dict(waiting), round_number
         for topic in due:
             due[topic] = [timer for timer in due[topic] if timer[0] >= bench.timer.read_time_ms]
+
+
+def test_timers_of_one_slot_are_told_apart_by_topic_wherever_it_stands_among_the_properties(bench: Bench) -> None:
+    """Java's order is that of a hash table. Each unit has its own topic's hash, and each topic its own count."""
+    out_ms = str((START_MS + 5000) // 1000 * 1000)
+    orders = (
+        ("TIMER_OUT_MS", "REAL_TOPIC", "REAL_QID"),
+        ("REAL_TOPIC", "REAL_QID", "TIMER_OUT_MS"),
+        ("REAL_QID", "REAL_TOPIC", "TIMER_OUT_MS"),
+    )
+    for number in range(12):
+        values = {"TIMER_OUT_MS": out_ms, "REAL_TOPIC": f"T{number % 4}", "REAL_QID": "0"}
+        properties = encode_properties({name: values[name] for name in orders[number % 3]})
+        bench.host.append(SystemTopic.TIMER, 0, b"%d" % number, properties, tags_code=0, keys=None, unique_key=None)
+    bench.tick()
+    assert bench.timer.metrics.counts == {f"T{topic}": 3 for topic in range(4)}
+    slot = bench.timer.wheel.get(int(out_ms))
+    units, _ = bench.timer.log.chain(slot.last_position, slot.first_position, 100)
+    assert [unit.topic_hash for unit in reversed(units)] == [java_hash(f"T{number % 4}") for number in range(12)]
+    bench.run(8000)
+    assert {topic: bench.host.bodies(topic) for topic in ("T0", "T3")} == {
+        "T0": ["0", "4", "8"],
+        "T3": ["3", "7", "11"],
+    }
+    assert set(bench.timer.metrics.counts.values()) == {0}
 
 
 def test_two_topics_with_one_hash_are_counted_apart(bench: Bench) -> None:
