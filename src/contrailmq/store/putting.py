@@ -110,8 +110,10 @@ class Putter:
         """Store several messages with one flush; a result for each, refused ones included."""
         started_ms = self._now_ms()
         host = self._store_host
-        news = [_new_record(*pair) for pair in zip(messages, create_unique_ids(len(messages)), strict=True)]
+        ids = create_unique_ids(len(messages))
+        news = [_new_record(message, ids[number]) for number, message in enumerate(messages)]
         results: list[PutResult] = []
+        failed, end = 0, -1
         while len(results) < len(news):
             # All in one go; the one that needs more (a new queue or file, a refusal) alone, and on from there.
             rest = news[len(results) :] if results else news
@@ -120,16 +122,21 @@ class Putter:
                 results.append(
                     _result(PutResult, (_PUT_OK, unique_key, queue_id, queue_offset, offset, size, time_ms, host, ""))
                 )
+                end = offset + size
             if len(results) < len(news):
-                results.append(self._append_new(news[len(results)], queue_id, 0, started_ms, host))
-        stored = [result for result in results if result[0] is _PUT_OK]
-        self._stats.put_failed_count += len(results) - len(stored)
-        if not stored:
+                result = self._append_new(news[len(results)], queue_id, 0, started_ms, host)
+                results.append(result)
+                if result.status is _PUT_OK:
+                    end = result.physical_offset + result.size_bytes
+                else:
+                    failed += 1
+        self._stats.put_failed_count += failed
+        if failed == len(results):
             if results:
                 self._on_refusal(results[0])
             return results
-        end = stored[-1].physical_offset + stored[-1].size_bytes
-        if not self._settle(end, waits=any(message.properties.get(_WAIT) != "false" for message in messages)):
+        waits = not self._is_plain and any(message.properties.get(_WAIT) != "false" for message in messages)
+        if not self._settle(end, waits=waits):
             late, text = PutStatus.FLUSH_DISK_TIMEOUT, self._timeout_text()
             results = [r._replace(status=late, reason=text) if r.status is _PUT_OK else r for r in results]
         self._stats.note_put_time(self._now_ms() - started_ms)
@@ -204,12 +211,11 @@ def _new_record(message: Message, new_id: str = "") -> NewRecord:
     body = message.body
     if body.__class__ is not bytes:
         body = as_body(body)
-    known = properties.get
-    unique_key = known(_UNIQUE_KEY)
+    unique_key = properties.get(_UNIQUE_KEY)
     if unique_key is None:
         unique_key = new_id or create_unique_id()
         encoded = encode_properties(properties, unique_key)
     else:
         encoded = encode_properties(properties)
-    tags = known(_TAGS)
-    return message.topic, body, encoded, tags_code(tags) if tags else 0, known(_KEYS), unique_key, tags, message.flag
+    tags, keys = properties.get(_TAGS), properties.get(_KEYS)
+    return message.topic, body, encoded, tags_code(tags) if tags else 0, keys, unique_key, tags, message.flag
