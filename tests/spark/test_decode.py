@@ -7,6 +7,7 @@ import itertools
 import random
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import contrailmq
-from contrailmq.message import decode_properties, encode_host, encode_properties
+from contrailmq.message import MessageQueue, SysFlag, decode_properties, encode_host, encode_properties
+from contrailmq.message.batch import BatchPart, encode_batch
 from contrailmq.spark.columns import View, choose_view
 from contrailmq.spark.decode import Decoder, Selection
+from contrailmq.spark.dispatched import Dispatcher
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
 from contrailmq.spark.property_table import parse_properties
 from contrailmq.spark.scan import BadStretch, CorruptLogError, Range, scan_buffer
 from contrailmq.spark.store_files import confirmed_end, log_files
+from contrailmq.spark.topic_plan import QueueRange, _decoded, split_records
 from contrailmq.store.record import decode_record, encode_blank, encode_record
 from spark.conftest import STORES, expected
 
@@ -298,3 +302,59 @@ def test_the_kernels_need_no_pyspark() -> None:
     code = "import sys; sys.modules['pyspark'] = None; import contrailmq.spark.log_plan, contrailmq.spark"
     source = str(Path(contrailmq.__file__).parents[1])
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": source})
+
+
+def log_with_inner_batches() -> bytes:
+    """A plain record, an inner batch of three, a compressed one of two, one whose body is no batch, a plain record."""
+    properties_of = [encode_properties({"TAGS": f"t{n}", "UNIQ_KEY": f"id{n}"}) for n in range(3)]
+    parts = [BatchPart(n, b"part %d" % n, properties) for n, properties in enumerate(properties_of)]
+    base = encode_properties({"INNER_BASE": "40", "INNER_NUM": "3", "TAGS": "outer"})
+    packed = SysFlag.INNER_BATCH | SysFlag.COMPRESSED  # no kind means zlib
+    data = bytearray()
+    for offset, body, properties, sys_flag in (
+        (7, b"plain", b"", 0),
+        (40, encode_batch(parts), base, SysFlag.INNER_BATCH),
+        (43, zlib.compress(encode_batch(parts[:2])), b"", packed),
+        (45, b"?", b"", SysFlag.INNER_BATCH),
+        (8, b"last", b"", 0),
+    ):
+        data += encode_record(
+            "T",
+            body,
+            properties,
+            queue_id=3,
+            queue_offset=offset,
+            physical_offset=len(data),
+            born_time_ms=1,
+            born_host=encode_host("10.0.0.1", 1),
+            store_time_ms=2,
+            store_host=encode_host("10.0.0.1", 2),
+            sys_flag=sys_flag,
+        )
+    return bytes(data)
+
+
+def test_messages_of_an_inner_batch_are_rows_of_their_own() -> None:
+    data = log_with_inner_batches()
+    part = Range("x", 0, 0, len(data), len(data), is_aligned=True)
+    blocks = [item for item in scan_buffer(data, part, check_crc=True) if not isinstance(item, BadStretch)]
+    rows = [row for block in blocks for row in Decoder(View()).decode(block).to_pylist()]
+    assert [(row["queueOffset"], row["body"], row["tags"]) for row in rows] == [
+        (7, b"plain", None),
+        (40, b"part 0", "t0"),
+        (41, b"part 1", "t1"),
+        (42, b"part 2", "t2"),
+        (43, b"part 0", "t0"),
+        (44, b"part 1", "t1"),
+        (45, b"?", None),
+        (8, b"last", None),
+    ]
+    assert [row["msgId"] for row in rows[1:4]] == ["id0", "id1", "id2"]
+    assert [row["flag"] for row in rows[1:4]] == [0, 1, 2]
+    assert len({row["physicalOffset"] for row in rows[1:4]}) == 1
+    pulled = split_records(data)
+    middle = QueueRange(MessageQueue("T", "b", 3), 41, 44)
+    chosen = [row for batch in _decoded(Decoder(View()), data, middle) for row in batch.to_pylist()]
+    assert [row["queueOffset"] for row in chosen] == [41, 42, 43]
+    units, _ = Dispatcher().dispatch(pulled)
+    assert units.queue_offset.tolist() == [7, 8]  # batches have queues of another kind

@@ -7,6 +7,10 @@ A `Selection` keeps rows by topic, kind, queue-offset range and store time. By d
 see: prepared and rolled-back transaction records, and topics that a broker keeps for itself (half messages, messages
 that wait for their time). `restore_real_topic` brings half and waiting messages back under the topic and queue for
 which they are meant.
+
+A record may be an **inner batch** (topics with queue.type=BatchCQ): several messages in one record. Each becomes a row
+with its own queue offset, body and properties, and the record's place (`unwrapped`). They are rare, so that is done in
+Python, message by message.
 """
 
 from __future__ import annotations
@@ -19,10 +23,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from contrailmq.message import Property, SysFlag, SystemTopic, decode_host, decompress, is_system_topic
+from contrailmq.message import (
+    MessageError,
+    Property,
+    SysFlag,
+    SystemTopic,
+    decode_host,
+    decompress,
+    encode_properties,
+    is_system_topic,
+)
 from contrailmq.spark.columns import View, styled
 from contrailmq.spark.property_table import PropertyTable, map_values, parse_properties, take_slices, text_column
-from contrailmq.spark.records import Int, Mask, Records
+from contrailmq.spark.records import Int, Mask, Records, gather
+from contrailmq.store.record import decode_record, encode_record, unwrap_inner_batch
 
 # Topics whose records carry the topic and queue they are meant for as properties.
 PARKED_TOPICS: Final = (SystemTopic.SCHEDULE, SystemTopic.HALF, SystemTopic.TIMER)
@@ -63,6 +77,7 @@ class Decoder:
 
     def decode(self, records: Records, broker_name: str | None = None) -> pa.RecordBatch:
         """One batch with the rows that the selection keeps; it may be empty."""
+        records = unwrapped(records)
         block = _Block(records)
         kept = self._kept(block)
         if not kept.all():
@@ -229,6 +244,48 @@ class _Block:
         return pa.Array.from_buffers(
             pa.string(), len(rows), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(digits))]
         )
+
+
+def unwrapped(records: Records) -> Records:
+    """The same records with every inner batch replaced by its messages. A body that is no batch stays as it is."""
+    is_batch = (records.sys_flag & SysFlag.INNER_BATCH) != 0
+    if not is_batch.any():
+        return records
+    view, pieces = records.data.data, list[bytes]()
+    for start, size, has_more in zip(records.position.tolist(), records.size.tolist(), is_batch.tolist(), strict=True):
+        stored = bytes(view[start : start + size])
+        pieces.extend(_inner_records(stored) if has_more else [stored])
+    ends = np.cumsum([len(piece) for piece in pieces])
+    return gather(np.frombuffer(b"".join(pieces), dtype=np.uint8), np.concatenate([[0], ends[:-1]]))
+
+
+def _inner_records(stored: bytes) -> list[bytes]:
+    try:
+        messages = unwrap_inner_batch(decode_record(stored))
+    except MessageError:
+        return [stored]
+    return [
+        bytes(
+            encode_record(
+                message.topic,
+                message.body,
+                encode_properties(message.properties),
+                queue_id=message.queue_id,
+                queue_offset=message.queue_offset,
+                physical_offset=message.physical_offset,
+                born_time_ms=message.born_time_ms,
+                born_host=message.born_host_bytes,
+                store_time_ms=message.store_time_ms,
+                store_host=message.store_host_bytes,
+                flag=message.flag,
+                sys_flag=message.sys_flag,
+                reconsume_times=message.reconsume_times,
+                prepared_transaction_offset=message.prepared_transaction_offset,
+                body_bytes_max=max(1, len(message.body)),  # it is stored already, whatever its size
+            )
+        )
+        for message in messages
+    ]
 
 
 def _is_queued(records: Records) -> Mask:

@@ -3,8 +3,9 @@
 This is the broker's dispatch (store/dispatch.py) seen as arithmetic on columns; `rebuild` writes its results and
 `verify` compares them with what is on disk.
 
-- A **unit** is due for every record but prepared and rolled-back ones: place, size and tags code. The code of a message
-  that waits for a delay level is its delivery time instead.
+- A **unit** is due for every record but prepared and rolled-back ones and inner batches (whose queues are of another
+  format and in another directory): place, size and tags code. The code of a message that waits for a delay level is its
+  delivery time instead.
 - An **index entry** is due for the unique key, each key and the tag of every record but rolled-back ones: the absolute
   value of Java's hash of `topic#key`, for a tag of `topic#T#tag` (since RocketMQ 5.5; older ones enter no tags).
 """
@@ -77,6 +78,7 @@ class Dispatcher:
         names = topics.dictionary.to_pylist()
         codes = topics.indices.to_numpy().astype(np.int64)
         queued = (kind != SysFlag.TRANSACTION_PREPARED) & (kind != SysFlag.TRANSACTION_ROLLBACK)
+        queued &= (records.sys_flag & SysFlag.INNER_BATCH) == 0
         tags = table.column(Property.TAGS).dictionary_encode()
         units = self._units(records, table, names, codes, tags, queued)
         return units, lambda: _entries(records, table, names, codes, tags, kind != SysFlag.TRANSACTION_ROLLBACK)

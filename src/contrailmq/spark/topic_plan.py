@@ -26,7 +26,7 @@ from contrailmq.client.results import PullStatus
 from contrailmq.message import ContrailError, MessageQueue, is_system_topic
 from contrailmq.spark.access import Access
 from contrailmq.spark.columns import OptionError, View
-from contrailmq.spark.decode import Decoder, Selection
+from contrailmq.spark.decode import Decoder, Selection, unwrapped
 from contrailmq.spark.options import ANY_BROKER, EARLIEST, LATEST, OffsetsJson
 from contrailmq.spark.records import Records, gather
 from contrailmq.wire.bodies import TopicList
@@ -272,7 +272,7 @@ def _selection(settings: TopicSettings) -> Selection:
 
 
 def _decoded(decoder: Decoder, data: bytes, part: QueueRange) -> Iterator[pa.RecordBatch]:
-    records = split_records(data)
+    records = unwrapped(split_records(data))
     within = (records.queue_offset >= part.start) & (records.queue_offset < part.stop)
     batch = decoder.decode(records if within.all() else records.select(within), part.queue.broker_name)
     if batch.num_rows:
