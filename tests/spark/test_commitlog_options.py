@@ -13,10 +13,13 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StringType, StructField, StructType
 
+from contrailmq.message import encode_host
 from contrailmq.spark.columns import COLUMNS, OptionError
 from contrailmq.spark.commitlog import CommitLogSource
+from contrailmq.spark.decode import Selection
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
 from contrailmq.spark.store_files import StoreFilesError, confirmed_end, log_files
+from contrailmq.store.record import encode_blank, encode_record
 from spark.conftest import expected, unpack
 
 ALL_COLUMNS = StructType([StructField(name, StringType()) for name in COLUMNS])
@@ -184,3 +187,37 @@ def test_a_host_that_does_not_see_the_store_says_who_saw_what(tmp_path: Path) ->
     assert f"host {socket.gethostname()} cannot read {part.range.path}" in text
     assert "host driver-host planned to read" in text
     assert f"{store}/commitlog is not there on this host" in text
+
+
+def test_a_clock_that_was_set_back_hides_no_row(tmp_path: Path) -> None:
+    """File 0 ends an hour and 10 s after its start; file 1 begins 5 s before that end, file 2 two hours later."""
+    folder, hour = tmp_path / "commitlog", 3_600_000
+    folder.mkdir()
+    host = encode_host("10.0.0.1", 1)
+    for number, times in enumerate(([0, hour + 10_000], [hour + 5_000, hour + 20_000], [3 * hour, 3 * hour + 1])):
+        data, base = bytearray(), number * 4096
+        for time_ms in times:
+            data += encode_record(
+                "T",
+                b"x",
+                b"",
+                queue_id=0,
+                queue_offset=0,
+                physical_offset=base + len(data),
+                born_host=host,
+                store_host=host,
+                born_time_ms=time_ms,
+                store_time_ms=time_ms,
+            )
+        data += encode_blank(4096 - len(data))
+        (folder / f"{base:020d}").write_bytes(bytes(data).ljust(4096, b"\0"))
+
+    def places(**options: str) -> list[tuple[int, int]]:
+        found = rows(str(tmp_path), columns="physicalOffset", **options)
+        return [divmod(row["physicalOffset"], 4096) for row in found]
+
+    second = places()[1][1]
+    assert places(startingTimestamp=str(hour + 8_000)) == [(0, second), (1, second), (2, 0), (2, second)]
+    assert places(endingTimestamp=str(hour + 5_001)) == [(0, 0), (1, 0)]
+    parts, _ = parts_of(str(tmp_path), selection=Selection(begin_ms=2 * hour))
+    assert [part.range.base for part in parts] == [4096, 2 * 4096]  # what ended long before is not read

@@ -304,3 +304,22 @@ def test_system_topics_match_a_pattern_only_on_request() -> None:
 
     assert topics() == ["Orders"]
     assert topics(includeSystemTopics="true") == ["Orders", "SCHEDULE_TOPIC_XXXX"]
+
+
+def test_every_option_of_the_sink_reaches_it() -> None:
+    given = {"producerGroup": "g", "dedupKeyColumn": "id", "sendTries": "2", "sendTimeoutMs": "1500", "batchCount": "7"}
+    schema = StructType([StructField(name, StringType()) for name in ("body", "id")])
+    sink = RocketMQSource({"nameServer": "x:1", "topic": "Out", **given}).writer(schema, False)._settings
+    assert (sink.group, sink.dedup_column, sink.tries, sink.timeout_s, sink.batch_count) == ("g", "id", 2, 1.5, 7)
+    assert (sink.namesrv, sink.topic) == ("x:1", "Out")
+
+
+def test_every_option_of_a_read_reaches_it() -> None:
+    given = {"pullBatchSize": "9", "pullTimeoutMs": "1500", "batchBytes": "2048", "decompress": "false", "groupId": "g"}
+    settings = settings_of(columns="body", sqlExpression="a > 1", **given)
+    assert (settings.pull_count, settings.pull_timeout_s, settings.batch_bytes) == (9, 1.5, 2048)
+    assert (settings.decompress, settings.group, settings.view.columns) == (False, "g", ("body",))
+    assert (settings.subscription, settings.expression_type) == ("a > 1", "SQL92")
+    cut = RocketMQSource({"nameServer": "x:1", "subscribe": "T", "minPartitions": "5", "maxRecordsPerPartition": "6"})
+    reader = cut.reader(ALL_COLUMNS)
+    assert (reader._partitions_min, reader._records_max) == (5, 6)

@@ -42,6 +42,7 @@ from contrailmq.spark.store_files import (
     read_units,
 )
 
+_CLOCK_STEP_MS: Final = 600_000
 _log: Final = logging.getLogger(__name__)
 
 
@@ -123,7 +124,11 @@ def _runs_within(units: dict[QueueFiles, Units], part: Range) -> tuple[UnitRun, 
 
 
 def _within_time(store: str, ranges: list[Range], selection: Selection) -> list[Range]:
-    """Ranges of files that can hold records of the wanted store times. Store times never decrease along a log."""
+    """Ranges of files that can hold records of the wanted store times.
+
+    Store times grow along a log unless somebody sets the broker's clock back; files within ten minutes of the border
+    are read all the same, and their rows looked at one by one.
+    """
     if selection.begin_ms <= 0 and selection.end_ms >= 2**63 - 1:
         return ranges
     times: dict[int, int] = {}
@@ -137,7 +142,9 @@ def _within_time(store: str, ranges: list[Range], selection: Selection) -> list[
         begins_ms = times.get(part.base)
         later = [base for base in bases if base > part.base]
         next_ms = times[later[0]] if later else None
-        if (begins_ms is None or begins_ms < selection.end_ms) and (next_ms is None or next_ms >= selection.begin_ms):
+        is_too_late = begins_ms is not None and begins_ms >= selection.end_ms + _CLOCK_STEP_MS
+        is_too_early = next_ms is not None and next_ms < selection.begin_ms - _CLOCK_STEP_MS
+        if not (is_too_late or is_too_early):
             kept.append(part)
     return kept
 
