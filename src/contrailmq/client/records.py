@@ -40,21 +40,24 @@ def decode_messages(
             message = read_record(ReceivedMessage, body, position)
         except MessageError as exc:
             raise ClientError(f"the broker's answer of {end} bytes cannot be read: {exc}") from exc
+        message.broker_name = broker_name
+        message.consume_start_s = 0.0
+        message.min_offset = min_offset
+        message.max_offset = max_offset
         position += message.size_bytes
         if message.sys_flag & _WRAPPED == _WRAPPED:
             messages += _parts(message)
         else:
             messages.append(message)
-    for message in messages:
-        message.broker_name = broker_name
-        message.consume_start_s = 0.0
-        message.min_offset = min_offset
-        message.max_offset = max_offset
     return messages
 
 
 def _parts(message: ReceivedMessage) -> list[ReceivedMessage]:
     try:
-        return unwrapped(message)
+        parts = unwrapped(message)
     except MessageError as exc:
         raise ClientError(f"the inner batch at offset {message.queue_offset} cannot be read: {exc}") from exc
+    for part in parts:
+        part.broker_name, part.consume_start_s = message.broker_name, message.consume_start_s
+        part.min_offset, part.max_offset = message.min_offset, message.max_offset
+    return parts
