@@ -35,7 +35,10 @@ class FakePeer:
         self.script = script
         self.requests: list[Command] = []
         self._arrivals: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
-        self._server = RemotingServer(self._serve, host="127.0.0.1", tls=tls)
+        self._left = asyncio.Event()
+        self._server = RemotingServer(
+            self._serve, host="127.0.0.1", tls=tls, on_disconnect=lambda _connection: self._left.set()
+        )
 
     async def __aenter__(self) -> Self:
         await self._server.start()
@@ -60,6 +63,12 @@ class FakePeer:
         for connection in list(self._server.connections):
             connection.abort("scripted")
         self._arrivals.clear()
+
+    async def closed(self) -> None:
+        """Until no connection is left; for right after `hang_up`."""
+        while self._server.connections:
+            self._left.clear()
+            await self._left.wait()
 
     def _serve(self, connection: Connection, commands: list[Command]) -> None:
         for command in commands:

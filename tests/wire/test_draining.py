@@ -203,6 +203,19 @@ def test_requests_over_tls_that_lie_unread_are_answered(run: Run) -> None:
     run(main())
 
 
+def test_a_server_that_is_closed_twice_has_nothing_left_to_do(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        server = RemotingServer(echo, host="127.0.0.1")
+        await server.start()
+        await server.close()
+        await server.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port), timeout=WAIT_S)
+
+    run(main())
+    assert not caplog.records
+
+
 def test_a_drained_connection_serves_what_it_has_read(run: Run) -> None:
     async def main() -> None:
         counting = Counting()

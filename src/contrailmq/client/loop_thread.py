@@ -52,6 +52,11 @@ class LoopThread:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller runs on it."""
+        return threading.current_thread() is self._thread
+
     def submit(self, work: Coroutine[object, object, T]) -> concurrent.futures.Future[T]:
         """Start on the loop; the future may be waited for in any thread."""
         if os.getpid() != self.pid:

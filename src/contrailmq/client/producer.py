@@ -29,7 +29,7 @@ from contrailmq.client.life import Life, State
 from contrailmq.client.namespace import wrap
 from contrailmq.client.results import SendResult
 from contrailmq.client.selectors import Selector
-from contrailmq.client.sending import Outgoing, Sender, offered_queues
+from contrailmq.client.sending import FirstTry, Outgoing, Sender, offered_queues
 from contrailmq.client.settings import ProducerOptions, ProducerSettings
 from contrailmq.client.trace import MessageType, TraceDispatcher, TracedMessage, publish_record, recall_record
 from contrailmq.client.tracing import open_trace
@@ -192,6 +192,26 @@ class Producer:
         outgoing.code = RequestCode.SEND_BATCH_MESSAGE
         outgoing.is_batch = True
         return await self._send(sender, outgoing, messages, queue, timeout)
+
+    def direct_sender(self) -> Sender | None:
+        """For sends that take the short way (`direct`), in any thread; None when this producer's may not."""
+        options, sender = self.options, self._sender
+        if (
+            self._life.state is not State.RUNNING
+            or sender is None
+            or options.hooks is not None
+            or self._trace is not None
+            or options.send_latency_fault_enable
+            or options.retry_another_broker_when_not_store_ok
+            or not sender.instance.remoting.is_plain
+        ):
+            return None
+        return sender
+
+    async def send_again(self, outgoing: Outgoing, *, timeout: float | None, failed: FirstTry) -> SendResult:
+        """The tries that follow the first, which was not made here."""
+        timeout_s = self.options.send_timeout_s if timeout is None else timeout
+        return await self._running().send(outgoing, timeout_s=timeout_s, failed=failed)
 
     async def _send(
         self,

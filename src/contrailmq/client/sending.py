@@ -17,7 +17,7 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from contrailmq.client.errors import BrokerNotFoundError, ClientConfigError, NoRouteError, SendFailedError
 from contrailmq.client.fault_tolerance import FaultTolerance
@@ -86,6 +86,14 @@ class Outgoing:
         self.sys_flag = 0
         self.code = RequestCode.SEND_MESSAGE_V2
         self.is_batch = False
+
+
+class FirstTry(NamedTuple):
+    """A try that failed elsewhere (`direct`)."""
+
+    broker_name: str
+    elapsed_s: float
+    cause: ContrailError
 
 
 class _Publish:
@@ -226,18 +234,30 @@ class Sender:
         return chosen
 
     # Sending.
-    async def send(self, outgoing: Outgoing, *, timeout_s: float, queue: MessageQueue | None = None) -> SendResult:
-        """To the given queue once, or to any queue with retries."""
+    async def send(
+        self,
+        outgoing: Outgoing,
+        *,
+        timeout_s: float,
+        queue: MessageQueue | None = None,
+        failed: FirstTry | None = None,
+    ) -> SendResult:
+        """To the given queue once, or to any queue with retries; `failed` was the first of them."""
         if queue is not None:
             return await self._try(outgoing, queue._replace(topic=outgoing.topic), timeout_s)
         clock = self.instance.loop.time
-        start_s = clock()
+        start_s = clock() - (failed.elapsed_s if failed is not None else 0.0)
         publish = self._publish.get(outgoing.topic)
         if publish is None or not publish.queues:
             publish = await self._find(outgoing.topic)
         brokers: list[str] = []
         last: ContrailError | None = None
-        for _ in range(1 + self.options.retry_times):
+        if failed is not None:
+            brokers.append(failed.broker_name)
+            last = failed.cause
+            self.faults.record_failure(failed.broker_name, is_reachable=not isinstance(last, ResponseError))
+            self.instance.refresh_soon(outgoing.topic)
+        for _ in range(1 + self.options.retry_times - len(brokers)):
             left_s = timeout_s - (clock() - start_s)
             if left_s <= 0:
                 break
@@ -288,31 +308,50 @@ class Sender:
                     address, outgoing.code, self._ext(outgoing, queue), outgoing.body, timeout_s=timeout_s
                 )
             else:
-                render = self._template(outgoing, name).render
-                properties, born_ms = encode_properties(outgoing.properties), time.time_ns() // 1_000_000
                 answer = await connection.invoke_frame(
-                    outgoing.code,
-                    lambda opaque: render(
-                        outgoing.body,
-                        properties,
-                        queue_id=queue.queue_id,
-                        sys_flag=outgoing.sys_flag,
-                        born_ms=born_ms,
-                        flag=outgoing.flag,
-                        opaque=opaque,
-                    ),
-                    timeout_s,
+                    outgoing.code, lambda opaque: self.frame(outgoing, queue, opaque), timeout_s
                 )
         except ContrailError:
             self.faults.record_failure(name, is_reachable=True)
             instance.refresh_soon(outgoing.topic)
             raise
-        status = _STATUS.get(answer.code)
-        if status is None:
+        try:
+            result = self.outcome(answer, outgoing, queue, address)
+        except ResponseError:
             self.faults.record_failure(name, is_reachable=False)
-            raise ResponseError(answer.code, answer.remark, request_code=outgoing.code, address=address)
+            raise
         if self.options.send_latency_fault_enable:
             self.faults.record_success(name, instance.loop.time() - start_s)
+        return result
+
+    # What `direct` needs too, in any thread.
+    def known_place(self, topic: str) -> tuple[MessageQueue, str] | None:
+        """Whose turn it is, and its broker's address; None when one of them must be asked for first."""
+        publish = self._publish.get(topic)
+        queues = publish.queues if publish is not None else []  # once: the loop may put another list in its place
+        if publish is None or not queues or topic.startswith(RETRY_PREFIX):
+            return None
+        publish.cursor = (publish.cursor + 1) & _MASK
+        queue = queues[publish.cursor % len(queues)]
+        address = self.instance.master_address(queue.broker_name)
+        return None if address is None else (queue, address)
+
+    def frame(self, outgoing: Outgoing, queue: MessageQueue, opaque: int) -> bytes:
+        return self._template(outgoing, queue.broker_name).render(
+            outgoing.body,
+            encode_properties(outgoing.properties),
+            queue_id=queue.queue_id,
+            sys_flag=outgoing.sys_flag,
+            born_ms=time.time_ns() // 1_000_000,
+            flag=outgoing.flag,
+            opaque=opaque,
+        )
+
+    def outcome(self, answer: Command, outgoing: Outgoing, queue: MessageQueue, address: str) -> SendResult:
+        """What an answer says; ResponseError when it is a refusal."""
+        status = _STATUS.get(answer.code)
+        if status is None:
+            raise ResponseError(answer.code, answer.remark, request_code=outgoing.code, address=address)
         return self._result(status, answer, outgoing, queue)
 
     def _template(self, outgoing: Outgoing, broker_name: str) -> SendTemplate:

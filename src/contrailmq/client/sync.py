@@ -15,12 +15,14 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from typing import Protocol, Self, TypeVar, Unpack
 
 from contrailmq.client import lite_pull_consumer, producer, push_consumer, transaction_producer
+from contrailmq.client.direct import DirectSends, Failed
 from contrailmq.client.errors import ClientStateError
 from contrailmq.client.listener_pool import Listener
 from contrailmq.client.lite_pull_consumer import QueuesListener
 from contrailmq.client.loop_thread import LoopThread
 from contrailmq.client.results import SendResult, TransactionResult
 from contrailmq.client.selectors import Selector
+from contrailmq.client.sending import FirstTry
 from contrailmq.client.settings import LitePullConsumerSettings, ProducerSettings, PushConsumerSettings
 from contrailmq.client.subscription import SqlFilter
 from contrailmq.client.transaction_producer import Check, Execute
@@ -72,6 +74,9 @@ class _Blocking:
             raise ClientStateError(f"{type(self).__name__} is not running: use `with`, or call start() first")
         return self._thread.run(work)
 
+    def _is_on_loop(self) -> bool:
+        return self._thread is not None and self._thread.is_here
+
     def _do(self, action: Callable[[], T]) -> T:
         """Call a plain method of the client where its state lives."""
         if self._thread is None:
@@ -88,7 +93,19 @@ class Producer(_Blocking):
 
     def __init__(self, group: str, *, namesrv: str | None = None, **settings: Unpack[ProducerSettings]) -> None:
         self._producer = producer.Producer(group, namesrv=namesrv, **settings)
+        self._direct: DirectSends | None = None
         super().__init__(self._producer)
+
+    def start(self) -> None:
+        super().start()
+        if self._direct is None:
+            self._direct = DirectSends(self._producer)
+
+    def shutdown(self) -> None:
+        direct, self._direct = self._direct, None
+        if direct is not None:
+            direct.close()
+        super().shutdown()
 
     def __enter__(self) -> Self:
         self.start()
@@ -107,6 +124,15 @@ class Producer(_Blocking):
         timeout: float | None = None,
     ) -> SendResult:
         """Send one message and wait until the broker has it."""
+        direct = self._direct
+        if direct is not None and queue is None and selector is None and not self._is_on_loop():
+            try:
+                result = direct.send(message, timeout)
+            except Failed as exc:
+                failed = FirstTry(exc.broker_name, exc.elapsed_s, exc.cause)
+                return self._run(self._producer.send_again(exc.outgoing, timeout=timeout, failed=failed))
+            if result is not None:
+                return result
         return self._run(self._producer.send(message, queue=queue, selector=selector, arg=arg, timeout=timeout))
 
     def send_async(
@@ -183,6 +209,7 @@ class TransactionProducer(Producer):
             group, execute=execute, check=check, namesrv=namesrv, **settings
         )
         self._producer = self._transactions
+        self._direct = None
         _Blocking.__init__(self, self._transactions)
 
     def send_in_transaction(

@@ -111,7 +111,8 @@ class RemotingServer:
         self._emptied = asyncio.Event()
         for connection in list(self.connections):
             connection.drain()
-        await asyncio.gather(*(listener.close(drain_seconds) for listener in self._listeners))
+        listeners, self._listeners = self._listeners, []  # a second call has nothing left to do
+        await asyncio.gather(*(listener.close(drain_seconds) for listener in listeners))
         if self.connections:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._emptied.wait(), end_s - loop.time())
@@ -194,6 +195,11 @@ class RemotingClient:
         connection = await self.connect(address)
         await connection.writable()
         connection.oneway(code, self._signed(code, ext, body), body, remark)
+
+    @property
+    def is_plain(self) -> bool:
+        """Neither TLS nor signatures."""
+        return self._tls is None and self._sign is None
 
     def ready(self, address: str) -> Connection | None:
         """The connection to the address when it can be written to now and requests are not signed; never waits.

@@ -1,0 +1,184 @@
+"""The short way of a blocking send: request and answer on a socket of the calling thread.
+
+To hand a send to the background loop and to be woken by it takes two changes of threads, which is half of what a
+blocking send takes. So where nothing else is asked for (the topic's queues and their broker's address are known, no
+hooks, no trace, no TLS or signature, nothing to compress) the calling thread does it alone. Routes, heartbeats and
+everything unusual stay with the loop; and so do further tries when this one fails: it counts as the first of them.
+
+Connections lie in a pool and belong to one thread for one send, so there are as many as sends at a time. One that was
+not used for a second is looked at before it is trusted: a broker closes what is idle for two minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from typing import Final, NamedTuple
+
+from contrailmq.client.producer import Producer
+from contrailmq.client.results import SendResult
+from contrailmq.client.sending import Outgoing, Sender
+from contrailmq.message import ContrailError, Message, MessageQueue
+from contrailmq.wire.errors import ConnectError, ConnectionClosedError, RequestTimeoutError
+from contrailmq.wire.frame import FrameParser
+from contrailmq.wire.header import Command
+from contrailmq.wire.transport import split_address
+
+__all__ = ["DirectSends", "Failed"]
+
+TRUSTED_S: Final = 1.0  # how long a connection that was not used is taken for a live one
+OLD_S: Final = 60.0  # and when it is not used any more
+CONNECT_S: Final = 3.0  # as RemotingClient
+_RECEIVE_BYTES: Final = 64 * 1024
+_TIMEVAL: Final = struct.Struct("@ll")
+
+
+class Failed(Exception):
+    """A try that another may follow; never seen by callers of the clients."""
+
+    def __init__(self, outgoing: Outgoing, broker_name: str, elapsed_s: float, cause: ContrailError) -> None:
+        super().__init__(broker_name)
+        self.outgoing, self.broker_name, self.elapsed_s, self.cause = outgoing, broker_name, elapsed_s, cause
+
+
+class _Pooled(NamedTuple):
+    connection: _Connection
+    used_s: float
+
+
+class DirectSends:
+    """Of one producer; any thread may send."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self._pid = os.getpid()
+        self._pools: dict[str, deque[_Pooled]] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def send(self, message: Message, timeout_s: float | None) -> SendResult | None:
+        """None when it must go the long way; Failed when it should be tried once more."""
+        sender = self._producer.direct_sender()
+        if sender is None or os.getpid() != self._pid:
+            return None
+        outgoing = sender.check(message)
+        if len(outgoing.body) >= sender.options.compress_over_bytes:
+            return None
+        place = sender.known_place(outgoing.topic)
+        if place is None:
+            return None
+        queue, address = place
+        started_s = time.monotonic()
+        try:
+            limit_s = sender.options.send_timeout_s if timeout_s is None else timeout_s
+            answer = self._exchange(sender, outgoing, queue, address, limit_s)
+            return sender.outcome(answer, outgoing, queue, address)
+        except ContrailError as exc:
+            if not exc.retriable:
+                raise
+            raise Failed(outgoing, queue.broker_name, time.monotonic() - started_s, exc) from exc
+
+    def close(self) -> None:
+        """Those that are in use are closed by their senders."""
+        with self._lock:
+            self._is_closed = True
+            pools, self._pools = self._pools, {}
+        for pool in pools.values():
+            for pooled in pool:
+                pooled.connection.close()
+
+    def _exchange(
+        self, sender: Sender, outgoing: Outgoing, queue: MessageQueue, address: str, timeout_s: float
+    ) -> Command:
+        connection = self._take(address) or _Connection(address, min(timeout_s, CONNECT_S))
+        try:
+            connection.opaque += 1
+            frame = sender.frame(outgoing, queue, connection.opaque)
+            answer = connection.exchange(frame, outgoing.code, timeout_s)
+        except BaseException:  # Ctrl-C too: what its answer would be taken for
+            connection.close()
+            raise
+        self._give_back(address, connection)
+        return answer
+
+    def _take(self, address: str) -> _Connection | None:
+        pool = self._pools.get(address)
+        while pool:
+            try:
+                connection, used_s = pool.pop()
+            except IndexError:  # another thread had the last one
+                return None
+            idle_s = time.monotonic() - used_s
+            if idle_s < TRUSTED_S or (idle_s < OLD_S and connection.is_alive()):
+                return connection
+            connection.close()
+        return None
+
+    def _give_back(self, address: str, connection: _Connection) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._pools.setdefault(address, deque()).append(_Pooled(connection, time.monotonic()))
+                return
+        connection.close()
+
+
+class _Connection:
+    """A blocking socket. Time limits are the kernel's, so that an exchange is two system calls."""
+
+    __slots__ = ("_parser", "_socket", "_timeout_s", "address", "opaque")
+
+    def __init__(self, address: str, connect_timeout_s: float) -> None:
+        self.address = address
+        self.opaque = 0
+        self._parser = FrameParser()
+        self._timeout_s = 0.0
+        try:
+            self._socket = socket.create_connection(split_address(address), timeout=connect_timeout_s)
+            self._socket.settimeout(None)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        except OSError as exc:
+            raise ConnectError(address, exc.strerror or str(exc)) from exc
+
+    def exchange(self, frame: bytes, code: int, timeout_s: float) -> Command:
+        """The answer to the request `opaque`."""
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            if timeout_s != self._timeout_s:
+                self._limit(timeout_s)
+            self._socket.sendall(frame)
+            while True:
+                data = self._socket.recv(_RECEIVE_BYTES)
+                if not data:
+                    raise ConnectionClosedError(self.address, "the peer closed it")
+                for command in self._parser.feed(data):
+                    if command.is_response and command.opaque == self.opaque:
+                        return command
+                if time.monotonic() >= deadline_s:
+                    raise TimeoutError
+        except (BlockingIOError, TimeoutError) as exc:
+            raise RequestTimeoutError(self.address, code, timeout_s) from exc
+        except OSError as exc:
+            raise ConnectionClosedError(self.address, exc.strerror or str(exc)) from exc
+
+    def is_alive(self) -> bool:
+        """Whether the peer has neither closed it nor said what nobody asked for."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _limit(self, timeout_s: float) -> None:
+        seconds, micros = divmod(max(1, round(timeout_s * 1_000_000)), 1_000_000)  # 0 would be no limit
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(seconds, micros))
+        self._timeout_s = timeout_s
