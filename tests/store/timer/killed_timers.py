@@ -70,6 +70,7 @@ class Round:
             Property.TIMER_OUT_MS: str(slot_time_ms(deliver_ms, 1000)),
             Property.REAL_TOPIC: "T",
             Property.REAL_QUEUE_ID: "0",
+            Property.UNIQUE_KEY: f"K{name}",
         }
         self.store.append(
             SystemTopic.TIMER,

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 ROUNDS = 100 if os.environ.get("CONTRAILMQ_LONG") else 10
-TIMERS_IN_A_TICK = 12  # at most what a round sends
 SCRIPT = Path(__file__).with_name("killed_timers.py")
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -50,15 +49,11 @@ def test_a_killed_process_loses_no_timer_is_never_early_and_repeats_once_per_kil
     assert set(due_ms) <= set(names)
     early = [(name, due_ms[name] - int(time_ms)) for name, time_ms in arrived if int(time_ms) < due_ms.get(name, 0)]
     assert early == []
-    copies = Counter(names)
-    if stage == "roll":
-        # What a kill repeats may be a step on the way: the message then arrives once more, at its time.
-        assert all(copies[name] <= 1 + ROUNDS - int(name.partition("-")[0]) for name in copies)
-        assert sum(copies.values()) - len(copies) <= kills * TIMERS_IN_A_TICK
-        return
     # One life delivers a message once: each kill repeats it at most once more.
     for start, end in itertools.pairwise([*arrived_before, len(names)]):
         assert [name for name, count in Counter(names[start:end]).items() if count > 1] == []
+    if stage == "roll":
+        return  # what a kill repeats may be a step on the way: the message then arrives once more, at its time
     # And only what was delivered after the last flush comes again.
     for count in flushed:
         assert set(names[:count]) & set(names[count:]) == set()

@@ -480,6 +480,34 @@ def test_each_crash_repeats_a_message_at_most_once(bench: Bench) -> None:
     assert len(bench.host.bodies()) == 20
 
 
+def test_each_crash_repeats_a_message_that_rolls_at_most_once(tmp_path: Path) -> None:
+    """Crashes leave copies of it on its way: they gather in its next slot, and each life delivers one of them."""
+    bench = Bench(tmp_path, timer_roll_window_slot=6)
+    bench.host.send(b"rolls", TIMER_DELAY_MS="11500", UNIQ_KEY="K")
+    bench.host.send(b"twin", TIMER_DELAY_MS="11500", UNIQ_KEY="K2")
+    bench.run(1000)
+    bench.clock.advance(7000)  # the first leg is over
+    for _ in range(5):  # in each life, and no flush comes
+        while bench.timer.tick(bench.clock.now_ms()):
+            pass
+        bench.crash()
+    assert len(bench.host.messages(SystemTopic.TIMER)) >= 2 + 2 * 5
+    bench.clock.advance(8000)
+    delivered = []
+    for _ in range(4):
+        before = len(bench.host.bodies())
+        while bench.timer.tick(bench.clock.now_ms()):
+            pass
+        delivered.append(sorted(bench.host.bodies()[before:]))
+        bench.crash()
+    assert delivered == [["rolls", "twin"]] * 4
+    assert bench.timer.stats.repeated_rolls == 0
+    bench.run(2000)
+    bench.run(20_000)
+    assert len(bench.host.bodies()) == 10
+    assert bench.timer.stats.repeated_rolls >= 8
+
+
 def test_a_power_failure_that_takes_the_copies_does_not_take_the_messages(bench: Bench) -> None:
     """The read time and the closed slots are saved only when the copies are durable."""
     bench.host.send(b"m", TIMER_DELAY_SEC="2")

@@ -24,6 +24,7 @@ from contrailmq.store.timer.records import OF_A_TIMER, RecordReader, due_copies,
 
 log = logging.getLogger("contrailmq.store.timer")
 
+ROLLED_MAX: Final = 16_384  # rolled messages that are remembered: about 5 MB
 NEVER_ON_THE_WHEEL: Final = 2**63 - 1  # TIMER_ENQUEUE_MS of a message that was due when it was taken in
 _DEFAULT_MAGIC: Final = bytes((TimerMagic.DEFAULT,))
 # What the store can never take, however often it is asked.
@@ -41,6 +42,7 @@ class TimerStats:
     missing: int = 0  # their record was cleaned away before they were due
     undeliverable: int = 0
     refused: int = 0  # puts that had to be tried again
+    repeated_rolls: int = 0  # copies that an earlier crash had left of a message that rolls
 
 
 class Delivery:
@@ -54,6 +56,7 @@ class Delivery:
         self._stats = stats
         self._count = count
         self._copier = timer_copier()
+        self._rolled: dict[tuple[object, ...], None] = {}  # messages that had rolled and were put since the start
 
     def read_marks(self, due: DueSlot) -> bool:
         """Which messages of the slot were recalled; False while a worker is reading that."""
@@ -152,6 +155,19 @@ class Delivery:
 
     def put(self, message: StoredMessage, now_ms: int, enqueue_ms: int, magic: int) -> bool:
         """Put a due message where it belongs; False when the store cannot take it now."""
+        identity = _rolled_identity(message)
+        if identity is not None and identity in self._rolled:
+            self._stats.repeated_rolls += 1
+            return True
+        if not self._put_once(message, now_ms, enqueue_ms, magic):
+            return False
+        if identity is not None:
+            if len(self._rolled) >= ROLLED_MAX:
+                del self._rolled[next(iter(self._rolled))]
+            self._rolled[identity] = None
+        return True
+
+    def _put_once(self, message: StoredMessage, now_ms: int, enqueue_ms: int, magic: int) -> bool:
         properties = dict(message.properties)
         for name in (*OF_A_TIMER, Property.CRC32):
             properties.pop(name, None)
@@ -205,6 +221,28 @@ class Delivery:
 
 def _addition(enqueue_ms: int, now_ms: int) -> bytes:
     return b"TIMER_ENQUEUE_MS\x01%d\x02TIMER_DEQUEUE_MS\x01%d\x02" % (enqueue_ms, now_ms)
+
+
+def _rolled_identity(message: StoredMessage) -> tuple[object, ...] | None:
+    """Of a message that has rolled: equal for the copies that crashes left of it, and for no other message.
+
+    A crash after a message was put to roll, and before the next flush, puts it again: two copies then wait in its next
+    slot, and each further crash would repeat both. So one life puts one of them. A message that was sent twice has two
+    times of birth. Without a unique key (every client sets one) nothing is known, and every copy is put.
+    """
+    properties = message.properties
+    rolls, unique_key = properties.get(Property.TIMER_ROLL_TIMES), properties.get(Property.UNIQUE_KEY)
+    if rolls is None or not unique_key:
+        return None
+    place = (properties.get(Property.REAL_TOPIC), properties.get(Property.REAL_QUEUE_ID))
+    return (
+        unique_key,
+        rolls,
+        message.born_time_ms,
+        message.born_host_bytes,
+        properties.get(Property.TIMER_OUT_MS),
+        place,
+    )
 
 
 def _is_recalled(message: StoredMessage, deleted_keys: set[str]) -> bool:

@@ -22,8 +22,9 @@ What holds, whatever fails
   the checkpoint: none of them speaks of what a power failure could take away. A put that the store refuses for now
   is tried again, for ever (timerEnableRetryUntilSuccess is always on); one that it can never take (too long with the
   properties that the timer adds) is put without them.
-* Repeated at most once per crash: what was delivered after the last flush is delivered again. A failed put repeats
-  nothing: the place inside the slot is kept, and delivery goes on there.
+* Repeated at most once per crash: what was delivered after the last flush is delivered again. Of a message that rolls
+  a crash may leave one copy more on its way, and each life puts one of the copies (`_rolled_identity`). A failed put
+  repeats nothing: the place inside the slot is kept, and delivery goes on there.
 
 Clock steps
 -----------
