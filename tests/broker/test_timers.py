@@ -14,7 +14,7 @@ import pytest
 import golden_stores
 from broker.harness import ROUNDS, AtOnce, Bench, Link, UnsyncedFiles
 from contrailmq.broker.delay import DelayService
-from contrailmq.broker.timers import RecallHandle, TimerService
+from contrailmq.broker.timers import PORTION, RecallHandle, TimerService
 from contrailmq.broker.transactions import TransactionService
 from contrailmq.message import StoredMessage, SystemTopic
 from contrailmq.store.errors import StoreIOError
@@ -379,6 +379,23 @@ def test_the_settings_of_timers_follow_an_operator_at_once(timer_bench: TimerBen
     assert bench.ask(25, None, b"timerStopEnqueue=false\n").code == 0
     bench.run_ms(1000)
     assert [message.body for message in bench.messages()] == [b"m", b"n"]
+
+
+@pytest.mark.parametrize(("late_ms", "portions"), [(0, 2), (1_000, 3), (2_000, 4), (60_000, 4)])
+def test_the_later_the_wheel_is_the_larger_is_its_share_of_the_loop_up_to_a_limit(
+    tmp_path: Path, late_ms: int, portions: int
+) -> None:
+    bench = TimerBench(tmp_path)
+    for number in range(1_000):
+        properties = {"TIMER_DELIVER_MS": "1700000060000", "UNIQ_KEY": f"K{number}"}
+        bench.send("T", b"%d" % number, properties=properties)
+    bench.send("T", b"first of its queue", properties={"UNIQ_KEY": "K"})
+    bench.run_ms(59_500)
+    bench.clock.advance(500 + late_ms)
+    while not bench.timer.stats.delivered:
+        bench.timers.tick(bench.clock.now_ms())
+    assert bench.timer.stats.delivered == portions * PORTION
+    bench.close()
 
 
 def test_pending_timers_are_counted_for_each_topic(timer_bench: TimerBench) -> None:

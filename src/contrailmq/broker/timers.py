@@ -37,6 +37,7 @@ from contrailmq.wire.requests import RecallMessage, RecallMessageResponse
 log = logging.getLogger("contrailmq.broker")
 
 PORTION: Final = 128  # messages per stage and tick: about 1 ms of the loop
+PORTIONS_MAX: Final = 4  # per tick of a wheel that is behind
 READING_MS: Final = 2  # how soon to look again while a worker reads
 POLL_MS: Final = 100  # how often the timer topic is looked at
 RECALL_TAG: Final = "_RECALL_TAG_"
@@ -240,7 +241,9 @@ class TimerService:
         store = self._node.store
         end = store.log_max_offset
         try:
-            has_more = self.timer.tick(now_ms, PORTION)
+            # The longer delivery takes, the larger its share of the loop: requests have 5 ms at a stretch.
+            behind_ticks = self.timer.behind_ms(now_ms) // self.timer.precision_ms
+            has_more = self.timer.tick(now_ms, PORTION * min(1 + behind_ticks, PORTIONS_MAX))
             self._flush_when_due(now_ms)
         except StoreIOError as exc:
             if self._failure is not None:
