@@ -181,8 +181,7 @@ class LogFlusher:
                 self._committer.commit(0)
             moved = self._files.flush(least_pages)
         except OSError as exc:
-            self._fail(exc)
-            raise FlushFailedError(self.failure) from exc
+            raise FlushFailedError(self._fail(exc)) from exc
         if moved:
             self.flush_count += 1
             if least_pages == 0 and self._files.store_time_ms > 0:
@@ -190,14 +189,16 @@ class LogFlusher:
             self._tell(self._files.flushed_where)
         return moved
 
-    def _fail(self, error: OSError) -> None:
-        self.failure = (
+    def _fail(self, error: OSError) -> str:
+        """Note the cause, once and for all, and tell everybody."""
+        failure = self.failure = (
             f"syncing the commit log at offset {self._files.flushed_where} failed: "
             f"{error.strerror or error} (errno {error.errno})"
         )
-        _log.critical("%s", self.failure)
-        self._on_failure(self.failure)
+        _log.critical("%s", failure)
+        self._on_failure(failure)
         self._tell(SYNC_FAILED)
+        return failure
 
     def _tell(self, offset: int) -> None:
         for listener in self._listeners:
