@@ -32,7 +32,8 @@ HOT := store/commit_log store/queue_state store/batches store/copying store/disp
        store/consume_queue store/consume_queue_table store/descriptors store/reading store/recent store/residency \
        store/mapped_file store/mapped_file_queue message/hashing broker/send broker/pull broker/handlers \
        broker/statistics broker/offsets broker/long_polling broker/node broker/topics wire/frame \
-       wire/connection store/get_result store/stats
+       wire/connection store/get_result store/stats store/timer/records store/timer/due store/timer/intake \
+       store/timer/timer_store store/putting store/flush store/clock
 
 compile: $(STAMP) pure ## Compile the hot modules with mypyc, in place (needs a C compiler; `make pure` undoes it)
 	@echo "==> mypyc: $(words $(HOT)) modules"
