@@ -23,7 +23,6 @@ from contrailmq.wire.errors import ResponseError
 from .fake_peer import FakePeer, Script, name_server, refused, route_to, stored
 
 _numbers = itertools.count()
-SEND = RequestCode.SEND_MESSAGE_V2
 
 
 @pytest.fixture
@@ -73,6 +72,19 @@ def test_what_needs_more_than_a_request_goes_over_the_loop(
         assert producer.send(Message(name, body)).status is SendStatus.OK
 
 
+def test_a_batch_takes_the_short_way_too(cluster: LocalCluster, name: str) -> None:
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        assert direct_of(producer).send_batch([Message(name, b"0")], 3.0) is None  # its queues are not known
+        producer.send(Message(name, b"the route is known then"))
+        result = direct_of(producer).send_batch([Message(name, b"%d" % number) for number in range(5)], 3.0)
+        assert result is not None
+        again = producer.send_batch([Message(name, b"5"), Message(name, b"6")])
+    assert (result.status, again.status) == (SendStatus.OK, SendStatus.OK)
+    assert len(result.message_id.split(",")) == 5
+    with QueueReader(namesrv=cluster.namesrv) as reader:
+        assert sum(reader.max_offset(queue) for queue in reader.queues(name)) == 8
+
+
 def test_a_topic_that_is_not_known_yet_goes_over_the_loop_once(cluster: LocalCluster, name: str) -> None:
     with Producer(name, namesrv=cluster.namesrv) as producer:
         assert direct_of(producer).send(Message(name, b"x"), 3.0) is None
@@ -81,7 +93,11 @@ def test_a_topic_that_is_not_known_yet_goes_over_the_loop_once(cluster: LocalClu
 
 
 def scripted(
-    scripts: list[Script], use: Callable[[Producer, list[FakePeer]], Awaitable[None]], **settings: object
+    scripts: list[Script],
+    use: Callable[[Producer, list[FakePeer]], Awaitable[None]],
+    *,
+    code: RequestCode = RequestCode.SEND_MESSAGE_V2,
+    **settings: object,
 ) -> list[int]:
     """Use a producer whose topic lies on brokers that answer by script; how many sends each of them saw.
 
@@ -104,7 +120,7 @@ def scripted(
             await asyncio.to_thread(producer.shutdown)
         for broker in brokers:
             await broker.__aexit__()
-        return [len(broker.asked(SEND)) for broker in brokers]
+        return [len(broker.asked(code)) for broker in brokers]
 
     return asyncio.run(asyncio.wait_for(main(), 30))
 
@@ -129,6 +145,15 @@ def test_the_second_try_goes_to_another_broker() -> None:
     first, second = scripted([refused(ResponseCode.SERVICE_NOT_AVAILABLE), stored], use)
     assert second == 4
     assert 1 <= first <= 4
+
+
+def test_a_batch_that_fails_is_tried_elsewhere() -> None:
+    async def use(producer: Producer, _brokers: list[FakePeer]) -> None:
+        with pytest.raises(SendFailedError):
+            await asyncio.to_thread(producer.send_batch, [Message("T", b"x"), Message("T", b"y")])
+
+    busy = refused(ResponseCode.SERVICE_NOT_AVAILABLE)
+    assert sum(scripted([busy, busy], use, retry_times=2, code=RequestCode.SEND_BATCH_MESSAGE)) == 3
 
 
 def test_a_refusal_that_holds_everywhere_is_told_at_once() -> None:

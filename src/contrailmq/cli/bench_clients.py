@@ -50,7 +50,7 @@ def cluster_or(namesrv: str | None) -> Iterator[str]:
 
 
 def measure_send(namesrv: str | None, *, count: int, body_bytes: int) -> dict[str, object]:
-    """Many in flight on asyncio; one by one and in batches from a thread that waits."""
+    """Many in flight on asyncio, alone and in batches; one by one and in batches from a thread that waits."""
     figures = _settings(count, body_bytes)
     with cluster_or(namesrv) as address:
         topic = fresh_topic()
@@ -66,6 +66,7 @@ def measure_send(namesrv: str | None, *, count: int, body_bytes: int) -> dict[st
             for _ in range(count // BATCH):
                 producer.send_batch([Message(topic, body) for _ in range(BATCH)])
             figures |= watch.figures(f"send_batch of {BATCH}", count // BATCH * BATCH)
+        figures |= _on_new_loop(_batches_in_flight(address, topic, count, body_bytes))
     return figures
 
 
@@ -95,6 +96,22 @@ async def _send_in_flight(namesrv: str, topic: str, count: int, body_bytes: int)
         watch = Stopwatch()
         await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
         return watch.figures(f"aio send, {IN_FLIGHT} in flight", count // IN_FLIGHT * IN_FLIGHT)
+
+
+async def _batches_in_flight(namesrv: str, topic: str, count: int, body_bytes: int) -> dict[str, object]:
+    """As many messages in flight as above, in batches."""
+    body, workers = b"x" * body_bytes, IN_FLIGHT // BATCH
+    async with aio.Producer("bench", namesrv=namesrv) as producer:
+        await producer.send(Message(topic, body))
+        rounds = count // IN_FLIGHT
+
+        async def work() -> None:
+            for _ in range(rounds):
+                await producer.send_batch([Message(topic, body) for _ in range(BATCH)])
+
+        watch = Stopwatch()
+        await asyncio.gather(*(work() for _ in range(workers)))
+        return watch.figures(f"aio send_batch of {BATCH}, {IN_FLIGHT} messages in flight", rounds * IN_FLIGHT)
 
 
 async def _push(namesrv: str, topic: str, count: int, *, is_coroutine: bool) -> dict[str, object]:

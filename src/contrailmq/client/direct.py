@@ -17,6 +17,7 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from contrailmq.client.producer import Producer
@@ -68,6 +69,16 @@ class DirectSends:
         outgoing = sender.check(message)
         if len(outgoing.body) >= sender.options.compress_over_bytes:
             return None
+        return self._send(sender, outgoing, timeout_s)
+
+    def send_batch(self, messages: Sequence[Message], timeout_s: float | None) -> SendResult | None:
+        """The same for messages that travel together."""
+        sender = self._producer.direct_sender()
+        if sender is None or os.getpid() != self._pid:
+            return None
+        return self._send(sender, self._producer.pack(messages), timeout_s)
+
+    def _send(self, sender: Sender, outgoing: Outgoing, timeout_s: float | None) -> SendResult | None:
         place = sender.known_place(outgoing.topic)
         if place is None:
             return None

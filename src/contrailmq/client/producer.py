@@ -172,6 +172,10 @@ class Producer:
         `queue_offset` of the result is the first message's. Cut long lists with `split_batch`.
         """
         sender = self._running()
+        return await self._send(sender, self.pack(messages), messages, queue, timeout)
+
+    def pack(self, messages: Sequence[Message]) -> Outgoing:
+        """A batch ready to go; in any thread."""
         check_batch(messages)
         limit = self.options.max_message_bytes
         for number, message in enumerate(messages):
@@ -191,7 +195,7 @@ class Producer:
         outgoing = Outgoing(topic, body, {Property.WAIT: wait}, ",".join(ids))
         outgoing.code = RequestCode.SEND_BATCH_MESSAGE
         outgoing.is_batch = True
-        return await self._send(sender, outgoing, messages, queue, timeout)
+        return outgoing
 
     def direct_sender(self) -> Sender | None:
         """For sends that take the short way (`direct`), in any thread; None when this producer's may not."""

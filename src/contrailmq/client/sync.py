@@ -129,8 +129,7 @@ class Producer(_Blocking):
             try:
                 result = direct.send(message, timeout)
             except Failed as exc:
-                failed = FirstTry(exc.broker_name, exc.elapsed_s, exc.cause)
-                return self._run(self._producer.send_again(exc.outgoing, timeout=timeout, failed=failed))
+                return self._send_again(exc, timeout)
             if result is not None:
                 return result
         return self._run(self._producer.send(message, queue=queue, selector=selector, arg=arg, timeout=timeout))
@@ -166,7 +165,19 @@ class Producer(_Blocking):
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout: float | None = None
     ) -> SendResult:
         """Send messages of one topic in one request, to one queue."""
+        direct = self._direct
+        if direct is not None and queue is None and not self._is_on_loop():
+            try:
+                result = direct.send_batch(messages, timeout)
+            except Failed as exc:
+                return self._send_again(exc, timeout)
+            if result is not None:
+                return result
         return self._run(self._producer.send_batch(messages, queue=queue, timeout=timeout))
+
+    def _send_again(self, first: Failed, timeout: float | None) -> SendResult:
+        failed = FirstTry(first.broker_name, first.elapsed_s, first.cause)
+        return self._run(self._producer.send_again(first.outgoing, timeout=timeout, failed=failed))
 
     def request(
         self,
