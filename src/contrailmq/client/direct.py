@@ -29,7 +29,9 @@ from contrailmq.wire.frame import FrameParser
 from contrailmq.wire.header import Command
 from contrailmq.wire.transport import split_address
 
-__all__ = ["DirectSends", "Failed"]
+__all__ = ["IS_POSSIBLE", "DirectSends", "Failed"]
+
+IS_POSSIBLE: Final = os.name == "posix"  # time limits of the kernel, and a look without waiting
 
 TRUSTED_S: Final = 1.0  # how long a connection that was not used is taken for a live one
 OLD_S: Final = 60.0  # and when it is not used any more

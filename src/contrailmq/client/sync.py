@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from typing import Protocol, Self, TypeVar, Unpack
 
 from contrailmq.client import lite_pull_consumer, producer, push_consumer, transaction_producer
-from contrailmq.client.direct import DirectSends, Failed
+from contrailmq.client.direct import IS_POSSIBLE, DirectSends, Failed
 from contrailmq.client.errors import ClientStateError
 from contrailmq.client.listener_pool import Listener
 from contrailmq.client.lite_pull_consumer import QueuesListener
@@ -98,7 +98,7 @@ class Producer(_Blocking):
 
     def start(self) -> None:
         super().start()
-        if self._direct is None:
+        if self._direct is None and IS_POSSIBLE:
             self._direct = DirectSends(self._producer)
 
     def shutdown(self) -> None:
