@@ -8,7 +8,7 @@ interval. MessageStore binds `put` and `put_many` as its own, so that they are o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from contrailmq.message import (
     Message,
@@ -208,9 +208,9 @@ class Putter:
 def _new_record(message: Message, new_id: str = "") -> NewRecord:
     """What the log takes of a message, which gets a unique id here unless it has one."""
     properties = message.properties
-    body = message.body
-    if body.__class__ is not bytes:
-        body = as_body(body)
+    anything: Any = message  # a body may be any buffer, which compiled code would refuse as a `bytes`
+    given = anything.body
+    body: bytes = given if isinstance(given, bytes) else as_body(given)
     unique_key = properties.get(_UNIQUE_KEY)
     if unique_key is None:
         unique_key = new_id or create_unique_id()
