@@ -89,7 +89,7 @@ def _handle(once: _Once, listener: Listener, messages: list[StoredMessage]) -> A
         return batch.answer_without_call()
     try:
         answer = listener(batch.fresh)
-    except BaseException:
+    except BaseException:  # a cancellation too: the keys are given back, and it goes on its way
         once.fail(batch)
         raise
     assert not isinstance(answer, Awaitable)
@@ -103,7 +103,7 @@ async def _handle_async(once: _Once, listener: Listener, messages: list[StoredMe
     try:
         answer = listener(batch.fresh)
         result = await answer if isinstance(answer, Awaitable) else answer
-    except BaseException:
+    except BaseException:  # a cancellation too: the keys are given back, and it goes on its way
         await asyncio.to_thread(once.fail, batch)
         raise
     return await asyncio.to_thread(once.end, batch, result)
@@ -134,7 +134,7 @@ class _Once:
         try:
             for message in messages:
                 self._add(batch, message)
-        except BaseException:
+        except BaseException:  # an interrupt too: what was claimed is given back
             self.fail(batch)
             raise
         return batch

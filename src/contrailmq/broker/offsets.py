@@ -94,9 +94,6 @@ class OffsetTable:
             del self._resets[key]
         return offset
 
-    def has_reset(self, group: str, topic: str, queue_id: int) -> bool:
-        return bool(self._resets) and queue_id in self._resets.get(f"{topic}@{group}", ())
-
     def clone(self, source: str, destination: str, topic: str) -> None:
         queues = self._offsets.get(f"{topic}@{source}")
         if queues is not None:
@@ -125,9 +122,6 @@ class OffsetTable:
 
     def remove_topic(self, topic: str) -> None:
         self._remove(lambda key: key.startswith(topic + SEPARATOR))
-
-    def remove_topic_of_group(self, group: str, topic: str) -> None:
-        self._remove(lambda key: key == f"{topic}@{group}")
 
     # --- files and peers
 

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from contrailmq.message import MessageQueue, StoredMessage
+from contrailmq.message import MessageQueue
 
 
 class SendStatus(enum.Enum):
@@ -127,14 +127,3 @@ class PullStatus(enum.Enum):
     NO_NEW_MESSAGE = 19
     NO_MATCHED_MESSAGE = 20
     OFFSET_ILLEGAL = 21
-
-
-class PullResult(NamedTuple):
-    """One pull's answer, decoded."""
-
-    status: PullStatus
-    next_offset: int
-    min_offset: int
-    max_offset: int
-    suggested_broker_id: int
-    messages: list[StoredMessage]

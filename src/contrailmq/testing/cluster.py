@@ -120,7 +120,7 @@ class LocalCluster:
         self._thread.start()
         try:
             self._run(self._start())
-        except BaseException:
+        except BaseException:  # an interrupt too: what was started is stopped
             self.stop()
             raise
         return self

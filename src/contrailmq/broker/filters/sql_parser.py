@@ -23,7 +23,6 @@ from typing import Final
 from contrailmq.broker.filters.sql_tokens import SqlError, Token, TokenKind, tokenize
 
 DEPTH_MAX: Final = 64  # parentheses, signs, NOT and chained comparisons
-LONG_MIN: Final = -(2**63)
 LONG_MAX: Final = 2**63 - 1
 
 
