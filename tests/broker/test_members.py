@@ -276,6 +276,17 @@ def test_messages_are_found_by_key_by_unique_id_and_by_offset(bench: Bench) -> N
 
 # ------------------------------------------------------------------------------------------------------------- replies
 
+LONG_NAMES = {
+    "producerGroup": "a",
+    "topic": "b",
+    "defaultTopic": "c",
+    "defaultTopicQueueNums": "d",
+    "queueId": "e",
+    "sysFlag": "f",
+    "bornTimestamp": "g",
+    "flag": "h",
+    "properties": "i",
+}
 REPLY = {"CORRELATION_ID": "x", "REPLY_TO_CLIENT": "c1", "MSG_TYPE": "reply", "UNIQ_KEY": "U"}
 
 
@@ -292,6 +303,18 @@ def test_a_reply_is_pushed_to_the_client_that_waits_and_stored(bench: Bench) -> 
     code, ext, body = requester.requests[-1]
     assert (code, body, ext["topic"], ext["bornHost"]) == (326, b"pong", "C_REPLY_TOPIC", "10.0.0.9:40000")
     assert "PUSH_REPLY_TIME" in ext["properties"]
+    assert stored(bench, "C_REPLY_TOPIC")["CORRELATION_ID"] == "x"
+
+
+def test_a_reply_in_the_long_form_of_old_clients_is_served_alike(bench: Bench) -> None:
+    requester = Link(7)
+    requester.answers[326] = answer_frame()
+    bench.heartbeat("T", client_id="c1", link=requester)
+    short = send_fields("C_REPLY_TOPIC", properties=REPLY)
+    answer = bench.ask(324, {name: short[letter] for name, letter in LONG_NAMES.items()}, b"pong")
+    assert answer.code == 0
+    assert requester.requests[-1][0] == 326
+    assert requester.requests[-1][2] == b"pong"
     assert stored(bench, "C_REPLY_TOPIC")["CORRELATION_ID"] == "x"
 
 
