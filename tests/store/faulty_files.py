@@ -101,6 +101,7 @@ class FaultyFiles(Files):
     """`fault(operation, path, count)` may return an error to raise; `count` is per operation and starts at 1."""
 
     def __init__(self, root: Path) -> None:
+        super().__init__()
         self.journal = Journal(root.resolve())
         self.counts: dict[str, int] = {}
         self.fault: Callable[[str, Path, int], OSError | None] = lambda *_: None

@@ -18,6 +18,7 @@ class Recording(Files):
     """Counts what it was told to release."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.released: list[tuple[int, int]] = []
 
     def release_pages(self, mapping: mmap.mmap, start: int, size_bytes: int) -> bool:

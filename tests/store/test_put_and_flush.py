@@ -91,6 +91,7 @@ class SyncsOfTheLog(Files):
     """Counts the syncs of writers; holds the first one up until `writers` others have written."""
 
     def __init__(self, writers: int) -> None:
+        super().__init__()
         self.armed = False
         self.syncs = 0
         self._writers = writers

@@ -19,6 +19,7 @@ class Evicting(Files):
     """A kernel that has dropped what it is told to have dropped, and counts how often it was asked."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.is_dropped = False
         self.questions = 0
 

@@ -126,15 +126,7 @@ class BatchConsumeQueue:
 
     def sync(self) -> None:
         """Force what was written to the disk."""
-        for base in sorted(self._unsynced):
-            self._unsynced.discard(base)  # before the sync: a write that comes during it adds it again
-            try:
-                self._descriptors.sync(self.where, base)
-            except FileNotFoundError:
-                continue  # cleaned away meanwhile
-            except OSError:
-                self._unsynced.add(base)
-                raise
+        self._descriptors.sync_all(self.where, self._unsynced)
 
     def truncate_physical(self, physical_offset: int) -> int:
         """Forget the units whose records end above a place of the log; how many. Leaves zeros behind the cut."""

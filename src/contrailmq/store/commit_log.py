@@ -126,11 +126,6 @@ class CommitLog:
         with self.lock:
             self._states.pop((topic, queue_id), None)
 
-    def set_max_message_size(self, size_bytes: int) -> None:
-        """Change maxMessageSize while running."""
-        self._body_bytes_max = size_bytes
-        self._record_bytes_max = min(size_bytes + RECORD_SLACK_BYTES, self._file_bytes - BLANK_BYTES)
-
     # --- where it is
 
     @property

@@ -357,10 +357,6 @@ class StoreConfig(_Settings):
         return self.path / "consumequeue"
 
     @property
-    def consume_queue_ext_path(self) -> Path:
-        return self.path / "consumequeue_ext"
-
-    @property
     def batch_queue_path(self) -> Path:
         return self.path / "batchconsumequeue"
 

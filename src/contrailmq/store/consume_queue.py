@@ -48,7 +48,6 @@ assert _UNIT.size == UNIT_BYTES
 
 PRE_BLANK_SIZE: Final = 2**31 - 1
 PRE_BLANK: Final = _UNIT.pack(0, PRE_BLANK_SIZE, 0)
-FILE_BYTES_DEFAULT: Final = 300_000 * UNIT_BYTES  # mappedFileSizeConsumeQueue
 PENDING_BYTES_MAX: Final = 2_048 * UNIT_BYTES  # 15 us of pwrite shared by 2,048 appends; 40 KB a queue at most
 _PAGE_UNITS: Final = 204
 _SCAN_BYTES: Final = 3_276 * UNIT_BYTES  # what a scan reads at once, just under 64 KiB
@@ -232,15 +231,7 @@ class ConsumeQueue:
 
     def sync(self) -> None:
         """Force what was written to the disk."""
-        for base in sorted(self.unsynced):
-            self.unsynced.discard(base)  # before the sync: a write that comes during it adds it again
-            try:
-                self._descriptors.sync(self.where, base)
-            except FileNotFoundError:
-                continue  # cleaned away meanwhile
-            except OSError:
-                self.unsynced.add(base)
-                raise
+        self._descriptors.sync_all(self.where, self.unsynced)
 
     # --- reading
 

@@ -71,7 +71,20 @@ class DescriptorCache:
             self._files.truncate(descriptor, position)
             self._files.truncate(descriptor, size_bytes)
 
-    def sync(self, directory: str, base: int) -> None:
+    def sync_all(self, directory: str, unsynced: set[int]) -> None:
+        """Sync files of one queue. Their bases leave the set, whose owner may add to it meanwhile; one that failed,
+        and those after it, stay."""
+        for base in sorted(unsynced):
+            unsynced.discard(base)  # before the sync: a write that comes during it adds it again
+            try:
+                self._sync(directory, base)
+            except FileNotFoundError:
+                continue  # cleaned away meanwhile
+            except OSError:
+                unsynced.add(base)
+                raise
+
+    def _sync(self, directory: str, base: int) -> None:
         descriptor = self._files.open(f"{directory}/{file_name(base)}")
         try:
             self._files.sync(descriptor)

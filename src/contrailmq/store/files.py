@@ -22,6 +22,8 @@ import mmap
 import os
 import resource
 import struct
+import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -78,8 +80,20 @@ class DiskUsage(NamedTuple):
         return -(-self.used_bytes * 100 // reachable) / 100 if reachable > 0 else -1.0
 
 
+class Mapped(NamedTuple):
+    """What is mapped at this moment, whether someone still wants it or only a reader's view keeps it."""
+
+    files: int
+    bytes: int
+
+
 class Files:
-    """Thin, stateless, and thread-safe; all offsets and sizes are bytes."""
+    """Thin and thread-safe; all offsets and sizes are bytes. Its one piece of state: it knows the mappings it made."""
+
+    def __init__(self) -> None:
+        # mapping -> bytes; weak, because a mapping may go with its last view
+        self._made: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary()
+        self._made_guard = threading.Lock()
 
     def open(self, path: Path | str, *, writable: bool = True, create: bool = False) -> int:
         """A descriptor. With `create`, makes the file when it is absent (and needs `sync_directory` to be durable)."""
@@ -128,7 +142,20 @@ class Files:
     def map(self, descriptor: int, size_bytes: int, *, writable: bool) -> mmap.mmap:
         """Map [0, size) shared. On CPython 3.11 the mapping holds its own duplicate of the descriptor."""
         protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
-        return mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED, prot=protection)
+        mapping = mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED, prot=protection)
+        with self._made_guard:
+            self._made[mapping] = size_bytes
+        return mapping
+
+    def map_memory(self, size_bytes: int) -> mmap.mmap:
+        """Pages without a file behind them; they exist from the first write to each. Not among `mapped`."""
+        return mmap.mmap(-1, size_bytes)
+
+    def mapped(self) -> Mapped:
+        """How many files this door has mapped, and how many bytes."""
+        with self._made_guard:
+            sizes = [size_bytes for mapping, size_bytes in self._made.items() if not mapping.closed]
+        return Mapped(len(sizes), sum(sizes))
 
     def unmap(self, mapping: mmap.mmap) -> bool:
         """True when unmapped; False while a reader still holds a view of it (it goes with the last view)."""

@@ -252,6 +252,8 @@ class MappedFile:
         with self._guard:
             assert self._holds > 0
             self._holds -= 1
+            if not self._holds and not self.is_available:
+                self._close_descriptor()
 
     def destroy(self, now_ms: int, *, force_after_ms: int) -> bool:
         """Remove the file; False while someone uses it (call again later; after the interval its name goes anyway)."""
@@ -264,17 +266,22 @@ class MappedFile:
         return True
 
     def close(self) -> bool:
-        """Unmap and close; False while someone uses it. New readers are refused from the first call on."""
+        """Unmap and close; False while someone uses it. New readers are refused from the first call on.
+
+        A view keeps the mapping and not the descriptor: nobody might come back for that when the view is gone.
+        """
         with self._guard:
             self.is_available = False
-            if self.descriptor < 0:
-                return True
             self.view.release()
-            if self._holds or not self._files.unmap(self.mapping):
+            if self._holds:
                 return False
+            self._close_descriptor()
+            return self.mapping.closed or self._files.unmap(self.mapping)
+
+    def _close_descriptor(self) -> None:
+        if self.descriptor >= 0:
             self._files.close(self.descriptor)
             self.descriptor = -1
-            return True
 
 
 def _is_due(position: int, done: int, least_pages: int, size_bytes: int) -> bool:

@@ -109,10 +109,6 @@ class MappedFileQueue:
         last = self.last
         return last.base + last.wrote if last else 0
 
-    @property
-    def mapped_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.files)
-
     def find(self, offset: int) -> MappedFile | None:
         """The file that holds this offset, also when it is beyond the data but inside the last file."""
         files = self.files

@@ -97,7 +97,7 @@ class MessageStore(StoreReads):
             config = self.config = config.resolved(self.files)
         except OSError as exc:
             raise StoreIOError("looking at the store", config.path, exc) from exc
-        self.stats = StoreStats(self.clock.now_ms())
+        self.stats = StoreStats(self.clock.now_ms(), self.files.mapped)
         parts = build_parts(
             config,
             self.files,
@@ -164,7 +164,7 @@ class MessageStore(StoreReads):
             self._stop_threads()
             self._drop()
             raise StoreIOError("opening the store", config.path, exc) from exc
-        except BaseException:
+        except BaseException:  # Ctrl-C in a long recovery, too: what was opened is closed, then whoever called decides
             self._stop_threads()
             self._drop()
             raise

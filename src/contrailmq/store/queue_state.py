@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from contrailmq.message import TOPIC_BYTES_MAX, SystemTopic
 from contrailmq.message.record import HEAD_V4_BYTES
 from contrailmq.store.refusals import topic_refusal
@@ -39,23 +37,10 @@ class QueueState:
         self.put_bytes = 0
 
 
-class Fact(NamedTuple):
-    """What append leaves for dispatch about one record. (Built as a plain tuple on the hot path.)"""
-
-    state: QueueState
-    physical_offset: int
-    size_bytes: int
-    tags_code: int
-    store_time_ms: int
-    queue_offset: int
-    keys: str | None
-    unique_key: str | None
-    sys_flag: int
-    properties: bytes
-    tags: str | None  # where the caller of append knew them; None says nothing
-
-
 DispatchFact = tuple[QueueState, int, int, int, int, int, str | None, str | None, int, bytes, str | None]
+"""What append leaves for dispatch about one record, as a plain tuple because it is made for each message:
+state, physical offset, size in bytes, tags code, store time (ms), queue offset, keys, unique key, system flag,
+properties, and the tags where the caller of append knew them (None says nothing)."""
 
 NewRecord = tuple[str, bytes, bytes, int, str | None, str | None, str | None, int]
 """topic, body, properties, tags code, keys, unique key, tags, flag"""

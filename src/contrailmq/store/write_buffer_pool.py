@@ -31,7 +31,7 @@ class WriteBufferPool:
         self._files = files
         self._count = buffer_count
         self._guard = threading.Lock()
-        self._free = [mmap.mmap(-1, buffer_bytes) for _ in range(buffer_count)]
+        self._free = [files.map_memory(buffer_bytes) for _ in range(buffer_count)]
         for buffer in self._free:
             try:
                 files.lock_memory(buffer)

@@ -69,13 +69,6 @@ class TimerUnit(NamedTuple):
         return bool(self.magic & TimerMagic.DELETE)
 
 
-def encode_unit(unit: TimerUnit) -> bytes:
-    previous, magic, write_time, delay, physical, record_size, topic_hash = unit
-    assert magic & ~_MAGIC_MASK == 0
-    assert record_size > 0
-    return _pack(UNIT_BYTES, previous, magic, write_time, delay, physical, record_size, topic_hash, 0)
-
-
 _pack: Final = _UNIT.pack
 _unpack: Final = _UNIT.unpack_from
 
