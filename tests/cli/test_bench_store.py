@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -27,4 +28,5 @@ def test_a_bench_prints_its_figures_and_settings(arguments: list[str], wanted: s
         assert value >= 0
     assert printed["body_bytes"] == 1024
     assert "load" in printed["machine"]
+    assert re.fullmatch(r"Python 3\.\S+ \(.+\), hot modules (plain Python|compiled)", printed["python"])
     assert list(tmp_path.iterdir()) == []

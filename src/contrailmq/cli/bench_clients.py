@@ -18,6 +18,7 @@ from typing import Final
 
 import contrailmq.aio as aio
 from contrailmq import ConsumeFromWhere, LitePullConsumer, Message, Producer, StoredMessage
+from contrailmq.cli.machine import surroundings
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.transport import new_event_loop
 
@@ -156,7 +157,7 @@ def _on_new_loop(work: object) -> dict[str, object]:
 
 
 def _settings(count: int, body_bytes: int) -> dict[str, object]:
-    return {
+    return surroundings() | {
         "baseline: a million additions, CPU ms": baseline_ms(),
         "messages": count,
         "body bytes": body_bytes,

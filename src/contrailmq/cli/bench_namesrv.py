@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 import socket
 import statistics
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from contrailmq.cli.bench_namesrv_load import Load, LoadError, topic_name
+from contrailmq.cli.machine import surroundings
 from contrailmq.wire.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigWrapper, encode_body
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.frame import FrameParser, encode_request
@@ -138,9 +138,7 @@ def _round(server: Server, settings: Settings, *, is_counted: bool) -> None:
 
 
 def _told(settings: Settings, servers: Sequence[Server]) -> dict[str, object]:
-    told: dict[str, object] = {
-        "machine": f"{os.cpu_count()} x {platform.machine()}, load {os.getloadavg()[0]:.1f}",
-        "python": platform.python_version(),
+    told = surroundings() | {
         "settings": f"{settings.topics} topics, {settings.connections} connections, {settings.depth} requests each on "
         f"their way, {settings.rounds} rounds of {settings.seconds:g} s",
     }

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import platform
 import statistics
 import struct
 import subprocess
@@ -27,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from contrailmq.cli.machine import loop_ns
+from contrailmq.cli.machine import loop_ns, surroundings
 from contrailmq.message import Message, encode_properties, tags_code
 from contrailmq.message.checksum import crc32
 from contrailmq.store import Drive, MessageStore, StoreConfig
@@ -329,12 +328,7 @@ def _best_cpu_us(work: Callable[[], object], count: int, pieces: int) -> float:
 
 def _told(settings: dict[str, object], figures: list[Figure]) -> dict[str, object]:
     """Settings first, then the figures, each under a name that says its unit and what is promised."""
-    told: dict[str, object] = {
-        "machine": f"{os.cpu_count()} x {platform.machine()}, load {os.getloadavg()[0]:.1f}",
-        "python": platform.python_version(),
-        "empty loop, ns a turn": loop_ns(),
-    }
-    told |= settings
+    told = surroundings() | {"empty loop, ns a turn": loop_ns()} | settings
     for figure in figures:
         promise = f" ({figure.promise})" if figure.promise else ""
         told[f"{figure.name}, {figure.unit}{promise}"] = round(figure.value, 2)

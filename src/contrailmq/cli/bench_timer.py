@@ -22,7 +22,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import platform
 import random
 import struct
 import subprocess
@@ -41,7 +40,7 @@ from contrailmq.broker.delay import DelayService
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.supervision import Service, Supervisor
 from contrailmq.broker.timers import PORTION, TimerService
-from contrailmq.cli.machine import loop_ns
+from contrailmq.cli.machine import loop_ns, surroundings
 from contrailmq.cli.serving import GC_THRESHOLD, settle_memory
 from contrailmq.message import SystemTopic, encode_host, encode_properties, tags_code
 from contrailmq.store import Drive, ManualClock, MessageStore, StoreConfig
@@ -75,9 +74,7 @@ class Settings:
 
 def measure_timer(settings: Settings) -> dict[str, object]:
     """Settings first, then the figures, each under a name that says its unit and what is promised."""
-    told: dict[str, object] = {
-        "machine": f"{os.cpu_count()} x {platform.machine()}, load {os.getloadavg()[0]:.1f}",
-        "python": platform.python_version(),
+    told = surroundings() | {
         "settings": f"body {settings.body_bytes} bytes, ASYNC_FLUSH, timerPrecisionMs {_TICK_MS}",
         "empty loop, ns a turn, before": loop_ns(),
     }

@@ -7,6 +7,8 @@ import platform
 import time
 from pathlib import Path
 
+from contrailmq.store import commit_log
+
 
 def machine(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
     """CPU model, cores and Python. Where the system does not tell the model, its architecture."""
@@ -16,7 +18,21 @@ def machine(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
         lines = []  # not Linux
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     model = next(filter(None, models), "") or platform.processor() or platform.machine()
-    return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    return f"{model}, {os.cpu_count()} cores, {interpreter()}"
+
+
+def interpreter() -> str:
+    """Python and its build, and whether the hot modules are compiled: each of the three is worth a third."""
+    kind = "plain Python" if commit_log.__file__.endswith(".py") else "compiled"
+    return f"Python {platform.python_version()} ({platform.python_build()[1]}), hot modules {kind}"
+
+
+def surroundings() -> dict[str, object]:
+    """What stands first in a table of figures."""
+    return {
+        "machine": f"{os.cpu_count()} x {platform.machine()}, load {os.getloadavg()[0]:.1f}",
+        "python": interpreter(),
+    }
 
 
 def loop_ns() -> float:
