@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 
 import pytest
@@ -38,6 +39,24 @@ async def raising_coroutine(messages: list[StoredMessage]) -> None:
     raise KeyError("broken")
 
 
+async def cancelled(messages: list[StoredMessage]) -> None:
+    """Waits for something that somebody else cancels."""
+    waited_for = asyncio.get_running_loop().create_future()
+    waited_for.cancel()
+    await waited_for
+
+
+async def cancelling_itself(messages: list[StoredMessage]) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+async def exiting_coroutine(messages: list[StoredMessage]) -> None:
+    sys.exit("enough")
+
+
 def explicit(messages: list[StoredMessage]) -> ConsumeOutcome:
     return ConsumeResult.SUCCESS.with_details(acknowledged=1, delay_level=5)
 
@@ -52,12 +71,55 @@ def explicit(messages: list[StoredMessage]) -> ConsumeOutcome:
         (lambda _: ConsumeResult.RETRY, ConsumeResult.RETRY),
         (lambda messages: coroutine(messages), ConsumeResult.SUCCESS),
         (explicit, ConsumeResult.SUCCESS),
+        (cancelled, ConsumeResult.RETRY),
+        (cancelling_itself, ConsumeResult.RETRY),
+        (lambda messages: cancelled(messages), ConsumeResult.RETRY),
+        (exiting_coroutine, ConsumeResult.RETRY),
+        (lambda _: sys.exit("enough"), ConsumeResult.RETRY),
     ],
 )
 def test_nothing_is_success_and_an_exception_is_retry(listener: Listener, result: ConsumeResult) -> None:
     calls = asyncio.run(run_all(listener, 20))
     assert {call.outcome().result for call in calls} == {result}
     assert all(call.was_run for call in calls)
+
+
+@pytest.mark.parametrize("answer", [True, False, 0, "SUCCESS", [ConsumeResult.SUCCESS]])
+def test_an_answer_that_is_none_is_retry_and_the_reason_is_told(answer: object) -> None:
+    (call,) = asyncio.run(run_all(lambda _: answer, 1))  # type: ignore[arg-type,return-value]
+    assert call.outcome().result is ConsumeResult.RETRY
+    assert repr(answer) in str(call.error)
+    assert "ConsumeResult" in str(call.error)
+
+
+def test_a_pool_that_gets_smaller_lets_running_calls_end() -> None:
+    async def run() -> tuple[int, int]:
+        release, begun = asyncio.Event(), 0
+
+        async def listen(messages: list[StoredMessage]) -> None:
+            nonlocal begun
+            begun += 1
+            await release.wait()
+
+        pool = ListenerPool(listen, 3)
+        calls = [asyncio.ensure_future(pool.run([received(n)], lambda: True)) for n in range(6)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        pool.resize(1)
+        release.set()
+        ended = await asyncio.gather(*calls)
+        release.clear()
+        before = begun
+        more = [asyncio.ensure_future(pool.run([received(n)], lambda: True)) for n in range(2)]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        at_a_time = begun - before
+        release.set()
+        await asyncio.gather(*more)
+        assert await pool.close(1.0)
+        return len([call for call in ended if call.was_run and call.error is None]), at_a_time
+
+    assert asyncio.run(asyncio.wait_for(run(), 10)) == (6, 1)
 
 
 def test_no_more_calls_run_at_a_time_than_the_pool_is_large() -> None:

@@ -50,7 +50,7 @@ class ConsumeWatch:
         queue: MessageQueue,
         messages: Sequence[ReceivedMessage],
         outcome: ConsumeOutcome,
-        error: Exception | None,
+        error: BaseException | None,
     ) -> None:
         counts = self.counts.get(queue.topic)
         if counts is None:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from contrailmq.client.errors import ClientConfigError
+from contrailmq.client.errors import ClientConfigError, ClientError
 from contrailmq.client.results import ConsumeOutcome, ConsumeResult
 from contrailmq.client.waiting import set_within
 from contrailmq.message import StoredMessage
@@ -35,7 +35,7 @@ class Call:
     def __init__(self, messages: Sequence[StoredMessage]) -> None:
         self.messages = messages
         self.answer: Answer = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.was_run = False
 
     def is_wanted(self) -> bool:
@@ -46,7 +46,7 @@ class Call:
         """Told afterwards, on the loop, also when it was not wanted."""
 
     def outcome(self) -> ConsumeOutcome:
-        """What the listener said: nothing is success, an exception is retry."""
+        """What the listener said: nothing is success, an exception is retry, and so is what is no answer at all."""
         if self.error is not None:
             return RETRY
         answer = self.answer
@@ -54,7 +54,13 @@ class Call:
             return SUCCESS
         if isinstance(answer, ConsumeOutcome):
             return answer
-        return ConsumeOutcome(answer)
+        if isinstance(answer, ConsumeResult):
+            return ConsumeOutcome(answer)
+        # Neither True nor False may commit: they mean this to one reader and that to another.
+        self.error = ClientError(
+            f"the listener returned {answer!r}, which is taken for RETRY: return None, a ConsumeResult or with_details()"
+        )
+        return RETRY
 
 
 SUCCESS: Final = ConsumeOutcome(ConsumeResult.SUCCESS)
@@ -79,6 +85,7 @@ class ListenerPool:
         self._size = size
         self._running = 0
         self._is_refusing = False
+        self._is_closing = False
         self._idle = asyncio.Event()
         self._idle.set()
         # coroutine listeners
@@ -102,8 +109,7 @@ class ListenerPool:
         if self._is_coroutine:
             while len(self._workers) < size:
                 self._workers.append(self._loop.create_task(self._work(), name="contrailmq-listener"))
-            while len(self._workers) > size:
-                self._workers.pop().cancel()
+            self._arrived.set()  # surplus workers end when their call has ended
             return
         # Threads are started when there is work for them (see `submit`); surplus ones are asked to end.
         while len(self._threads) > size:
@@ -142,10 +148,11 @@ class ListenerPool:
     async def close(self, wait_s: float) -> bool:
         """Wait for running calls, then stop. False when some were still running after `wait_s`."""
         is_idle = await self.wait_idle(wait_s)
-        for worker in self._workers:
+        self._is_closing = True
+        workers, self._workers = self._workers, []
+        for worker in workers:
             worker.cancel()
-        await asyncio.gather(*self._workers, return_exceptions=True)
-        self._workers.clear()
+        await asyncio.gather(*workers, return_exceptions=True)
         threads, self._threads = self._threads, []
         for _ in threads:
             self._calls.put(None)
@@ -161,20 +168,29 @@ class ListenerPool:
 
     # Coroutine listeners.
     async def _work(self) -> None:
-        loop = self._loop
+        loop, worker = self._loop, asyncio.current_task()
+        assert worker is not None
         rested_s = loop.time()
         while True:
-            while not self._waiting:
+            while not self._waiting and len(self._workers) <= self._size:
                 self._arrived.clear()
                 await self._arrived.wait()
                 rested_s = loop.time()
+            if len(self._workers) > self._size:
+                self._workers.remove(worker)
+                return
             call = self._waiting.popleft()
             if not self._is_refusing and call.is_wanted():
                 call.was_run = True
                 try:
                     answer = self._listener(list(call.messages))
                     call.answer = await answer  # type: ignore[misc]  # `is_coroutine_listener` said so
-                except Exception as exc:  # noqa: BLE001 -- user code: any exception means "retry later"
+                except asyncio.CancelledError as exc:
+                    if self._is_closing:
+                        raise
+                    call.error = exc  # the listener's own: what it waited for was cancelled
+                    worker.uncancel()
+                except (Exception, SystemExit) as exc:  # noqa: BLE001 -- user code: any exception means "retry later"
                     call.error = exc
             self._finish(call)
             if loop.time() - rested_s > LISTEN_WITHOUT_PAUSE_S:
@@ -195,7 +211,7 @@ class ListenerPool:
                     if answer is not None and inspect.isawaitable(answer):  # the question alone costs a microsecond
                         answer = asyncio.run_coroutine_threadsafe(_await(answer), self._loop).result()
                     call.answer = answer
-                except Exception as exc:  # noqa: BLE001 -- user code: any exception means "retry later"
+                except BaseException as exc:  # noqa: BLE001 -- user code: whatever it raises means "retry later"
                     call.error = exc
             finished.append(call)
             # The flag is cleared before the deque is emptied, so a call added now is seen by this wakeup or the next.
