@@ -83,7 +83,7 @@ def idempotent(
     return functools.partial(_handle, once, listener)
 
 
-def _handle(once: _Once, listener: Listener, messages: list[StoredMessage]) -> Answer:
+def _handle(once: _Once, listener: Listener, messages: list[StoredMessage]) -> Answer | Awaitable[Answer]:
     batch = once.begin(messages)
     if not batch.fresh:
         return batch.answer_without_call()
@@ -92,7 +92,8 @@ def _handle(once: _Once, listener: Listener, messages: list[StoredMessage]) -> A
     except BaseException:  # a cancellation too: the keys are given back, and it goes on its way
         once.fail(batch)
         raise
-    assert not isinstance(answer, Awaitable)
+    if isinstance(answer, Awaitable):
+        return _end_later(once, batch, answer)
     return once.end(batch, answer)
 
 
@@ -100,9 +101,15 @@ async def _handle_async(once: _Once, listener: Listener, messages: list[StoredMe
     batch = await asyncio.to_thread(once.begin, messages)
     if not batch.fresh:
         return batch.answer_without_call()
+    answer = listener(batch.fresh)
+    assert isinstance(answer, Awaitable)  # `is_coroutine_listener` said so
+    return await _end_later(once, batch, answer)
+
+
+async def _end_later(once: _Once, batch: _Batch, answer: Awaitable[Answer]) -> Answer:
+    """A plain function may give something to wait for, too: the pool awaits it on the loop."""
     try:
-        answer = listener(batch.fresh)
-        result = await answer if isinstance(answer, Awaitable) else answer
+        result = await answer
     except BaseException:  # a cancellation too: the keys are given back, and it goes on its way
         await asyncio.to_thread(once.fail, batch)
         raise
@@ -154,11 +161,12 @@ class _Once:
         self._store.forget(batch.keys)
 
     def end(self, batch: _Batch, answer: Answer) -> Answer:
-        outcome = answer if isinstance(answer, ConsumeOutcome) else ConsumeOutcome(answer or ConsumeResult.SUCCESS)
+        given = ConsumeResult.SUCCESS if answer is None else answer
+        outcome = given if isinstance(given, ConsumeOutcome) else ConsumeOutcome(given)
         if outcome.result not in (ConsumeResult.SUCCESS, ConsumeResult.COMMIT):
-            self.fail(batch)
+            self.fail(batch)  # also when it is no answer at all: the pool says so and retries
             return answer
-        count = len(batch.keys) if outcome.acknowledged is None else outcome.acknowledged
+        count = len(batch.keys) if outcome.acknowledged is None else max(0, outcome.acknowledged)
         self._store.finish(batch.keys[:count])
         self._store.forget(batch.keys[count:])
         if batch.has_taken or count < len(batch.keys):
@@ -215,13 +223,12 @@ class SqliteStore:
     def finish(self, keys: Sequence[str]) -> None:
         until_s = self._clock_s() + self._keep_s
         rows = [(key, self._owner, until_s) for key in keys]
-        with self._lock:
+        with self._lock, self._database:  # a failure rolls back: else no later one could begin
             self._database.execute("BEGIN IMMEDIATE")
             self._database.executemany(
                 "INSERT INTO handled VALUES (?1, 1, ?2, ?3) ON CONFLICT (key) DO UPDATE SET done = 1, until_s = ?3",
                 rows,
             )
-            self._database.execute("COMMIT")
 
     def forget(self, keys: Sequence[str]) -> None:
         with self._lock:

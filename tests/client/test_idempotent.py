@@ -15,6 +15,7 @@ import pytest
 import contrailmq
 from contrailmq import ConsumeFromWhere, ConsumeResult, Message, Producer, PushConsumer, StoredMessage
 from contrailmq.client.errors import ClientConfigError
+from contrailmq.client.listener_pool import ListenerPool
 from contrailmq.idempotence import Claim, IdempotencyStore, RedisStore, SqliteStore
 from contrailmq.testing import LocalCluster
 
@@ -122,17 +123,51 @@ def test_a_key_that_another_member_handles_comes_later(store: IdempotencyStore) 
     assert listen([order("a")]) is ConsumeResult.SUCCESS
 
 
-def test_only_what_was_acknowledged_is_done(store: IdempotencyStore) -> None:
+@pytest.mark.parametrize(("acknowledged", "left"), [(-1, ["a", "b"]), (0, ["a", "b"]), (1, ["b"])])
+def test_only_what_was_acknowledged_is_done(store: IdempotencyStore, acknowledged: int, left: list[str]) -> None:
     seen: list[list[str]] = []
 
     def half(messages: list[StoredMessage]) -> object:
         seen.append([message.keys[0] for message in messages])
-        return ConsumeResult.SUCCESS.with_details(acknowledged=1)
+        return ConsumeResult.SUCCESS.with_details(acknowledged=acknowledged)
 
     listen = contrailmq.idempotent(half, store=store)  # type: ignore[arg-type]
     assert listen([order("a"), order("b")]) is ConsumeResult.RETRY
     listen([order("a"), order("b")])
-    assert seen == [["a", "b"], ["b"]]
+    assert seen == [["a", "b"], left]
+
+
+@pytest.mark.parametrize("answer", [True, False, "SUCCESS"])
+def test_an_answer_that_is_none_is_not_taken_for_success(store: IdempotencyStore, answer: object) -> None:
+    listen = contrailmq.idempotent(lambda _: answer, store=store)  # type: ignore[arg-type,return-value]
+    assert listen([order("a")]) is answer  # the pool says what is wrong with it
+    assert store.claim("a") is Claim.MINE
+
+
+def test_a_function_may_return_a_coroutine(store: IdempotencyStore) -> None:
+    seen: list[str] = []
+
+    async def handle(messages: list[StoredMessage]) -> None:
+        seen.extend(message.keys[0] for message in messages)
+        if len(seen) == 1:
+            raise ValueError("broken")
+
+    async def run() -> None:
+        pool = ListenerPool(contrailmq.idempotent(lambda messages: handle(messages), store=store), 1)
+        results = [(await pool.run([order("a")], lambda: True)).outcome().result for _ in range(3)]
+        assert results == [ConsumeResult.RETRY, ConsumeResult.SUCCESS, ConsumeResult.SUCCESS]
+        await pool.close(1.0)
+
+    asyncio.run(run())
+    assert seen == ["a", "a"]
+
+
+def test_a_write_that_failed_does_not_stop_the_next_one(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "seen.sqlite")
+    with pytest.raises(UnicodeEncodeError):
+        store.finish(["a", "\udc80"])
+    store.finish(["b"])
+    assert [store.claim("a"), store.claim("b")] == [Claim.MINE, Claim.DONE]
 
 
 def test_keys_come_from_a_function_a_property_or_the_message(tmp_path: Path) -> None:
