@@ -58,6 +58,16 @@ class FakePeer:
         """Until it was asked, since the start or since `hang_up`."""
         await self._arrivals[code].wait()
 
+    def tell(self, code: RequestCode, ext: dict[str, str], body: bytes = b"") -> None:
+        """A request of its own that wants no answer, to every client."""
+        for connection in self._server.connections:
+            connection.oneway(code, ext, body)
+
+    async def ask(self, code: RequestCode, ext: dict[str, str], body: bytes = b"") -> Command:
+        """A request of its own, to the one client there is."""
+        (connection,) = self._server.connections
+        return await connection.invoke(code, ext, body)
+
     def hang_up(self) -> None:
         """End every connection, as a restart does, and forget who asked what before."""
         for connection in list(self._server.connections):

@@ -6,6 +6,7 @@ import enum
 from typing import NamedTuple
 
 from contrailmq.client.admin_topics import AdminTopics
+from contrailmq.client.answers import number
 from contrailmq.client.errors import ClientError
 from contrailmq.message import ContrailError, MessageQueue, check_group
 from contrailmq.wire.admin_bodies import (
@@ -174,7 +175,7 @@ class AdminGroups(AdminTopics):
             ext,
             accept=(ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND),
         )
-        return int(answer.ext["offset"]) if answer.code == ResponseCode.SUCCESS else -1
+        return number(answer.ext, "offset") if answer.code == ResponseCode.SUCCESS else -1
 
     async def set_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Store an offset. Members that run do not notice: use `reset_offsets` for them."""

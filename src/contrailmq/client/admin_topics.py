@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from contrailmq.client.admin_session import AdminSession
+from contrailmq.client.answers import number
 from contrailmq.client.routes import subscribe_queues
 from contrailmq.message import MessageQueue, check_topic
 from contrailmq.wire.admin_bodies import GroupList, TopicOffset, TopicStatsTable
@@ -149,4 +150,4 @@ class AdminTopics(AdminSession):
         if timestamp is not None:
             ext["timestamp"] = timestamp
         answer = await self._ask(await self._queue_master(queue), code, ext)
-        return int(answer.ext[field])
+        return number(answer.ext, field)

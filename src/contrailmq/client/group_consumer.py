@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Final, Self
 
+from contrailmq.client.answers import number
 from contrailmq.client.errors import ClientConfigError
 from contrailmq.client.instance import ClientInstance
 from contrailmq.client.life import Life, State
@@ -331,7 +332,7 @@ class GroupConsumer(ABC):
             **more,
         }
         answer = await instance.call(address, code, ext)
-        return int(answer.ext["offset"])
+        return number(answer.ext, "offset")
 
     async def _persist_loop(self) -> None:
         while True:

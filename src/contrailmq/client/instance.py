@@ -25,7 +25,7 @@ from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.routes import MASTER_ID, TopicRoute, default_topic_route, parse_route, read_address
 from contrailmq.client.server_requests import register_handlers
 from contrailmq.client.settings import ClientOptions
-from contrailmq.client.waiting import set_within
+from contrailmq.client.waiting import is_being_cancelled, set_within
 from contrailmq.message import ContrailError, MessageQueue, StoredMessage
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from contrailmq.wire.bodies import ConsumerData, HeartbeatData, ProducerData, encode_body
@@ -234,7 +234,7 @@ class ClientInstance:
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
-            if not call.cancelled() or _is_being_cancelled():
+            if not call.cancelled() or is_being_cancelled():
                 raise
             raise ClientStateError(f"the client was shut down while the route of {topic!r} was asked for") from None
 
@@ -356,16 +356,6 @@ class ClientInstance:
             await set_within(self._heartbeat_wanted, self.options.heartbeat_interval_s)
             self._heartbeat_wanted.clear()
             await self.send_heartbeats()
-
-
-def _is_being_cancelled() -> bool:
-    """Whether somebody cancelled the current task itself, not only what it waits for.
-
-    At shutdown both happen at once. A background loop that heard of the second only would take it for one more failure
-    and go on, and `release` would wait for it for ever.
-    """
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 _Key = tuple[asyncio.AbstractEventLoop, str, str]

@@ -49,7 +49,7 @@ class Call:
         """What the listener said: nothing is success, an exception is retry, and so is what is no answer at all."""
         if self.error is not None:
             return RETRY
-        answer = self.answer
+        answer: object = self.answer  # what it is said to be, or anything: nobody checks user code
         if answer is None:
             return SUCCESS
         if isinstance(answer, ConsumeOutcome):
@@ -58,7 +58,7 @@ class Call:
             return ConsumeOutcome(answer)
         # Neither True nor False may commit: they mean this to one reader and that to another.
         self.error = ClientError(
-            f"the listener returned {answer!r}, which is taken for RETRY: return None, a ConsumeResult or with_details()"
+            f"the listener returned {answer!r}, which is taken for RETRY: return None, or a ConsumeResult"
         )
         return RETRY
 

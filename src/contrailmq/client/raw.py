@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Self
 
+from contrailmq.client.answers import number
 from contrailmq.client.batch import pack_batch
 from contrailmq.client.errors import BrokerNotFoundError, NoNameServerError, NoRouteError
 from contrailmq.client.name_servers import parse_addresses
@@ -274,7 +275,7 @@ class QueueReader:
         status = _PULL_STATUS.get(answer.code)
         if status is None:
             raise ResponseError(answer.code, answer.remark, request_code=code, address=address)
-        low, high, following = (_number(answer, name) for name in ("minOffset", "maxOffset", "nextBeginOffset"))
+        low, high, following = (number(answer.ext, name) for name in ("minOffset", "maxOffset", "nextBeginOffset"))
         return RawPull(status, following, low, high, answer.body)
 
     def min_offset(self, queue: MessageQueue) -> int:
@@ -295,7 +296,7 @@ class QueueReader:
         answer = self._invoke(address, RequestCode.QUERY_CONSUMER_OFFSET, ext)
         if answer.code == ResponseCode.QUERY_NOT_FOUND:
             return NO_OFFSET
-        return _number(_checked(answer, RequestCode.QUERY_CONSUMER_OFFSET, address), "offset")
+        return number(_checked(answer, RequestCode.QUERY_CONSUMER_OFFSET, address).ext, "offset")
 
     def update_consumer_offset(self, queue: MessageQueue, offset: int, group: str | None = None) -> None:
         ext = {**_queue_ext(queue), "consumerGroup": group or self.group, "commitOffset": offset}
@@ -341,12 +342,12 @@ class QueueReader:
         if answer.code not in _STORED:
             raise ResponseError(answer.code, answer.remark, request_code=code, address=posted.address)
         ids = answer.ext.get("msgId", "").split(",")
-        queue = posted.queue._replace(queue_id=_number(answer, "queueId"))
-        return RawSent(queue, _number(answer, "queueOffset"), ids)
+        queue = posted.queue._replace(queue_id=number(answer.ext, "queueId"))
+        return RawSent(queue, number(answer.ext, "queueOffset"), ids)
 
     # Requests.
     def _offset(self, queue: MessageQueue, code: RequestCode, **more: int) -> int:
-        return _number(self._call(self._reader_address(queue), code, {**_queue_ext(queue), **more}), "offset")
+        return number(self._call(self._reader_address(queue), code, {**_queue_ext(queue), **more}).ext, "offset")
 
     def _call(self, address: str, code: RequestCode, ext: Mapping[str, ExtValue]) -> Command:
         return _checked(self._invoke(address, code, ext), code, address)
@@ -421,10 +422,3 @@ def _checked(answer: Command, code: RequestCode, address: str) -> Command:
     if answer.code != ResponseCode.SUCCESS:
         raise ResponseError(answer.code, answer.remark, request_code=code, address=address)
     return answer
-
-
-def _number(answer: Command, name: str) -> int:
-    try:
-        return int(answer.ext[name])
-    except (KeyError, ValueError) as exc:
-        raise RemoteProtocolError(f"the answer lacks or garbles {name}: {answer.ext}", field=name) from exc

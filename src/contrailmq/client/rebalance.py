@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from contrailmq.client.errors import ClientConfigError
-from contrailmq.message import MessageQueue
+from contrailmq.message import ContrailError, MessageQueue
 
 VIRTUAL_NODES_PER_CLIENT: Final = 10  # the Java client's default; all members must use the same number
 
@@ -46,7 +46,16 @@ def allocate(
         raise ClientConfigError(f"rebalance needs queues and client ids: got {len(queues)} and {len(client_ids)}")
     if client_id not in client_ids:
         return []
-    return strategy.allocate(client_id, sorted(queues), sorted(client_ids))
+    try:
+        share = list(strategy.allocate(client_id, sorted(queues), sorted(client_ids)))
+    except ContrailError:
+        raise
+    except Exception as exc:  # the application's own strategy: the queues stay as they are
+        raise ClientConfigError(f"strategy {strategy!r} raised {exc!r}: mend it, all members need its answer") from exc
+    wrong = [queue for queue in share if not isinstance(queue, MessageQueue)]
+    if wrong:
+        raise ClientConfigError(f"strategy {strategy!r} gave {wrong[0]!r}: a share is a list of MessageQueue")
+    return share
 
 
 class AverageStrategy:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
+from contrailmq.client.answers import number
 from contrailmq.client.instance import ClientInstance
 from contrailmq.client.offset_store import NO_OFFSET, OffsetTable
 from contrailmq.message import ContrailError, MessageQueue
@@ -38,7 +39,7 @@ class RemoteOffsetStore:
             timeout_s=OFFSET_TIMEOUT_S,
             accept=(ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND),
         )
-        return int(answer.ext["offset"]) if answer.code == ResponseCode.SUCCESS else NO_OFFSET
+        return number(answer.ext, "offset") if answer.code == ResponseCode.SUCCESS else NO_OFFSET
 
     async def persist(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         """Write what is known, all at once; failures are logged and returned, for the next round to try again."""

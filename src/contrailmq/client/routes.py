@@ -13,6 +13,7 @@ from typing import Final
 
 from contrailmq.message import MessageQueue
 from contrailmq.wire.bodies import TopicRouteData, decode_body
+from contrailmq.wire.errors import RemoteProtocolError
 
 MASTER_ID: Final = 0
 PERMISSION_READ: Final = 4
@@ -73,6 +74,10 @@ def publish_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
         queues = []
         for part in route.order_conf.split(";"):
             name, _, count = part.partition(":")
+            if count and not count.strip().isdecimal():
+                raise RemoteProtocolError(
+                    f"the order configuration of topic {topic!r} is {route.order_conf!r}: it must be broker:queues;..."
+                )
             queues += [MessageQueue(topic, name, queue_id) for queue_id in range(int(count or 0))]
         return queues
     queues = []

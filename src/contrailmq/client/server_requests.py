@@ -98,7 +98,11 @@ class _Handlers:
             return _unknown_group(command)
         message = messages[0]
         message.broker_name = command.ext.get("brokerName", "")
-        return encode_response(command, body=encode_body(await consumer.consume_directly(message)))
+        try:
+            result = await consumer.consume_directly(message)
+        except ClientError as exc:  # no listener: whoever asked shall not wait for an answer in vain
+            return encode_response(command, ResponseCode.SYSTEM_ERROR, remark=str(exc))
+        return encode_response(command, body=encode_body(result))
 
     def push_reply(self, connection: Connection, command: Command) -> bytes:
         reply = _reply_message(command)

@@ -20,12 +20,14 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Unpack
 
+from contrailmq.client.answers import number
 from contrailmq.client.producer import Producer
 from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import SendResult, SendStatus, TransactionResult, TransactionState
 from contrailmq.client.sending import Sender
 from contrailmq.client.settings import ProducerSettings
 from contrailmq.client.trace import MessageType, TracedMessage, end_transaction_record
+from contrailmq.client.waiting import is_being_cancelled
 from contrailmq.message import ContrailError, Message, Property, StoredMessage, SystemTopic, parse_offset_message_id
 from contrailmq.wire.codes import RequestCode
 
@@ -87,9 +89,9 @@ class TransactionProducer(Producer):
                 worker.cancel()
             await asyncio.gather(*self._workers, return_exceptions=True)
         await super().shutdown()
-        if self._threads is not None:
-            self._threads.shutdown(wait=True, cancel_futures=True)
-            self._threads = None
+        threads, self._threads = self._threads, None
+        if threads is not None:  # not on the loop: an `execute` that runs may need it for calls of its own
+            await asyncio.to_thread(threads.shutdown, wait=True, cancel_futures=True)
 
     async def send_in_transaction(
         self, message: Message, arg: object = None, *, timeout: float | None = None
@@ -142,7 +144,8 @@ class TransactionProducer(Producer):
         what: str,
         context: SendResult | StoredMessage,
     ) -> tuple[TransactionState, str]:
-        assert self._threads is not None
+        if self._threads is None:
+            return TransactionState.UNKNOWN, "the producer was shut down before the transaction was decided"
         try:
             if inspect.iscoroutinefunction(call.func):
                 answer = call()
@@ -150,7 +153,9 @@ class TransactionProducer(Producer):
                 answer = await asyncio.get_running_loop().run_in_executor(self._threads, call)
             if inspect.isawaitable(answer):
                 answer = await answer
-        except Exception as exc:  # noqa: BLE001 -- user code: whatever it raises means that the outcome is unknown
+        except (Exception, asyncio.CancelledError) as exc:
+            if is_being_cancelled():
+                raise  # not what `execute` or `check` waited for: the caller, or shutdown
             _log.warning("%s raised for %s: %r", what, context.message_id, exc)
             return TransactionState.UNKNOWN, f"{what} raised: {exc!r}"
         if isinstance(answer, TransactionState):
@@ -169,17 +174,17 @@ class TransactionProducer(Producer):
         while True:
             message, ext, address = await self._checks.get()
             state, remark = await self._decide(functools.partial(self._check, message), "check", message)
-            answer = self._end_ext(
-                message.topic,
-                state,
-                table_offset=int(ext["tranStateTableOffset"]),
-                physical_offset=int(ext["commitLogOffset"]),
-                message_id=ext.get("msgId") or message.message_id,
-                transaction_id=ext.get("transactionId") or message.message_id,
-                is_from_check=True,
-                broker_name=ext.get("bname", ""),
-            )
             try:
+                answer = self._end_ext(
+                    message.topic,
+                    state,
+                    table_offset=number(ext, "tranStateTableOffset"),
+                    physical_offset=number(ext, "commitLogOffset"),
+                    message_id=ext.get("msgId") or message.message_id,
+                    transaction_id=ext.get("transactionId") or message.message_id,
+                    is_from_check=True,
+                    broker_name=ext.get("bname", ""),
+                )
                 remoting = self._running().instance.remoting
                 await remoting.oneway(address, RequestCode.END_TRANSACTION, answer, remark=remark or None)
             except ContrailError as exc:

@@ -1,4 +1,4 @@
-"""Waiting for an event with a bound.
+"""Waiting for an event with a bound, and who is told to stop waiting.
 
 Not `asyncio.wait_for`: on Python 3.11 it can swallow a cancellation that arrives together with the event, and a
 background loop that was told to stop would go on for ever.
@@ -17,3 +17,13 @@ async def set_within(event: asyncio.Event, seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def is_being_cancelled() -> bool:
+    """Whether somebody cancelled the current task itself, not only what it waits for.
+
+    At shutdown both happen at once. A background loop that heard of the second only would take it for one more failure
+    and go on, and `release` would wait for it for ever.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
