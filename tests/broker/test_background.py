@@ -36,6 +36,7 @@ class NameServers(RemotingClient):
         self.refusing: set[str] = set()
         self.order_topics: dict[str, str] = {}
         self.master = ""
+        self.masters: dict[str, str] = {}  # what single ones answer
 
     async def invoke(
         self, address: str, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
@@ -43,7 +44,8 @@ class NameServers(RemotingClient):
         if address in self.gone:
             raise ConnectError(address, "refused")
         self.told.append((address, code, to_ext(ext or {}), body))
-        answer_ext = {"masterAddr": self.master, "haServerAddr": "h:1"} if self.master else None
+        master = self.masters.get(address, self.master)
+        answer_ext = {"masterAddr": master, "haServerAddr": "h:1"} if master else None
         answer_body = encode_body(KVTable(table=self.order_topics)) if self.order_topics else b""
         frame = encode_response(Command(), 1 if address in self.refusing else 0, answer_ext, answer_body)
         return FrameParser().feed(frame)[0]
@@ -102,12 +104,30 @@ def test_the_answer_tells_ordered_topics_and_a_slave_its_master(bench: Bench, se
     servers.master = "10.0.0.1:10911"
     found: list[tuple[str, str]] = []
     told = registration(bench, servers)
-    told._master_found = lambda address, ha_address: found.append((address, ha_address))
+    told.follow(lambda address, ha_address: found.append((address, ha_address)))
     bench.run(told.register_all())
     topic = bench.node.topics.get("T")
     assert topic is not None
     assert topic.order
-    assert found[0] == ("10.0.0.1:10911", "h:1")
+    assert found == [("10.0.0.1:10911", "h:1")]
+
+
+def test_the_master_is_the_one_that_the_first_name_server_with_one_tells_and_gone_when_all_say_so(
+    bench: Bench, servers: NameServers
+) -> None:
+    found: list[str] = []
+    told = registration(bench, servers)
+    told.follow(lambda address, ha_address: found.append(address))
+    servers.masters = {"a:1": "", "b:2": "10.0.0.1:1"}
+    bench.run(told.register_all())
+    servers.masters = {"a:1": "10.0.0.2:1", "b:2": "10.0.0.1:1"}
+    bench.run(told.register_all())
+    servers.masters = {}
+    bench.run(told.register_all())
+    servers.gone.add("a:1")
+    servers.refusing.add("b:2")
+    bench.run(told.register_all())  # nobody says anything
+    assert found == ["10.0.0.1:1", "10.0.0.2:1", ""]
 
 
 def test_a_broker_that_may_not_be_written_registers_its_topics_so(bench: Bench, servers: NameServers) -> None:

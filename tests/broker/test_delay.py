@@ -14,7 +14,8 @@ import pytest
 import golden_stores
 from at_once import Later
 from broker.harness import MIB, ROUNDS, AtOnce, Bench
-from contrailmq.broker.delay import DelayService
+from contrailmq.broker import config_files
+from contrailmq.broker.delay import FILE_NAME, DelayService
 from contrailmq.message import Property, StoredMessage, SystemTopic
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.store.status import AppendResult, GetResult, PutStatus
@@ -331,7 +332,9 @@ def test_a_slave_follows_its_masters_offsets_and_goes_on_from_them(tmp_path: Pat
             bench.send("T", b"%d" % number, properties={"DELAY": "1", "UNIQ_KEY": f"K{number}"})
     master.run_ms(12_000)
     slave.store.config = slave.store.config.replaced(broker_role="SLAVE")
-    slave.delay.follow(master.ask(45).body.decode())
+    assert slave.delay.follow(master.ask(45).body.decode())
+    assert not slave.delay.follow(master.ask(45).body.decode())
+    config_files.save(slave.node.config_path / FILE_NAME, slave.delay.text())
     slave.run_ms(12_000)
     slave.delay.stop()
     assert slave.messages() == []

@@ -39,6 +39,11 @@ class DataVersion:
         self.timestamp = now_ms
         self.counter += 1
 
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """To compare: all three decide, as in the reference (DataVersion.equals)."""
+        return self.counter, self.state_version, self.timestamp
+
     def to_json(self) -> Json:
         return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp}
 

@@ -69,6 +69,7 @@ class DelayService:
         self._path = node.config_path / FILE_NAME
         self._version = DataVersion(timestamp=node.now_ms())
         self._saved: dict[int, int] = {}
+        self._saved_text = ""
         self._saved_ms = node.now_ms()
         self.levels = DelayLevels(node.store.config.message_delay_level)
         self.offsets: dict[int, int] = {}
@@ -100,7 +101,10 @@ class DelayService:
     # --- life
 
     def start(self) -> None:
-        """Go on where an earlier run stopped, within what the queues still hold."""
+        """Go on where an earlier run stopped, within what the queues still hold.
+
+        A slave's offsets stay its master's: they may be ahead of its queues.
+        """
         data = config_files.load(self._path) or {}
         self._version.read(data.get("dataVersion"))
         table = data.get("offsetTable")
@@ -109,9 +113,10 @@ class DelayService:
         for topic, queue_id in self._store.queues():
             if topic == SystemTopic.SCHEDULE:
                 self.offsets.setdefault(queue_id + 1, 0)
-        for level, offset in self.offsets.items():
-            self.offsets[level] = self._within_queue(level, offset)
-        self._saved = dict(self.offsets)
+        if not self._node.is_slave:
+            for level, offset in self.offsets.items():
+                self.offsets[level] = self._within_queue(level, offset)
+        self._note_saved(dict(self.offsets), self.text())
 
     def stop(self) -> None:
         self._job.wait()
@@ -161,17 +166,26 @@ class DelayService:
 
     def all_offsets(self, connection: Peer, command: Command) -> bytes | None:
         """GET_ALL_DELAY_OFFSET (45): what was saved last, so that no slave counts copies that it may not have yet."""
-        return success(command, None, self._text(self._saved).encode())
+        return success(command, None, self._saved_text.encode())
 
-    def follow(self, text: str) -> None:
-        """A slave takes over its master's offsets, for the day it is a master itself. ValueError: not readable."""
+    def follow(self, text: str) -> bool:
+        """A slave takes over its master's offsets, for the day it is a master itself; False when it has them.
+
+        ValueError: not readable. The caller saves `text()`.
+        """
         data = config_files.parse(text)
         table = data.get("offsetTable")
         if not isinstance(table, dict):
             raise ValueError("delay offsets without an offsetTable")
-        self._version.read(data.get("dataVersion"))
-        self.offsets = {int(level): int(offset) for level, offset in table.items()}
-        config_files.save(self._path, text)
+        offsets = {int(level): int(offset) for level, offset in table.items()}
+        version = DataVersion(timestamp=0)
+        version.read(data.get("dataVersion"))
+        if offsets == self.offsets and version.parts == self._version.parts:
+            return False
+        self._version = version
+        self.offsets = offsets
+        self._note_saved(dict(offsets), self.text())
+        return True
 
     # --- delivering
 
@@ -326,16 +340,19 @@ class DelayService:
             return
         self._saved_ms = now_ms
         if self.offsets != self._saved:
-            log_end, text = self._store.log_max_offset, self._snapshot()
-            self._job.start(lambda: self._save(log_end, text))
+            log_end, offsets, text = self._store.log_max_offset, dict(self.offsets), self._snapshot()
+            self._job.start(lambda: self._save(log_end, text), lambda: self._note_saved(offsets, text))
+
+    def _note_saved(self, offsets: dict[int, int], text: str) -> None:
+        self._saved, self._saved_text = offsets, text
 
     def _snapshot(self) -> str:
-        self._saved = dict(self.offsets)
         self._version.advance(self._node.now_ms())
-        return self._text(self._saved)
+        return self.text()
 
-    def _text(self, offsets: dict[int, int]) -> str:
-        table = {str(level): offset for level, offset in sorted(offsets.items())}
+    def text(self) -> str:
+        """The file as of now. Whoever delivers makes the copies durable before it is saved."""
+        table = {str(level): offset for level, offset in sorted(self.offsets.items())}
         return config_files.pretty({"dataVersion": self._version.to_json(), "offsetTable": table})
 
     def _save(self, log_end: int, text: str) -> None:

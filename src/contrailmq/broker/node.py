@@ -19,6 +19,7 @@ from contrailmq.broker import config_files
 from contrailmq.broker.config import BrokerConfig
 from contrailmq.broker.connections import ClientTable
 from contrailmq.broker.groups import Group, GroupTable
+from contrailmq.broker.handlers import Refused
 from contrailmq.broker.hooks import Hooks
 from contrailmq.broker.incoming import IncomingMessage, Rewrite
 from contrailmq.broker.long_polling import HeldPulls
@@ -32,6 +33,7 @@ from contrailmq.store.clock import Clock
 from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.store.message_store import MessageStore
 from contrailmq.store.status import AppendResult, Arrival
+from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
 
@@ -162,6 +164,15 @@ class BrokerNode:
         self.when_registered(reply)
         is_early = False
         return answered[0] if answered else None
+
+    def refuse_on_slave(self) -> None:
+        """Topics and groups of a slave are its master's: a change here would be gone with the next copy of them."""
+        if self.is_slave:
+            raise Refused(
+                ResponseCode.SYSTEM_ERROR,
+                f"Can't modify topic or subscription group from slave broker, please execute it from master broker: "
+                f"{self.config.broker_name} has brokerId {self.config.broker_id} here, its master has 0",
+            )
 
     # --- putting
 

@@ -143,6 +143,17 @@ class OffsetTable:
         self._pull_offsets = _from_json(data.get("pullOffsetTable"))
         self.version.read(data.get("dataVersion"))
 
+    def take_over(self, other: OffsetTable) -> bool:
+        """A slave's table becomes its master's, also where a group is gone; False when it is that already.
+
+        The values are compared: the version moves only with every 500th commit.
+        """
+        is_same = self._offsets == other._offsets and self._pull_offsets == other._pull_offsets
+        if is_same and self.version.parts == other.version.parts:
+            return False
+        self._offsets, self._pull_offsets, self.version = other._offsets, other._pull_offsets, other.version
+        return True
+
     def _remove(self, is_gone: Callable[[str], bool]) -> None:
         for table in (self._offsets, self._pull_offsets, self._resets):
             for key in [key for key in table if is_gone(key)]:

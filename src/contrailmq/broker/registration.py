@@ -4,7 +4,8 @@ At the start, every 30 s, and at once when a topic changes: whoever made a topic
 for, as in the reference. The whole table is sent each time (a NameServer refuses a
 first registration with a single topic, and a full one is never wrong). NameServers that cannot be reached are logged
 when they go and when they come back, and never delay the others. What they answer tells ordered topics, and tells a
-slave its master.
+slave its master: the first one, in the order of namesrvAddr, that knows a master is believed. Those that know none say
+that it is gone only when they all do; those that do not answer say nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ANSWER_WAIT_S: Final = 1.0  # how long a request that made a topic may wait for 
 
 
 class Registration:
-    """Owner: BrokerServer. `master_found(address, ha_address)` is called with what NameServers tell a slave."""
+    """Owner: BrokerServer."""
 
     def __init__(
         self,
@@ -48,15 +49,18 @@ class Registration:
         client: RemotingClient,
         *,
         ha_address: str,
-        master_found: Callable[[str, str], None] | None = None,
     ) -> None:
         self._node = node
         self._client = client
         self._ha_address = ha_address
-        self._master_found = master_found
+        self._master_told: Callable[[str, str], None] | None = None
         self._reachable: dict[str, bool] = {}
         self._is_due = asyncio.Event()
         self._waiting: list[Callable[[], None]] = []
+
+    def follow(self, master_told: Callable[[str, str], None]) -> None:
+        """Call with (address, HA address) of the master after each registration; both empty when none is known."""
+        self._master_told = master_told
 
     @property
     def period_s(self) -> float:
@@ -116,7 +120,11 @@ class Registration:
             return 0
         body = self.body()
         results = await asyncio.gather(*(self._register(address, body) for address in addresses))
-        return sum(results)
+        answers = [answer for answer in results if answer is not None]
+        if answers and self._master_told is not None:
+            masters = [(answer.master_addr, answer.ha_server_addr or "") for answer in answers if answer.master_addr]
+            self._master_told(*(masters[0] if masters else ("", "")))
+        return len(answers)
 
     async def unregister_all(self) -> None:
         await asyncio.gather(*(self._unregister(address) for address in self._node.config.namesrv_addresses))
@@ -152,7 +160,8 @@ class Registration:
         )
         return encode_body(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper))
 
-    async def _register(self, address: str, body: bytes) -> bool:
+    async def _register(self, address: str, body: bytes) -> RegisterBrokerResponse | None:
+        """What the NameServer answers; None when it did not take it."""
         config = self._node.config
         header = RegisterBroker(
             broker_name=config.broker_name,
@@ -169,18 +178,17 @@ class Registration:
             )
         except WireError as exc:
             self._note(address, is_reachable=False, why=str(exc))
-            return False
+            return None
         if answer.code != ResponseCode.SUCCESS:
             self._note(address, is_reachable=False, why=f"it answered {answer.code}: {answer.remark or 'no reason'}")
-            return False
+            return None
         self._note(address, is_reachable=True, why="")
-        self._learn(answer.header(RegisterBrokerResponse), answer.body)
-        return True
+        self._learn_order(answer.body)
+        return answer.header(RegisterBrokerResponse)
 
-    def _learn(self, header: RegisterBrokerResponse, body: bytes) -> None:
-        if self._master_found is not None and header.master_addr:
-            self._master_found(header.master_addr, header.ha_server_addr or "")
-        if body:
+    def _learn_order(self, body: bytes) -> None:
+        """Which topics are ordered; a slave has that from its master."""
+        if body and not self._node.is_slave:
             try:
                 self._node.topics.set_order_topics(decode_body(body, KVTable).table)
             except WireError as exc:

@@ -35,6 +35,7 @@ from contrailmq.broker.registration import Registration
 from contrailmq.broker.reply import ReplyProcessor
 from contrailmq.broker.retry import RetryProcessor
 from contrailmq.broker.send import SendProcessor
+from contrailmq.broker.slave_sync import SlaveSync
 from contrailmq.broker.supervision import Service, Supervisor
 from contrailmq.broker.timers import TimerService
 from contrailmq.broker.transactions import METRICS_FILE, TransactionService
@@ -108,6 +109,7 @@ class BrokerServer:
         loop = asyncio.get_running_loop()
         self._load_changed_settings()
         self.config.check()
+        self._check_role()
         await loop.run_in_executor(None, self.store.open)
         try:
             self._build(loop)
@@ -208,6 +210,15 @@ class BrokerServer:
         except (SettingsError, BrokerConfigError, StoreConfigError) as exc:
             raise ConfigFileError(f"{path}: {exc}; mend or remove the file") from exc
 
+    def _check_role(self) -> None:
+        """brokerRole decides, as in RocketMQ: a slave has an id of its own, and a master is always 0."""
+        config, is_slave = self.config, self.store.config.is_slave
+        if is_slave and config.broker_id == 0:
+            raise BrokerConfigError("brokerId", 0, "brokerRole=SLAVE needs an id above 0: 0 is the master's")
+        if not is_slave and config.broker_id != 0:
+            log.warning("brokerId=%d is taken as 0: brokerRole says that this is a master", config.broker_id)
+            config.broker_id = 0
+
     def _build(self, loop: asyncio.AbstractEventLoop) -> None:
         config = self.config
         advertised = advertised_address(
@@ -232,6 +243,7 @@ class BrokerServer:
         self.registration = Registration(
             node, self._client, ha_address=f"{config.broker_ip2 or advertised.ip}:{self.store.config.ha_listen_port}"
         )
+        self.slave_sync: SlaveSync | None = None
         node.when_registered = self.registration.when_registered
         node.topics.listen(lambda topic: self._topics_changed())
         node.groups.listen(lambda: self._mark("subscriptionGroup.json"))
@@ -267,6 +279,16 @@ class BrokerServer:
         self.delay.register(handlers)
         self.timers = TimerService(node, self._table_worker, self._cold_readers)
         self.timers.register(handlers)
+        if node.is_slave:
+            self.slave_sync = SlaveSync(
+                node,
+                self._client,
+                self.saver,
+                self.delay,
+                self.timers,
+                look_again=self.registration.register_soon,
+            )
+            self.registration.follow(self.slave_sync.master_told)
         node.rewrites += (self.transactions.rewrite, self.delay.rewrite, self.timers.rewrite)
         self.runtime.figures += (self.delay.figures, self.timers.figures, self.transactions.figures)
 
@@ -314,6 +336,8 @@ class BrokerServer:
         keep.every("statistics", SAMPLE_MS, lambda: node.statistics.tick(node.now_ms()))
         keep.watch("offset saver", self._save_offsets)
         keep.watch("table saver", self._save_tables)
+        if self.slave_sync is not None:
+            keep.watch("copy of the master's tables", self.slave_sync.run)
         if self.config.namesrv_addresses:
             keep.watch("registration", self.registration.run)
             keep.watch("NameServer connections", self.registration.keep_connected)

@@ -27,7 +27,15 @@ from contrailmq.broker.worker_job import WorkerJob
 from contrailmq.message import RETRY_PREFIX, Property, SysFlag, SystemTopic, encode_host
 from contrailmq.store.errors import StoreError, StoreIOError
 from contrailmq.store.status import PutStatus
-from contrailmq.store.timer import TimerRefusal, TimerStore, admit, encode_checkpoint, wants_timer
+from contrailmq.store.timer import (
+    TimerRefusal,
+    TimerStore,
+    TopicCounts,
+    admit,
+    decode_checkpoint,
+    encode_checkpoint,
+    wants_timer,
+)
 from contrailmq.store.timer.timer_store import FlushPlan
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
@@ -42,6 +50,7 @@ READING_MS: Final = 2  # how soon to look again while a worker reads
 POLL_MS: Final = 100  # how often the timer topic is looked at
 RECALL_TAG: Final = "_RECALL_TAG_"
 CHECKPOINT_BYTES: Final = 56  # what a slave is sent: the file without its padding
+OLD_CHECKPOINT_BYTES: Final = 32  # of a master that has no data version in it
 FIGURES_MS: Final = 1000
 STANDSTILL_MS: Final = 1000  # between tries while the disk takes nothing
 
@@ -193,15 +202,36 @@ class TimerService:
             )
         return handle
 
-    # --- what a slave asks
+    # --- master and slave
 
     def checkpoint(self, connection: Peer, command: Command) -> bytes | None:
         """GET_TIMER_CHECK_POINT (60)."""
+        self._check_enabled()
         return success(command, None, encode_checkpoint(self.timer.saved_checkpoint)[:CHECKPOINT_BYTES])
 
     def metrics(self, connection: Peer, command: Command) -> bytes | None:
         """GET_TIMER_METRICS (61)."""
+        self._check_enabled()
         return success(command, None, self.timer.metrics.to_json().encode())
+
+    def _check_enabled(self) -> None:
+        """Where no wheel turns, zeros would tell a slave that nothing was ever delivered."""
+        if not self._config.timer_wheel_enable:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "this broker has no timers: timerWheelEnable=false")
+
+    def follow(self, checkpoint: bytes) -> None:
+        """A slave learns how far its master has come. ValueError: not a checkpoint."""
+        if len(checkpoint) not in (OLD_CHECKPOINT_BYTES, CHECKPOINT_BYTES):
+            raise ValueError(f"a timer checkpoint of {len(checkpoint)} bytes: {CHECKPOINT_BYTES} are needed")
+        if self._is_running:
+            self.timer.follow(decode_checkpoint(checkpoint.ljust(CHECKPOINT_BYTES, b"\0")))
+
+    def follow_metrics(self, text: bytes) -> None:
+        """A slave takes its master's figures; they are saved with the next flush. ValueError: not readable."""
+        metrics = TopicCounts("timingCount")
+        metrics.read_json(text.decode())
+        if self._is_running:
+            self.timer.follow_metrics(metrics)
 
     # --- life
 
@@ -209,7 +239,7 @@ class TimerService:
         if self._config.timer_wheel_enable:
             found = self.timer.open(self._node.now_ms())
             self._is_running = True
-            self._is_recount_due = found.replayed_units > 0 or found.is_rebuilt
+            self._is_recount_due = found.replayed_units > 0 or found.is_rebuilt or found.retake_until > 0
             log.info(
                 "timers go on from %d, at offset %d of the timer topic; %d units were replayed",
                 found.read_time_ms,
@@ -278,7 +308,9 @@ class TimerService:
     # --- figures
 
     def _recount_when_due(self, now_ms: int) -> None:
-        """Once in each hour of timerCheckMetricsWhen, and after a crash."""
+        """Once in each hour of timerCheckMetricsWhen, and after a crash. A slave's figures are its master's."""
+        if self._node.is_slave:
+            return
         hour = now_ms // 3_600_000
         if self._config.timer_enable_check_metrics and hour != self._recounted_hour:
             self._recounted_hour = hour

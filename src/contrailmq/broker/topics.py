@@ -284,6 +284,12 @@ class TopicTable:
         self._topics.update((topic.name, topic) for topic in topics)
         self.version.read(data.get("dataVersion"))
 
+    def take_over(self, other: TopicTable) -> None:
+        """A slave's table becomes its master's. Nobody is told."""
+        self._topics.clear()
+        self._topics.update(other._topics)
+        self.version = other.version
+
     def _changed(self, topic: Topic | None) -> None:
         self.version.advance(self._now_ms())
         for listener in self._listeners:

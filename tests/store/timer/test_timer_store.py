@@ -691,7 +691,7 @@ def test_a_slave_takes_in_up_to_its_master_and_delivers_nothing(tmp_path: Path) 
         bench.host.send(f"m{number}".encode(), TIMER_DELAY_SEC="5")
     bench.run(2000)
     assert bench.timer.queue_offset == 0
-    bench.timer.follow(TimerCheckpoint(START_MS // 1000 * 1000, 0, 3))
+    bench.timer.follow(TimerCheckpoint(START_MS // 1000 * 1000, 0, 3, 3))
     bench.run(20_000)
     assert bench.timer.queue_offset == 3
     assert bench.host.bodies() == []

@@ -15,6 +15,7 @@ from contrailmq.wire.admin_bodies import GroupForbidden, SubscriptionOfGroup
 from contrailmq.wire.admin_requests import (
     DeleteSubscriptionGroup,
     GetAllSubscriptionGroup,
+    GetAllSubscriptionGroupResponse,
     GroupHeader,
     QuerySubscription,
     UpdateGroupForbidden,
@@ -41,12 +42,14 @@ class GroupAdmin:
         handlers.register(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription_of)
 
     async def create(self, connection: Peer, command: Command) -> bytes | None:
+        self._node.refuse_on_slave()
         self._node.groups.put(_checked(loads_fastjson(command.body)))
         await self._saver.save("subscriptionGroup.json")
         return success(command)
 
     async def create_many(self, connection: Peer, command: Command) -> bytes | None:
         """All of the list, or none of it when one is not allowed."""
+        self._node.refuse_on_slave()
         body = loads_fastjson(command.body)
         entries = body.get("groupConfigList") if isinstance(body, dict) else None
         if not isinstance(entries, list):
@@ -58,6 +61,7 @@ class GroupAdmin:
 
     async def delete(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(DeleteSubscriptionGroup)
+        node.refuse_on_slave()
         node.groups.delete(header.group_name)
         if header.clean_offset or header.remove_offset:
             node.offsets.remove_group(header.group_name)
@@ -71,6 +75,7 @@ class GroupAdmin:
     async def forbid(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(UpdateGroupForbidden)
         if header.readable is not None:
+            node.refuse_on_slave()
             node.groups.set_readable(header.group, header.topic, is_readable=header.readable)
             await self._saver.save("subscriptionGroup.json")
         is_readable = not node.groups.is_forbidden(header.group, header.topic)
@@ -84,9 +89,8 @@ class GroupAdmin:
         table = self._node.groups.to_json()
         groups = table["subscriptionGroupTable"]
         assert isinstance(groups, dict)
-        ext: dict[str, str | int | bool | None] | None = None
+        ext = GetAllSubscriptionGroupResponse(total_group_num=len(groups))
         if header.group_seq is not None:
-            ext = {"totalGroupNum": len(groups)}
             count = header.max_group_num or len(groups)
             table["subscriptionGroupTable"] = dict(list(groups.items())[header.group_seq : header.group_seq + count])
         return success(command, ext, compact(table))

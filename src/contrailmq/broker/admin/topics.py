@@ -11,7 +11,7 @@ from contrailmq.broker.persistence import TableSaver
 from contrailmq.broker.topics import Topic, TopicError, altered_attributes, check_topic_values
 from contrailmq.message import MessageError, MessageQueue, check_topic
 from contrailmq.wire.admin_bodies import GroupList, TopicConfigList, TopicOffset, TopicStatsTable
-from contrailmq.wire.admin_requests import CreateTopic, GetAllTopicConfig, TopicHeader
+from contrailmq.wire.admin_requests import CreateTopic, GetAllTopicConfig, GetAllTopicConfigResponse, TopicHeader
 from contrailmq.wire.bodies import TopicConfig, TopicList, decode_body, encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
@@ -34,6 +34,7 @@ class TopicAdmin:
         handlers.register(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, self.readers)
 
     async def create(self, connection: Peer, command: Command) -> bytes | None:
+        self._node.refuse_on_slave()
         header = command.header(CreateTopic)
         known = self._node.topics.get(header.topic)
         try:
@@ -59,6 +60,7 @@ class TopicAdmin:
 
     async def create_many(self, connection: Peer, command: Command) -> bytes | None:
         """All of the list, or none of it when one is not allowed."""
+        self._node.refuse_on_slave()
         topics = []
         for config in decode_body(command.body, TopicConfigList).topic_config_list:
             topic = _from_body(config)
@@ -72,6 +74,7 @@ class TopicAdmin:
     async def delete(self, connection: Peer, command: Command) -> bytes | None:
         """Forget topic, queues, offsets and statistics; its messages stay in the log until they expire."""
         node, name = self._node, command.header(TopicHeader).topic
+        node.refuse_on_slave()
         self._check_name(name)
         node.topics.delete(name)
         node.dispatch_now()
@@ -113,9 +116,8 @@ class TopicAdmin:
         table = self._node.topics.to_json()
         topics = table["topicConfigTable"]
         assert isinstance(topics, dict)
-        ext: dict[str, str | int | bool | None] | None = None
+        ext = GetAllTopicConfigResponse(total_topic_num=len(topics))
         if header.topic_seq is not None:
-            ext = {"totalTopicNum": len(topics)}
             count = header.max_topic_num or len(topics)
             page = list(topics.items())[header.topic_seq : header.topic_seq + count]
             table["topicConfigTable"] = dict(page)

@@ -41,6 +41,11 @@ class TopicCounts:
         self.timestamp = now_ms
 
     @property
+    def version(self) -> tuple[int, int, int]:
+        """Peers compare it to learn whether the counts moved."""
+        return self.counter, self.state_version, self.timestamp
+
+    @property
     def counts(self) -> dict[str, int]:
         """Pending timers per topic; never negative."""
         return {topic: max(count, 0) for topic, count in self._counts.items()}
@@ -57,7 +62,7 @@ class TopicCounts:
     def read_json(self, text: str) -> None:
         """Take over a file's (or a master's) values. Raises ValueError when it is not of this form."""
         data = json.loads(text)
-        if not isinstance(data, dict) or not isinstance(data.get(self._field, {}), dict):
+        if not isinstance(data, dict) or not isinstance(data.get(self._field), dict):
             raise ValueError(f"not an object with a {self._field}")
         version = data.get("dataVersion") or {}
         self.counter = int(version.get("counter", 0))
@@ -65,7 +70,7 @@ class TopicCounts:
         self.timestamp = int(version.get("timestamp", 0))
         counts = {
             str(topic): (int(entry["count"]), int(entry.get("timeStamp", 0)))
-            for topic, entry in data.get(self._field, {}).items()
+            for topic, entry in data[self._field].items()
             if isinstance(entry, dict) and "count" in entry
         }
         self._counts = {topic: count for topic, (count, _) in counts.items()}

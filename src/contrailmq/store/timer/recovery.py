@@ -28,8 +28,9 @@ log = logging.getLogger("contrailmq.store.timer")
 class Recovered(NamedTuple):
     """Where the stages go on, and what opening found.
 
-    `retake_until` is above `queue_offset` when units were lost: of the messages before it, those that were due before
-    the read time have been delivered, the others are to be put on the wheel again.
+    `retake_until` is above `queue_offset` when units were lost, or when this broker was a slave that had not taken in
+    all that its master had: of the messages before it, those that were due before the read time have been delivered,
+    the others are to be put on the wheel again.
     """
 
     queue_offset: int
@@ -111,7 +112,10 @@ def _where_to_go_on(
     after_last = first if last is None else _queue_offset_of(store, last) + 1
     has_lost_units = timer_log.end < checkpoint.log_flushed_position
     offset = after_last if has_lost_units else max(after_last, checkpoint.queue_offset)
-    return Recovered(max(first, min(offset, end)), min(checkpoint.queue_offset, end) if has_lost_units else 0)
+    offset = max(first, min(offset, end))
+    # A master's two offsets are the same; a slave's second is its master's (TimerMessageStore.prepareTimerCheckPoint).
+    retake_until = min(max(checkpoint.queue_offset, checkpoint.master_queue_offset), end)
+    return Recovered(offset, retake_until if retake_until > offset else 0)
 
 
 def _queue_offset_of(store: TimerHost, unit: TimerUnit) -> int:

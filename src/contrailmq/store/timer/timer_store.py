@@ -426,7 +426,9 @@ class TimerStore:
         return "" if message is None else message.properties.get(Property.REAL_TOPIC, "")
 
     def _note(self, slot_time_ms: int, topic: str, change: int) -> None:
-        """A slot has so many more timers of a topic."""
+        """A slot has so many more timers of a topic. A slave's figures are its master's, who has counted them."""
+        if self.config.is_slave:
+            return
         self.metrics.add(topic, change, self._last_tick_ms)
         if self._recount is not None:
             self._recount.note(slot_time_ms, topic, change)
@@ -434,15 +436,27 @@ class TimerStore:
     # --- following a master
 
     def follow(self, checkpoint: TimerCheckpoint) -> None:
-        """A slave learns how far its master has come: it takes in up to there and delivers nothing."""
-        self.master_queue_offset = checkpoint.queue_offset
-        self.read_time_ms = max(self.read_time_ms, checkpoint.read_time_ms)
+        """A slave learns how far its master has come: it takes in up to there and delivers nothing.
+
+        The read time is the master's, also where the slave's own was later: between the two lies what the master has
+        not delivered yet.
+        """
+        self.master_queue_offset = checkpoint.master_queue_offset
+        self.read_time_ms = checkpoint.read_time_ms or self.read_time_ms
         self._version = (checkpoint.state_version, checkpoint.version_timestamp, checkpoint.version_counter)
+
+    def follow_metrics(self, metrics: TopicCounts) -> bool:
+        """A slave takes its master's figures; False when it has them."""
+        if metrics.version == self.metrics.version:
+            return False
+        self.metrics = metrics
+        return True
 
     @property
     def checkpoint(self) -> TimerCheckpoint:
         """As of now: what a flush saves."""
-        master = self.master_queue_offset if self.config.is_slave else self.queue_offset
+        # A crash on the way to `_retake_until` must not forget that what was due before was delivered.
+        master = self.master_queue_offset if self.config.is_slave else max(self.queue_offset, self._retake_until)
         return TimerCheckpoint(self.read_time_ms, self.log.end, self.queue_offset, master, *self._version)
 
     # --- flushing
@@ -466,8 +480,9 @@ class TimerStore:
             self._last_clean_ms = now_ms
             self.log.delete_before(self._store.log_min_offset)
         self.log.write()
-        state, _, counter = self._version
-        self._version = (state, now_ms, counter + 1)
+        if not self.config.is_slave:
+            state, _, counter = self._version
+            self._version = (state, now_ms, counter + 1)
         return FlushPlan(
             self._store.log_max_offset,
             self.log.take_unsynced(),

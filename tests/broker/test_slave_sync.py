@@ -1,0 +1,475 @@
+"""What a slave copies from its master: a pair of brokers joined in memory, on a fake clock and real files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.harness import Link
+from broker.test_timers import TimerBench
+from contrailmq.broker import slave_sync
+from contrailmq.broker.groups import Group
+from contrailmq.broker.slave_sync import SlaveSync
+from contrailmq.broker.topics import Topic
+from contrailmq.message import SystemTopic
+from contrailmq.store.timer import TimerCheckpoint, decode_checkpoint
+from contrailmq.wire.errors import ConnectError
+from contrailmq.wire.frame import FrameParser, encode_request, encode_response
+from contrailmq.wire.header import Command, Fields
+
+MASTER = "10.0.0.2:10911"
+TABLES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
+
+
+class Broker(TimerBench):
+    """A broker with everything that waits, ticked together."""
+
+    def __init__(self, path: Path, *, now_ms: int = 0, **store: object) -> None:
+        self.path = path
+        super().__init__(path, now_ms=now_ms, **store)
+        self.delay.register(self.handlers)
+
+    @property
+    def config_path(self) -> Path:
+        return self.node.config_path
+
+    def live(self, milliseconds: int) -> None:
+        for _ in range(milliseconds // 100):
+            self.clock.advance(100)
+            self.run_ms(0)
+            self.delay.tick(self.clock.now_ms())
+            self.transactions.tick(self.clock.now_ms())
+            self.settle()
+
+    def save(self) -> None:
+        self.run(self.saver.save("topics.json", "subscriptionGroup.json", "consumerOffset.json"))
+
+    def close(self) -> None:
+        self.delay.stop()
+        super().close()
+
+
+class Wire:
+    """Asks the master's handlers; those that are `gone` cannot be reached, `answers` replaces what a code answers."""
+
+    def __init__(self, masters: dict[str, Broker]) -> None:
+        self.masters = masters
+        self.asked: list[int] = []
+        self.gone: set[str] = set()
+        self.answers: dict[int, bytes] = {}
+        self.before_answer: Callable[[int], None] = lambda code: None
+
+    async def invoke(
+        self, address: str, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
+    ) -> Command:
+        if address in self.gone:
+            raise ConnectError(address, "refused")
+        self.asked.append(code)
+        self.before_answer(code)
+        if code in self.answers:
+            return FrameParser().feed(self.answers[code])[0]
+        link = Link()
+        self.masters[address].handlers.handle(link, FrameParser().feed(encode_request(code, ext, body, opaque=1)))
+        (answer,) = link.take()
+        return answer
+
+
+class Pair:
+    """A master at MASTER and a slave that was told so."""
+
+    def __init__(self, path: Path) -> None:
+        self.master = Broker(path / "master")
+        self.slave = Broker(path / "slave", settings={"brokerId": "1"}, broker_role="SLAVE")
+        self.slave.node.set_address("10.0.0.3", 10_911)
+        self.wire = Wire({MASTER: self.master})
+        self.looked_again = asyncio.Event()
+
+        async def make() -> SlaveSync:
+            slave = self.slave
+            return SlaveSync(slave.node, self.wire, slave.saver, slave.delay, slave.timers, look_again=self._count_look)
+
+        self.sync = self.slave.run(make())
+        self.sync.master_told(MASTER, "")
+
+    def copy(self) -> bool:
+        return self.slave.run(self.sync.copy_all())
+
+    def live(self, milliseconds: int, *, copy_log: bool = False) -> None:
+        """Both live; the slave gets the log as replication would send it, and asks at the end."""
+        self.master.live(milliseconds)
+        if copy_log:
+            source, target = self.master.store, self.slave.store
+            while target.log_max_offset < source.log_max_offset:
+                chunk = source.read_log(target.log_max_offset, 777)
+                assert chunk is not None
+                assert target.append_raw(target.log_max_offset, chunk)
+            self.slave.node.after_append()
+            self.slave.settle()
+        assert self.copy()
+        self.slave.live(milliseconds)
+
+    def close(self) -> None:
+        self.master.close()
+        self.slave.close()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    yield made
+    made.close()
+
+
+def table(broker: Broker, name: str) -> object:
+    return json.loads((broker.config_path / name).read_text())
+
+
+def fill(master: Broker) -> None:
+    """A topic, a group and an offset of each kind, and messages that wait and were delivered."""
+    master.node.topics.put(Topic("T", read_queues=3, write_queues=4, attributes={"message.type": "FIFO"}, order=True))
+    master.node.groups.put(Group("g", retry_max_times=3, consume_enable=False))
+    master.node.groups.set_readable("g", "T", is_readable=False)
+    master.node.offsets.commit("g", "T", 2, 17)
+    master.node.offsets.note_pull("g", "T", 2, 18)
+    for number in range(3):
+        master.send("T", b"level", properties={"DELAY": "1", "UNIQ_KEY": f"L{number}"})
+        master.send("T", b"timer", properties={"TIMER_DELAY_SEC": f"{1 + 100 * number}", "UNIQ_KEY": f"W{number}"})
+
+
+def test_every_table_arrives_in_the_slaves_files_as_the_master_has_it(pair: Pair) -> None:
+    fill(pair.master)
+    pair.live(20_100)  # the master knows since the last 100 ms that what it saved is on disk
+    pair.master.save()
+    for name in TABLES:
+        assert table(pair.slave, name) == table(pair.master, name), name
+    assert table(pair.slave, "delayOffset.json")["offsetTable"] == {"1": 3}  # type: ignore[index]
+    checkpoints = [
+        decode_checkpoint((broker.config_path / "timercheck").read_bytes()) for broker in (pair.master, pair.slave)
+    ]
+    assert checkpoints[0].read_time_ms > 1_700_000_000_000
+    assert checkpoints[0].master_queue_offset == 3
+    # The log of timers is the slave's own; the rest is the master's, its version too.
+    own = {"log_flushed_position": 0, "queue_offset": 0}
+    assert checkpoints[1] == checkpoints[0]._replace(**own)
+    metrics = [(broker.config_path / "timermetrics").read_text() for broker in (pair.master, pair.slave)]
+    assert metrics[0] == metrics[1]
+    assert '"T":{"count":2,' in metrics[1]
+
+
+def test_what_the_master_removed_is_removed_from_the_slave(pair: Pair) -> None:
+    fill(pair.master)
+    assert pair.copy()
+    assert "T" in pair.slave.node.topics
+    pair.master.node.topics.delete("T")
+    pair.master.node.groups.delete("g")
+    pair.master.node.offsets.remove_group("g")
+    pair.master.node.offsets.commit("h", "U", 0, 1)
+    assert pair.copy()
+    assert "T" not in pair.slave.node.topics
+    assert "g" not in pair.slave.node.groups
+    assert not pair.slave.node.groups.is_forbidden("g", "T")
+    assert pair.slave.node.offsets.query("g", "T", 2) is None
+    assert pair.slave.node.offsets.query("h", "U", 0) == 1
+    assert "T@g" not in (pair.slave.config_path / "consumerOffset.json").read_text()
+
+
+def test_an_unchanged_table_is_asked_for_and_not_written_again(pair: Pair) -> None:
+    fill(pair.master)
+    pair.live(11_000)
+    files = [pair.slave.config_path / name for name in TABLES]
+    before = [file.stat().st_ino for file in files]
+    pair.wire.asked.clear()
+    assert pair.copy()
+    assert pair.wire.asked == [21, 201, 43, 45, 61, 60]
+    assert [file.stat().st_ino for file in files] == before
+    pair.master.node.offsets.commit("g", "T", 2, 19)  # its version stays
+    assert pair.copy()
+    after = [file.stat().st_ino for file in files]
+    assert [name for name, old, new in zip(TABLES, before, after, strict=True) if old != new] == ["consumerOffset.json"]
+    assert pair.slave.node.offsets.query("g", "T", 2) == 19
+
+
+@pytest.mark.parametrize("is_changing", [False, True], ids=["standing still", "changing"])
+def test_a_long_table_is_asked_for_in_pages(pair: Pair, monkeypatch: pytest.MonkeyPatch, is_changing: bool) -> None:
+    monkeypatch.setattr(slave_sync, "PAGE", 7)
+    for number in range(30):
+        pair.master.node.topics.put(Topic(f"T{number}"))
+        pair.master.node.groups.put(Group(f"g{number}"))
+    pair.master.node.groups.set_readable("g29", "T1", is_readable=False)
+
+    def change(code: int) -> None:
+        """A topic and a group go and come while the third page is asked for."""
+        if is_changing and pair.wire.asked.count(code) == 3:
+            pair.master.node.topics.delete("T0")
+            pair.master.node.topics.put(Topic("New"))
+            pair.master.node.groups.put(Group("new"))
+
+    pair.wire.before_answer = change
+    assert pair.copy()
+    assert sorted(pair.slave.node.topics.names()) == sorted(pair.master.node.topics.names())
+    assert sorted(pair.slave.node.groups.names()) == sorted(pair.master.node.groups.names())
+    assert pair.slave.node.topics.version.parts == pair.master.node.topics.version.parts
+    assert pair.slave.node.groups.is_forbidden("g29", "T1")
+    assert pair.wire.asked.count(21) == -(-len(pair.master.node.topics) // 7) + (3 if is_changing else 0)
+
+
+def test_a_master_without_pages_is_asked_once(pair: Pair) -> None:
+    """RocketMQ before 5.3.4 sends all of it and no total."""
+    fill(pair.master)
+    body = pair.master.ask(21).body
+    pair.wire.answers[21] = encode_response(Command(), 0, None, body)
+    assert pair.copy()
+    assert pair.wire.asked.count(21) == 1
+    assert sorted(pair.slave.node.topics.names()) == sorted(pair.master.node.topics.names())
+
+
+def test_a_master_that_is_gone_changes_nothing_and_is_told_once_and_when_it_is_back(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    fill(pair.master)
+    assert pair.copy()
+    pair.wire.gone.add(MASTER)
+    for _ in range(5):
+        assert not pair.copy()
+        assert not pair.slave.run(pair.sync.copy_checkpoint())
+    assert "T" in pair.slave.node.topics
+    told = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == 1
+    assert f"{MASTER} does not answer" in told[0].getMessage()
+    assert "keeps what it has and asks again" in told[0].getMessage()
+    pair.wire.gone.clear()
+    pair.master.node.topics.put(Topic("Later"))
+    assert pair.copy()
+    assert "Later" in pair.slave.node.topics
+    assert "the master: well again" in caplog.records[-1].getMessage()
+
+
+def test_without_a_master_the_remedy_is_told_once_and_the_name_servers_are_asked_sooner(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        pair.sync.master_told("", "")
+        assert not pair.copy()
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert "no NameServer knows one; start the master of b (brokerId=0), or start this broker as one" in told
+
+    async def first_round() -> None:
+        task = pair.slave.loop.create_task(pair.sync.run())
+        await pair.looked_again.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    pair.slave.run(first_round())
+
+
+def test_a_slave_is_not_its_own_master(pair: Pair) -> None:
+    """The NameServer may still have the entry of this address from before its role changed."""
+    pair.sync.master_told("10.0.0.3:10911", "")
+    assert not pair.copy()
+    assert pair.wire.asked == []
+
+
+def test_another_master_is_followed(pair: Pair, tmp_path: Path) -> None:
+    other = Broker(tmp_path / "other")
+    other.node.topics.put(Topic("Other"))
+    pair.wire.masters["10.0.0.9:1"] = other
+    fill(pair.master)
+    assert pair.copy()
+    pair.sync.master_told("10.0.0.9:1", "")
+    assert pair.copy()
+    assert "Other" in pair.slave.node.topics
+    assert "T" not in pair.slave.node.topics
+    other.close()
+
+
+BROKEN = {
+    "refused": encode_response(Command(), 1, remark="not today"),
+    "no JSON": encode_response(Command(), 0, None, b"\xff{"),
+    "another thing": encode_response(Command(), 0, None, b"[1]"),
+    "no table": encode_response(Command(), 0, None, b'{"offsetTable":3}'),
+    "bad entries": encode_response(
+        Command(), 0, None, b'{"topicConfigTable":{"T":1},"subscriptionGroupTable":{"g":[]},"offsetTable":{"1":"x"}}'
+    ),
+}
+
+
+@pytest.mark.parametrize("answer", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("code", [21, 201, 45, 60, 61])
+def test_an_answer_that_is_no_table_is_told_and_keeps_nothing_else_from_being_copied(
+    pair: Pair, caplog: pytest.LogCaptureFixture, code: int, answer: bytes
+) -> None:
+    fill(pair.master)
+    assert pair.copy()
+    before = (pair.slave.node.topics.names(), pair.slave.node.groups.names(), dict(pair.slave.delay.offsets))
+    checkpoint = pair.slave.timer.checkpoint
+    pair.wire.answers[code] = answer
+    pair.master.node.offsets.commit("g", "T", 0, 5)
+    for _ in range(2):
+        assert pair.copy()
+    assert pair.slave.node.offsets.query("g", "T", 0) == 5
+    after = (pair.slave.node.topics.names(), pair.slave.node.groups.names(), dict(pair.slave.delay.offsets))
+    assert after == before
+    assert pair.slave.timer.checkpoint == checkpoint
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == 1
+    assert "not copied from 10.0.0.2:10911" in told[0]
+
+
+def test_a_full_disk_is_told_and_the_table_is_saved_when_there_is_room(
+    pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    caplog.set_level(logging.INFO)
+    fill(pair.master)
+    with monkeypatch.context() as broken:
+        broken.setattr("contrailmq.broker.config_files.save", full)
+        assert pair.copy()
+        assert pair.copy()
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("not saved: [Errno 28]" in text for text in told) == len(told) == 3  # the delay levels had not moved
+    assert pair.copy()
+    assert sum("well again" in record.getMessage() for record in caplog.records) == 3
+    assert table(pair.slave, "topics.json")["topicConfigTable"]["T"]["perm"] == 6  # type: ignore[index]
+
+
+# --------------------------------------------------------------------------------------- a slave that becomes a master
+
+
+def bodies(broker: Broker) -> list[bytes]:
+    return sorted(message.body for message in broker.messages())
+
+
+def send_all(master: Broker) -> None:
+    """Due after 1, 5, 10, 30 s: by level and by timer."""
+    for level, seconds in ((1, 1), (2, 5), (3, 10), (4, 30)):
+        master.send("T", b"level %d" % seconds, properties={"DELAY": str(level), "UNIQ_KEY": f"L{level}"})
+        timer = {"TIMER_DELAY_SEC": str(seconds), "UNIQ_KEY": f"W{level}"}
+        master.send("T", b"timer %d" % seconds, properties=timer)
+
+
+EARLY = [b"level 1", b"level 10", b"level 5", b"timer 1", b"timer 10", b"timer 5"]
+REST = [b"level 30", b"timer 30"]
+
+
+@pytest.mark.parametrize("way", ["as it grows", "file by file"])
+def test_a_slave_started_as_a_master_delivers_exactly_the_rest(tmp_path: Path, way: str) -> None:
+    """The log comes while the slave runs, or all at once when it is stopped; the positions are the master's."""
+    pair = Pair(tmp_path)
+    send_all(pair.master)
+    pair.live(20_000, copy_log=way == "as it grows")
+    assert bodies(pair.master) == EARLY
+    now_ms = pair.master.clock.now_ms()
+    pair.close()
+    path = pair.slave.path
+    if way == "file by file":
+        shutil.rmtree(path / "store" / "commitlog")
+        shutil.copytree(pair.master.path / "store" / "commitlog", path / "store" / "commitlog")
+    promoted = Broker(path, now_ms=now_ms)
+    assert bodies(promoted) == EARLY
+    promoted.live(5000)
+    assert bodies(promoted) == EARLY
+    promoted.live(10_000)
+    assert bodies(promoted) == sorted(EARLY + REST)
+    assert promoted.timers.pending() == {}
+    assert promoted.delay.pending() == {}
+    assert promoted.node.topics.get("T") is not None
+    promoted.close()
+
+
+def test_a_slave_started_as_a_master_that_crashes_at_once_still_knows_what_was_delivered(tmp_path: Path) -> None:
+    """It has to take in again what its master had: a crash on the way must not deliver the old ones."""
+    pair = Pair(tmp_path)
+    send_all(pair.master)
+    pair.live(20_000)
+    now_ms = pair.master.clock.now_ms()
+    pair.close()
+    path = pair.slave.path
+    shutil.rmtree(path / "store" / "commitlog")
+    shutil.copytree(pair.master.path / "store" / "commitlog", path / "store" / "commitlog")
+    for _ in range(3):
+        crashed = Broker(path, now_ms=now_ms)
+        crashed.timers.crash()
+        crashed.store.abandon()
+    promoted = Broker(path, now_ms=now_ms)
+    promoted.live(20_000)
+    assert bodies(promoted) == sorted(EARLY + REST)
+    promoted.close()
+
+
+def test_a_slave_delivers_nothing_however_long_its_master_is_gone(pair: Pair) -> None:
+    send_all(pair.master)
+    half = {"TRAN_MSG": "true", "UNIQ_KEY": "H", "PGROUP": "pg"}
+    pair.master.send("T", b"half", properties=half, f="4")
+    pair.live(100, copy_log=True)
+    producer = Link(40_001)
+    pair.slave.heartbeat("T", link=producer)
+    end = pair.slave.store.log_max_offset
+    pair.wire.gone.add(MASTER)
+    for _ in range(3):
+        assert not pair.copy()
+        pair.slave.live(60_000)
+    assert pair.slave.store.log_max_offset == end
+    assert pair.slave.store.max_offset(SystemTopic.SCHEDULE, 3) == 1
+    assert bodies(pair.slave) == []
+    assert [code for code, _, _ in producer.requests if code == 39] == []
+
+
+def test_a_slave_whose_clock_is_ahead_keeps_what_its_master_has_not_delivered(tmp_path: Path) -> None:
+    """The slots between its own time and its master's are still to be delivered."""
+    pair = Pair(tmp_path)
+    pair.slave.close()
+    pair.slave = Broker(tmp_path / "slave", now_ms=pair.master.clock.now_ms() + 3_600_000, broker_role="SLAVE")
+    send_all(pair.master)
+    pair.master.live(2000)
+    checkpoint = decode_checkpoint(pair.master.ask(60).body)
+    pair.slave.timers.follow(pair.master.ask(60).body)
+    assert pair.slave.timer.read_time_ms == checkpoint.read_time_ms < pair.slave.clock.now_ms() - 3_000_000
+    pair.close()
+
+
+def test_a_slaves_topics_and_groups_are_changed_at_its_master(pair: Pair) -> None:
+    topic = {
+        "topic": "T",
+        "defaultTopic": "TBW102",
+        "readQueueNums": "1",
+        "writeQueueNums": "1",
+        "perm": "6",
+        "topicFilterType": "SINGLE_TAG",
+        "order": "false",
+    }
+    requests: list[tuple[int, dict[str, str] | None, bytes]] = [
+        (17, topic, b""),
+        (18, None, b'{"topicConfigList":[]}'),
+        (215, {"topic": "T"}, b""),
+        (200, None, b'{"groupName":"g"}'),
+        (225, None, b'{"groupConfigList":[]}'),
+        (207, {"groupName": "g"}, b""),
+        (353, {"group": "g", "topic": "T", "readable": "false"}, b""),
+    ]
+    for code, ext, body in requests:
+        answer = pair.slave.ask(code, ext, body)
+        assert answer.code == 1
+        assert (answer.remark or "").startswith("Can't modify topic or subscription group from slave broker"), code
+    assert "T" not in pair.slave.node.topics
+    assert pair.slave.ask(353, {"group": "g", "topic": "T"}).code == 0
+
+
+def test_a_broker_without_timers_tells_no_slave_of_them(tmp_path: Path) -> None:
+    bench = TimerBench(tmp_path, timer_wheel_enable=False)
+    for code in (60, 61):
+        answer = bench.ask(code)
+        assert answer.code == 1
+        assert "timerWheelEnable=false" in (answer.remark or "")
+    with pytest.raises(ValueError, match="56 are needed"):
+        bench.timers.follow(b"\0" * 55)
+    assert bench.timer.saved_checkpoint == TimerCheckpoint()
+    bench.close()
