@@ -92,7 +92,9 @@ class Pair:
 
         async def make() -> SlaveSync:
             slave = self.slave
-            return SlaveSync(slave.node, self.wire, slave.saver, slave.delay, slave.timers, look_again=self._count_look)
+            return SlaveSync(
+                slave.node, self.wire, slave.saver, slave.delay, slave.timers, look_again=self.looked_again.set
+            )
 
         self.sync = self.slave.run(make())
         self.sync.master_told(MASTER, "")
