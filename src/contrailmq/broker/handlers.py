@@ -9,18 +9,16 @@ and in one place.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from contrailmq.broker.mistakes import mistakes
 from contrailmq.message import ContrailError, MessageError
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.errors import RemoteProtocolError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command, Fields
 from contrailmq.wire.peer import Peer
-
-log = logging.getLogger("contrailmq.broker")
 
 Handler = Callable[[Peer, Command], bytes | None]
 SlowHandler = Callable[[Peer, Command], Awaitable[bytes | None]]
@@ -70,8 +68,8 @@ class Handlers:
                     answer = handler(connection, command)
             except ContrailError as exc:
                 answer = refusal(command, exc)
-            except Exception as exc:
-                log.exception("request %d failed", command.code)
+            except Exception as exc:  # noqa: BLE001 - answered and told of, and other requests go on
+                mistakes.note(f"request {command.code} failed")
                 answer = mistake(command, exc)
             if answer is not None and not command.flag & 2:
                 connection.reply(answer)
@@ -101,8 +99,8 @@ class Handlers:
             answer = await handler(connection, command)
         except ContrailError as exc:
             answer = refusal(command, exc)
-        except Exception as exc:
-            log.exception("request %d failed", command.code)
+        except Exception as exc:  # noqa: BLE001 - answered and told of, and other requests go on
+            mistakes.note(f"request {command.code} failed")
             answer = mistake(command, exc)
         if answer is not None and not command.is_oneway and connection.is_open:
             connection.reply(answer)
@@ -114,8 +112,8 @@ def answer_later(connection: Peer, command: Command, work: Callable[[], bytes | 
         answer = work()
     except ContrailError as exc:
         answer = refusal(command, exc)
-    except Exception as exc:
-        log.exception("request %d failed when it was its turn", command.code)
+    except Exception as exc:  # noqa: BLE001 - answered and told of, and other requests go on
+        mistakes.note(f"request {command.code} failed when it was its turn")
         answer = mistake(command, exc)
     if answer is not None:
         connection.reply(answer)

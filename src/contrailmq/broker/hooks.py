@@ -9,12 +9,11 @@ Without hooks the hot path pays for one look at an empty list.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-log = logging.getLogger("contrailmq.broker")
+from contrailmq.broker.mistakes import mistakes
 
 Event = TypeVar("Event")
 
@@ -70,5 +69,5 @@ def _tell(hooks: list[Callable[[Event], None]], event: Event) -> None:
     for hook in hooks:
         try:
             hook(event)
-        except Exception:  # a stranger's code: whatever it raises, the message is stored and its answer must leave
-            log.exception("a hook failed on %s", event)
+        except Exception:  # noqa: BLE001 - a stranger's code: the message is stored, its answer must leave
+            mistakes.note(f"a hook failed on {type(event).__name__}")

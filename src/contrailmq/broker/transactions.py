@@ -20,7 +20,6 @@ saved only when the copies put back before them are durable.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -51,9 +50,8 @@ from contrailmq.wire.admin_requests import ResumeCheckHalfMessage
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
+from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.requests import CheckTransactionState, EndTransaction
-
-log = logging.getLogger("contrailmq.broker")
 
 GROUP: Final = "CID_RMQ_SYS_TRANS"
 METRICS_FILE: Final = "transactionMetrics"
@@ -400,7 +398,7 @@ class TransactionService:
         self._node.topics.create_for_group(SystemTopic.CHECK_MAX_TIME, queues=1)
         result = self._put_copy(half, SystemTopic.CHECK_MAX_TIME, half.properties)
         if result.status.is_stored:
-            log.warning("half message %s for %s was given up: nobody ended it", half.message_id, topic)
+            peer_warnings.warn("a half message was given up, nobody ended it", f"{half.message_id} for {topic}")
             self._count(topic, -1)
         return result.status.is_stored
 
@@ -429,7 +427,9 @@ class TransactionService:
         group = properties.get(Property.PRODUCER_GROUP, "")
         producer = self._node.clients.next_producer(group)
         if producer is None:
-            log.info("half message %s cannot be checked: no producer of %s is connected", half.message_id, group)
+            peer_warnings.warn(
+                "a half message is not checked, no producer is connected", f"{half.message_id} of {group}"
+            )
             return
         unique_key = properties.get(Property.UNIQUE_KEY)
         header = CheckTransactionState(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Final
 
 from contrailmq.broker.config_files import compact
@@ -18,9 +17,8 @@ from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import WireError
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
+from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.requests import ResetOffset
-
-log = logging.getLogger("contrailmq.broker")
 
 LONG_MAX: Final = 2**63 - 1
 RESET_VERSION: Final = 28  # V3_0_7_SNAPSHOT: older clients cannot be told
@@ -111,7 +109,7 @@ class OffsetAdmin:
             try:
                 client.connection.oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body)
             except WireError as exc:
-                log.warning("client %s was not told of a reset: %s", client.client_id, exc)
+                peer_warnings.warn("a client was not told of a reset", f"{client.client_id[:64]}: {exc}")
         return offsets
 
     def clone(self, connection: Peer, command: Command) -> bytes | None:
@@ -119,7 +117,7 @@ class OffsetAdmin:
         topics = [header.topic] if header.topic else sorted(node.offsets.topics_of_group(header.src_group))
         for topic in topics:
             if topic not in node.topics:
-                log.warning("offsets of %s are not cloned: the topic does not exist", topic)
+                peer_warnings.warn("offsets are not cloned, the topic does not exist", topic[:128])
                 continue
             node.offsets.clone(header.src_group, header.dest_group, topic)
         return success(command)
