@@ -106,6 +106,34 @@ def test_a_list_of_topics_is_made_whole_or_not_at_all(bench: Bench) -> None:
     assert {"A", "B"} <= set(bench.node.topics.names())
 
 
+def test_attributes_of_a_list_are_changes_as_those_of_one_topic_are(bench: Bench) -> None:
+    """mqadmin updateTopicList sends `{"+message.type":"FIFO"}`; the sign is not part of the name."""
+
+    def ask(code: int = 0, **attributes: str) -> None:
+        topic = {"topicName": "A", "readQueueNums": 1, "writeQueueNums": 1, "attributes": attributes}
+        answer = bench.ask(18, None, json.dumps({"topicConfigList": [topic]}).encode())
+        assert answer.code == code, answer.remark
+
+    ask(**{"+message.type": "FIFO"})
+    assert body_of(bench.ask(351, {"topic": "A"}))["attributes"] == {"message.type": "FIFO"}
+    ask(**{"message.type": "FIFO"})
+    ask(ResponseCode.INVALID_PARAMETER, **{"+colour": "red"})
+    ask(ResponseCode.INVALID_PARAMETER, **{"message.type": "NORMAL"})
+    ask(**{"-message.type": ""})
+    assert body_of(bench.ask(351, {"topic": "A"}))["attributes"] == {}
+
+
+def test_the_kind_of_a_topics_queues_cannot_change_under_its_messages(bench: Bench) -> None:
+    bench.ask(17, NEW)
+    bench.send("Made", b"first")
+    answer = bench.ask(17, NEW | {"attributes": "+queue.type=BatchCQ"})
+    assert (answer.code, "queue.type" in (answer.remark or "")) == (ResponseCode.INVALID_PARAMETER, True)
+    bench.send("Made", b"second")
+    assert [message.body for message in records(bench.pull("Made")[0].body)] == [b"first", b"second"]
+    assert bench.ask(17, NEW | {"topic": "New", "attributes": "+queue.type=BatchCQ"}).code == 0
+    assert bench.ask(17, NEW | {"topic": "New", "attributes": "+queue.type=BatchCQ"}).code == 0, "said again"
+
+
 def test_all_topics_are_listed_and_paged(bench: Bench) -> None:
     whole = body_of(bench.ask(21))
     table = whole["topicConfigTable"]
@@ -169,6 +197,36 @@ def test_groups_come_in_lists_and_pages(bench: Bench) -> None:
     assert page.ext["totalGroupNum"] == str(len(table))
     for broken in (b"", b"[]", b'{"groupName":5}', b'{"retryMaxTimes":3}'):
         assert bench.ask(200, None, broken).code != 0
+
+
+@pytest.mark.parametrize(
+    ("config", "hint"),
+    [
+        ({"retryQueueNums": 2_000_000_000}, "retryQueueNums=2000000000 of subscription group q: 0 to 65536"),
+        ({"retryQueueNums": -1}, "retryQueueNums=-1"),
+        ({"retryMaxTimes": 10**20}, "retryMaxTimes=100000000000000000000"),
+        ({"brokerId": 2**63}, "brokerId="),
+        ({"attributes": {"+colour": "red"}}, "'colour' is not known"),
+        ({"attributes": {"+priority.factor": "101"}}, "0 to 100"),
+    ],
+)
+def test_a_group_that_cannot_be_is_refused_with_invalid_parameter(
+    bench: Bench, config: dict[str, object], hint: str
+) -> None:
+    """A retry topic of so many queues would keep the broker busy for ever: every question for it counts them all."""
+    answer = bench.ask(200, None, json.dumps({"groupName": "q", **config}).encode())
+    assert (answer.code, hint in (answer.remark or "")) == (ResponseCode.INVALID_PARAMETER, True), answer.remark
+    assert "q" not in bench.node.groups
+
+
+def test_attributes_of_a_group_are_changes(bench: Bench) -> None:
+    def ask(**attributes: str) -> object:
+        assert bench.ask(200, None, json.dumps({"groupName": "q", "attributes": attributes}).encode()).code == 0
+        return body_of(bench.ask(352, {"group": "q"}))["attributes"]
+
+    assert ask(**{"+priority.factor": "7"}) == {"priority.factor": "7"}
+    assert ask() == {"priority.factor": "7"}
+    assert ask(**{"-priority.factor": ""}) == {}
 
 
 def test_topics_and_subscription_of_a_group(bench: Bench) -> None:

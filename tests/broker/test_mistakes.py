@@ -6,13 +6,12 @@ import logging
 
 import pytest
 
+from broker.harness import Bench, Link
 from contrailmq.broker.handlers import Handlers
 from contrailmq.broker.mistakes import Mistakes
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
 from contrailmq.wire.peer_warnings import IN_FULL, PERIOD_S, PeerWarnings
-
-from .harness import Bench, Link
 
 
 class Clock:

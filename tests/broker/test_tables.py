@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from contrailmq.broker import config_files
+from contrailmq.broker.attributes import TOPIC_ATTRIBUTES, AttributeChangeError, altered, read_changes
 from contrailmq.broker.config_files import ConfigFileError
 from contrailmq.broker.groups import Group, GroupError, GroupTable
 from contrailmq.broker.offsets import OffsetTable
@@ -18,7 +19,6 @@ from contrailmq.broker.topics import (
     Topic,
     TopicError,
     TopicTable,
-    altered_attributes,
     check_topic_values,
     system_topics,
 )
@@ -100,23 +100,28 @@ def test_topics_of_the_reference_are_read_and_written_back_equal(tmp_path: Path)
     [
         ("message.type=FIFO", "write \\+name"),
         ("+message.type", "write \\+name"),
+        ("=", "write \\+name"),
         ("+colour=red", "is not known"),
         ("+message.type=RED", "use DELAY"),
         ("+reserve.time=soon", "whole number"),
+        ("+reserve.time=--5", "whole number"),
+        ("+reserve.time=-2", "-1 to 9223372036854775807"),
+        ("+reserve.time=9999999999999999999", "-1 to 9223372036854775807"),
         ("-message.type", "does not exist yet"),
     ],
 )
 def test_a_bad_attribute_is_refused_by_name(change: str, hint: str) -> None:
-    with pytest.raises(TopicError, match=hint):
-        altered_attributes({}, change, is_new=True)
+    with pytest.raises(AttributeChangeError, match=hint):
+        altered({}, read_changes(change), known=TOPIC_ATTRIBUTES, is_new=True)
 
 
 def test_attributes_are_set_and_removed() -> None:
-    assert altered_attributes({}, "+message.type=FIFO,+reserve.time=5", is_new=True) == {
-        "message.type": "FIFO",
-        "reserve.time": "5",
-    }
-    assert altered_attributes({"message.type": "FIFO"}, "-message.type", is_new=False) == {}
+    def changed(current: dict[str, str], change: str, *, is_new: bool) -> dict[str, str]:
+        return altered(current, read_changes(change), known=TOPIC_ATTRIBUTES, is_new=is_new)
+
+    fresh = {"message.type": "FIFO", "reserve.time": "5"}
+    assert changed({}, "+message.type=FIFO,+reserve.time=5", is_new=True) == fresh
+    assert changed({"message.type": "FIFO"}, "-message.type", is_new=False) == {}
 
 
 @pytest.mark.parametrize(

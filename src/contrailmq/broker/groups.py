@@ -14,6 +14,7 @@ from typing import Final
 
 from contrailmq.broker import config_files
 from contrailmq.broker.config_files import DataVersion, Json
+from contrailmq.broker.topics import QUEUES_MAX
 from contrailmq.message import ContrailError, MessageError, check_group
 
 SYSTEM_GROUPS: Final = (
@@ -94,6 +95,16 @@ _KEYS: Final[Mapping[str, str]] = {
     "retryQueueNums": "retry_queues",
     "whichBrokerWhenConsumeSlowly": "which_broker_when_slow",
 }
+
+# Java's numbers; a retry topic has as many queues as its group says, and no topic has more than QUEUES_MAX.
+_RANGES: Final = (
+    ("brokerId", -(2**63), 2**63 - 1),
+    ("consumeTimeoutMinute", -(2**31), 2**31 - 1),
+    ("groupSysFlag", -(2**31), 2**31 - 1),
+    ("retryMaxTimes", -(2**31), 2**31 - 1),
+    ("retryQueueNums", 0, QUEUES_MAX),
+    ("whichBrokerWhenConsumeSlowly", -(2**63), 2**63 - 1),
+)
 
 
 class GroupTable:
@@ -202,6 +213,14 @@ class GroupTable:
         self.version.advance(self._now_ms())
         for listener in self._listeners:
             listener()
+
+
+def check_group_values(group: Group) -> None:
+    """Refuse numbers that no client can use; raises GroupError naming the value."""
+    for key, low, high in _RANGES:
+        value = getattr(group, _KEYS[key])
+        if not low <= value <= high:
+            raise GroupError(f"{key}={value} of subscription group {group.name}: {low} to {high} are allowed")
 
 
 def _typed(key: str, value: object, kind: object) -> object:

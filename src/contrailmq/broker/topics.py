@@ -42,15 +42,6 @@ NOT_FOR_SENDING: Final = frozenset(
     )
 )
 
-# attribute -> allowed values; None: a whole number
-ATTRIBUTES: Final[Mapping[str, frozenset[str] | None]] = {
-    "queue.type": frozenset(("BatchCQ", "SimpleCQ")),
-    "cleanup.policy": frozenset(("DELETE", "COMPACTION")),
-    "message.type": frozenset(("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")),
-    "reserve.time": None,
-    "lite.topic.expiration": None,
-}
-
 
 class TopicError(ContrailError):
     """The topic cannot be made or changed as asked; the text says which value and what is allowed."""
@@ -307,30 +298,6 @@ def check_topic_values(topic: Topic) -> None:
         )
     if topic.filter_type not in (SINGLE_TAG, MULTI_TAG):
         raise TopicError(f"topicFilterType={topic.filter_type!r} of topic {topic.name}: use SINGLE_TAG or MULTI_TAG")
-
-
-def altered_attributes(current: Mapping[str, str], change: str, *, is_new: bool) -> dict[str, str]:
-    """Apply `+message.type=FIFO,-reserve.time` to a topic's attributes; raises TopicError for what is not allowed."""
-    result = dict(current)
-    for piece in filter(None, (part.strip() for part in change.split(","))):
-        sign, rest = piece[0], piece[1:]
-        name, has_value, value = rest.partition("=")
-        if sign not in "+-" or (sign == "+") != bool(has_value):
-            raise TopicError(f"attribute {piece!r}: write +name=value to set or -name to remove")
-        if name not in ATTRIBUTES:
-            raise TopicError(f"attribute {name!r} is not known: use {', '.join(ATTRIBUTES)}")
-        if sign == "-":
-            if is_new:
-                raise TopicError(f"attribute {name!r} cannot be removed from a topic that does not exist yet")
-            result.pop(name, None)
-            continue
-        allowed = ATTRIBUTES[name]
-        if allowed is not None and value not in allowed:
-            raise TopicError(f"attribute {name}={value!r}: use {', '.join(sorted(allowed))}")
-        if allowed is None and not value.lstrip("-").isdigit():
-            raise TopicError(f"attribute {name}={value!r}: a whole number is needed")
-        result[name] = value
-    return result
 
 
 def system_topics(

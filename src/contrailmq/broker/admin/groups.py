@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+from contrailmq.broker.attributes import GROUP_ATTRIBUTES, AttributeChangeError, altered
 from contrailmq.broker.config_files import compact
 from contrailmq.broker.filters import Subscription
-from contrailmq.broker.groups import Group, GroupError
+from contrailmq.broker.groups import Group, GroupError, check_group_values
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.persistence import TableSaver
@@ -43,7 +45,7 @@ class GroupAdmin:
 
     async def create(self, connection: Peer, command: Command) -> bytes | None:
         self._node.refuse_on_slave()
-        self._node.groups.put(_checked(loads_fastjson(command.body)))
+        self._node.groups.put(self._checked(loads_fastjson(command.body)))
         await self._saver.save("subscriptionGroup.json")
         return success(command)
 
@@ -54,7 +56,7 @@ class GroupAdmin:
         entries = body.get("groupConfigList") if isinstance(body, dict) else None
         if not isinstance(entries, list):
             raise Refused(ResponseCode.INVALID_PARAMETER, "the body has no list groupConfigList")
-        for group in [_checked(entry) for entry in entries]:
+        for group in [self._checked(entry) for entry in entries]:
             self._node.groups.put(group)
         await self._saver.save("subscriptionGroup.json")
         return success(command)
@@ -81,6 +83,20 @@ class GroupAdmin:
         is_readable = not node.groups.is_forbidden(header.group, header.topic)
         body = GroupForbidden(group=header.group, topic=header.topic, readable=is_readable)
         return success(command, None, encode_body(body))
+
+    def _checked(self, data: object) -> Group:
+        if not isinstance(data, Mapping):
+            raise Refused(ResponseCode.INVALID_PARAMETER, "the body is not a SubscriptionGroupConfig object")
+        try:
+            group = Group.from_json(data)
+            check_group(group.name)
+            check_group_values(group)
+            known = self._node.groups.get(group.name)
+            current = known.attributes if known else {}
+            attributes = altered(current, group.attributes, known=GROUP_ATTRIBUTES, is_new=known is None)
+        except (GroupError, MessageError, AttributeChangeError) as exc:
+            raise Refused(ResponseCode.INVALID_PARAMETER, str(exc)) from None
+        return replace(group, attributes=attributes)
 
     # --- reading
 
@@ -128,14 +144,3 @@ def subscription_body(subscription: Subscription) -> SubscriptionData:
         tags_set=list(subscription.tags),
         code_set=list(subscription.codes),
     )
-
-
-def _checked(data: object) -> Group:
-    if not isinstance(data, Mapping):
-        raise Refused(ResponseCode.INVALID_PARAMETER, "the body is not a SubscriptionGroupConfig object")
-    try:
-        group = Group.from_json(data)
-        check_group(group.name)
-    except (GroupError, MessageError) as exc:
-        raise Refused(ResponseCode.INVALID_PARAMETER, str(exc)) from None
-    return group

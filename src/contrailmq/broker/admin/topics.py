@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
+from contrailmq.broker.attributes import TOPIC_ATTRIBUTES, AttributeChangeError, altered, read_changes
 from contrailmq.broker.config_files import compact
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.persistence import TableSaver
-from contrailmq.broker.topics import Topic, TopicError, altered_attributes, check_topic_values
+from contrailmq.broker.topics import Topic, TopicError, check_topic_values
 from contrailmq.message import MessageError, MessageQueue, check_topic
 from contrailmq.wire.admin_bodies import GroupList, TopicConfigList, TopicOffset, TopicStatsTable
 from contrailmq.wire.admin_requests import CreateTopic, GetAllTopicConfig, GetAllTopicConfigResponse, TopicHeader
@@ -36,13 +38,6 @@ class TopicAdmin:
     async def create(self, connection: Peer, command: Command) -> bytes | None:
         self._node.refuse_on_slave()
         header = command.header(CreateTopic)
-        known = self._node.topics.get(header.topic)
-        try:
-            attributes = altered_attributes(
-                known.attributes if known else {}, header.attributes or "", is_new=known is None
-            )
-        except TopicError as exc:
-            raise Refused(ResponseCode.INVALID_PARAMETER, str(exc)) from None
         topic = Topic(
             header.topic,
             read_queues=header.read_queue_nums,
@@ -51,7 +46,7 @@ class TopicAdmin:
             filter_type=header.topic_filter_type,
             sys_flag=header.topic_sys_flag or 0,
             order=header.order,
-            attributes=attributes,
+            attributes=self._altered(header.topic, header.attributes or ""),
         )
         self._check(topic)
         self._node.topics.put(topic)
@@ -63,7 +58,7 @@ class TopicAdmin:
         self._node.refuse_on_slave()
         topics = []
         for config in decode_body(command.body, TopicConfigList).topic_config_list:
-            topic = _from_body(config)
+            topic = _from_body(config, self._altered(config.topic_name, config.attributes))
             self._check(topic)
             topics.append(topic)
         for topic in topics:
@@ -90,6 +85,16 @@ class TopicAdmin:
         self._node.when_registered(heard.set)
         await self._saver.save("topics.json")
         await heard.wait()
+
+    def _altered(self, name: str, change: str | Mapping[str, str]) -> dict[str, str]:
+        """The attributes of a topic after a change; an existing one keeps what the change does not name."""
+        known = self._node.topics.get(name)
+        try:
+            changes = read_changes(change) if isinstance(change, str) else change
+            current = known.attributes if known else {}
+            return altered(current, changes, known=TOPIC_ATTRIBUTES, is_new=known is None)
+        except AttributeChangeError as exc:
+            raise Refused(ResponseCode.INVALID_PARAMETER, f"topic {name[:128]}: {exc}") from None
 
     def _check(self, topic: Topic) -> None:
         self._check_name(topic.name)
@@ -160,7 +165,7 @@ class TopicAdmin:
         return success(command, None, encode_body(GroupList(group_list=sorted(groups))))
 
 
-def _from_body(config: TopicConfig) -> Topic:
+def _from_body(config: TopicConfig, attributes: Mapping[str, str]) -> Topic:
     return Topic(
         config.topic_name,
         read_queues=config.read_queue_nums,
@@ -169,5 +174,5 @@ def _from_body(config: TopicConfig) -> Topic:
         filter_type=str(config.topic_filter_type),
         sys_flag=config.topic_sys_flag,
         order=config.order,
-        attributes=config.attributes,
+        attributes=attributes,
     )
