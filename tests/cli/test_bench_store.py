@@ -16,7 +16,10 @@ from contrailmq.cli import app
     ("arguments", "wanted"),
     [
         (["store", "--count", "320", "--sync-count", "10"], {"append", "get of 32 as slices", "put_many of 100"}),
-        (["recover", "--mebibytes", "1"], {"open after a kill", "open after a clean exit"}),
+        (
+            ["recover", "--mebibytes", "1", "--queues", "20"],
+            {"open after a kill", "open after a clean exit", "clean start with 20 queues"},
+        ),
     ],
 )
 def test_a_bench_prints_its_figures_and_settings(arguments: list[str], wanted: set[str], tmp_path: Path) -> None:

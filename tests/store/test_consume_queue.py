@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -321,3 +322,64 @@ def test_consecutive_reads_of_written_units_ask_the_disk_once(tmp_path: Path) ->
     files.reads = 0
     assert [queue.unit_at(offset) for offset in range(FILE_UNITS)] == expected_units(0, FILE_UNITS)
     assert files.reads == 1
+
+
+class Calls(Files):
+    """Counts what a load asks of the operating system."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = {"open": 0, "pread": 0}
+
+    def open(self, path: Path | str, *, writable: bool = True, create: bool = False) -> int:
+        self.counts["open"] += 1
+        return super().open(path, writable=writable, create=create)
+
+    def pread(self, descriptor: int, size_bytes: int, position: int) -> bytes:
+        self.counts["pread"] += 1
+        return super().pread(descriptor, size_bytes, position)
+
+
+def unit(number: int) -> bytes:
+    return struct.pack(">qiq", 1_000 + number * 100, 100, number)
+
+
+@pytest.mark.parametrize(
+    ("content", "limits", "reads"),
+    [
+        (b"", (0, 0, -1), 3),
+        (unit(0), (0, 1, 1_100), 1),
+        (b"".join(map(unit, range(3))), (0, 3, 1_300), 1),
+        (b"".join(map(unit, range(FILE_UNITS))), (0, FILE_UNITS, 1_000 + 100 * FILE_UNITS), 2),
+        (PRE_BLANK * 2 + unit(2), (2, 3, 1_300), 8),
+        (unit(0) + b"\xff" * 20, (0, 1, 1_100), 1),
+        (unit(0) + bytes(20) + unit(2), (0, 1, 1_100), 1),
+    ],
+    ids=["nothing", "one", "some", "full", "pre-blank", "rubbish", "hole"],
+)
+def test_what_a_queue_of_one_file_holds_is_read_off_its_first_page(
+    content: bytes, limits: tuple[int, int, int], reads: int, tmp_path: Path
+) -> None:
+    place = tmp_path / "consumequeue" / "Orders" / "0"
+    place.mkdir(parents=True)
+    (place / f"{0:020d}").write_bytes(content.ljust(FILE_BYTES, b"\0"))
+    files = Calls()
+    table = make_table(tmp_path, files)
+    assert table.load() == []
+    queue = table.get("Orders", 0)
+    assert queue is not None
+    assert (queue.min_offset, queue.max_offset, queue.physical_max) == limits
+    assert queue.ends_in_rubbish == content.endswith(b"\xff")
+    assert files.counts["open"] == 1
+    assert files.counts["pread"] <= reads
+    queue.append(queue.max_offset, physical_offset=9_000, size_bytes=100, tags_code=7)
+    table.flush()
+    assert queue.unit_at(limits[1]) == Unit(9_000, 100, 7)
+
+
+def test_a_directory_with_the_name_of_a_queue_file_is_passed_over(tmp_path: Path) -> None:
+    place = tmp_path / "consumequeue" / "Orders" / "0"
+    (place / f"{0:020d}").mkdir(parents=True)
+    table = make_table(tmp_path)
+    assert table.load() == []
+    assert table.next_offset("Orders", 0) == 0

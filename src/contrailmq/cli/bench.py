@@ -63,13 +63,16 @@ def store(
 def recover(
     mebibytes: Annotated[int, typer.Option(help="Size of the log to recover.")] = 128,
     body_bytes: Annotated[int, typer.Option(help="Body size.")] = 1024,
+    queues: Annotated[int, typer.Option(help="Queues for a clean start with many of them; 0: none.", min=0)] = 20_000,
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Opening after a kill (checksums, queues and index compared) and after a clean exit."""
+    """Opening after a kill (checksums, queues and index compared), after a clean exit, and with many queues."""
     from contrailmq.cli.bench_store import measure_recovery
 
-    figures = measure_recovery(log_bytes=mebibytes << 20, body_bytes=body_bytes, directory=directory)
+    figures = measure_recovery(
+        log_bytes=mebibytes << 20, body_bytes=body_bytes, queue_count=queues, directory=directory
+    )
     show("recover", figures, as_json=as_json)
 
 

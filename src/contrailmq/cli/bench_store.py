@@ -13,6 +13,7 @@ above what its interpreter took before the first import.
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import statistics
@@ -37,6 +38,9 @@ _WRITERS: Final = 64
 _EACH_LEAST: Final = 32  # puts of each writer: the first few find nobody to share with yet
 _MANY_QUEUES: Final = 10_000
 _FLAT_ROUNDS: Final = 5  # the best of them counts: both sides are short, and the machine has other work
+_TOPIC_QUEUES: Final = 8
+_QUEUE_MESSAGES: Final = 4
+_STARTS: Final = 5  # the best of them counts
 _OPENINGS: Final = 5  # of a log that is not large; the best of them counts
 _BARE_BYTES: Final = 4 << 20
 _BARE_HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")  # of a record, up to its body
@@ -77,7 +81,7 @@ def measure_store(
     return _told(settings, figures)
 
 
-def measure_recovery(*, log_bytes: int, body_bytes: int, directory: Path | None) -> dict[str, object]:
+def measure_recovery(*, log_bytes: int, body_bytes: int, queue_count: int, directory: Path | None) -> dict[str, object]:
     with tempfile.TemporaryDirectory(dir=directory) as root:
         config = _config(Path(root) / "store")
         store = MessageStore(config).open()
@@ -104,7 +108,50 @@ def measure_recovery(*, log_bytes: int, body_bytes: int, directory: Path | None)
         Figure("open after a clean exit", min(one.elapsed_s for one in clean) * 1000, "ms"),
         Figure("resident memory above the interpreter, opened and idle", resident / 1e6, "MB", "<= 60"),
     ]
-    return _told({"log_bytes": size, "body_bytes": body_bytes}, figures)
+    settings: dict[str, object] = {"log_bytes": size, "body_bytes": body_bytes}
+    if queue_count:
+        settings |= {"queues": queue_count, "messages in each queue": _QUEUE_MESSAGES}
+        figures += _many_queues(queue_count, directory)
+    return _told(settings, figures)
+
+
+def _many_queues(queue_count: int, directory: Path | None) -> list[Figure]:
+    """A clean start with many queues, in turn with what no start can leave out: to open each queue and read a unit."""
+    message = [Message(f"Topic{number // _TOPIC_QUEUES}", bytes(100), tags="TagA") for number in range(queue_count)]
+    with tempfile.TemporaryDirectory(dir=directory) as root:
+        config = _config(Path(root) / "store")
+        with MessageStore(config) as store:
+            for _ in range(_QUEUE_MESSAGES):
+                for number in range(queue_count):
+                    store.put(message[number], number % _TOPIC_QUEUES)
+        del message
+        bare, starts = [], []
+        for _ in range(_STARTS):
+            gc.collect()  # what the last turn left is not this one's
+            bare.append(_bare_start(config))
+            starts.append(_opening(config, clean=True))
+    bare_s, start_s = min(one.elapsed_s for one in bare), min(one.elapsed_s for one in starts)
+    bare_cpu_s, start_cpu_s = min(one.cpu_s for one in bare), min(one.cpu_s for one in starts)
+    what = f"clean start with {queue_count} queues"
+    return [
+        Figure(f"bare {what}: open each file, read one unit", bare_s, "s"),
+        Figure("  CPU time of the bare one", bare_cpu_s, "s"),
+        Figure(what, start_s, "s", "<= 3 with 20,000"),
+        Figure("  CPU time of the start", start_cpu_s, "s"),
+        Figure("  CPU time a queue", start_cpu_s / queue_count * 1e6, "us"),
+        Figure("  as a multiple of the bare start, by CPU time", start_cpu_s / bare_cpu_s, "x"),
+    ]
+
+
+def _bare_start(config: StoreConfig) -> _Opening:
+    start, start_cpu = time.perf_counter(), time.process_time()
+    root = str(config.consume_queue_path)
+    for topic in os.listdir(root):
+        for queue in os.listdir(f"{root}/{topic}"):
+            descriptor = os.open(f"{root}/{topic}/{queue}/{0:020d}", os.O_RDONLY)
+            os.pread(descriptor, _BARE_UNIT.size, 0)
+            os.close(descriptor)
+    return _Opening(time.perf_counter() - start, time.process_time() - start_cpu, 0)
 
 
 def _config(path: Path, **settings: object) -> StoreConfig:

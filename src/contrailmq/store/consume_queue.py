@@ -48,6 +48,7 @@ assert _UNIT.size == UNIT_BYTES
 
 PRE_BLANK_SIZE: Final = 2**31 - 1
 PRE_BLANK: Final = _UNIT.pack(0, PRE_BLANK_SIZE, 0)
+_UNWRITTEN: Final = bytes(UNIT_BYTES)
 PENDING_BYTES_MAX: Final = 2_048 * UNIT_BYTES  # 15 us of pwrite shared by 2,048 appends; 40 KB a queue at most
 _PAGE_UNITS: Final = 204
 _SCAN_BYTES: Final = 3_276 * UNIT_BYTES  # what a scan reads at once, just under 64 KiB
@@ -415,9 +416,21 @@ class ConsumeQueue:
                     done += used
         return done
 
+    def is_as_written(self, min_offset: int, max_offset: int, files: list[tuple[int, int]]) -> bool:
+        """Whether it has these offsets and files, with checksums that are known already: for most, without a read."""
+        return (
+            self.max_offset == max_offset
+            and self.min_offset == min_offset
+            and self.pending_start == max_offset * UNIT_BYTES
+            and len(files) == len(self.bases) == len(self.checksums)
+            and all(self.checksums.get(base) == checksum for base, checksum in files)
+        )
+
     def check_file(self, base: int, checksum: int, max_offset: int) -> bool:
         """Whether a file still has the bytes that it had when the queue ended at `max_offset`."""
         with self.lock:
+            if self.pending_start == max_offset * UNIT_BYTES and base in self.checksums:
+                return self.checksums[base] == checksum
             used = min(self.file_bytes, max_offset * UNIT_BYTES - base)
             data = self._descriptors.pread(self.where, base, min(self.file_bytes, self.pending_start - base), 0)
             if len(data) < used or crc32(data[:used]) != checksum:
@@ -433,7 +446,10 @@ class ConsumeQueue:
         Java refuses to start on a queue file of odd size. The log has everything a queue says, so we keep the files
         before the first bad one and let recovery write the rest again.
         """
-        reason = self._load_bases()
+        head = self._load_only_file()
+        if head is not None and self._load_few(head):
+            return None
+        reason = self._load_bases() if head is None else None
         self._has_file = bool(self.bases)
         if not self.bases:
             return reason
@@ -442,7 +458,8 @@ class ConsumeQueue:
         self.pending_start = last + self.file_bytes  # everything is readable while the end is searched
         self.max_offset = self.pending_start // UNIT_BYTES
         begin = last // UNIT_BYTES
-        head = self.read_units(begin, _PAGE_UNITS)
+        if head is None:
+            head = self.read_units(begin, _PAGE_UNITS)
         end = begin + self._valid_units(begin, head)
         behind = head[(end - begin) * UNIT_BYTES :] or self.read_units(end, 1)
         self.ends_in_rubbish = bool(behind[:UNIT_BYTES].strip(b"\0"))
@@ -462,6 +479,46 @@ class ConsumeQueue:
         self.physical_max = _physical_end(self.loaded_last)
         self._window = b""  # it may reach behind the end that was found, where units will be written
         return reason
+
+    def _load_only_file(self) -> bytes | None:
+        """The first page of a queue with one file of the right size, which becomes its base; None for any other.
+
+        Nearly all of 20,000 queues are like that. They are found with one listing, opening, size and read for each.
+        """
+        names = self._files.list_text(self.where)
+        base = file_base(names[0]) if len(names) == 1 else None
+        if base is None or base % self.file_bytes:
+            return None
+        try:
+            size_bytes, head = self._descriptors.peek(self.where, base, _PAGE_UNITS * UNIT_BYTES)
+        except IsADirectoryError:
+            return None
+        if size_bytes != self.file_bytes:
+            return None
+        self.bases, self.strays = [base], []
+        return head
+
+    def _load_few(self, head: bytes) -> bool:
+        """Take up the only file when its units end within its first page, in zeros; False, and nothing done, else."""
+        count = 0
+        for physical_offset, size_bytes, _ in unpack_units(head):
+            if size_bytes <= 0 or physical_offset < 0:
+                break
+            count += 1
+        units = head[: count * UNIT_BYTES]
+        behind = head[len(units) : len(units) + UNIT_BYTES]
+        if not count or behind != _UNWRITTEN or units.startswith(PRE_BLANK):
+            return False
+        base = self.bases[0]
+        self._has_file = True
+        self.min_offset = base // UNIT_BYTES
+        self.max_offset = self.min_offset + count
+        self.pending_start = base + len(units)
+        self.first_physical = _unpack_unit(units)[0]
+        self.loaded_last = Unit(*_unpack_unit(units, len(units) - UNIT_BYTES))
+        self.physical_max = _physical_end(self.loaded_last)
+        self.checksums[base] = crc32(units)  # the ledger will be compared with it
+        return True
 
     def _valid_units(self, begin: int, head: bytes) -> int:
         """How many units the last file has. Most of 20,000 queues end in its first page, which is `head`: one read."""

@@ -46,6 +46,12 @@ class DescriptorCache:
         with self._lock:
             return self._files.pread(self._descriptor(directory, base), size_bytes, position)
 
+    def peek(self, directory: str, base: int, size_bytes: int) -> tuple[int, bytes]:
+        """How long a file is, and how it begins."""
+        with self._lock:
+            descriptor = self._descriptor(directory, base)
+            return self._files.size(descriptor), self._files.pread(descriptor, size_bytes, 0)
+
     def pwrite(self, directory: str, base: int, data: bytes | bytearray | memoryview, position: int) -> None:
         with self._lock:
             self._files.pwrite(self._descriptor(directory, base), data, position)

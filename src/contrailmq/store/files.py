@@ -295,6 +295,13 @@ class Files:
         except FileNotFoundError:
             return []
 
+    def list_text(self, path: str) -> list[str]:
+        """Names in any order, and no more about them: half the time of the others for a directory with one entry."""
+        try:
+            return os.listdir(path)
+        except FileNotFoundError:
+            return []
+
     def list_sizes(self, path: Path | str) -> list[tuple[str, int]]:
         """(name, bytes) of the files in a directory, in name order."""
         try:
@@ -309,7 +316,8 @@ class Files:
     def is_file(self, path: Path) -> bool:
         return path.is_file()
 
-    def size(self, path: Path) -> int:
+    def size(self, path: Path | int) -> int:
+        """Of a file, by its name or by a descriptor (which is quicker)."""
         return os.stat(path).st_size
 
     def mtime_ms(self, path: Path) -> int:

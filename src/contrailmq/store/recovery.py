@@ -254,16 +254,26 @@ class _Recovery:
 
     def _doubtful_queues(self, walk_from: int) -> list[DamagedQueue]:
         """Queues whose content below the walk cannot be right."""
-        doubtful = [
-            DamagedQueue(queue.topic, queue.queue_id, "its last unit contradicts the log")
-            for queue in self.queues
-            if queue.max_offset > queue.min_offset and not self._last_unit_agrees(queue, walk_from)
-        ]
+        doubtful: list[DamagedQueue] = []
+        vouched: set[ConsumeQueue] = (
+            set()
+        )  # exactly what the ledger says: their units were compared with the log before
         # Backwards: the last ones that were loaded are still open.
         for entry in reversed(self.ledger.queues) if self.ledger is not None else ():
+            queue = self.queues.get(entry.topic, entry.queue_id)
+            if queue is not None and queue.is_as_written(entry.min_offset, entry.max_offset, entry.files):
+                vouched.add(queue)
+                continue
             reason = self._missing_from(entry)
             if reason:
                 doubtful.append(DamagedQueue(entry.topic, entry.queue_id, reason))
+        doubtful += [
+            DamagedQueue(queue.topic, queue.queue_id, "its last unit contradicts the log")
+            for queue in self.queues
+            if queue not in vouched
+            and queue.max_offset > queue.min_offset
+            and not self._last_unit_agrees(queue, walk_from)
+        ]
         return doubtful
 
     def _last_unit_agrees(self, queue: ConsumeQueue, walk_from: int) -> bool:
