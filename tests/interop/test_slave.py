@@ -1,0 +1,153 @@
+"""A slave of one beside the master of the other: Apache's SlaveSynchronize and ours ask the same questions."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import apache
+from apache import Apache, Program, free_port
+
+from contrailmq import Admin, Message, Producer
+from contrailmq.broker import config_files
+from contrailmq.message import MessageQueue
+from contrailmq.store.timer import TimerCheckpoint, decode_checkpoint
+from contrailmq.testing import LocalCluster
+from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
+
+WAIT_S = 150.0  # Apache's slave asks for its tables when it has run for a minute
+TABLES = {
+    "topics.json": "topicConfigTable",
+    "subscriptionGroup.json": "subscriptionGroupTable",
+    "consumerOffset.json": "offsetTable",
+    "delayOffset.json": "offsetTable",
+}
+
+
+def _until(fact: Callable[[], bool], what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not fact():
+        assert time.monotonic() < deadline, what()
+        time.sleep(0.1)
+
+
+def _our_broker(work: Path, namesrv: str, settings: Mapping[str, object]) -> Program:
+    """A broker of ours as a process of its own."""
+    port = free_port()
+    values = {
+        "brokerClusterName": "DefaultCluster",
+        "brokerIP1": "127.0.0.1",
+        "listenPort": port,
+        "haListenPort": free_port(),
+        "enableFastListenPort": "false",
+        "namesrvAddr": namesrv,
+        "mappedFileSizeCommitLog": 16 * 1024 * 1024,
+        **settings,
+    }
+    conf = work / "ours.conf"
+    conf.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
+    environment = os.environ | {"PYTHONPATH": str(apache.ROOT / "src")}
+    command = [sys.executable, "-m", "contrailmq", "broker", "-c", str(conf)]
+    return Program(command, port=port, log=work / "ours.log", env=environment)
+
+
+def _work(namesrv: str) -> None:
+    """Leave something in every table of the master."""
+    with Admin(namesrv=namesrv) as admin:
+        admin.create_topic("Shop", queues=3)
+        admin.create_group(SubscriptionGroupConfig(group_name="billing", retry_max_times=5))
+        (queue,) = [queue for queue in admin.queues("Shop") if queue.queue_id == 1]
+        admin.set_offset("billing", MessageQueue("Shop", queue.broker_name, 1), 0)
+        with Producer("shop", namesrv=namesrv) as producer:
+            for _ in range(4):
+                producer.send(Message("Shop", b"now"), queue=queue)
+            producer.send(Message("Shop", b"level", delay_level=1))
+            producer.send(Message("Shop", b"soon", delay=2.0))
+            producer.send(Message("Shop", b"later", delay=3600.0))
+        admin.set_offset("billing", MessageQueue("Shop", queue.broker_name, 1), 3)
+
+
+def _table(store: Path, name: str) -> object:
+    path = store / "config" / name
+    return config_files.parse(path.read_text())[TABLES[name]] if path.exists() and path.stat().st_size else None
+
+
+def _checkpoint(store: Path) -> TimerCheckpoint:
+    path = store / "config" / "timercheck"
+    return decode_checkpoint(path.read_bytes()) if path.exists() else TimerCheckpoint()
+
+
+def _timers(store: Path) -> object:
+    """Topic -> how many wait."""
+    path = store / "config" / "timermetrics"
+    if not path.exists() or not path.stat().st_size:
+        return None
+    counts = config_files.parse(path.read_text())["timingCount"]
+    assert isinstance(counts, dict)
+    return {topic: entry["count"] for topic, entry in counts.items()}
+
+
+def _expect_copies(master: Path, slave: Path) -> None:
+    """Every table of the slave becomes its master's, and says what was done above."""
+    for name in TABLES:
+        _until(
+            lambda name=name: _table(master, name) is not None and _table(slave, name) == _table(master, name),  # type: ignore[misc]
+            lambda name=name: (name, _table(master, name), _table(slave, name)),  # type: ignore[misc]
+        )
+    topics, groups, offsets = (_table(slave, name) for name in list(TABLES)[:3])
+    assert isinstance(topics, dict)
+    assert topics["Shop"]["readQueueNums"] == 3
+    assert isinstance(groups, dict)
+    assert groups["billing"]["retryMaxTimes"] == 5
+    assert isinstance(offsets, dict)
+    assert offsets["Shop@billing"] == {"1": 3}
+    _until(lambda: _timers(slave) == _timers(master) == {"Shop": 1}, lambda: (_timers(master), _timers(slave)))
+    _until(
+        lambda: _checkpoint(slave).master_queue_offset == _checkpoint(master).master_queue_offset == 2,
+        lambda: (_checkpoint(master), _checkpoint(slave)),
+    )
+    reached_ms = _checkpoint(master).read_time_ms
+    _until(lambda: _checkpoint(slave).read_time_ms >= reached_ms, lambda: (reached_ms, _checkpoint(slave)))
+    assert _checkpoint(slave).read_time_ms <= _checkpoint(master).read_time_ms
+    copied = _table(slave, "delayOffset.json")
+    assert isinstance(copied, dict)
+    assert copied["1"] == 1
+
+
+def test_our_slave_has_the_tables_of_apaches_master(rocketmq: Apache, tmp_path: Path) -> None:
+    store = tmp_path / "apache"
+    with rocketmq.cluster(store=store, flushDelayOffsetInterval=1000) as (namesrv, _):
+        _work(namesrv)
+        slave = {"brokerName": "broker-a", "brokerId": 1, "brokerRole": "SLAVE", "storePathRootDir": tmp_path / "ours"}
+        with _our_broker(tmp_path, namesrv, slave):
+            _until(lambda: (_table(store, "delayOffset.json") or {}) == {"1": 1}, lambda: "Apache delivers")
+            _expect_copies(store, tmp_path / "ours")
+            shown = rocketmq.mqadmin("clusterList", namesrv=namesrv)
+            assert [line.split()[2] for line in shown.splitlines() if "broker-a" in line] == ["0", "1"]
+    log = (tmp_path / "ours.log").read_text()
+    assert "this slave copies from master" in log
+    assert "not copied" not in log
+
+
+def test_apaches_slave_has_the_tables_of_our_master(rocketmq: Apache, tmp_path: Path) -> None:
+    """Its connection for the log fails, as our master does not send it yet; the tables come another way."""
+    port = free_port()
+    settings = {
+        "listenPort": port,
+        "enableFastListenPort": "true",  # Apache's slave asks some of it there
+        "flushDelayOffsetInterval": 1000,
+    }
+    with LocalCluster(store=tmp_path / "ours", config=settings) as cluster:
+        master = cluster.broker()
+        _work(cluster.namesrv)
+        with rocketmq.broker(
+            cluster.namesrv,
+            store=tmp_path / "apache",
+            name=master.config.broker_name,
+            brokerId=1,
+            brokerRole="SLAVE",
+        ):
+            _expect_copies(master.store.config.path, tmp_path / "apache")
