@@ -1,16 +1,22 @@
-"""A power cut at any moment of a recorded run: what SYNC_FLUSH acknowledged survives, ASYNC_FLUSH loses a suffix."""
+"""A power cut at any moment of a recorded run: what SYNC_FLUSH acknowledged survives, ASYNC_FLUSH loses a suffix.
+
+Some of the puts go to a batch topic (queue.type=BatchCQ): single messages, and inner batches, which are there as a
+whole or not at all.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from faulty_files import FaultyFiles, Loss
 
 from contrailmq.message import Message
-from contrailmq.store import ManualClock, MessageStore, StoreConfig
+from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig
+from contrailmq.store.status import PutResult
 
 POINTS = 1000 if os.environ.get("CONTRAILMQ_LONG") else 100
 MODES = ["sync", "async", "pool"]
@@ -26,10 +32,20 @@ def settings_at(path: Path, mode: str) -> StoreConfig:
         path,
         mapped_file_size_commit_log=16 * 1024,
         mapped_file_size_consume_queue=1200,
+        mapper_file_size_batch_consume_queue=46 * 8,
         max_hash_slot_num=20,
         max_index_num=60,
         **SETTINGS[mode],
     )
+
+
+class Entry(NamedTuple):
+    """One message, as it must be found: in this queue, with this key and body."""
+
+    topic: str
+    queue_id: int
+    body: bytes
+    key: str
 
 
 class Run:
@@ -38,18 +54,14 @@ class Run:
     def __init__(self, root: Path, mode: str, seed: int) -> None:
         rng = random.Random(seed)
         self.files = FaultyFiles(root)
-        self.bodies: list[bytes] = []
-        self.queues: list[int] = []
+        self.puts: list[list[Entry]] = []  # an inner batch is one put of several messages
         self.acknowledged: list[int] = []
         clock = ManualClock()
-        with MessageStore(settings_at(root, mode), files=self.files, clock=clock) as store:
+        with opened(root, mode, self.files, clock) as store:
             for number in range(150):
-                body = bytes(rng.randrange(256) for _ in range(8)) * rng.randint(1, 120)
-                queue_id = rng.randrange(3)
-                self.bodies.append(body)
-                self.queues.append(queue_id)
-                put = store.put(Message("T", body, keys=f"k{number}", tags=f"t{number % 3}"), queue_id)
-                assert put.reason == ""
+                entries = planned(rng, number)
+                self.puts.append(entries)
+                assert put(store, entries, tags=f"t{number % 3}").reason == ""
                 self.acknowledged.append(self.files.note("acknowledged"))
                 clock.advance(rng.choice((0, 1, 700)))
                 if rng.random() < 0.05:
@@ -59,35 +71,59 @@ class Run:
                     store.flush()
         self.events = self.files.journal.event
 
+    def stored(self, put_count: int) -> list[Entry]:
+        return [entry for entries in self.puts[:put_count] for entry in entries]
 
-def recovered(path: Path, mode: str) -> tuple[list[tuple[int, bytes, str]], dict[int, list[bytes]]]:
-    """What a store holds: by log order (queue, body, key), and queue by queue; every key query is checked.
+
+def opened(path: Path, mode: str, files: Files | None = None, clock: ManualClock | None = None) -> MessageStore:
+    return MessageStore(settings_at(path, mode), files=files, clock=clock, batch_topics=frozenset({"Batch"}))
+
+
+def planned(rng: random.Random, number: int) -> list[Entry]:
+    topic, count = rng.choice((("T", 1), ("T", 1), ("T", 1), ("Batch", 1), ("Batch", rng.randint(2, 5))))
+    queue_id = rng.randrange(3) if topic == "T" else rng.randrange(2)
+    return [
+        Entry(topic, queue_id, bytes(rng.randrange(256) for _ in range(8)) * rng.randint(1, 120 // count), f"k{number}")
+        for _ in range(count)
+    ]
+
+
+def put(store: MessageStore, entries: list[Entry], *, tags: str) -> PutResult:
+    topic, queue_id = entries[0].topic, entries[0].queue_id
+    messages = [Message(topic, entry.body, keys=entry.key, tags=tags) for entry in entries]
+    if len(messages) > 1:
+        return store.put_inner_batch(topic, messages, queue_id)
+    return store.put(messages[0], queue_id)
+
+
+def recovered(path: Path, mode: str) -> list[Entry]:
+    """What a store holds, in log order; every key query is checked.
 
     After a cut the index is entered again from its last flushed file on: each key and each tag must name each of its
     messages once, and no other.
     """
-    with MessageStore(settings_at(path, mode)) as store:
-        by_queue: dict[int, list[bytes]] = {}
-        by_tag: dict[str, list[int]] = {}
-        found: list[tuple[int, int, bytes, str]] = []
+    with opened(path, mode) as store:
+        by_tag: dict[tuple[str, str], set[int]] = {}
+        found: list[tuple[int, int, Entry]] = []
         for (topic, queue_id), (lowest, highest) in store.queues().items():
             offset = lowest
             while offset < highest:
                 page = store.get(topic, queue_id, offset)
+                assert len(page), (topic, queue_id, offset, highest)
                 for message in page:
                     assert message.queue_offset == offset
                     offset += 1
-                    found.append((message.physical_offset, queue_id, message.body, message.keys[0]))
-                    by_queue.setdefault(queue_id, []).append(message.body)
+                    entry = Entry(topic, queue_id, message.body, message.keys[0])
+                    found.append((message.physical_offset, message.queue_offset, entry))
                     (hit,) = store.query(topic, message.keys[0])
                     assert hit.physical_offset == message.physical_offset
-                    by_tag.setdefault(message.tags or "", []).append(message.physical_offset)
+                    by_tag.setdefault((topic, message.tags or ""), set()).add(message.physical_offset)
         found.sort()
         assert store._index is not None
-        for tag, offsets in by_tag.items():
+        for (topic, tag), offsets in by_tag.items():
             newest_first = sorted(offsets, reverse=True)[:64]
-            assert store._index.query("T", f"T#{tag}", 64, 0, 2**63 - 1) == newest_first
-        return [entry[1:] for entry in found], by_queue
+            assert store._index.query(topic, f"T#{tag}", 64, 0, 2**63 - 1) == newest_first
+        return [entry for _, _, entry in found]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -103,10 +139,10 @@ def test_after_a_power_cut_the_log_is_a_prefix_with_everything_acknowledged(mode
         target = tmp_path / f"cut-{point}"
         target.mkdir()
         run.files.journal.image(at, target, rng, loss)
-        found, _ = recovered(target, mode)
+        found = recovered(target, mode)
         context = f"seed {seed} point {point}: cut after event {at} of {run.events}, loss {loss}"
-        wanted = [(run.queues[n], run.bodies[n], f"k{n}") for n in range(len(found))]
-        assert found == wanted, context
+        put_count = len({entry.key for entry in found})
+        assert found == run.stored(put_count), context
         if mode == "sync" or (loss is Loss.NOTHING and mode == "async"):
-            assert len(found) >= sum(event <= at for event in run.acknowledged), context
-        assert recovered(target, mode)[0] == found, context  # opening again changes nothing
+            assert put_count >= sum(event <= at for event in run.acknowledged), context
+        assert recovered(target, mode) == found, context  # opening again changes nothing
