@@ -15,18 +15,14 @@ import pytest
 
 import contrailmq.aio as aio
 from contrailmq import Admin, PushConsumer
-from contrailmq.client import instance
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
-from contrailmq.wire.codes import RequestCode
 
-from .waiting import Inbox, MovedLoop, wait_until
+from .waiting import Inbox, MovedLoop, everybody_rests, wait_until
 
 QUEUES = 8
 BY_TIMER_S = 25.0
 STEP_S = 0.5
-ANSWER_S = 60.0  # of real time, for a broker on a busy machine
-QUIET_ROUNDS = 20  # of the loop, without a request on its way: nobody has anything left to do at this time
 _numbers = itertools.count()
 
 
@@ -44,22 +40,6 @@ def is_settled(members: list[aio.PushConsumer] | list[PushConsumer]) -> bool:
     """Every queue has one owner, and no member has more than its share."""
     owned = [queue for consumer in members for queue in consumer.queues]
     return len(owned) == len(set(owned)) == QUEUES and all(len(m.queues) == QUEUES // len(members) for m in members)
-
-
-async def everybody_rests() -> None:
-    """No request of any client is on its way, but for pulls that the broker holds."""
-    quiet, deadline_s = 0, time.monotonic() + ANSWER_S
-    while quiet < QUIET_ROUNDS:
-        await asyncio.sleep(0)
-        waiting = [
-            entry.code
-            for client in instance._instances.values()
-            for connection in client.remoting._connections.values()
-            for entry in connection._waiting.values()
-            if entry.code != RequestCode.PULL_MESSAGE
-        ]
-        assert time.monotonic() < deadline_s, f"not answered: {waiting}"
-        quiet = 0 if waiting else quiet + 1
 
 
 async def seconds_until_settled(loop: MovedLoop, members: list[aio.PushConsumer]) -> float:

@@ -8,6 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from contrailmq import StoredMessage
+from contrailmq.client import instance
+from contrailmq.wire.codes import RequestCode
+
+ANSWER_S = 60.0  # of real time, for a broker on a busy machine
+QUIET_ROUNDS = 20  # of the loop, without a request on its way: nobody has anything left to do at this time
 
 
 class Inbox:
@@ -54,3 +59,19 @@ class MovedLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self.now_s
+
+
+async def everybody_rests() -> None:
+    """No request of any client is on its way, but for pulls that the broker holds."""
+    quiet, deadline_s = 0, time.monotonic() + ANSWER_S
+    while quiet < QUIET_ROUNDS:
+        await asyncio.sleep(0)
+        waiting = [
+            entry.code
+            for client in instance._instances.values()
+            for connection in client.remoting._connections.values()
+            for entry in connection._waiting.values()
+            if entry.code != RequestCode.PULL_MESSAGE
+        ]
+        assert time.monotonic() < deadline_s, f"not answered: {waiting}"
+        quiet = 0 if waiting else quiet + 1

@@ -43,6 +43,7 @@ from contrailmq.client.settings import PushConsumerOptions, PushConsumerSettings
 from contrailmq.client.subscription import Subscription
 from contrailmq.client.trace import TraceDispatcher
 from contrailmq.client.tracing import open_trace
+from contrailmq.client.waiting import set_within
 from contrailmq.message import RETRY_PREFIX, ContrailError, MessageQueue, Property, retry_topic
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from contrailmq.wire.codes import ResponseCode
@@ -51,6 +52,7 @@ from contrailmq.wire.errors import ResponseError
 _log = logging.getLogger("contrailmq.client.consumer")
 
 PAUSED_WAIT_S: Final = 1.0
+FULL_LOOK_S: Final = 30.0  # a listener may hold a full cache for hours; far less than PULL_EXPIRES_AFTER_S
 FLOW_CONTROL_WAIT_S: Final = 0.02
 UNLOCK_WAIT_S: Final = 0.5
 RESET_WAIT_S: Final = 10.0  # Java's pause between dropping queues and writing the new offsets
@@ -250,14 +252,14 @@ class PushConsumer(GroupConsumer):
     async def _wait_for_turn(self, assignment: Assignment) -> bool:
         """Flow control: True when a pull may go out now."""
         cache, options = assignment.cache, self.options
+        cache.last_pull_s = self._running().loop.time()  # whoever waits for a reason is not stuck (see `_is_stale`)
         if self._is_suspended:
             await asyncio.sleep(PAUSED_WAIT_S)
             return False
         is_full = cache.count > options.pull_threshold_count or cache.size_bytes > options.pull_threshold_bytes
         if is_full or (self._orderly is None and cache.span > options.max_span):
-            cache.last_pull_s = self._running().loop.time()
             assignment.room.clear()
-            await assignment.room.wait()
+            await set_within(assignment.room, FULL_LOOK_S)
             return False
         if self._orderly is not None and not self._orderly.is_locked(assignment):
             await asyncio.sleep(options.pull_retry_delay_s)
