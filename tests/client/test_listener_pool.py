@@ -122,6 +122,21 @@ def test_a_pool_that_gets_smaller_lets_running_calls_end() -> None:
     assert asyncio.run(asyncio.wait_for(run(), 10)) == (6, 1)
 
 
+def test_a_loop_that_is_torn_down_ends_while_a_listener_runs() -> None:
+    async def run() -> None:
+        begun = asyncio.Event()
+
+        async def listen(messages: list[StoredMessage]) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        pool = ListenerPool(listen, 2)
+        pool.submit(Call([received(0)]))
+        await begun.wait()
+
+    asyncio.run(run())  # without `close`: asyncio cancels what is left and waits for it
+
+
 def test_no_more_calls_run_at_a_time_than_the_pool_is_large() -> None:
     running = most = 0
     lock = threading.Lock()

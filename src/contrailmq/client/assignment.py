@@ -26,10 +26,15 @@ class Assignment:
 
     async def stop(self) -> None:
         """End the tasks. The cache is dropped: nothing of it is given to a listener any more."""
+        others = self.abandon()
+        await asyncio.gather(*others, return_exceptions=True)
+        self.tasks.clear()
+
+    def abandon(self) -> list[asyncio.Task[None]]:
+        """The same without waiting; the tasks that were told to end."""
         self.cache.is_dropped = True
         current = asyncio.current_task()
         others = [task for task in self.tasks if task is not current]
         for task in others:
             task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        self.tasks.clear()
+        return others

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from contrailmq.message import ContrailError
+from contrailmq.message import ContrailError, MessageQueue
 from contrailmq.wire.errors import ConnectError, ConnectionClosedError, RequestTimeoutError, ResponseError
 
 CONNECT_BROKER: Final = 10001
@@ -104,6 +104,16 @@ class SendFailedError(ClientError):
         self.tries = tries
         self.elapsed_s = elapsed_s
         self.brokers = brokers
+
+
+class OffsetNotStoredError(ClientError):
+    """A commit that was asked for did not reach its store; the log has the cause of each queue."""
+
+    retriable = True
+
+    def __init__(self, queues: list[MessageQueue]) -> None:
+        super().__init__(f"offsets of {len(queues)} queues were not stored, of {queues[0]} for one: commit again later")
+        self.queues = queues
 
 
 class OffsetOutOfRangeError(ClientError):

@@ -197,8 +197,10 @@ class GroupConsumer(ABC):
 
     async def _leave(self) -> None:
         instance = self._running_or_ending()
-        await instance.leave_consumer(self)
-        await instance.release()
+        try:
+            await instance.leave_consumer(self)
+        finally:  # also when it was cancelled
+            await instance.release()
 
     # Rebalance.
     def request_rebalance(self) -> None:

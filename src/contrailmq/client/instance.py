@@ -122,8 +122,10 @@ class ClientInstance:
         tasks = [*self._tasks, *self._route_calls.values()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self.remoting.close()
+        try:
+            await asyncio.gather(*tasks, return_exceptions=True)
+        finally:  # also when it was cancelled
+            await self.remoting.close()
 
     def _start(self) -> None:
         register_handlers(self)

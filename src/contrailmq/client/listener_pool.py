@@ -22,6 +22,7 @@ from contrailmq.client.waiting import set_within
 from contrailmq.message import StoredMessage
 
 LISTEN_WITHOUT_PAUSE_S: Final = 0.005  # a coroutine listener that never waits must let others run
+SETTLE_CANCELLED_S: Final = 0.1  # a loop that is torn down does not live so long
 
 Answer = ConsumeResult | ConsumeOutcome | None
 Listener = Callable[[list[StoredMessage]], Answer | Awaitable[Answer]]
@@ -148,17 +149,21 @@ class ListenerPool:
     async def close(self, wait_s: float) -> bool:
         """Wait for running calls, then stop. False when some were still running after `wait_s`."""
         is_idle = await self.wait_idle(wait_s)
-        self._is_closing = True
-        workers, self._workers = self._workers, []
-        for worker in workers:
-            worker.cancel()
+        workers, threads = self._workers, self._threads
+        self.abandon()
         await asyncio.gather(*workers, return_exceptions=True)
-        threads, self._threads = self._threads, []
-        for _ in threads:
-            self._calls.put(None)
         if is_idle and threads:
             await asyncio.to_thread(_join_all, threads)
         return is_idle
+
+    def abandon(self) -> None:
+        """Stop without waiting: coroutine listeners are cancelled, threads end after the call that they are in."""
+        self._is_refusing = self._is_closing = True
+        for worker in self._workers:
+            worker.cancel()
+        for _ in self._threads:
+            self._calls.put(None)
+        self._workers, self._threads = [], []
 
     def _finish(self, call: Call) -> None:
         self._running -= 1
@@ -186,16 +191,28 @@ class ListenerPool:
                     answer = self._listener(list(call.messages))
                     call.answer = await answer  # type: ignore[misc]  # `is_coroutine_listener` said so
                 except asyncio.CancelledError as exc:
-                    if self._is_closing:
+                    call.error = exc
+                    if worker.cancelling():  # the worker itself
+                        self._abandon(worker, call)
                         raise
-                    call.error = exc  # the listener's own: what it waited for was cancelled
-                    worker.uncancel()
+                    # Else the listener's own: what it waited for was cancelled.
                 except (Exception, SystemExit) as exc:  # noqa: BLE001 -- user code: any exception means "retry later"
                     call.error = exc
             self._finish(call)
             if loop.time() - rested_s > LISTEN_WITHOUT_PAUSE_S:
                 await asyncio.sleep(0)
                 rested_s = loop.time()
+
+    def _abandon(self, worker: asyncio.Task[None], call: Call) -> None:
+        """A worker is cancelled by `close`, by a loop that is torn down, or by its listener, which is to be retried."""
+        if not self._is_closing:
+            self._workers.remove(worker)
+            self._loop.call_later(SETTLE_CANCELLED_S, self._settle_cancelled, call)
+
+    def _settle_cancelled(self, call: Call) -> None:
+        if not self._is_closing:
+            self.resize(self._size)  # another worker in the place of the one that is gone
+        self._finish(call)
 
     # Function listeners, in their threads.
     def _run_calls(self) -> None:

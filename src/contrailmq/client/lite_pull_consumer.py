@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from typing import Final, Unpack
 
 from contrailmq.client.assignment import Assignment
-from contrailmq.client.errors import ClientError, ClientStateError, OffsetOutOfRangeError
+from contrailmq.client.errors import ClientError, ClientStateError, OffsetNotStoredError, OffsetOutOfRangeError
 from contrailmq.client.group_consumer import GroupConsumer
 from contrailmq.client.life import State
 from contrailmq.client.namespace import unwrap, wrap
@@ -141,14 +141,18 @@ class LitePullConsumer(GroupConsumer):
             await self._close_all()
 
     async def _close_all(self) -> None:
-        await self._stop_tasks()
-        await asyncio.gather(*(assignment.stop() for assignment in self._assignments.values()))
-        if self.options.auto_commit:
-            self._move_consumed()
-        await self._persist_finally(list(self._assignments))
-        self._assignments.clear()
-        self._arrived.set()
-        await self._leave()
+        try:
+            await self._stop_tasks()
+            await asyncio.gather(*(assignment.stop() for assignment in self._assignments.values()))
+            if self.options.auto_commit:
+                self._move_consumed()
+            await self._persist_finally(list(self._assignments))
+        finally:  # also when it was cancelled: a member that does not read would keep its queues for ever
+            for assignment in self._assignments.values():
+                assignment.abandon()
+            self._assignments.clear()
+            self._arrived.set()
+            await self._leave()
 
     # Messages.
     async def poll(self, timeout: float = 5.0) -> list[StoredMessage]:
@@ -196,18 +200,26 @@ class LitePullConsumer(GroupConsumer):
 
     # Offsets.
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Store how far the caller is, everything polled so far or the given offsets; the broker has it on return."""
+        """Store how far the caller is, everything polled so far or the given offsets; the broker has it on return.
+
+        Raises OffsetNotStoredError when a broker did not take it. It is tried again every five seconds all the same.
+        """
         self._running()
         table = self._offsets().table
         if offsets is None:
             self._move_consumed()
-            await self._offsets().persist(list(self._assignments))
+            await self._store_now(list(self._assignments))
             return
         for queue, offset in offsets.items():
             if offset < 0:
                 raise ClientError(f"offset {offset} for {queue} cannot be committed: it must not be negative")
             table.update(self._real(queue), offset)
-        await self._offsets().persist([self._real(queue) for queue in offsets])
+        await self._store_now([self._real(queue) for queue in offsets])
+
+    async def _store_now(self, queues: list[MessageQueue]) -> None:
+        failed = await self._offsets().persist(queues)
+        if failed:
+            raise OffsetNotStoredError(self._shown(failed))
 
     def _move_consumed(self) -> None:
         table = self._offsets().table

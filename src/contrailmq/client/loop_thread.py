@@ -26,6 +26,8 @@ class LoopThread:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.owners = 0
+        self._gate = threading.RLock()  # a signal handler may shut a client down in the middle of a call
+        self._is_ending = False
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._run, name="contrailmq-loop", daemon=True)
         self._thread.start()
@@ -48,7 +50,9 @@ class LoopThread:
                 return
             if _shared is self:
                 _shared = None
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with self._gate:
+            self._is_ending = True
+            self._loop.call_soon_threadsafe(self._loop.stop)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -65,7 +69,9 @@ class LoopThread:
                 f"this client was made in process {self.pid} and is used in its fork {os.getpid()}: "
                 "make clients after the fork"
             )
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._gate:
+            self._check_not_ending(work)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[object, object, T]) -> T:
         """Run on the loop and wait here. Interrupting the wait cancels the work."""
@@ -78,7 +84,9 @@ class LoopThread:
         if os.getpid() != self.pid:
             self.submit(work)  # raises
         call = _Call(work)
-        self._loop.call_soon_threadsafe(call.begin)
+        with self._gate:  # what is begun before the end is ended by it; nothing is begun after it, and waited for
+            self._check_not_ending(work)
+            self._loop.call_soon_threadsafe(call.begin)
         try:
             call.ended.acquire()
         except BaseException:  # Ctrl-C: nobody waits any more, so the call ends on its loop
@@ -89,6 +97,11 @@ class LoopThread:
             return call.task.result()
         except asyncio.CancelledError:
             raise ClientStateError("the client was shut down while this call waited") from None
+
+    def _check_not_ending(self, work: Coroutine[object, object, T]) -> None:
+        if self._is_ending:
+            work.close()
+            raise ClientStateError("the client was shut down by another thread: make a new one")
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

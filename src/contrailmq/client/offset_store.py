@@ -12,6 +12,7 @@ from Java to Python and keep its place.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +22,8 @@ from contrailmq.client.errors import ClientError
 from contrailmq.message import ContrailError, MessageQueue
 from contrailmq.wire.admin_bodies import ResetOffsetBody
 from contrailmq.wire.bodies import decode_body, encode_body
+
+_log = logging.getLogger("contrailmq.client.offsets")
 
 NO_OFFSET = -1
 
@@ -88,8 +91,12 @@ class LocalOffsetStore:
     async def persist(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
         wanted = set(queues)
         offsets = {queue: offset for queue, offset in self.table.items() if queue in wanted}
-        if offsets:
-            await asyncio.to_thread(write_offset_file, self.path, offsets)
+        try:
+            if offsets:
+                await asyncio.to_thread(write_offset_file, self.path, offsets)
+        except (OSError, ClientError) as exc:
+            _log.warning("offsets were not written to %s, the next round tries again: %s", self.path, exc)
+            return list(offsets)
         return []
 
 

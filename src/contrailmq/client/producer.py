@@ -106,10 +106,12 @@ class Producer:
             return
         sender = self._sender
         assert sender is not None
-        if self._trace is not None:
-            await self._trace.close()
-        await sender.instance.leave_producer(sender)
-        await sender.instance.release()
+        try:
+            if self._trace is not None:
+                await self._trace.close()
+            await sender.instance.leave_producer(sender)
+        finally:  # also when it was cancelled
+            await sender.instance.release()
 
     # Sending.
     async def send(

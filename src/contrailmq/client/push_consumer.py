@@ -144,6 +144,19 @@ class PushConsumer(GroupConsumer):
             self._concurrent = ConcurrentConsumption(options, pool, table, send_back, watch, instance.spawn)
 
     async def _close_all(self) -> None:
+        try:
+            await self._end_consumption()
+        finally:  # also when it failed or was cancelled: a member that does not consume would keep its queues for ever
+            if self._pool is not None:
+                self._pool.abandon()
+            for assignment in self._assignments.values():
+                assignment.abandon()
+            self._assignments.clear()
+            if self._trace is not None:
+                await self._trace.close()
+            await self._leave()
+
+    async def _end_consumption(self) -> None:
         await self._stop_tasks()
         for assignment in self._assignments.values():
             for task in assignment.tasks[:1]:  # the pull loop; an orderly queue's second task ends below
@@ -163,10 +176,6 @@ class PushConsumer(GroupConsumer):
         await self._persist_finally(list(self._assignments))
         if self._orderly is not None and self._locks is not None and self.options.model is MessageModel.CLUSTERING:
             await self._locks.unlock(list(self._assignments))
-        self._assignments.clear()
-        if self._trace is not None:
-            await self._trace.close()
-        await self._leave()
 
     # Dynamic operations.
     def suspend(self) -> None:
