@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from broker.harness import Bench, Link, pull_fields, send_fields
+from contrailmq.broker import persistence, supervision
 from contrailmq.broker import registration as registration_module
-from contrailmq.broker import supervision
+from contrailmq.broker.config_files import TableSaveError
 from contrailmq.broker.persistence import SavePause, TableSaver
 from contrailmq.broker.registration import Registration
 from contrailmq.broker.supervision import FAILURES_MAX, Supervisor
@@ -278,7 +279,7 @@ def test_only_marked_tables_are_written_and_a_full_disk_keeps_them_marked(tmp_pa
         with ThreadPoolExecutor(1) as worker:
             saver = TableSaver(tmp_path / "config", {"a.json": lambda: "A", "b.json": lambda: "B"}, worker)
             (tmp_path / "config").write_text("in the way")
-            with pytest.raises(OSError, match="config"):
+            with pytest.raises(TableSaveError, match=r"config.a\.json cannot be saved: .*: make room"):
                 await saver.save("a.json")
             (tmp_path / "config").unlink()
             await saver.save()
@@ -288,6 +289,82 @@ def test_only_marked_tables_are_written_and_a_full_disk_keeps_them_marked(tmp_pa
             assert (tmp_path / "config" / "c.json").read_text() == "{}"
 
     asyncio.run(run())
+
+
+def test_what_a_full_disk_refused_is_written_as_soon_as_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A topic made meanwhile would be forgotten by a crash; nobody need change anything for it to be saved."""
+    monkeypatch.setattr(persistence, "RETRY_S", 0)
+    caplog.set_level("INFO")
+
+    async def run() -> None:
+        tries = 0
+
+        def snapshot() -> str:
+            nonlocal tries
+            tries += 1
+            if tries == 5:
+                (tmp_path / "config").unlink()
+                has_room.set()
+            return "A"
+
+        has_room = asyncio.Event()
+        (tmp_path / "config").write_text("in the way")
+        with ThreadPoolExecutor(1) as worker:
+            saver = TableSaver(tmp_path / "config", {"a.json": snapshot}, worker)
+            running = asyncio.ensure_future(saver.run())
+            with pytest.raises(TableSaveError):
+                await saver.save("a.json")
+            await has_room.wait()
+            await saver.save()  # waits for the one that is under way, and has nothing to do itself
+            running.cancel()
+        assert (tmp_path / "config" / "a.json").read_text() == "A"
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert [line for line in caplog.messages if "saved" in line] == [
+        f"{tmp_path}/config/a.json cannot be saved: File exists: make room or mend the directory; what changed is in "
+        "effect, and is saved as soon as that works",
+        f"the tables in {tmp_path}/config are saved again",
+    ]
+
+
+def test_each_table_is_written_whatever_becomes_of_the_others(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as worker:
+        saver = TableSaver(tmp_path, {"a.json": lambda: "A", "b.json": lambda: "B"}, worker)
+        (tmp_path / "a.json.tmp").mkdir()
+        with pytest.raises(TableSaveError, match=r"a\.json cannot be saved"):
+            saver.save_all_now()
+    assert (tmp_path / "b.json").read_text() == "B"
+
+
+def test_a_service_that_cannot_be_stopped_does_not_keep_the_others_from_it() -> None:
+    stopped: list[str] = []
+
+    class Stopping:
+        interval_ms = 1000
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def start(self) -> None: ...
+
+        def tick(self, now_ms: int) -> None: ...
+
+        def stop(self) -> None:
+            stopped.append(self.name)
+            if self.name == "second":
+                raise OSError("no room")
+
+    async def run() -> None:
+        supervisor = Supervisor(lambda: 0, lambda name: None)
+        for name in ("first", "second", "third"):
+            supervisor.add(Stopping(name))
+        with pytest.raises(OSError, match="no room"):
+            await supervisor.stop()
+
+    asyncio.run(run())
+    assert stopped == ["third", "second", "first"]
 
 
 # ------------------------------------------------------------------------------------------------------- many clients

@@ -226,17 +226,59 @@ def test_offsets_of_the_reference_are_read_with_bare_integer_keys(tmp_path: Path
     assert table.topics_of_group("Golden_cg_retry") == {"GoldenRetry", "%RETRY%Golden_cg_retry"}
 
 
-def test_saving_keeps_the_previous_version_and_loading_falls_back_to_it(tmp_path: Path) -> None:
+def test_saving_keeps_the_previous_version_and_loading_falls_back_to_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "config" / "t.json"
     config_files.save(path, config_files.pretty({"a": 1}))
     config_files.save(path, config_files.pretty({"a": 2}))
-    assert config_files.load(path) == {"a": 2}
+    assert config_files.load(path, dict) == {"a": 2}
     path.write_text("{ torn")
-    assert config_files.load(path) == {"a": 1}
+    assert config_files.load(path, dict) == {"a": 1}
+    assert "its previous version is taken" in caplog.text
     path.with_name("t.json.bak").write_text("")
     with pytest.raises(ConfigFileError, match=r"t\.json: .*empty"):
-        config_files.load(path)
-    assert config_files.load(tmp_path / "absent.json") is None
+        config_files.load(path, dict)
+    assert config_files.load(tmp_path / "absent.json", dict) is None
+
+
+BROKEN = [
+    ("topics", '{"topicConfigTable":{"a":5}}', "'a' in topicConfigTable must be an object and is a int"),
+    ("topics", '{"topicConfigTable":[]}', "topicConfigTable must be an object and is a list"),
+    ("topics", '{"topicConfigTable":{"a":{"perm":6}}}', "topicName=None of a topic"),
+    ("topics", '{"dataVersion":{"counter":"x"},"topicConfigTable":{}}', "'x'"),
+    ("topics", '{"dataVersion":{"counter":1.5},"topicConfigTable":{}}', "1.5 where a whole number is needed"),
+    ("topics", '{"a":' * 100_000, "recursion"),
+    ("groups", '{"subscriptionGroupTable":{"g":[]}}', "'g' in subscriptionGroupTable must be an object"),
+    ("groups", '{"forbiddenTable":{"g":5}}', "'g' in forbiddenTable must be an object"),
+    ("groups", '{"forbiddenTable":{"g":{"T":"x"}}}', "'x' in forbiddenTable"),
+    ("offsets", '{"offsetTable":{"t@g":{"0":"x"}}}', "'x'"),
+    ("offsets", '{"offsetTable":[1]}', "offsetTable must be an object and is a list"),
+    ("offsets", '{"offsetTable":{"t@g":[5]}}', "'t@g' in offsetTable must be an object"),
+    ("offsets", '{"offsetTable":{"t@g":{"0":NaN}}}', "nan where a whole number is needed"),
+]
+
+
+@pytest.mark.parametrize(("table", "text", "hint"), BROKEN)
+def test_a_table_that_makes_no_sense_is_refused_or_its_previous_version_taken(
+    table: str, text: str, hint: str, tmp_path: Path
+) -> None:
+    """Never an empty table in silence: topics, groups or offsets would be forgotten at the next save."""
+
+    def load() -> TopicTable | GroupTable | OffsetTable:
+        fresh = {"topics": TopicTable, "groups": GroupTable, "offsets": OffsetTable}[table](now_ms=now)
+        fresh.load(path)
+        return fresh
+
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    with pytest.raises(ConfigFileError) as refused:
+        load()
+    assert hint in str(refused.value)
+    assert "mend the file, or remove it" in str(refused.value)
+    good = {"dataVersion": {"counter": 7, "stateVersion": 0, "timestamp": 1}}
+    path.with_name("t.json.bak").write_text(config_files.pretty(good))
+    assert load().version.counter == 7
 
 
 def test_strings_that_look_like_bare_keys_are_left_alone() -> None:

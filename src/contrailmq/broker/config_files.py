@@ -1,20 +1,26 @@
 """The JSON files under `store/config`, in the reference's form: tab-indented, the previous version beside it as `.bak`.
 
 A table is saved by writing a new file, syncing it and renaming it over the old one, so a crash leaves the old version
-or the new one. Loading falls back to `.bak` when the file is missing, empty or not readable as JSON. Java writes
-integer keys without quotes (`{0:12}`), which is not JSON: reading takes both forms, writing quotes them, which Java
-reads as well.
+or the new one. Loading falls back to `.bak`, and says so, when the file is missing, empty or cannot be used. Java
+writes integer keys without quotes (`{0:12}`), which is not JSON: reading takes both forms, writing quotes them, which
+Java reads as well.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from contrailmq.message import ContrailError
+
+log = logging.getLogger("contrailmq.broker")
+
+T = TypeVar("T")
 
 _STRING_OR_BARE_KEY: Final = re.compile(r'"(?:[^"\\]|\\.)*"|(?P<before>[{,]\s*)(?P<key>-?[0-9]+)(?=\s*:)')
 
@@ -23,6 +29,16 @@ Json = dict[str, object]
 
 class ConfigFileError(ContrailError):
     """Neither the file nor its backup can be read; starting with an empty table would forget topics or offsets."""
+
+
+class TableSaveError(ContrailError, OSError):
+    """A table is not on disk; what changed is in effect meanwhile, and whoever saves tries again."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(
+            f"{path} cannot be saved: {error.strerror or error}: make room or mend the directory; "
+            "what changed is in effect, and is saved as soon as that works"
+        )
 
 
 class DataVersion:
@@ -50,32 +66,53 @@ class DataVersion:
     def read(self, data: object) -> None:
         """Take over what a file or a master said; 4.x has no stateVersion, or no version at all."""
         if isinstance(data, dict):
-            self.counter = int(data.get("counter", 0))
-            self.state_version = int(data.get("stateVersion", 0))
-            self.timestamp = int(data.get("timestamp", 0))
+            parts = [whole_number(data.get(key, 0)) for key in ("counter", "stateVersion", "timestamp")]
+            self.counter, self.state_version, self.timestamp = parts
 
 
-def load(path: Path) -> Json | None:
-    """The object in the file, else in its `.bak`; None when there is neither; ConfigFileError when both are bad."""
+def load(path: Path, read: Callable[[Json], T]) -> T | None:
+    """What `read` makes of the file, else of its `.bak`; None when there is neither, ConfigFileError when both are bad.
+
+    `read` takes all or nothing: it raises ValueError, TypeError or a ContrailError before it changes anything.
+    """
     problems = []
     for candidate in (path, path.with_name(path.name + ".bak")):
         try:
             text = candidate.read_text("utf-8")
+            if not text.strip():
+                raise ValueError("empty")
+            result = read(parse(text))
         except FileNotFoundError:
             continue
-        except (OSError, UnicodeDecodeError) as exc:
+        except (OSError, ValueError, TypeError, OverflowError, RecursionError, ContrailError) as exc:
             problems.append(f"{candidate}: {exc}")
             continue
-        if not text.strip():
-            problems.append(f"{candidate}: empty")
-            continue
-        try:
-            return parse(text)
-        except ValueError as exc:
-            problems.append(f"{candidate}: {exc}")
+        if problems:
+            log.warning("%s; its previous version is taken: %s", problems[0], candidate)
+        return result
     if problems:
         raise ConfigFileError("; ".join(problems) + ": mend the file, or remove it to start with an empty table")
     return None
+
+
+def entries(data: Json, key: str) -> dict[str, Json]:
+    """The objects of a table in a file, by name; none when it has no such table, ValueError when it is no table."""
+    table = data.get(key)
+    if table is None:
+        return {}
+    if not isinstance(table, dict):
+        raise ValueError(f"{key} must be an object and is a {type(table).__name__}")
+    for name, entry in table.items():
+        if not isinstance(entry, dict):
+            raise ValueError(f"{name[:64]!r} in {key} must be an object and is a {type(entry).__name__}")
+    return table
+
+
+def whole_number(value: object) -> int:
+    """A number of a file, with or without quotes; ValueError when it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"{value!r} where a whole number is needed")
+    return int(value)
 
 
 def parse(text: str) -> Json:
@@ -95,7 +132,17 @@ def compact(data: object) -> bytes:
 
 
 def save(path: Path, text: str) -> None:
-    """Replace the file atomically and keep the old version as `.bak`. Blocks on the disk: call it off the loop."""
+    """Replace the file atomically and keep the old version as `.bak`; TableSaveError when the disk refuses.
+
+    Blocks on the disk: call it off the loop.
+    """
+    try:
+        _replace(path, text)
+    except OSError as exc:
+        raise TableSaveError(path, exc) from exc
+
+
+def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".tmp")
     with open(fresh, "w", encoding="utf-8") as file:

@@ -27,7 +27,7 @@ from concurrent.futures import Executor, Future
 from typing import Final
 
 from contrailmq.broker import config_files
-from contrailmq.broker.config_files import DataVersion
+from contrailmq.broker.config_files import DataVersion, Json, TableSaveError, whole_number
 from contrailmq.broker.handlers import Handlers, success
 from contrailmq.broker.incoming import IncomingMessage, Refusal
 from contrailmq.broker.node import BrokerNode
@@ -105,11 +105,7 @@ class DelayService:
 
         A slave's offsets stay its master's: they may be ahead of its queues.
         """
-        data = config_files.load(self._path) or {}
-        self._version.read(data.get("dataVersion"))
-        table = data.get("offsetTable")
-        if isinstance(table, dict):
-            self.offsets = {int(level): int(offset) for level, offset in table.items()}
+        config_files.load(self._path, self._read_table)
         for topic, queue_id in self._store.queues():
             if topic == SystemTopic.SCHEDULE:
                 self.offsets.setdefault(queue_id + 1, 0)
@@ -117,6 +113,14 @@ class DelayService:
             for level, offset in self.offsets.items():
                 self.offsets[level] = self._within_queue(level, offset)
         self._note_saved(dict(self.offsets), self.text())
+
+    def _read_table(self, data: Json) -> None:
+        table = data.get("offsetTable", {})
+        if not isinstance(table, dict):
+            raise ValueError("delay offsets without an offsetTable")
+        offsets = {int(level): whole_number(offset) for level, offset in table.items()}
+        self._version.read(data.get("dataVersion"))
+        self.offsets = offsets
 
     def stop(self) -> None:
         self._job.wait()
@@ -336,7 +340,12 @@ class DelayService:
     # --- saving
 
     def _save_when_due(self, now_ms: int) -> None:
-        if not self._job.poll() or 0 <= now_ms - self._saved_ms < self._store.config.flush_delay_offset_interval:
+        try:
+            is_free = self._job.poll()
+        except TableSaveError as exc:  # a full disk: a crash now repeats more, nothing is lost
+            log.error("%s", exc)
+            return
+        if not is_free or 0 <= now_ms - self._saved_ms < self._store.config.flush_delay_offset_interval:
             return
         self._saved_ms = now_ms
         if self.offsets != self._saved:

@@ -187,23 +187,19 @@ class GroupTable:
         }
 
     def load(self, path: Path) -> None:
-        data = config_files.load(path)
-        if data is not None:
-            self.read(data)
+        config_files.load(path, self.read)
 
     def read(self, data: Json) -> None:
         """Replace the table by what a file or a master says; the reference's own groups stay."""
-        table = data.get("subscriptionGroupTable")
-        groups = [Group.from_json(entry) for entry in table.values()] if isinstance(table, dict) else []
+        groups = [Group.from_json(entry) for entry in config_files.entries(data, "subscriptionGroupTable").values()]
+        forbidden = {
+            group: {topic: _mask(bits) for topic, bits in masks.items()}
+            for group, masks in config_files.entries(data, "forbiddenTable").items()
+        }
+        self.version.read(data.get("dataVersion"))
         self._groups = {group.name: group for group in groups}
         self.add_defaults(SYSTEM_GROUPS)
-        forbidden = data.get("forbiddenTable")
-        self._forbidden = (
-            {str(group): {str(topic): int(bits) for topic, bits in masks.items()} for group, masks in forbidden.items()}
-            if isinstance(forbidden, dict)
-            else {}
-        )
-        self.version.read(data.get("dataVersion"))
+        self._forbidden = forbidden
 
     def take_over(self, other: GroupTable) -> None:
         """A slave's table becomes its master's. Nobody is told."""
@@ -221,6 +217,12 @@ def check_group_values(group: Group) -> None:
         value = getattr(group, _KEYS[key])
         if not low <= value <= high:
             raise GroupError(f"{key}={value} of subscription group {group.name}: {low} to {high} are allowed")
+
+
+def _mask(bits: object) -> int:
+    if not isinstance(bits, int):
+        raise GroupError(f"{bits!r} in forbiddenTable: a whole number is needed")
+    return bits
 
 
 def _typed(key: str, value: object, kind: object) -> object:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from contrailmq.broker import config_files
-from contrailmq.broker.config_files import DataVersion, Json
+from contrailmq.broker.config_files import DataVersion, Json, whole_number
 
 SEPARATOR: Final = "@"
 PULLS_PER_VERSION: Final = 500  # commits between two data versions (consumerOffsetUpdateVersionStep)
@@ -133,15 +133,13 @@ class OffsetTable:
         }
 
     def load(self, path: Path) -> None:
-        data = config_files.load(path)
-        if data is not None:
-            self.read(data)
+        config_files.load(path, self.read)
 
     def read(self, data: Json) -> None:
         """Replace the table by what a file or a master says; 4.x has neither version nor pull offsets."""
-        self._offsets = _from_json(data.get("offsetTable"))
-        self._pull_offsets = _from_json(data.get("pullOffsetTable"))
+        offsets, pull_offsets = _from_json(data, "offsetTable"), _from_json(data, "pullOffsetTable")
         self.version.read(data.get("dataVersion"))
+        self._offsets, self._pull_offsets = offsets, pull_offsets
 
     def take_over(self, other: OffsetTable) -> bool:
         """A slave's table becomes its master's, also where a group is gone; False when it is that already.
@@ -171,11 +169,8 @@ def _to_json(table: _Table) -> Json:
     return {key: {str(queue_id): offset for queue_id, offset in queues.items()} for key, queues in table.items()}
 
 
-def _from_json(data: object) -> _Table:
-    if not isinstance(data, dict):
-        return {}
+def _from_json(data: Json, key: str) -> _Table:
     return {
-        str(key): {int(queue_id): int(offset) for queue_id, offset in queues.items()}
-        for key, queues in data.items()
-        if isinstance(queues, dict)
+        name: {int(queue_id): whole_number(offset) for queue_id, offset in queues.items()}
+        for name, queues in config_files.entries(data, key).items()
     }

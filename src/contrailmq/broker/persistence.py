@@ -4,6 +4,9 @@
 is made on the loop, where nothing changes under it; writing, syncing and renaming happen in the worker. Saves do not
 overlap.
 
+A disk that is full or not writable ends nothing: consumers go on, what could not be written stays marked and is tried
+again every second, and the log says when it began and when it was over.
+
 What a broker did not save before it was killed, consumers get again. So offsets are saved soon after they changed, as
 often as that is cheap (`SavePause`), and never later than flushConsumerOffsetInterval.
 """
@@ -18,10 +21,12 @@ from pathlib import Path
 from typing import Final
 
 from contrailmq.broker import config_files
+from contrailmq.broker.config_files import TableSaveError
 
 log = logging.getLogger("contrailmq.broker")
 
 SOONEST_S: Final = 0.2
+RETRY_S: Final = 1.0  # between two tries to write what the disk refused
 SHARE: Final = 20  # a save that takes t is followed by a pause of 20 t: one part in twenty of a thread and of the disk
 
 
@@ -47,6 +52,8 @@ class TableSaver:
         self._worker = worker
         self._marked: set[str] = set()
         self._lock = asyncio.Lock()
+        self._is_due = asyncio.Event()
+        self._is_failing = False
 
     def add(self, name: str, snapshot: Callable[[], str]) -> None:
         """One more file to look after."""
@@ -56,8 +63,23 @@ class TableSaver:
         assert name in self._snapshots
         self._marked.add(name)
 
+    def mark_soon(self, name: str) -> None:
+        """Mark, and have `run` write it."""
+        self.mark(name)
+        self._is_due.set()
+
+    async def run(self) -> None:
+        """Write what is marked for `run`, and again what could not be written. For ever."""
+        while True:
+            await self._is_due.wait()
+            self._is_due.clear()
+            try:
+                await self.save()
+            except TableSaveError:  # logged, and due again
+                await asyncio.sleep(RETRY_S)
+
     async def save(self, *names: str) -> None:
-        """Write the marked files and those named; OSError when the disk refuses, and they stay marked."""
+        """Write the marked files and those named; TableSaveError when the disk refuses, and `run` tries again."""
         for name in names:
             self.mark(name)
         async with self._lock:
@@ -65,9 +87,16 @@ class TableSaver:
             texts = {name: self._snapshots[name]() for name in marked}
             try:
                 await asyncio.get_running_loop().run_in_executor(self._worker, self._write, texts)
-            except OSError:
+            except TableSaveError as exc:
                 self._marked |= marked
+                self._is_due.set()
+                if not self._is_failing:
+                    log.error("%s", exc)
+                self._is_failing = True
                 raise
+            if self._is_failing and texts:
+                self._is_failing = False
+                log.info("the tables in %s are saved again", self._directory)
 
     def save_all_now(self) -> None:
         """Write every file from this thread: the last act of a broker that stops."""
@@ -75,5 +104,12 @@ class TableSaver:
         self._write({name: snapshot() for name, snapshot in self._snapshots.items()})
 
     def _write(self, texts: Mapping[str, str]) -> None:
+        """Each of them, whatever becomes of the others; then the first error."""
+        errors = []
         for name, text in texts.items():
-            config_files.save(self._directory / name, text)
+            try:
+                config_files.save(self._directory / name, text)
+            except TableSaveError as exc:
+                errors.append(exc)
+        if errors:
+            raise errors[0]

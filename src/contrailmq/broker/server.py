@@ -12,6 +12,7 @@ that is due now and then).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from typing import Final
 from contrailmq.broker.admin import ClientAdmin, GroupAdmin, OffsetAdmin, ProgressAdmin, RuntimeAdmin, TopicAdmin
 from contrailmq.broker.advertise import advertised_address
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError, with_our_defaults
-from contrailmq.broker.config_files import ConfigFileError
+from contrailmq.broker.config_files import ConfigFileError, TableSaveError
 from contrailmq.broker.consumer_offsets import OffsetProcessor
 from contrailmq.broker.delay import DelayService
 from contrailmq.broker.handlers import Handlers
@@ -97,7 +98,6 @@ class BrokerServer:
         self._table_worker = ThreadPoolExecutor(1, "contrailmq-tables")
         self._cold_readers = ThreadPoolExecutor(COLD_READERS, "contrailmq-cold-read")
         self._client = RemotingClient()
-        self._are_tables_due = asyncio.Event()
         self._save_pause = SavePause()
         self._is_running = False
         self._changed: dict[str, str] = {}
@@ -169,13 +169,15 @@ class BrokerServer:
         except TimeoutError:
             self.handlers.cancel()
         await self._close_ports(drain_s)
-        await self.supervisor.stop()
-        await self._client.close()
-        self.node.dispatch_now()
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._table_worker, self.saver.save_all_now)
-        await loop.run_in_executor(None, self.store.close)
-        self._end_workers()
+        # What cannot be saved is raised in the end: the rest is saved, and the store closed, all the same.
+        async with contextlib.AsyncExitStack() as acts:
+            acts.callback(self._end_workers)
+            acts.push_async_callback(lambda: loop.run_in_executor(None, self.store.close))
+            acts.push_async_callback(lambda: loop.run_in_executor(self._table_worker, self.saver.save_all_now))
+            acts.callback(self.node.dispatch_now)
+            acts.push_async_callback(self._client.close)
+            await self.supervisor.stop()
         log.info("broker %s stopped", self.config.broker_name)
 
     async def kill(self) -> None:
@@ -246,7 +248,7 @@ class BrokerServer:
         self.slave_sync: SlaveSync | None = None
         node.when_registered = self.registration.when_registered
         node.topics.listen(lambda topic: self._topics_changed())
-        node.groups.listen(lambda: self._mark("subscriptionGroup.json"))
+        node.groups.listen(lambda: self.saver.mark_soon("subscriptionGroup.json"))
         self._register_processors()
         self.store.on_durable(lambda offset: self._hop(loop, lambda: node.durable(offset)))
         self.store.on_committed(lambda: self._hop(loop, node.committed))
@@ -272,7 +274,7 @@ class BrokerServer:
             self.runtime,
         ):
             processor.register(handlers)
-        self.transactions = TransactionService(node, self._table_worker, self._mark)
+        self.transactions = TransactionService(node, self._table_worker, self.saver.mark_soon)
         self.transactions.register(handlers)
         self.saver.add(METRICS_FILE, self.transactions.metrics.to_json)
         self.delay = DelayService(node, self._table_worker, self._cold_readers)
@@ -335,7 +337,7 @@ class BrokerServer:
         keep.every("client scan", CLIENT_SCAN_MS, lambda: self.members.expire(node.monotonic_ms()))
         keep.every("statistics", SAMPLE_MS, lambda: node.statistics.tick(node.now_ms()))
         keep.watch("offset saver", self._save_offsets)
-        keep.watch("table saver", self._save_tables)
+        keep.watch("table saver", self.saver.run)
         if self.slave_sync is not None:
             keep.watch("copy of the master's tables", self.slave_sync.run)
         if self.config.namesrv_addresses:
@@ -349,25 +351,12 @@ class BrokerServer:
             if offsets.is_dirty:
                 offsets.is_dirty = False
                 began_s = time.monotonic()
-                try:
+                with contextlib.suppress(TableSaveError):  # logged, and the table saver tries again
                     await self.saver.save("consumerOffset.json")
-                except OSError:
-                    offsets.is_dirty = True
-                    raise
                 self._save_pause.note(time.monotonic() - began_s)
 
-    async def _save_tables(self) -> None:
-        while True:
-            await self._are_tables_due.wait()
-            self._are_tables_due.clear()
-            await self.saver.save()
-
-    def _mark(self, name: str) -> None:
-        self.saver.mark(name)
-        self._are_tables_due.set()
-
     def _topics_changed(self) -> None:
-        self._mark("topics.json")
+        self.saver.mark_soon("topics.json")
         self.registration.register_soon()
 
     def _hop(self, loop: asyncio.AbstractEventLoop, news: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ watched in the same way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
@@ -68,10 +69,12 @@ class Supervisor:
         self._tasks.clear()
 
     async def stop(self) -> None:
+        """End the tasks and stop every service; what one of them raised is raised when all were told."""
         await self.abandon()
-        for service in reversed(self._services):
-            service.stop()
-        self._services.clear()
+        with contextlib.ExitStack() as acts:
+            for service in self._services:
+                acts.callback(service.stop)
+            self._services.clear()
 
     async def _ticks(self, service: Service) -> None:
         while True:

@@ -126,8 +126,11 @@ class Topic:
         """Read a TopicConfig of a file or of an admin's body; 4.x has no attributes."""
         attributes = data.get("attributes")
         filter_type = data.get("topicFilterType", SINGLE_TAG)
+        name = data.get("topicName")
+        if not isinstance(name, str) or not name:
+            raise TopicError(f"topicName={name!r} of a topic: a text is needed")
         return cls(
-            str(data["topicName"]),
+            name,
             read_queues=_number(data, "readQueueNums", 16),
             write_queues=_number(data, "writeQueueNums", 16),
             perm=_number(data, "perm", READ | WRITE),
@@ -263,17 +266,14 @@ class TopicTable:
         }
 
     def load(self, path: Path) -> None:
-        data = config_files.load(path)
-        if data is not None:
-            self.read(data)
+        config_files.load(path, self.read)
 
     def read(self, data: Json) -> None:
         """Replace the table by what a file or a master says."""
-        table = data.get("topicConfigTable")
-        topics = [Topic.from_json(entry) for entry in table.values()] if isinstance(table, dict) else []
+        topics = [Topic.from_json(entry) for entry in config_files.entries(data, "topicConfigTable").values()]
+        self.version.read(data.get("dataVersion"))
         self._topics.clear()
         self._topics.update((topic.name, topic) for topic in topics)
-        self.version.read(data.get("dataVersion"))
 
     def take_over(self, other: TopicTable) -> None:
         """A slave's table becomes its master's. Nobody is told."""

@@ -1,0 +1,53 @@
+"""A broker's life over real files: what goes wrong while it runs or stops costs as little as it must."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from contrailmq.broker.config import BrokerConfig
+from contrailmq.broker.config_files import TableSaveError
+from contrailmq.broker.server import BrokerServer
+from contrailmq.store import MessageStore, StoreConfig
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.header import Command
+from contrailmq.wire.transport import RemotingClient
+
+MIB = 1 << 20
+TOPIC = {"defaultTopic": "TBW102", "readQueueNums": 3, "writeQueueNums": 3, "perm": 6, "topicFilterType": "SINGLE_TAG"}
+
+
+def made(path: Path, **properties: str) -> BrokerServer:
+    own = {"brokerName": "b", "listenPort": "0", "bindAddress": "127.0.0.1"}
+    config, warnings = BrokerConfig.from_properties(own | properties)
+    assert not warnings
+    small: dict[str, object] = {"mapped_file_size_commit_log": MIB, "max_hash_slot_num": 1000, "max_index_num": 4000}
+    return BrokerServer(config, StoreConfig(path, **small))
+
+
+async def new_topic(client: RemotingClient, broker: BrokerServer, name: str) -> Command:
+    fields = TOPIC | {"topic": name, "order": False, "topicSysFlag": 0}
+    return await client.invoke(broker.address, RequestCode.UPDATE_AND_CREATE_TOPIC, fields, b"", 30)
+
+
+def test_a_table_that_cannot_be_saved_is_told_with_its_file_and_the_store_is_closed_all_the_same(
+    tmp_path: Path,
+) -> None:
+    async def serve() -> None:
+        broker, client = made(tmp_path), RemotingClient()
+        await broker.start()
+        (tmp_path / "config" / "topics.json.tmp").mkdir(parents=True)  # as a full disk: no new version can be written
+        answer = await new_topic(client, broker, "Made")
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert f"{tmp_path}/config/topics.json cannot be saved: Is a directory: make room" in (answer.remark or "")
+        assert "Made" in broker.node.topics
+        await client.close()
+        with pytest.raises(TableSaveError, match=r"topics\.json cannot be saved"):
+            await broker.stop()
+
+    asyncio.run(serve())
+    assert '"offsetTable"' in (tmp_path / "config" / "consumerOffset.json").read_text()
+    with MessageStore(StoreConfig(tmp_path, mapped_file_size_commit_log=MIB)) as store:
+        assert store.recovery.was_clean_exit
