@@ -9,7 +9,13 @@ import pytest
 
 import contrailmq.aio as aio
 from contrailmq import Message, MessageQueue, SendStatus, TransactionState
-from contrailmq.client.errors import ClientConfigError, NoNameServerError, NoRouteError, SendFailedError
+from contrailmq.client.errors import (
+    ClientConfigError,
+    NoNameServerError,
+    NoRouteError,
+    ReplyTimeoutError,
+    SendFailedError,
+)
 from contrailmq.client.hooks import ClientHooks, SendEvent
 from contrailmq.message import SysFlag
 from contrailmq.wire.acl import AclCredentials, sign_content, signed_content
@@ -297,6 +303,111 @@ def test_hooks_see_every_send_and_may_forbid_it() -> None:
             with pytest.raises(PermissionError):
                 await producer.send(Message("T", b"secret"))
         assert watch.seen == ["before", "ok", "before", "ResponseError"]
+
+    run(work())
+
+
+class Stamps(ClientHooks):
+    """Writes a new number into each message; raises where it is told to."""
+
+    def __init__(self, raises_in: str = "") -> None:
+        self.raises_in = raises_in
+        self.number = 0
+        self.ends: list[BaseException | None] = []
+
+    def check_send(self, event: SendEvent) -> None:
+        if event.messages[0].body == b"secret":
+            raise PermissionError("not this one")
+
+    def before_send(self, event: SendEvent) -> None:
+        for message in event.messages:
+            self.number += 1
+            message.properties["stamp"] = str(self.number)
+        if self.raises_in == "before":
+            raise ZeroDivisionError
+
+    def after_send(self, event: SendEvent) -> None:
+        self.ends.append(event.error)
+        if self.raises_in == "after":
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("raises_in", ["before", "after"])
+def test_a_hook_that_raises_changes_nothing(raises_in: str) -> None:
+    async def work() -> None:
+        hooks = Stamps(raises_in)
+        async with (
+            FakePeer(stored) as broker,
+            name_server(lambda _: route_to(("a", broker.address))) as namesrv,
+            aio.Producer("g", namesrv=namesrv.address, hooks=hooks) as producer,
+        ):
+            assert (await producer.send(Message("T", b"x"))).status is SendStatus.OK
+            broker.script = refused(13)
+            with pytest.raises(ResponseError):
+                await producer.send(Message("T", b"x"))
+            first, second = hooks.ends
+            assert first is None
+            assert isinstance(second, ResponseError)
+
+    run(work())
+
+
+def test_what_a_hook_writes_travels_with_each_send_of_an_object_and_with_batches() -> None:
+    async def work() -> None:
+        async with (
+            FakePeer(stored) as broker,
+            name_server(lambda _: route_to(("a", broker.address))) as namesrv,
+            aio.Producer("g", namesrv=namesrv.address, hooks=Stamps()) as producer,
+        ):
+            message = Message("T", b"x")
+            await producer.send(message)
+            await producer.send(message)
+            sent = [request.ext["i"] for request in broker.asked(RequestCode.SEND_MESSAGE_V2)]
+            assert ["stamp\x011\x02" in sent[0], "stamp\x012\x02" in sent[1]] == [True, True]
+            await producer.send_batch([Message("T", b"x"), Message("T", b"y")])
+            (batch,) = broker.asked(RequestCode.SEND_BATCH_MESSAGE)
+            assert b"stamp\x013\x02" in batch.body
+            assert b"stamp\x014\x02" in batch.body
+
+    run(work())
+
+
+def test_a_oneway_send_can_be_forbidden_too() -> None:
+    async def work() -> None:
+        hooks = Stamps()
+        async with (
+            FakePeer(lambda _: None) as broker,
+            name_server(lambda _: route_to(("a", broker.address))) as namesrv,
+            aio.Producer("g", namesrv=namesrv.address, hooks=hooks) as producer,
+        ):
+            with pytest.raises(PermissionError):
+                await producer.send_oneway(Message("T", b"secret"))
+            await producer.send_oneway(Message("T", b"x"))
+            await broker.wait_for(RequestCode.SEND_MESSAGE_V2)
+            (sent,) = broker.asked(RequestCode.SEND_MESSAGE_V2)
+            assert (sent.body, "stamp\x011\x02" in sent.ext["i"]) == (b"x", True)
+        assert hooks.ends == [None]
+
+    run(work())
+
+
+@pytest.mark.parametrize("silent", ["broker", "name server"])
+def test_a_request_that_was_not_stored_does_not_say_that_nobody_replied(silent: str) -> None:
+    async def work() -> None:
+        async with (
+            FakePeer(lambda _: None) as broker,
+            FakePeer(lambda _: None) as hung,
+            name_server(lambda _: route_to(("a", broker.address))) as namesrv,
+            aio.Producer("g", namesrv=(namesrv if silent == "broker" else hung).address) as producer,
+        ):
+            began_s = asyncio.get_running_loop().time()
+            with pytest.raises(SendFailedError):
+                await producer.request(Message("T", b"x"), timeout=0.2)
+            assert asyncio.get_running_loop().time() - began_s < 2.0  # request_timeout_s is 3
+            broker.script = stored
+            if silent == "broker":
+                with pytest.raises(ReplyTimeoutError):
+                    await producer.request(Message("T", b"x"), timeout=0.2)
 
     run(work())
 

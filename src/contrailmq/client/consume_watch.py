@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from contrailmq.client.hooks import ClientHooks, ConsumeEvent
+from contrailmq.client.hooks import ClientHooks, ConsumeEvent, tell
 from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import ConsumeOutcome, ConsumeResult
 from contrailmq.client.trace import ContextCode, TraceDispatcher, TracedMessage, after_record, before_record
 from contrailmq.message import MessageQueue, Property, create_unique_id
-
-_log = logging.getLogger("contrailmq.client.consumer")
-
 
 @dataclass(slots=True)
 class TopicCounts:
@@ -40,10 +36,7 @@ class ConsumeWatch:
         event = ConsumeEvent(self._group, queue, messages)
         self._open[id(messages)] = (event, time.monotonic(), create_unique_id())
         if self._hooks is not None:
-            try:
-                self._hooks.before_consume(event)
-            except Exception:  # noqa: BLE001 -- user code must not stop consumption
-                _log.exception("a before_consume hook raised; the message is consumed all the same")
+            tell(self._hooks.before_consume, event)
 
     def after(
         self,
@@ -65,10 +58,7 @@ class ConsumeWatch:
         event, began_s, request_id = self._open.pop(id(messages))
         event.outcome, event.error = outcome, error
         if self._hooks is not None:
-            try:
-                self._hooks.after_consume(event)
-            except Exception:  # noqa: BLE001 -- user code must not stop consumption
-                _log.exception("an after_consume hook raised; the outcome stands")
+            tell(self._hooks.after_consume, event)
         if self._trace is not None:
             code = ContextCode.SUCCESS if is_success else ContextCode.EXCEPTION if error else ContextCode.FAILED
             self._trace_call(messages, request_id, began_s, code)

@@ -9,12 +9,25 @@ are a setting of the clients (`trace=True`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from contrailmq.client.results import ConsumeOutcome, SendResult
 from contrailmq.message import Message, MessageQueue, StoredMessage
+
+
+_log = logging.getLogger("contrailmq.client")
+E = TypeVar("E")
+
+
+def tell(hook: Callable[[E], None], event: E) -> None:
+    """A hook that raises is logged, and changes nothing."""
+    try:
+        hook(event)
+    except Exception:  # noqa: BLE001 -- user code that looks on must not stop what it looks at
+        _log.exception("hook %r raised; nothing changes by that", hook)
 
 
 @dataclass(slots=True)

@@ -22,8 +22,14 @@ from collections.abc import Sequence
 from typing import Final, Self, Unpack
 
 from contrailmq.client.batch import check_batch, pack_batch
-from contrailmq.client.errors import CREATE_REPLY_MESSAGE, ClientConfigError, ClientError, ReplyTimeoutError
-from contrailmq.client.hooks import SendEvent
+from contrailmq.client.errors import (
+    CREATE_REPLY_MESSAGE,
+    ClientConfigError,
+    ClientError,
+    ReplyTimeoutError,
+    SendFailedError,
+)
+from contrailmq.client.hooks import ClientHooks, SendEvent, tell
 from contrailmq.client.instance import ClientInstance
 from contrailmq.client.life import Life, State
 from contrailmq.client.namespace import wrap
@@ -164,7 +170,19 @@ class Producer:
         outgoing = await sender.prepare(message)
         if selector is not None:
             queue = await sender.select(message, selector, arg)
-        await sender.send_oneway(outgoing, queue)
+        hooks = self.options.hooks
+        if hooks is None:
+            await sender.send_oneway(outgoing, queue)
+            return
+        event = SendEvent(self.group, message.topic, [message], queue)
+        outgoing = self._ask_hooks(hooks, event, outgoing)
+        try:
+            await sender.send_oneway(outgoing, queue)
+        except BaseException as exc:  # a cancellation too: the hook hears of every end
+            event.error = exc
+            raise
+        finally:
+            tell(hooks.after_send, event)
 
     async def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout: float | None = None
@@ -249,10 +267,7 @@ class Producer:
         event = SendEvent(self.group, messages[0].topic, messages, queue)
         start_s, start_ms = time.monotonic(), time.time_ns() // 1_000_000
         if hooks is not None:
-            hooks.check_send(event)
-            hooks.before_send(event)
-            if not outgoing.is_batch:  # hooks may have added properties
-                outgoing.properties = {**messages[0].properties, **outgoing.properties}
+            outgoing = self._ask_hooks(hooks, event, outgoing)
         try:
             event.result = await sender.send(outgoing, timeout_s=timeout_s, queue=queue)
         except BaseException as exc:
@@ -260,15 +275,27 @@ class Producer:
             raise
         finally:
             if hooks is not None:
-                hooks.after_send(event)
-            self._trace_send(event, outgoing, start_ms=start_ms, cost_ms=round((time.monotonic() - start_s) * 1000))
+                tell(hooks.after_send, event)
+            cost_ms = round((time.monotonic() - start_s) * 1000)
+            self._trace_send(sender, event, outgoing, start_ms=start_ms, cost_ms=cost_ms)
         return event.result
 
-    def _trace_send(self, event: SendEvent, outgoing: Outgoing, *, start_ms: int, cost_ms: int) -> None:
+    def _ask_hooks(self, hooks: ClientHooks, event: SendEvent, outgoing: Outgoing) -> Outgoing:
+        """`check_send` may forbid; what `before_send` adds to the messages' properties travels with them."""
+        hooks.check_send(event)
+        tell(hooks.before_send, event)
+        if outgoing.is_batch:
+            return self.pack(event.messages)
+        outgoing.properties = {**outgoing.properties, **event.messages[0].properties}
+        return outgoing
+
+    def _trace_send(
+        self, sender: Sender, event: SendEvent, outgoing: Outgoing, *, start_ms: int, cost_ms: int
+    ) -> None:
         result = event.result
         if self._trace is None or (result is not None and not result.is_trace_on):
             return
-        address = self._running().instance.master_address(result.queue.broker_name) if result is not None else None
+        address = sender.instance.master_address(result.queue.broker_name) if result is not None else None
         traced = TracedMessage(
             topic=event.topic,
             message_id=outgoing.message_id,
@@ -301,7 +328,10 @@ class Producer:
         selector: Selector | None = None,
         arg: object = None,
     ) -> StoredMessage:
-        """Send a request and wait for a consumer's reply. Raises ReplyTimeoutError when none comes in time."""
+        """Send a request and wait for a consumer's reply, all within `timeout`.
+
+        Raises ReplyTimeoutError when the request was stored and no reply came; what `send` raises when it was not.
+        """
         sender = self._running()
         instance = sender.instance
         correlation_id = str(uuid.uuid4())
@@ -313,16 +343,20 @@ class Producer:
             Property.TTL: str(round(timeout * 1000)),
         }
         topic = wrap(self.options.namespace, message.topic)
-        if topic not in instance.routes:  # the broker must know this client before the reply comes
-            await sender.queues_of(topic)
-            await instance.send_heartbeats()
         reply: asyncio.Future[StoredMessage] = instance.loop.create_future()
         instance.replies[correlation_id] = reply
+        is_stored = False
         try:
             async with asyncio.timeout(timeout):
+                if topic not in instance.routes:  # the broker must know this client before the reply comes
+                    await sender.queues_of(topic)
+                    await instance.send_heartbeats()
                 await self.send(asked, queue=queue, selector=selector, arg=arg, timeout=timeout)
+                is_stored = True
                 return await reply
         except TimeoutError:
+            if not is_stored:
+                raise SendFailedError(message.topic, tries=1, elapsed_s=timeout, brokers=[], cause=None) from None
             raise ReplyTimeoutError(message.topic, correlation_id=correlation_id, timeout_s=timeout) from None
         finally:
             instance.replies.pop(correlation_id, None)
