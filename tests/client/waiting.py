@@ -71,7 +71,7 @@ async def everybody_rests() -> None:
             for client in instance._instances.values()
             for connection in client.remoting._connections.values()
             for entry in connection._waiting.values()
-            if entry.code != RequestCode.PULL_MESSAGE
+            if entry.code not in (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
         ]
         assert time.monotonic() < deadline_s, f"not answered: {waiting}"
         quiet = 0 if waiting else quiet + 1

@@ -63,6 +63,7 @@ class GroupConsumer(ABC):
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalance_wanted = asyncio.Event()
         self.start_ms = 0
+        self._version = 0
         self._was_entered = False
 
     async def __aenter__(self) -> Self:
@@ -100,7 +101,9 @@ class GroupConsumer(ABC):
         """Want a topic: `"*"`, tags as `"paid || shipped"`, or an `SqlFilter`. Also while running."""
         check_topic(topic)
         name = wrap(self._base_options.namespace, topic)
-        self._subscriptions[name] = make_subscription(name, expression, version=_now_ms())
+        # Brokers keep what has the higher version: a clock that was set back must not make a newer wish the older one.
+        self._version = max(_now_ms(), self._version + 1)
+        self._subscriptions[name] = make_subscription(name, expression, version=self._version)
         if self._life.is_running:
             self._running().heartbeat_soon()
             self._running().refresh_soon(name)
@@ -339,7 +342,7 @@ class GroupConsumer(ABC):
     async def _persist_loop(self) -> None:
         while True:
             await asyncio.sleep(self._base_options.persist_offsets_interval_s)
-            await self._offsets().persist(self._owned())
+            await self._offsets().persist(self._read())
 
     async def _persist_finally(self, queues: list[MessageQueue]) -> None:
         """The last chance: a broker that restarts right now is waited for, because what is not stored comes again."""
@@ -368,6 +371,10 @@ class GroupConsumer(ABC):
     @abstractmethod
     def _owned(self) -> Collection[MessageQueue]:
         """The queues that are this member's now."""
+
+    def _read(self) -> Collection[MessageQueue]:
+        """The queues whose offsets are stored every five seconds."""
+        return self._owned()
 
     @abstractmethod
     async def _take(self, queue: MessageQueue) -> bool:

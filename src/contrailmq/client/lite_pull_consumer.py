@@ -242,9 +242,8 @@ class LitePullConsumer(GroupConsumer):
             raise OffsetOutOfRangeError(f"offset {offset} of {queue} does not exist: the queue holds {low} to {high}")
         old = self._assigned_queue(real)
         await old.stop()
-        self._consumed.pop(real, None)
         self._offsets().table.remove(real)
-        self._offsets().table.update(real, offset)
+        self._consumed[real] = offset  # stored when it is time to commit, as after a poll
         self._begin(real, offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
@@ -280,6 +279,9 @@ class LitePullConsumer(GroupConsumer):
     # Queues come and go.
     def _owned(self) -> Collection[MessageQueue]:
         return list(self._assignments) if self._assigned is None else []
+
+    def _read(self) -> Collection[MessageQueue]:
+        return list(self._assignments)
 
     async def _take(self, queue: MessageQueue) -> bool:
         self._offsets().table.remove(queue)
