@@ -9,10 +9,11 @@ from typing import get_type_hints
 
 import pytest
 
-from contrailmq.client import settings
+import contrailmq.aio as aio
+from contrailmq.client import group_consumer, settings
 from contrailmq.client.batch import check_batch, item_bytes, pack_batch, split_batch
 from contrailmq.client.errors import ClientConfigError, NoNameServerError
-from contrailmq.client.name_servers import NameServers, parse_addresses
+from contrailmq.client.name_servers import HTTP_REFRESH_S, NameServers, parse_addresses
 from contrailmq.client.namespace import unwrap, wrap
 from contrailmq.client.producer import broker_of_handle, create_reply
 from contrailmq.client.routes import default_topic_route, parse_route, publish_queues, read_address, subscribe_queues
@@ -25,6 +26,7 @@ from contrailmq.wire.errors import RemoteProtocolError
 from contrailmq.wire.transport import RemotingClient
 
 from .messages import received
+from .waiting import MovedLoop
 
 ROUTE = (
     b'{"brokerDatas":[{"brokerAddrs":{"1":"h:2"},"brokerName":"b","cluster":"c"},'
@@ -279,6 +281,69 @@ def test_the_list_of_name_servers_can_come_from_a_web_address() -> None:
     asyncio.run(work())
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"no HTTP at all\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 24\r\n\r\n<html>Please log in</html",
+        b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\n\xff\xfe",
+        b"HTTP/1.0 503 Busy\r\n\r\n",
+        b"",
+    ],
+)
+def test_a_web_address_that_answers_no_list_is_an_error_and_does_not_replace_a_list(answer: bytes) -> None:
+    good = b"HTTP/1.0 200 OK\r\nContent-Length: 11\r\n\r\n127.0.0.1:1"
+
+    async def work() -> None:
+        asked, page = 0, answer
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal asked
+            asked += 1
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(page)
+            await writer.drain()
+            writer.close()
+
+        async def ask(match: str) -> None:
+            with pytest.raises(NoNameServerError, match=match):
+                await servers.invoke(RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout_s=0.2)
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        remoting = RemotingClient(connect_timeout_s=0.2)
+        port = server.sockets[0].getsockname()[1]
+        servers = NameServers(remoting, f"http://127.0.0.1:{port}/rocketmq/nsaddr")
+        await ask("cannot be read")
+        page = good
+        await ask("none of the NameServers")
+        page, asked = answer, 0
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, MovedLoop)
+        loop.now_s += HTTP_REFRESH_S + 1
+        for _ in range(3):
+            await ask("none of the NameServers")
+        assert (servers.addresses, asked) == (["127.0.0.1:1"], 1)  # and one failure is not waited for by every call
+        server.close()
+        await remoting.close()
+
+    with asyncio.Runner(loop_factory=MovedLoop) as runner:
+        runner.run(work())
+
+
+def test_a_newer_subscription_has_a_higher_version_though_the_clock_was_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = iter([5_000, 4_000, 4_000, 9_000])
+    monkeypatch.setattr(group_consumer, "_now_ms", lambda: next(times))
+    consumer = aio.PushConsumer("g", namesrv="127.0.0.1:1")
+    versions = []
+    for tags in ("a", "b", "c", "d"):
+        consumer.subscribe("T", tags)
+        versions.append(consumer.subscriptions["T"].version)
+    assert versions == [5_000, 5_001, 5_002, 9_000]
+
+
 # Settings.
 @pytest.mark.parametrize(
     ("typed", "options"),
@@ -304,7 +369,16 @@ def test_keyword_arguments_and_options_list_the_same_settings(
         lambda: settings.PushConsumerOptions(pull_batch_size=0),
         lambda: settings.PushConsumerOptions(max_span=65536),
         lambda: settings.LitePullConsumerOptions(auto_commit_interval_s=0.5),
+        lambda: settings.LitePullConsumerOptions(topic_metadata_interval_s=0),
+        lambda: settings.PushConsumerOptions(consume_timeout_s=0),
+        lambda: settings.PushConsumerOptions(shutdown_wait_s=-1),
+        lambda: settings.PushConsumerOptions(rebalance_interval_s=0),
+        lambda: settings.PushConsumerOptions(persist_offsets_interval_s=0),
+        lambda: settings.PushConsumerOptions(pull_retry_delay_s=-1),
+        lambda: settings.PushConsumerOptions(consume_timestamp_ms=-1),
         lambda: settings.ProducerOptions(retry_times=-1),
+        lambda: settings.ProducerOptions(max_message_bytes=0),
+        lambda: settings.ProducerOptions(compress_over_bytes=-1),
     ],
 )
 def test_settings_outside_their_range_are_refused_with_the_range(build: type) -> None:

@@ -12,9 +12,11 @@ that says what to set.
 from __future__ import annotations
 
 import asyncio
+import http.client
+import logging
 import os
 import random
-import urllib.error
+import re
 import urllib.request
 from typing import Final
 
@@ -25,7 +27,10 @@ from contrailmq.wire.errors import ConnectError, ConnectionClosedError, RequestT
 from contrailmq.wire.header import Command, Fields
 from contrailmq.wire.transport import RemotingClient
 
+_log = logging.getLogger("contrailmq.client")
+
 HTTP_REFRESH_S: Final = 120.0
+HTTP_AGAIN_S: Final = 10.0  # after a failure
 HTTP_TIMEOUT_S: Final = 3.0
 
 
@@ -93,12 +98,14 @@ class NameServers:
         assert self._endpoint is not None
         try:
             text = await asyncio.to_thread(_fetch, self._endpoint)
-        except (OSError, urllib.error.URLError, ValueError) as exc:
-            if self._addresses:
-                return  # the old list still serves; the next call asks again
-            raise NoNameServerError(f"the NameServer list at {self._endpoint} cannot be read: {exc}") from exc
+            addresses = _listed(text)
+        except (OSError, http.client.HTTPException, ValueError) as exc:
+            if self._addresses:  # the old list still serves; not every call of the next moments waits for the endpoint
+                self._fetched_at_s = now_s - HTTP_REFRESH_S + HTTP_AGAIN_S
+                _log.warning("the NameServer list at %s cannot be read, the old one serves: %r", self._endpoint, exc)
+                return
+            raise NoNameServerError(f"the NameServer list at {self._endpoint} cannot be read: {exc!r}") from exc
         self._fetched_at_s = now_s
-        addresses = parse_addresses(text)
         if sorted(addresses) != sorted(self._addresses):
             self._set(addresses)
 
@@ -113,6 +120,18 @@ def parse_addresses(text: str) -> list[str]:
     parts = (part.strip() for part in text.replace(",", ";").split(";"))
     bare = (part.removeprefix("http://").removeprefix("https://").rstrip("/") for part in parts)
     return [part if ":" in part else f"{part}:9876" for part in bare if part]
+
+
+_ADDRESS: Final = re.compile(r"[\w.\-:\[\]%]+:\d{1,5}", re.ASCII)
+
+
+def _listed(text: str) -> list[str]:
+    """What an endpoint answered, when that is a list: an empty page or one for human eyes is a failure of it."""
+    addresses = parse_addresses(text)
+    wrong = next((address for address in addresses if not _ADDRESS.fullmatch(address)), None)
+    if wrong is not None or not addresses:
+        raise ValueError(f"host:port;host:port was expected, and {text[:80]!r} came")
+    return addresses
 
 
 def _is_lookup(text: str) -> bool:

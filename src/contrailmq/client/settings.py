@@ -23,6 +23,7 @@ from contrailmq.client.rebalance import AllocationStrategy, AverageStrategy
 from contrailmq.client.results import ConsumeFromWhere, MessageModel
 from contrailmq.message import BODY_BYTES_MAX, Compression, MessageQueue, create_unique_id, parse_unique_id
 from contrailmq.wire.acl import AclCredentials
+from contrailmq.wire.frame import FRAME_BYTES_MAX
 
 DEFAULT_INSTANCE: Final = "DEFAULT"
 
@@ -132,6 +133,8 @@ class ProducerOptions(ClientOptions):
         check_range("compress_level", self.compress_level, 0, 22)
         check_range("default_topic_queues", self.default_topic_queues, 1, 65_535)
         check_range("in_flight_max", self.in_flight_max, 1, 65_535)
+        check_range("max_message_bytes", self.max_message_bytes, 1, FRAME_BYTES_MAX)
+        check_range("compress_over_bytes", self.compress_over_bytes, 0, 2**63 - 1)
 
 
 class ConsumerSettings(ClientSettings, total=False):
@@ -174,6 +177,10 @@ class ConsumerOptions(ClientOptions):
 
     def __post_init__(self) -> None:
         ClientOptions.__post_init__(self)
+        for name in ("rebalance_interval_s", "persist_offsets_interval_s", "pull_retry_delay_s"):
+            check_range(name, getattr(self, name), 0.001, 86_400)
+        if self.consume_timestamp_ms is not None:
+            check_range("consume_timestamp_ms", self.consume_timestamp_ms, 0, 2**63 - 1)
         check_range("pull_threshold_count", self.pull_threshold_count, 1, 65_535)
         check_range("pull_threshold_bytes", self.pull_threshold_bytes, 1, 1024**3)
         check_range("max_span", self.max_span, 1, 65_535)
@@ -221,6 +228,8 @@ class PushConsumerOptions(ConsumerOptions):
         check_range("consume_batch_size", self.consume_batch_size, 1, 1024)
         check_range("max_reconsume_times", self.max_reconsume_times, -1, 2**31 - 1)
         check_range("suspend_s", self.suspend_s, 0.01, 30)
+        check_range("consume_timeout_s", self.consume_timeout_s, 0.001, 365 * 86_400)
+        check_range("shutdown_wait_s", self.shutdown_wait_s, 0, 86_400)
 
 
 class LitePullConsumerSettings(ConsumerSettings, total=False):
@@ -244,6 +253,7 @@ class LitePullConsumerOptions(ConsumerOptions):
     def __post_init__(self) -> None:
         ConsumerOptions.__post_init__(self)
         check_range("auto_commit_interval_s", self.auto_commit_interval_s, 1.0, 86_400)
+        check_range("topic_metadata_interval_s", self.topic_metadata_interval_s, 0.001, 86_400)
         check_range("pull_threshold_all", self.pull_threshold_all, 1, 6_553_500)
 
 
