@@ -85,6 +85,12 @@ def test_a_batch_takes_the_short_way_too(cluster: LocalCluster, name: str) -> No
         assert sum(reader.max_offset(queue) for queue in reader.queues(name)) == 8
 
 
+def test_somebody_who_waits_for_ever_may(cluster: LocalCluster, name: str) -> None:
+    with Producer(name, namesrv=cluster.namesrv) as producer:
+        statuses = [producer.send(Message(name, b"x"), timeout=float("inf")).status for _ in range(3)]
+    assert statuses == [SendStatus.OK] * 3
+
+
 def test_a_topic_that_is_not_known_yet_goes_over_the_loop_once(cluster: LocalCluster, name: str) -> None:
     with Producer(name, namesrv=cluster.namesrv) as producer:
         assert direct_of(producer).send(Message(name, b"x"), 3.0) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Coroutine
 
 import pytest
@@ -17,7 +18,8 @@ from contrailmq.client.errors import (
     SendFailedError,
 )
 from contrailmq.client.hooks import ClientHooks, SendEvent
-from contrailmq.message import SysFlag
+from contrailmq.client.sending import COMPRESS_IN_THREAD_BYTES
+from contrailmq.message import MessageError, SysFlag
 from contrailmq.wire.acl import AclCredentials, sign_content, signed_content
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.errors import RequestTimeoutError, ResponseError
@@ -303,6 +305,43 @@ def test_hooks_see_every_send_and_may_forbid_it() -> None:
             with pytest.raises(PermissionError):
                 await producer.send(Message("T", b"secret"))
         assert watch.seen == ["before", "ok", "before", "ResponseError"]
+
+    run(work())
+
+
+@pytest.mark.parametrize("size", [5_000, COMPRESS_IN_THREAD_BYTES])
+def test_a_body_that_compression_would_enlarge_goes_as_it_is(size: int) -> None:
+    noise = random.Random(7).randbytes(size)
+
+    async def work() -> None:
+        async with (
+            FakePeer(stored) as broker,
+            name_server(lambda _: route_to(("a", broker.address))) as namesrv,
+            aio.Producer("g", namesrv=namesrv.address, max_message_bytes=size) as producer,
+        ):
+            await producer.send(Message("T", noise))
+            await producer.send(Message("T", bytes(size)))
+            as_it_is, compressed = broker.asked(RequestCode.SEND_MESSAGE_V2)
+            assert (as_it_is.body == noise, int(as_it_is.ext["f"]) & SysFlag.COMPRESSED) == (True, 0)
+            assert (len(compressed.body) < size, int(compressed.ext["f"]) & SysFlag.COMPRESSED) == (True, 1)
+
+    run(work())
+
+
+def test_a_queue_of_another_topic_is_refused() -> None:
+    async def work() -> None:
+        async with (
+            FakePeer(stored) as broker,
+            name_server(lambda _: route_to(("a", broker.address))) as namesrv,
+            aio.Producer("g", namesrv=namesrv.address, namespace="prod") as producer,
+        ):
+            foreign, (own,) = MessageQueue("Other", "a", 0), await producer.queues("T")
+            for send in (producer.send, producer.send_oneway):
+                with pytest.raises(MessageError, match="not of the message's topic"):
+                    await send(Message("T", b"x"), queue=foreign)
+            with pytest.raises(MessageError, match="not of the message's topic"):
+                await producer.send_batch([Message("T", b"x")], queue=foreign)
+            assert (await producer.send(Message("T", b"x"), queue=own)).queue == own
 
     run(work())
 

@@ -12,6 +12,7 @@ from contrailmq.client.results import ConsumeOutcome, ConsumeResult
 from contrailmq.client.trace import ContextCode, TraceDispatcher, TracedMessage, after_record, before_record
 from contrailmq.message import MessageQueue, Property, create_unique_id
 
+
 @dataclass(slots=True)
 class TopicCounts:
     """Since the start, for running-info reports."""

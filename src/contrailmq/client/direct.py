@@ -36,6 +36,7 @@ IS_POSSIBLE: Final = os.name == "posix"  # time limits of the kernel, and a look
 TRUSTED_S: Final = 1.0  # how long a connection that was not used is taken for a live one
 OLD_S: Final = 60.0  # and when it is not used any more
 CONNECT_S: Final = 3.0  # as RemotingClient
+LIMIT_S_MAX: Final = 86_400.0 * 365  # infinity has no place in a timeval
 _RECEIVE_BYTES: Final = 64 * 1024
 _TIMEVAL: Final = struct.Struct("@ll")
 
@@ -191,7 +192,8 @@ class _Connection:
         self._socket.close()
 
     def _limit(self, timeout_s: float) -> None:
-        seconds, micros = divmod(max(1, round(timeout_s * 1_000_000)), 1_000_000)  # 0 would be no limit
+        limit_s = min(timeout_s, LIMIT_S_MAX)
+        seconds, micros = divmod(max(1, round(limit_s * 1_000_000)), 1_000_000)  # 0 would be no limit
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(seconds, micros))
         self._timeout_s = timeout_s

@@ -17,7 +17,6 @@ from typing import Protocol, TypeVar
 from contrailmq.client.results import ConsumeOutcome, SendResult
 from contrailmq.message import Message, MessageQueue, StoredMessage
 
-
 _log = logging.getLogger("contrailmq.client")
 E = TypeVar("E")
 

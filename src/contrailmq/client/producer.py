@@ -289,9 +289,7 @@ class Producer:
         outgoing.properties = {**outgoing.properties, **event.messages[0].properties}
         return outgoing
 
-    def _trace_send(
-        self, sender: Sender, event: SendEvent, outgoing: Outgoing, *, start_ms: int, cost_ms: int
-    ) -> None:
+    def _trace_send(self, sender: Sender, event: SendEvent, outgoing: Outgoing, *, start_ms: int, cost_ms: int) -> None:
         result = event.result
         if self._trace is None or (result is not None and not result.is_trace_on):
             return

@@ -174,6 +174,8 @@ class Sender:
             packed = await asyncio.to_thread(compress, outgoing.body, kind, level)
         else:
             packed = compress(outgoing.body, kind, level)
+        if len(packed) >= len(outgoing.body):
+            return  # noise, pictures: as it is it is smaller, and a body of the largest size stays within it
         outgoing.body = packed
         outgoing.sys_flag |= SysFlag.COMPRESSED | (kind if kind is not Compression.ZLIB_OLD else 0)
 
@@ -244,7 +246,7 @@ class Sender:
     ) -> SendResult:
         """To the given queue once, or to any queue with retries; `failed` was the first of them."""
         if queue is not None:
-            return await self._try(outgoing, queue._replace(topic=outgoing.topic), timeout_s)
+            return await self._try(outgoing, self._own_queue(queue, outgoing), timeout_s)
         clock = self.instance.loop.time
         start_s = clock() - (failed.elapsed_s if failed is not None else 0.0)
         publish = self._publish.get(outgoing.topic)
@@ -279,12 +281,21 @@ class Sender:
 
     async def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None = None) -> None:
         """Hand it to the connection; nobody learns whether it was stored."""
-        chosen = queue._replace(topic=outgoing.topic) if queue is not None else None
+        chosen = self._own_queue(queue, outgoing) if queue is not None else None
         if chosen is None:
             publish = self._publish.get(outgoing.topic) or await self._find(outgoing.topic)
             chosen = self._choose(publish, None)
         address = await self._master(chosen.broker_name, outgoing.topic)
         await self.instance.remoting.oneway(address, outgoing.code, self._ext(outgoing, chosen), outgoing.body)
+
+    def _own_queue(self, queue: MessageQueue, outgoing: Outgoing) -> MessageQueue:
+        """The queue of the caller's choice, as brokers know it."""
+        if wrap(self.options.namespace, queue.topic) != outgoing.topic:
+            raise MessageError(
+                f"queue {queue} is not of the message's topic {outgoing.topic!r}: choose one of producer.queues(topic)",
+                field="queue",
+            )
+        return queue._replace(topic=outgoing.topic)
 
     async def _master(self, broker_name: str, topic: str) -> str:
         """The broker's address. A topic that is not there yet has the default topic's brokers: one will create it."""
