@@ -458,6 +458,32 @@ def test_settings_are_shown_and_changed_all_or_nothing(bench: Bench) -> None:
     assert bench.ask(25, None, b"").code == ResponseCode.SYSTEM_ERROR
 
 
+def test_a_setting_that_was_changed_has_its_effect_at_once(bench: Bench) -> None:
+    def change(**settings: object) -> None:
+        body = "".join(f"{key}={value}\n" for key, value in settings.items())
+        assert bench.ask(25, None, body.encode()).code == 0
+
+    assert bench.send("First").code == 0
+    change(autoCreateTopicEnable="false", autoCreateSubscriptionGroup="false", heldPullsMax=0)
+    assert bench.send("Second").code == ResponseCode.TOPIC_NOT_EXIST
+    assert bench.pull("First", group="new")[0].code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert bench.pull("First", 1, group="TOOLS_CONSUMER", sysFlag=6)[0].code == ResponseCode.PULL_NOT_FOUND
+    change(autoCreateTopicEnable="true", traceTopicEnable="true", channelExpiredTimeout=1000)
+    assert bench.send("Second").code == 0
+    assert "RMQ_SYS_TRACE_TOPIC" in bench.node.topics
+    bench.heartbeat("First", group="TOOLS_CONSUMER")
+    bench.clock.advance(2000)
+    bench.members.expire(bench.node.monotonic_ms())
+    assert not bench.link.is_open
+
+
+@pytest.mark.parametrize("setting", ["unsentBytesMax=2097152", "serverChannelMaxIdleTimeSeconds=9", "listenPort=1"])
+def test_a_setting_that_is_fixed_at_the_start_is_refused(bench: Bench, setting: str) -> None:
+    answer = bench.ask(25, None, f"traceOn=false\n{setting}\n".encode())
+    assert (answer.code, "restart" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
+    assert bench.config.trace_on, "all or nothing"
+
+
 def test_settings_of_the_store_that_it_can_follow_are_changed_too(bench: Bench) -> None:
     assert bench.ask(25, None, b"fileReservedTime=24\nmaxTransferCountOnMessageInMemory=2\nregionId=R2\n").code == 0
     for _ in range(3):

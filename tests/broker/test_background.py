@@ -205,6 +205,76 @@ def test_waiting_for_name_servers_ends_even_when_none_answers(
     assert called == [True]
 
 
+def test_a_name_server_that_hangs_holds_up_one_answer_and_is_told_the_rest_when_it_is_back(
+    bench: Bench, servers: NameServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration_module, "ANSWER_WAIT_S", 0.01)
+    told = registration(bench, servers)
+    has_hung, is_back, caught_up = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    original = servers.invoke
+
+    async def invoke(
+        address: str, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
+    ) -> Command:
+        if address == "b:2":
+            has_hung.set()
+            await is_back.wait()
+            if b'"Second"' in body:
+                caught_up.set()
+        return await original(address, code, ext, body, timeout_s)
+
+    monkeypatch.setattr(servers, "invoke", invoke)
+
+    async def work() -> None:
+        task = asyncio.get_running_loop().create_task(told.run())
+        for name in ("First", "Second"):
+            bench.node.topics.put(Topic(name))
+            heard = asyncio.Event()
+            told.when_registered(heard.set)
+            await heard.wait()
+            assert f'"{name}"'.encode() in [body for address, _, _, body in servers.told if address == "a:1"][-1]
+        assert has_hung.is_set()
+        is_back.set()
+        await caught_up.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    bench.run(asyncio.wait_for(work(), 20))
+
+
+def test_a_round_that_is_under_way_does_not_register_a_broker_that_has_left(
+    bench: Bench, servers: NameServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = registration(bench, servers)
+    original = servers.invoke
+    begun, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def invoke(
+        address: str, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
+    ) -> Command:
+        if code == 103:
+            begun.set()
+            await goes_on.wait()
+        return await original(address, code, ext, body, timeout_s)
+
+    monkeypatch.setattr(servers, "invoke", invoke)
+
+    async def work() -> None:
+        task = asyncio.get_running_loop().create_task(told.run())
+        told.register_soon()
+        await begun.wait()
+        await told.unregister_all()
+        goes_on.set()
+        answered = asyncio.Event()
+        told.when_registered(answered.set)
+        await answered.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    bench.run(asyncio.wait_for(work(), 20))
+    assert [code for _, code, _, _ in servers.told] == [104, 104]
+
+
 # --------------------------------------------------------------------------------------------------------- supervision
 
 

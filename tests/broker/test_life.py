@@ -10,6 +10,7 @@ import pytest
 from contrailmq.broker.config import BrokerConfig
 from contrailmq.broker.config_files import TableSaveError
 from contrailmq.broker.server import BrokerServer
+from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
@@ -51,3 +52,22 @@ def test_a_table_that_cannot_be_saved_is_told_with_its_file_and_the_store_is_clo
     assert '"offsetTable"' in (tmp_path / "config" / "consumerOffset.json").read_text()
     with MessageStore(StoreConfig(tmp_path, mapped_file_size_commit_log=MIB)) as store:
         assert store.recovery.was_clean_exit
+
+
+def test_name_servers_that_are_named_while_the_broker_runs_are_told_of_it(tmp_path: Path) -> None:
+    async def serve() -> tuple[int, int]:
+        broker, client = made(tmp_path), RemotingClient()
+        name_server = NameServer(NamesrvConfig(listen_port=0, bind_address="127.0.0.1", rocketmq_home=str(tmp_path)))
+        await name_server.start()
+        await broker.start()
+        setting = f"namesrvAddr={name_server.address}\n".encode()
+        changed = await client.invoke(broker.address, RequestCode.UPDATE_BROKER_CONFIG, None, setting, 30)
+        assert changed.code == ResponseCode.SUCCESS
+        topic = await new_topic(client, broker, "Made")
+        route = await client.invoke(name_server.address, RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": "Made"}, b"", 30)
+        await client.close()
+        await broker.stop()
+        await name_server.stop()
+        return topic.code, route.code
+
+    assert asyncio.run(asyncio.wait_for(serve(), 60)) == (ResponseCode.SUCCESS, ResponseCode.SUCCESS)

@@ -306,6 +306,13 @@ def test_an_unknown_key_is_a_warning_that_names_the_nearest() -> None:
         ("brokerName", "a b"),
         ("namesrvAddr", "nowhere"),
         ("defaultTopicQueueNums", "0"),
+        ("brokerPermission", "8"),
+        ("flushConsumerOffsetInterval", "0"),
+        ("channelExpiredTimeout", "-1"),
+        ("transactionCheckInterval", "0"),
+        ("unsentBytesMax", "0"),
+        ("heldPullsMax", "-1"),
+        ("pullBytesMax", "16777216"),
     ],
 )
 def test_a_bad_value_names_its_key(key: str, value: str) -> None:

@@ -65,6 +65,14 @@ def test_an_unknown_or_uninheritable_template_makes_no_topic_but_a_retry_topic(t
     assert retry.write_queues == 1
 
 
+def test_a_template_of_an_earlier_run_makes_no_topic_where_that_is_switched_off(topics: TopicTable) -> None:
+    """topics.json keeps TBW102 with its INHERIT bit; the setting decides (TopicConfigManager of Java)."""
+    topics.auto_create = False
+    assert topics.create_for_send("New", template="TBW102", queues_wanted=4) is None
+    topics.put(Topic("Model", perm=READ | WRITE | INHERIT))
+    assert topics.create_for_send("New", template="Model", queues_wanted=4) is not None, "an operator's own template"
+
+
 def test_each_change_advances_the_version_and_is_told(topics: TopicTable) -> None:
     told: list[Topic | None] = []
     topics.listen(told.append)

@@ -157,12 +157,10 @@ class BrokerConfig:
         return {key: _text(getattr(self, name)) for key, name in sorted(keys().items())}
 
     def check(self) -> None:
-        if not 0 <= self.listen_port <= 65_535:
-            raise BrokerConfigError("listenPort", self.listen_port, "0 to 65535; 0 takes a free port")
-        if self.broker_id < 0:
-            raise BrokerConfigError("brokerId", self.broker_id, "0 for a master, above 0 for a slave")
-        if not 1 <= self.default_topic_queue_nums <= 65_536:
-            raise BrokerConfigError("defaultTopicQueueNums", self.default_topic_queue_nums, "1 to 65536")
+        for name, (low, high, meaning) in _RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise BrokerConfigError(_key(name), value, f"{low} to {high}{meaning}")
         for key, name in (("brokerName", self.broker_name), ("brokerClusterName", self.broker_cluster_name)):
             try:
                 check_group(name.replace(".", "_"))
@@ -201,9 +199,47 @@ class BrokerConfig:
             setattr(self, name, text)
 
 
+_INT_MAX: Final = 2**31 - 1
+_DAY_MS: Final = 24 * 3_600_000
+MIB: Final = 1024 * 1024
+# field -> (lowest, highest, what else to say). A pause of nothing would be a loop without one.
+_RANGES: Final[Mapping[str, tuple[int, int, str]]] = {
+    "listen_port": (0, 65_535, "; 0 takes a free port"),
+    "broker_id": (0, 2**63 - 1, "; 0 for a master, above 0 for a slave"),
+    "broker_permission": (0, 7, "; 2 write, 4 read"),
+    "default_topic_queue_nums": (1, 65_536, ""),
+    "register_name_server_period": (1, _DAY_MS, " ms"),
+    "register_broker_timeout_mills": (1, _DAY_MS, " ms"),
+    "short_polling_time_mills": (0, _DAY_MS, " ms"),
+    "channel_expired_timeout": (1000, _DAY_MS, " ms"),
+    "flush_consumer_offset_interval": (10, _DAY_MS, " ms"),
+    "transaction_time_out": (0, _INT_MAX, " ms"),
+    "transaction_check_max": (0, _INT_MAX, ""),
+    "transaction_check_interval": (1, _INT_MAX, " ms"),
+    "transaction_op_msg_max_size": (1, MIB, " bytes"),
+    "transaction_op_batch_interval": (1, _DAY_MS, " ms"),
+    "server_channel_max_idle_time_seconds": (1, _INT_MAX, " s"),
+    "held_pulls_max": (0, 100_000_000, ""),
+    "unsent_bytes_max": (MIB, 2**40, " bytes"),
+    "pull_bytes_max": (1, 12 * MIB, " bytes; an answer must fit in a frame of 16 MiB"),
+    "pull_count_max": (1, _INT_MAX, ""),
+    "graceful_stop_ms": (0, _DAY_MS, " ms"),
+}
+
 # What clients, files or peers rely on from the start on.
 FIXED_KEYS: Final = frozenset(
-    ["brokerName", "brokerClusterName", "brokerId", "brokerIP1", "brokerIP2", "listenPort", "bindAddress"]
+    (
+        "brokerName",
+        "brokerClusterName",
+        "brokerId",
+        "brokerIP1",
+        "brokerIP2",
+        "listenPort",
+        "bindAddress",
+        "enableFastListenPort",
+        "unsentBytesMax",
+        "serverChannelMaxIdleTimeSeconds",
+    )
 )
 
 

@@ -64,7 +64,7 @@ class ClientTable:
     """Every producer and consumer of one broker. Owner: the loop; time comes in as `now_ms`, monotonic."""
 
     def __init__(self, silence_ms: int = SILENCE_MS) -> None:
-        self._silence_ms = silence_ms
+        self.silence_ms = silence_ms
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Peer, Client]] = {}
         self._groups_of: dict[Peer, tuple[set[str], set[str]]] = {}  # connection -> (consumer groups, producer groups)
@@ -172,13 +172,13 @@ class ClientTable:
         changed: list[str] = []
         for group in list(self._consumers.values()):
             for connection, client in list(group.members.items()):
-                if now_ms - client.seen_ms > self._silence_ms:
+                if now_ms - client.seen_ms > self.silence_ms:
                     silent[connection] = None
                     if self.unregister_consumer(group.name, connection):
                         changed.append(group.name)
         for name, clients in list(self._producers.items()):
             for connection, client in list(clients.items()):
-                if now_ms - client.seen_ms > self._silence_ms:
+                if now_ms - client.seen_ms > self.silence_ms:
                     silent[connection] = None
                     self.unregister_producer(name, connection)
         return list(silent), list(dict.fromkeys(changed))

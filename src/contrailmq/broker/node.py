@@ -100,7 +100,15 @@ class BrokerNode:
         self.topics.load(self.config_path / "topics.json")
         self.groups.load(self.config_path / "subscriptionGroup.json")
         self.offsets.load(self.config_path / "consumerOffset.json")
+        self._follow_settings()
+
+    def _follow_settings(self) -> None:
+        """Tell the tables of settings that they go by, now and after each change."""
         config = self.config
+        self.topics.auto_create = config.auto_create_topic_enable
+        self.groups.auto_create = config.auto_create_subscription_group
+        self.clients.silence_ms = config.channel_expired_timeout
+        self.held.held_max = config.held_pulls_max
         self.topics.add_system_topics(
             system_topics(
                 cluster=config.broker_cluster_name,
@@ -119,6 +127,7 @@ class BrokerNode:
         self.store.config.change(of_store)
         self.config.update(own)
         self.changed_settings.update(properties)
+        self._follow_settings()
 
     def snapshots(self) -> dict[str, Callable[[], str]]:
         """File name -> its text as of now."""

@@ -57,6 +57,10 @@ class Registration:
         self._reachable: dict[str, bool] = {}
         self._is_due = asyncio.Event()
         self._waiting: list[Callable[[], None]] = []
+        self._rounds: set[asyncio.Future[int]] = set()
+        self._asked: set[str] = set()  # those whose answer is still awaited
+        self._behind: set[str] = set()  # of these, those who must be told again
+        self._is_leaving = False
 
     def follow(self, master_told: Callable[[str, str], None]) -> None:
         """Call with (address, HA address) of the master after each registration; both empty when none is known."""
@@ -82,15 +86,22 @@ class Registration:
             self._is_due.clear()
             await self._round()
 
+    def cancel(self) -> None:
+        """Give up the rounds that still wait for a NameServer."""
+        for round_ in self._rounds:
+            round_.cancel()
+
     async def keep_connected(self) -> None:
         """Register anew as soon as a NameServer that went away is back: it may have forgotten us. For ever."""
         while True:
             await asyncio.sleep(RECONNECT_S)
-            for address in self._node.config.namesrv_addresses:
-                if self._client.ready(address) is None:
-                    with contextlib.suppress(WireError):  # still away, which `_note` has told
-                        await self._client.connect(address)
-                        self.register_soon()
+            away = [address for address in self._node.config.namesrv_addresses if self._client.ready(address) is None]
+            await asyncio.gather(*map(self._reconnect, away))
+
+    async def _reconnect(self, address: str) -> None:
+        with contextlib.suppress(WireError):  # still away, which `_note` has told
+            await self._client.connect(address)
+            self.register_soon()
 
     def when_registered(self, call: Callable[[], None]) -> None:
         """Call when the NameServers have heard of what changed up to now, or after ANSWER_WAIT_S at the latest."""
@@ -101,25 +112,32 @@ class Registration:
         self._is_due.set()
 
     async def _round(self) -> None:
+        """Tell everybody, and those who wait for it after ANSWER_WAIT_S at the latest.
+
+        A NameServer that hangs is waited for elsewhere: the next round must not wait for it.
+        """
         waiting, self._waiting = self._waiting, []
         round_ = asyncio.ensure_future(self.register_all())
+        self._rounds.add(round_)
         try:
             await asyncio.wait({round_}, timeout=ANSWER_WAIT_S)
-            while waiting:
-                waiting.pop()()
-            await round_
         finally:
-            round_.cancel()
             for call in waiting:
                 call()
+        for done in [done for done in self._rounds if done.done()]:
+            self._rounds.remove(done)
+            if not done.cancelled():
+                done.result()
 
     async def register_all(self) -> int:
         """Tell every NameServer; returns how many took it."""
         addresses = self._node.config.namesrv_addresses
-        if not addresses:
+        free = [address for address in addresses if address not in self._asked]
+        self._behind.update(address for address in addresses if address in self._asked)
+        if not free or self._is_leaving:
             return 0
         body = self.body()
-        results = await asyncio.gather(*(self._register(address, body) for address in addresses))
+        results = await asyncio.gather(*(self._register_in_turn(address, body) for address in free))
         answers = [answer for answer in results if answer is not None]
         if answers and self._master_told is not None:
             masters = [(answer.master_addr, answer.ha_server_addr or "") for answer in answers if answer.master_addr]
@@ -127,6 +145,8 @@ class Registration:
         return len(answers)
 
     async def unregister_all(self) -> None:
+        self._is_leaving = True
+        self.cancel()
         await asyncio.gather(*(self._unregister(address) for address in self._node.config.namesrv_addresses))
 
     def body(self) -> bytes:
@@ -159,6 +179,17 @@ class Registration:
             topic_queue_mapping_info_map={},
         )
         return encode_body(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper))
+
+    async def _register_in_turn(self, address: str, body: bytes) -> RegisterBrokerResponse | None:
+        """One at a time to each; what changed while it was awaited is told when it is over."""
+        self._asked.add(address)
+        try:
+            return await self._register(address, body)
+        finally:
+            self._asked.remove(address)
+            if address in self._behind:
+                self._behind.remove(address)
+                self.register_soon()
 
     async def _register(self, address: str, body: bytes) -> RegisterBrokerResponse | None:
         """What the NameServer answers; None when it did not take it."""

@@ -187,6 +187,7 @@ class BrokerServer:
         self._is_running = False
         await self._close_ports(0)
         await self.supervisor.abandon()
+        self.registration.cancel()
         self.timers.crash()
         self.handlers.cancel()
         await self._client.close()
@@ -257,7 +258,7 @@ class BrokerServer:
         node, handlers = self.node, self.handlers
         self.send = SendProcessor(node)
         self.members = MemberProcessor(node)
-        self.runtime = RuntimeAdmin(node, self.saver, configured=self.send.configure)
+        self.runtime = RuntimeAdmin(node, self.saver, configured=self._configured)
         for processor in (
             self.send,
             ReplyProcessor(node, self.send),
@@ -340,9 +341,8 @@ class BrokerServer:
         keep.watch("table saver", self.saver.run)
         if self.slave_sync is not None:
             keep.watch("copy of the master's tables", self.slave_sync.run)
-        if self.config.namesrv_addresses:
-            keep.watch("registration", self.registration.run)
-            keep.watch("NameServer connections", self.registration.keep_connected)
+        keep.watch("registration", self.registration.run)  # also without a NameServer: one may be named later
+        keep.watch("NameServer connections", self.registration.keep_connected)
 
     async def _save_offsets(self) -> None:
         while True:
@@ -354,6 +354,11 @@ class BrokerServer:
                 with contextlib.suppress(TableSaveError):  # logged, and the table saver tries again
                     await self.saver.save("consumerOffset.json")
                 self._save_pause.note(time.monotonic() - began_s)
+
+    def _configured(self) -> None:
+        """Settings changed: some are part of every answer, some of what NameServers tell clients."""
+        self.send.configure()
+        self.registration.register_soon()
 
     def _topics_changed(self) -> None:
         self.saver.mark_soon("topics.json")

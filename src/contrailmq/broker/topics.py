@@ -168,6 +168,7 @@ class TopicTable:
         self._now_ms = now_ms
         self._topics: dict[str, Topic] = {}
         self._own_names: set[str] = set()
+        self.auto_create = True  # whether TBW102 may be a template, wherever it comes from
         self._listeners: list[Callable[[Topic | None], None]] = []
         self.version = DataVersion(timestamp=now_ms())
         self.get = self._topics.get  # the hot path asks the dictionary itself
@@ -219,7 +220,7 @@ class TopicTable:
         if known is not None:
             return known
         model = self._topics.get(template)
-        if model is not None and model.is_inherited:
+        if model is not None and model.is_inherited and (self.auto_create or template != SystemTopic.AUTO_CREATE):
             queues = max(min(queues_wanted, model.write_queues), 0)
             topic = Topic(
                 name,
