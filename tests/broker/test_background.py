@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import tracemalloc
 from collections.abc import Callable
@@ -134,7 +133,7 @@ def test_the_master_is_the_one_that_the_first_name_server_with_one_tells_and_gon
 def test_a_broker_that_may_not_be_written_registers_its_topics_so(bench: Bench, servers: NameServers) -> None:
     bench.node.topics.put(Topic("T"))
     bench.config.broker_permission = 4
-    body = decode_body(registration(bench, servers).body(), RegisterBrokerBody)
+    body = decode_body(bench.run(registration(bench, servers).body()), RegisterBrokerBody)
     assert body.topic_config_serialize_wrapper.topic_config_table["T"].perm == 4
 
 
@@ -347,14 +346,16 @@ def test_a_task_that_cannot_be_kept_alive_stops_the_broker(monkeypatch: pytest.M
 def test_only_marked_tables_are_written_and_a_full_disk_keeps_them_marked(tmp_path: Path) -> None:
     async def run() -> None:
         with ThreadPoolExecutor(1) as worker:
-            saver = TableSaver(tmp_path / "config", {"a.json": lambda: "A", "b.json": lambda: "B"}, worker)
+            saver = TableSaver(
+                tmp_path / "config", {"a.json": lambda: lambda: "A", "b.json": lambda: lambda: "B"}, worker
+            )
             (tmp_path / "config").write_text("in the way")
             with pytest.raises(TableSaveError, match=r"config.a\.json cannot be saved: .*: make room"):
                 await saver.save("a.json")
             (tmp_path / "config").unlink()
             await saver.save()
             assert sorted(path.name for path in (tmp_path / "config").iterdir()) == ["a.json"]
-            saver.add("c.json", lambda: json.dumps({}))
+            saver.add("c.json", lambda: lambda: "{}")
             saver.save_all_now()
             assert (tmp_path / "config" / "c.json").read_text() == "{}"
 
@@ -371,13 +372,13 @@ def test_what_a_full_disk_refused_is_written_as_soon_as_there_is_room(
     async def run() -> None:
         tries = 0
 
-        def snapshot() -> str:
+        def snapshot() -> Callable[[], str]:
             nonlocal tries
             tries += 1
             if tries == 5:
                 (tmp_path / "config").unlink()
                 has_room.set()
-            return "A"
+            return lambda: "A"
 
         has_room = asyncio.Event()
         (tmp_path / "config").write_text("in the way")
@@ -401,7 +402,7 @@ def test_what_a_full_disk_refused_is_written_as_soon_as_there_is_room(
 
 def test_each_table_is_written_whatever_becomes_of_the_others(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as worker:
-        saver = TableSaver(tmp_path, {"a.json": lambda: "A", "b.json": lambda: "B"}, worker)
+        saver = TableSaver(tmp_path, {"a.json": lambda: lambda: "A", "b.json": lambda: lambda: "B"}, worker)
         (tmp_path / "a.json.tmp").mkdir()
         with pytest.raises(TableSaveError, match=r"a\.json cannot be saved"):
             saver.save_all_now()

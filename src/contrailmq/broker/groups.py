@@ -7,7 +7,7 @@ which topics a group may not read (code 353).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -125,6 +125,9 @@ class GroupTable:
     def __len__(self) -> int:
         return len(self._groups)
 
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self._groups.values())
+
     def get(self, name: str) -> Group | None:
         return self._groups.get(name)
 
@@ -180,11 +183,21 @@ class GroupTable:
         self._changed()
 
     def to_json(self) -> Json:
-        return {
-            "dataVersion": self.version.to_json(),
-            "forbiddenTable": {group: dict(table) for group, table in self._forbidden.items()},
-            "subscriptionGroupTable": {name: group.to_json() for name, group in self._groups.items()},
+        return self.snapshot()()
+
+    def snapshot(self) -> Callable[[], Json]:
+        """What makes the JSON form of the table as it is now, in any thread and whatever changes later."""
+        version, groups = self.version.to_json(), list(self._groups.values())
+        forbidden = self.forbidden()
+        return lambda: {
+            "dataVersion": version,
+            "forbiddenTable": forbidden,
+            "subscriptionGroupTable": {group.name: group.to_json() for group in groups},
         }
+
+    def forbidden(self) -> dict[str, dict[str, int]]:
+        """A copy of group -> topic -> bits."""
+        return {group: dict(table) for group, table in self._forbidden.items()}
 
     def load(self, path: Path) -> None:
         config_files.load(path, self.read)

@@ -26,6 +26,7 @@ from contrailmq.broker.long_polling import HeldPulls
 from contrailmq.broker.offsets import OffsetTable
 from contrailmq.broker.order_locks import OrderLocks
 from contrailmq.broker.parked import ParkedAnswers
+from contrailmq.broker.persistence import Snapshot
 from contrailmq.broker.statistics import Statistics
 from contrailmq.broker.topics import BatchTopics, Topic, TopicTable, system_topics
 from contrailmq.message import Property, encode_host
@@ -129,13 +130,13 @@ class BrokerNode:
         self.changed_settings.update(properties)
         self._follow_settings()
 
-    def snapshots(self) -> dict[str, Callable[[], str]]:
-        """File name -> its text as of now."""
+    def snapshots(self) -> dict[str, Snapshot]:
+        """File name -> what takes its values as of now and gives what makes a text of them."""
         return {
-            "topics.json": lambda: config_files.pretty(self.topics.to_json()),
-            "subscriptionGroup.json": lambda: config_files.pretty(self.groups.to_json()),
-            "consumerOffset.json": lambda: config_files.pretty(self.offsets.to_json()),
-            "broker.properties": lambda: "".join(f"{k}={v}\n" for k, v in sorted(self.changed_settings.items())),
+            "topics.json": lambda: _text_of(self.topics.snapshot()),
+            "subscriptionGroup.json": lambda: _text_of(self.groups.snapshot()),
+            "consumerOffset.json": lambda: _text_of(self.offsets.snapshot()),
+            "broker.properties": lambda: _settings_text(sorted(self.changed_settings.items())),
         }
 
     def topic_to_read(self, name: str) -> Topic | None:
@@ -256,3 +257,11 @@ class BrokerNode:
                     tags_code=arrival.tags_code,
                     properties=arrival.properties,
                 )
+
+
+def _text_of(to_json: Callable[[], config_files.Json]) -> Callable[[], str]:
+    return lambda: config_files.pretty(to_json())
+
+
+def _settings_text(settings: list[tuple[str, str]]) -> Callable[[], str]:
+    return lambda: "".join(f"{key}={value}\n" for key, value in settings)

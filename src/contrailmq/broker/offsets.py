@@ -126,10 +126,18 @@ class OffsetTable:
     # --- files and peers
 
     def to_json(self) -> Json:
-        return {
-            "dataVersion": self.version.to_json(),
-            "offsetTable": _to_json(self._offsets),
-            "pullOffsetTable": _to_json(self._pull_offsets),
+        return self.snapshot()()
+
+    def snapshot(self) -> Callable[[], Json]:
+        """What makes the JSON form of the table as it is now, in any thread and whatever changes later."""
+        version = self.version.to_json()
+        offsets, pulls = (
+            {key: dict(queues) for key, queues in table.items()} for table in (self._offsets, self._pull_offsets)
+        )
+        return lambda: {
+            "dataVersion": version,
+            "offsetTable": _to_json(offsets),
+            "pullOffsetTable": _to_json(pulls),
         }
 
     def load(self, path: Path) -> None:

@@ -1,8 +1,8 @@
 """Saving the tables: one thread writes, the loop only hands over text.
 
-`mark` notes that a file is out of date, `save` writes everything that is marked and returns when it is on disk. Text
-is made on the loop, where nothing changes under it; writing, syncing and renaming happen in the worker. Saves do not
-overlap.
+`mark` notes that a file is out of date, `save` writes everything that is marked and returns when it is on disk. A
+snapshot is taken on the loop, where nothing changes under it; making a text of it (0.1 s for 6,000 topics), writing,
+syncing and renaming happen in the worker. Saves do not overlap.
 
 A disk that is full or not writable ends nothing: consumers go on, what could not be written stays marked and is tried
 again every second, and the log says when it began and when it was over.
@@ -25,6 +25,8 @@ from contrailmq.broker.config_files import TableSaveError
 
 log = logging.getLogger("contrailmq.broker")
 
+Snapshot = Callable[[], Callable[[], str]]  # takes the values as of now; what it returns makes the text, in any thread
+
 SOONEST_S: Final = 0.2
 RETRY_S: Final = 1.0  # between two tries to write what the disk refused
 SHARE: Final = 20  # a save that takes t is followed by a pause of 20 t: one part in twenty of a thread and of the disk
@@ -46,7 +48,7 @@ class SavePause:
 class TableSaver:
     """Owner: BrokerServer."""
 
-    def __init__(self, directory: Path, snapshots: Mapping[str, Callable[[], str]], worker: ThreadPoolExecutor) -> None:
+    def __init__(self, directory: Path, snapshots: Mapping[str, Snapshot], worker: ThreadPoolExecutor) -> None:
         self._directory = directory
         self._snapshots = dict(snapshots)
         self._worker = worker
@@ -55,7 +57,7 @@ class TableSaver:
         self._is_due = asyncio.Event()
         self._is_failing = False
 
-    def add(self, name: str, snapshot: Callable[[], str]) -> None:
+    def add(self, name: str, snapshot: Snapshot) -> None:
         """One more file to look after."""
         self._snapshots[name] = snapshot
 
@@ -103,12 +105,12 @@ class TableSaver:
         self._marked.clear()
         self._write({name: snapshot() for name, snapshot in self._snapshots.items()})
 
-    def _write(self, texts: Mapping[str, str]) -> None:
+    def _write(self, texts: Mapping[str, Callable[[], str]]) -> None:
         """Each of them, whatever becomes of the others; then the first error."""
         errors = []
         for name, text in texts.items():
             try:
-                config_files.save(self._directory / name, text)
+                config_files.save(self._directory / name, text())
             except TableSaveError as exc:
                 errors.append(exc)
         if errors:

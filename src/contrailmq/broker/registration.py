@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Final
 
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.turns import in_turns
 from contrailmq.wire.admin_requests import BrokerIdentity, RegisterBroker, RegisterBrokerResponse
 from contrailmq.wire.bodies import (
     DataVersion,
@@ -55,6 +56,7 @@ class Registration:
         self._ha_address = ha_address
         self._master_told: Callable[[str, str], None] | None = None
         self._reachable: dict[str, bool] = {}
+        self._body: tuple[tuple[int, ...], bytes] | None = None  # (what it was made of, the last one)
         self._is_due = asyncio.Event()
         self._waiting: list[Callable[[], None]] = []
         self._rounds: set[asyncio.Future[int]] = set()
@@ -132,11 +134,13 @@ class Registration:
     async def register_all(self) -> int:
         """Tell every NameServer; returns how many took it."""
         addresses = self._node.config.namesrv_addresses
+        if not addresses or self._is_leaving:
+            return 0
+        body = await self.body()
         free = [address for address in addresses if address not in self._asked]
         self._behind.update(address for address in addresses if address in self._asked)
         if not free or self._is_leaving:
             return 0
-        body = self.body()
         results = await asyncio.gather(*(self._register_in_turn(address, body) for address in free))
         answers = [answer for answer in results if answer is not None]
         if answers and self._master_told is not None:
@@ -149,12 +153,19 @@ class Registration:
         self.cancel()
         await asyncio.gather(*(self._unregister(address) for address in self._node.config.namesrv_addresses))
 
-    def body(self) -> bytes:
-        """Every topic with its permissions, limited by what the broker itself may do."""
+    async def body(self) -> bytes:
+        """Every topic with its permissions, limited by what the broker itself may do. Made anew when that changed."""
         node = self._node
+        version = node.topics.version
         permission = node.config.broker_permission
+        state = (*version.parts, permission)
+        if self._body is not None and self._body[0] == state:
+            return self._body[1]
+        data_version = DataVersion(
+            counter=version.counter, state_version=version.state_version, timestamp=version.timestamp
+        )
         table = {}
-        for topic in node.topics:
+        async for topic in in_turns(list(node.topics)):
             perm = topic.perm
             if not (node.config.is_writable and node.config.is_readable):
                 perm = topic.perm & permission
@@ -168,17 +179,16 @@ class Registration:
                 order=topic.order,
                 attributes=dict(topic.attributes),
             )
-        version = node.topics.version
         wrapper = TopicConfigWrapper(
-            data_version=DataVersion(
-                counter=version.counter, state_version=version.state_version, timestamp=version.timestamp
-            ),
+            data_version=data_version,
             mapping_data_version=DataVersion(timestamp=node.started_ms),
             topic_config_table=table,
             topic_queue_mapping_detail_map={},
             topic_queue_mapping_info_map={},
         )
-        return encode_body(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper))
+        body = encode_body(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper))
+        self._body = (state, body)
+        return body
 
     async def _register_in_turn(self, address: str, body: bytes) -> RegisterBrokerResponse | None:
         """One at a time to each; what changed while it was awaited is told when it is over."""

@@ -29,7 +29,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol, TypeVar
 
-from contrailmq.broker.config_files import DataVersion, Json
+from contrailmq.broker.config_files import DataVersion, Json, TableSaveError
 from contrailmq.broker.delay import FILE_NAME as DELAY_FILE
 from contrailmq.broker.delay import DelayService
 from contrailmq.broker.groups import GroupError, GroupTable
@@ -100,10 +100,13 @@ class SlaveSync:
         self._look_again = look_again
         self._is_due = asyncio.Event()
         self._troubles: set[str] = set()
-        self._unsaved: set[str] = set()
         self._copied_from: dict[RequestCode, str] = {}  # versions say something about tables of one master only
         self.master = ""
-        saver.add(DELAY_FILE, delay.text)
+        saver.add(DELAY_FILE, self._delay_snapshot)
+
+    def _delay_snapshot(self) -> Callable[[], str]:
+        text = self._delay.text()
+        return lambda: text
 
     def master_told(self, address: str, ha_address: str) -> None:
         """Follow this master from now on; an empty address: the NameServers know none."""
@@ -195,6 +198,8 @@ class SlaveSync:
         answer = await self._ask(master, RequestCode.GET_ALL_CONSUMER_OFFSET)
         fresh = OffsetTable(now_ms=self._node.now_ms)
         data = await asyncio.to_thread(_object, answer.body)
+        if "offsetTable" not in data:
+            raise NotCopiedError("the answer has no offsetTable")
         await asyncio.to_thread(_read, fresh.read, data)
         await self._save("consumerOffset.json", is_changed=self._node.offsets.take_over(fresh))
 
@@ -212,12 +217,8 @@ class SlaveSync:
         _read(self._timers.follow, answer.body)
 
     async def _save(self, name: str, *, is_changed: bool) -> None:
-        """Save a table that changed now, or did before and could not be saved."""
         if is_changed:
-            self._unsaved.add(name)
-        if name in self._unsaved:
             await self._saver.save(name)
-            self._unsaved.remove(name)
 
     # --- asking
 
@@ -229,9 +230,8 @@ class SlaveSync:
         for what, copy in copies.items():
             try:
                 await copy(master)
-            except OSError as exc:
-                self._miss(what, f"copied from {master} but not saved: {exc}; make room or mend the disk")
-                continue
+            except TableSaveError:
+                continue  # the saver has told of it and tries again; what was copied is in effect
             except (NotCopiedError, RemoteProtocolError) as exc:
                 self._miss(what, f"not copied from {master}: {exc}")
                 continue

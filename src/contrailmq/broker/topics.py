@@ -261,9 +261,14 @@ class TopicTable:
     # --- files and peers
 
     def to_json(self) -> Json:
-        return {
-            "dataVersion": self.version.to_json(),
-            "topicConfigTable": {name: topic.to_json() for name, topic in self._topics.items()},
+        return self.snapshot()()
+
+    def snapshot(self) -> Callable[[], Json]:
+        """What makes the JSON form of the table as it is now, in any thread and whatever changes later."""
+        version, topics = self.version.to_json(), list(self._topics.values())
+        return lambda: {
+            "dataVersion": version,
+            "topicConfigTable": {topic.name: topic.to_json() for topic in topics},
         }
 
     def load(self, path: Path) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
 from contrailmq.broker.attributes import GROUP_ATTRIBUTES, AttributeChangeError, altered
-from contrailmq.broker.config_files import compact
+from contrailmq.broker.config_files import Json, compact, with_entries
 from contrailmq.broker.filters import Subscription
 from contrailmq.broker.groups import Group, GroupError, check_group_values
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.persistence import TableSaver
+from contrailmq.broker.turns import in_turns
 from contrailmq.message import MessageError, check_group, retry_topic
 from contrailmq.wire.admin_bodies import GroupForbidden, SubscriptionOfGroup
 from contrailmq.wire.admin_requests import (
@@ -32,20 +34,22 @@ class GroupAdmin:
     def __init__(self, node: BrokerNode, saver: TableSaver) -> None:
         self._node = node
         self._saver = saver
+        self._changing = asyncio.Lock()  # a list is checked and put in turns: no other change comes between
 
     def register(self, handlers: Handlers) -> None:
         handlers.register_slow(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.create)
         handlers.register_slow(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, self.create_many)
         handlers.register_slow(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete)
         handlers.register_slow(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, self.forbid)
-        handlers.register(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all)
+        handlers.register_slow(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.all)
         handlers.register(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, self.one)
         handlers.register(RequestCode.QUERY_TOPICS_BY_CONSUMER, self.topics_of)
         handlers.register(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER, self.subscription_of)
 
     async def create(self, connection: Peer, command: Command) -> bytes | None:
         self._node.refuse_on_slave()
-        self._node.groups.put(self._checked(loads_fastjson(command.body)))
+        async with self._changing:
+            self._node.groups.put(self._checked(loads_fastjson(command.body)))
         await self._saver.save("subscriptionGroup.json")
         return success(command)
 
@@ -56,15 +60,18 @@ class GroupAdmin:
         entries = body.get("groupConfigList") if isinstance(body, dict) else None
         if not isinstance(entries, list):
             raise Refused(ResponseCode.INVALID_PARAMETER, "the body has no list groupConfigList")
-        for group in [self._checked(entry) for entry in entries]:
-            self._node.groups.put(group)
+        async with self._changing:
+            groups = [self._checked(entry) async for entry in in_turns(entries)]
+            async for group in in_turns(groups):
+                self._node.groups.put(group)
         await self._saver.save("subscriptionGroup.json")
         return success(command)
 
     async def delete(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(DeleteSubscriptionGroup)
         node.refuse_on_slave()
-        node.groups.delete(header.group_name)
+        async with self._changing:
+            node.groups.delete(header.group_name)
         if header.clean_offset or header.remove_offset:
             node.offsets.remove_group(header.group_name)
         node.statistics.forget(group=header.group_name)
@@ -100,16 +107,21 @@ class GroupAdmin:
 
     # --- reading
 
-    def all(self, connection: Peer, command: Command) -> bytes | None:
+    async def all(self, connection: Peer, command: Command) -> bytes | None:
+        """Every group, or a page of them for clients after 5.3.3, which send where the page begins."""
         header = command.header(GetAllSubscriptionGroup)
-        table = self._node.groups.to_json()
-        groups = table["subscriptionGroupTable"]
-        assert isinstance(groups, dict)
+        table: Json = {
+            "dataVersion": self._node.groups.version.to_json(),
+            "forbiddenTable": self._node.groups.forbidden(),
+            "subscriptionGroupTable": {},
+        }
+        groups = list(self._node.groups)
         ext = GetAllSubscriptionGroupResponse(total_group_num=len(groups))
-        if header.group_seq is not None:
-            count = header.max_group_num or len(groups)
-            table["subscriptionGroupTable"] = dict(list(groups.items())[header.group_seq : header.group_seq + count])
-        return success(command, ext, compact(table))
+        begin = header.group_seq or 0
+        count = header.max_group_num or len(groups)
+        page = groups[begin : begin + count] if header.group_seq is not None else groups
+        entries = [compact(group.name) + b":" + compact(group.to_json()) async for group in in_turns(page)]
+        return success(command, ext, with_entries(table, "subscriptionGroupTable", entries))
 
     def one(self, connection: Peer, command: Command) -> bytes | None:
         name = command.header(GroupHeader).group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from contrailmq.broker.config_files import compact
@@ -33,7 +34,7 @@ class OffsetAdmin:
         handlers.register_slow(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset)
         handlers.register(RequestCode.CLONE_GROUP_OFFSET, self.clone)
         handlers.register(RequestCode.QUERY_CORRECTION_OFFSET, self.correction)
-        handlers.register(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all)
+        handlers.register_slow(RequestCode.GET_ALL_CONSUMER_OFFSET, self.all)
 
     async def reset(self, connection: Peer, command: Command) -> bytes | None:
         node, header = self._node, command.header(ResetOffset)
@@ -132,5 +133,8 @@ class OffsetAdmin:
                 smallest[queue_id] = LONG_MAX
         return success(command, None, encode_body(CorrectionOffsets(correction_offsets=smallest)))
 
-    def all(self, connection: Peer, command: Command) -> bytes | None:
-        return success(command, None, compact(self._node.offsets.to_json()))
+    async def all(self, connection: Peer, command: Command) -> bytes | None:
+        """As of now; made JSON in a thread, since every slave asks for it every few seconds and it may be long."""
+        to_json = self._node.offsets.snapshot()
+        body = await asyncio.to_thread(lambda: compact(to_json()))
+        return success(command, None, body)

@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Mapping
 
 from contrailmq.broker.attributes import TOPIC_ATTRIBUTES, AttributeChangeError, altered, read_changes
-from contrailmq.broker.config_files import compact
+from contrailmq.broker.config_files import Json, compact, with_entries
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.persistence import TableSaver
 from contrailmq.broker.topics import Topic, TopicError, check_topic_values
+from contrailmq.broker.turns import in_turns
 from contrailmq.message import MessageError, MessageQueue, check_topic
 from contrailmq.wire.admin_bodies import GroupList, TopicConfigList, TopicOffset, TopicStatsTable
 from contrailmq.wire.admin_requests import CreateTopic, GetAllTopicConfig, GetAllTopicConfigResponse, TopicHeader
@@ -24,12 +25,13 @@ class TopicAdmin:
     def __init__(self, node: BrokerNode, saver: TableSaver) -> None:
         self._node = node
         self._saver = saver
+        self._changing = asyncio.Lock()  # a list is checked and put in turns: no other change comes between
 
     def register(self, handlers: Handlers) -> None:
         handlers.register_slow(RequestCode.UPDATE_AND_CREATE_TOPIC, self.create)
         handlers.register_slow(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.create_many)
         handlers.register_slow(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete)
-        handlers.register(RequestCode.GET_ALL_TOPIC_CONFIG, self.all)
+        handlers.register_slow(RequestCode.GET_ALL_TOPIC_CONFIG, self.all)
         handlers.register(RequestCode.GET_TOPIC_CONFIG, self.one)
         handlers.register(RequestCode.GET_TOPIC_STATS_INFO, self.stats)
         handlers.register(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, self.system)
@@ -38,18 +40,19 @@ class TopicAdmin:
     async def create(self, connection: Peer, command: Command) -> bytes | None:
         self._node.refuse_on_slave()
         header = command.header(CreateTopic)
-        topic = Topic(
-            header.topic,
-            read_queues=header.read_queue_nums,
-            write_queues=header.write_queue_nums,
-            perm=header.perm,
-            filter_type=header.topic_filter_type,
-            sys_flag=header.topic_sys_flag or 0,
-            order=header.order,
-            attributes=self._altered(header.topic, header.attributes or ""),
-        )
-        self._check(topic)
-        self._node.topics.put(topic)
+        async with self._changing:
+            topic = Topic(
+                header.topic,
+                read_queues=header.read_queue_nums,
+                write_queues=header.write_queue_nums,
+                perm=header.perm,
+                filter_type=header.topic_filter_type,
+                sys_flag=header.topic_sys_flag or 0,
+                order=header.order,
+                attributes=self._altered(header.topic, header.attributes or ""),
+            )
+            self._check(topic)
+            self._node.topics.put(topic)
         await self._kept_and_routed()
         return success(command)
 
@@ -57,12 +60,13 @@ class TopicAdmin:
         """All of the list, or none of it when one is not allowed."""
         self._node.refuse_on_slave()
         topics = []
-        for config in decode_body(command.body, TopicConfigList).topic_config_list:
-            topic = _from_body(config, self._altered(config.topic_name, config.attributes))
-            self._check(topic)
-            topics.append(topic)
-        for topic in topics:
-            self._node.topics.put(topic)
+        async with self._changing:
+            async for config in in_turns(decode_body(command.body, TopicConfigList).topic_config_list):
+                topic = _from_body(config, self._altered(config.topic_name, config.attributes))
+                self._check(topic)
+                topics.append(topic)
+            async for topic in in_turns(topics):
+                self._node.topics.put(topic)
         await self._kept_and_routed()
         return success(command)
 
@@ -71,7 +75,8 @@ class TopicAdmin:
         node, name = self._node, command.header(TopicHeader).topic
         node.refuse_on_slave()
         self._check_name(name)
-        node.topics.delete(name)
+        async with self._changing:
+            node.topics.delete(name)
         node.dispatch_now()
         node.store.delete_topics([name])
         node.offsets.remove_topic(name)
@@ -115,21 +120,23 @@ class TopicAdmin:
 
     # --- reading
 
-    def all(self, connection: Peer, command: Command) -> bytes | None:
+    async def all(self, connection: Peer, command: Command) -> bytes | None:
         """Every topic, or a page of them for clients after 5.3.3, which send where the page begins."""
         header = command.header(GetAllTopicConfig)
-        table = self._node.topics.to_json()
-        topics = table["topicConfigTable"]
-        assert isinstance(topics, dict)
+        version, topics = self._node.topics.version.to_json(), list(self._node.topics)
         ext = GetAllTopicConfigResponse(total_topic_num=len(topics))
-        if header.topic_seq is not None:
-            count = header.max_topic_num or len(topics)
-            page = list(topics.items())[header.topic_seq : header.topic_seq + count]
-            table["topicConfigTable"] = dict(page)
-        table["mappingDataVersion"] = {"counter": 0, "stateVersion": 0, "timestamp": self._node.started_ms}
-        table["topicQueueMappingDetailMap"] = {}
-        table["topicQueueMappingInfoMap"] = {}
-        return success(command, ext, compact(dict(sorted(table.items()))))
+        begin = header.topic_seq or 0
+        count = header.max_topic_num or len(topics)
+        page = topics[begin : begin + count] if header.topic_seq is not None else topics
+        table: Json = {
+            "dataVersion": version,
+            "mappingDataVersion": {"counter": 0, "stateVersion": 0, "timestamp": self._node.started_ms},
+            "topicConfigTable": {},
+            "topicQueueMappingDetailMap": {},
+            "topicQueueMappingInfoMap": {},
+        }
+        entries = [compact(topic.name) + b":" + compact(topic.to_json()) async for topic in in_turns(page)]
+        return success(command, ext, with_entries(table, "topicConfigTable", entries))
 
     def one(self, connection: Peer, command: Command) -> bytes | None:
         name = command.header(TopicHeader).topic
