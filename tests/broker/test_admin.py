@@ -10,7 +10,7 @@ import pytest
 from broker.harness import Bench, Link, records, send_fields
 from contrailmq.broker.groups import Group
 from contrailmq.broker.topics import Topic
-from contrailmq.message import MessageQueue
+from contrailmq.message import Message, MessageQueue
 from contrailmq.wire.admin_bodies import (
     ConsumerStatusBody,
     ConsumeStats,
@@ -431,11 +431,11 @@ def test_runtime_info_has_what_cluster_list_parses(bench: Bench) -> None:
 
 
 def test_statistics_are_viewed_by_name_and_key(bench: Bench) -> None:
-    bench.node.statistics.tick(0)
+    bench.node.statistics.tick(0, wall_ms=0)
     bench.send()
-    bench.node.statistics.tick(0)
+    bench.node.statistics.tick(0, wall_ms=0)
     bench.send()
-    bench.node.statistics.tick(10_000)
+    bench.node.statistics.tick(10_000, wall_ms=10_000)
     answer = body_of(bench.ask(315, {"statsName": "TOPIC_PUT_NUMS", "statsKey": "T"}))
     assert answer["statsMinute"] == {"avgpt": 1.0, "sum": 1, "tps": 0.1}
     assert bench.ask(315, {"statsName": "X", "statsKey": "T"}).code == ResponseCode.SYSTEM_ERROR
@@ -516,6 +516,16 @@ def test_cleaning_and_ha_status(bench: Bench) -> None:
     assert bench.ask(329).code == 0
     assert body_of(bench.ask(907))["master"] is True
     assert bench.ask(1007).code == ResponseCode.SYSTEM_ERROR
+
+
+def test_cleaning_spares_light_queues_and_system_topics(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, enable_lmq=True, enable_multi_dispatch=True)
+    bench.send(properties={"INNER_MULTI_DISPATCH": "%LMQ%a"})
+    bench.store.put(Message("rmq_sys_mine", b"kept"))
+    bench.store.put(Message("Gone", b"dropped"))
+    assert bench.ask(316).code == 0
+    assert {topic for topic, _ in bench.store.queues()} == {"T", "%LMQ%a", "rmq_sys_mine"}
+    bench.close()
 
 
 def test_every_code_answers_garbage_without_failing(bench: Bench) -> None:

@@ -252,12 +252,12 @@ def test_many_short_waits_leave_no_dead_deadlines_behind() -> None:
 
 def test_rates_come_from_samples() -> None:
     statistics = Statistics()
-    statistics.tick(0)
+    statistics.tick(0, wall_ms=0)
     statistics.note_put("T", 1, 100)
-    statistics.tick(10_000)
+    statistics.tick(10_000, wall_ms=10_000)
     for _ in range(20):
         statistics.note_put("T", 3, 300)
-    statistics.tick(20_000)
+    statistics.tick(20_000, wall_ms=20_000)
     counter = statistics.find("TOPIC_PUT_NUMS", "T")
     assert counter is not None
     rate = counter.rate("minute")
@@ -269,16 +269,26 @@ def test_rates_come_from_samples() -> None:
 
 def test_idle_counters_are_dropped_and_a_new_day_notes_the_morning() -> None:
     statistics = Statistics()
-    statistics.tick(0)
+    statistics.tick(0, wall_ms=0)
     statistics.note_get("g", "T", 5, 500)
     for now_ms in range(0, 86_400_000 + 1, 3_600_000):
-        statistics.tick(now_ms)
+        statistics.tick(now_ms, wall_ms=now_ms)
     assert statistics.find("GROUP_GET_NUMS", "T@g") is None
     assert statistics.get.this_morning == 5
     assert IDLE_MS < 86_400_000
     statistics.note_put("T", 1, 1)
     statistics.forget(topic="T")
     assert statistics.find("TOPIC_PUT_NUMS", "T") is None
+
+
+def test_a_clock_that_is_set_back_does_not_stop_the_rates_nor_one_set_forward_drop_counters() -> None:
+    statistics = Statistics()
+    for turn, wall_ms in enumerate([5 * 86_400_000, 86_400_000, 9 * 86_400_000]):
+        statistics.note_put("T", 30, 30)
+        statistics.tick(turn * 10_000, wall_ms=wall_ms)
+    counter = statistics.find("TOPIC_PUT_NUMS", "T")
+    assert counter is not None
+    assert counter.rate("minute").per_second == 3.0
 
 
 def test_settings_have_rocketmqs_keys_and_round_trip() -> None:

@@ -171,6 +171,17 @@ def test_offsets_are_committed_and_queried(bench: Bench) -> None:
     assert bench.ask(15, update | {"commitOffset": "-1"}).code == ResponseCode.INVALID_PARAMETER
 
 
+@pytest.mark.parametrize("queue_id", [-1, 65_536, 2**31 - 1])
+def test_an_offset_of_a_queue_that_no_topic_has_is_refused(bench: Bench, queue_id: int) -> None:
+    """Else a client could fill the table, and the file, with as many entries as there are numbers."""
+    bench.send()
+    bench.heartbeat("T")
+    fields = {"consumerGroup": "g", "topic": "T", "queueId": str(queue_id), "commitOffset": "1"}
+    answer = bench.ask(15, fields)
+    assert (answer.code, f"queueId {queue_id}" in (answer.remark or "")) == (ResponseCode.INVALID_PARAMETER, True)
+    assert bench.node.offsets.queues("g", "T") == {}
+
+
 def test_bounds_and_times_of_a_queue(bench: Bench) -> None:
     queue = {"topic": "T", "queueId": "0"}
     assert bench.ask(30, queue).ext["offset"] == "0"
@@ -234,6 +245,16 @@ def test_dead_letters_keep_where_they_came_from_and_can_be_read(
     assert "DELAY" not in properties
     assert properties["DLQ_ORIGIN_TOPIC"] == "T"
     assert properties["DLQ_ORIGIN_MESSAGE_ID"] == properties["ORIGIN_MESSAGE_ID"]
+
+
+def test_a_retry_goes_to_a_queue_that_its_topic_has(bench: Bench) -> None:
+    """A retry topic is made once; a group that is given more queues later keeps it."""
+    bench.send()
+    assert send_back(bench, 0).code == 0
+    bench.node.groups.put(Group("g", retry_queues=64))
+    for _ in range(20):
+        assert send_back(bench, 0).code == 0
+    assert bench.store.max_offset("%RETRY%g", 0) == 21
 
 
 def test_an_old_clients_limit_is_ignored(bench: Bench) -> None:

@@ -274,6 +274,26 @@ def test_a_reset_reaches_a_held_pull(bench: Bench) -> None:
     assert offsets(answer)[1] == 0
 
 
+def test_a_held_pull_of_a_topic_that_is_deleted_is_answered_so_at_once(bench: Bench) -> None:
+    bench.send()
+    other = Link(2)
+    bench.send("Other")
+    bench.pull("Other", 1, sysFlag=6, link=other)
+    assert bench.pull("T", 1, sysFlag=6) == []
+    deleted, held = bench.tell(215, {"topic": "T"}, settle=False)[::-1]
+    assert (deleted.code, held.code) == (0, ResponseCode.TOPIC_NOT_EXIST)
+    assert (other.take(), len(bench.node.held)) == ([], 1)
+
+
+def test_what_was_allowed_when_a_pull_was_held_is_asked_again_when_it_is_woken(bench: Bench) -> None:
+    bench.send()
+    assert bench.pull("T", 1, sysFlag=6) == []
+    bench.node.groups.set_readable("g", "T", is_readable=False)
+    bench.send(link=Link(2))
+    (answer,) = bench.link.take()
+    assert (answer.code, answer.ext["forbiddenType"]) == (ResponseCode.NO_PERMISSION, "5")
+
+
 def test_a_pull_whose_client_is_gone_is_not_answered(bench: Bench) -> None:
     bench.node.topics.put(Topic("T", read_queues=4, write_queues=4))
     consumer = Link(1)

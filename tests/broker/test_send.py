@@ -165,6 +165,14 @@ def test_a_body_over_the_limit_is_refused_with_the_number(tmp_path: Path) -> Non
     bench.close()
 
 
+@pytest.mark.parametrize("queue_id", [-1, 0])
+def test_a_topic_without_queues_takes_no_message_that_nobody_could_read(bench: Bench, queue_id: int) -> None:
+    answer = bench.send("Empty", d=0, e=queue_id)
+    assert answer.code == ResponseCode.INVALID_PARAMETER
+    assert answer.remark == "topic Empty has no queues to write: give it some (code 17, updateTopic)"
+    assert ("Empty", 0) not in bench.store.queues()
+
+
 def test_a_negative_queue_id_takes_any_queue(bench: Bench) -> None:
     bench.node.topics.put(Topic("T", read_queues=2, write_queues=2))
     assert {bench.send(e=-1).ext["queueId"] for _ in range(64)} == {"0", "1"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.topics import QUEUES_MAX
 from contrailmq.store import Boundary
 from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -70,10 +71,11 @@ class OffsetProcessor:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"Group {header.consumer_group[:64]} not exist: it never sent a heartbeat nor pulled here",
             )
-        if header.queue_id < 0 or header.commit_offset < 0:
+        if not 0 <= header.queue_id < QUEUES_MAX or header.commit_offset < 0:
             raise Refused(
                 ResponseCode.INVALID_PARAMETER,
-                f"queueId {header.queue_id} and commitOffset {header.commit_offset} must not be negative",
+                f"queueId {header.queue_id} must be 0 to {QUEUES_MAX - 1} and commitOffset {header.commit_offset} not "
+                "negative",
             )
         node.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return _DONE.render(command, ())

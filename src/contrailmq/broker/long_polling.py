@@ -115,6 +115,11 @@ class HeldPulls:
         for key, woken in by_queue.items():
             self._wake(key, self._by_queue[key], woken)
 
+    def release_topic(self, topic: str) -> None:
+        """Wake what waits for a topic that is gone: it answers so, instead of waiting for messages that never come."""
+        for key, held in [entry for entry in self._by_queue.items() if entry[0][0] == topic]:
+            self._wake(key, held, list(held))
+
     def release_all(self) -> None:
         """Wake everything: the broker is going away."""
         for key, held in list(self._by_queue.items()):

@@ -301,6 +301,7 @@ class PullProcessor:
             timeout_ms = node.config.short_polling_time_mills
 
         def again() -> bytes | None:
+            group, topic = self._checked(header)  # what was allowed when it was held may not be any more
             reset = node.offsets.take_reset(group.name, topic.name, header.queue_id)
             if reset is not None:
                 return self._moved(command, group, topic, header.queue_id, reset)

@@ -76,7 +76,8 @@ class RetryProcessor:
         retry = node.topics.create_for_group(
             retry_topic(group.name), queues=group.retry_queues, is_unit=bool(header.unit_mode)
         )
-        queue_id = self._random.randrange(max(group.retry_queues, 1))
+        # A group that was given more queues keeps its retry topic: beyond that nobody would look for the copy.
+        queue_id = self._random.randrange(max(min(group.retry_queues, retry.read_queues), 1))
         message = IncomingMessage.copy_of(stored, topic=retry.name, queue_id=queue_id, store_host=node.store_host)
         properties = message.properties
         properties.setdefault(Property.RETRY_TOPIC, stored.topic)

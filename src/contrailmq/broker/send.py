@@ -324,8 +324,14 @@ class SendProcessor:
             )
 
     def _chosen_queue(self, topic: Topic, queue_id: int) -> int:
+        if not topic.queue_limit or (queue_id < 0 and not topic.write_queues):
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"topic {topic.name} has no queues to write: give it some (code 17, updateTopic)",
+                self._fixed,
+            )
         if queue_id < 0:
-            return self._random.randrange(max(topic.write_queues, 1))
+            return self._random.randrange(topic.write_queues)
         if queue_id >= topic.queue_limit:
             raise Refused(
                 ResponseCode.INVALID_PARAMETER,

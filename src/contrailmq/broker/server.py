@@ -336,7 +336,7 @@ class BrokerServer:
         keep.every("held pulls check", RECHECK_MS, lambda: node.held.recheck(self.store.max_offset))
         keep.every("flush timeouts", EXPIRE_MS, lambda: node.parked.expire(node.monotonic_ms()))
         keep.every("client scan", CLIENT_SCAN_MS, lambda: self.members.expire(node.monotonic_ms()))
-        keep.every("statistics", SAMPLE_MS, lambda: node.statistics.tick(node.now_ms()))
+        keep.every("statistics", SAMPLE_MS, lambda: node.statistics.tick(node.monotonic_ms(), wall_ms=node.now_ms()))
         keep.watch("offset saver", self._save_offsets)
         keep.watch("table saver", self.saver.run)
         if self.slave_sync is not None:

@@ -156,11 +156,14 @@ class Statistics:
     def totals(self) -> tuple[Total, ...]:
         return (self.put, self.put_bytes, self.get, self.get_bytes, self.get_found, self.get_missed)
 
-    def tick(self, now_ms: int) -> None:
-        """Called every 10 s: takes the samples that are due, turns the day, drops idle counters."""
+    def tick(self, now_ms: int, *, wall_ms: int) -> None:
+        """Called every 10 s: takes the samples that are due, turns the day, drops idle counters.
+
+        `now_ms` is monotonic: a clock that is set neither stops the samples nor drops what is in use.
+        """
         for total in self.totals():
             total.sample(now_ms)
-        day = now_ms // 86_400_000
+        day = wall_ms // 86_400_000
         if day != self._day:
             if self._day >= 0:
                 for total in self.totals():

@@ -78,6 +78,7 @@ class GroupAdmin:
         if node.topics.delete(retry_topic(header.group_name)):
             node.dispatch_now()
             node.store.delete_topics([retry_topic(header.group_name)])
+            node.held.release_topic(retry_topic(header.group_name))
         await self._saver.save("subscriptionGroup.json", "consumerOffset.json", "topics.json")
         return success(command)
 

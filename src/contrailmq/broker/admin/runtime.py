@@ -12,6 +12,7 @@ from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.persistence import TableSaver
 from contrailmq.store.errors import StoreConfigError
+from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.wire.admin_bodies import BrokerStatsData, BrokerStatsItem, HaRuntimeInfo
 from contrailmq.wire.admin_requests import GetBrokerConfigResponse, ViewBrokerStats
 from contrailmq.wire.bodies import KVTable, encode_body
@@ -98,7 +99,7 @@ class RuntimeAdmin:
         return {
             "earliestMessageTimeStamp": str(store.earliest_time()),
             "commitLogDirCapacity": f"Total : {_human(usage.total)}, Free : {_human(usage.free)}.",
-            "dispatchBehindBytes": "0",
+            "dispatchBehindBytes": str(max(store.log_max_offset - store.dispatched_offset, 0)),
             "remainHowManyDataToFlush": _human(unflushed),
             "remainHowManyDataToCommit": "0 B",
             "remainTransientStoreBufferNumbs": "2147483647",
@@ -176,10 +177,14 @@ class RuntimeAdmin:
         return success(command)
 
     def clean_topics(self, connection: Peer, command: Command) -> bytes | None:
-        """Drop the queues of topics that no longer exist."""
+        """Drop the queues of topics that no longer exist; system topics and light queues stand in no table."""
         node = self._node
         node.dispatch_now()
-        unused = {topic for topic, _ in node.store.queues() if topic not in node.topics}
+        unused = {
+            topic
+            for topic, _ in node.store.queues()
+            if topic not in node.topics and not node.topics.is_system(topic) and not topic.startswith(LIGHT_PREFIX)
+        }
         node.store.delete_topics(sorted(unused))
         return success(command)
 

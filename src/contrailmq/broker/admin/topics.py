@@ -81,6 +81,7 @@ class TopicAdmin:
         node.store.delete_topics([name])
         node.offsets.remove_topic(name)
         node.statistics.forget(topic=name)
+        node.held.release_topic(name)
         await self._saver.save("topics.json", "consumerOffset.json")
         return success(command)
 
