@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import threading
+import time
 
 import pytest
 
@@ -295,6 +296,30 @@ def test_members_share_queues_and_inherit_them(cluster: LocalCluster, name: str)
     consumers.pop().shutdown()
     assert wait_until(lambda: shares() == [8], timeout_s=5.0), shares()
     consumers.pop().shutdown()
+
+
+def test_a_new_group_can_begin_at_a_point_in_time(cluster: LocalCluster, name: str) -> None:
+    with Admin(namesrv=cluster.namesrv) as admin, Producer(name, namesrv=cluster.namesrv) as producer:
+        admin.create_topic(name, queues=1)
+        queue = producer.send(Message(name, b"old")).queue
+        old_ms = time.time_ns() // 1_000_000
+        assert wait_until(lambda: time.time_ns() // 1_000_000 > old_ms + 10)
+        since_ms = time.time_ns() // 1_000_000
+        assert wait_until(lambda: admin.search_offset(queue, since_ms) == 1)
+        producer.send(Message(name, b"new"))
+    for ask_ms, bodies in ((since_ms, [b"new"]), (1, [b"old", b"new"])):
+        inbox = Inbox()
+        consumer = PushConsumer(
+            f"{name}_{ask_ms}",
+            namesrv=cluster.namesrv,
+            from_where=ConsumeFromWhere.TIMESTAMP,
+            consume_timestamp_ms=ask_ms,
+        )
+        consumer.subscribe(name)
+        consumer.listen(inbox)
+        with consumer:
+            inbox.wait_for(len(bodies))
+        assert inbox.bodies == bodies
 
 
 def test_lite_pull_polls_commits_and_seeks(cluster: LocalCluster, name: str) -> None:

@@ -451,6 +451,20 @@ def test_a_request_that_was_not_stored_does_not_say_that_nobody_replied(silent: 
     run(work())
 
 
+def test_a_name_server_that_hangs_uses_up_the_time_of_the_send_and_no_more() -> None:
+    async def work() -> None:
+        async with (
+            FakePeer(lambda _: None) as hung,
+            aio.Producer("g", namesrv=hung.address) as producer,
+        ):
+            began_s = asyncio.get_running_loop().time()
+            with pytest.raises(SendFailedError, match=r"GET_ROUTEINFO_BY_TOPIC.* within 0\.2 s"):
+                await producer.send(Message("T", b"x"), timeout=0.2)
+            assert asyncio.get_running_loop().time() - began_s < 2.0  # request_timeout_s is 3
+
+    run(work())
+
+
 def test_producers_tell_brokers_that_they_come_and_go() -> None:
     async def work() -> None:
         async with FakePeer(stored) as broker, name_server(lambda _: route_to(("a", broker.address))) as namesrv:

@@ -150,7 +150,8 @@ class GroupConsumer(ABC):
             if is_broadcasting:
                 self._store = LocalOffsetStore(options.offset_directory, client_id=instance.client_id, group=self.group)
             else:
-                self._store = RemoteOffsetStore(instance, self.group)
+                exact = options.from_where is ConsumeFromWhere.TIMESTAMP
+                self._store = RemoteOffsetStore(instance, self.group, is_exact=exact)
             await self._store.load()
             instance.join_consumer(self)
         except BaseException:  # cancelled or failed: the shared instance is given back

@@ -19,12 +19,17 @@ OFFSET_TIMEOUT_S: Final = 5.0
 
 
 class RemoteOffsetStore:
-    """The broker's offsets of one group, with the table of this member in front."""
+    """The broker's offsets of one group, with the table of this member in front.
 
-    def __init__(self, instance: ClientInstance, group: str) -> None:
+    Where nothing is stored, brokers answer 0 for a queue whose first message is still in memory, as RocketMQ's clients
+    expect. With `is_exact` they say that there is nothing: whoever asks for a point in time means it on any queue.
+    """
+
+    def __init__(self, instance: ClientInstance, group: str, *, is_exact: bool = False) -> None:
         self.table = OffsetTable()
         self._instance = instance
         self._group = group
+        self._is_exact = is_exact
 
     async def load(self) -> None:
         """Nothing: offsets are read queue by queue when a queue is taken."""
@@ -35,7 +40,7 @@ class RemoteOffsetStore:
         answer = await self._instance.call(
             address,
             RequestCode.QUERY_CONSUMER_OFFSET,
-            self._ext(queue),
+            {**self._ext(queue), "setZeroIfNotFound": "false"} if self._is_exact else self._ext(queue),
             timeout_s=OFFSET_TIMEOUT_S,
             accept=(ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND),
         )

@@ -78,6 +78,8 @@ class ConsumeFromWhere(enum.Enum):
     """Where a group begins that has no offset stored. A stored offset always wins.
 
     LAST_OFFSET on a young topic may still begin at 0: brokers answer 0 for a queue whose first message is in memory.
+    TIMESTAMP begins at the first message that was stored at or after `consume_timestamp_ms`, on young topics too (the
+    Java client begins at 0 there).
     """
 
     LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"

@@ -45,7 +45,7 @@ from contrailmq.message import (
     encode_properties,
 )
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.errors import ResponseError
+from contrailmq.wire.errors import RequestTimeoutError, ResponseError
 from contrailmq.wire.header import Command
 from contrailmq.wire.requests import SendMessageResponse
 
@@ -206,6 +206,16 @@ class Sender:
             )
         return publish
 
+    async def _find_within(self, topic: str, timeout_s: float) -> _Publish:
+        """The time of a send begins with the search for its route."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._find(topic)
+        except TimeoutError:
+            name_servers = self.instance.name_servers.text
+            cause = RequestTimeoutError(name_servers, RequestCode.GET_ROUTEINFO_BY_TOPIC, timeout_s)
+            raise SendFailedError(topic, tries=0, elapsed_s=timeout_s, brokers=[], cause=cause) from cause
+
     def _choose(self, publish: _Publish, last_broker: str | None) -> MessageQueue:
         queues = publish.queues
         count = len(queues)
@@ -251,7 +261,7 @@ class Sender:
         start_s = clock() - (failed.elapsed_s if failed is not None else 0.0)
         publish = self._publish.get(outgoing.topic)
         if publish is None or not publish.queues:
-            publish = await self._find(outgoing.topic)
+            publish = await self._find_within(outgoing.topic, timeout_s)
         brokers: list[str] = []
         last: ContrailError | None = None
         if failed is not None:
