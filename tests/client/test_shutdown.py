@@ -19,6 +19,7 @@ from contrailmq import (
     MessageModel,
     MessageQueue,
     Producer,
+    PushConsumer,
     StoredMessage,
     TransactionProducer,
     TransactionState,
@@ -82,6 +83,62 @@ def test_a_shutdown_that_is_cancelled_leaves_the_group_all_the_same(
     assert not instance._instances
     with Admin(namesrv=cluster.namesrv) as admin:
         assert wait_until(lambda: admin.consumers(name) is None)
+
+
+def test_a_listener_that_shuts_its_consumer_down_waits_for_itself_only_so_long(
+    cluster: LocalCluster, name: str
+) -> None:
+    async def work() -> None:
+        ended = asyncio.Event()
+
+        async def listen(messages: list[StoredMessage]) -> None:
+            await consumer.shutdown()
+            ended.set()
+
+        async with aio.Producer(name, namesrv=cluster.namesrv) as producer:
+            await producer.send(Message(name, b"x"))
+        consumer = aio.PushConsumer(
+            name, namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET, shutdown_wait_s=0.1
+        )
+        consumer.subscribe(name)
+        consumer.listen(listen)
+        await consumer.start()
+        async with asyncio.timeout(10):
+            await ended.wait()
+        for _ in range(10):  # what was cancelled ends
+            await asyncio.sleep(0)
+        assert [task for task in asyncio.all_tasks() if task.get_name().startswith("contrailmq")] == []
+
+    asyncio.run(work())
+    assert not instance._instances
+
+
+def test_shutdowns_of_two_threads_both_wait_for_the_listener_and_its_offset(cluster: LocalCluster, name: str) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def listen(messages: list[StoredMessage]) -> None:
+        begun.set()
+        release.wait(20)
+
+    with Admin(namesrv=cluster.namesrv) as admin, Producer(name, namesrv=cluster.namesrv) as producer:
+        admin.create_topic(name, queues=1)
+        queue = producer.send(Message(name, b"x")).queue
+        consumer = PushConsumer(name, namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET)
+        consumer.subscribe(name)
+        consumer.listen(listen)
+        consumer.start()
+        assert begun.wait(10)
+        both = [threading.Thread(target=consumer.shutdown, daemon=True) for _ in range(2)]
+        both[0].start()
+        assert wait_until(lambda: not consumer.is_running)
+        both[1].start()
+        both[1].join(0.2)
+        assert [thread.is_alive() for thread in both] == [True, True]
+        release.set()
+        for thread in both:
+            thread.join(10)
+        assert [thread.is_alive() for thread in both] == [False, False]
+        assert admin.offset(name, queue) == 1
 
 
 def test_offsets_that_cannot_be_written_are_written_when_there_is_room_again(

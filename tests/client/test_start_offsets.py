@@ -71,7 +71,10 @@ def test_a_stored_offset_wins_and_else_the_group_begins_where_it_wants(
             consumer.listen(lambda _: None)
             async with consumer:
                 assert await asyncio.to_thread(wait_until, lambda: len(peer.asked(RequestCode.PULL_MESSAGE)) == 2)
-            pulls = {request.ext["topic"]: int(request.ext["queueOffset"]) for request in peer.asked(RequestCode.PULL_MESSAGE)}
+            pulls = {
+                request.ext["topic"]: int(request.ext["queueOffset"])
+                for request in peer.asked(RequestCode.PULL_MESSAGE)
+            }
             assert pulls == {"T": begins_at, retry_topic(GROUP): retries_begin_at}
             searches = peer.asked(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
             assert {request.ext["timestamp"] for request in searches} <= {str(TIME_MS)}

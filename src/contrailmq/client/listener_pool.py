@@ -149,21 +149,26 @@ class ListenerPool:
     async def close(self, wait_s: float) -> bool:
         """Wait for running calls, then stop. False when some were still running after `wait_s`."""
         is_idle = await self.wait_idle(wait_s)
-        workers, threads = self._workers, self._threads
-        self.abandon()
-        await asyncio.gather(*workers, return_exceptions=True)
+        threads = self._threads
+        await asyncio.gather(*self.abandon(), return_exceptions=True)
         if is_idle and threads:
             await asyncio.to_thread(_join_all, threads)
         return is_idle
 
-    def abandon(self) -> None:
-        """Stop without waiting: coroutine listeners are cancelled, threads end after the call that they are in."""
+    def abandon(self) -> list[asyncio.Task[None]]:
+        """Stop without waiting: coroutine listeners are cancelled, threads end after the call that they are in.
+
+        The tasks that were cancelled are returned. A listener that closes its own pool is not one of them: it ends.
+        """
         self._is_refusing = self._is_closing = True
-        for worker in self._workers:
+        here = asyncio.current_task()
+        others = [worker for worker in self._workers if worker is not here]
+        for worker in others:
             worker.cancel()
         for _ in self._threads:
             self._calls.put(None)
         self._workers, self._threads = [], []
+        return others
 
     def _finish(self, call: Call) -> None:
         self._running -= 1
@@ -199,6 +204,8 @@ class ListenerPool:
                 except (Exception, SystemExit) as exc:  # noqa: BLE001 -- user code: any exception means "retry later"
                     call.error = exc
             self._finish(call)
+            if self._is_closing:
+                return
             if loop.time() - rested_s > LISTEN_WITHOUT_PAUSE_S:
                 await asyncio.sleep(0)
                 rested_s = loop.time()

@@ -77,10 +77,7 @@ class LoopThread:
         """Run on the loop and wait here. Interrupting the wait cancels the work."""
         if threading.current_thread() is self._thread:
             work.close()
-            raise ClientStateError(
-                "a blocking call was made on the client's own loop, which would wait for itself: "
-                "call it from a plain function listener, or use contrailmq.aio in coroutines"
-            )
+            self.check_not_here()
         if os.getpid() != self.pid:
             self.submit(work)  # raises
         call = _Call(work)
@@ -97,6 +94,13 @@ class LoopThread:
             return call.task.result()
         except asyncio.CancelledError:
             raise ClientStateError("the client was shut down while this call waited") from None
+
+    def check_not_here(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise ClientStateError(
+                "a blocking call was made on the client's own loop, which would wait for itself: "
+                "call it from a plain function listener, or use contrailmq.aio in coroutines"
+            )
 
     def _check_not_ending(self, work: Coroutine[object, object, T]) -> None:
         if self._is_ending:

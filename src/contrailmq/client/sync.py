@@ -11,8 +11,9 @@ that runs an event loop of its own.
 from __future__ import annotations
 
 import concurrent.futures
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, Self, TypeVar, Unpack
+from typing import NamedTuple, Protocol, Self, TypeVar, Unpack
 
 from contrailmq.client import lite_pull_consumer, producer, push_consumer, transaction_producer
 from contrailmq.client.direct import IS_POSSIBLE, DirectSends, Failed
@@ -36,12 +37,21 @@ class _AsyncClient(Protocol):
     async def shutdown(self) -> None: ...
 
 
+class _Ending(NamedTuple):
+    """A shutdown, and the thread that does it."""
+
+    thread: int
+    ended: threading.Event
+
+
 class _Blocking:
     """Starts, stops and calls an asyncio client on the background loop."""
 
     def __init__(self, client: _AsyncClient) -> None:
         self._client = client
         self._thread: LoopThread | None = None
+        self._ending: _Ending | None = None
+        self._ending_lock = threading.RLock()  # a signal handler may come in the middle
 
     def start(self) -> None:
         """Begin. A second start is an error, as is one after shutdown."""
@@ -57,16 +67,25 @@ class _Blocking:
         self._thread = thread
 
     def shutdown(self) -> None:
-        """End; twice, or before the start, is silently nothing."""
+        """End; twice, or before the start, is silently nothing. Beside another thread's shutdown, wait for that one."""
         thread = self._thread
         if thread is None:
+            return
+        thread.check_not_here()
+        here = threading.get_ident()
+        with self._ending_lock:
+            other = self._ending
+            mine = self._ending = other or _Ending(here, threading.Event())
+        if other is not None:
+            if other.thread != here:  # else a signal handler, whose end the other one's waits for
+                other.ended.wait()
             return
         try:
             thread.run(self._client.shutdown())
         finally:
-            if self._thread is not None:
-                self._thread = None
-                thread.release()
+            self._thread = None
+            thread.release()
+            mine.ended.set()
 
     def _run(self, work: Coroutine[object, object, T]) -> T:
         if self._thread is None:
