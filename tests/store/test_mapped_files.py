@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from faulty_files import FaultyFiles, no_space
 from contrailmq.store import Files, ManualClock, StoreConfig
 from contrailmq.store.allocation import Allocator, NoWriteBufferError
 from contrailmq.store.errors import StoreFullError, StoreIOError
-from contrailmq.store.files import PAGE_BYTES
+from contrailmq.store.files import MADV_RANDOM, MADV_WILLNEED, PAGE_BYTES
 from contrailmq.store.mapped_file import MappedFile
 from contrailmq.store.mapped_file_queue import MappedFileQueue
 from contrailmq.store.write_buffer_pool import WriteBufferPool
@@ -303,3 +305,104 @@ def test_a_buffered_file_shows_what_was_committed_and_gives_its_buffer_back_when
     assert pool.free_count == 1
     assert file.read_position == SIZE
     file.close()
+
+
+class Warming(Files):
+    """Notes what a new file is told; `can_prefault` and `can_lock` are the kernel's abilities."""
+
+    def __init__(self, *, can_prefault: bool = True, can_lock: bool = True) -> None:
+        super().__init__()
+        self.can_prefault, self.can_lock = can_prefault, can_lock
+        self.calls: list[tuple[object, ...]] = []
+
+    def prefault(self, mapping: mmap.mmap, start: int, size_bytes: int) -> bool:
+        self.calls.append(("prefault", start, size_bytes))
+        return self.can_prefault and super().prefault(mapping, start, size_bytes)
+
+    def sync_map(self, mapping: mmap.mmap, start: int, size_bytes: int) -> None:
+        self.calls.append(("sync", start, size_bytes))
+        super().sync_map(mapping, start, size_bytes)
+
+    def lock_memory(self, mapping: mmap.mmap) -> None:
+        self.calls.append(("lock",))
+        if not self.can_lock:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    def unlock_memory(self, mapping: mmap.mmap) -> None:
+        """It was not locked."""
+
+    def advise(self, mapping: mmap.mmap, advice: int, start: int = 0, size_bytes: int | None = None) -> None:
+        self.calls.append(("advise", advice))
+        super().advise(mapping, advice, start, size_bytes)
+
+
+def stopped_after(allocator: Allocator, base: int) -> MappedFile:
+    file = allocator.take(base)
+    allocator.stop()
+    return file
+
+
+@pytest.mark.parametrize("can_prefault", [True, False])
+def test_a_warmed_file_is_touched_synced_by_steps_locked_and_advised(can_prefault: bool, make_allocator: Make) -> None:
+    files = Warming(can_prefault=can_prefault)
+    pages = SIZE // PAGE_BYTES
+    step = pages // 2 * PAGE_BYTES
+    settings = {"warm_maped_file_enable": True, "flush_least_pages_when_warm_maped_file": pages // 2}
+    file = stopped_after(make_allocator(files, flush_disk_type="SYNC_FLUSH", **settings), 0)
+    own = files.calls[: files.calls.index(("advise", MADV_WILLNEED)) + 1]
+    starts = range(0, SIZE, step)
+    expected = [call for start in starts for call in (("prefault", start, step), ("sync", start, step))]
+    assert own == [*expected, ("lock",), ("advise", MADV_WILLNEED)]
+    assert files.is_resident(file.mapping, 0, SIZE)
+    assert bytes(file.mapping[:]) == bytes(SIZE)
+    assert file.is_locked_in_memory
+    file.close()
+
+
+def test_a_file_that_cannot_be_locked_is_used_with_a_warning(
+    make_allocator: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = stopped_after(make_allocator(Warming(can_lock=False), warm_maped_file_enable=True), 0)
+    assert not file.is_locked_in_memory
+    assert file.append_raw(b"works")
+    (told, *_) = [record for record in caplog.records if "not locked in memory" in record.getMessage()]
+    assert told.levelname == "WARNING"
+    assert str(file.path) in told.getMessage()
+    file.close()
+
+
+@pytest.mark.parametrize(("reads_ahead", "advised"), [(True, []), (False, [("advise", MADV_RANDOM)])])
+def test_without_read_ahead_the_kernel_is_told_so(
+    reads_ahead: bool, advised: list[tuple[object, ...]], make_allocator: Make
+) -> None:
+    files = Warming()
+    allocator = make_allocator(files, data_read_ahead_enable=reads_ahead)
+    file = allocator.take(0)
+    assert files.calls[:1] == advised
+    allocator.stop()
+    file.close()
+
+
+def test_a_put_that_rolls_the_log_waits_for_no_file_that_was_made_ahead(make_allocator: Make) -> None:
+    """Whatever making a file takes: this disk makes the first two and then no more."""
+
+    class Stalled(Files):
+        made, go_on = 0, threading.Event()
+
+        def allocate(self, descriptor: int, size_bytes: int, position: int = 0) -> None:
+            self.made += 1
+            if self.made > 2:
+                assert self.go_on.wait(30)
+            super().allocate(descriptor, size_bytes, position)
+
+    files = Stalled()
+    allocator = make_allocator(files)
+    first = allocator.take(0)
+    with allocator._changed:
+        assert allocator._changed.wait_for(lambda: SIZE in allocator._ready, 30)
+    second = allocator.take(SIZE)  # the third is being made, and does not end
+    assert second.base == SIZE
+    files.go_on.set()
+    allocator.stop()
+    first.close()
+    second.close()

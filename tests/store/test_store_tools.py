@@ -179,3 +179,28 @@ def test_the_exit_code_tells_findings_from_trouble(clean: Path, tmp_path: Path) 
     assert (code, json.loads(text)["ok"]) == (1, False)
     assert run("verify", tmp_path / "nothing")[0] == 2
     assert run("rebuild", tmp_path / "nothing")[0] == 2
+
+
+def test_rebuild_tells_what_it_did_as_json(clean: Path) -> None:
+    code, text = run("rebuild", clean, "--json")
+    assert code == 0
+    told = json.loads(text)
+    assert told["units"] == len(expected("clean")["messages"])
+
+
+@pytest.mark.parametrize("job", ["verify", "rebuild"])
+def test_long_jobs_say_how_far_they_are(job: str, clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the progress bar is drawn from: bytes of the log that were walked, never going back."""
+    monkeypatch.setattr("contrailmq.store.verify._PROGRESS_RECORDS", 100)
+    steps: list[tuple[int, int]] = []
+    if job == "verify":
+        with StoreView(StoreConfig(clean)) as view:
+            verify_store(view, lambda done, total: steps.append((done, total)))
+    else:
+        rebuild_store(StoreConfig(clean), on_progress=lambda done, total: steps.append((done, total)))
+    log_bytes = sum(path.stat().st_size for path in (clean / "commitlog").iterdir())
+    assert {total for _, total in steps} == {log_bytes}
+    done = [step[0] for step in steps]
+    assert done == sorted(done)
+    assert len(done) > 3
+    assert log_bytes / 4 < done[-1] <= log_bytes

@@ -122,6 +122,7 @@ def build_parts(
             index,
             Residency(files, log, clock.monotonic_ms),
             stats,
+            monotonic_ms=clock.monotonic_ms,
             dispatch=dispatch_before_reads,
         ),
         housekeeping=housekeeping,

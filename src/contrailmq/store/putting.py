@@ -93,7 +93,7 @@ class Putter:
         started_ms = self._now_ms()
         new = _new_record(message)
         host = self._store_host
-        result = self._append_new(new, queue_id, sys_flag, born_time_ms or started_ms, born_host or host)
+        result = self._append_new(new, queue_id, started_ms, sys_flag, born_time_ms or started_ms, born_host or host)
         if result[0] is not _PUT_OK:
             self._stats.put_failed_count += 1
             self._on_refusal(result)
@@ -117,14 +117,16 @@ class Putter:
         while len(results) < len(news):
             # All in one go; the one that needs more (a new queue or file, a refusal) alone, and on from there.
             rest = news[len(results) :] if results else news
-            for fact in self._log.append_many(rest, queue_id, born_time_ms=started_ms, host=host):
-                _, offset, size, _, time_ms, queue_offset, _, unique_key, _, _, _ = fact
+            facts = self._log.append_many(rest, queue_id, born_time_ms=started_ms, host=host)
+            took = max(0, self._now_ms() - started_ms)
+            for fact in facts:
+                _, offset, size, _, time_ms, queue_offset, _, key, _, _, _ = fact
                 results.append(
-                    _result(PutResult, (_PUT_OK, unique_key, queue_id, queue_offset, offset, size, time_ms, host, ""))
+                    _result(PutResult, (_PUT_OK, key, queue_id, queue_offset, offset, size, time_ms, host, "", took))
                 )
                 end = offset + size
             if len(results) < len(news):
-                result = self._append_new(news[len(results)], queue_id, 0, started_ms, host)
+                result = self._append_new(news[len(results)], queue_id, started_ms, 0, started_ms, host)
                 results.append(result)
                 if result.status is _PUT_OK:
                     end = result.physical_offset + result.size_bytes
@@ -157,7 +159,7 @@ class Putter:
         return self.put(envelope, queue_id, sys_flag=SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP)
 
     def _append_new(
-        self, new: NewRecord, queue_id: int, sys_flag: int, born_time_ms: int, born_host: bytes
+        self, new: NewRecord, queue_id: int, started_ms: int, sys_flag: int, born_time_ms: int, born_host: bytes
     ) -> PutResult:
         topic, body, properties, code, keys, unique_key, tags, flag = new
         host = self._store_host
@@ -176,7 +178,10 @@ class Putter:
             born_host=born_host,
             store_host=host,
         )
-        return _result(PutResult, (status, unique_key, queue_id, queue_offset, offset, size, time_ms, host, reason))
+        took = max(0, self._now_ms() - started_ms)  # a clock may be set back
+        return _result(
+            PutResult, (status, unique_key, queue_id, queue_offset, offset, size, time_ms, host, reason, took)
+        )
 
     def _settle(self, end: int, *, waits: bool) -> bool:
         """After an append: durable as configured, and dispatched. False when the disk took too long."""

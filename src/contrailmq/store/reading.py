@@ -70,12 +70,14 @@ class Reader:
         residency: Residency,
         stats: StoreStats,
         *,
+        monotonic_ms: Callable[[], int],
         dispatch: Callable[[], None] | None = None,
         memory_bytes: int | None = None,
     ) -> None:
         self._config = config
         self.residency = residency
         self._stats = stats
+        self._monotonic_ms = monotonic_ms
         self._log = log
         self._queues = queues
         self._index = index
@@ -107,7 +109,7 @@ class Reader:
 
     def _reading(self, read: Callable[[AnyQueue, int, int, int, MessageFilter | None], R]) -> QueueRead[R | GetResult]:
         """A way to read, with what all ways have in common around it; a closure, because pulls come through here."""
-        note_get = self._stats.note_get
+        note_get, monotonic_ms = self._stats.note_get, self._monotonic_ms
 
         def get(
             topic: str,
@@ -118,13 +120,14 @@ class Reader:
             max_bytes: int = PULL_BYTES_MAX,
             filter: MessageFilter | None = None,
         ) -> R | GetResult:
+            started_ms = monotonic_ms()
             found = self._find(topic, queue_id, offset)
             if isinstance(found, GetResult):
-                note_get(0)
+                note_get(0, monotonic_ms() - started_ms)
                 return found
             answer = read(found, offset, max_count, max_bytes, filter)
             if isinstance(answer, GetResult):
-                note_get(answer.count)
+                note_get(answer.count, monotonic_ms() - started_ms)
             return answer
 
         return get

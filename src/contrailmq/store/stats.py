@@ -67,7 +67,9 @@ class StoreStats:
         if elapsed_ms > self.put_time_max_ms:
             self.put_time_max_ms = elapsed_ms
 
-    def note_get(self, count: int) -> None:
+    def note_get(self, count: int, elapsed_ms: int) -> None:
+        if elapsed_ms > self.get_time_max_ms:
+            self.get_time_max_ms = elapsed_ms
         if count:
             self.get_found_count += 1
             self.transferred_count += count

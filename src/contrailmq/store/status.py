@@ -106,7 +106,10 @@ class BatchResult(NamedTuple):
 
 
 class PutResult(NamedTuple):
-    """What an embedded put did. `message_id` is the unique id, `offset_message_id` says where the record lies."""
+    """What an embedded put did. `message_id` is the unique id, `offset_message_id` says where the record lies.
+
+    `append_ms` is the time until the record was in the log (RocketMQ's pagecacheRT): durability comes on top of it.
+    """
 
     status: PutStatus
     message_id: str
@@ -117,6 +120,7 @@ class PutResult(NamedTuple):
     store_time_ms: int = 0
     store_host: bytes = b""
     reason: str = ""
+    append_ms: int = 0
 
     @property
     def offset_message_id(self) -> str:
