@@ -97,6 +97,23 @@ def test_a_level_beyond_the_last_counts_as_the_last_and_drops_timer_requests(del
     assert delay_bench.delay.pending() == {18: 1}
 
 
+def test_a_waiting_message_that_was_damaged_is_told_and_counted_and_the_next_is_delivered(
+    delay_bench: DelayBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = delay_bench
+    bench.send("T", b"damaged", properties={"DELAY": "1", "UNIQ_KEY": "K1"})
+    bench.send("T", b"whole", properties={"DELAY": "1", "UNIQ_KEY": "K2"})
+    (waiting, _) = bench.store.get(SystemTopic.SCHEDULE, 0, 0)
+    path = bench.store.config.path / "commitlog" / f"{0:020d}"
+    with path.open("r+b") as log:
+        log.seek(waiting.physical_offset + 4)  # its magic code
+        log.write(b"\xff\xff\xff\xff")
+    bench.run_ms(3000)
+    assert [message.body for message in bench.messages()] == [b"whole"]
+    assert bench.delay.undeliverable == 1
+    assert "a delayed message of level 1 after offset 0 is lost" in caplog.text
+
+
 @pytest.mark.parametrize("level", ["0", "-1", "x", ""])
 def test_a_level_that_is_none_means_at_once(delay_bench: DelayBench, level: str) -> None:
     delay_bench.send("T", b"m", properties=f"DELAY\x01{level}\x02UNIQ_KEY\x01K\x02")

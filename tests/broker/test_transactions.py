@@ -494,3 +494,18 @@ def test_apaches_half_messages_are_known_as_apache_left_them(tmp_path: Path) -> 
     assert bench.store.max_offset("GoldenTx", 0) == before
     assert bench.store.max_offset(SystemTopic.HALF, 0) == 17
     bench.close()
+
+
+def test_a_half_message_that_was_damaged_is_told_and_the_next_is_asked_about(
+    tx: TransactionBench, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = Link(5)
+    tx.heartbeat("T", link=producer)
+    damaged = tx.prepare(b"damaged")
+    tx.prepare(b"whole")
+    with (tx.store.config.path / "commitlog" / f"{0:020d}").open("r+b") as log:
+        log.seek(int(damaged.ext["msgId"][-16:], 16) + 4)  # its magic code
+        log.write(b"\xff\xff\xff\xff")
+    tx.run_ms(13_000)
+    assert {message.body for _, message in tx.checks(producer)} == {b"whole"}
+    assert "a record of RMQ_SYS_TRANS_HALF_TOPIC is gone or damaged and is passed over: offset 0" in caplog.text

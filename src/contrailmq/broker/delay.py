@@ -277,8 +277,10 @@ class DelayService:
         """One that did not go with the others; False when the store cannot take it now."""
         try:
             message = decode_record(record)
-        except CorruptRecordError:
-            return True  # passed by the next one, or by next_offset
+        except CorruptRecordError as exc:  # passed by the next one, or by next_offset
+            log.error("a delayed message of level %d after offset %d is lost: %s", level, self.offsets[level], exc)
+            self.undeliverable += 1
+            return True
         if not self._deliver(message):
             return False
         self.offsets[level] = message.queue_offset + 1

@@ -70,8 +70,8 @@ class PortError(ContrailError):
     def __init__(self, host: str, port: int, error: ConnectError) -> None:
         reason = error.__cause__ or error
         super().__init__(
-            f"cannot listen on {host}:{port}: {reason}; stop what listens there or set listenPort (a broker takes that "
-            f"port and, unless enableFastListenPort=false, the one {VIP_PORT_DISTANCE} below it)"
+            f"cannot listen on {host}:{port}: {reason}; stop what listens there, or set listenPort (a broker takes "
+            f"that port and, unless enableFastListenPort=false, the one {VIP_PORT_DISTANCE} below it) or bindAddress"
         )
         self.host, self.port = host, port
 

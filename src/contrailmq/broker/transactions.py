@@ -20,6 +20,7 @@ saved only when the copies put back before them are durable.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -461,12 +462,10 @@ class TransactionService:
     def _read(self, topic: str, offset: int) -> StoredMessage | None:
         for physical_offset, size_bytes, _ in self._store.read_units(topic, 0, offset, 1):
             record = self._store.read_record(physical_offset, size_bytes)
-            if record is None:
-                return None
-            try:
-                return decode_record(record)
-            except CorruptRecordError:
-                return None
+            with contextlib.suppress(CorruptRecordError):  # told below, as one that is not there at all
+                if record is not None:
+                    return decode_record(record)
+            peer_warnings.warn(f"a record of {topic} is gone or damaged and is passed over", f"offset {offset}")
         return None
 
     # --- administration
