@@ -15,9 +15,21 @@ from pathlib import Path
 import pytest
 
 import contrailmq.aio as aio
-from contrailmq import Admin, ConsumeFromWhere, LitePullConsumer, Message, Producer, PushConsumer, SendStatus
+from contrailmq import (
+    Admin,
+    ConsumeFromWhere,
+    ConsumeResult,
+    LitePullConsumer,
+    Message,
+    MessageQueue,
+    Producer,
+    PushConsumer,
+    SendStatus,
+    StoredMessage,
+)
 from contrailmq.client import instance
 from contrailmq.client.errors import ClientStateError, SendFailedError
+from contrailmq.client.hooks import ClientHooks, ConsumeEvent
 from contrailmq.message import ContrailError
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.codes import RequestCode
@@ -389,6 +401,43 @@ def test_traces_are_written_in_rocketmqs_format(cluster: LocalCluster, name: str
         assert wait_until(lambda: len(b"".join(mine()).split(b"\x02")) >= 4), mine()
     records = sorted(line.split(b"\x01")[0] for line in b"".join(mine()).split(b"\x02") if line)
     assert records == [b"Pub", b"SubAfter", b"SubBefore"]
+
+
+def test_a_pull_consumer_has_traces_and_hooks_too(cluster: LocalCluster, name: str) -> None:
+    class Watch(ClientHooks):
+        def __init__(self) -> None:
+            self.seen: list[object] = []
+
+        def filter_pulled(self, queue: MessageQueue, messages: list[StoredMessage]) -> list[StoredMessage]:
+            return [message for message in messages if message.body != b"unwanted"]
+
+        def before_consume(self, event: ConsumeEvent) -> None:
+            self.seen.append([message.body for message in event.messages])
+
+        def after_consume(self, event: ConsumeEvent) -> None:
+            assert event.outcome is not None
+            self.seen.append(event.outcome.result)
+
+    watch = Watch()
+    with Producer(name, namesrv=cluster.namesrv) as producer, Admin(namesrv=cluster.namesrv) as admin:
+        admin.create_topic(name, queues=1)
+        producer.send(Message(name, b"unwanted"))
+        wanted = producer.send(Message(name, b"wanted"))
+        with LitePullConsumer(
+            name, namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET, trace=True, hooks=watch
+        ) as consumer:
+            consumer.subscribe(name)
+            assert [message.body for message in consumer.poll(20.0)] == [b"wanted"]
+        assert watch.seen == [[b"wanted"], ConsumeResult.SUCCESS]
+        assert admin.offset(name, wanted.queue) == 2
+        kinds: set[bytes] = set()
+
+        def has_traces() -> bool:
+            for trace in admin.messages_by_key("RMQ_SYS_TRACE_TOPIC", wanted.message_id):
+                kinds.update(line.partition(b"\x01")[0] for line in trace.body.split(b"\x02") if line)
+            return kinds >= {b"SubBefore", b"SubAfter"}
+
+        assert wait_until(has_traces), kinds
 
 
 def test_a_consumer_that_ends_while_the_broker_restarts_still_stores_its_offsets(

@@ -107,9 +107,15 @@ class OrderlyConsumption:
         cache, queue = assignment.cache, assignment.queue
         batch = cache.take(self._options.consume_batch_size)
         messages = [message for message in batch if isinstance(message, ReceivedMessage)]
-        if self._watch.is_on:
-            self._watch.before(queue, messages)
-        call = await self._pool.run(messages, lambda: not cache.is_dropped)
+
+        def begin() -> bool:
+            if cache.is_dropped:
+                return False
+            if self._watch.is_on:  # only for a call that is run, and then told of its end
+                self._watch.before(queue, messages)
+            return True
+
+        call = await self._pool.run(messages, begin)
         if not call.was_run:
             cache.put_back()
             return 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import ConsumeOutcome, ConsumeResult
 from contrailmq.client.trace import ContextCode, TraceDispatcher, TracedMessage, after_record, before_record
 from contrailmq.message import MessageQueue, Property, create_unique_id
+
+_log = logging.getLogger("contrailmq.client.consumer")
 
 
 @dataclass(slots=True)
@@ -97,3 +100,15 @@ class ConsumeWatch:
                     group=self._group,
                 )
             )
+
+
+def filtered(
+    hooks: ClientHooks, queue: MessageQueue, messages: list[ReceivedMessage]
+) -> list[ReceivedMessage]:
+    """What the application's filter leaves of a pull."""
+    try:
+        chosen = hooks.filter_pulled(queue, list(messages))
+    except Exception:  # noqa: BLE001 -- user code must not stop the pulling
+        _log.exception("a filter_pulled hook raised; nothing is filtered")
+        return messages
+    return [message for message in chosen if isinstance(message, ReceivedMessage)]

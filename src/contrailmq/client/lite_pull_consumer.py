@@ -23,9 +23,11 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from typing import Final, Unpack
 
 from contrailmq.client.assignment import Assignment
+from contrailmq.client.consume_watch import ConsumeWatch, filtered
 from contrailmq.client.errors import ClientError, ClientStateError, OffsetNotStoredError, OffsetOutOfRangeError
 from contrailmq.client.group_consumer import GroupConsumer
 from contrailmq.client.life import State
+from contrailmq.client.listener_pool import SUCCESS
 from contrailmq.client.namespace import unwrap, wrap
 from contrailmq.client.pulling import SUSPEND_LITE_S, Pulled, PullRequest, pull
 from contrailmq.client.records import ReceivedMessage
@@ -34,6 +36,8 @@ from contrailmq.client.routes import subscribe_queues
 from contrailmq.client.running_info import running_info
 from contrailmq.client.settings import LitePullConsumerOptions, LitePullConsumerSettings
 from contrailmq.client.subscription import SqlFilter, Subscription
+from contrailmq.client.trace import TraceDispatcher
+from contrailmq.client.tracing import open_trace
 from contrailmq.client.waiting import set_within
 from contrailmq.message import RETRY_PREFIX, ContrailError, MessageQueue, Property, StoredMessage
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
@@ -66,6 +70,8 @@ class LitePullConsumer(GroupConsumer):
         self._consumed: dict[MessageQueue, int] = {}
         self._auto_commit_at_s = 0.0
         self._listeners: dict[str, tuple[QueuesListener, list[MessageQueue]]] = {}
+        self._trace: TraceDispatcher | None = None
+        self._watch = ConsumeWatch(self.group, self.options.hooks, None)
 
     async def __aexit__(self, *exc: object) -> None:
         if exc and exc[0] is not None:
@@ -124,6 +130,9 @@ class LitePullConsumer(GroupConsumer):
             self._life.state = State.FAILED
             raise
         try:
+            if self.options.trace:
+                self._trace = open_trace(instance, self.options, group=self.group, kind="CONSUME")
+                self._watch = ConsumeWatch(self.group, self.options.hooks, self._trace)
             self._auto_commit_at_s = instance.loop.time() + self.options.auto_commit_interval_s
             await self._enter_group()
             self._tasks.append(instance.spawn(self._watch_topics(), "topics"))
@@ -152,6 +161,8 @@ class LitePullConsumer(GroupConsumer):
                 assignment.abandon()
             self._assignments.clear()
             self._arrived.set()
+            if self._trace is not None:
+                await self._trace.close()
             await self._leave()
 
     # Messages.
@@ -194,6 +205,9 @@ class LitePullConsumer(GroupConsumer):
             if offset >= 0:
                 self._consumed[assignment.queue] = offset
             assignment.room.set()
+            if self._watch.is_on:  # handed out is consumed, as far as anybody here can tell
+                self._watch.before(assignment.queue, batch)
+                self._watch.after(assignment.queue, batch, SUCCESS, None)
             messages += batch
         self._room.set()
         return messages
@@ -373,6 +387,8 @@ class LitePullConsumer(GroupConsumer):
             )
         assignment.next_offset = pulled.next_offset
         messages = pulled.messages
+        if messages and self.options.hooks is not None:
+            messages = filtered(self.options.hooks, assignment.queue, messages)
         if not messages:
             if not assignment.cache.count and pulled.status is not PullStatus.OFFSET_ILLEGAL:
                 self._consumed[assignment.queue] = pulled.next_offset
@@ -417,7 +433,7 @@ class LitePullConsumer(GroupConsumer):
                 self._begin(queue, offset)
 
     def running_info(self) -> ConsumerRunningInfo:
-        return running_info(self, self._assignments, {})
+        return running_info(self, self._assignments, self._watch.counts)
 
     async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult:
         raise ClientStateError("a pull consumer has no listener to run")

@@ -25,10 +25,9 @@ from typing import Final, Unpack
 from contrailmq.client.assignment import Assignment
 from contrailmq.client.consume_concurrent import ConcurrentConsumption
 from contrailmq.client.consume_orderly import OrderlyConsumption
-from contrailmq.client.consume_watch import ConsumeWatch
+from contrailmq.client.consume_watch import ConsumeWatch, filtered
 from contrailmq.client.errors import ClientConfigError, ClientStateError
 from contrailmq.client.group_consumer import GroupConsumer
-from contrailmq.client.hooks import ClientHooks
 from contrailmq.client.instance import ClientInstance
 from contrailmq.client.life import State
 from contrailmq.client.listener_pool import Listener, ListenerPool
@@ -305,7 +304,7 @@ class PushConsumer(GroupConsumer):
         assignment.next_offset = pulled.next_offset
         messages = pulled.messages
         if messages and self.options.hooks is not None:
-            messages = self._filtered(self.options.hooks, assignment.queue, messages)
+            messages = filtered(self.options.hooks, assignment.queue, messages)
         if not messages:
             if not assignment.cache.count:
                 self._offsets().table.raise_to(assignment.queue, pulled.next_offset)
@@ -316,16 +315,6 @@ class PushConsumer(GroupConsumer):
             self._concurrent.submit(assignment, messages)
         else:
             assignment.arrived.set()
-
-    def _filtered(
-        self, hooks: ClientHooks, queue: MessageQueue, messages: list[ReceivedMessage]
-    ) -> list[ReceivedMessage]:
-        try:
-            chosen = hooks.filter_pulled(queue, list(messages))
-        except Exception:  # noqa: BLE001 -- user code must not stop the pulling
-            _log.exception("a filter_pulled hook raised; the listener gets everything")
-            return messages
-        return [message for message in chosen if isinstance(message, ReceivedMessage)]
 
     def _show(self, queue: MessageQueue, messages: list[ReceivedMessage]) -> None:
         """The topic as the user knows it: the original one of a retried message, without namespace."""
