@@ -102,9 +102,7 @@ class ConsumeWatch:
             )
 
 
-def filtered(
-    hooks: ClientHooks, queue: MessageQueue, messages: list[ReceivedMessage]
-) -> list[ReceivedMessage]:
+def filtered(hooks: ClientHooks, queue: MessageQueue, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
     """What the application's filter leaves of a pull."""
     try:
         chosen = hooks.filter_pulled(queue, list(messages))
