@@ -23,6 +23,7 @@ from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.errors import RequestTimeoutError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
+from contrailmq.wire.properties import read_properties
 
 NEW = {
     "topic": "Made",
@@ -456,6 +457,14 @@ def test_settings_are_shown_and_changed_all_or_nothing(bench: Bench) -> None:
     assert "brokerName" in (refused.remark or "")
     assert bench.config.region_id == "R2"
     assert bench.ask(25, None, b"").code == ResponseCode.SYSTEM_ERROR
+
+
+def test_a_setting_is_kept_as_it_was_said_whatever_is_in_it(bench: Bench) -> None:
+    """The file is Java's: a backslash in it begins an escape. So does one in the request."""
+    assert bench.ask(25, None, b"regionId=a\\\\b: \xc3\xa9 #1\n").code == 0
+    assert bench.config.region_id == "a\\b: \u00e9 #1"
+    path = bench.node.config_path / "broker.properties"
+    assert read_properties(path) == {"regionId": "a\\b: \u00e9 #1"}
 
 
 def test_a_setting_that_was_changed_has_its_effect_at_once(bench: Bench) -> None:

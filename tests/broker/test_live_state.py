@@ -359,3 +359,22 @@ def test_a_loopback_address_is_warned_about_when_the_name_server_is_remote() -> 
     assert local.ip == "127.0.0.1"
     docker = advertised_address(configured="172.17.0.2", bind_address="", namesrv_addresses=["10.1.1.1:9876"])
     assert docker.warning is not None
+
+
+def test_an_address_found_inside_a_container_is_warned_about_and_one_that_was_set_is_not() -> None:
+    """Networks of containers have any private address: 172.18.0.0/16 and 10.0.0.0/8 as often as Docker's first."""
+
+    def warning(configured: str, bind_address: str) -> str | None:
+        servers = ["10.1.1.1:9876"]
+        found = advertised_address(
+            configured=configured, bind_address=bind_address, namesrv_addresses=servers, is_in_container=True
+        )
+        return found.warning
+
+    assert "10.9.0.7 looks like a container's address" in (warning("", "10.9.0.7") or "")
+    assert warning("10.9.0.7", "") is None
+
+
+def test_a_setting_without_effect_is_refused_as_such_and_not_as_unknown() -> None:
+    with pytest.raises(BrokerConfigError, match="sendMessageThreadPoolNums='4': a setting of RocketMQ's that has no"):
+        BrokerConfig(broker_name="a").update({"sendMessageThreadPoolNums": "4"})

@@ -10,7 +10,10 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Iterable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple
+
+CONTAINER_MARKS: Final = ("/.dockerenv", "/run/.containerenv")  # what Docker and Podman leave in a container
 
 
 class Advertised(NamedTuple):
@@ -19,9 +22,13 @@ class Advertised(NamedTuple):
     warning: str | None
 
 
-def advertised_address(*, configured: str, bind_address: str, namesrv_addresses: Iterable[str]) -> Advertised:
+def advertised_address(
+    *, configured: str, bind_address: str, namesrv_addresses: Iterable[str], is_in_container: bool | None = None
+) -> Advertised:
     """brokerIP1 when given, else the bound address, else the address of the interface that leads to the NameServer."""
     servers = list(namesrv_addresses)
+    if is_in_container is None:
+        is_in_container = any(Path(mark).exists() for mark in CONTAINER_MARKS)
     if configured:
         ip, reason = configured, "brokerIP1"
     elif bind_address not in ("", "0.0.0.0", "::"):
@@ -29,7 +36,7 @@ def advertised_address(*, configured: str, bind_address: str, namesrv_addresses:
     else:
         target = servers[0].rpartition(":")[0] if servers else "203.0.113.1"  # TEST-NET-3: only the route is asked for
         ip, reason = interface_towards(target), f"the interface that leads to {target}"
-    return Advertised(ip, reason, _warning(ip, servers))
+    return Advertised(ip, reason, _warning(ip, servers, is_in_container=is_in_container and not configured))
 
 
 def interface_towards(host: str) -> str:
@@ -43,7 +50,7 @@ def interface_towards(host: str) -> str:
         return "127.0.0.1"
 
 
-def _warning(ip: str, servers: list[str]) -> str | None:
+def _warning(ip: str, servers: list[str], *, is_in_container: bool) -> str | None:
     try:
         address = ipaddress.ip_address(ip)
     except ValueError:
@@ -54,7 +61,8 @@ def _warning(ip: str, servers: list[str]) -> str | None:
             f"clients on other machines are told {ip} and cannot reach it, while the NameServer is remote: "
             "set brokerIP1 to this machine's address"
         )
-    if address in ipaddress.ip_network("172.17.0.0/16") if address.version == 4 else False:
+    is_of_docker = address.version == 4 and address in ipaddress.ip_network("172.17.0.0/16")
+    if is_of_docker or (is_in_container and not address.is_loopback):
         return f"{ip} looks like a container's address, which other machines cannot reach: set brokerIP1 to the host's"
     return None
 

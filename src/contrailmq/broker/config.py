@@ -137,7 +137,8 @@ class BrokerConfig:
         fresh = dataclasses.replace(self)
         for key, text in properties.items():
             if key not in known:
-                raise BrokerConfigError(key, text, _unknown(key, known))
+                no_effect = "a setting of RocketMQ's that has no effect here" if _WITHOUT_EFFECT.match(key) else ""
+                raise BrokerConfigError(key, text, no_effect or _unknown(key, known))
             if key in FIXED_KEYS:
                 raise BrokerConfigError(key, text, "cannot be changed while the broker runs: edit the file and restart")
             fresh._set(known[key], text)

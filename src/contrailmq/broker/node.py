@@ -37,6 +37,7 @@ from contrailmq.store.status import AppendResult, Arrival
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
+from contrailmq.wire.properties import format_properties
 
 log = logging.getLogger("contrailmq.broker")
 
@@ -136,7 +137,7 @@ class BrokerNode:
             "topics.json": lambda: _text_of(self.topics.snapshot()),
             "subscriptionGroup.json": lambda: _text_of(self.groups.snapshot()),
             "consumerOffset.json": lambda: _text_of(self.offsets.snapshot()),
-            "broker.properties": lambda: _settings_text(sorted(self.changed_settings.items())),
+            "broker.properties": lambda: _settings_text(dict(self.changed_settings)),
         }
 
     def topic_to_read(self, name: str) -> Topic | None:
@@ -263,5 +264,5 @@ def _text_of(to_json: Callable[[], config_files.Json]) -> Callable[[], str]:
     return lambda: config_files.pretty(to_json())
 
 
-def _settings_text(settings: list[tuple[str, str]]) -> Callable[[], str]:
-    return lambda: "".join(f"{key}={value}\n" for key, value in settings)
+def _settings_text(settings: dict[str, str]) -> Callable[[], str]:
+    return lambda: format_properties(settings)

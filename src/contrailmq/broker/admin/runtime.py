@@ -19,6 +19,7 @@ from contrailmq.wire.bodies import KVTable, encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
+from contrailmq.wire.properties import parse_properties
 
 OUR_VERSION_NAME: Final = "V5_3_3"
 # Java has a thread pool and a queue for each kind of request; tools show these figures.
@@ -154,11 +155,7 @@ class RuntimeAdmin:
 
     async def update_config(self, connection: Peer, command: Command) -> bytes | None:
         """Change settings while running: all of them or none; kept over a restart in config/broker.properties."""
-        changes = {}
-        for line in command.body.decode("utf-8", "replace").splitlines():
-            if line.strip() and line.lstrip()[0] not in "#!":
-                key, _, value = line.partition("=")
-                changes[key.strip()] = value.strip()
+        changes = parse_properties(command.body.decode("utf-8", "replace"))
         if not changes:
             raise Refused(ResponseCode.SYSTEM_ERROR, "the body holds no key=value line")
         try:
