@@ -240,3 +240,22 @@ def test_what_recovery_cut_is_a_value_and_in_the_log(tmp_path: Path, caplog: pyt
     assert line.levelname == "WARNING"
     assert report.reason in line.getMessage()
     assert f"cut_bytes={lost.size_bytes}" in line.getMessage()
+
+
+def test_ids_times_and_the_earliest_message_are_told(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with MessageStore(config_at(tmp_path), clock=clock) as store:
+        assert store.earliest_time() == store.earliest_time("T", 0) == -1
+        begin_ms = clock.now_ms()
+        for number in range(40):
+            put = store.put(Message("T" if number else "First", bytes(1_000)))
+            clock.advance(100)
+        assert put.offset_message_id == f"7F00000100002A9F{put.physical_offset:016X}"  # 127.0.0.1, port 10911
+        assert store.earliest_time() == begin_ms
+        assert store.earliest_time("T", 0) == begin_ms + 100
+        assert [store.store_time_at("T", 0, offset) for offset in (0, 7, 99)] == [begin_ms + 100, begin_ms + 800, -1]
+        assert store._log_files.delete_expired(reserved_ms=0, force_after_ms=0, count_max=1, at_once=True)
+        store._queues.correct_min_offsets(store._log_files.min_offset)
+        first = store.lookup(LOG_BYTES)
+        assert first is not None
+        assert store.earliest_time() == store.earliest_time("T", 0) == first.store_time_ms > begin_ms + 100

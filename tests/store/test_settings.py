@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import enum
 import logging
 import os
 import re
@@ -15,7 +16,7 @@ import pytest
 
 import contrailmq.store.config
 from contrailmq.message import Message
-from contrailmq.store import MessageStore, StoreConfig
+from contrailmq.store import Files, MessageStore, StoreConfig
 from contrailmq.store.config import WITHOUT_EFFECT, rocketmq_key
 
 CONFIG = Path(contrailmq.store.config.__file__)
@@ -28,6 +29,52 @@ def test_every_setting_is_read_somewhere_or_says_that_it_has_no_effect() -> None
     names = {field.name for field in dataclasses.fields(StoreConfig)}
     assert names - words - own == set()
     assert {rocketmq_key(name) for name in names} & set(WITHOUT_EFFECT) == set()
+
+
+# MessageStoreConfig of RocketMQ 5.5.0, as it stands in its source; sizes are what a new store gets.
+DEFAULTS = """
+mappedFileSizeCommitLog=1073741824 mappedFileSizeConsumeQueue=6000000 mapperFileSizeBatchConsumeQueue=13800000
+enableConsumeQueueExt=false mappedFileSizeConsumeQueueExt=50331648 mappedFileSizeTimerLog=104857600
+maxHashSlotNum=5000000 maxIndexNum=20000000 storeType=default
+maxMessageSize=4194304 osPageCacheBusyTimeOutMills=1000 maxMsgsNumBatch=64 autoMessageVersionOnTopicLen=true
+enabledAppendPropCRC=false forceVerifyPropCRC=false checkCRCOnRecover=true
+enableLmq=false enableMultiDispatch=false maxLmqConsumeQueueNum=20000
+flushDiskType=ASYNC_FLUSH flushIntervalCommitLog=500 flushCommitLogLeastPages=4 flushCommitLogThoroughInterval=10000
+commitIntervalCommitLog=200 commitCommitLogLeastPages=4 commitCommitLogThoroughInterval=200
+flushIntervalConsumeQueue=1000 flushConsumeQueueThoroughInterval=60000 syncFlushTimeout=5000
+transientStorePoolEnable=false transientStorePoolSize=5 fastFailIfNoBufferInStorePool=false
+warmMapedFileEnable=false flushLeastPagesWhenWarmMapedFile=4096
+wakeFlushWhenPutMessage=false wakeCommitWhenPutMessage=true
+deleteWhen=04 fileReservedTime=72 deleteFileBatchMax=10 cleanResourceInterval=10000
+destroyMapedFileIntervalForcibly=120000 redeleteHangedFileInterval=120000
+diskMaxUsedSpaceRatio=75 diskSpaceWarningLevelRatio=90 diskSpaceCleanForciblyRatio=85 cleanFileForciblyEnable=true
+maxTransferBytesOnMessageInMemory=262144 maxTransferCountOnMessageInMemory=32
+maxTransferBytesOnMessageInDisk=65536 maxTransferCountOnMessageInDisk=8
+accessMessageInMemoryMaxRatio=40 maxFilterMessageSize=16000 messageIndexEnable=true offsetCheckInSlave=false
+readUnCommitted=false dataReadAheadEnable=true brokerRole=ASYNC_MASTER haListenPort=10912
+flushDelayOffsetInterval=10000 timerWheelEnable=true timerPrecisionMs=1000 timerRollWindowSlot=172800
+timerMaxDelaySec=259200 timerFlushIntervalMs=1000 timerCongestNumEachSlot=2147483647
+timerStopEnqueue=false timerStopDequeue=false timerEnableCheckMetrics=true timerCheckMetricsWhen=05
+"""
+
+
+@pytest.mark.parametrize("default", DEFAULTS.split())
+def test_a_setting_has_rocketmqs_name_and_default(default: str, tmp_path: Path) -> None:
+    """The name is read from a properties file; the same text as the default changes nothing."""
+    key, _, text = default.partition("=")
+    untouched = StoreConfig.from_properties({}, path=tmp_path).resolved(Files())
+    given = StoreConfig.from_properties({key: text}, path=tmp_path).resolved(Files())
+    assert given == untouched
+    (name,) = [field.name for field in dataclasses.fields(StoreConfig) if rocketmq_key(field.name) == key]
+    value = getattr(untouched, name)
+    shown = value.value if isinstance(value, enum.Enum) else value
+    assert (str(shown).lower() if isinstance(shown, bool) else str(shown)) == text
+    assert not untouched.unused_keys
+
+
+def test_the_size_of_a_queue_file_is_rounded_up_to_whole_units(tmp_path: Path) -> None:
+    config = StoreConfig(tmp_path, mapped_file_size_consume_queue=1_201).resolved(Files())
+    assert config.mapped_file_size_consume_queue == 1_220
 
 
 def test_a_query_gives_at_most_what_its_setting_allows(tmp_path: Path) -> None:
@@ -53,7 +100,7 @@ def test_a_known_setting_without_effect_says_so_once_when_the_store_opens(
 def test_opening_a_store_lifts_the_soft_limit_of_descriptors_to_the_hard_one(tmp_path: Path) -> None:
     program = (
         "import resource, sys\n"
-        "from contrailmq.store import MessageStore, StoreConfig\n"
+        "from contrailmq.store import Files, MessageStore, StoreConfig\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 700))\n"
         "with MessageStore(StoreConfig(sys.argv[1], max_hash_slot_num=10, max_index_num=100)):\n"
         "    print(*resource.getrlimit(resource.RLIMIT_NOFILE))\n"

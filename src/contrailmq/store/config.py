@@ -118,6 +118,10 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "timerSkipUnknownError": "a timer is passed over only when the store can never take it",
     "timerWarmEnable": "the wheel is read at start",
     "enableCompaction": "compaction topics are not supported",
+    "compactionMappedFileSize": "compaction topics are not supported",
+    "compactionCqMappedFileSize": "compaction topics are not supported",
+    "storePathEpochFile": "controller mode is not supported",
+    "storePathBrokerIdentity": "controller mode is not supported",
 }
 
 # Python field -> RocketMQ key, where the snake-case rule does not lead back to RocketMQ's spelling.
