@@ -43,7 +43,8 @@ def topics() -> TopicTable:
 
 def golden_file(name: str, tmp_path: Path) -> Path:
     with tarfile.open(GOLDEN / "store-5.5.0-clean.tar.gz") as archive:
-        archive.extract(f"store/config/{name}", tmp_path, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)  # 3.11.4 has it
+        archive.extract(f"store/config/{name}", tmp_path)
     return tmp_path / "store" / "config" / name
 
 

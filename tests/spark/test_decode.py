@@ -244,6 +244,31 @@ def make_log(random_state: random.Random, count: int) -> tuple[bytes, int]:
     return bytes(data), base
 
 
+def make_log_of_runs(random_state: random.Random, runs: int) -> tuple[bytes, int]:
+    """Stretches of records of one size, some long enough to be stepped over at once, some of a single record."""
+    base = 1 << 20
+    data = bytearray()
+    for run in range(runs):
+        body_bytes = random_state.randrange(1, 300)
+        for number in range(random_state.choice([1, 2, 17, 18, 40, 90])):
+            body = random_state.randbytes(body_bytes)
+            data += encode_record(
+                "T",
+                body,
+                b"",
+                queue_id=run,
+                queue_offset=number,
+                physical_offset=base + len(data),
+                born_time_ms=1_700_000_000_000,
+                born_host=encode_host("10.0.0.1", 1234),
+                store_time_ms=1_700_000_000_500,
+                store_host=encode_host("10.0.0.2", 10911),
+            )
+    data += encode_blank(500)
+    data += bytes(500 - 8)
+    return bytes(data), base
+
+
 def reference(data: bytes, base: int) -> list[tuple[int, str, bytes, str]]:
     rows, position = [], 0
     while data[position + 4 : position + 8] != bytes.fromhex("cbd43194"):
@@ -254,13 +279,15 @@ def reference(data: bytes, base: int) -> list[tuple[int, str, bytes, str]]:
     return rows
 
 
-def scanned(data: bytes, base: int, cuts: list[int]) -> tuple[list[tuple[int, str, bytes, str]], list[BadStretch]]:
+def scanned(
+    data: bytes, base: int, cuts: list[int], *, block_bytes: int = 1000, block_rows: int = 20_000
+) -> tuple[list[tuple[int, str, bytes, str]], list[BadStretch]]:
     decoder = Decoder(View(), ALL)
     rows, stretches = [], []
     edges = sorted({0, *cuts, len(data)})
     for start, stop in itertools.pairwise(edges):
         part = Range("log", base, base + start, base + stop, base + len(data), is_aligned=start == 0)
-        for item in scan_buffer(data, part, check_crc=True, block_bytes=1000):
+        for item in scan_buffer(data, part, check_crc=True, block_bytes=block_bytes, block_rows=block_rows):
             if isinstance(item, BadStretch):
                 stretches.append(item)
             else:
@@ -277,6 +304,24 @@ def test_any_cuts_of_any_log_give_every_record_once(seed: int) -> None:
     for _ in range(4):
         cuts = [rng.randrange(len(data)) for _ in range(rng.randrange(30))]
         assert scanned(data, base, cuts) == (reference(data, base), [])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_runs_of_records_of_one_size_are_cut_and_damaged_like_any_others(seed: int) -> None:
+    rng = random.Random(seed)
+    data, base = make_log_of_runs(rng, 12)
+    whole = reference(data, base)
+    for _ in range(3):
+        cuts = [rng.randrange(len(data)) for _ in range(rng.randrange(6))]
+        blocks = {"block_bytes": rng.choice([1000, 20_000, 1 << 20]), "block_rows": rng.choice([25, 20_000])}
+        assert scanned(data, base, cuts, **blocks) == (whole, []), (seed, cuts, blocks)
+        victim = rng.randrange(len(whole))
+        begin = whole[victim][0] - base
+        damaged = bytearray(data)
+        damaged[begin + rng.choice([0, 2, 3, 4, 7, 28, 35])] ^= 1 << rng.randrange(8)
+        rows, stretches = scanned(bytes(damaged), base, cuts, **blocks)
+        assert rows == whole[:victim] + whole[victim + 1 :], (seed, victim, cuts, blocks)
+        assert {stretch.start for stretch in stretches} == {base + begin}
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -40,6 +40,7 @@ from contrailmq.store.record import decode_record, encode_record, unwrap_inner_b
 
 # Topics whose records carry the topic and queue they are meant for as properties.
 PARKED_TOPICS: Final = (SystemTopic.SCHEDULE, SystemTopic.HALF, SystemTopic.TIMER)
+_HOST_V4_BYTES: Final = 8
 _FAR: Final = 2**63 - 1
 _HEX: Final = np.frombuffer(b"".join(b"%02X" % value for value in range(256)), dtype=np.uint8).reshape(256, 2)
 
@@ -220,6 +221,14 @@ class _Block:
         return pa.array(bodies, pa.binary())
 
     def hosts(self, start: Int, size: Int) -> pa.StringArray:
+        if len(size) and int(size.max()) == _HOST_V4_BYTES:  # as one number each: a fifth of the time
+            words = np.ndarray((len(self.records.data) - 7,), dtype="<i8", buffer=self.records.data, strides=(1,))[
+                start
+            ]
+            encoded = pa.array(words).dictionary_encode()
+            raws = [word.to_bytes(_HOST_V4_BYTES, "little", signed=True) for word in encoded.dictionary.to_pylist()]
+            texts = pa.array([str(decode_host(raw)) for raw in raws], pa.string())
+            return texts.take(encoded.indices) if len(raws) > 1 else pa.repeat(texts[0], len(words))
         return map_values(take_slices(self.buffer, start, size), lambda raw: str(decode_host(raw)))
 
     def message_ids(self) -> pa.StringArray:

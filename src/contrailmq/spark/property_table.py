@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from contrailmq.spark.records import Bytes, Int, Mask
 
 _WORD_BYTES: Final = 8
+_EQUAL_BYTES_MAX: Final = 64  # from where on Arrow copies faster
 _LOW_BYTES: Final = np.array([(1 << (8 * size)) - 1 for size in range(_WORD_BYTES + 1)], dtype=np.uint64)
 
 
@@ -61,7 +62,7 @@ class PropertyTable:
         """All properties as a map column."""
         offsets = np.zeros(self.row_count + 1, dtype=np.int32)
         np.cumsum(np.bincount(self.row, minlength=self.row_count), out=offsets[1:])
-        keys = self.names.take(pa.array(self.name_codes))
+        keys = _repeated(self.names, self.row_count) if self.width else self.names.take(pa.array(self.name_codes))
         values = text_column(take_slices(self.data, self.value_start, self.value_bytes))
         return pa.MapArray.from_arrays(pa.array(offsets), keys, values)
 
@@ -80,16 +81,16 @@ def parse_properties(raw: pa.BinaryArray) -> PropertyTable:
     has_both = (first_separator > start) & (first_separator < end - 1)
     if not has_both.all():
         start, first_separator, end = start[has_both], first_separator[has_both], end[has_both]
-    # Few rows are sought among many entries, not the other way round: six times fewer searches.
-    entries = np.diff(np.searchsorted(start, offsets))
-    row = np.repeat(np.arange(count, dtype=np.int64), entries)
-    width = int(entries[0]) if count else 0
-    if width and int(entries.min()) == int(entries.max()):
+    width = len(start) // count if count else 0
+    if width and len(start) == width * count and bool((start[::width] == offsets[:-1]).all()):
+        row = np.repeat(np.arange(count, dtype=np.int64), width)
         same = _same_names(data, start.reshape(count, width), (first_separator - start).reshape(count, width))
         if same is not None:
             codes = np.tile(np.arange(width, dtype=np.int64), count)
             value_start, value_bytes = first_separator + 1, end - first_separator - 1
             return PropertyTable(count, row, codes, same, data_buffer, value_start, value_bytes, width)
+    # Few rows are sought among many entries, not the other way round: six times fewer searches.
+    row = np.repeat(np.arange(count, dtype=np.int64), np.diff(np.searchsorted(start, offsets)))
     codes, names = _coded_names(data_buffer, data, start, first_separator - start)
     value_start, value_bytes = first_separator + 1, end - first_separator - 1
     kept = _last_of_equal_names(row, codes, len(names))
@@ -181,18 +182,39 @@ def take_slices(data: pa.Buffer, start: Int, size: Int) -> pa.BinaryArray:
     """Copy n slices of a buffer (ascending, not overlapping, below 2 GiB) into one binary column.
 
     The buffer is described as values and the gaps between them, both by offsets alone, and Arrow takes the values:
-    nothing is touched per row in Python. Values of a kilobyte and more go 2 to 3 times faster as views.
+    nothing is touched per row in Python. Values of a kilobyte and more go 2 to 3 times faster as views, and values that
+    all have the same size, as ids and most tags have, twice as fast as items of a NumPy array.
     """
     count = len(start)
     if count == 0:
         return pa.array([], pa.binary())
-    if int(size.min()) > 12 and int(size.sum()) >= 512 * count:
+    least = int(size.min())
+    if 0 < least == int(size.max()) <= _EQUAL_BYTES_MAX:
+        return _take_equal_slices(data, start, least)
+    if least > 12 and int(size.sum()) >= 512 * count:
         return _take_long_slices(data, start, size)
     offsets = np.empty(2 * count, dtype=np.int32)
     offsets[0::2] = start
     offsets[1::2] = start + size
     both = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), data])
     return both.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int64)))
+
+
+def _take_equal_slices(data: pa.Buffer, start: Int, size: int) -> pa.BinaryArray:
+    overlapping = np.ndarray((data.size - size + 1,), dtype=f"V{size}", buffer=data, strides=(1,))
+    ends = np.arange(0, (len(start) + 1) * size, size, dtype=np.int32)
+    values = pa.py_buffer(overlapping[start].view(np.uint8))
+    return pa.Array.from_buffers(pa.binary(), len(start), [None, pa.py_buffer(ends), values])
+
+
+def _repeated(texts: pa.StringArray, count: int) -> pa.StringArray:
+    """The same few texts `count` times over: their bytes are laid out once and tiled."""
+    octets = [text.encode() for text in texts.to_pylist()]
+    ends = np.cumsum([0, *(len(text) for text in octets)])
+    offsets = np.zeros(len(octets) * count + 1, dtype=np.int32)
+    offsets[1:] = (np.arange(count)[:, None] * ends[-1] + ends[1:]).reshape(-1)
+    data = np.tile(np.frombuffer(b"".join(octets), dtype=np.uint8), count)
+    return pa.Array.from_buffers(pa.string(), len(octets) * count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 _VIEW = np.dtype([("size", "<i4"), ("prefix", "V4"), ("buffer", "<i4"), ("offset", "<i4")])

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from contrailmq.message import ContrailError
-from contrailmq.spark.records import RECORD_BYTES_MIN, Bytes, Records, gather
+from contrailmq.spark.records import RECORD_BYTES_MIN, Bytes, Int, Records, gather
 from contrailmq.store.record import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, Buffer
 
 BLOCK_BYTES: Final = 8 * 1024 * 1024  # batches of 2 to 16 MB pass through Spark equally well, larger ones worse
@@ -39,6 +39,8 @@ _SIZE: Final = struct.Struct(">i")
 _HEAD_BYTES: Final = 36
 _BLANK_HEAD: Final = struct.Struct(">ii")
 _MAGIC_PREFIX: Final = b"\xda\xa3\x20"  # of both record magics
+_RUN_LEAST: Final = 16  # records of one size in a row that are worth a look at all of them at once
+_STEPS_LEAST: Final = 64
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 
 
@@ -135,9 +137,9 @@ def scan_buffer(
         position = _find_record(buffer, data, part.base, position, limit)
     while position < stop:
         positions, position, is_stuck = _follow(
-            buffer, position, stop=stop, limit=limit, bytes_max=block_bytes, rows_max=block_rows
+            buffer, data, position, stop=stop, limit=limit, bytes_max=block_bytes, rows_max=block_rows
         )
-        records = gather(data, np.array(positions, np.int64))
+        records = gather(data, positions)
         is_whole = (
             records.sound
             & ((records.magic == MAGIC_V1) | (records.magic == MAGIC_V2))
@@ -183,29 +185,72 @@ _UNSOUND: Final = "parts that do not add up to the record's size"
 
 
 def _follow(
-    buffer: Buffer, position: int, *, stop: int, limit: int, bytes_max: int, rows_max: int
-) -> tuple[list[int], int, bool]:
+    buffer: Buffer, data: Bytes, position: int, *, stop: int, limit: int, bytes_max: int, rows_max: int
+) -> tuple[Int, int, bool]:
     """Follow sizes from one record to the next, trusting them: the caller checks the whole block at once.
 
-    One step of Python to a record: the floor of every scan. Gives the positions, where the chain stands, and whether
-    it cannot go on there. A wrong size leads to positions that are no records; the first of them is found by the
-    caller.
+    Gives the positions, where the chain stands, and whether it cannot go on there. A wrong size leads to positions
+    that are no records; the first of them is found by the caller. One step of Python to a record is the floor of a
+    scan, except where records of one size follow each other: such a run is one look at every size-th byte. Whether one
+    begins is asked after some steps, and after more of them each time that none did.
     """
+    pieces: list[Int] = []
+    rows_left, steps = rows_max, _STEPS_LEAST
+    is_stuck = is_over = False
+    bounds = _Bounds(min(stop, position + bytes_max), limit - _HEAD_BYTES, limit)
+    while rows_left and not is_over:
+        run = _equal_run(data, position, bounds, rows_left)
+        if len(run) > _RUN_LEAST:
+            steps = _STEPS_LEAST
+            position = int(run[-1]) + int(run[-1] - run[-2])
+        else:
+            steps = min(2 * steps, rows_max)
+            run, position, is_over, is_stuck = _steps(buffer, position, bounds, min(steps, rows_left))
+        pieces.append(run)
+        rows_left -= len(run)
+    return np.concatenate(pieces) if pieces else np.empty(0, np.int64), position, is_stuck
+
+
+class _Bounds(NamedTuple):
+    block_end: int  # no record of the block begins here or behind
+    last_head: int  # no head has room behind
+    limit: int
+
+
+def _steps(buffer: Buffer, position: int, bounds: _Bounds, count: int) -> tuple[Int, int, bool, bool]:
+    """At most `count` records: their positions, the place behind, whether the block is over, whether it is stuck."""
     positions: list[int] = []
     unpack, append = _SIZE.unpack_from, positions.append
-    last_head = limit - _HEAD_BYTES
-    block_end = min(stop, position + bytes_max)
-    for _ in range(rows_max):
+    block_end, last_head, limit = bounds
+    is_over = is_stuck = False
+    for _ in range(count):
         if position >= block_end:
-            return positions, position, False
+            is_over = True
+            break
         if position > last_head:
-            return positions, position, position < limit
+            is_over, is_stuck = True, position < limit
+            break
         (size,) = unpack(buffer, position)
         if size < RECORD_BYTES_MIN:
-            return positions, position, True
+            is_over = is_stuck = True
+            break
         append(position)
         position += size
-    return positions, position, False
+    return np.array(positions, np.int64), position, is_over, is_stuck
+
+
+def _equal_run(data: Bytes, position: int, bounds: _Bounds, rows_max: int) -> Int:
+    """Positions of the records from here on that state the same size as the first."""
+    if position > bounds.last_head:
+        return np.empty(0, np.int64)
+    (size,) = _SIZE.unpack_from(data.data, position)
+    if size < RECORD_BYTES_MIN:
+        return np.empty(0, np.int64)
+    end = min(bounds.block_end, bounds.last_head + 1, position + size * rows_max)
+    stated = np.ndarray((len(data) - 3,), dtype=">i4", buffer=data, strides=(1,))[position:end:size]
+    differs = stated != size
+    count = int(np.argmax(differs)) if differs.any() else len(stated)
+    return np.arange(position, position + count * size, size, dtype=np.int64)
 
 
 def _verdict(buffer: Buffer, data: Bytes, base: int, position: int, limit: int) -> str:
