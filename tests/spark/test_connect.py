@@ -18,7 +18,9 @@ from spark.test_archive import user_offsets
 
 SCRIPT = """
 import json, sys
+from pathlib import Path
 import contrailmq.spark
+from contrailmq.spark.jobs.manifest import Manifest
 from contrailmq.spark.engine import SparkEngine
 
 store, namesrv, folder = sys.argv[1:]
@@ -33,6 +35,11 @@ query = (
     .option("checkpointLocation", folder + "/checkpoint").trigger(availableNow=True).start()
 )
 query.awaitTermination()
+for _ in range(2):  # the second time finds everything archived, by the id that the checkpoint keeps
+    reader = spark.readStream.format("commitlog").option("path", store).option("rangeBytes", "200000")
+    writer = contrailmq.spark.archive_stream(reader, folder + "/grown", folder + "/archiving")
+    writer.trigger(availableNow=True).start().awaitTermination()
+grown = contrailmq.spark.read_archive(spark, folder + "/grown")
 
 def bodies(name):
     rows = spark.read.format("rocketmq").option("nameServer", namesrv).option("subscribe", name).load()
@@ -44,6 +51,9 @@ print(json.dumps({
     "copy": bodies("Copy"),
     "streamed": bodies("Streamed"),
     "stored": sorted(bytes(row["body"]).hex() for row in log.select("body").collect()),
+    "grown": sorted(row["physicalOffset"] for row in grown.select("physicalOffset").collect()),
+    "queries": list(Manifest(folder + "/grown").load().batches),
+    "query": json.loads(Path(folder, "archiving", "metadata").read_text())["id"],
     "archived": contrailmq.spark.archive(store, folder + "/archive", SparkEngine(spark)).rows,
 }))
 spark.stop()
@@ -71,4 +81,6 @@ def test_sources_sink_and_jobs_work_through_spark_connect(tmp_path: Path, golden
     assert found["places"] == user_offsets("clean")
     assert found["copy"] == sorted((b"%d" % number).hex() for number in range(20))
     assert found["streamed"] == found["stored"]
+    assert found["grown"] == user_offsets("clean")
+    assert found["queries"] == [found["query"]]
     assert found["archived"] == len(user_offsets("clean"))

@@ -9,6 +9,7 @@ that also carries the query's id and batch number. A batch that Spark repeats af
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -155,11 +156,20 @@ def archive_stream(stream: DataFrame | DataStreamReader, target: str, checkpoint
             raise ArchiveError(f"the stream lacks {', '.join(missing)}: read it without the option columns")
         frame = stream.select(*COLUMNS)
     writer = frame.writeStream.option("checkpointLocation", checkpoint)
-    return writer.foreachBatch(partial(_append_batch, target=target))
+    return writer.foreachBatch(partial(_append_batch, target=target, checkpoint=checkpoint))
 
 
-def _append_batch(frame: Any, batch_id: int, *, target: str) -> None:
-    query = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or "stream"
+def _query_id(session: SparkSession, checkpoint: str) -> str:
+    """The id that a query keeps from start to start, as its checkpoint has it. Spark Connect tells it nowhere else."""
+    context = getattr(session, "_sc", None)
+    if context is not None:
+        return str(context.getLocalProperty("sql.streaming.queryId") or "stream")
+    (metadata,) = session.read.text(f"{checkpoint}/metadata").collect()
+    return str(json.loads(metadata[0])["id"])
+
+
+def _append_batch(frame: Any, batch_id: int, *, target: str, checkpoint: str) -> None:
+    query = _query_id(frame.sparkSession, checkpoint)
     manifest = Manifest(target)
     with manifest.writing() as before:
         if before.batches.get(query, -1) >= batch_id:
