@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from broker.harness import Bench, Link, pull_fields, records, send_fields
+from contrailmq.broker import pull as pull_module
 from contrailmq.broker.cold_reads import RUNNING_MAX
+from contrailmq.broker.filters import SqlFilter
 from contrailmq.broker.groups import Group
 from contrailmq.broker.topics import Topic
 from contrailmq.store.status import GetResult
@@ -145,6 +147,67 @@ def test_tags_and_sql_filter_on_the_broker(bench: Bench) -> None:
     assert offsets(sql)[1] == 3
     bench.config.enable_property_filter = False
     assert bench.ask(11, pull_fields("T", 0, subscription="a=1", expressionType="SQL92")).code == 1
+
+
+def test_expressions_that_are_kept_compiled_are_bounded_together(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiled expression takes up to 100 times its text; one client must not fill memory with them."""
+    monkeypatch.setattr(pull_module, "PARSED_CHARS_MAX", 1000)
+    bench.send()
+    for number in range(100):
+        ext = pull_fields("T", 0, expressionType="SQL92", subscription=f"colour = 'number {number}'")
+        assert bench.ask(11, ext).code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        assert bench.pulls.parsed_chars <= 1000
+    refused = bench.ask(11, pull_fields("T", 0, subscription="||".join("t" * 60 for _ in range(2200))))
+    assert refused.code == ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    assert "136398 characters, the limit is 131072" in (refused.remark or "")
+
+
+def test_an_expression_that_takes_long_is_matched_by_a_worker(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest that is allowed took 2.7 s for the 800 messages of one pull, on the loop that serves everybody."""
+    threads: list[str] = []
+    original = SqlFilter.match_record
+
+    def match(self: SqlFilter, record: memoryview) -> bool:
+        threads.append(threading.current_thread().name)
+        return original(self, record)
+
+    monkeypatch.setattr(SqlFilter, "match_record", match)
+    for number in range(20):
+        bench.send(properties={"a": str(number)})
+
+    def pulled(expression: str, offset: int = 0) -> list[int]:
+        async def ask() -> list[Command]:
+            ext = pull_fields("T", offset, expressionType="SQL92", subscription=expression)
+            bench.handlers.handle(bench.link, [bench.command(11, ext)])
+            await bench.link.replied(1)
+            return bench.link.take()
+
+        (answer,) = bench.run(ask())
+        assert answer.code == 0
+        return [int(message.properties["a"]) for message in records(answer.body)]
+
+    light = " OR ".join(f"a = {number}" for number in (3, 5))
+    heavy = " OR ".join(f"a = {number}" for number in range(3, 19, 1))
+    assert pulled(light) == [3, 5]
+    assert set(threads) == {threading.main_thread().name}
+    threads.clear()
+    assert pulled(heavy, 2) == list(range(3, 19))
+    assert threading.main_thread().name not in threads
+
+
+def test_a_held_pull_with_an_expression_that_takes_long_is_woken(bench: Bench) -> None:
+    heavy = " OR ".join(f"a = {number}" for number in range(20))
+    bench.send(properties={"a": "99"})
+    assert bench.pull("T", 1, sysFlag=6, expressionType="SQL92", subscription=heavy) == []
+
+    async def arrive() -> list[Command]:
+        bench.handlers.handle(Link(2), [bench.command(310, send_fields("T", properties={"a": "7"}), b"x")])
+        bench.settle()
+        await bench.link.replied(1)
+        return bench.link.take()
+
+    (answer,) = bench.run(arrive())
+    assert [message.properties["a"] for message in records(answer.body)] == ["7"]
 
 
 def test_the_offset_that_rides_along_is_committed(bench: Bench) -> None:

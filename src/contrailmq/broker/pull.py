@@ -42,6 +42,7 @@ SUBSCRIPTION: Final = 4
 DEFAULT_COUNT: Final = 32
 DEFAULT_BYTES: Final = 262_144  # for a request that names no size and asks for no more than the usual 32 messages
 PARSED_MAX: Final = 4096  # subscriptions of requests, kept parsed
+PARSED_CHARS_MAX: Final = 512 * 1024  # of all their expressions: a compiled one takes up to 100 bytes a character
 
 # Why a pull is not permitted: forbiddenType of the answer (code 16).
 BY_BROKER: Final = 1
@@ -86,6 +87,7 @@ class PullProcessor:
         self._node = node
         self._cold = ColdReads(workers)
         self._parsed: dict[tuple[str, str, str | None], Subscription] = {}
+        self.parsed_chars = 0  # of the expressions that are kept
 
     def register(self, handlers: Handlers) -> None:
         handlers.register(RequestCode.PULL_MESSAGE, self.pull)
@@ -114,6 +116,9 @@ class PullProcessor:
             node.offsets.commit(group.name, topic.name, header.queue_id, header.commit_offset)
         node.offsets.note_pull(group.name, topic.name, header.queue_id, offset)
         node.dispatch_now()
+        if self._is_for_workers(header, topic, subscription):
+            self._pull_cold(connection, command, header, group, topic, subscription)
+            return None
         count, size_bytes = self._limits(header)
         result = node.store.get_slices_warm(
             topic.name, header.queue_id, offset, count, max_bytes=size_bytes, filter=subscription.filter
@@ -180,9 +185,12 @@ class PullProcessor:
                     ResponseCode.SUBSCRIPTION_PARSE_FAILED,
                     f"the subscription of group {header.consumer_group} to {header.topic} cannot be used: {exc}",
                 ) from None
-            if len(self._parsed) >= PARSED_MAX:
+            size = len(header.topic) + len(header.subscription or "")
+            if len(self._parsed) >= PARSED_MAX or self.parsed_chars + size > PARSED_CHARS_MAX:
                 self._parsed.clear()
+                self.parsed_chars = 0
             self._parsed[key] = known
+            self.parsed_chars += size
         return known
 
     def _of_heartbeat(self, header: PullMessage, group: Group) -> Subscription:
@@ -305,6 +313,9 @@ class PullProcessor:
             reset = node.offsets.take_reset(group.name, topic.name, header.queue_id)
             if reset is not None:
                 return self._moved(command, group, topic, header.queue_id, reset)
+            if self._is_for_workers(header, topic, subscription):
+                self._pull_cold(connection, command, header, group, topic, subscription)
+                return None
             result = self._read(node.store.get_slices_warm, header, topic, subscription)
             if result is None:  # what has just arrived is in memory, so this is somebody far behind whose time is over
                 result = self._read(node.store.get_slices, header, topic, subscription)
@@ -322,7 +333,11 @@ class PullProcessor:
         )
         return node.held.try_hold(topic.name, header.queue_id, pull)
 
-    # --- what is not in memory
+    # --- what is not in memory, or takes long
+
+    def _is_for_workers(self, header: PullMessage, topic: Topic, subscription: Subscription) -> bool:
+        """Whether there are messages to match, by an expression that takes long."""
+        return subscription.is_heavy and header.queue_offset < self._node.store.max_offset(topic.name, header.queue_id)
 
     def _pull_cold(
         self,
