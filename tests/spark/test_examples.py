@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,6 +52,28 @@ def test_word_count(spark: Any, cluster: LocalCluster, tmp_path: Path) -> None:
     example("word_count").start(spark, cluster.namesrv, str(tmp_path)).awaitTermination()
     counts = {row["keys"]: int(row["body"]) for row in received(spark, cluster, "WordCounts")}
     assert counts == {"the": 3, "log": 1, "is": 1, "product": 1, "trail": 1}
+
+
+@pytest.mark.spark
+def test_the_streaming_example_of_the_readme_runs(spark: Any, tmp_path: Path) -> None:
+    """As it stands there, but for the address, where the rows go, and that it ends."""
+    text = (EXAMPLES.parents[1] / "README.md").read_text()
+    (block,) = [part for part in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "readStream" in part]
+    with LocalCluster() as own:
+        changes = {
+            "127.0.0.1:9876": own.namesrv,
+            'format("console")': f'format("memory").queryName("readme").option("checkpointLocation", "{tmp_path}")',
+            ".start()": ".trigger(availableNow=True).start()",
+        }
+        for before, after in changes.items():
+            assert block.count(before) == 1
+            block = block.replace(before, after)
+        with Producer("readme", namesrv=own.namesrv) as producer:
+            for tags in ("paid", "paid", "open"):
+                producer.send(Message("Orders", b"an order", tags=tags))
+        exec(compile(block, "README.md", "exec"), {})
+        rows = spark.sql("select tags, count from readme").collect()
+    assert {row["tags"]: row["count"] for row in rows} == {"paid": 2, "open": 1}
 
 
 @pytest.mark.spark

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from contrailmq import Message, Producer
 from contrailmq.client.errors import NoRouteError
 from contrailmq.client.raw import QueueReader, RawPull
 from contrailmq.client.results import PullStatus
-from contrailmq.message import MessageQueue, encode_host
+from contrailmq.message import MessageQueue, SysFlag, encode_host
 from contrailmq.spark import deduplicated, mirror_offsets
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import Options
@@ -120,6 +121,31 @@ def test_a_range_is_read_to_its_end_and_never_past_it() -> None:
 def test_tags_are_compared_as_text_again() -> None:
     broker = FakeBroker({Q0: 10})
     assert read(broker, QueueRange(Q0, 0, 10), subExpression="even || none") == [0, 2, 4, 6, 8]
+
+
+def test_compressed_bodies_come_as_they_were_sent_unless_that_is_not_wanted() -> None:
+    class Compressing(FakeBroker):
+        def record(self, queue: MessageQueue, number: int) -> bytes:
+            return encode_record(
+                queue.topic,
+                zlib.compress(b"body %d" % number),
+                b"",
+                queue_id=queue.queue_id,
+                queue_offset=number,
+                physical_offset=number * 1000,
+                born_host=HOST,
+                store_host=HOST,
+                born_time_ms=1,
+                store_time_ms=2,
+                sys_flag=SysFlag.COMPRESSED,
+            )
+
+    def bodies(**options: str) -> list[bytes]:
+        batches = read_range(QueueRange(Q0, 0, 3), settings_of(**options), Compressing({Q0: 3}))  # type: ignore[arg-type]
+        return [body for batch in batches for body in batch.column("body").to_pylist()]
+
+    assert bodies() == [b"body 0", b"body 1", b"body 2"]
+    assert bodies(decompress="false") == [zlib.compress(b"body %d" % number) for number in range(3)]
 
 
 def test_deleted_messages_fail_the_read_unless_that_is_allowed() -> None:
