@@ -383,3 +383,20 @@ def test_a_directory_with_the_name_of_a_queue_file_is_passed_over(tmp_path: Path
     table = make_table(tmp_path)
     assert table.load() == []
     assert table.next_offset("Orders", 0) == 0
+
+
+@pytest.mark.parametrize("count", [203, 204, 205, 260, 3_479, 3_480, 3_481, 4_999, 5_000])
+def test_the_end_of_a_longer_queue_is_found_with_few_reads(count: int, tmp_path: Path) -> None:
+    """A page has 204 units, the block behind it 3,276; from there on a search halves the rest of the file."""
+    place = tmp_path / "consumequeue" / "Orders" / "0"
+    place.mkdir(parents=True)
+    file_bytes = 5_000 * UNIT_BYTES
+    (place / f"{0:020d}").write_bytes(b"".join(map(unit, range(count))).ljust(file_bytes, b"\0"))
+    files = Calls()
+    table = ConsumeQueueTable(tmp_path / "consumequeue", file_bytes=file_bytes, files=files, open_files_max=4)
+    assert table.load() == []
+    queue = table.get("Orders", 0)
+    assert queue is not None
+    assert (queue.min_offset, queue.max_offset, queue.physical_max) == (0, count, 1_000 + 100 * count)
+    assert files.counts["open"] == 1
+    assert files.counts["pread"] <= (4 if count < 3_480 else 16)

@@ -30,6 +30,7 @@ Where we differ from Apache, on purpose
 
 from __future__ import annotations
 
+import bisect
 import enum
 import struct
 import threading
@@ -522,8 +523,12 @@ class ConsumeQueue:
 
     def _valid_units(self, begin: int, head: bytes) -> int:
         """How many units the last file has. Most of 20,000 queues end in its first page, which is `head`: one read."""
-        if len(head) == _PAGE_UNITS * UNIT_BYTES and Unit(*_unpack_unit(head, len(head) - UNIT_BYTES)).is_valid:
-            end = self.first_offset(begin + _PAGE_UNITS, self.max_offset, lambda unit: not unit.is_valid)
+        if len(head) == _PAGE_UNITS * UNIT_BYTES and _is_valid_at(head, _PAGE_UNITS - 1):
+            block = self.read_units(begin + _PAGE_UNITS, _SCAN_BYTES // UNIT_BYTES)
+            count = len(block) // UNIT_BYTES
+            if count and not _is_valid_at(block, count - 1):  # one read where a search over the file takes fifteen
+                return _PAGE_UNITS + bisect.bisect(range(count), False, key=lambda at: not _is_valid_at(block, at))
+            end = self.first_offset(begin + _PAGE_UNITS + count, self.max_offset, lambda unit: not unit.is_valid)
             return end - begin
         for count, (physical_offset, size_bytes, _) in enumerate(unpack_units(head)):
             if size_bytes <= 0 or physical_offset < 0:
@@ -624,6 +629,10 @@ class ConsumeQueue:
             if position < self.file_bytes:
                 self._descriptors.zero_from(self.where, base, position, self.file_bytes)
                 self.unsynced.add(base)
+
+
+def _is_valid_at(units: bytes, number: int) -> bool:
+    return Unit(*_unpack_unit(units, number * UNIT_BYTES)).is_valid
 
 
 def _physical_end(unit: Unit | None) -> int:
