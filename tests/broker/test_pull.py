@@ -195,19 +195,26 @@ def test_an_expression_that_takes_long_is_matched_by_a_worker(bench: Bench, monk
     assert threading.main_thread().name not in threads
 
 
-def test_a_held_pull_with_an_expression_that_takes_long_is_woken(bench: Bench) -> None:
+@pytest.mark.parametrize(("value", "code"), [("7", 0), ("70", ResponseCode.PULL_RETRY_IMMEDIATELY)])
+def test_a_held_pull_with_an_expression_that_takes_long_is_woken_by_any_arrival_and_matched_by_a_worker(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, value: str, code: int
+) -> None:
+    """A thousand of them would hold up the producer whose message it is."""
+    on_the_loop: list[bytes] = []
+    monkeypatch.setattr(SqlFilter, "match_properties", lambda self, properties: on_the_loop.append(properties))
     heavy = " OR ".join(f"a = {number}" for number in range(20))
     bench.send(properties={"a": "99"})
     assert bench.pull("T", 1, sysFlag=6, expressionType="SQL92", subscription=heavy) == []
 
     async def arrive() -> list[Command]:
-        bench.handlers.handle(Link(2), [bench.command(310, send_fields("T", properties={"a": "7"}), b"x")])
+        bench.handlers.handle(Link(2), [bench.command(310, send_fields("T", properties={"a": value}), b"x")])
         bench.settle()
         await bench.link.replied(1)
         return bench.link.take()
 
     (answer,) = bench.run(arrive())
-    assert [message.properties["a"] for message in records(answer.body)] == ["7"]
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (code, "2")
+    assert on_the_loop == []
 
 
 def test_the_offset_that_rides_along_is_committed(bench: Bench) -> None:

@@ -27,7 +27,7 @@ class Connected(Protocol):
 class HeldPull:
     """One waiting request."""
 
-    __slots__ = ("connection", "deadline_ms", "filter", "is_done", "key", "offset", "resume")
+    __slots__ = ("connection", "deadline_ms", "filter", "is_done", "is_heavy", "key", "offset", "resume")
 
     def __init__(
         self,
@@ -37,12 +37,15 @@ class HeldPull:
         filter: SubscriptionFilter | None,
         connection: Connected,
         resume: Callable[[], None],
+        is_heavy: bool = False,
     ) -> None:
+        """`is_heavy`: the filter takes long: any arrival wakes the pull, and whoever resumes it does the matching."""
         self.offset = offset
         self.deadline_ms = deadline_ms
         self.filter = filter
         self.connection = connection
         self.resume = resume
+        self.is_heavy = is_heavy
         self.is_done = False
         self.key = ("", 0)  # (topic, queue), set when it is held
 
@@ -89,7 +92,9 @@ class HeldPulls:
             for pull in held
             if pull.offset <= queue_offset
             and (
-                pull.filter is None or (pull.filter.match_unit(tags_code) and pull.filter.match_properties(properties))
+                pull.filter is None
+                or pull.is_heavy
+                or (pull.filter.match_unit(tags_code) and pull.filter.match_properties(properties))
             )
         ]
         self._wake(key, held, woken)

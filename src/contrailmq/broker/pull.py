@@ -330,6 +330,7 @@ class PullProcessor:
             filter=subscription.filter,
             connection=connection,
             resume=resume,
+            is_heavy=subscription.is_heavy,
         )
         return node.held.try_hold(topic.name, header.queue_id, pull)
 
