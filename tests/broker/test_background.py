@@ -160,6 +160,60 @@ def test_a_changed_topic_is_told_at_once(bench: Bench, servers: NameServers) -> 
     bench.run(listen())
 
 
+def test_every_period_the_name_servers_are_told_again_though_nothing_changed(
+    bench: Bench, servers: NameServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert registration(bench, servers).period_s == 30
+    monkeypatch.setattr(registration_module, "PERIOD_MS_MIN", 1)
+    bench.config.register_name_server_period = 1
+    told = registration(bench, servers)
+    original, thrice = servers.invoke, asyncio.Event()
+
+    async def invoke(
+        address: str, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
+    ) -> Command:
+        if len(servers.told) == 5:
+            thrice.set()
+        return await original(address, code, ext, body, timeout_s)
+
+    monkeypatch.setattr(servers, "invoke", invoke)
+
+    async def work() -> None:
+        task = asyncio.get_running_loop().create_task(told.run())
+        await thrice.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    bench.run(asyncio.wait_for(work(), 20))
+    assert [code for _, code, _, _ in servers.told][:5] == [103] * 5
+
+
+def test_a_name_server_that_is_back_is_told_at_once_and_one_that_cannot_be_dialled_delays_nobody(
+    bench: Bench, servers: NameServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration_module, "RECONNECT_S", 0)
+    told = registration(bench, servers)
+    is_told, dialled = asyncio.Event(), []
+
+    async def connect(address: str) -> None:
+        dialled.append(address)
+        if address == "a:1":
+            await asyncio.Event().wait()  # a host that swallows everything
+
+    monkeypatch.setattr(servers, "ready", lambda address: None)
+    monkeypatch.setattr(servers, "connect", connect)
+    monkeypatch.setattr(told, "register_soon", is_told.set)
+
+    async def work() -> None:
+        task = asyncio.get_running_loop().create_task(told.keep_connected())
+        await is_told.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    bench.run(asyncio.wait_for(work(), 20))
+    assert dialled == ["a:1", "b:2"]
+
+
 def test_who_made_a_topic_is_answered_when_the_name_servers_have_heard_of_it(bench: Bench) -> None:
     calls: list[Callable[[], None]] = []
     bench.node.when_registered = calls.append

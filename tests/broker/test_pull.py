@@ -236,6 +236,19 @@ def test_a_reset_moves_the_next_pull_once(bench: Bench) -> None:
     assert len(records(found.body)) == 2
 
 
+@pytest.mark.parametrize(("is_allowed", "suggested"), [("true", "3"), ("false", "0")])
+def test_a_consumer_that_is_far_behind_is_sent_to_the_slave_that_its_group_names(
+    tmp_path: Path, is_allowed: str, suggested: str
+) -> None:
+    bench = Bench(tmp_path, settings={"slaveReadEnable": is_allowed}, access_message_in_memory_max_ratio=0)
+    bench.node.groups.put(Group("g", which_broker_when_slow=3))
+    for _ in range(3):
+        bench.send()
+    (answer,) = bench.pull(maxMsgNums=1)
+    assert (answer.code, answer.ext["suggestWhichBrokerId"]) == (0, suggested)
+    bench.close()
+
+
 def test_more_than_32_messages_are_given_to_who_asks(bench: Bench) -> None:
     fill(bench, 100)
     (usual,) = bench.pull(maxMsgNums=32)
