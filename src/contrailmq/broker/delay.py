@@ -32,8 +32,8 @@ from contrailmq.broker.handlers import Handlers, success
 from contrailmq.broker.incoming import IncomingMessage, Refusal
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.worker_job import WorkerJob
-from contrailmq.message import Property, StoredMessage, SysFlag, SystemTopic, tags_code
-from contrailmq.store.copying import COPY_MISSES_MAX, Copier
+from contrailmq.message import Property, StoredMessage, SysFlag, SystemTopic, natural_number, tags_code
+from contrailmq.store.copying import COPY_MISSES_MAX, QUEUE_ID_MAX, Copier
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.record import CorruptRecordError, decode_record
 from contrailmq.store.status import Copy, GetResult, PutStatus
@@ -310,8 +310,8 @@ class DelayService:
         """Put one message where it belongs; False when the store cannot take it now."""
         properties = message.properties
         topic, queue = properties.get(Property.REAL_TOPIC), properties.get(Property.REAL_QUEUE_ID)
-        if topic is None or topic == SystemTopic.HALF:
-            log.error("delayed message %s is meant for %s: dropped", message.offset_message_id, topic)
+        if not topic or topic == SystemTopic.HALF or _number(queue) > QUEUE_ID_MAX:
+            log.error("delayed message %s is meant for %s: dropped", message.offset_message_id, (topic, queue))
             self.undeliverable += 1
             return True
         result = self._store.append(
@@ -373,4 +373,4 @@ class DelayService:
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else 0
+    return natural_number(text or "") or 0

@@ -24,7 +24,7 @@ from contrailmq.broker.incoming import IncomingMessage, Refusal
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.send import BORN_HOST, STATUS_CODES
 from contrailmq.broker.worker_job import WorkerJob
-from contrailmq.message import RETRY_PREFIX, Property, SysFlag, SystemTopic, encode_host
+from contrailmq.message import RETRY_PREFIX, Property, SysFlag, SystemTopic, encode_host, natural_number
 from contrailmq.store.errors import StoreError, StoreIOError
 from contrailmq.store.status import PutStatus
 from contrailmq.store.timer import (
@@ -74,9 +74,12 @@ class RecallHandle(NamedTuple):
             version, topic, broker_name, deliver_ms, unique_key = base64.urlsafe_b64decode(handle).decode().split(" ")
         except (binascii.Error, UnicodeDecodeError, ValueError) as exc:
             raise ValueError("the recall handle is not readable") from exc
-        if version != "v1" or not deliver_ms.isdigit():
+        if version != "v1":
             raise ValueError(f"a recall handle of version {version[:16]!r} is not known")
-        return cls(topic, broker_name, int(deliver_ms), unique_key)
+        due_ms = natural_number(deliver_ms)
+        if due_ms is None:
+            raise ValueError(f"the time in the recall handle is {deliver_ms[:32]!r}: a whole number is needed")
+        return cls(topic, broker_name, due_ms, unique_key)
 
 
 class TimerService:
@@ -147,7 +150,10 @@ class TimerService:
         """RECALL_MESSAGE (370): store a mark that drops a waiting message."""
         node, header = self._node, command.header(RecallMessage)
         if not node.config.recall_message_enable:
-            raise Refused(ResponseCode.NO_PERMISSION, "recall failed, the operation is disabled: recallMessageEnable")
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                "recall failed, the operation is disabled: set recallMessageEnable=true at the broker",
+            )
         if node.is_slave:
             raise Refused(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave recalls nothing: send to its master")
         if node.topics.get(header.topic) is None:

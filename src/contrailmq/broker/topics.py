@@ -37,6 +37,7 @@ NOT_FOR_SENDING: Final = frozenset(
         SystemTopic.HALF,
         SystemTopic.OP_HALF,
         SystemTopic.CHECK_MAX_TIME,
+        SystemTopic.TIMER,  # with properties that say where to: any topic, without its checks
         SystemTopic.SELF_TEST,
         SystemTopic.OFFSET_MOVED,
     )

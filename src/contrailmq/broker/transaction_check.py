@@ -15,7 +15,7 @@ import enum
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from contrailmq.message import Property, StoredMessage
+from contrailmq.message import Property, StoredMessage, natural_number
 
 
 class Decision(enum.Enum):
@@ -45,14 +45,13 @@ def decide(message: StoredMessage, *, now_ms: int, limits: CheckLimits) -> Decis
 
 def check_times(properties: Mapping[str, str]) -> int:
     """How often the producers were asked about this message."""
-    text = properties.get(Property.TRANSACTION_CHECK_TIMES, "")
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return natural_number(properties.get(Property.TRANSACTION_CHECK_TIMES, "")) or 0
 
 
 def immunity_of(properties: Mapping[str, str]) -> int | None:
     """The time in ms that the sender asked for before the first check; None when it did not, or not readably."""
-    text = properties.get(Property.CHECK_IMMUNITY_SECONDS, "")
-    return int(text) * 1000 if text.isascii() and text.isdigit() else None
+    seconds = natural_number(properties.get(Property.CHECK_IMMUNITY_SECONDS, ""))
+    return None if seconds is None else seconds * 1000
 
 
 def is_too_late_to_end(properties: Mapping[str, str], *, age_ms: int, timeout_ms: int) -> bool:

@@ -41,6 +41,7 @@ from contrailmq.message import (
     SystemTopic,
     decode_properties,
     encode_properties,
+    natural_number,
     offset_message_id,
     parse_offset_message_id,
 )
@@ -106,6 +107,8 @@ class TransactionService:
         properties[Property.REAL_TOPIC] = message.topic
         properties[Property.REAL_QUEUE_ID] = str(message.queue_id)
         properties[Property.TRANSACTION_ID] = properties.get(Property.UNIQUE_KEY, "")
+        for name in (Property.TRANSACTION_CHECK_TIMES, Property.TRANSACTION_PREPARED_QUEUE_OFFSET):
+            properties.pop(name, None)  # of an earlier life: it was never checked nor put back
         message.sys_flag &= ~SysFlag.TRANSACTION_MASK
         message.topic, message.queue_id = SystemTopic.HALF, 0
         return None
@@ -258,9 +261,9 @@ class TransactionService:
             if half is None:
                 continue
             topics[offset] = half.properties.get(Property.REAL_TOPIC, "")
-            before = half.properties.get(Property.TRANSACTION_PREPARED_QUEUE_OFFSET, "")
-            if before.isdigit():
-                self._moved[int(before)] = offset
+            before = natural_number(half.properties.get(Property.TRANSACTION_PREPARED_QUEUE_OFFSET, ""))
+            if before is not None and before < offset:  # or the way would never end
+                self._moved[before] = offset
             key = half.properties.get(Property.UNIQUE_KEY)
             if key is not None:
                 old = last_places.get(key)

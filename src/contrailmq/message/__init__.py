@@ -58,6 +58,7 @@ from contrailmq.message.properties import (
     Property,
     decode_properties,
     encode_properties,
+    natural_number,
 )
 
 __all__ = [
@@ -99,6 +100,7 @@ __all__ = [
     "java_hash",
     "java_hash_of_id",
     "names_directory",
+    "natural_number",
     "offset_message_id",
     "parse_offset_message_id",
     "parse_unique_id",

@@ -84,6 +84,22 @@ class Property:
 RESERVED_PROPERTIES: Final = frozenset(value for name, value in vars(Property).items() if name.isupper())
 
 
+_NUMBER_DIGITS: Final = 19
+_NUMBER_MAX: Final = 2**63 - 1
+
+
+def natural_number(text: str) -> int | None:
+    """A number as properties hold it, in ASCII digits; None when it is none.
+
+    Whoever sends chooses the text, and `int` raises for more than 4,300 digits: one that does not fit 64 bits counts as
+    the largest that does.
+    """
+    if not (text.isascii() and text.isdigit()):
+        return None
+    digits = text.lstrip("0")
+    return min(int(digits or "0"), _NUMBER_MAX) if len(digits) <= _NUMBER_DIGITS else _NUMBER_MAX
+
+
 _PAIR: Final = "\x01".join
 
 

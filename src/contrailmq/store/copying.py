@@ -40,6 +40,8 @@ def property_key(name: str) -> str:
     return f"\x02{name}\x01"
 
 
+QUEUE_ID_MAX: Final = 2**31 - 1
+QUEUE_ID_DIGITS: Final = 9  # of those that are worth copying: each fits the record
 COPY_MISSES_MAX: Final = 2  # groups of copies in a row of which the log took none: the next messages go one by one
 TAIL_MAX: Final = 256  # characters of a text's end that are worth remembering
 REAL_TOPIC: Final = property_key(Property.REAL_TOPIC)
@@ -191,7 +193,7 @@ class Copier:
 
     def _place(self, topic: bytes | None, queue_id: bytes | None) -> tuple[str, int] | None:
         """None when the properties do not say both."""
-        if not topic or not queue_id or not queue_id.isdigit():
+        if not topic or not queue_id or not queue_id.isdigit() or len(queue_id) > QUEUE_ID_DIGITS:
             return None
         if len(self._places) >= _KNOWN_MAX:
             self._places.clear()

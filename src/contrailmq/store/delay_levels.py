@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from contrailmq.message import Property, SystemTopic, tags_code
+from contrailmq.message import Property, SystemTopic, natural_number, tags_code
 from contrailmq.store.errors import StoreConfigError
 
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -32,8 +32,7 @@ class DelayLevels:
     def unit_tags_code(self, topic: str, properties: Mapping[str, str], store_time_ms: int) -> int:
         """What goes into the unit of this record: the tag's hash, or the delivery time of a delayed message."""
         if topic == SystemTopic.SCHEDULE:
-            text = properties.get(Property.DELAY, "")
-            level = int(text) if text.isascii() and text.isdigit() else 0
+            level = natural_number(properties.get(Property.DELAY, "")) or 0
             if level > 0:
                 return self.deliver_time_ms(level, store_time_ms)
         return tags_code(properties.get(Property.TAGS))

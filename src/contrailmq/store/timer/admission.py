@@ -6,8 +6,8 @@ tick belongs to the slot of the tick's begin, and one due exactly at a tick's be
 delivered when its tick is over: so a message is never early, and late by less than one tick. TIMER_OUT_MS is the
 slot's time.
 
-Numbers are whole and unbounded here, so a delay that does not fit 64 bits is refused as too long, not wrapped around
-into the past (RocketMQ #10872).
+A delay that does not fit 64 bits counts as the longest and is refused as too long, not wrapped around into the past
+(RocketMQ #10872).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from contrailmq.message import Property, SystemTopic
+from contrailmq.message import Property, SystemTopic, natural_number
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.status import PutStatus
 from contrailmq.store.timer.wheel import SLOTS_TOTAL
@@ -82,7 +82,7 @@ def admit(properties: Mapping[str, str], now_ms: int, config: StoreConfig) -> Sc
     if deliver_ms - now_ms > config.timer_max_delay_sec * 1000:
         return TimerRefusal(
             PutStatus.WHEEL_TIMER_MSG_ILLEGAL,
-            f"a delay of {(deliver_ms - now_ms) / 1000:.0f} s is over the limit of {config.timer_max_delay_sec} s: "
+            f"a delay of {(deliver_ms - now_ms) // 1000} s is over the limit of {config.timer_max_delay_sec} s: "
             "deliver sooner or raise timerMaxDelaySec",
         )
     return Scheduled(slot_time_ms(deliver_ms, effective_precision_ms(config)))
@@ -94,10 +94,10 @@ def requested_time_ms(properties: Mapping[str, str], now_ms: int) -> int | Timer
         text = properties.get(name)
         if text is None:
             continue
-        try:
-            value = int(text)
-        except ValueError:
+        size = natural_number(text.removeprefix("-"))
+        if size is None:
             return TimerRefusal(PutStatus.WHEEL_TIMER_MSG_ILLEGAL, f"{name} is {text[:32]!r}: a whole number is needed")
+        value = -size if text.startswith("-") else size
         if name == Property.TIMER_DELAY_SECONDS:
             return now_ms + value * 1000
         return now_ms + value if name == Property.TIMER_DELAY_MS else value

@@ -14,8 +14,16 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Final
 
-from contrailmq.message import MessageError, Property, StoredMessage, SystemTopic, encode_properties, tags_code
-from contrailmq.store.copying import COPY_MISSES_MAX
+from contrailmq.message import (
+    MessageError,
+    Property,
+    StoredMessage,
+    SystemTopic,
+    encode_properties,
+    natural_number,
+    tags_code,
+)
+from contrailmq.store.copying import COPY_MISSES_MAX, QUEUE_ID_MAX
 from contrailmq.store.status import Copy, PutStatus
 from contrailmq.store.timer.due import DueSlot
 from contrailmq.store.timer.host import TimerHost
@@ -174,8 +182,8 @@ class Delivery:
         is_roll = bool(magic & TimerMagic.ROLL)
         added = {Property.TIMER_ENQUEUE_MS: str(enqueue_ms), Property.TIMER_DEQUEUE_MS: str(now_ms)}
         if is_roll:
-            rolls = message.properties.get(Property.TIMER_ROLL_TIMES, "0")
-            added[Property.TIMER_ROLL_TIMES] = str(int(rolls) + 1)
+            rolls = natural_number(message.properties.get(Property.TIMER_ROLL_TIMES, "")) or 0
+            added[Property.TIMER_ROLL_TIMES] = str(rolls + 1)
         status = self._put(message, properties | added, is_roll=is_roll)
         if status in _HOPELESS:
             status = self._put(message, properties, is_roll=is_roll)
@@ -193,8 +201,11 @@ class Delivery:
         return False
 
     def _put(self, message: StoredMessage, properties: dict[str, str], *, is_roll: bool) -> PutStatus:
-        topic, queue = properties.get(Property.REAL_TOPIC), properties.get(Property.REAL_QUEUE_ID, "")
-        if topic is None or not (queue.isascii() and queue.isdigit()):
+        topic, queue_id = (
+            properties.get(Property.REAL_TOPIC),
+            natural_number(properties.get(Property.REAL_QUEUE_ID, "")),
+        )
+        if not topic or queue_id is None or queue_id > QUEUE_ID_MAX:
             return PutStatus.MESSAGE_ILLEGAL
         try:
             encoded = encode_properties(properties)
@@ -202,7 +213,7 @@ class Delivery:
             return PutStatus.PROPERTIES_SIZE_EXCEEDED
         result = self._store.append(
             SystemTopic.TIMER if is_roll else topic,
-            0 if is_roll else int(queue),
+            0 if is_roll else queue_id,
             message.stored_body,
             encoded,
             tags_code=tags_code(properties.get(Property.TAGS)),

@@ -11,7 +11,7 @@ from concurrent.futures import Executor, Future
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from contrailmq.message import Property, StoredMessage, SystemTopic
+from contrailmq.message import Property, StoredMessage, SystemTopic, natural_number
 from contrailmq.store.copying import (
     FRONT_BYTES,
     REAL_TOPIC,
@@ -98,7 +98,7 @@ def says_all(wish: bytes) -> bool:
 def _wish(text: str) -> tuple[int, str]:
     """TIMER_OUT_MS and REAL_TOPIC of a text, or of the end of one that has both."""
     out = value_of(text, _OUT_MS)
-    out_ms = int(out) if out is not None and out.isascii() and out.isdigit() else 0
+    out_ms = natural_number(out or "") or 0
     return out_ms, value_of(text, REAL_TOPIC) or ""
 
 
@@ -110,8 +110,7 @@ def _decoded_request(reader: RecordReader, physical_offset: int, size_bytes: int
     if message is None:
         return None
     properties = message.properties
-    text = properties.get(Property.TIMER_OUT_MS, "")
-    out_ms = int(text) if text.isascii() and text.isdigit() else 0
+    out_ms = natural_number(properties.get(Property.TIMER_OUT_MS, "")) or 0
     is_mark = Property.TIMER_DELETE_UNIQUE_KEY in properties
     return TimerRequest(physical_offset, size_bytes, out_ms, properties.get(Property.REAL_TOPIC, ""), is_mark)
 

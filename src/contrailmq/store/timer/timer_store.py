@@ -279,7 +279,7 @@ class TimerStore:
             return Without.NOTHING if is_mark else Without.DELIVERY
         write_time_ms = min(write_time_ms, out_ms)
         magic = TimerMagic.DEFAULT | TimerMagic.DELETE if is_mark else TimerMagic.DEFAULT
-        slot_time_ms = out_ms
+        slot_time_ms = out_ms // self.precision_ms * self.precision_ms  # it may be of another precision
         if out_ms - write_time_ms >= self._window_ms:
             slot_time_ms = rolled_slot_time_ms(
                 out_ms, write_time_ms, window_ms=self._window_ms, precision_ms=self.precision_ms
