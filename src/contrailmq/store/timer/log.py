@@ -28,6 +28,7 @@ UNIT_BYTES: Final = 52
 assert _UNIT.size == UNIT_BYTES
 _BLANK: Final = struct.Struct(">iqi")
 BLANK_BYTES: Final = 16
+FILE_BYTES_MIN: Final = UNIT_BYTES + BLANK_BYTES
 assert _BLANK.size == BLANK_BYTES
 BLANK_MAGIC: Final = -875286124  # 0xCBD43194
 
@@ -92,7 +93,7 @@ class TimerLog:
     """Owner: TimerStore, on one thread; `sync` may run on another."""
 
     def __init__(self, files: Files, directory: Path, *, file_bytes: int) -> None:
-        assert file_bytes >= UNIT_BYTES + BLANK_BYTES
+        assert file_bytes >= FILE_BYTES_MIN
         self.directory = directory
         self.file_bytes = file_bytes
         self.end = 0  # position of the next unit
@@ -112,14 +113,19 @@ class TimerLog:
         """Find the files. Where the log ends is for `seek_end` to say, after the owner has walked it."""
         try:
             self._files.make_directory(self.directory)
-            for path in self._files.list_directory(self.directory):
+            paths = self._files.list_directory(self.directory)
+            for path in paths:
                 if not (path.name.isdigit() and len(path.name) == 20):
                     raise CorruptStoreError(path, "not a timer-log file: its name must be 20 digits; move it away")
+                if path == max(paths) and self._files.size(path) == 0:  # killed after making it
+                    self._descriptors[int(path.name)] = self._grown(path)
+                    continue
                 if self._files.size(path) != self.file_bytes:
                     raise CorruptStoreError(
                         path,
                         f"the timer-log file has {self._files.size(path)} bytes, mappedFileSizeTimerLog says "
-                        f"{self.file_bytes}: set the size that it was written with",
+                        f"{self.file_bytes}: set the size that it was written with; if it was cut, move the directory "
+                        "timerlog away, it is made again from the commit log",
                     )
                 self._descriptors[int(path.name)] = self._files.open(path)
         except OSError as exc:
@@ -142,6 +148,11 @@ class TimerLog:
     @property
     def begin(self) -> int:
         return min(self._descriptors, default=0)
+
+    @property
+    def room_end(self) -> int:
+        """Where the files end."""
+        return max(self._descriptors, default=-self.file_bytes) + self.file_bytes
 
     def next_position(self, position: int) -> int:
         """The position after the unit at `position`."""
@@ -229,10 +240,13 @@ class TimerLog:
 
     def _create(self, base: int) -> int:
         path = self._path(base)
+        descriptor = self._descriptors[base] = self._grown(path)
+        self._files.sync_directory(self.directory)
+        return descriptor
+
+    def _grown(self, path: Path) -> int:
         descriptor = self._files.open(path, create=True)
         self._files.truncate(descriptor, self.file_bytes)
-        self._files.sync_directory(self.directory)
-        self._descriptors[base] = descriptor
         return descriptor
 
     def take_unsynced(self) -> dict[int, int]:

@@ -7,13 +7,13 @@ the end of the commit log: its message was never durable, and the place will be 
 
 Then every slot of the wheel is looked at once. Slots before the read time are closed (Apache leaves delivered slots
 open). A slot that points past the end of the log was not written by the rules of wheel.py; the wheel is then rebuilt
-from all units of the log.
+from all units of the log. So is a wheel that is new.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from contrailmq.message import SystemTopic
 from contrailmq.store.record import CorruptRecordError, decode_record
@@ -23,6 +23,8 @@ from contrailmq.store.timer.log import TimerLog, TimerUnit
 from contrailmq.store.timer.wheel import Slot, TimerWheel
 
 log = logging.getLogger("contrailmq.store.timer")
+
+BELIEVED_MS: Final = 10 * 365 * 86_400_000  # a read time further from now is damage, not a stop or a clock that was set
 
 
 class Recovered(NamedTuple):
@@ -44,8 +46,11 @@ def recover(
     store: TimerHost, wheel: TimerWheel, timer_log: TimerLog, checkpoint: TimerCheckpoint, now_ms: int
 ) -> Recovered:
     """Make wheel and log agree and find where to go on. `now_ms` counts only where nothing was ever delivered."""
-    read_time_ms = checkpoint.read_time_ms or _oldest_waiting_ms(wheel, now_ms)
-    start = _start_of_walk(timer_log, checkpoint.log_flushed_position)
+    read_time_ms = checkpoint.read_time_ms
+    if not read_time_ms or abs(read_time_ms - now_ms) > BELIEVED_MS:
+        read_time_ms = _oldest_waiting_ms(wheel, now_ms)
+    is_unused = next(wheel.all_slots(), None) is None  # new, or made again: every unit that waits is missing
+    start = timer_log.begin if is_unused else _start_of_walk(timer_log, checkpoint.log_flushed_position)
     end = _end_of_log(store, timer_log, start)
     is_rebuilt = any(slot.last_position >= end for slot in wheel.all_slots())
     if is_rebuilt:
@@ -73,13 +78,15 @@ def recover(
 
 
 def _oldest_waiting_ms(wheel: TimerWheel, now_ms: int) -> int:
-    """Where reading begins without a checkpoint: now, or at the oldest slot that was not delivered."""
+    """Where reading begins without a checkpoint that can be true: now, or at the oldest slot that was not delivered."""
     waiting = [slot.time_ms for slot in wheel.all_slots() if not slot.is_empty]
     return min([now_ms // wheel.precision_ms * wheel.precision_ms, *waiting])
 
 
 def _start_of_walk(timer_log: TimerLog, flushed_position: int) -> int:
-    """One file before the one with the flushed position, as Apache does; never before the first."""
+    """One file before the one with the flushed position, as Apache does; the first for a position that cannot be."""
+    if not timer_log.begin <= flushed_position <= timer_log.room_end:
+        return timer_log.begin
     base = flushed_position - flushed_position % timer_log.file_bytes - timer_log.file_bytes
     return max(timer_log.begin, base)
 

@@ -51,7 +51,7 @@ from contrailmq.store.timer.delivery import Delivery, TimerStats
 from contrailmq.store.timer.due import DueSlot
 from contrailmq.store.timer.host import TimerHost
 from contrailmq.store.timer.intake import GrowingSlot, Place, Without
-from contrailmq.store.timer.log import TimerLog, TimerMagic, TimerUnit
+from contrailmq.store.timer.log import FILE_BYTES_MIN, TimerLog, TimerMagic, TimerUnit
 from contrailmq.store.timer.metrics import TopicCounts, save_text
 from contrailmq.store.timer.records import RecordReader, TimerRequest, read_request, read_timer, read_wishes, says_all
 from contrailmq.store.timer.recount import Recount
@@ -94,9 +94,11 @@ class TimerStore:
             files, config.path / "timerwheel", precision_ms=self.precision_ms, slots_total=slots_total
         )
         directory = config.path / "timerlog"
-        found = next((files.size(path) for path in files.list_directory(directory)), 0)
+        found = max((files.size(path) for path in files.list_directory(directory)), default=0)
         # As for the log's and the queues' files: those that exist say how large they are.
-        self.log = TimerLog(files, directory, file_bytes=found or config.mapped_file_size_timer_log)
+        self.log = TimerLog(
+            files, directory, file_bytes=found if found >= FILE_BYTES_MIN else config.mapped_file_size_timer_log
+        )
         self._checkpoint_file = TimerCheckpointFile(files, config.path / "config" / "timercheck")
         self._metrics_path = config.path / "config" / "timermetrics"
         self.metrics = TopicCounts("timingCount")
