@@ -429,3 +429,19 @@ def test_the_store_of_a_stopped_broker_opens_with_the_same_offsets(tmp_path: Pat
     bench = DelayBench(tmp_path)
     assert bench.delay.offsets == {1: 1, 2: 0}  # seven is beyond an empty queue
     bench.close()
+
+
+def test_offsets_of_levels_that_are_none_are_dropped_at_the_start(tmp_path: Path) -> None:
+    """A level that was taken from the setting still delivers what waits; one that never was would be looked for."""
+    bench = DelayBench(tmp_path)
+    bench.send("T", b"m", properties={"DELAY": "18", "UNIQ_KEY": "K"})
+    bench.delay.stop()
+    path = tmp_path / "store" / "config" / "delayOffset.json"
+    path.write_text('{"offsetTable":{"-3":5,"0":7,"2":0,"18":0,"99999999999":1}}')
+    bench.close()
+    bench = DelayBench(tmp_path, message_delay_level="1s 5s")
+    assert bench.delay.offsets == {2: 0, 18: 0}
+    bench.clock.advance(7_200_000)
+    bench.run_ms(200)
+    assert [message.body for message in bench.messages()] == [b"m"]
+    bench.close()

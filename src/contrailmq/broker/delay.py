@@ -106,12 +106,14 @@ class DelayService:
         A slave's offsets stay its master's: they may be ahead of its queues.
         """
         config_files.load(self._path, self._read_table)
-        for topic, queue_id in self._store.queues():
-            if topic == SystemTopic.SCHEDULE:
-                self.offsets.setdefault(queue_id + 1, 0)
+        used = {queue_id + 1 for topic, queue_id in self._store.queues() if topic == SystemTopic.SCHEDULE}
+        for level in used:
+            self.offsets.setdefault(level, 0)
         if not self._node.is_slave:
-            for level, offset in self.offsets.items():
-                self.offsets[level] = self._within_queue(level, offset)
+            known = used | set(range(1, len(self.levels.delays_ms) + 1))  # each tick goes over all up to the highest
+            self.offsets = {
+                level: self._within_queue(level, offset) for level, offset in self.offsets.items() if level in known
+            }
         self._note_saved(dict(self.offsets), self.text())
 
     def _read_table(self, data: Json) -> None:
