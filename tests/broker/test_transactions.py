@@ -14,7 +14,7 @@ import golden_stores
 from broker.harness import ROUNDS, AtOnce, Bench, Link
 from contrailmq.broker.transaction_check import CheckLimits, Decision, decide
 from contrailmq.broker.transactions import GROUP, TransactionService
-from contrailmq.message import StoredMessage, SystemTopic
+from contrailmq.message import PROPERTIES_BYTES_MAX, StoredMessage, SystemTopic
 from contrailmq.store.record import decode_record, encode_record
 from contrailmq.wire.header import Command
 
@@ -309,6 +309,22 @@ def test_an_immune_message_does_not_hold_up_those_behind_it(tx: TransactionBench
     tx.run_ms(40_000)
     assert tx.end(slow, COMMIT)[0].code == 0
     assert tx.bodies() == [b"slow"]
+
+
+def test_a_half_message_without_room_for_the_count_of_its_checks_is_asked_about_and_holds_up_nobody(
+    tx: TransactionBench,
+) -> None:
+    producer = Link(40_001)
+    tx.heartbeat("T", link=producer)
+    tx.prepare(b"m")
+    room = PROPERTIES_BYTES_MAX - len(half_messages(tx)[0].encoded_properties) - len("\2pad\1") - 4
+    tx.prepare(b"l", pad="p" * room)
+    tx.prepare(b"n")
+    tx.run_ms(7000)
+    asked = tx.checks(producer)
+    assert [half.body for _, half in asked] == [b"m", b"l", b"n"]
+    assert tx.answer_check(asked[1][0], COMMIT).code == 0
+    assert tx.bodies() == [b"l"]
 
 
 def test_without_a_connected_producer_the_check_waits_for_the_next_round(tx: TransactionBench) -> None:

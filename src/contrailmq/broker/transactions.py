@@ -412,6 +412,10 @@ class TransactionService:
             properties[Property.TRANSACTION_CHECK_TIMES] = str(check_times(properties) + 1)
         else:
             properties.setdefault(Property.TRANSACTION_PREPARED_QUEUE_OFFSET, str(half.queue_offset))
+        try:
+            encode_properties(properties)
+        except MessageError:  # no room for the count: asked about as often as the log keeps it, and blocks nobody
+            properties = dict(half.properties)
         result = self._put_copy(half, SystemTopic.HALF, properties)
         if not result.status.is_stored:
             return False
