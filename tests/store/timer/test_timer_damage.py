@@ -9,6 +9,7 @@ import pytest
 
 from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.timer.checkpoint import TimerCheckpoint, decode_checkpoint, encode_checkpoint
+from contrailmq.store.timer.metrics import TopicCounts
 from store.timer.test_timer_store import Bench
 
 TIMERS = 60
@@ -87,3 +88,36 @@ def test_a_log_file_that_was_cut_is_named_with_a_way_out(stopped: Bench, size_by
 
 def test_an_empty_checkpoint_is_all_zeros() -> None:
     assert decode_checkpoint(b"") == TimerCheckpoint()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"timingCount":{"T":{"count":1e999}}}',
+        '{"timingCount":{"T":{"count":null}}}',
+        '{"timingCount":{"T":{"count":1}},"dataVersion":[1]}',
+        '{"timingCount":[]}',
+        "[" * 100_000,
+        "",
+    ],
+    ids=lambda text: text[:40],
+)
+def test_counts_that_cannot_be_read_are_refused_whole_and_stop_no_start(stopped: Bench, text: str) -> None:
+    counts = TopicCounts("timingCount")
+    counts.read_json('{"timingCount":{"T":{"count":7,"timeStamp":1}},"dataVersion":{"counter":3}}')
+    with pytest.raises(ValueError, match="."):
+        counts.read_json(text)
+    assert (counts.counts, counts.version) == ({"T": 7}, (3, 0, 0))
+    path = stopped.host.config.path / "config" / "timermetrics"
+    for candidate in (path, path.with_name("timermetrics.bak")):
+        candidate.write_text(text)
+    assert set(go_on(stopped)) == BODIES
+
+
+def test_a_wheel_that_was_cut_is_refused_with_a_way_out_that_works(stopped: Bench) -> None:
+    path = stopped.host.config.path / "timerwheel"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(CorruptStoreError, match="move it away"):
+        stopped.opened()
+    path.rename(path.with_name("away"))
+    assert set(go_on(stopped).values()) == {1}

@@ -60,19 +60,19 @@ class TopicCounts:
         return json.dumps({"dataVersion": version, self._field: counts}, separators=(",", ":"))
 
     def read_json(self, text: str) -> None:
-        """Take over a file's (or a master's) values. Raises ValueError when it is not of this form."""
-        data = json.loads(text)
-        if not isinstance(data, dict) or not isinstance(data.get(self._field), dict):
-            raise ValueError(f"not an object with a {self._field}")
-        version = data.get("dataVersion") or {}
-        self.counter = int(version.get("counter", 0))
-        self.state_version = int(version.get("stateVersion", 0))
-        self.timestamp = int(version.get("timestamp", 0))
-        counts = {
-            str(topic): (int(entry["count"]), int(entry.get("timeStamp", 0)))
-            for topic, entry in data[self._field].items()
-            if isinstance(entry, dict) and "count" in entry
-        }
+        """Take over a file's (or a master's) values. ValueError, and nothing changes, when it is not of this form."""
+        try:
+            data = json.loads(text)
+            counts = {
+                str(topic): (int(entry["count"]), int(entry.get("timeStamp", 0)))
+                for topic, entry in data[self._field].items()
+                if isinstance(entry, dict) and "count" in entry
+            }
+            version = data.get("dataVersion") or {}
+            parts = [int(version.get(key, 0)) for key in ("counter", "stateVersion", "timestamp")]
+        except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
+            raise ValueError(f"not an object with a {self._field} of counts") from exc
+        self.counter, self.state_version, self.timestamp = parts
         self._counts = {topic: count for topic, (count, _) in counts.items()}
         self._times_ms = {topic: time_ms for topic, (_, time_ms) in counts.items()}
 
@@ -81,7 +81,7 @@ class TopicCounts:
         for candidate in (path, path.with_name(path.name + ".bak")):
             try:
                 self.read_json(candidate.read_text("utf-8"))
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            except (OSError, ValueError):
                 continue
             return True
         return False

@@ -91,7 +91,9 @@ class TimerWheel:
         if size != self.size_bytes:
             self.close()
             raise CorruptStoreError(
-                self.path, f"the timer wheel has {size} bytes, {self.size_bytes} are expected: it is another version's"
+                self.path,
+                f"the timer wheel has {size} bytes, {self.size_bytes} are expected: cut, or another version's; "
+                "move it away, it is made again from the timer log",
             )
 
     def close(self) -> None:
