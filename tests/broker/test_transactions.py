@@ -241,6 +241,8 @@ def test_a_slave_ends_nothing(tx: TransactionBench) -> None:
     prepared = tx.prepare(b"a")
     tx.store.config = tx.store.config.replaced(broker_role="SLAVE")
     assert tx.end(prepared, COMMIT)[0].code == 11
+    assert tx.bodies() == []
+    assert tx.service.pending() == {"T": 1}
 
 
 # -------------------------------------------------------------------------------------------------------- check-back
