@@ -18,6 +18,7 @@ import contrailmq.store.config
 from contrailmq.message import Message
 from contrailmq.store import Files, MessageStore, StoreConfig
 from contrailmq.store.config import WITHOUT_EFFECT, rocketmq_key
+from contrailmq.store.errors import StoreConfigError
 
 CONFIG = Path(contrailmq.store.config.__file__)
 
@@ -70,6 +71,20 @@ def test_a_setting_has_rocketmqs_name_and_default(default: str, tmp_path: Path) 
     shown = value.value if isinstance(value, enum.Enum) else value
     assert (str(shown).lower() if isinstance(shown, bool) else str(shown)) == text
     assert not untouched.unused_keys
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "remedy"),
+    [
+        ("mappedFileSizeCommitLog", "0", "at least 1"),
+        ("maxHashSlotNum", "-1", "must not be negative"),
+        ("deleteWhen", "99", "hours from 00 to 23"),
+        ("timerCheckMetricsWhen", "05;noon", "hours from 00 to 23"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused_with_its_key(key: str, value: str, remedy: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreConfigError, match=f"{key}.*{remedy}"):
+        StoreConfig.from_properties({key: value}, path=tmp_path)
 
 
 def test_the_size_of_a_queue_file_is_rounded_up_to_whole_units(tmp_path: Path) -> None:

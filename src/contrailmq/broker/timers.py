@@ -25,6 +25,7 @@ from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.send import BORN_HOST, STATUS_CODES
 from contrailmq.broker.worker_job import WorkerJob
 from contrailmq.message import RETRY_PREFIX, Property, SysFlag, SystemTopic, encode_host, natural_number
+from contrailmq.store.config import hours_of
 from contrailmq.store.errors import StoreError, StoreIOError
 from contrailmq.store.status import PutStatus
 from contrailmq.store.timer import (
@@ -320,8 +321,7 @@ class TimerService:
         hour = now_ms // 3_600_000
         if self._config.timer_enable_check_metrics and hour != self._recounted_hour:
             self._recounted_hour = hour
-            name = datetime.fromtimestamp(now_ms / 1000).strftime("%H")
-            if name in self._config.timer_check_metrics_when.split(";"):
+            if datetime.fromtimestamp(now_ms / 1000).hour in hours_of(self._config.timer_check_metrics_when):
                 self._is_recount_due = True
         if self._is_recount_due and self.timer.recount(PORTION):
             self._is_recount_due = False

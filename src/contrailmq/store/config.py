@@ -35,6 +35,8 @@ CONSUME_QUEUE_EXT_FILE_BYTES: Final = 48 * MIB
 INDEX_SLOTS: Final = 5_000_000
 INDEX_UNITS: Final = 20_000_000
 
+_SIZES: Final = ("mapped_file_size", "mapper_file_size", "max_hash", "max_index")
+_HOUR: Final = re.compile("([01]?[0-9]|2[0-3])?")  # nothing: no hour, as in "04;"
 _MESSAGE_BYTES_MIN: Final = 10  # RocketMQ ignores a smaller maxMessageSize
 _DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
@@ -296,6 +298,9 @@ class StoreConfig(_Settings):
         known = {rocketmq_key(name): name for name in _field_types()}
         root = path if path is not None else texts.get("storePathRootDir", Path.home() / "store")
         values: dict[str, object] = {known[key]: text for key, text in texts.items() if key in known}
+        for name, text in values.items():
+            if name.startswith(_SIZES) and str(text).strip("+-0 ") == "":  # 0 in code: as large as those that are there
+                raise StoreConfigError(rocketmq_key(name), text, "at least 1")
         config = cls(root, **(values | settings))
         object.__setattr__(config, "unused_keys", tuple(sorted(key for key in texts if key in WITHOUT_EFFECT)))
         return config
@@ -410,8 +415,17 @@ class StoreConfig(_Settings):
             raise StoreConfigError("preWriteCommitLog", self.pre_write_commit_log, "on, off or auto")
         for name in _field_types():
             value = getattr(self, name)
-            if name.startswith(("mapped_file_size", "max_hash", "max_index")) and value < 0:
+            if name.startswith(_SIZES) and value < 0:
                 raise StoreConfigError(rocketmq_key(name), value, "must not be negative")
+        for name in ("delete_when", "timer_check_metrics_when"):
+            hours = getattr(self, name).split(";")
+            if not all(_HOUR.fullmatch(hour.strip()) for hour in hours):
+                raise StoreConfigError(rocketmq_key(name), ";".join(hours), "hours from 00 to 23, with ; between them")
+
+
+def hours_of(text: str) -> frozenset[int]:
+    """Hours of the day as settings name them: "04", "04;16"."""
+    return frozenset(int(part) for part in text.split(";") if part.strip())
 
 
 def read_properties(path: Path) -> dict[str, str]:

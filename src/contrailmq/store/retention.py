@@ -29,7 +29,7 @@ from typing import Final, Protocol
 
 from contrailmq.message import is_system_topic
 from contrailmq.store.clock import Clock
-from contrailmq.store.config import StoreConfig
+from contrailmq.store.config import StoreConfig, hours_of
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.files import Files
 from contrailmq.store.index import IndexService
@@ -226,7 +226,7 @@ class Retention:
 
     def _is_time_up(self) -> bool:
         """Local time, as an operator reads deleteWhen; true for the whole hour."""
-        return datetime.fromtimestamp(self._clock.now_ms() / 1000).hour in _hours(self._config.delete_when)
+        return datetime.fromtimestamp(self._clock.now_ms() / 1000).hour in hours_of(self._config.delete_when)
 
     def _tell_disk_full(self, verdict: SpaceVerdict) -> None:
         if verdict.is_disk_full is None or verdict.is_disk_full == self._is_disk_full:
@@ -238,11 +238,6 @@ class Retention:
             "free space or lower fileReservedTime"
         )
         self._on_disk_full(reason if self._is_disk_full else None)
-
-
-def _hours(delete_when: str) -> frozenset[int]:
-    """`04` or `04;16`: hours of the day."""
-    return frozenset(int(part) for part in delete_when.split(";") if part.strip().isdigit())
 
 
 def _clamped(percent: int, limits: tuple[int, int]) -> float:
