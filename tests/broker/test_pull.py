@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from broker.harness import Bench, Link, pull_fields, records, send_fields
-from contrailmq.broker import pull as pull_module
 from contrailmq.broker.cold_reads import RUNNING_MAX
 from contrailmq.broker.filters import SqlFilter
 from contrailmq.broker.groups import Group
@@ -149,9 +148,9 @@ def test_tags_and_sql_filter_on_the_broker(bench: Bench) -> None:
     assert bench.ask(11, pull_fields("T", 0, subscription="a=1", expressionType="SQL92")).code == 1
 
 
-def test_expressions_that_are_kept_compiled_are_bounded_together(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expressions_that_are_kept_compiled_are_bounded_together(bench: Bench) -> None:
     """A compiled expression takes up to 100 times its text; one client must not fill memory with them."""
-    monkeypatch.setattr(pull_module, "PARSED_CHARS_MAX", 1000)
+    bench.pulls.parsed_chars_max = 1000
     bench.send()
     for number in range(100):
         ext = pull_fields("T", 0, expressionType="SQL92", subscription=f"colour = 'number {number}'")

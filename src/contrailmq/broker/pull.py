@@ -88,6 +88,7 @@ class PullProcessor:
         self._cold = ColdReads(workers)
         self._parsed: dict[tuple[str, str, str | None], Subscription] = {}
         self.parsed_chars = 0  # of the expressions that are kept
+        self.parsed_chars_max = PARSED_CHARS_MAX
 
     def register(self, handlers: Handlers) -> None:
         handlers.register(RequestCode.PULL_MESSAGE, self.pull)
@@ -186,7 +187,7 @@ class PullProcessor:
                     f"the subscription of group {header.consumer_group} to {header.topic} cannot be used: {exc}",
                 ) from None
             size = len(header.topic) + len(header.subscription or "")
-            if len(self._parsed) >= PARSED_MAX or self.parsed_chars + size > PARSED_CHARS_MAX:
+            if len(self._parsed) >= PARSED_MAX or self.parsed_chars + size > self.parsed_chars_max:
                 self._parsed.clear()
                 self.parsed_chars = 0
             self._parsed[key] = known
