@@ -7,9 +7,9 @@ One flush at a time. A thread that needs an offset durable waits while a flush r
 the first to see it leads the next flush, for everything appended by then. So writers that arrive while a flush runs
 share the next one (group commit), and a lone writer syncs in its own thread without waking another (a thread hop costs
 about as much as the sync on a fast disk). When the last flush released many writers, most of them are about to put
-again: the leader waits for as many requests, but no longer than the last flush took or, if they are many, than so many
-puts take one after the other. Without that pause 64 writers share a sync by twos and threes, with it by dozens. The
-broker's loop must not block: it calls `request`, and the flush thread leads.
+again: the leader waits for as many new requests, but no longer than the last flush took or, if they are many, than so
+many puts take one after the other. Without that pause 64 writers share a sync by twos and threes, with it by dozens.
+The broker's loop must not block: it calls `request`, and the flush thread leads.
 
 The thread, per flushDiskType:
 * SYNC_FLUSH: sleeps until requested, at most `flush_interval_commit_log`; then flushes whatever there is.
@@ -69,7 +69,7 @@ class LogFlusher:
         self._listeners: list[Callable[[int], None]] = []
         self._state = threading.Condition(threading.Lock())  # guards the six below
         self._is_flushing = False
-        self._waiting = 0  # requests not yet covered
+        self._waiting = 0  # requests that no flush covers yet, not even the one that runs
         self._released = 0  # requests that the last flush covered
         self._flush_s = 0.0  # how long it took
         self._sleeping = 0  # threads that wait for the flush that runs
@@ -115,24 +115,23 @@ class LogFlusher:
         """
         deadline = 0.0
         with self._state:
+            if self._files.flushed_where >= offset:
+                return True
             self._waiting += 1
             if 0 < self._gathering <= self._waiting:
                 self._gathered.set()
-            try:
-                while self._files.flushed_where < offset:
-                    if self.failure is not None:
-                        raise FlushFailedError(self.failure)
-                    if not self._is_flushing:
-                        if not self._lead(0, gathers=True):
-                            return self._files.flushed_where >= offset  # nothing was left to flush
-                        continue
-                    now = time.monotonic()
-                    deadline = deadline or now + timeout_s
-                    if now >= deadline:
-                        return False
-                    self._sleep(deadline - now)
-            finally:
-                self._waiting -= 1
+            while self._files.flushed_where < offset:
+                if self.failure is not None:
+                    raise FlushFailedError(self.failure)
+                if not self._is_flushing:
+                    if not self._lead(0, gathers=True):
+                        return self._files.flushed_where >= offset  # nothing was left to flush
+                    continue
+                now = time.monotonic()
+                deadline = deadline or now + timeout_s
+                if now >= deadline:
+                    return False
+                self._sleep(deadline - now)
         return True
 
     def flush(self, least_pages: int = 0) -> bool:
@@ -156,17 +155,20 @@ class LogFlusher:
         if gathers and self._waiting < self._released:
             self._gathering = self._released
             self._gathered.clear()
+        covered = 0
         self._state.release()
         try:
             if self._gathering:
                 by_count_s = self._released * GATHER_S_EACH if self._released >= GATHER_MANY else 0.0
                 self._gathered.wait(min(max(self._flush_s, by_count_s), GATHER_S_MAX))
+            with self._state:  # what is asked for from here on was appended, perhaps, too late for this flush
+                covered, self._waiting = self._waiting, 0
             started = time.monotonic()
             moved = self._flush_in_turn(least_pages)
             self._flush_s = time.monotonic() - started
         finally:
             self._state.acquire()
-            self._released = self._waiting
+            self._released = covered
             self._is_flushing = False
             self._gathering = 0
             if self._sleeping:
