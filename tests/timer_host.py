@@ -36,6 +36,7 @@ class MemoryHost:
         self.log_min_offset = 0
         self.durable_offset = 0
         self.syncs = True
+        self.dispatched: int | None = None  # where dispatch stands when it lags behind
         self.refuse: Callable[[str, bytes], PutStatus | None] = lambda topic, body: None
         self._now_ms = now_ms
         self._at: dict[int, bytes] = {}
@@ -84,6 +85,10 @@ class MemoryHost:
         self.log_max_offset += len(record)
         return result
 
+    @property
+    def dispatched_offset(self) -> int:
+        return self.log_max_offset if self.dispatched is None else self.dispatched
+
     def flush(self, offset: int) -> None:
         if not self.syncs:
             raise StoreReadOnlyError(self.config.path, cause="a sync failed")
@@ -98,7 +103,8 @@ class MemoryHost:
                 units.pop()
 
     def read_units(self, topic: str, queue_id: int, offset: int, max_count: int) -> list[tuple[int, int, int]]:
-        return self.queues.get((topic, queue_id), [])[offset : offset + max_count]
+        units = self.queues.get((topic, queue_id), [])[offset : offset + max_count]
+        return [unit for unit in units if unit[0] < self.dispatched_offset]
 
     def read_record(self, physical_offset: int, size_bytes: int | None = None) -> bytes | None:
         return self._at.get(physical_offset)
@@ -146,7 +152,8 @@ class MemoryHost:
         return 0
 
     def max_offset(self, topic: str, queue_id: int) -> int:
-        return len(self.queues.get((topic, queue_id), []))
+        units = self.queues.get((topic, queue_id), [])
+        return len(units) if self.dispatched is None else sum(unit[0] < self.dispatched for unit in units)
 
     # --- for tests
 

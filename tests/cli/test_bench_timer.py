@@ -22,7 +22,7 @@ def test_the_bench_of_timers_delivers_everything_and_prints_its_baseline(tmp_pat
     for part in ("load", "load by CPU time"):
         assert 0 < figures[f"{part}: in, messages / s (>= 20000)"] <= 600
         assert figures[f"{part}: out, messages / s (>= 20000)"] > 0
-        assert figures[f"{part}: late after the tick, p99, ms (<= 1000)"] >= 0
+        assert 0 <= figures[f"{part}: late, p99, ms (<= 1000)"] <= figures[f"{part}: late, most, ms"]
     assert figures["memory: pending timers"] == 2000
     assert figures["memory: opened by a new process, all that is resident, MB (<= 150)"] > 5
     parts = ("plain append", "plain dispatch")

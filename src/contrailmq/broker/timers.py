@@ -6,8 +6,8 @@ flushes it on a worker.
 
     recall handle := base64url of "v1 topic broker_name deliver_ms unique_key"        (deliver_ms = TIMER_OUT_MS + 1)
 
-A recall stores a mark with the same delivery time; when the slot is due, the mark is read first and its message is
-dropped.
+A recall stores a mark with the same delivery time; when the slot is begun, the mark is read first and its message is
+dropped. The handle is good until then.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ log = logging.getLogger("contrailmq.broker")
 PORTION: Final = 128  # messages per stage and tick: about 1 ms of the loop
 PORTIONS_MAX: Final = 4  # per tick of a wheel that is behind
 READING_MS: Final = 2  # how soon to look again while a worker reads
+STEP_MS: Final = 10  # of a wheel that is busy: what comes and what is due is gathered as long
 POLL_MS: Final = 100  # how often the timer topic is looked at
 RECALL_TAG: Final = "_RECALL_TAG_"
 CHECKPOINT_BYTES: Final = 56  # what a slave is sent: the file without its padding
@@ -275,8 +276,9 @@ class TimerService:
             return
         if self._failure is not None:
             raise self._failure  # a flush that failed is final: what it had to sync is not known any more
-        store = self._node.store
-        end = store.log_max_offset
+        self._node.dispatch_now()  # a recall that was just taken must be seen before its message is due
+        store, stats = self._node.store, self.timer.stats
+        end, before = store.log_max_offset, (stats.enqueued, stats.delivered)
         try:
             # The longer delivery takes, the larger its share of the loop: requests have 5 ms at a stretch.
             behind_ticks = self.timer.behind_ms(now_ms) // self.timer.precision_ms
@@ -291,7 +293,10 @@ class TimerService:
             return
         if store.log_max_offset != end:
             self._node.after_append(wants_flush=self._config.is_sync_flush)
-        self.interval_ms = 0 if has_more else min(POLL_MS, self.timer.next_due_ms(now_ms) - now_ms)
+        pause_ms = self.timer.next_due_ms(now_ms) - now_ms
+        if before != (stats.enqueued, stats.delivered):
+            pause_ms = max(pause_ms, STEP_MS)
+        self.interval_ms = 0 if has_more else min(POLL_MS, pause_ms)
         if self.timer.is_waiting:
             self.interval_ms = READING_MS
         self._sample(now_ms)

@@ -5,9 +5,8 @@ costs    CPU time per message of each stage, on a clock that stands still, as th
 load     the broker's services on a real loop and a real clock: so many timers a second come in, with delays of two to
          four seconds, and go out. The messages and the moments at which they are sent are made up beforehand: a sender
          that falls behind sends later and moves no delivery time. Late is the store time of the delivered copy less the
-         time that was asked for; the wheel delivers when a tick of one second is over, so half a second is its mean.
-         Late after the tick is what the load adds. Then the same by a clock of CPU time, on which programs beside this
-         one take none of its core; waiting for the disk costs nothing there.
+         time that was asked for, to the millisecond. Then the same by a clock of CPU time, on which programs beside
+         this one take none of its core; waiting for the disk costs nothing there.
 levels   so many messages of level 1, sent as fast as the store takes them; late is against each one's own time. Also
          by CPU time.
 memory   so many pending timers, spread over three days: what the process that took them in grew by, without the pages
@@ -323,7 +322,7 @@ def _rates_and_lateness(
     name: str, store: MessageStore, first_ms: int, sending_s: float, settings: Settings
 ) -> dict[str, object]:
     sent = int(settings.rate * settings.seconds)
-    late, after_tick = _lateness(store)
+    late = _lateness(store)
     out_per_s = _steady_rate([stored_ms for stored_ms, _ in _delivered(store)], first_ms, settings)
     return {
         f"{name}: asked for, messages / s": settings.rate,
@@ -331,8 +330,7 @@ def _rates_and_lateness(
         f"{name}: out, messages / s (>= 20000)": round(out_per_s),
         f"{name}: late, p50, ms": _percentile(late, 50),
         f"{name}: late, p99, ms (<= 1000)": _percentile(late, 99),
-        f"{name}: late after the tick, p50, ms": _percentile(after_tick, 50),
-        f"{name}: late after the tick, p99, ms (<= 1000)": _percentile(after_tick, 99),
+        f"{name}: late, most, ms": max(late, default=-1),
         f"{name}: early, messages (0)": sum(value < 0 for value in late),
         f"{name}: missing or repeated, messages (0)": abs(len(late) - sent),
     }
@@ -369,13 +367,9 @@ async def _arrival(store: MessageStore, count: int) -> None:
         await asyncio.sleep(0.1)
 
 
-def _lateness(store: MessageStore) -> tuple[list[int], list[int]]:
-    """Of every message of the topic, in ms: against its own time, and against the end of its tick."""
-    late, after_tick = [], []
-    for stored_ms, due_ms in _delivered(store):
-        late.append(stored_ms - due_ms)
-        after_tick.append(stored_ms - ((due_ms - 1) // _TICK_MS + 1) * _TICK_MS)
-    return late, after_tick
+def _lateness(store: MessageStore) -> list[int]:
+    """Of every message of the topic, in ms."""
+    return [stored_ms - due_ms for stored_ms, due_ms in _delivered(store)]
 
 
 def _delivered(store: MessageStore) -> Iterator[tuple[int, int]]:
@@ -400,7 +394,7 @@ async def _level_load(path: Path, settings: Settings) -> dict[str, object]:
     broker = _Broker(path, asyncio.get_running_loop())
     sending_ms = _send_levels(broker.store, broker.node, settings)
     await _arrival(broker.store, settings.due)
-    late, _ = _lateness(broker.store)
+    late = _lateness(broker.store)
     await broker.stop()
     return _level_figures("levels", late, sending_ms, settings)
 
@@ -410,7 +404,7 @@ def _levels_by_cpu_time(path: Path, settings: Settings) -> dict[str, object]:
     sending_ms = _send_levels(broker.store, broker.node, settings)
     while broker.store.max_offset(_TOPIC, 0) < settings.due:
         broker.turn()
-    late, _ = _lateness(broker.store)
+    late = _lateness(broker.store)
     broker.stop()
     return _level_figures("levels by CPU time", late, sending_ms, settings)
 

@@ -4,8 +4,9 @@
 
 A round (killed_rounds.py) goes on where the last clock stood, sends timers, turns the wheel, and dies right after the
 named step at a random moment. What was acknowledged, and every step of the clock, is written to DIRECTORY/diary as it
-happens, so it survives the kill, and so is how many had arrived when a round began and after each flush. The last
-round is not killed: it runs until everything is delivered and writes what arrived to DIRECTORY/arrived.
+happens, so it survives the kill, and so is how many had arrived when a round began, and after each flush, with its
+time. Some rounds come to their end: that is a stop, in the middle of a slot, and its steps may be the ones that kill.
+The last round is not killed: it runs until everything is delivered and writes what arrived to DIRECTORY/arrived.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Round:
     def send(self, name: str, delay_ms: int) -> None:
         deliver_ms = self.clock.now_ms() + delay_ms
         properties = {
+            Property.TIMER_DELIVER_MS: str(deliver_ms),
             Property.TIMER_OUT_MS: str(slot_time_ms(deliver_ms, 1000)),
             Property.REAL_TOPIC: "T",
             Property.REAL_QUEUE_ID: "0",
@@ -92,15 +94,17 @@ class Round:
         self.store.dispatch()
         if self.timer.is_flush_due(self.clock.now_ms()):
             self.timer.flush(self.clock.now_ms())
-            self.write(f"flushed {self.store.max_offset('T', 0)}")
+            self.write(f"flushed {self.store.max_offset('T', 0)} {self.clock.now_ms()}")
 
     def run(self, source: random.Random) -> None:
         for number in range(TIMERS_PER_ROUND):
             self.send(f"{self.number}-{number}", source.randrange(1, 6000))
             if source.random() < 0.4:
                 self.step(source.choice((100, 500, 1000)))
-        for _ in range(30):
-            self.step(500)
+        for _ in range(source.choice((2, 30, 30, 30, 30))):
+            self.step(source.choice((90, 500)))
+        self.timer.close(self.clock.now_ms())
+        self.write(f"stopped {self.store.max_offset('T', 0)}")
 
     def finish(self, directory: Path) -> None:
         seen = rolled = 0

@@ -26,7 +26,7 @@ def test_a_killed_process_loses_no_timer_is_never_early_and_repeats_once_per_kil
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    due_ms, arrived_before, flushed, kills, rolled = {}, [], [], 0, 0
+    due_ms, arrived_before, flushed, stopped, kills, rolled = {}, [], [], [], 0, 0
     for line in (tmp_path / "diary").read_text().splitlines():
         kind, *rest = line.split()
         if kind == "sent":
@@ -34,7 +34,9 @@ def test_a_killed_process_loses_no_timer_is_never_early_and_repeats_once_per_kil
         elif kind == "round":
             arrived_before.append(int(rest[1]))
         elif kind == "flushed":
-            flushed.append(int(rest[0]))
+            flushed.append((int(rest[0]), int(rest[1])))
+        elif kind == "stopped":
+            stopped.append(int(rest[0]))
         elif kind == "rolled":
             rolled = int(rest[0])
         kills += kind == "killed"
@@ -54,6 +56,9 @@ def test_a_killed_process_loses_no_timer_is_never_early_and_repeats_once_per_kil
         assert [name for name, count in Counter(names[start:end]).items() if count > 1] == []
     if stage == "roll":
         return  # what a kill repeats may be a step on the way: the message then arrives once more, at its time
-    # And only what was delivered after the last flush comes again.
-    for count in flushed:
+    # And only what was delivered after the last flush comes again, or before it in the same tick; after a stop nothing.
+    for count, now_ms in flushed:
+        repeated = set(names[:count]) & set(names[count:])
+        assert {name for name in repeated if due_ms[name] <= now_ms // 1000 * 1000} == set()
+    for count in stopped:
         assert set(names[:count]) & set(names[count:]) == set()

@@ -2,9 +2,9 @@
 
 A sender asks for a delay in seconds, in milliseconds, or for a time (TIMER_DELAY_SEC, TIMER_DELAY_MS,
 TIMER_DELIVER_MS, in this order of precedence). The wheel works in ticks of `precision_ms`: a message due within a
-tick belongs to the slot of the tick's begin, and one due exactly at a tick's begin to the slot before. A slot is
-delivered when its tick is over: so a message is never early, and late by less than one tick. TIMER_OUT_MS is the
-slot's time.
+tick belongs to the slot of the tick's begin, and one due exactly at a tick's begin to the slot before. TIMER_OUT_MS is
+the slot's time. Within its slot a message is delivered at its own millisecond (due.py); Apache's broker delivers a slot
+when its tick is over.
 
 A delay that does not fit 64 bits counts as the longest and is refused as too long, not wrapped around into the past
 (RocketMQ #10872).

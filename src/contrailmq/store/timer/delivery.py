@@ -74,25 +74,37 @@ class Delivery:
             return False
         for physical_offset, size_bytes in zip(due.mark_offsets, due.mark_sizes, strict=True):
             mark = read_timer(self._reader, physical_offset, size_bytes)
-            if mark is not None:
-                due.deleted_keys.add(mark.properties.get(Property.TIMER_DELETE_UNIQUE_KEY, ""))
-                self._count(due.slot.time_ms, mark.properties.get(Property.REAL_TOPIC, ""), 1)
+            key = None if mark is None else mark.properties.get(Property.TIMER_DELETE_UNIQUE_KEY)
+            if mark is not None and key is not None:  # one without a key has no effect: see put_back.py
+                due.deleted_keys.add(key)
+                due.unused_marks[mark.properties.get(Property.REAL_TOPIC, "")] += 1
         due.mark_offsets, due.mark_sizes = [], []
         return True
 
-    def deliver(self, due: DueSlot, now_ms: int, max_count: int) -> tuple[int, bool]:
-        """Deliver a slot from where it stands; (count, whether it is done)."""
-        begin = due.done
-        end = min(begin + max_count, len(due.sizes))
-        if begin < end and not self._reader.prepare(due.physical_offsets[begin:end], due.sizes[begin:end]):
-            return 0, False
+    def give_back_marks(self, due: DueSlot) -> None:
+        """All of the slot is done: what its marks counted out and did not find is counted in again."""
+        for topic, count in due.unused_marks.items():
+            if count:
+                self._count(due.time_ms, topic, count)
+
+    def deliver(self, due: DueSlot, now_ms: int, max_count: int) -> int:
+        """Deliver what is ready of a slot from where it stands; the count."""
+        ready, begin = due.ready, due.done
+        # More may have become ready while a worker reads: it is asked for the same ones again.
+        end = due.asked_end or min(begin + max_count, len(ready))
+        due.asked_end = 0
+        if begin == end:
+            return 0
+        if not self._reader.prepare(ready.physical_offsets[begin:end], ready.sizes[begin:end]):
+            due.asked_end = end
+            return 0
         try:
-            return self._deliver_next(due, begin, end, now_ms)
+            return self._deliver_next(due, end, now_ms)
         finally:
             self._reader.release()
 
-    def _deliver_next(self, due: DueSlot, begin: int, end: int, now_ms: int) -> tuple[int, bool]:
-        misses = 0
+    def _deliver_next(self, due: DueSlot, end: int, now_ms: int) -> int:
+        begin, misses = due.done, 0
         while due.done < end:
             # A log that takes no copies (with a checksum in each record) is not asked about every message.
             copies = self._copies(due, end, now_ms) if misses < COPY_MISSES_MAX else []
@@ -102,45 +114,49 @@ class Delivery:
             if written:
                 self._stats.delivered += written
                 for topic, count in Counter([copy[0] for copy in copies[:written]]).items():
-                    self._count(due.slot.time_ms, topic, -count)
+                    self._count(due.time_ms, topic, -count)
                 due.done += written
             if (not copies or written < len(copies)) and due.done < end:
                 if not self._deliver_one(due, now_ms):
-                    return due.done - begin, False
+                    break
                 due.done += 1
-        return due.done - begin, due.done == len(due.sizes)
+        return due.done - begin
 
     def _copies(self, due: DueSlot, end: int, now_ms: int) -> list[Copy]:
         """The next messages of the slot, up to one that is not simply delivered."""
-        begin = due.done
-        magics = due.magics[begin:end].tobytes()
+        ready, begin = due.ready, due.done
+        magics = ready.magics[begin:end].tobytes()
         end = begin + len(magics) - len(magics.lstrip(_DEFAULT_MAGIC))  # up to one that rolls
-        times_ms = due.write_times_ms[begin:end]
+        times_ms = ready.write_times_ms[begin:end]
         additions = {time_ms: _addition(time_ms, now_ms) for time_ms in set(times_ms)}
         return due_copies(
             self._copier,
             self._reader,
-            due.physical_offsets[begin:end],
-            due.sizes[begin:end],
+            ready.physical_offsets[begin:end],
+            ready.sizes[begin:end],
             [additions[time_ms] for time_ms in times_ms],
             due.deleted_keys,
         )
 
     def _deliver_one(self, due: DueSlot, now_ms: int) -> bool:
         """Deal with the slot's next message, whatever it is; False when the store cannot take it now."""
-        at = due.done
-        message = read_timer(self._reader, due.physical_offsets[at], due.sizes[at])
+        ready, at = due.ready, due.done
+        message = read_timer(self._reader, ready.physical_offsets[at], ready.sizes[at])
         if message is None:
             self._stats.missing += 1
             return True
         topic = message.properties.get(Property.REAL_TOPIC, "")
         if due.deleted_keys and _is_recalled(message, due.deleted_keys):
             self._stats.recalled += 1
-            self._count(due.slot.time_ms, topic, -1)
+            if due.unused_marks[topic] > 0:
+                due.unused_marks[topic] -= 1
+                due.used_marks.append(topic)  # it was counted out when its mark was taken in
+            else:
+                self._count(due.time_ms, topic, -1)
             return True
-        if not self.put(message, now_ms, due.write_times_ms[at], due.magics[at]):
+        if not self.put(message, now_ms, ready.write_times_ms[at], ready.magics[at]):
             return False
-        self._count(due.slot.time_ms, topic, 1 if due.magics[at] & TimerMagic.DELETE else -1)
+        self._count(due.time_ms, topic, 1 if ready.magics[at] & TimerMagic.DELETE else -1)
         return True
 
     # --- what comes too late for its slot

@@ -62,3 +62,7 @@ class TimerHost(Protocol):
 
     @property
     def log_max_offset(self) -> int: ...
+
+    @property
+    def dispatched_offset(self) -> int:
+        """Messages of the log before it are in their queues."""

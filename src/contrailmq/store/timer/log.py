@@ -5,8 +5,9 @@
     blank := free_bytes:i32  0:i64  0xCBD43194:i32          (16 bytes; the rest of the file is unused)
 
 A position is an address over all files; a file is named by its first one. `previous` is the position of the unit
-before it in the same slot of the wheel, -1 for none; `write_time_ms + delay_ms` is that slot's time. A file ends with
-a blank as soon as a unit and a blank do not both fit: so no unit lies across two files and every full file says so.
+before it in the same slot of the wheel, -1 for none (Apache reads a chain to there, and does not ask the slot for its
+first unit); `write_time_ms + delay_ms` is that slot's time. A file ends with a blank as soon as a unit and a blank do
+not both fit: so no unit lies across two files and every full file says so.
 
 Units are gathered in memory and written with one `pwrite` when the owner says so; files are sparse, full size from
 the start as Apache's, and never mapped. What was written survives the death of the process; `sync` makes it survive
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -26,6 +28,8 @@ from contrailmq.store.files import Files
 _UNIT: Final = struct.Struct(">iqiqiqiiq")
 UNIT_BYTES: Final = 52
 assert _UNIT.size == UNIT_BYTES
+_PREVIOUS_AT: Final = 4  # in a unit
+_NO_PREVIOUS: Final = struct.pack(">q", -1)
 _BLANK: Final = struct.Struct(">iqi")
 BLANK_BYTES: Final = 16
 FILE_BYTES_MIN: Final = UNIT_BYTES + BLANK_BYTES
@@ -181,6 +185,24 @@ class TimerLog:
         self._pending.clear()
         self._block = b""
 
+    @property
+    def last_position(self) -> int:
+        """Of the newest unit; below 0 when there is none."""
+        if self.end <= self.begin:
+            return -1
+        if self.end % self.file_bytes:
+            return self.end - UNIT_BYTES
+        return self.end - self.file_bytes + self._last_in_file
+
+    @property
+    def is_next_last_in_file(self) -> bool:
+        """Whether the next unit's place is the one by which `delete_before`, and Apache, judge its file."""
+        return self._room_from(self.end) % self.file_bytes == self._last_in_file
+
+    @property
+    def _last_in_file(self) -> int:
+        return (self.file_bytes - UNIT_BYTES - BLANK_BYTES) // UNIT_BYTES * UNIT_BYTES
+
     # --- writing
 
     def append(self, unit: TimerUnit) -> int:
@@ -260,11 +282,35 @@ class TimerLog:
         self._unsynced.update(taken)
 
     def sync(self, taken: dict[int, int]) -> None:
+        self._sync(taken.values())
+
+    def _sync(self, descriptors: Iterable[int]) -> None:
         try:
-            for descriptor in taken.values():
+            for descriptor in descriptors:
                 self._files.sync(descriptor)
         except OSError as exc:
             raise StoreIOError("sync", self.directory, exc) from exc
+
+    def places_of_previous(self, positions: list[int]) -> list[tuple[int, int]]:
+        """(descriptor, place in its file) of what `cut` is to write. The units must have been written."""
+        return [
+            (self._descriptors[base], position - base + _PREVIOUS_AT)
+            for position in positions
+            if (base := position - position % self.file_bytes) in self._descriptors
+        ]
+
+    def cut(self, places: list[tuple[int, int]]) -> None:
+        """Make these units the first of their chains."""
+        try:
+            for descriptor, place in places:
+                self._files.pwrite(descriptor, _NO_PREVIOUS, place)
+        except OSError as exc:
+            raise StoreIOError("write", self.directory, exc) from exc
+        self._sync({descriptor for descriptor, _ in places})
+
+    def forget_block(self) -> None:
+        """What was read last may have been cut."""
+        self._block = b""
 
     # --- reading
 
@@ -329,7 +375,7 @@ class TimerLog:
         """Remove files all of whose messages are gone from the commit log; the count. The last file stays."""
         removed = 0
         for base in self.bases[:-1]:
-            last = base + (self.file_bytes - UNIT_BYTES - BLANK_BYTES) // UNIT_BYTES * UNIT_BYTES
+            last = base + self._last_in_file
             unit = self.read(last)
             if last >= self.end or unit is None or unit.physical_offset >= physical_offset_min:
                 break

@@ -6,6 +6,7 @@ everybody on its loop.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from functools import lru_cache
@@ -27,6 +28,7 @@ from contrailmq.store.copying import (
 from contrailmq.store.record import MAGIC_V1, CorruptRecordError, decode_record
 from contrailmq.store.residency import CHUNK_BYTES
 from contrailmq.store.status import Copy
+from contrailmq.store.timer.admission import TimerRefusal, requested_time_ms
 from contrailmq.store.timer.host import TimerHost
 
 _FILE_BYTES_MAX: Final = 1 << 40  # more than a file of the log has
@@ -36,6 +38,13 @@ _DELETE_KEY: Final = property_key(Property.TIMER_DELETE_UNIQUE_KEY)
 _OUT_MS_BYTES: Final = _OUT_MS.encode()
 _REAL_TOPIC_BYTES: Final = REAL_TOPIC.encode()
 _DELETE_KEY_BYTES: Final = _DELETE_KEY[1:].encode()  # wherever it stands
+_PROPERTIES_AT: Final = len(_TOPIC) + 2  # behind the body
+_SEPARATOR: Final = 2
+_DELAY_SECONDS: Final = Property.TIMER_DELAY_SECONDS.encode() + b"\x01"
+_DELAY_MS: Final = Property.TIMER_DELAY_MS.encode() + b"\x01"
+_DELIVER_MS: Final = Property.TIMER_DELIVER_MS.encode() + b"\x01"
+_DIGITS_MAX: Final = 15  # of a time or delay that was admitted: 30,000 years
+_STORE_TIME: Final = struct.Struct(">56xq")
 OF_A_TIMER: Final = (Property.TIMER_ENQUEUE_MS, Property.TIMER_DEQUEUE_MS, Property.TIMER_ROLL_TIMES)
 
 
@@ -88,6 +97,61 @@ def read_wishes(reader: RecordReader, units: Sequence[tuple[int, int, int]]) -> 
                     wish = rest[out:]
         wishes.append(wish)
     return wishes
+
+
+def own_times(reader: RecordReader, offsets: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """When each of these messages is to be delivered, to the millisecond; 0 where that is not known.
+
+    A delay counts from the time at which the message was stored: that is never before the time at which it was
+    admitted. One that has rolled was stored again, and seems to be due later than its slot says.
+    """
+    times: list[int] = []
+    for physical_offset, size_bytes in zip(offsets, sizes, strict=True):
+        record = reader.view(physical_offset, size_bytes)
+        times.append(0 if record is None else _own_time(record))
+    return times
+
+
+def _own_time(record: memoryview) -> int:
+    if len(record) < FRONT_BYTES:
+        return 0
+    size, magic, _, _, sys_flag, body_length = front_of(record)
+    if size != len(record) or magic != MAGIC_V1 or sys_flag & UNUSUAL_FLAGS or not 0 <= body_length <= size:
+        return _decoded_time(record)
+    rest = record[FRONT_BYTES + body_length :].tobytes()
+    seconds = _number_in(rest, _DELAY_SECONDS)
+    if seconds >= 0:
+        return _store_time_of(record) + seconds * 1000
+    delay_ms = _number_in(rest, _DELAY_MS)
+    if delay_ms >= 0:
+        return _store_time_of(record) + delay_ms
+    return max(_number_in(rest, _DELIVER_MS), 0)
+
+
+def _store_time_of(record: memoryview) -> int:
+    (store_time_ms,) = _STORE_TIME.unpack_from(record)
+    assert isinstance(store_time_ms, int)
+    return store_time_ms
+
+
+def _number_in(rest: bytes, key: bytes) -> int:
+    """The number behind a key, in what follows the body; -1 when there is none."""
+    at = rest.rfind(key)
+    if at < 0 or (at != _PROPERTIES_AT and rest[at - 1] != _SEPARATOR):
+        return -1
+    at += len(key)
+    end = rest.find(b"\x02", at)
+    text = rest[at:] if end < 0 else rest[at:end]
+    return int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else -1
+
+
+def _decoded_time(record: memoryview) -> int:
+    try:
+        message = decode_record(record)
+    except CorruptRecordError:
+        return 0
+    asked = requested_time_ms(message.properties, message.store_time_ms)
+    return 0 if isinstance(asked, TimerRefusal) else max(asked, 0)
 
 
 def says_all(wish: bytes) -> bool:

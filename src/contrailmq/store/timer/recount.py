@@ -2,13 +2,14 @@
 
 The count takes many ticks, and timers come and go meanwhile. It looks at the wheel block by block, and takes each block
 as it is at that moment. What changes afterwards in a block that was looked at, `note` adds to the count; a change in
-one that was not will be seen there. So at the end the count is that of the end, whatever happened.
+one that was not will be seen there. So at the end the count is that of the end, whatever happened. A slot under
+delivery still has the units of what was delivered: `begun` says what its delivery has changed so far.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from contrailmq.message import java_hash
@@ -20,14 +21,20 @@ _SPAN_WORK: Final = 64  # an empty span takes as long as so many units
 
 
 class Recount:
-    """One count. Owner: TimerStore, which steps only while no slot is half delivered."""
+    """One count. Owner: TimerStore. `begun(slot_time_ms)`: topic -> change, nothing for a slot that was not begun."""
 
     def __init__(
-        self, wheel: TimerWheel, timer_log: TimerLog, topics: Iterable[str], read_topic: Callable[[TimerUnit], str]
+        self,
+        wheel: TimerWheel,
+        timer_log: TimerLog,
+        topics: Iterable[str],
+        read_topic: Callable[[TimerUnit], str],
+        begun: Callable[[int], Mapping[str, int]],
     ) -> None:
         self._wheel = wheel
         self._log = timer_log
         self._read_topic = read_topic
+        self._begun = begun
         self._counts: Counter[str] = Counter()
         self._seen_slots = 0  # slots before this index were looked at
         names = list(topics)
@@ -66,6 +73,8 @@ class Recount:
             for start in range(span, min(span + SPAN_SLOTS, wheel.slots), BLOCK_SLOTS):
                 slots = wheel.block(start)
                 self._seen_slots = start + BLOCK_SLOTS
+                for slot in slots:
+                    self._counts.update(self._begun(slot.time_ms))
                 yield 1
                 for slot in slots:
                     position = slot.last_position

@@ -5,6 +5,10 @@ lack them. So the log is walked from one file before the flushed position, and e
 yet is chained in. The walk ends the log at the first thing that is no unit, and at the first unit that points past
 the end of the commit log: its message was never durable, and the place will be another message's (RocketMQ #10668).
 
+A slot that was put back (put_back.py) has units twice in the log. A unit without a predecessor begins the chain of its
+slot anew. One whose message, or a newer one, the slot has already is passed over: its slot was not put back after all,
+and the old chain is whole. (The messages of a chain stand in the order of the commit log.)
+
 Then every slot of the wheel is looked at once. Slots before the read time are closed (Apache leaves delivered slots
 open). A slot that points past the end of the log was not written by the rules of wheel.py; the wheel is then rebuilt
 from all units of the log. So is a wheel that is new.
@@ -60,21 +64,43 @@ def recover(
         start = timer_log.begin
     replayed = 0
     position = start
-    last: TimerUnit | None = None
+    newest: TimerUnit | None = None
+    newest_of: dict[int, int] = {}  # slot's time -> physical offset, of the slots that were replayed into
     while (unit := _unit_at(store, timer_log, position)) is not None:
         is_new = position >= checkpoint.log_flushed_position
-        if position > wheel.get(unit.slot_time_ms).last_position and (is_new or unit.slot_time_ms >= read_time_ms):
-            wheel.add(unit.slot_time_ms, position, change=-1 if unit.is_delete else 1)
+        slot = wheel.get(unit.slot_time_ms)
+        is_missing = position > slot.last_position and (is_new or unit.slot_time_ms >= read_time_ms)
+        if is_missing and _chain_in(wheel, timer_log, slot, position, unit, newest_of):
             replayed += 1
             if is_new:
                 read_time_ms = min(read_time_ms, unit.slot_time_ms)  # taken in after the clock went back
-        last = unit
+        if newest is None or unit.physical_offset >= newest.physical_offset:
+            newest = unit
         position = timer_log.next_position(position)
     timer_log.seek_end(position)
     _close_delivered(wheel, read_time_ms)
-    return _where_to_go_on(store, timer_log, checkpoint, last)._replace(
+    return _where_to_go_on(store, timer_log, checkpoint, newest)._replace(
         read_time_ms=read_time_ms, replayed_units=replayed, is_rebuilt=is_rebuilt
     )
+
+
+def _chain_in(
+    wheel: TimerWheel, timer_log: TimerLog, slot: Slot, position: int, unit: TimerUnit, newest_of: dict[int, int]
+) -> bool:
+    """Chain a unit into its slot; False when that has its message."""
+    change = -1 if unit.is_delete else 1
+    if unit.previous < 0 and not slot.is_empty:
+        wheel.put(Slot(slot.time_ms, position, position, change, slot.magic))
+    else:
+        newest = newest_of.get(slot.time_ms)
+        if newest is None:
+            last = timer_log.read(slot.last_position) if slot.last_position >= 0 else None
+            newest = -1 if last is None else last.physical_offset
+        if unit.physical_offset <= newest:
+            return False
+        wheel.chain(slot, position, change=change)
+    newest_of[slot.time_ms] = unit.physical_offset
+    return True
 
 
 def _oldest_waiting_ms(wheel: TimerWheel, now_ms: int) -> int:
@@ -112,13 +138,13 @@ def _close_delivered(wheel: TimerWheel, read_time_ms: int) -> None:
 
 
 def _where_to_go_on(
-    store: TimerHost, timer_log: TimerLog, checkpoint: TimerCheckpoint, last: TimerUnit | None
+    store: TimerHost, timer_log: TimerLog, checkpoint: TimerCheckpoint, newest: TimerUnit | None
 ) -> Recovered:
-    """After the last message on the wheel; further where the checkpoint knows of ones that never came onto it."""
+    """After the newest message on the wheel; further where the checkpoint knows of ones that never came onto it."""
     first, end = store.min_offset(SystemTopic.TIMER, 0), store.max_offset(SystemTopic.TIMER, 0)
-    after_last = first if last is None else _queue_offset_of(store, last) + 1
+    after_newest = first if newest is None else _queue_offset_of(store, newest) + 1
     has_lost_units = timer_log.end < checkpoint.log_flushed_position
-    offset = after_last if has_lost_units else max(after_last, checkpoint.queue_offset)
+    offset = after_newest if has_lost_units else max(after_newest, checkpoint.queue_offset)
     offset = max(first, min(offset, end))
     # A master's two offsets are the same; a slave's second is its master's (TimerMessageStore.prepareTimerCheckPoint).
     retake_until = min(max(checkpoint.queue_offset, checkpoint.master_queue_offset), end)

@@ -3,33 +3,40 @@
 A message with a delivery time is stored in `rmq_sys_wheel_timer` with TIMER_OUT_MS (its slot), REAL_TOPIC and
 REAL_QID. Three stages move it on; `tick` runs them, on one thread, in bounded portions:
 
-    dequeue   of the slot that was begun, if any: nothing taken in now could be delivered before it
+    dequeue   of the slot that was begun, if any, as far as it may go
     enqueue   reads the timer topic from `queue_offset`; adds a unit to the timer log and chains it into its slot, or
               delivers it at once when that slot has been delivered. What is due beyond the roll window goes into a
               slot on the way.
-    dequeue   takes the slots from `read_time_ms` up to the last tick that is over, each when everything that was in
-              the timer topic by the end of that tick is on the wheel (a mark that recalls one of its messages may be
-              the newest). Marks of recalled messages are read first; then each message is put into its real topic, or
-              back into the timer topic when it only rolls.
+    dequeue   takes the slots from `read_time_ms` on, each when its tick begins (due.py), and puts each of its messages
+              into its real topic when the message's own millisecond has come, or back into the timer topic when it only
+              rolls. Marks of recalled messages are read first. A slot is closed when its tick is over and all of it
+              is done.
     flush     every timerFlushIntervalMs: timer log, wheel, checkpoint, metrics, each synced before the next.
+
+How far delivery may go (`_released_ms`): what is due by a moment is delivered when everything that was in the log at
+that moment, or a later one, is on the wheel: a mark that recalls one of these messages may be the newest. So a moment
+is noted with the log's end, and when dispatch and then the intake have come so far it is released and the next one is
+noted. An intake that is behind its senders thus delays delivery, and cannot stop it.
 
 What holds, whatever fails
 --------------------------
-* Never early: a slot is taken when its tick is over.
-* A recall that was accepted takes effect: its mark was in the timer topic before the tick of its message was over.
+* Never early: a message is put when its own millisecond has come; where that is not known, when its tick is over.
+* A recall that was accepted takes effect: its mark was in the timer topic before its message was due.
   (One exception: a message that has rolled, on a broker that takes it in again when it is due already.)
 * Never lost: a flush first makes the copies in the commit log durable, then the timer log, then the wheel, and last
   the checkpoint: none of them speaks of what a power failure could take away. A put that the store refuses for now
   is tried again, for ever (timerEnableRetryUntilSuccess is always on); one that it can never take (too long with the
   properties that the timer adds) is put without them.
-* Repeated at most once per crash: what was delivered after the last flush is delivered again. Of a message that rolls
-  a crash may leave one copy more on its way, and each life puts one of the copies (`_rolled_identity`). A failed put
-  repeats nothing: the place inside the slot is kept, and delivery goes on there.
+* Repeated at most once per crash: what was delivered after the last flush is delivered again, and what was before it of
+  the slot that was under delivery then. Of a message that rolls a crash may leave one copy more on its way, and each
+  life puts one of the copies (`_rolled_identity`). A failed put repeats nothing: the place inside the slot is kept, and
+  delivery goes on there. Nor does a stop: what is left of the slot is put back on the wheel (put_back.py).
 
 Clock steps
 -----------
-Forward: the slots in between are due. Back: `read_time_ms` is ahead of the clock; a new timer whose slot lies before it
-brings it back. Slots that were delivered are closed (see wheel.py), so going back repeats nothing. A stop
+Forward: the slots in between are due. Back: the slot under delivery is put back when its tick has not begun any more.
+`read_time_ms` is then ahead of the clock; a new timer whose slot lies before it brings it back. Slots that were
+delivered are closed (see wheel.py), so going back repeats nothing. A stop
 for longer than the wheel turns is caught up from the old read time on; new timers wait meanwhile
 where their slot would still be an old one's.
 """
@@ -37,7 +44,7 @@ where their slot would still be an old one's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final
@@ -53,6 +60,7 @@ from contrailmq.store.timer.host import TimerHost
 from contrailmq.store.timer.intake import GrowingSlot, Place, Without
 from contrailmq.store.timer.log import FILE_BYTES_MIN, TimerLog, TimerMagic, TimerUnit
 from contrailmq.store.timer.metrics import TopicCounts, save_text
+from contrailmq.store.timer.put_back import put_back
 from contrailmq.store.timer.records import RecordReader, TimerRequest, read_request, read_timer, read_wishes, says_all
 from contrailmq.store.timer.recount import Recount
 from contrailmq.store.timer.recovery import Recovered, recover
@@ -74,6 +82,8 @@ class FlushPlan:
     slots: dict[int, bytes]
     checkpoint: TimerCheckpoint
     metrics: str
+    cuts: list[int]  # positions of units whose links are cut when all else is durable
+    cut_places: list[tuple[int, int]]
 
 
 class TimerStore:
@@ -86,6 +96,7 @@ class TimerStore:
         self._workers = workers
         self._intake = RecordReader(store, workers)
         self._outlet = RecordReader(store, workers)
+        self._preview = RecordReader(store, workers)
         self._files = files
         self.config = config
         self.precision_ms = effective_precision_ms(config)
@@ -103,7 +114,7 @@ class TimerStore:
         self._metrics_path = config.path / "config" / "timermetrics"
         self.metrics = TopicCounts("timingCount")
         self.stats = TimerStats()
-        self._delivery = Delivery(store, self._outlet, self.stats, self._note)
+        self._delivery = Delivery(store, self._outlet, self.stats, self._note_out)
         self.read_time_ms = 0
         self.queue_offset = 0
         self.master_queue_offset = 0
@@ -112,8 +123,12 @@ class TimerStore:
         self._due: DueSlot | None = None
         self._walk: Iterator[Slot] | None = None  # over the slots up to _walk_end_ms, as long as nothing is put there
         self._walk_end_ms = 0
-        self._intake_goal = (0, 0)  # what has to be taken in before a slot is begun, as of which end of a tick
-        self._rolled = 0  # of stats.rolled: those that the intake goal speaks of
+        self._released_ms = 0  # what is due by then may be delivered
+        self._goal_ms = 0  # the moment that is released next
+        self._goal_log_offset = 0  # when dispatch has come here,
+        self._goal_queue_offset = -1  # and then the intake here; -1 as long as dispatch has not
+        self._rolled = 0  # of stats.rolled: those that the goal speaks of
+        self._cuts: list[int] = []
         self._recount: Recount | None = None
         self._last_tick_ms = 0
         self._last_flush_ms = 0
@@ -139,6 +154,7 @@ class TimerStore:
         return found
 
     def close(self, now_ms: int) -> None:
+        self._put_back()
         self.flush(now_ms)
         self.crash()
 
@@ -154,46 +170,62 @@ class TimerStore:
         """Move on by some `max_count` messages per stage; True when there is more to do at once."""
         delivers = not self.config.timer_stop_dequeue and not self.config.is_slave
         enqueued = dequeued = 0
-        is_held = False
-        if delivers and self._due is not None:
-            dequeued = self._go_on(now_ms, max_count)
+        due = self._due
+        if due is not None and now_ms < due.time_ms and not due.is_loading:
+            self._put_back()  # the clock was set back
+        if delivers:
+            self._set_goal(now_ms)
+            if self._due is not None:
+                dequeued = self._go_on(now_ms, max_count)
+        has_read = self._is_reading  # of its chain, as much as a turn may
         if dequeued < max_count:
             if not self.config.timer_stop_enqueue:
                 is_behind = self.behind_messages() > max_count
                 enqueued = self.enqueue(now_ms, max_count * CATCH_UP if is_behind else max_count)
-            if delivers and self._due is None:
-                is_held = not self._may_begin(now_ms, enqueued)
-                if not is_held:
+            if delivers:
+                self._reach_goal(enqueued)
+                if not has_read:
                     dequeued += self.dequeue(now_ms, max_count - dequeued)
-                    is_held = not self._is_begun and self._rolled != self.stats.rolled
         self.log.write()
-        is_held = is_held and not self._intake.is_waiting
-        return enqueued >= max_count or dequeued >= max_count or is_held or (delivers and self._is_reading)
-
-    @property
-    def _is_begun(self) -> bool:
-        return self._due is not None
+        if enqueued >= max_count or dequeued >= max_count:
+            return True
+        is_held = self._released_ms < now_ms and not self._intake.is_waiting and not self._awaits_dispatch
+        return delivers and (is_held or self._is_reading)
 
     @property
     def _is_reading(self) -> bool:
-        """Whether a slot is begun whose chain is read here, and not to its end yet."""
-        return self._due is not None and self._due.is_reading
+        """Whether a slot is begun of which more is to be read here."""
+        return self._due is not None and self._due.is_reading and not self._preview.is_waiting
 
-    def _may_begin(self, now_ms: int, enqueued: int) -> bool:
-        """Whether the intake has come as far as a slot that is due needs it, or cannot go on."""
-        end_ms = now_ms // self.precision_ms * self.precision_ms
-        if self._rolled != self.stats.rolled:
-            # What rolled is in the timer topic when the caller has dispatched it, and may belong to the next slot.
-            self._rolled, self._intake_goal = self.stats.rolled, (0, 0)
-            return False
-        if self._intake_goal[0] != end_ms:
-            self._intake_goal = (end_ms, self._store.max_offset(SystemTopic.TIMER, 0))
+    # --- how far delivery may go
+
+    def _set_goal(self, now_ms: int) -> None:
+        """Note this moment, unless another one is waited for."""
+        self._released_ms = min(self._released_ms, now_ms)  # the clock may have been set back
+        if self._released_ms < now_ms and not self._released_ms < self._goal_ms <= now_ms:
+            self._goal_ms, self._goal_log_offset, self._goal_queue_offset = now_ms, self._store.log_max_offset, -1
+
+    def _reach_goal(self, enqueued: int) -> None:
+        """Release the moment that was noted when the intake has come so far, or cannot go on."""
+        if self._goal_ms <= self._released_ms:
+            return
+        if self._goal_queue_offset < 0:
+            if self._awaits_dispatch:
+                return
+            self._goal_queue_offset = self._store.max_offset(SystemTopic.TIMER, 0)
         is_stuck = enqueued == 0 and not self._intake.is_waiting
-        return is_stuck or self.queue_offset >= self._intake_goal[1]
+        if is_stuck or self.queue_offset >= self._goal_queue_offset:
+            self._released_ms = self._goal_ms
+
+    @property
+    def _awaits_dispatch(self) -> bool:
+        is_open = self._goal_ms > self._released_ms and self._goal_queue_offset < 0
+        return is_open and self._store.dispatched_offset < self._goal_log_offset
 
     def next_due_ms(self, now_ms: int) -> int:
-        """When the next tick is over: the time at which `tick` should be called again when it had nothing to do."""
-        return (now_ms // self.precision_ms + 1) * self.precision_ms
+        """When `tick` has to do again what it had not now: deliver a message, or begin a slot."""
+        end_ms = (now_ms // self.precision_ms + 1) * self.precision_ms
+        return end_ms if self._due is None else max(min(end_ms, self._due.next_ms), now_ms + 1)
 
     def enqueue(self, now_ms: int, max_count: int) -> int:
         """Take messages in from the timer topic; the count."""
@@ -264,7 +296,10 @@ class TimerStore:
             self._note(place.slot.time_ms, place.topic, change)
         for slot in slots.values():
             if slot.first >= 0:
-                self.wheel.put(Slot(slot.time_ms, slot.first, slot.last, slot.timers, slot.magic))
+                grown = Slot(slot.time_ms, slot.first, slot.last, slot.timers, slot.magic)
+                self.wheel.put(grown)
+                if self._due is not None and self._due.time_ms == slot.time_ms:
+                    self._due.grow(grown)
 
     def _find_place(
         self, unit: tuple[int, int, int], write_time_ms: int, slots: dict[int, GrowingSlot]
@@ -289,8 +324,8 @@ class TimerStore:
             magic |= TimerMagic.ROLL
         if slot_time_ms - self.read_time_ms >= self.wheel.span_ms:
             return Without.WAITING  # its place may still hold a slot of the last lap: deliver that first
-        if self._due is not None and slot_time_ms <= self._due.slot.time_ms:
-            return Without.WAITING  # the clock went back while this slot was delivered: that first
+        if self._due is not None and slot_time_ms < self._due.time_ms:
+            return Without.WAITING  # the clock went back: the slot that was begun is put back first
         if slot_time_ms < self.read_time_ms:
             self._go_back_to(slot_time_ms)
         elif slot_time_ms < self._walk_end_ms:
@@ -325,13 +360,12 @@ class TimerStore:
         return request.out_ms < write_time_ms and not self.config.is_slave and not self._may_wait(request)
 
     def _may_wait(self, request: TimerRequest) -> bool:
-        """Whether a message that is due goes into its slot, where a mark may find it: when that was not begun.
+        """Whether a message whose tick is over goes into its slot, where a mark may find it: when that is not closed.
 
         One that has rolled is delivered at once. A crash repeats its rolling: while crashes come faster than flushes
         its copies would gather in that slot, and each crash would repeat all of them.
         """
-        begun_ms = self.read_time_ms - 1 if self._due is None else self._due.slot.time_ms
-        if request.out_ms <= begun_ms:
+        if request.out_ms < self.read_time_ms:
             return False
         if request.is_mark:
             return True
@@ -349,39 +383,50 @@ class TimerStore:
         self._walk = None
 
     def dequeue(self, now_ms: int, max_count: int) -> int:
-        """Deliver slots whose tick is over; the count of messages done."""
-        end_ms = now_ms // self.precision_ms * self.precision_ms
+        """Deliver what is due and was released; the count of messages done."""
         done = 0
         while done < max_count:
-            if self._due is None and not self._find_due(end_ms):
+            if self._due is None and not self._find_due(min(self._released_ms, now_ms)):
                 break
             done += self._go_on(now_ms, max_count - done)
-            if self._due is not None or self._rolled != self.stats.rolled:
+            if self._due is not None:
                 break
         return done
 
     def _go_on(self, now_ms: int, max_count: int) -> int:
         """Deliver of the slot that was begun, and close it behind the last message; the count."""
         self._last_tick_ms = now_ms
-        due = self._due
+        due, until_ms = self._due, min(self._released_ms, now_ms)
         assert due is not None
-        if not due.go_on(self.log, max_count) or not self._delivery.read_marks(due):
+        if not due.go_on(self.log, self._preview, now_ms, max_count) or not self._delivery.read_marks(due):
             return 0
-        count, is_finished = self._delivery.deliver(due, now_ms, max_count)
-        if is_finished:
+        due.release(until_ms)
+        count = self._delivery.deliver(due, now_ms, max_count)
+        if self._rolled != self.stats.rolled:
+            # What rolled is in the timer topic when the caller has dispatched it, and may belong to the next slot.
+            self._rolled = self.stats.rolled
+            self._released_ms = self._goal_ms = 0
+        if due.is_done and until_ms >= due.end_ms:
+            self._delivery.give_back_marks(due)
             self.wheel.shut(due.slot)
-            self.read_time_ms = due.slot.time_ms + self.precision_ms
+            self.read_time_ms = due.end_ms
             self._due = None
         return count
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a worker is reading what the next tick needs."""
-        is_loading = self._due is not None and self._due.is_loading
-        return is_loading or self._intake.is_waiting or self._outlet.is_waiting
+        """Whether a worker reads what the next tick needs, or syncs what it needs to be dispatched."""
+        if self._intake.is_waiting or self._outlet.is_waiting or self._preview.is_waiting:
+            return True
+        due = self._due
+        if due is None:
+            return False
+        return due.is_loading or (self._awaits_dispatch and min(due.next_ms, due.end_ms) <= self._goal_ms)
 
-    def _find_due(self, end_ms: int) -> bool:
-        """Begin to load the next slot with timers before `end_ms`; without one, the read time is `end_ms`."""
+    def _find_due(self, until_ms: int) -> bool:
+        """Begin to load the next slot with timers whose tick has begun; without one, the read time is that tick's."""
+        tick_ms = until_ms // self.precision_ms * self.precision_ms
+        end_ms = tick_ms + self.precision_ms
         if self.read_time_ms >= end_ms:
             return False
         if self._walk is None or self._walk_end_ms != end_ms:
@@ -389,18 +434,31 @@ class TimerStore:
         slot = next(self._walk, None)
         if slot is None:
             self._walk = None
-            self.read_time_ms = end_ms
+            self.read_time_ms = max(self.read_time_ms, tick_ms)
             return False
         self.read_time_ms = slot.time_ms
-        self._due = DueSlot(slot)
+        self._due = DueSlot(slot, self.precision_ms)
         self._due.load(self.log, self._workers)
         return True
+
+    def _put_back(self) -> None:
+        """Leave the slot that was begun on the wheel, with what is not done of it."""
+        due = self._due
+        if due is None:
+            return
+        if due.done:
+            put_back(self.log, self.wheel, due.slot, set(due.ready.physical_offsets[: due.done]), self._cuts)
+        for topic in due.used_marks:  # they will be read again, and find nothing
+            self._note(due.time_ms, topic, -1)
+        self._due = self._walk = None
 
     # --- flow control and figures
 
     def is_congested(self, out_ms: int) -> bool:
         """Whether the slot of that time holds more timers than timerCongestNumEachSlot."""
-        return self.wheel.get(out_ms).timers > self.config.timer_congest_num_each_slot
+        slot, due = self.wheel.get(out_ms), self._due
+        done = due.done if due is not None and due.time_ms == slot.time_ms else 0
+        return slot.timers - done > self.config.timer_congest_num_each_slot
 
     def behind_messages(self) -> int:
         """Messages of the timer topic that were not taken in yet (timerOffsetBehind)."""
@@ -412,10 +470,8 @@ class TimerStore:
 
     def recount(self, max_count: int) -> bool:
         """Count what is on the wheel, a portion per call, and set the metrics right at the end; True when done."""
-        if self._due is not None:
-            return False  # its wheel slot still counts messages that were delivered
         if self._recount is None:
-            self._recount = Recount(self.wheel, self.log, self.metrics.counts, self._topic_of)
+            self._recount = Recount(self.wheel, self.log, self.metrics.counts, self._topic_of, self._changes_of)
         if not self._recount.step(max_count):
             return False
         self.metrics.replace(self._recount.counts, self.metrics.timestamp)
@@ -426,6 +482,16 @@ class TimerStore:
         message = read_timer(self._outlet, unit.physical_offset, unit.size_bytes)
         self._outlet.release()
         return "" if message is None else message.properties.get(Property.REAL_TOPIC, "")
+
+    def _changes_of(self, slot_time_ms: int) -> Mapping[str, int]:
+        """What delivery has changed of a slot whose units are all on the wheel still."""
+        return self._due.changes if self._due is not None and self._due.time_ms == slot_time_ms else {}
+
+    def _note_out(self, slot_time_ms: int, topic: str, change: int) -> None:
+        """Delivery has taken so many less from a slot."""
+        if self._due is not None:
+            self._due.changes[topic] += change
+        self._note(slot_time_ms, topic, change)
 
     def _note(self, slot_time_ms: int, topic: str, change: int) -> None:
         """A slot has so many more timers of a topic. A slave's figures are its master's, who has counted them."""
@@ -491,6 +557,8 @@ class TimerStore:
             self.wheel.take_changes(),
             self.checkpoint,
             self.metrics.to_json(),
+            self._cuts.copy(),
+            self.log.places_of_previous(self._cuts),
         )
 
     def run_flush(self, plan: FlushPlan) -> None:
@@ -499,6 +567,8 @@ class TimerStore:
         self.log.sync(plan.log_files)
         self.wheel.write_slots(plan.slots)
         self._checkpoint_file.write(plan.checkpoint)
+        if plan.cut_places:
+            self.log.cut(plan.cut_places)
         try:
             save_text(self._files, self._metrics_path, plan.metrics)
         except OSError as exc:
@@ -507,6 +577,9 @@ class TimerStore:
     def end_flush(self, plan: FlushPlan) -> None:
         self.saved_checkpoint = plan.checkpoint
         self.wheel.forget(plan.slots)
+        if plan.cuts:
+            del self._cuts[: len(plan.cuts)]
+            self.log.forget_block()
 
     def drop_flush(self, plan: FlushPlan) -> None:
         """A write of it failed (a full disk): the next flush does all of it again. A failed sync is final instead."""
