@@ -25,7 +25,7 @@ from contrailmq.cli.bench_spark import process_table
 from contrailmq.client.errors import NoRouteError
 from contrailmq.client.raw import QueueReader
 from contrailmq.spark.jobs.manifest import Manifest
-from contrailmq.spark.sending import DEDUP_PROPERTY
+from contrailmq.spark.packing import DEDUP_PROPERTY
 from contrailmq.spark.topic_plan import QueueRange, TopicSettings, read_range
 from contrailmq.testing import LocalCluster
 from spark.killed_streams import IS_LONG, LOOK_S, start

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from contrailmq.cli import app
 from contrailmq.message import java_hash
-from contrailmq.spark.dispatched import Dispatcher, _numbered, java_hashes
+from contrailmq.spark.dispatched import Dispatcher, java_hashes, numbered
 from contrailmq.spark.engine import LocalEngine
 from contrailmq.spark.jobs import rebuild as job
 from contrailmq.spark.jobs.index_files import IndexShape
@@ -216,6 +216,6 @@ def test_sorting_by_sixteen_bits_is_a_stable_sort(values: list[int], bits: int) 
 def test_queues_are_numbered_in_order_whatever_their_ids(pairs: list[tuple[int, int]]) -> None:
     """Ids that are huge or negative do not fit a table of counters."""
     codes, ids = (np.array([pair[at] for pair in pairs], dtype=np.int64) for at in (0, 1))
-    queues, numbers = _numbered(codes, ids)
+    queues, numbers = numbered(codes, ids)
     assert queues == sorted(set(pairs))
     assert [queues[number] for number in numbers.tolist()] == pairs

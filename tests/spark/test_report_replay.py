@@ -24,7 +24,8 @@ from contrailmq.spark.jobs.replay import Pace, Share, redrive, replay, stored_ro
 from contrailmq.spark.jobs.report import percentile, report
 from contrailmq.spark.jobs.report_page import page
 from contrailmq.spark.log_plan import LogSettings
-from contrailmq.spark.sending import DEDUP_PROPERTY, Sender, SinkSettings, make_message
+from contrailmq.spark.packing import DEDUP_PROPERTY
+from contrailmq.spark.sending import Sender, SinkSettings, make_message
 from contrailmq.spark.topic_plan import QueueRange, TopicSettings, read_range
 from contrailmq.testing import LocalCluster
 from spark.conftest import expected, unpack

@@ -17,8 +17,9 @@ from contrailmq.message import MessageQueue
 from contrailmq.spark.access import Access
 from contrailmq.spark.columns import COLUMNS
 from contrailmq.spark.options import Options
+from contrailmq.spark.packing import DEDUP_PROPERTY
 from contrailmq.spark.rocketmq import KNOWN_OPTIONS, RocketMQSource, RocketMQStreamReader, parse_settings
-from contrailmq.spark.sending import DEDUP_PROPERTY, SinkSettings, write_rows
+from contrailmq.spark.sending import SinkSettings, write_rows
 from contrailmq.spark.topic_plan import (
     DataLossError,
     QueueRange,

@@ -20,6 +20,7 @@ from contrailmq.message import MessageQueue, SysFlag, encode_host
 from contrailmq.spark import deduplicated, mirror_offsets
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import Options
+from contrailmq.spark.packing import DEDUP_PROPERTY
 from contrailmq.spark.rocketmq import (
     KNOWN_OPTIONS,
     RocketMQSource,
@@ -28,7 +29,6 @@ from contrailmq.spark.rocketmq import (
     offsets_of,
     parse_settings,
 )
-from contrailmq.spark.sending import DEDUP_PROPERTY
 from contrailmq.spark.sink import parse_sink
 from contrailmq.spark.topic_plan import (
     DataLossError,

@@ -13,7 +13,8 @@ from contrailmq.message import MessageError, MessageQueue, Property, decode_prop
 from contrailmq.message.batch import split_batch
 from contrailmq.spark import sending
 from contrailmq.spark.columns import OptionError
-from contrailmq.spark.sending import DEDUP_PROPERTY, Sender, SendFailedError, SinkSettings, make_message
+from contrailmq.spark.packing import DEDUP_PROPERTY
+from contrailmq.spark.sending import Sender, SendFailedError, SinkSettings, make_message
 
 QUEUES = [MessageQueue("Out", "broker-a", number) for number in range(2)]
 
@@ -100,6 +101,40 @@ def test_rows_become_the_same_messages_by_the_plain_way_and_through_messages(set
     keys = sorted(own[DEDUP_PROPERTY] for *_, own in plain.parts())
     expected = [f"job-{number}" for number in range(len(ROWS))]
     assert keys == (sorted(row["topic"] for row in ROWS) if settings.dedup_column else expected)
+
+
+def test_long_columns_are_cut_into_batches_of_1_mib_and_what_is_larger_travels_alone() -> None:
+    sizes = [700_000, 300_000, 300_000, 3_000_000, 1, 900_000, 200_000]
+    rows = [{"body": bytes([number]) * size, "topic": "Out"} for number, size in enumerate(sizes)]
+    broker = FakeBroker()
+    send(rows, broker, SinkSettings("x"), PLAIN)
+    batches = [[part.body for part in split_batch(body)] for bodies in broker.stored.values() for body in bodies]
+    assert sorted(batches) == [
+        [rows[0]["body"], rows[1]["body"]],
+        [rows[2]["body"]],
+        [rows[3]["body"]],
+        [rows[4]["body"], rows[5]["body"]],
+        [rows[6]["body"]],
+    ]
+
+
+def test_rows_that_name_no_queue_go_round_batch_by_batch() -> None:
+    broker = FakeBroker()
+    rows = [{"body": b"%d" % number, "topic": "Out"} for number in range(40)]
+    send(rows, broker, SinkSettings("x", batch_count=5), PLAIN)
+    assert {queue: len(bodies) for queue, bodies in broker.stored.items()} == dict.fromkeys(QUEUES, 4)
+    assert sorted(int(body) for _, _, body, _ in broker.parts()) == list(range(40))
+
+
+def test_a_slice_of_a_batch_and_bodies_of_text_are_packed_as_they_read() -> None:
+    rows = [{"body": f"größe {number}", "keys": f"k{number}" if number % 3 else None} for number in range(20)]
+    schema = pa.schema([("body", pa.string()), ("keys", pa.string())])
+    settings, broker = SinkSettings("x", topic="Out"), FakeBroker()
+    sender = Sender(broker, settings)  # type: ignore[arg-type]
+    sending._add_rows(sender, pa.RecordBatch.from_pylist(rows, schema=schema).slice(7, 9), settings, "job-", 100)
+    sender.flush()
+    found = [(body.decode(), own.get("KEYS"), own[DEDUP_PROPERTY]) for _, _, body, own in broker.parts()]
+    assert found == [(rows[7 + n]["body"], rows[7 + n]["keys"], f"job-{100 + n}") for n in range(9)]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ class Dispatcher:
                 delay_ms = self._delay_ms(levels[row])
                 if delay_ms is not None:
                     tags[row] = records.store_time_ms[row] + delay_ms
-        pairs, queue = _numbered(codes[queued], records.queue_id[queued])
+        pairs, queue = numbered(codes[queued], records.queue_id[queued])
         return Units(
             queues=[(names[code], queue_id) for code, queue_id in pairs],
             queue=queue,
@@ -118,7 +118,7 @@ class Dispatcher:
         return self._delays_ms[level - 1] if level <= len(self._delays_ms) else _UNKNOWN_LEVEL_MS
 
 
-def _numbered(codes: Int, queue_ids: Int) -> tuple[list[tuple[int, int]], Int]:
+def numbered(codes: Int, queue_ids: Int) -> tuple[list[tuple[int, int]], Int]:
     """The distinct (topic, queue id) in order, and for each row its number among them. Queues are few: by counting."""
     if not len(codes):
         return [], codes
@@ -174,7 +174,7 @@ def _tag_hashes(tags: pa.DictionaryArray, names: list[str], codes: Int) -> tuple
     """Rows that have a tag, and the hashes of `topic#T#tag`: few pairs make many rows, so each is hashed once."""
     rows, of_row = _valued(tags.indices)
     texts = tags.dictionary.to_pylist()
-    pairs, number = _numbered(codes[rows], of_row.to_numpy().astype(np.int64))
+    pairs, number = numbered(codes[rows], of_row.to_numpy().astype(np.int64))
     hashes = [java_hash(f"{names[code]}#{TAG_KIND}#{texts[tag]}") for code, tag in pairs]
     return rows, np.array(hashes, dtype=np.int64)[number]
 

@@ -25,7 +25,8 @@ from pyspark.sql.types import StructType
 from contrailmq.spark.access import parse_access
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import Options
-from contrailmq.spark.sending import BATCH_COUNT, DEDUP_PROPERTY, SinkSettings, write_rows
+from contrailmq.spark.packing import DEDUP_PROPERTY
+from contrailmq.spark.sending import BATCH_COUNT, SinkSettings, write_rows
 from contrailmq.spark.task_process import freeze
 
 if TYPE_CHECKING:
