@@ -112,9 +112,7 @@ class Records:
         """Rows whose body does not have the CRC that the record states. Java checks no empty body, nor do we."""
         view = self.data.data  # a memoryview
         start, end = self.body_start.tolist(), (self.body_start + self.body_bytes).tolist()
-        computed = np.fromiter(
-            (crc32(view[a:b]) for a, b in zip(start, end, strict=True)), dtype=np.int64, count=len(start)
-        )
+        computed = np.array([crc32(view[a:b]) for a, b in zip(start, end, strict=True)], dtype=np.int64)
         bad: Mask = ((computed & 0x7FFFFFFF) != self.body_crc) & (self.body_bytes > 0)
         return bad
 
