@@ -25,6 +25,32 @@ def test_workers_import_pyspark_from_files_that_python_has_compiled(spark: Any) 
     assert [Path(path).is_file() for path in found] == [True]
 
 
+def test_workers_send_their_rows_over_sockets_that_only_this_user_reaches(spark: Any) -> None:
+    folder = Path(spark.conf.get("spark.python.unix.domain.socket.dir"))
+    assert spark.range(10).mapInArrow(lambda batches: batches, "id bigint").count() == 10
+    assert any(path.is_socket() for path in folder.iterdir())
+    assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_where_a_sockets_path_would_be_too_long_workers_send_over_tcp(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    program = "from contrailmq.spark.environment import local_settings; print(sorted(local_settings()))"
+    environment = {**os.environ, "PYTHONPATH": str(Path(contrailmq.__file__).parents[1])}
+    named = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment | {"TMPDIR": folder},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for folder in (str(deep), "/tmp")
+    ]
+    assert ["unix.domain" in names for names in named] == [False, True]
+    assert list(deep.iterdir()) == []
+
+
 def test_the_home_leads_to_the_installed_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("SPARK_HOME", raising=False)

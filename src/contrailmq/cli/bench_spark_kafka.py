@@ -103,7 +103,7 @@ class Bench:
 
     def __init__(self, order: dict[str, Any]) -> None:
         import contrailmq.spark
-        from contrailmq.spark.environment import ARROW_JAVA_OPTIONS
+        from contrailmq.spark.environment import ROWS_JAVA_OPTIONS
 
         self.order = order
         self.store, self.count = str(order["store"]), int(order["count"])
@@ -114,7 +114,7 @@ class Bench:
             spark_driver_memory="2g",
             **{
                 "spark.jars": order["jars"],
-                "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC {ARROW_JAVA_OPTIONS}",
+                "spark.driver.extraJavaOptions": ROWS_JAVA_OPTIONS,
             },
         )
 

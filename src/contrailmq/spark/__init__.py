@@ -15,7 +15,7 @@ says what to install, not in an ImportError at this line.
 import importlib
 from typing import TYPE_CHECKING
 
-from contrailmq.spark.environment import SparkEnvironmentError, ensure_java, register, session
+from contrailmq.spark.environment import ROWS_JAVA_OPTIONS, SparkEnvironmentError, ensure_java, register, session
 
 if TYPE_CHECKING:
     from contrailmq.spark.columns import OptionError
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from contrailmq.spark.store_files import StoreFilesError
 
 __all__ = [
+    "ROWS_JAVA_OPTIONS",
     "CorruptLogError",
     "OptionError",
     "SparkEnvironmentError",

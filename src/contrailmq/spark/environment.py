@@ -13,12 +13,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -46,6 +48,11 @@ exec {java} "$@"
 # Arrow checks bounds and nulls of every value that Spark takes out of a batch, which Spark has checked: without, rows
 # cost the JVM 15 % less CPU compiled by C1 and 20 to 25 % less by C2.
 ARROW_JAVA_OPTIONS: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
+# The serial collector takes a tenth less CPU for rows that pass through than the parallel one, and that a fifth less
+# than the default one.
+ROWS_JAVA_OPTIONS: Final = f"-XX:+UseSerialGC {ARROW_JAVA_OPTIONS}"
+_SOCKET_PATH_BYTES: Final = 100  # what every Unix takes, for the path of a socket
+_SOCKET_NAME_BYTES: Final = 43  # a dot, a UUID and ".sock", and the slash before it
 _DEFAULTS: Final = {
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
@@ -86,10 +93,7 @@ def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
         _prepare_process(is_local=is_local)
         settings.setdefault("spark.sql.shuffle.partitions", str(max(2, os.cpu_count() or 2)))
         if is_local:
-            # C1 alone starts faster and suits jobs of seconds to minutes whose work is in Python; the parallel
-            # collector takes a fifth less CPU than the default one for rows that pass through.
-            java_options = f"-XX:TieredStopAtLevel=1 -XX:+UseParallelGC {ARROW_JAVA_OPTIONS}"
-            settings.setdefault("spark.driver.extraJavaOptions", java_options)
+            settings = local_settings() | settings
         else:
             settings.setdefault("spark.executor.extraJavaOptions", ARROW_JAVA_OPTIONS)
     builder = builder_class.builder.appName(app_name)
@@ -99,6 +103,22 @@ def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
         spark: SparkSession = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def local_settings() -> dict[str, str]:
+    """What a session of this host gets besides: a JVM for brief jobs, and workers that send over Unix sockets.
+
+    C1 alone takes two thirds of the CPU of a session with a few queries, and suits jobs of seconds to minutes whose
+    work is in Python; gigabytes that pass through the JVM as rows cost it 1.6 times as much as C2. Unix sockets, in a
+    directory of this user alone, cost a tenth less CPU than Spark's TCP sockets and up to a third less time.
+    """
+    settings = {"spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 {ROWS_JAVA_OPTIONS}"}
+    folder = tempfile.mkdtemp(prefix="contrailmq-spark-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if hasattr(socket, "AF_UNIX") and len(folder.encode()) + _SOCKET_NAME_BYTES <= _SOCKET_PATH_BYTES:
+        settings["spark.python.unix.domain.socket.enabled"] = "true"
+        settings["spark.python.unix.domain.socket.dir"] = folder
+    return settings
 
 
 def register(spark: SparkSession) -> None:
