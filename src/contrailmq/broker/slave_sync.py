@@ -162,6 +162,7 @@ class SlaveSync:
         def request(begin: int, version: str) -> GetAllTopicConfig:
             return GetAllTopicConfig(topic_seq=begin, data_version=version, max_topic_num=PAGE)
 
+        fresh = TopicTable(now_ms=self._node.now_ms)
         data = await self._pages(
             master,
             RequestCode.GET_ALL_TOPIC_CONFIG,
@@ -170,16 +171,15 @@ class SlaveSync:
             request,
             lambda answer: answer.header(GetAllTopicConfigResponse).total_topic_num,
         )
-        if data is not None:
-            fresh = TopicTable(now_ms=self._node.now_ms)
-            await asyncio.to_thread(_read, fresh.read, data)
+        if await self._is_read(fresh.read, data):
             self._node.topics.take_over(fresh)
-        await self._save("topics.json", is_changed=data is not None)
+            await self._saver.save("topics.json")
 
     async def _copy_groups(self, master: str) -> None:
         def request(begin: int, version: str) -> GetAllSubscriptionGroup:
             return GetAllSubscriptionGroup(group_seq=begin, data_version=version, max_group_num=PAGE)
 
+        fresh = GroupTable(now_ms=self._node.now_ms)
         data = await self._pages(
             master,
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
@@ -188,11 +188,9 @@ class SlaveSync:
             request,
             lambda answer: answer.header(GetAllSubscriptionGroupResponse).total_group_num,
         )
-        if data is not None:
-            fresh = GroupTable(now_ms=self._node.now_ms)
-            await asyncio.to_thread(_read, fresh.read, data)
+        if await self._is_read(fresh.read, data):
             self._node.groups.take_over(fresh)
-        await self._save("subscriptionGroup.json", is_changed=data is not None)
+            await self._saver.save("subscriptionGroup.json")
 
     async def _copy_offsets(self, master: str) -> None:
         answer = await self._ask(master, RequestCode.GET_ALL_CONSUMER_OFFSET)
@@ -215,6 +213,13 @@ class SlaveSync:
     async def _copy_checkpoint(self, master: str) -> None:
         answer = await self._ask(master, RequestCode.GET_TIMER_CHECK_POINT)
         _read(self._timers.follow, answer.body)
+
+    async def _is_read(self, read: Callable[[Json], object], data: Json | None) -> bool:
+        """Read a whole table, off the loop; False when the master had nothing new."""
+        if data is None:
+            return False
+        await asyncio.to_thread(_read, read, data)
+        return True
 
     async def _save(self, name: str, *, is_changed: bool) -> None:
         if is_changed:
