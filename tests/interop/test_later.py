@@ -18,6 +18,7 @@ from contrailmq import (
     TransactionProducer,
     TransactionState,
 )
+from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.testing import LocalCluster
 
 WAIT_S = 120.0
@@ -123,3 +124,36 @@ def test_our_broker_delivers_what_apache_left(rocketmq: Apache, tmp_path: Path) 
     for body, message in got.items():
         if body.startswith(b"timer"):
             assert message.store_time_ms >= deliver_ms
+
+
+def test_apache_delivers_the_rest_of_a_tick_in_which_our_broker_was_stopped(rocketmq: Apache, tmp_path: Path) -> None:
+    """Each once: half of them by this broker, at their own milliseconds, and the others by Apache's."""
+    names = {b"tick %d" % number for number in range(40)}
+    with LocalCluster(store=tmp_path, config=OURS) as cluster:
+        broker = cluster.broker()
+        with Producer("later", namesrv=cluster.namesrv) as producer:
+            tick_ms = (_now_ms() // 1000 + 5) * 1000
+            for name in names:
+                number = int(name.split()[1])
+                producer.send(Message("Later", name, deliver_at=tick_ms + 100 + number * 20))
+            recalled = producer.send(Message("Later", b"recalled", deliver_at=tick_ms + 950))
+            assert recalled.recall_handle is not None
+            producer.recall("Later", recalled.recall_handle)
+            producer.send(Message("Later", b"long after", deliver_at=tick_ms + 3_600_000))
+        end_s = time.monotonic() + WAIT_S
+        while _stored(broker.store) < 5:
+            assert time.monotonic() < end_s
+            time.sleep(0.01)
+        store, name = broker.store.config.path, broker.config.broker_name
+    with MessageStore(StoreConfig(store)) as stopped:
+        assert 5 <= _stored(stopped) < 40
+    with rocketmq.cluster(store=store, name=name, **APACHES) as (namesrv, _):
+        got = _received(namesrv, len(names))
+    assert set(got) == names
+    assert all(message.store_time_ms >= tick_ms + 100 for message in got.values())
+    with MessageStore(StoreConfig(store)) as after:
+        assert _stored(after) == len(names)
+
+
+def _stored(store: MessageStore) -> int:
+    return sum(store.max_offset("Later", queue_id) for queue_id in range(16))
