@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from at_once import AtOnce
 from contrailmq.message import SysFlag, SystemTopic, encode_host, encode_properties
 from contrailmq.store.record import decode_record, encode_record
 from contrailmq.store.timer.log import TimerUnit
-from contrailmq.store.timer.records import _own_time
+from contrailmq.store.timer.records import RecordReader, own_times
 from store.timer.test_timer_store import DAY_MS, SLOTS_TOTAL, START_MS, Bench
+from timer_host import MemoryHost
 
 TICK_MS = (START_MS + 5000) // 1000 * 1000  # a slot a few seconds ahead
 
@@ -120,6 +122,16 @@ def test_a_time_that_cannot_be_read_is_the_end_of_the_tick(bench: Bench) -> None
     assert bench.host.bodies() == ["m"]
 
 
+def own_time(path: Path, record: bytes) -> int:
+    """As found between two other records."""
+    host = MemoryHost(path, lambda: START_MS)
+    host._at = {0: bytes(30) + record + bytes(30)}
+    reader = RecordReader(host, AtOnce())
+    reader._span_from(0)
+    (found,) = own_times(reader, [30], [len(record)])
+    return found
+
+
 OWN_TIMES = [
     ({"TIMER_DELIVER_MS": "1794710248231"}, 1794710248231),
     ({"A": "b", "TIMER_DELIVER_MS": "1794710248231", "C": "d"}, 1794710248231),
@@ -136,7 +148,9 @@ OWN_TIMES = [
 
 
 @pytest.mark.parametrize(("properties", "own_ms"), OWN_TIMES, ids=[str(list(own)) for own, _ in OWN_TIMES])
-def test_the_time_that_a_message_asks_for_is_found_in_its_record(properties: dict[str, str], own_ms: int) -> None:
+def test_the_time_that_a_message_asks_for_is_found_in_its_record(
+    tmp_path: Path, properties: dict[str, str], own_ms: int
+) -> None:
     """In the order in which a sender's are looked at (admission.py). A delay counts from the time of storing."""
     all_of_them = properties | {"TIMER_OUT_MS": str(TICK_MS), "REAL_TOPIC": "T"}
     encoded = encode_properties(all_of_them)
@@ -153,11 +167,11 @@ def test_the_time_that_a_message_asks_for_is_found_in_its_record(properties: dic
         born_time_ms=1,
         store_time_ms=START_MS,
     )
-    assert _own_time(memoryview(record)) == own_ms
-    assert _own_time(memoryview(record)[:50]) == 0
+    assert own_time(tmp_path, record) == own_ms
+    assert own_time(tmp_path, record[:-1]) == 0
 
 
-def test_the_time_is_found_in_a_record_with_long_addresses_too() -> None:
+def test_the_time_is_found_in_a_record_with_long_addresses_too(tmp_path: Path) -> None:
     host = encode_host("::1", 10_911)
     record = encode_record(
         SystemTopic.TIMER,
@@ -172,7 +186,7 @@ def test_the_time_is_found_in_a_record_with_long_addresses_too() -> None:
         store_time_ms=START_MS,
         sys_flag=SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6,
     )
-    assert _own_time(memoryview(record)) == START_MS + 4500
+    assert own_time(tmp_path, record) == START_MS + 4500
 
 
 def test_a_message_that_has_rolled_keeps_its_millisecond_or_the_end_of_its_tick(tmp_path: Path) -> None:

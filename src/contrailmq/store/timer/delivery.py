@@ -25,7 +25,7 @@ from contrailmq.message import (
 )
 from contrailmq.store.copying import COPY_MISSES_MAX, QUEUE_ID_MAX
 from contrailmq.store.status import Copy, PutStatus
-from contrailmq.store.timer.due import DueSlot
+from contrailmq.store.timer.due import DueSlot, Portion
 from contrailmq.store.timer.host import TimerHost
 from contrailmq.store.timer.log import TimerMagic
 from contrailmq.store.timer.records import OF_A_TIMER, RecordReader, due_copies, is_recalled, read_timer, timer_copier
@@ -89,25 +89,25 @@ class Delivery:
 
     def deliver(self, due: DueSlot, now_ms: int, max_count: int) -> int:
         """Deliver what is ready of a slot from where it stands; the count."""
-        ready, begin = due.ready, due.done
         # More may have become ready while a worker reads: it is asked for the same ones again.
-        end = due.asked_end or min(begin + max_count, len(ready))
+        end = due.asked_end or min(due.done + max_count, due.ready_count)
         due.asked_end = 0
-        if begin == end:
+        if due.done == end:
             return 0
-        if not self._reader.prepare(ready.physical_offsets[begin:end], ready.sizes[begin:end]):
+        portion = due.portion(end)
+        if not self._reader.prepare(portion.physical_offsets, portion.sizes):
             due.asked_end = end
             return 0
         try:
-            return self._deliver_next(due, end, now_ms)
+            return self._deliver_all(due, portion, now_ms)
         finally:
             self._reader.release()
 
-    def _deliver_next(self, due: DueSlot, end: int, now_ms: int) -> int:
-        begin, misses = due.done, 0
-        while due.done < end:
+    def _deliver_all(self, due: DueSlot, portion: Portion, now_ms: int) -> int:
+        at, end, misses = 0, len(portion.sizes), 0
+        while at < end:
             # A log that takes no copies (with a checksum in each record) is not asked about every message.
-            copies = self._copies(due, end, now_ms) if misses < COPY_MISSES_MAX else []
+            copies = self._copies(due, portion, at, now_ms) if misses < COPY_MISSES_MAX else []
             written = self._store.append_copies(copies) if copies else 0
             if copies:
                 misses = 0 if written else misses + 1
@@ -116,32 +116,32 @@ class Delivery:
                 for topic, count in Counter([copy[0] for copy in copies[:written]]).items():
                     self._count(due.time_ms, topic, -count)
                 due.done += written
-            if (not copies or written < len(copies)) and due.done < end:
-                if not self._deliver_one(due, now_ms):
+                at += written
+            if (not copies or written < len(copies)) and at < end:
+                if not self._deliver_one(due, portion, at, now_ms):
                     break
                 due.done += 1
-        return due.done - begin
+                at += 1
+        return at
 
-    def _copies(self, due: DueSlot, end: int, now_ms: int) -> list[Copy]:
-        """The next messages of the slot, up to one that is not simply delivered."""
-        ready, begin = due.ready, due.done
-        magics = ready.magics[begin:end].tobytes()
+    def _copies(self, due: DueSlot, portion: Portion, begin: int, now_ms: int) -> list[Copy]:
+        """The next messages of the portion, up to one that is not simply delivered."""
+        magics = portion.magics[begin:]
         end = begin + len(magics) - len(magics.lstrip(_DEFAULT_MAGIC))  # up to one that rolls
-        times_ms = ready.write_times_ms[begin:end]
+        times_ms = portion.write_times_ms[begin:end]
         additions = {time_ms: _addition(time_ms, now_ms) for time_ms in set(times_ms)}
         return due_copies(
             self._copier,
             self._reader,
-            ready.physical_offsets[begin:end],
-            ready.sizes[begin:end],
+            portion.physical_offsets[begin:end],
+            portion.sizes[begin:end],
             [additions[time_ms] for time_ms in times_ms],
             due.deleted_keys,
         )
 
-    def _deliver_one(self, due: DueSlot, now_ms: int) -> bool:
-        """Deal with the slot's next message, whatever it is; False when the store cannot take it now."""
-        ready, at = due.ready, due.done
-        message = read_timer(self._reader, ready.physical_offsets[at], ready.sizes[at])
+    def _deliver_one(self, due: DueSlot, portion: Portion, at: int, now_ms: int) -> bool:
+        """Deal with one message of the portion, whatever it is; False when the store cannot take it now."""
+        message = read_timer(self._reader, portion.physical_offsets[at], portion.sizes[at])
         if message is None:
             self._stats.missing += 1
             return True
@@ -154,9 +154,9 @@ class Delivery:
             else:
                 self._count(due.time_ms, topic, -1)
             return True
-        if not self.put(message, now_ms, ready.write_times_ms[at], ready.magics[at]):
+        if not self.put(message, now_ms, portion.write_times_ms[at], portion.magics[at]):
             return False
-        self._count(due.time_ms, topic, 1 if ready.magics[at] & TimerMagic.DELETE else -1)
+        self._count(due.time_ms, topic, 1 if portion.magics[at] & TimerMagic.DELETE else -1)
         return True
 
     # --- what comes too late for its slot

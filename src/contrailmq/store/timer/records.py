@@ -43,6 +43,7 @@ _SEPARATOR: Final = 2
 _DELAY_SECONDS: Final = Property.TIMER_DELAY_SECONDS.encode() + b"\x01"
 _DELAY_MS: Final = Property.TIMER_DELAY_MS.encode() + b"\x01"
 _DELIVER_MS: Final = Property.TIMER_DELIVER_MS.encode() + b"\x01"
+_REQUEST_KEY: Final = b"TIMER_DEL"  # what all three begin with
 _DIGITS_MAX: Final = 15  # of a time or delay that was admitted: 30,000 years
 _STORE_TIME: Final = struct.Struct(">56xq")
 OF_A_TIMER: Final = (Property.TIMER_ENQUEUE_MS, Property.TIMER_DEQUEUE_MS, Property.TIMER_ROLL_TIMES)
@@ -106,40 +107,43 @@ def own_times(reader: RecordReader, offsets: Sequence[int], sizes: Sequence[int]
     admitted. One that has rolled was stored again, and seems to be due later than its slot says.
     """
     times: list[int] = []
+    span, start, end = memoryview(b""), 0, 0
     for physical_offset, size_bytes in zip(offsets, sizes, strict=True):
-        record = reader.view(physical_offset, size_bytes)
-        times.append(0 if record is None else _own_time(record))
+        if physical_offset < start or physical_offset + size_bytes > end:
+            span, start, end = reader.span(physical_offset)
+        at = physical_offset - start
+        if physical_offset + size_bytes > end or size_bytes < FRONT_BYTES:
+            times.append(0)
+            continue
+        size, magic, _, _, sys_flag, body_length = front_of(span, at)
+        if size != size_bytes or magic != MAGIC_V1 or sys_flag & UNUSUAL_FLAGS or not 0 <= body_length <= size:
+            times.append(_decoded_time(span[at : at + size_bytes]))
+            continue
+        rest = span[at + FRONT_BYTES + body_length : at + size].tobytes()
+        key = rest.find(_REQUEST_KEY)
+        if key >= 0 and rest.startswith(_DELIVER_MS, key) and rest.find(_REQUEST_KEY, key + 1) < 0:
+            times.append(max(_number_at(rest, key, len(_DELIVER_MS)), 0))
+        else:
+            times.append(_time_in(rest, span, at))
     return times
 
 
-def _own_time(record: memoryview) -> int:
-    if len(record) < FRONT_BYTES:
-        return 0
-    size, magic, _, _, sys_flag, body_length = front_of(record)
-    if size != len(record) or magic != MAGIC_V1 or sys_flag & UNUSUAL_FLAGS or not 0 <= body_length <= size:
-        return _decoded_time(record)
-    rest = record[FRONT_BYTES + body_length :].tobytes()
-    seconds = _number_in(rest, _DELAY_SECONDS)
-    if seconds >= 0:
-        return _store_time_of(record) + seconds * 1000
-    delay_ms = _number_in(rest, _DELAY_MS)
-    if delay_ms >= 0:
-        return _store_time_of(record) + delay_ms
-    return max(_number_in(rest, _DELIVER_MS), 0)
+def _time_in(rest: bytes, span: memoryview, at: int) -> int:
+    """Of what follows the body of the record at `at`."""
+    for key, unit_ms in ((_DELAY_SECONDS, 1000), (_DELAY_MS, 1)):
+        delay = _number_at(rest, rest.rfind(key), len(key))
+        if delay >= 0:
+            (store_time_ms,) = _STORE_TIME.unpack_from(span, at)
+            assert isinstance(store_time_ms, int)
+            return store_time_ms + delay * unit_ms
+    return max(_number_at(rest, rest.rfind(_DELIVER_MS), len(_DELIVER_MS)), 0)
 
 
-def _store_time_of(record: memoryview) -> int:
-    (store_time_ms,) = _STORE_TIME.unpack_from(record)
-    assert isinstance(store_time_ms, int)
-    return store_time_ms
-
-
-def _number_in(rest: bytes, key: bytes) -> int:
-    """The number behind a key, in what follows the body; -1 when there is none."""
-    at = rest.rfind(key)
+def _number_at(rest: bytes, at: int, key_length: int) -> int:
+    """The number behind a key that was found there; -1 when there is none."""
     if at < 0 or (at != _PROPERTIES_AT and rest[at - 1] != _SEPARATOR):
         return -1
-    at += len(key)
+    at += key_length
     end = rest.find(b"\x02", at)
     text = rest[at:] if end < 0 else rest[at:end]
     return int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else -1

@@ -447,7 +447,7 @@ class TimerStore:
         if due is None:
             return
         if due.done:
-            put_back(self.log, self.wheel, due.slot, set(due.ready.physical_offsets[: due.done]), self._cuts)
+            put_back(self.log, self.wheel, due.slot, due.offsets_done, self._cuts)
         for topic in due.used_marks:  # they will be read again, and find nothing
             self._note(due.time_ms, topic, -1)
         self._due = self._walk = None
