@@ -204,6 +204,8 @@ class _Settings:
     max_lmq_consume_queue_num: int = 20_000
     auto_message_version_on_topic_len: bool = True
     enabled_append_prop_crc: bool = False
+    # Recovery checks the property instead of the body's CRC, in records that have it. Apache takes a record without it
+    # for damaged and cuts the log there, which would erase all that was stored before enabledAppendPropCRC was set.
     force_verify_prop_crc: bool = False
     check_crc_on_recover: bool = True
     # --- flush and commit

@@ -201,7 +201,7 @@ class MessageStore(StoreReads):
             damaged=damaged,
             index_damage=index_damage,
             boot_id=self.files.boot_id(),
-            check_body_crc=config.check_crc_on_recover and not config.force_verify_prop_crc,
+            check_body_crc=config.check_crc_on_recover,
             check_record_crc=config.check_crc_on_recover and config.force_verify_prop_crc,
         )
         if not was_clean_exit or report.cut_bytes:

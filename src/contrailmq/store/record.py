@@ -73,6 +73,7 @@ BLANK_MAGIC: Final = -875286124  # 0xCBD43194
 SECTOR_BYTES: Final = 512  # what a disk writes whole or not at all
 BLANK_BYTES: Final = 8
 CRC_PROPERTY_BYTES: Final = 20
+_CRC_PROPERTY_NAME: Final = b"__CRC32#\x01"
 RECORD_SLACK_BYTES: Final = 64 * 1024  # a record may exceed maxMessageSize by this (CommitLog since 4.9.4)
 
 _SIZE_AND_MAGIC: Final = struct.Struct(">ii")
@@ -234,7 +235,7 @@ def encode_blank(free_bytes: int) -> bytes:
 def encode_crc_property(crc: int) -> bytes:
     """The property that checks a whole record: `crc` is already masked to 31 bits."""
     assert 0 <= crc <= 0x7FFFFFFF
-    return b"__CRC32#\x01" + str(crc)[::-1].ljust(10, "0").encode() + b"\x02"
+    return _CRC_PROPERTY_NAME + str(crc)[::-1].ljust(10, "0").encode() + b"\x02"
 
 
 def body_crc(body: bytes | memoryview) -> int:
@@ -259,6 +260,10 @@ def check_record(
     Follows CommitLog.checkMessageAndReturnSize, and is stricter where that costs nothing: lengths may not be negative,
     and with `physical_offset` given the record must say that it lies there, so that an old record that survived a
     truncation is not taken for a new one.
+
+    With `check_record_crc` (forceVerifyPropCRC) a record that carries the checksum of the whole is judged by it, any
+    other by the checksum of its body. There we differ from Apache, which takes a record without the property for bad:
+    its recovery would erase everything that was stored before enabledAppendPropCRC was set.
     """
     if position < 0:
         return Verdict(Kind.CORRUPT, 0, f"position {position} is before the first byte")
@@ -322,7 +327,7 @@ def _fault(
         return "its topic or properties end in zero bytes, as after a lost write"
     if physical_offset is not None and own_offset != physical_offset:
         return f"it says physical offset {own_offset} but lies at {physical_offset}"
-    if check_record_crc:
+    if check_record_crc and _has_crc_property(buffer, properties, end):
         return _crc_property_fault(buffer, position, end)
     if check_body_crc and body_length and crc32(buffer[body : body + body_length]) & 0x7FFFFFFF != crc:
         return f"body checksum differs from the stored {crc}"
@@ -346,10 +351,20 @@ def _is_followed(buffer: Buffer, end: int, limit: int, following_offset: int) ->
     return own_offset == following_offset
 
 
+def _has_crc_property(buffer: Buffer, properties: int, end: int) -> bool:
+    """Whether a record ends in its checksum, or in what damage left of it: most of the name, or the digits behind a
+    sector that was lost and reads as zeros."""
+    if end - properties < CRC_PROPERTY_BYTES:
+        return False
+    stored = bytes(buffer[end - CRC_PROPERTY_BYTES : end])
+    alike = sum(a == b for a, b in zip(stored, _CRC_PROPERTY_NAME, strict=False))
+    left = stored.lstrip(b"\0")
+    is_cut = len(left) < CRC_PROPERTY_BYTES and left[-1:] == b"\x02" and left[-11:-1].isdigit()
+    return is_cut or alike > len(_CRC_PROPERTY_NAME) // 2
+
+
 def _crc_property_fault(buffer: Buffer, position: int, end: int) -> str:
     stored = bytes(buffer[end - CRC_PROPERTY_BYTES : end])
-    if not stored.startswith(b"__CRC32#\x01") or not stored[9:19].isdigit() or stored[19] != 2:
-        return "the record checksum property is missing"
     crc = crc32(buffer[position : end - CRC_PROPERTY_BYTES]) & 0x7FFFFFFF
     return _WHOLE if stored == encode_crc_property(crc) else f"record checksum differs from the computed {crc}"
 
