@@ -172,6 +172,28 @@ def test_a_wrong_unit_is_told_with_both_sayings(tmp_path: Path) -> None:
     assert "tags code" in findings[0].detail
 
 
+def index_name(store: Path, number: int) -> str:
+    return sorted(path.name for path in (store / "index").iterdir())[number]
+
+
+@pytest.mark.parametrize(
+    ("position", "rows"),
+    [(40 + 100 * 4 + 7 * 20 + 13, 1), (40 + 100 * 4 + 20 + 13, 1), (14, 1), (6, 399)],
+    ids=["seconds of a unit", "seconds of the first unit", "end time in the header", "begin time"],
+)
+def test_times_of_the_index_are_held_against_the_records(tmp_path: Path, position: int, rows: int) -> None:
+    name = index_name(Path(unpack("clean", tmp_path / "names")), 0)
+    findings = damaged(tmp_path, f"index/{name}", position, b"\x55")
+    assert {finding.kind for finding in findings} == {"wrong-index-time"}
+    assert findings[0].rows == rows
+
+
+def test_a_missing_first_index_file_is_told(tmp_path: Path) -> None:
+    store = unpack("clean", tmp_path)
+    Path(store, "index", index_name(Path(store), 0)).unlink()
+    assert {finding.kind for finding in verify(store, ONE)} == {"no-index-entry"}
+
+
 def test_a_unit_that_points_astray_is_told_both_ways(tmp_path: Path) -> None:
     findings = damaged(tmp_path, f"consumequeue/GoldenOrder/2/{0:020d}", 20 * 11, (500_001).to_bytes(8, "big"))
     assert {f.kind for f in findings} == {"stray-unit", "no-unit"}

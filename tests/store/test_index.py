@@ -50,7 +50,7 @@ def test_a_key_lies_in_the_slot_of_the_format_sheet(tmp_path: Path) -> None:
     with index.index_files[0].path.open("rb") as file:
         file.seek(HEADER_BYTES + 1_969_516 * 4)
         assert int.from_bytes(file.read(4), "big") == 1
-    assert index.index_files[0].scan() == [(1_656_969_516, 7)]
+    assert index.index_files[0].scan() == [(1_656_969_516, 7, 0)]
 
 
 def test_the_hash_of_any_ascii_text_is_the_plain_loops() -> None:
@@ -96,7 +96,7 @@ def test_the_smallest_hash_is_stored_as_zero(tmp_path: Path) -> None:
     key = _key_with_hash(topic, -(2**31))
     index.put(topic, key, None, 5, T0)
     assert index.query(topic, key, 10, 0, EVER) == [5]
-    assert index.index_files[0].scan() == [(0, 5)]
+    assert index.index_files[0].scan() == [(0, 5, 0)]
 
 
 def _key_with_hash(topic: str, wanted: int) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -85,7 +86,9 @@ def rebuild(directory: _Directory, as_json: _Json = False, config: _Conf = None)
 def _print_summary(summary: StoreSummary) -> None:
     console = Console()
     state = "closed cleanly" if summary.was_clean_exit else "NOT closed cleanly: opening it will run recovery"
-    console.print(f"store [bold]{summary.path}[/bold], {state}")
+    if summary.owner_pid:
+        state = _in_use(summary.owner_pid)
+    console.print(f"store [bold]{summary.path}[/bold], {state}", soft_wrap=True)
     log = _table("commit log", "files", "bytes each", "from offset", "to offset", "first message", "last message")
     log.add_row(
         str(summary.log_files),
@@ -126,18 +129,22 @@ def _print_summary(summary: StoreSummary) -> None:
         checkpoint.add_row(name, _time(value) if name.endswith("_time_ms") else f"{value:,}")
     console.print(checkpoint)
     for problem in summary.problems:
-        console.print(f"[red]{problem}[/red]")
+        console.print(f"[red]{escape(problem)}[/red]", soft_wrap=True)
 
 
 def _print_verify(report: VerifyReport) -> None:
     console = Console()
+    if report.owner_pid:
+        note = f"{_in_use(report.owner_pid)}: what it has not written out yet is missing here, without damage"
+        console.print(note, soft_wrap=True)
     looked = f"{report.records:,} records, {report.units:,} queue units, {report.index_entries:,} index entries"
     if report.is_ok:
         console.print(f"[green]ok[/green]: {looked}")
         return
     table = _table(f"{report.findings_count:,} findings in {looked}", "part", "where", "offset", "problem")
     for finding in report.findings:
-        table.add_row(finding.part, finding.where, f"{finding.offset:,}", finding.problem)
+        offset = "" if finding.offset is None else f"{finding.offset:,}"
+        table.add_row(finding.part, finding.where, offset, finding.problem)
     console.print(table)
     if report.findings_count > len(report.findings):
         console.print(f"and {report.findings_count - len(report.findings):,} more")
@@ -149,6 +156,10 @@ def _table(title: str, *columns: str) -> Table:
         is_text = column in ("topic", "file", "part", "where", "problem", "field", "from", "to")
         table.add_column(column, justify="left" if is_text else "right", overflow="fold")
     return table
+
+
+def _in_use(owner_pid: int) -> str:
+    return f"in use by process {owner_pid}" if owner_pid > 0 else "in use by another process"
 
 
 def _time(time_ms: int) -> str:
@@ -177,7 +188,7 @@ def _reported() -> Iterator[None]:
     try:
         yield
     except (StoreError, OSError) as exc:
-        Console(stderr=True).print(f"[red]{exc}[/red]")
+        Console(stderr=True).print(f"[red]{escape(str(exc))}[/red]", soft_wrap=True)
         raise typer.Exit(2) from exc
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from contrailmq.store.consume_queue import Boundary
     from contrailmq.store.errors import StoreError
     from contrailmq.store.files import Files
+    from contrailmq.store.findings import VerifyReport
     from contrailmq.store.inspect import StoreSummary, inspect_store
     from contrailmq.store.message_store import Drive, MessageStore
     from contrailmq.store.read_only import StoreView
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from contrailmq.store.recovery import RecoveryReport, recover
     from contrailmq.store.retention import Retention
     from contrailmq.store.status import GetStatus, PutStatus
-    from contrailmq.store.verify import VerifyReport, verify_store
+    from contrailmq.store.verify import verify_store
 
 __all__ = [
     "Boundary",
@@ -71,7 +72,7 @@ _HOMES: Final = {
     "StoreSummary": "contrailmq.store.inspect",
     "StoreView": "contrailmq.store.read_only",
     "SystemClock": "contrailmq.store.clock",
-    "VerifyReport": "contrailmq.store.verify",
+    "VerifyReport": "contrailmq.store.findings",
     "check_record": "contrailmq.store.record",
     "decode_record": "contrailmq.store.record",
     "encode_record": "contrailmq.store.record",

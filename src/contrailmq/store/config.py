@@ -340,16 +340,16 @@ class StoreConfig(_Settings):
         if not slots or not units:
             found = read_index_sizes(files, self.index_path)
             slots, units = slots or found.slots or INDEX_SLOTS, units or found.units or INDEX_UNITS
-        queue_size = self.mapped_file_size_consume_queue or _size_below(files, self.consume_queue_path, depth=3)
+        queue_size = self.mapped_file_size_consume_queue or size_below(files, self.consume_queue_path, depth=3)
         return self.replaced(
             mapped_file_size_commit_log=self.mapped_file_size_commit_log
-            or max(_size_below(files, path, depth=1) for path in self.commit_log_paths)
+            or max(size_below(files, path, depth=1) for path in self.commit_log_paths)
             or COMMIT_LOG_FILE_BYTES,
             mapped_file_size_consume_queue=_rounded_up(
                 queue_size or CONSUME_QUEUE_FILE_BYTES, CONSUME_QUEUE_UNIT_BYTES
             ),
             mapper_file_size_batch_consume_queue=self.mapper_file_size_batch_consume_queue
-            or _size_below(files, self.batch_queue_path, depth=3)
+            or size_below(files, self.batch_queue_path, depth=3)
             or BATCH_QUEUE_FILE_BYTES,
             max_hash_slot_num=slots,
             max_index_num=units,
@@ -370,6 +370,10 @@ class StoreConfig(_Settings):
     @property
     def batch_queue_path(self) -> Path:
         return self.path / "batchconsumequeue"
+
+    @property
+    def consume_queue_ext_path(self) -> Path:
+        return self.path / "consumequeue_ext"
 
     @property
     def index_path(self) -> Path:
@@ -486,11 +490,11 @@ def _rounded_up(size_bytes: int, unit_bytes: int) -> int:
     return -(-size_bytes // unit_bytes) * unit_bytes
 
 
-def _size_below(files: Files, directory: Path, *, depth: int) -> int:
+def size_below(files: Files, directory: Path, *, depth: int) -> int:
     """Size of the first non-empty file with a 20-digit name `depth` levels below; 0 when there is none."""
     for entry in files.list_directory(directory):
         if depth > 1:
-            if not files.is_file(entry) and (size := _size_below(files, entry, depth=depth - 1)):
+            if not files.is_file(entry) and (size := size_below(files, entry, depth=depth - 1)):
                 return size
         elif len(entry.name) == 20 and entry.name.isdigit() and files.is_file(entry) and (size := files.size(entry)):
             return size

@@ -340,10 +340,16 @@ class Files:
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
         except (BlockingIOError, PermissionError):
-            request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, request))
-            return pid if kind != fcntl.F_UNLCK and pid > 0 else -1
+            return self.lock_owner(descriptor) or -1
         return 0
+
+    def lock_owner(self, descriptor: int) -> int:
+        """The pid of another process that holds that lock, 0 for none, -1 where the kernel does not name it."""
+        request = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, request))
+        if kind == fcntl.F_UNLCK:
+            return 0
+        return pid if pid > 0 else -1
 
     def boot_id(self) -> str:
         """Which run of the machine this is; empty where the kernel does not say. What an earlier process wrote in the

@@ -54,6 +54,11 @@ def stored_hash(key_hash: int) -> int:
     return abs(key_hash) if key_hash != -(2**31) else 0
 
 
+def seconds_since(begin_ms: int, store_time_ms: int) -> int:
+    """What a unit says of its record's time; 0 before the begin, and where no begin is known (IndexFile.putKey)."""
+    return min((store_time_ms - begin_ms) // 1000, SECONDS_MAX) if 0 < begin_ms <= store_time_ms else 0
+
+
 class IndexFile:
     """Owned by IndexService; one thread puts, any thread looks up."""
 
@@ -307,11 +312,11 @@ class IndexFile:
         if self._map is not None:
             self._files.advise(self._map, MADV_DONTNEED)
 
-    def scan(self) -> list[tuple[int, int]]:
-        """(key hash, physical offset) of every entry, oldest first."""
+    def scan(self) -> list[tuple[int, int, int]]:
+        """(key hash, physical offset, seconds) of every entry, oldest first."""
         start = self._units_start + UNIT_BYTES
         data = self._mapped()[start : start + (self.count - 1) * UNIT_BYTES]
-        return [(key_hash, offset) for key_hash, offset, _, _ in _UNIT.iter_unpack(data)]
+        return [(key_hash, offset, seconds) for key_hash, offset, seconds, _ in _UNIT.iter_unpack(data)]
 
     # --- leaves
 

@@ -43,6 +43,7 @@ class StoreSummary:
 
     path: str
     was_clean_exit: bool
+    owner_pid: int  # who has it open: 0 for nobody, -1 for somebody whom the kernel does not name
     log_files: int
     log_file_bytes: int
     log_min_offset: int
@@ -82,6 +83,7 @@ def inspect_store(view: StoreView) -> StoreSummary:
     return StoreSummary(
         path=str(view.config.path),
         was_clean_exit=view.was_clean_exit,
+        owner_pid=view.owner_pid,
         log_files=len(view.log_files),
         log_file_bytes=view.config.mapped_file_size_commit_log,
         log_min_offset=view.log_files[0].base if view.log_files else 0,

@@ -15,13 +15,14 @@ from types import TracebackType
 from typing import NoReturn, Self
 
 from contrailmq.store.checkpoint import CheckpointValues, read_checkpoint
-from contrailmq.store.config import StoreConfig
+from contrailmq.store.config import StoreConfig, size_below
 from contrailmq.store.consume_queue_table import ConsumeQueueTable, DamagedQueue
 from contrailmq.store.descriptors import file_base
 from contrailmq.store.errors import StoreError
 from contrailmq.store.files import Files
 from contrailmq.store.index_file import IndexFile, index_file_bytes
 from contrailmq.store.queue_ledger import Ledger, read_ledger
+from contrailmq.store.store_lock import owner_of
 
 
 class ReadOnlyFiles(Files):
@@ -76,22 +77,35 @@ class ReadOnlyLogFile:
         return self.base + self.size_bytes
 
 
+def require_store(config: StoreConfig, files: Files) -> None:
+    """Raises StoreError for a directory that is no store: it has no directory for the commit log."""
+    if not files.exists(config.path):
+        raise StoreError(f"there is no store at {config.path}: give the directory that holds commitlog/")
+    if not any(files.exists(path) for path in config.commit_log_paths):
+        missing = " and ".join(str(path) for path in config.commit_log_paths)
+        raise StoreError(
+            f"{config.path} is no store: {missing} is missing; give the directory that holds commitlog/, or with -c "
+            "the broker.conf whose storePathCommitLog names it"
+        )
+
+
 class StoreView:
     """Everything of a store directory, as it stands. A context manager: it holds mappings and descriptors."""
 
     def __init__(self, config: StoreConfig) -> None:
         self.files = ReadOnlyFiles()
-        if not self.files.exists(config.path):
-            raise StoreError(f"there is no store at {config.path}: give the directory that holds commitlog/")
+        require_store(config, self.files)
         self.config = config.resolved(self.files)
         self.problems: list[str] = []  # what could not be opened at all
-        self.was_clean_exit = not self.files.exists(self.config.abort_path)
+        self.owner_pid = owner_of(self.files, self.config.lock_path)  # 0: nobody has it open, -1: somebody
+        self.was_clean_exit = bool(self.owner_pid) or not self.files.exists(self.config.abort_path)
         self.log_files = self._open_log()
         self.queues = ConsumeQueueTable(
             self.config.consume_queue_path,
             file_bytes=self.config.mapped_file_size_consume_queue,
             files=self.files,
             open_files_max=self.config.open_files_max,
+            ext_file_bytes=size_below(self.files, self.config.consume_queue_ext_path, depth=3),
             with_light_queues=self.config.with_light_queues,
             batch_file_bytes=self.config.mapper_file_size_batch_consume_queue,
         )
@@ -123,6 +137,8 @@ class StoreView:
         found: list[ReadOnlyLogFile] = []
         for directory in self.config.commit_log_paths:
             for path in self.files.list_directory(directory):
+                if not self.files.is_file(path):
+                    continue  # lost+found, say: opening the store passes over it too
                 base = file_base(path.name)
                 if base is None:
                     self.problems.append(f"commit log: {path.name} is not a log file")

@@ -19,12 +19,12 @@ from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
-from contrailmq.store.errors import CorruptStoreError, StoreError
+from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.files import Files
 from contrailmq.store.index import IndexService
 from contrailmq.store.log_walk import Sink, walk
 from contrailmq.store.queue_ledger import take_ledger, write_ledger
-from contrailmq.store.read_only import StoreView
+from contrailmq.store.read_only import StoreView, require_store
 from contrailmq.store.reconcile import Reconciler
 from contrailmq.store.record import Kind
 from contrailmq.store.store_lock import StoreLock
@@ -57,8 +57,7 @@ def rebuild_store(
     """Rebuild the queues and the index. Takes the store's lock: StoreLockedError while somebody has it open."""
     files = files or Files()
     lock = StoreLock(files, config.lock_path)
-    if not files.exists(config.path):
-        raise StoreError(f"there is no store at {config.path}: give the directory that holds commitlog/")
+    require_store(config, files)
     lock.acquire()
     try:
         return _rebuild(config, files, clock or SystemClock(), on_progress)

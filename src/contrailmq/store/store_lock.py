@@ -54,6 +54,24 @@ class StoreLock:
             self._descriptor = -1
 
 
+def owner_of(files: Files, path: Path) -> int:
+    """The pid of the process that has a store open, by its lock file; 0 for nobody, -1 for one without a name here.
+
+    Takes no lock. A store that is open in this process is not asked: closing a descriptor would drop its lock.
+    """
+    path = path.resolve()
+    with _guard:
+        if path in _open_here:
+            return os.getpid()
+        if not files.is_file(path):
+            return 0
+        descriptor = files.open(path, writable=False)
+        try:
+            return files.lock_owner(descriptor)
+        finally:
+            files.close(descriptor)
+
+
 def write_abort_file(files: Files, path: Path) -> None:
     descriptor = files.open(path, create=True)
     try:

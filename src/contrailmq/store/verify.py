@@ -4,9 +4,10 @@ One walk over the whole log, with checksums, while two readers follow it:
 
 * per queue, the units: each record that belongs in a queue must have exactly its unit at its offset, and a unit that
   no record claims is one too many;
-* over all index files, the entries, which stand in log order: the entries of a record must be its unique key, its keys
-  and its tag (Apache before 5.5 did not enter tags: a missing tag is no finding), and an entry between two records
-  points at nothing.
+* over all index files, the entries: see verify_index.py.
+
+A unit may hold the address of an extension instead of a tags code; the extension must then be there, behind the one
+before it, with the record's tags code and store time. Its bitmap cannot be checked: only whoever made it knows.
 
 So both directions are checked in one pass with memory for one block of units per queue. A unit whose record lies below
 the log's minimum is fine: its message was cleaned away.
@@ -15,74 +16,37 @@ the log's minimum is fine: its message was cleaned away.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
-from contrailmq.message import Property, SysFlag, decode_properties, java_hash, names_directory
+from contrailmq.message import SysFlag, decode_properties, names_directory
 from contrailmq.store.batch_consume_queue import BatchConsumeQueue, BatchUnit
 from contrailmq.store.batch_queue_table import unit_of
 from contrailmq.store.consume_queue import UNIT_BYTES, ConsumeQueue, pack_unit
-from contrailmq.store.consume_queue_ext import is_ext_address
+from contrailmq.store.consume_queue_ext import ExtUnit, is_ext_address, real_offset
 from contrailmq.store.delay_levels import DelayLevels
-from contrailmq.store.index import TAG_KIND
-from contrailmq.store.index_file import stored_hash
+from contrailmq.store.findings import FINDINGS_LISTED_MAX, VerifyReport
 from contrailmq.store.light_queues import LIGHT_QUEUE_ID, light_units
 from contrailmq.store.log_walk import walk
 from contrailmq.store.read_only import StoreView
 from contrailmq.store.record import Kind
+from contrailmq.store.verify_index import IndexChecker
 
-FINDINGS_LISTED_MAX: Final = 1_000  # more of them are counted, not listed
 _BLOCK_UNITS: Final = 4_096
 _PROGRESS_RECORDS: Final = 4_096
 
 Progress = Callable[[int, int], None]  # bytes of the log done, bytes in all
 
 
-class Finding(NamedTuple):
-    """One thing that is not as it should be. `offset` is physical for the log and index, a queue offset for a queue."""
-
-    part: str
-    where: str
-    offset: int
-    problem: str
-
-
-@dataclass(slots=True)
-class VerifyReport:
-    """`is_ok` when nothing was found. Counts are what was looked at."""
-
-    path: str
-    records: int = 0
-    units: int = 0
-    index_entries: int = 0
-    log_max_offset: int = 0
-    findings: list[Finding] = field(default_factory=list)
-    findings_count: int = 0
-
-    @property
-    def is_ok(self) -> bool:
-        return not self.findings_count
-
-    def add(self, part: str, where: str, offset: int, problem: str) -> None:
-        self.findings_count += 1
-        if len(self.findings) < FINDINGS_LISTED_MAX:
-            self.findings.append(Finding(part, where, offset, problem))
-
-
 def verify_store(view: StoreView, on_progress: Progress | None = None) -> VerifyReport:
     """Walk everything and report what does not fit."""
-    report = VerifyReport(str(view.config.path))
+    report = VerifyReport(str(view.config.path), owner_pid=view.owner_pid)
     for problem in view.problems:
         part, _, text = problem.partition(": ")
-        report.add(part, "", 0, text)
+        report.add(part, "", None, text)
     for queue in view.damaged_queues:
-        report.add("queue", f"{queue.topic}/{queue.queue_id}", 0, queue.reason)
+        report.add("queue", f"{queue.topic}/{queue.queue_id}", None, queue.reason)
     if not view.was_clean_exit:
-        report.add("store", "abort", 0, "it was not closed cleanly: open it once, so that it is recovered")
-    for index_file in view.index_files:
-        fault = index_file.fault(units_checked_max=2**31)
-        if fault is not None:
-            report.add("index", index_file.path.name, 0, fault)
+        report.add("store", "abort", None, "it was not closed cleanly: open it once, so that it is recovered")
     checker = _Checker(view, report, on_progress)
     _walk_log(view, report, checker)
     checker.finish()
@@ -109,13 +73,15 @@ def _walk_log(view: StoreView, report: VerifyReport, checker: _Checker) -> None:
 class _Cursor:
     """One queue's units, read along with the log."""
 
-    __slots__ = ("block", "block_first", "findings", "findings_count", "next_offset", "queue")
+    __slots__ = ("block", "block_first", "extension", "findings", "findings_count", "next_offset", "queue", "units")
 
     def __init__(self, queue: ConsumeQueue | None) -> None:
         self.queue = queue
         self.findings: list[tuple[int, str]] = []
         self.findings_count = 0
         self.next_offset = -1
+        self.units = 0  # that stand in it, so far
+        self.extension = -(2**63) - 1  # address of the newest
         self.block = b""
         self.block_first = 0
 
@@ -175,16 +141,10 @@ class _Checker:
         ledger = view.ledger if view.ledger and view.ledger.is_current(view.checkpoint, view.log_files) else None
         self._ledger_to = ledger.physical_offset if ledger is not None else -1
         self._known = {(entry.topic, entry.queue_id) for entry in ledger.queues} if ledger is not None else set()
-        self._prefixes: dict[str, int] = {}
-        self._entries = _entries(view)
-        self._entry = next(self._entries, None)
         self._log_min = view.log_files[0].base if view.log_files else 0
-        # An index may begin later than the log (it was turned on, or deleted, under Apache); a missing one may not.
-        self._index_from = view.index_files[0].begin_offset if view.index_files else 0
-        if not view.config.message_index_enable:
-            self._index_from = 2**63
-        while self._entry is not None and self._entry[1] < self._log_min:
-            self._next_entry()  # cleaned away
+        self._index: IndexChecker | None = None  # turned off, files of earlier days mean nothing
+        if view.config.message_index_enable:
+            self._index = IndexChecker(view.index_files, report, log_min=self._log_min)
 
     def take(
         self,
@@ -210,16 +170,16 @@ class _Checker:
         elif is_queued:
             code = self._delay_levels.unit_tags_code(name, decoded, store_time_ms)
             unit = pack_unit(physical_offset, size_bytes, code)
-            self._check_unit(name, queue_id, queue_offset, unit)
+            self._check_unit(name, queue_id, queue_offset, unit, store_time_ms)
             for light_queue, offset in light_units(name, decoded) if self._with_light_queues else ():
-                self._check_unit(light_queue, LIGHT_QUEUE_ID, offset, unit)
-        if physical_offset >= self._index_from:
-            self._check_entries(name, physical_offset, sys_flag, decoded)
+                self._check_unit(light_queue, LIGHT_QUEUE_ID, offset, unit, store_time_ms)
+        if self._index is not None:
+            self._index.take(name, physical_offset, store_time_ms, sys_flag, decoded)
 
     def finish(self) -> None:
         """What nothing in the log stands behind."""
-        while self._entry is not None:
-            self._orphan()
+        if self._index is not None:
+            self._index.finish()
         self._finish_batches()
         for queue in self._view.queues:
             cursor = self._cursors.setdefault((queue.topic, queue.queue_id), _Cursor(queue))
@@ -230,10 +190,11 @@ class _Checker:
             for offset, problem in cursor.findings:
                 self._report.add("queue", f"{topic}/{queue_id}", offset, problem)
             self._report.findings_count += cursor.findings_count - len(cursor.findings)
+            self._report.units += cursor.units
 
     # --- queues
 
-    def _check_unit(self, topic: str, queue_id: int, queue_offset: int, expected: bytes) -> None:
+    def _check_unit(self, topic: str, queue_id: int, queue_offset: int, expected: bytes, store_time_ms: int) -> None:
         cursor = self._cursors.get((topic, queue_id))
         if cursor is None:
             cursor = self._cursors[topic, queue_id] = _Cursor(self._view.queues.get(topic, queue_id))
@@ -250,17 +211,36 @@ class _Checker:
         if cursor.queue is not None and queue_offset > cursor.next_offset:
             _check_unclaimed(cursor, cursor.queue, cursor.next_offset, queue_offset)
         cursor.next_offset = queue_offset + 1
-        self._report.units += 1
         stands = cursor.unit(queue_offset)
+        cursor.units += len(stands) == UNIT_BYTES
         if stands == expected:
             return
+        problem: str | None = f"unit {stands.hex()} should be {expected.hex()}"
         if len(stands) < UNIT_BYTES:
             problem = f"the unit of the record at {record} is missing"
-        elif stands[:12] == expected[:12] and is_ext_address(int.from_bytes(stands[12:], "big", signed=True)):
-            return
-        else:
-            problem = f"unit {stands.hex()} should be {expected.hex()}"
-        cursor.find(queue_offset, problem)
+        elif stands[:12] == expected[:12]:
+            address, code = (int.from_bytes(unit[12:], "big", signed=True) for unit in (stands, expected))
+            if is_ext_address(address):
+                problem = self._extension_fault(cursor, topic, queue_id, address, ExtUnit(code, store_time_ms, b""))
+        if problem is not None:
+            cursor.find(queue_offset, problem)
+
+    def _extension_fault(
+        self, cursor: _Cursor, topic: str, queue_id: int, address: int, expected: ExtUnit
+    ) -> str | None:
+        """What is wrong with the extension at an address, if anything is; extensions of a queue follow each other."""
+        table, place = self._view.queues.ext, real_offset(address)
+        unit = table.get(topic, queue_id, address) if table is not None else None
+        if unit is None:
+            return f"its extension at {place} cannot be read"
+        if address <= cursor.extension:
+            return (
+                f"its extension at {place} does not follow that of the unit before, at {real_offset(cursor.extension)}"
+            )
+        cursor.extension = address
+        if unit[:2] != expected[:2]:
+            return f"its extension at {place} says (tags code, store time) {unit[:2]}, its record {expected[:2]}"
+        return None
 
     def _check_batch(self, topic: str, queue_id: int, expected: BatchUnit) -> None:
         cursor = self._batches.get((topic, queue_id))
@@ -268,13 +248,14 @@ class _Checker:
             cursor = self._batches[topic, queue_id] = _BatchCursor(
                 self._view.queues.batches.get(topic, queue_id), self._log_min
             )
-        self._report.units += 1
         for stands in cursor.before(expected.physical_offset):
+            self._report.units += 1
             self._report.add("queue", f"{topic}/{queue_id}", stands.base_offset, f"no record stands behind {stands}")
         if cursor.unit is None or cursor.unit.physical_offset != expected.physical_offset:
             problem = f"the unit of the record at {expected.physical_offset} is missing"
             self._report.add("queue", f"{topic}/{queue_id}", expected.base_offset, problem)
             return
+        self._report.units += 1
         if cursor.unit != expected:
             problem = f"unit {tuple(cursor.unit)} should be {tuple(expected)}"
             self._report.add("queue", f"{topic}/{queue_id}", expected.base_offset, problem)
@@ -284,54 +265,14 @@ class _Checker:
         for queue in self._view.queues.batches:
             cursor = self._batches.get((queue.topic, queue.queue_id)) or _BatchCursor(queue, self._log_min)
             for stands in cursor.before(2**63):
+                self._report.units += 1
                 where = f"{queue.topic}/{queue.queue_id}"
                 self._report.add("queue", where, stands.base_offset, f"no record stands behind {stands}")
-
-    # --- index
-
-    def _check_entries(self, topic: str, physical_offset: int, sys_flag: int, properties: dict[str, str]) -> None:
-        while self._entry is not None and self._entry[1] < physical_offset:
-            self._orphan()
-        found: set[int] = set()
-        while self._entry is not None and self._entry[1] == physical_offset:
-            found.add(self._entry[0])
-            self._report.index_entries += 1
-            self._next_entry()
-        expected, tag = self._expected(topic, sys_flag, properties)
-        if expected - found:
-            self._report.add("index", "", physical_offset, f"{len(expected - found)} keys of this record are missing")
-        if found - expected - tag:
-            self._report.add("index", "", physical_offset, f"{len(found - expected - tag)} entries are not its keys")
-
-    def _expected(self, topic: str, sys_flag: int, properties: dict[str, str]) -> tuple[set[int], set[int]]:
-        if sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
-            return set(), set()
-        prefix = self._prefixes.get(topic)
-        if prefix is None:
-            prefix = self._prefixes[topic] = java_hash(topic + "#")
-        keys = [properties.get(Property.UNIQUE_KEY, ""), *properties.get(Property.KEYS, "").split(" ")]
-        hashes = {java_hash(key, seed=prefix) for key in keys if key}
-        tags = properties.get(Property.TAGS)
-        tag = {java_hash(f"{topic}#{TAG_KIND}#{tags}")} if tags else set()
-        return {stored_hash(number) for number in hashes}, {stored_hash(number) for number in tag}
-
-    def _orphan(self) -> None:
-        assert self._entry is not None
-        self._report.index_entries += 1
-        self._report.add("index", "", self._entry[1], "an entry points here, where no record begins")
-        self._next_entry()
-
-    def _next_entry(self) -> None:
-        self._entry = next(self._entries, None)
 
 
 def _check_unclaimed(cursor: _Cursor, queue: ConsumeQueue, begin: int, end: int) -> None:
     """Units that no record of the log claims."""
     for offset, unit in queue.scan(begin, min(end, queue.max_offset)):
         if not unit.is_pre_blank:
+            cursor.units += 1
             cursor.find(offset, f"no record stands behind {tuple(unit)}")
-
-
-def _entries(view: StoreView) -> Iterator[tuple[int, int]]:
-    for index_file in view.index_files:
-        yield from index_file.scan()

@@ -128,33 +128,43 @@ def _write_file(
         file.truncate(shape.file_bytes)
 
 
-def oldest_indexed(store: str, shape: IndexShape) -> int | None:
-    """The physical offset from which on records are indexed; None when there is no index of this shape to compare."""
+def has_index(store: str, shape: IndexShape) -> bool:
+    """Is there an index of this shape to compare?"""
     for path in sorted(Path(store, "index").glob("*")):
         if path.name.isdecimal():
-            if path.stat().st_size != shape.file_bytes:
-                return None
-            with open(path, "rb") as file:
-                begin_physical: int = HEADER.unpack(file.read(HEADER_BYTES))[2]
-            return begin_physical
-    return None
+            return path.stat().st_size == shape.file_bytes
+    return False
 
 
 class IndexUnits(NamedTuple):
-    """The entries of one index file, by unit number from 1 on."""
+    """Entries of one index file, in order, with what they need to tell their time."""
 
     path: str
     key_hash: npt.NDArray[np.int64]
     physical_offset: npt.NDArray[np.int64]
+    seconds: npt.NDArray[np.int64]
+    number: npt.NDArray[np.int64]  # from 1 on
+    entries: int  # of the whole file
+    begin_time_ms: int
+    end_time_ms: int
+    end_before_ms: int | None  # of the file before; None for the first
+
+    def seconds_due(self, store_time_ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """What the units should say of records stored then. Unit 1 counts from the file before (IndexFile.putKey)."""
+        begin = np.where(self.number == 1, self.end_before_ms or 0, self.begin_time_ms)
+        seconds = np.clip((store_time_ms - begin) // 1000, 0, 2**31 - 1)
+        return np.where(begin > 0, seconds, 0)
 
 
 def read_index(store: str, slots: int, start: int, stop: int) -> Iterator[IndexUnits]:
     """Entries of every index file that point between two physical offsets: they are in log order, hence a slice."""
+    end_before: int | None = None
     for path in sorted(Path(store, "index").glob("*")):
         if not path.name.isdecimal() or path.stat().st_size < HEADER_BYTES:
             continue
         with open(path, "rb") as file:
-            count = HEADER.unpack(file.read(HEADER_BYTES))[5] - 1
+            begin_time, end_time, _, _, _, following = HEADER.unpack(file.read(HEADER_BYTES))
+        count = following - 1
         if count <= 0:
             continue
         units = np.memmap(
@@ -163,7 +173,12 @@ def read_index(store: str, slots: int, start: int, stop: int) -> Iterator[IndexU
         places = units["physical_offset"]
         low, high = (_first_at_or_after(places, bound) for bound in (start, stop))
         chosen = units[low:high]
-        yield IndexUnits(str(path), chosen["key_hash"].astype(np.int64), chosen["physical_offset"].astype(np.int64))
+        hashes, offsets, seconds = (
+            chosen[name].astype(np.int64) for name in ("key_hash", "physical_offset", "seconds")
+        )
+        numbers = np.arange(low + 1, high + 1)
+        yield IndexUnits(str(path), hashes, offsets, seconds, numbers, count, begin_time, end_time, end_before)
+        end_before = end_time
 
 
 def _first_at_or_after(places: npt.NDArray[np.void], bound: int) -> int:

@@ -6,7 +6,10 @@ Every range of the log is read once, by any engine, and compared with what the q
 - queue offsets without gap or repeat (`queue-gap`, `queue-repeat`);
 - consume queues both ways: a record that should have a unit and has none (`no-unit`), a unit that points to no such
   record (`stray-unit`), a unit that says something else than its record (`wrong-unit`);
-- the index both ways (`no-index-entry`, `stray-index-entry`), as far back as the oldest index file reaches.
+- the index both ways (`no-index-entry`, `stray-index-entry`), where there is one, and the times of its entries and
+  headers (`wrong-index-time`).
+
+What stands in the extensions of queue units is compared by `contrailmq store verify` alone.
 
 Findings of one kind in one queue and range are one row with a count: a queue that lags by a million records does not
 give a million rows.
@@ -22,7 +25,7 @@ import pyarrow as pa
 
 from contrailmq.spark.dispatched import DELAY_LEVELS, Dispatcher, IndexEntries, Units
 from contrailmq.spark.engine import Engine, Progress
-from contrailmq.spark.jobs.index_files import IndexShape, oldest_indexed, read_index
+from contrailmq.spark.jobs.index_files import IndexShape, IndexUnits, has_index, read_index
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, scan_part
 from contrailmq.spark.records import Int, stable_order
 from contrailmq.spark.scan import BadStretch, Range
@@ -74,8 +77,8 @@ class _Work(NamedTuple):
     queues: str  # directory that holds the consume queues
     levels: str
     check_crc: bool
+    log_begin: int
     index_shape: IndexShape | None  # None: leave the index out
-    indexed_from: int
 
 
 class _Edges(NamedTuple):
@@ -98,7 +101,8 @@ def verify(
     """Everything that is wrong with a store (and, given a slave's store, where its log differs). Empty means sound."""
     end = confirmed_end(store)
     shape = index_shape or IndexShape.of_store(store)
-    indexed_from = oldest_indexed(store, shape)
+    begin = next((file.base for file in log_files(store)), 0)
+    is_indexed = has_index(store, shape)
     work = [
         _Work(
             store,
@@ -106,8 +110,8 @@ def verify(
             f"{store}/consumequeue",
             levels,
             True,
-            shape if indexed_from is not None else None,
-            indexed_from or 0,
+            begin,
+            shape if is_indexed else None,
         )
         for part in _parts(store, end, range_bytes)
     ]
@@ -242,13 +246,12 @@ def _of_queue(work: _Work, kind: str, queue: QueueFiles, place: tuple[int, int],
 
 
 def _compare_index(work: _Work, shape: IndexShape, blocks: list[IndexEntries]) -> Iterator[Finding]:
-    start, stop = max(work.part.range.start, work.indexed_from), work.part.range.stop
+    start, stop = work.part.range.start, work.part.range.stop
     empty = np.empty(0, np.int64)
     places = np.concatenate([block.physical_offset for block in blocks] or [empty])
     hashes = np.concatenate([block.key_hash for block in blocks] or [empty])
+    times = np.concatenate([block.store_time_ms for block in blocks] or [empty])
     is_tag = np.concatenate([block.is_tag for block in blocks] or [np.empty(0, np.bool_)])
-    reached = places >= start
-    hashes, places, is_tag = hashes[reached], places[reached], is_tag[reached]
     found = list(read_index(work.store, shape.slots, start, stop))
     found_places = np.concatenate([units.physical_offset for units in found] or [empty])
     found_hashes = np.concatenate([units.key_hash for units in found] or [empty])
@@ -264,6 +267,27 @@ def _compare_index(work: _Work, shape: IndexShape, blocks: list[IndexEntries]) -
         if lacking.any():
             place = int(where[int(np.argmax(lacking))])
             yield Finding(kind, work.store, None, None, None, place, int(lacking.sum()), detail)
+    for units in found:
+        yield from _compare_times(work, units, places, times)
+
+
+def _compare_times(work: _Work, units: IndexUnits, places: Int, times: Int) -> Iterator[Finding]:
+    """Entries of one file whose record is in this range: their seconds, and the header at the file's two ends."""
+    if not len(places):
+        return
+    at = np.minimum(np.searchsorted(places, units.physical_offset), len(places) - 1)
+    is_known = places[at] == units.physical_offset
+    stored = times[at]
+    wrong = units.seconds != units.seconds_due(stored)
+    if units.end_before_ms is None and work.log_begin > 0:
+        wrong &= units.number > 1  # it counts from a file that was cleaned away
+    wrong |= (units.number == 1) & (stored != units.begin_time_ms)
+    wrong |= (units.number == units.entries) & (stored != units.end_time_ms)
+    wrong &= is_known
+    if wrong.any():
+        place = int(units.physical_offset[int(np.argmax(wrong))])
+        detail = f"entries of {units.path} whose time, or whose header's, is not that of their record"
+        yield Finding("wrong-index-time", work.store, None, None, None, place, int(wrong.sum()), detail)
 
 
 def compare_logs(
