@@ -28,6 +28,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from enum import Enum, auto
 from typing import Final
 
 from contrailmq.store.clock import Clock
@@ -45,6 +46,14 @@ GATHER_S_MAX: Final = 0.01  # the longest a leader waits for writers that may pu
 
 class FlushFailedError(Exception):
     """Internal: the log cannot be made durable any more. The store turns it into StoreReadOnlyError with the path."""
+
+
+class Led(Enum):
+    """What came of trying to lead a flush."""
+
+    NOT = auto()  # another thread leads
+    ON = auto()  # the durable offset grew
+    IN_VAIN = auto()  # there was nothing to flush
 
 
 class LogFlusher:
@@ -67,7 +76,8 @@ class LogFlusher:
         self._on_thorough = on_thorough
         self._committer = committer
         self._listeners: list[Callable[[int], None]] = []
-        self._state = threading.Condition(threading.Lock())  # guards the six below
+        self._lock = threading.Lock()  # guards the six below
+        self._over = threading.Condition(self._lock)  # a flush is
         self._is_flushing = False
         self._waiting = 0  # requests that no flush covers yet, not even the one that runs
         self._released = 0  # requests that the last flush covered
@@ -114,66 +124,85 @@ class LogFlusher:
         A thread whose own sync stalls stays in it: the time limit is for those that wait behind it.
         """
         deadline = 0.0
-        with self._state:
+        with self._lock:
             if self._files.flushed_where >= offset:
                 return True
             self._waiting += 1
             if 0 < self._gathering <= self._waiting:
                 self._gathered.set()
-            while self._files.flushed_where < offset:
+        while True:
+            with self._lock:
+                while self._is_flushing and self._files.flushed_where < offset:
+                    now = time.monotonic()
+                    deadline = deadline or now + timeout_s
+                    if now >= deadline:
+                        return False
+                    self._sleep(deadline - now)
+                if self._files.flushed_where >= offset:
+                    return True
                 if self.failure is not None:
                     raise FlushFailedError(self.failure)
-                if not self._is_flushing:
-                    if not self._lead(0, gathers=True):
-                        return self._files.flushed_where >= offset  # nothing was left to flush
-                    continue
-                now = time.monotonic()
-                deadline = deadline or now + timeout_s
-                if now >= deadline:
-                    return False
-                self._sleep(deadline - now)
-        return True
+            if self._lead(0, gathers=True) is Led.IN_VAIN:
+                return self._files.flushed_where >= offset  # nothing was left to flush
 
     def flush(self, least_pages: int = 0) -> bool:
         """Flush now; True when the durable offset grew."""
-        with self._state:
-            while self._is_flushing:
-                self._sleep(None)
-            return self._lead(least_pages, gathers=False)
+        while True:
+            with self._lock:
+                while self._is_flushing:
+                    self._sleep(None)
+            led = self._lead(least_pages, gathers=False)
+            if led is not Led.NOT:
+                return led is Led.ON
 
     def _sleep(self, timeout_s: float | None) -> None:
         """Until the flush that runs is over."""
         self._sleeping += 1
         try:
-            self._state.wait(timeout_s)
+            self._over.wait(timeout_s)
         finally:
             self._sleeping -= 1
 
-    def _lead(self, least_pages: int, *, gathers: bool) -> bool:
-        """Run one flush, with `_state` held on entry and exit but not during the sync."""
-        self._is_flushing = True
-        if gathers and self._waiting < self._released:
-            self._gathering = self._released
-            self._gathered.clear()
-        covered = 0
-        self._state.release()
+    def _lead(self, least_pages: int, *, gathers: bool) -> Led:
+        """Run one flush, if none runs.
+
+        An interrupt (Ctrl-C, a signal handler that raises) may end this at any point, and must leave no lock and no
+        flag behind: hence the flag before the `try` ends, the lock itself instead of the condition in each `with`, and
+        the loop at the end.
+        """
+        leads, covered = False, 0
         try:
+            with self._lock:
+                if self._is_flushing:
+                    return Led.NOT
+                leads = self._is_flushing = True
+                if gathers and self._waiting < self._released:
+                    self._gathering = self._released
+                    self._gathered.clear()
             if self._gathering:
                 by_count_s = self._released * GATHER_S_EACH if self._released >= GATHER_MANY else 0.0
                 self._gathered.wait(min(max(self._flush_s, by_count_s), GATHER_S_MAX))
-            with self._state:  # what is asked for from here on was appended, perhaps, too late for this flush
+            with self._lock:  # what is asked for from here on was appended, perhaps, too late for this flush
                 covered, self._waiting = self._waiting, 0
             started = time.monotonic()
             moved = self._flush_in_turn(least_pages)
             self._flush_s = time.monotonic() - started
+            return Led.ON if moved else Led.IN_VAIN
         finally:
-            self._state.acquire()
-            self._released = covered
-            self._is_flushing = False
-            self._gathering = 0
-            if self._sleeping:
-                self._state.notify_all()
-        return moved
+            interrupt: BaseException | None = None
+            while leads:
+                try:
+                    with self._lock:
+                        self._released = covered
+                        self._gathering = 0
+                        self._is_flushing = False
+                        if self._sleeping:
+                            self._over.notify_all()
+                        leads = False
+                except BaseException as exc:  # noqa: BLE001  raised below
+                    interrupt = exc
+            if interrupt is not None:
+                raise interrupt
 
     def _flush_in_turn(self, least_pages: int) -> bool:
         if self.failure is not None:
