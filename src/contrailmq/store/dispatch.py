@@ -30,9 +30,11 @@ from contrailmq.store.consume_queue_table import IN_NO_QUEUE, ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.files import SyncError
 from contrailmq.store.index import IndexService
+from contrailmq.store.life import note_listener_error
 from contrailmq.store.light_queues import LIGHT_MARK, LIGHT_QUEUE_ID, light_units
 from contrailmq.store.queue_state import DispatchFact, QueueState
 from contrailmq.store.record import Kind, RecordFacts, check_record, read_facts
+from contrailmq.store.stats import StoreStats
 from contrailmq.store.status import Arrival
 
 _log = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class Dispatcher:
         queues: ConsumeQueueTable,
         index: IndexService | None,
         delay_levels: DelayLevels,
+        stats: StoreStats,
         *,
         on_sync_failure: Callable[[str], None],
     ) -> None:
@@ -61,6 +64,7 @@ class Dispatcher:
         self._queues = queues
         self._index = index
         self._delay_levels = delay_levels
+        self._stats = stats
         self._on_sync_failure = on_sync_failure
         self._lock = threading.Lock()
         self._dispatching = 0  # the thread that holds it
@@ -99,6 +103,11 @@ class Dispatcher:
         if self.mark >= end:
             self.stuck_reason = None
         return count
+
+    @property
+    def is_dispatching_here(self) -> bool:
+        """Whether the calling thread is in the middle of a dispatch: a listener calls."""
+        return self._dispatching == threading.get_ident()
 
     def forget(self) -> None:
         """The store is let go: a late read must not dispatch into files that may be another's by now."""
@@ -264,4 +273,7 @@ class Dispatcher:
         if to:
             arrival = Arrival(state.topic, state.queue_id, queue_offset, code, time_ms, properties)
             for listener in to:
-                listener(arrival)
+                try:
+                    listener(arrival)
+                except Exception:  # noqa: BLE001 - logged and counted, and the store goes on
+                    note_listener_error(self._stats, listener)

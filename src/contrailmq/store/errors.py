@@ -31,9 +31,25 @@ class StoreConfigError(StoreError):
 class StoreClosedError(StoreError):
     """The store is not open (not yet, or not any more)."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(f"store {path} is not open: call open() or use it as a context manager")
+    def __init__(self, path: Path, *, was_open: bool = False) -> None:
+        remedy = "is not open: call open() or use it as a context manager"
+        if was_open:
+            remedy = "is not open any more, it was closed: make a new MessageStore to open it again"
+        super().__init__(f"store {path} {remedy}")
         self.path = path
+
+
+class StoreForkedError(StoreClosedError):
+    """The store came into this process by a fork; it belongs to the parent, and nothing was read or written."""
+
+    def __init__(self, path: Path, *, owner_pid: int) -> None:
+        StoreError.__init__(
+            self,
+            f"store {path} was opened by process {owner_pid}, of which this is a forked child: what is written here "
+            "would be lost. Hand messages to that process, or fork first and open a store in one process only",
+        )
+        self.path = path
+        self.owner_pid = owner_pid
 
 
 class StoreLockedError(StoreError):

@@ -28,9 +28,10 @@ from contrailmq.message import encode_host
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.commit_log import LOCALHOST
 from contrailmq.store.config import WITHOUT_EFFECT, StoreConfig
-from contrailmq.store.errors import StoreClosedError, StoreError, StoreFullError, StoreIOError, StoreReadOnlyError
+from contrailmq.store.errors import StoreError, StoreFullError, StoreIOError, StoreReadOnlyError
 from contrailmq.store.files import Files
 from contrailmq.store.flush import FlushFailedError
+from contrailmq.store.life import while_open
 from contrailmq.store.parts import build_parts
 from contrailmq.store.putting import Putter
 from contrailmq.store.queue_ledger import read_ledger
@@ -88,8 +89,8 @@ class MessageStore(StoreReads):
         self.config = config
         self.files = files or Files()
         self.clock = clock or SystemClock()
+        super().__init__()
         self._drive = drive
-        self._is_open = self._was_opened = False
         self._refusals: dict[str, str] = {}
         self._failure = ""
         self._commit_listeners: list[Callable[[], None]] = []
@@ -106,7 +107,7 @@ class MessageStore(StoreReads):
             on_failure=self._fail,
             on_commit=self._on_commit,
             on_flushed=self._on_flushed,
-            on_disk_full=self.set_disk_full,
+            on_disk_full=self._set_disk_full,
             dispatch_before_reads=self._catch_up if drive is Drive.EMBEDDED else None,
             batch_topics=batch_topics,
         )
@@ -128,7 +129,7 @@ class MessageStore(StoreReads):
             parts.reader.get_cold,
         )
         self.append_copies: Callable[[Sequence[Copy]], int] = self._log.append_copies
-        self._refuse(_CLOSED, f"store {config.path} is not open")
+        self._shut()
 
     def _new_putter(self) -> Putter:
         return Putter(
@@ -140,7 +141,7 @@ class MessageStore(StoreReads):
             self._dispatcher,
             self.stats,
             store_host=_encoded_address(self.config.store_host_address),
-            confirm_offset=lambda: self.confirm_offset,
+            confirm_offset=lambda: self._confirmed_offset,
             on_refusal=self._raise_if_unusable,
         )
 
@@ -151,7 +152,7 @@ class MessageStore(StoreReads):
         config = self.config
         if self._was_opened:
             raise StoreError(f"store {config.path} was opened before: make a new MessageStore to open it again")
-        self._was_opened = True
+        self._entered()
         for key in config.unused_keys:
             _log.info("setting %s has no effect here: %s", key, WITHOUT_EFFECT[key])
         try:
@@ -161,14 +162,18 @@ class MessageStore(StoreReads):
             self._reader.residency.opened()
             self._start()
         except OSError as exc:
-            self._stop_threads()
-            self._drop()
+            self._undo_open()
             raise StoreIOError("opening the store", config.path, exc) from exc
         except BaseException:  # Ctrl-C in a long recovery, too: what was opened is closed, then whoever called decides
-            self._stop_threads()
-            self._drop()
+            self._undo_open()
             raise
         return self
+
+    def _undo_open(self) -> None:
+        self._stop_threads()
+        self._drop()
+        self._left()
+        self._shut()
 
     def _recover(self) -> RecoveryReport:
         config = self.config
@@ -229,14 +234,33 @@ class MessageStore(StoreReads):
             # Until the first flush a minute from now a kill would make the next start feed the index from the log.
             self._housekeeping.persist()
         self._is_open = True
+        self._reader.closed = None
         self._allow(_CLOSED)
 
+    def _shut(self) -> None:
+        """From here on nobody reads or writes."""
+        self._is_open = False
+        self._reader.closed = self._closed_error
+        self._refuse(_CLOSED, str(self._closed_error()))
+
+    def _forked(self) -> None:
+        super()._forked()
+        self._refusals.clear()
+        self._shut()
+
+    @property
+    def _is_in_listener(self) -> bool:
+        return super()._is_in_listener or self._dispatcher.is_dispatching_here
+
     def close(self) -> None:
-        """Make everything durable and let go of the directory. Idempotent; trouble is logged, and recovered later."""
+        """Make everything durable and let go of the directory. Idempotent; trouble is logged, and recovered later.
+
+        A listener cannot call it (StoreError). In a forked child it does nothing: the store is the parent's.
+        """
         if not self._is_open:
             return
-        self._is_open = False
-        self._refuse(_CLOSED, f"store {self.config.path} is closed")
+        self._check_not_in_listener("close")
+        self._shut()
         self._log.stop_writing()
         self._stop_threads()
         try:
@@ -246,15 +270,17 @@ class MessageStore(StoreReads):
             _log.error("store %s was not closed cleanly, the next start will recover it: %s", self.config.path, exc)
         finally:
             self._drop()
+            self._left()
 
     def abandon(self) -> None:
         """Drop the store as a killed process would: nothing is flushed, the abort file stays. For tests."""
         if self._is_open:
-            self._is_open = False
-            self._refuse(_CLOSED, f"store {self.config.path} was abandoned")
+            self._check_not_in_listener("abandon")
+            self._shut()
             self._log.stop_writing()
             self._stop_threads()
             self._drop()
+            self._left()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -276,7 +302,7 @@ class MessageStore(StoreReads):
         while self._flusher.durable_offset < self._log_files.wrote_offset:
             if not self._flusher.flush(0):
                 break
-        self._dispatcher.dispatch(self.confirm_offset)
+        self._dispatcher.dispatch(self._confirmed_offset)
         if self._index is not None:
             self._index.flush()
         self._housekeeping.persist()
@@ -313,6 +339,10 @@ class MessageStore(StoreReads):
 
     def set_disk_full(self, reason: str | None) -> None:
         """Cleaning found the disk above the warning level (or, with None, below it again)."""
+        self._check_not_closed()
+        self._set_disk_full(reason)
+
+    def _set_disk_full(self, reason: str | None) -> None:
         if reason is None:
             self._allow(_DISK_FULL)
         else:
@@ -330,7 +360,7 @@ class MessageStore(StoreReads):
             if _SYNC_FAILED in self._refusals:
                 raise StoreReadOnlyError(self.config.path, cause=self._failure)
             if _CLOSED in self._refusals:
-                raise StoreClosedError(self.config.path)
+                raise self._closed_error()
             if _DISK_FULL in self._refusals:
                 free, needed = (
                     self.files.disk_usage(self.config.path).free_bytes,
@@ -364,21 +394,25 @@ class MessageStore(StoreReads):
             reconsume_times=reconsume_times,
         )
 
+    @while_open
     def append_raw(self, offset: int, data: bytes | memoryview) -> bool:
         """A master's bytes, on a slave; False when they do not continue the log at exactly this offset."""
         return self._log.append_raw(offset, data)
 
+    @while_open
     def dispatch(self) -> int:
         """Bring queues and index up to the confirmed end of the log, and tell listeners; how many records."""
-        return self._dispatcher.dispatch(self.confirm_offset)
+        return self._dispatcher.dispatch(self._confirmed_offset)
 
     @property
+    @while_open
     def dispatched_offset(self) -> int:
         """Queues and index hold everything before this offset."""
         self._reader.catch_up()
         return self._dispatcher.mark
 
     @property
+    @while_open
     def durable_offset(self) -> int:
         return self._log_files.flushed_where
 
@@ -387,6 +421,7 @@ class MessageStore(StoreReads):
         """How many syncs of the log moved the durable offset."""
         return self._flusher.flush_count
 
+    @while_open
     def request_flush(self) -> None:
         """Wake the flush thread (and the committer): someone waits for durability."""
         if self._committer is not None and not self.config.is_sync_flush:
@@ -394,6 +429,7 @@ class MessageStore(StoreReads):
         else:
             self._flusher.request()
 
+    @while_open
     def flush(self, offset: int | None = None) -> None:
         """Make the log durable up to an offset (all of it by default), in this thread. Raises StoreReadOnlyError."""
         end = self._log_files.wrote_offset if offset is None else offset
@@ -405,11 +441,13 @@ class MessageStore(StoreReads):
 
     def on_durable(self, listener: Callable[[int], None]) -> None:
         """Called by the flushing thread with the durable offset when it grew, with -1 when a sync failed (final)."""
-        self._flusher.add_listener(listener)
+        self._check_not_closed()
+        self._flusher.add_listener(self._guarded(listener))
 
     def on_committed(self, listener: Callable[[], None]) -> None:
         """Called by the committing thread when the write buffer pool made more of the log readable."""
-        self._commit_listeners.append(listener)
+        self._check_not_closed()
+        self._commit_listeners.append(self._guarded(listener))
 
     def add_arrival_listener(
         self, listener: Callable[[Arrival], None], *, queues: Container[tuple[str, int]] | None = None
@@ -419,6 +457,7 @@ class MessageStore(StoreReads):
         With `queues`, only for those (topic, queue) that are in it at that moment; asking costs 0.1 us a message where
         telling costs 0.7.
         """
+        self._check_not_closed()
         self._putter.lag_max = 0
         if queues is None:
             self._dispatcher.listeners.append(listener)
@@ -427,6 +466,7 @@ class MessageStore(StoreReads):
 
     def add_dispatcher(self, hook: Callable[[Arrival], None]) -> None:
         """Called for each record before its unit is written (filter bit maps, compaction)."""
+        self._check_not_closed()
         self._putter.lag_max = 0
         self._dispatcher.hooks.append(hook)
 
@@ -445,8 +485,10 @@ class MessageStore(StoreReads):
 
     def set_batch_topics(self, topics: Container[str]) -> None:
         """Which topics have queue.type=BatchCQ; it is asked anew each time. One with ordinary queues keeps those."""
+        self._check_not_closed()
         self._queues.batches.topics = topics
 
+    @while_open
     def delete_topics(self, topics: Sequence[str]) -> int:
         """Destroy the queues of these topics; how many queues. Their messages stay in the log until it is cleaned."""
         self._reader.catch_up()
@@ -456,6 +498,7 @@ class MessageStore(StoreReads):
             self._queues.delete(queue.topic, queue.queue_id)
         return len(doomed)
 
+    @while_open
     def clean_expired_queues(self) -> int:
         """Destroy queues whose newest message is gone from the log, system topics excepted; how many."""
         self._reader.catch_up()
@@ -464,15 +507,17 @@ class MessageStore(StoreReads):
             self._log.forget_queue(topic, queue_id)
         return len(removed)
 
+    @while_open
     def delete_expired_files_now(self) -> None:
         """Delete log files past their time at the next rounds of housekeeping, at whatever hour."""
         self._retention.delete_now()
 
+    @while_open
     def tick(self) -> None:
         """One round of housekeeping, now."""
-        self._check_open()  # the directory may be another's by now
         self._housekeeping.tick()
 
+    @while_open
     def runtime_info(self) -> dict[str, str]:
         """RocketMQ's run-time keys of a store."""
         self._count_puts()

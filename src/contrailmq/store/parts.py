@@ -114,7 +114,7 @@ def build_parts(
         queues=queues,
         index=index,
         delay_levels=delay_levels,
-        dispatcher=Dispatcher(log, queues, index, delay_levels, on_sync_failure=on_failure),
+        dispatcher=Dispatcher(log, queues, index, delay_levels, stats, on_sync_failure=on_failure),
         reader=Reader(
             config,
             log,

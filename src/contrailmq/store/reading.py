@@ -36,7 +36,7 @@ from contrailmq.store.config import CONSUME_QUEUE_UNIT_BYTES, StoreConfig
 from contrailmq.store.consume_queue import PRE_BLANK_SIZE, Boundary, ConsumeQueue, unpack_units
 from contrailmq.store.consume_queue_ext import is_ext_address
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
-from contrailmq.store.errors import CorruptStoreError
+from contrailmq.store.errors import CorruptStoreError, StoreError
 from contrailmq.store.index import IndexService
 from contrailmq.store.mapped_file import MappedFile
 from contrailmq.store.recent import Batch, RecentBatches
@@ -85,6 +85,7 @@ class Reader:
         self._distance_in_memory = memory * config.access_message_in_memory_max_ratio // 100
         self._undispatched: Sized = log.facts if dispatch is not None else ()
         self._dispatch = dispatch
+        self.closed: Callable[[], StoreError] | None = None  # makes the error for whoever reads a store that is closed
         self._recent = RecentBatches()
         self.get: Read = self._reading(self._slices)
         self.get_warm: WarmRead = self._reading(self._warm_slices)
@@ -97,6 +98,8 @@ class Reader:
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """A queue, up to date."""
+        if self.closed is not None:
+            raise self.closed()
         if self._undispatched and self._dispatch is not None:
             self._dispatch()
         return self._queues.get(topic, queue_id)
@@ -125,7 +128,14 @@ class Reader:
             if isinstance(found, GetResult):
                 note_get(0, monotonic_ms() - started_ms)
                 return found
-            answer = read(found, offset, max_count, max_bytes, filter)
+            try:
+                answer = read(found, offset, max_count, max_bytes, filter)
+            except (ValueError, OSError) as exc:  # as of a mapping that was closed meanwhile
+                if self.closed is None:
+                    raise
+                raise self.closed() from exc
+            if self.closed is not None:  # what closed under us looks as if it had no messages
+                raise self.closed()
             if isinstance(answer, GetResult):
                 note_get(answer.count, monotonic_ms() - started_ms)
             return answer

@@ -42,6 +42,7 @@ class StoreStats:
         self.put_count = 0
         self.put_bytes = 0
         self.put_failed_count = 0
+        self.listener_error_count = 0  # what listeners raised
         self.put_time_max_ms = 0
         self.put_time_counts = [0] * len(PUT_TIME_NAMES)
         self.get_found_count = 0

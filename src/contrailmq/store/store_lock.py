@@ -19,7 +19,7 @@ from contrailmq.store.errors import StoreLockedError
 from contrailmq.store.files import Files
 
 _LOCK_TEXT: Final = b"lock"
-_guard: Final = threading.Lock()
+_guard = threading.Lock()
 _open_here: Final[set[Path]] = set()
 
 
@@ -70,6 +70,16 @@ def owner_of(files: Files, path: Path) -> int:
             return files.lock_owner(descriptor)
         finally:
             files.close(descriptor)
+
+
+def _after_fork_in_child() -> None:
+    """What is open here is open in the parent: a child that wants the directory is told that process's id."""
+    global _guard
+    _guard = threading.Lock()
+    _open_here.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def write_abort_file(files: Files, path: Path) -> None:

@@ -13,17 +13,16 @@ from contrailmq.store.config import StoreConfig
 from contrailmq.store.consume_queue import Boundary, unpack_units
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.dispatch import Dispatcher
-from contrailmq.store.errors import StoreClosedError
+from contrailmq.store.life import StoreLife, while_open
 from contrailmq.store.mapped_file_queue import MappedFileQueue
 from contrailmq.store.reading import PULL_BYTES_MAX, Reader, decode_found
 from contrailmq.store.status import MessageFilter, Messages, Read, WarmRead
 
 
-class StoreReads:
+class StoreReads(StoreLife):
     """The reading half of MessageStore, which sets these attributes."""
 
     config: StoreConfig
-    _is_open: bool
     _reader: Reader
     _dispatcher: Dispatcher
     _queues: ConsumeQueueTable
@@ -34,20 +33,22 @@ class StoreReads:
     get_slices_cold: Read  # this one, which gives copies that the calling thread reads from the disk
 
     @property
+    @while_open
     def confirm_offset(self) -> int:
         """What may be shown to readers: under SYNC_FLUSH only what is durable, otherwise what is in the files."""
+        return self._confirmed_offset
+
+    @property
+    def _confirmed_offset(self) -> int:
         if self.config.is_sync_flush and not self.config.read_un_committed:
             return self._log_files.flushed_where
         return self._log_files.max_offset
 
     def _catch_up(self) -> None:
         """Bring queues and index up to the confirmed end of the log."""
-        self._dispatcher.dispatch(self.confirm_offset)
+        self._dispatcher.dispatch(self._confirmed_offset)
 
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise StoreClosedError(self.config.path)
-
+    @while_open
     def get(
         self,
         topic: str,
@@ -59,31 +60,35 @@ class StoreReads:
         filter: MessageFilter | None = None,
     ) -> Messages:
         """Messages of a queue from an offset on, decoded; see `status` and `next_offset` when it is empty."""
-        self._check_open()
         found = self.get_slices(topic, queue_id, offset, max_count, max_bytes=max_bytes, filter=filter)
         return decode_found(found, self.config.path, f"{topic}/{queue_id} from offset {offset} on", from_offset=offset)
 
+    @while_open
     def is_cold(self, topic: str, queue_id: int, offset: int, *, by_distance: bool = False) -> bool:
         """Would `get_slices` touch pages that are not in memory, or far back? Let a worker call the cold one."""
         return self._reader.is_cold(topic, queue_id, offset, by_distance=by_distance)
 
+    @while_open
     def lookup(self, physical_offset: int) -> StoredMessage | None:
         """The message whose record begins at this place of the log."""
-        self._check_open()
         return self._reader.lookup(physical_offset)
 
+    @while_open
     def read_record(self, physical_offset: int, size_bytes: int | None = None) -> bytes | None:
         """The bytes of the record that begins there (and has this size); None when there is none."""
         return self._reader.read_record(physical_offset, size_bytes)
 
+    @while_open
     def is_resident(self, physical_offset: int) -> bool:
         """Whether the log is in memory there, and for a megabyte on."""
         return self._reader.residency.is_resident(physical_offset)
 
+    @while_open
     def read_cold(self, physical_offset: int, size_bytes: int) -> memoryview | None:
         """The log's bytes there, unchecked, as a copy that the calling thread reads from the disk."""
         return self._reader.cold_record(physical_offset, size_bytes)
 
+    @while_open
     def read_log(self, offset: int, max_bytes: int) -> memoryview | None:
         """Raw readable bytes from an offset on, within one file (replication); None when there are none."""
         file = self._log_files.find(offset)
@@ -92,48 +97,57 @@ class StoreReads:
         position = offset - file.base
         return file.select(position, min(max_bytes, file.read_position - position))
 
+    @while_open
     def query(
         self, topic: str, key: str, max_count: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
     ) -> list[StoredMessage]:
         """Messages of a topic that carry this key or unique id, newest first, at most 64."""
-        self._check_open()
         return self._reader.query(topic, key, max_count, begin_ms, end_ms)
 
+    @while_open
     def offset_at(self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
         """The queue offset of the first message stored at or after a time (UPPER: the last at or before it)."""
         return self._reader.offset_at(topic, queue_id, time_ms, boundary)
 
+    @while_open
     def store_time_at(self, topic: str, queue_id: int, offset: int) -> int:
         return self._reader.store_time_at(topic, queue_id, offset)
 
+    @while_open
     def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int:
         """Store time of the oldest message, of the log or of one queue; -1 when there is none."""
         return self._reader.earliest_time(topic, queue_id)
 
+    @while_open
     def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
         """(min, max) offsets of every queue; max is the offset that the next message gets."""
         self._reader.catch_up()
         both = (*self._queues, *self._queues.batches)
         return {(queue.topic, queue.queue_id): (queue.min_offset, queue.max_offset) for queue in both}
 
+    @while_open
     def min_offset(self, topic: str, queue_id: int) -> int:
         queue = self._reader.any_queue(topic, queue_id)
         return queue.min_offset if queue is not None else 0
 
+    @while_open
     def max_offset(self, topic: str, queue_id: int) -> int:
         queue = self._reader.any_queue(topic, queue_id)
         return queue.max_offset if queue is not None else 0
 
+    @while_open
     def read_units(self, topic: str, queue_id: int, offset: int, max_count: int) -> list[tuple[int, int, int]]:
         """(physical offset, size, tags code) of a queue's messages from an offset on; fewer where a file ends."""
         queue = self._reader.queue(topic, queue_id)
         return [] if queue is None else list(unpack_units(queue.read_units(offset, max_count)))
 
     @property
+    @while_open
     def log_min_offset(self) -> int:
         return self._log_files.min_offset
 
     @property
+    @while_open
     def log_max_offset(self) -> int:
         """End of the readable log."""
         return self._log_files.max_offset
