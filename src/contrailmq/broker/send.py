@@ -403,7 +403,8 @@ class SendProcessor:
         unique_key = _find(header.properties or "", "UNIQ_KEY\x01") or ""
         if node.hooks.on_stored:
             self._show(connection, header, queue_id, unique_key, result)
-        ids = b",".join(self._message_id_prefix + b"%016X" % offset for offset in result.physical_offsets)
+        offsets = tuple(result.physical_offsets)
+        ids = b",".join([self._message_id_prefix + b"%016X"] * len(offsets)) % offsets  # one by one takes twice as long
         values = (queue_id, escape(unique_key), ids, result.queue_offset)
         if self._is_sync_flush:
             self._park(connection, command, result, values)

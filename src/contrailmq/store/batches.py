@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from contrailmq.message import Property, decode_properties
@@ -79,44 +79,46 @@ class Known(NamedTuple):
 
 
 def known_of(parts: Sequence[BatchPart]) -> list[Known]:
-    """Of each part. Parts of a batch mostly differ in their unique key alone: what is around it is decoded once."""
+    """Of each part. Four names are looked for, at half the price of making a map of all.
+
+    Of equal names the last one counts. An empty value, and an end without separator, need the whole rule.
+    """
     found: list[Known] = []
-    around: bytes | None = None
-    keys = tags = None
-    delayed = False
-    for part in parts:
-        properties = part.properties
-        start = properties.find(_UNIQUE_KEY)
-        if start < 0 or (start and properties[start - 1] != _SEPARATOR):  # none, or the end of another name
+    new = tuple.__new__  # Known(...) would take 0.2 us longer
+    for _, _, properties in parts:
+        text = b"\x02" + properties
+        if b"\x01\x02" in text or not text.endswith(b"\x02"):
             found.append(_decoded(properties))
             continue
-        value = start + len(_UNIQUE_KEY)
-        end = properties.find(b"\x02", value)
-        if end <= value or properties.find(_UNIQUE_KEY, end) >= 0:  # empty, not ended, or there twice
-            found.append(_decoded(properties))
-            continue
-        others = properties[:start] + properties[end + 1 :]
-        if others != around:
-            keys, _, tags, delayed = _decoded(others)
-            around = others
-        found.append(Known(keys, str(properties[value:end], "utf-8", "replace"), tags, delayed))
+        delay = _value(text, _DELAY)
+        is_delayed = delay is not None and _asks_delay(delay)
+        found.append(new(Known, (_value(text, _KEYS), _value(text, _UNIQUE_KEY), _value(text, _TAGS), is_delayed)))
     return found
 
 
-_UNIQUE_KEY: Final = Property.UNIQUE_KEY.encode() + b"\x01"
-_SEPARATOR: Final = 2
+_KEYS: Final = f"\x02{Property.KEYS}\x01".encode()
+_UNIQUE_KEY: Final = f"\x02{Property.UNIQUE_KEY}\x01".encode()
+_TAGS: Final = f"\x02{Property.TAGS}\x01".encode()
+_DELAY: Final = f"\x02{Property.DELAY}\x01".encode()
+
+
+def _value(text: bytes, name: bytes) -> str | None:
+    start = text.rfind(name)
+    if start < 0:
+        return None
+    start += len(name)
+    return str(text[start : text.find(b"\x02", start)], "utf-8", "replace")
 
 
 def _decoded(properties: bytes) -> Known:
     known = decode_properties(properties)
-    return Known(known.get(Property.KEYS), known.get(Property.UNIQUE_KEY), known.get(Property.TAGS), _is_delayed(known))
+    delay = known.get(Property.DELAY)
+    is_delayed = delay is not None and _asks_delay(delay)
+    return Known(known.get(Property.KEYS), known.get(Property.UNIQUE_KEY), known.get(Property.TAGS), is_delayed)
 
 
-def _is_delayed(properties: Mapping[str, str]) -> bool:
+def _asks_delay(text: str) -> bool:
     """Whether a part asks for a delay level; what is no number counts as one, and the batch is refused."""
-    text = properties.get(Property.DELAY)
-    if not text:
-        return False
     try:
         return int(text) > 0
     except ValueError:
