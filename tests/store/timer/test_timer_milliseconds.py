@@ -10,7 +10,8 @@ import pytest
 from at_once import AtOnce
 from contrailmq.message import SysFlag, SystemTopic, encode_host, encode_properties
 from contrailmq.store.record import decode_record, encode_record
-from contrailmq.store.timer.log import TimerUnit
+from contrailmq.store.timer.log import UNIT_BYTES, TimerUnit
+from contrailmq.store.timer.put_back import put_back
 from contrailmq.store.timer.records import RecordReader, own_times
 from store.timer.test_timer_store import DAY_MS, SLOTS_TOTAL, START_MS, Bench
 from timer_host import MemoryHost
@@ -285,7 +286,7 @@ def test_an_intake_that_never_ends_delays_a_slot_and_does_not_stop_it(bench: Ben
 # -------------------------------------------------------------------------------------------- stops, crashes, the clock
 
 
-def as_apache_finds_it(bench: Bench) -> tuple[list[str], int]:
+def as_apache_finds_it(bench: Bench, tick_ms: int = TICK_MS) -> tuple[list[str], int]:
     """What its recovery makes of the log, and its walk of the chain: the bodies of the slot, and where it goes on.
 
     Each unit of the log becomes the last of its slot, and a chain is read to a unit without a predecessor. It goes on
@@ -300,7 +301,7 @@ def as_apache_finds_it(bench: Bench) -> tuple[list[str], int]:
         position = log.next_position(position)
     bodies: list[str] = []
     deleted: set[str] = set()
-    position = last[TICK_MS]
+    position = last[tick_ms]
     while position != -1:
         unit = log.read(position)
         assert unit is not None
@@ -426,6 +427,100 @@ def test_a_clock_set_back_an_hour_in_the_middle_of_a_slot_repeats_and_parks_noth
         "500": 500,
     }
     assert bench.timer.metrics.counts == {"Orders": 0}
+
+
+def test_two_slots_that_are_put_back_before_a_flush_both_keep_exactly_their_rest(bench: Bench) -> None:
+    """The clock is set back in the middle of one slot, into another; there the program stops."""
+    send_at(bench, -2900, -2100, 100, 300)
+    bench.tick()
+    bench.clock.set_wall(TICK_MS - 2500)
+    while bench.timer.tick(bench.clock.now_ms()):
+        pass
+    for millisecond in (200, -2500):  # the first of each is delivered
+        bench.clock.set_wall(TICK_MS + millisecond)
+        while bench.timer.tick(bench.clock.now_ms()):
+            pass
+    assert bench.host.bodies() == ["-2900", "-2100", "100"]
+    bench.host.send(b"again", TIMER_DELIVER_MS=str(TICK_MS - 2400))
+    bench.host.send(b"last", TIMER_DELIVER_MS=str(TICK_MS - 2050))
+    bench.tick()
+    bench.clock.set_wall(TICK_MS - 2300)
+    while bench.timer.tick(bench.clock.now_ms()):
+        pass
+    started_again(bench)
+    assert as_apache_finds_it(bench)[0] == ["300"]
+    assert as_apache_finds_it(bench, TICK_MS - 3000)[0] == ["last"]
+    for millisecond in (-2000, 200, 300, 1000):
+        go_to(bench, millisecond)
+    assert bench.host.bodies() == ["-2900", "-2100", "100", "again", "last", "300"]
+
+
+def test_a_slot_that_was_put_back_and_then_stands_behind_another_one_keeps_its_rest(bench: Bench) -> None:
+    """Its one unit is the newest of the log when the second slot is put back, and is repeated behind that one's."""
+    send_at(bench, -2900, -2100, 100, 300)
+    bench.timer.config.change({"timerStopDequeue": "true"})
+    bench.tick()
+    log, wheel, cuts = bench.timer.log, bench.timer.wheel, bench.timer._cuts
+    for tick_ms in (TICK_MS, TICK_MS - 3000):
+        first = log.read(wheel.get(tick_ms).first_position)
+        assert first is not None
+        put_back(log, wheel, wheel.get(tick_ms), {first.physical_offset}, cuts)
+    bench.timer.flush(bench.clock.now_ms())
+    assert as_apache_finds_it(bench) == (["300"], 4)
+    assert as_apache_finds_it(bench, TICK_MS - 3000) == (["-2100"], 4)
+
+
+def test_a_crash_before_a_slot_that_is_put_back_is_on_the_wheel_leaves_it_as_it_was(bench: Bench) -> None:
+    """Its new units are in the log: they are passed over, and counted by nobody."""
+    send_at(bench, 100, 200, 300, 400, 500)
+    bench.host.send(b"far", topic="Far", TIMER_DELAY_SEC="60")
+    go_to(bench, 0)
+    bench.timer.flush(bench.clock.now_ms())
+    before = bench.timer.wheel.get(TICK_MS)
+    go_to(bench, 250)
+    bench.timer._put_back()
+    bench.timer.log.write()
+    bench.crash()
+    assert bench.timer.wheel.get(TICK_MS) == before
+    assert bench.timer.recount(100_000)
+    assert bench.timer.metrics.counts == {"Orders": 5, "Far": 1}
+    bench.run(70_000)
+    assert bench.host.bodies() == ["100", "200", "100", "200", "300", "400", "500"]
+    assert bench.timer.metrics.counts == {"Orders": 0, "Far": 0}
+
+
+def test_units_that_were_put_back_before_a_crash_do_not_bring_the_intake_back(bench: Bench) -> None:
+    """The last unit that reached the log is an older message's than the newest that was taken in."""
+    send_at(bench, 100, 500)
+    go_to(bench, 0)
+    bench.timer.flush(bench.clock.now_ms())
+    bench.clock.set_wall(TICK_MS + 150)
+    bench.host.send(b"far", topic="Far", TIMER_DELAY_SEC="60")
+    bench.timer.tick(bench.clock.now_ms())
+    bench.timer._put_back()
+    del bench.timer.log._pending[UNIT_BYTES:]
+    bench.timer.log.write()
+    bench.crash()
+    assert bench.recovered.queue_offset == 3
+    bench.run(70_000)
+    assert bench.host.bodies("Far") == ["far"]
+
+
+def test_a_crash_after_a_slot_was_put_back_and_grew_delivers_each_message_once(bench: Bench) -> None:
+    """What came later is chained to units that stand in the log twice: the old ones are in its chain, and the new."""
+    send_at(bench, 100, 300, 500)
+    go_to(bench, 0)
+    bench.timer.flush(bench.clock.now_ms())
+    for millisecond in (150, 150 - 3_600_000):
+        bench.clock.set_wall(TICK_MS + millisecond)
+        bench.timer.tick(bench.clock.now_ms())
+    assert bench.host.bodies() == ["100"]
+    send_at(bench, 700)
+    bench.timer.tick(bench.clock.now_ms())
+    bench.crash()
+    for millisecond in (0, 150, 600, 1000):
+        go_to(bench, millisecond)
+    assert bench.host.bodies() == ["100", "100", "300", "500", "700"]
 
 
 def test_a_clock_set_back_within_the_tick_delivers_nothing_before_its_time_by_the_new_clock(bench: Bench) -> None:
