@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from at_once import AtOnce
+from at_once import AtOnce, Later
 from contrailmq.message import SysFlag, SystemTopic, encode_host, encode_properties
 from contrailmq.store.record import decode_record, encode_record
 from contrailmq.store.timer.log import UNIT_BYTES, TimerUnit
@@ -209,7 +209,6 @@ def test_a_message_that_has_rolled_keeps_its_millisecond_or_the_end_of_its_tick(
 
 
 def test_messages_that_are_not_in_memory_wait_for_their_millisecond_too(bench: Bench) -> None:
-    """Those that a worker reads are asked for again and again while more become due."""
     send_at(bench, 100, 300, 301, 302, 500)
     bench.tick()
     bench.host.is_resident = lambda offset: False  # type: ignore[method-assign]
@@ -220,21 +219,37 @@ def test_messages_that_are_not_in_memory_wait_for_their_millisecond_too(bench: B
     }
 
 
+def test_a_portion_that_a_worker_reads_is_delivered_though_the_next_one_may_be_larger(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, workers=Later())
+    assert isinstance(bench.workers, Later)
+    send_at(bench, *[300] * 200)
+    bench.tick()
+    bench.host.is_resident = lambda offset: False  # type: ignore[method-assign]
+    for step in range(60):
+        bench.clock.set_wall(TICK_MS + 200 + step * 5)
+        bench.timer.tick(bench.clock.now_ms(), 10 + step % 3)
+        bench.workers.run()
+    assert len(bench.host.bodies()) == 200
+    assert bench.timer._outlet.cold_reads == bench.timer._preview.cold_reads == 200
+
+
 # -------------------------------------------------------------------------------------------------------------- recall
 
 
 def test_a_mark_that_comes_in_the_tick_of_its_message_takes_effect(bench: Bench) -> None:
-    send_at(bench, 100, 300, 500, 700)
+    send_at(bench, 100, 300, 500, 700, 900)
     go_to(bench, 200)
     assert bench.host.bodies() == ["100"]
     mark(bench, 500)
     go_to(bench, 400)
     mark(bench, 700)
-    assert bench.timer.metrics.counts == {"Orders": 1}
-    go_to(bench, 699)
+    assert bench.timer.metrics.counts == {"Orders": 2}
+    for millisecond in (450, 699, 899):
+        go_to(bench, millisecond)
+        assert bench.timer.metrics.counts == {"Orders": 1}
     assert bench.host.bodies() == ["100", "300"]
     go_to(bench, 1000)
-    assert bench.host.bodies() == ["100", "300"]
+    assert bench.host.bodies() == ["100", "300", "900"]
     assert bench.timer.stats.recalled == 2
     assert bench.timer.metrics.counts == {"Orders": 0}
 

@@ -94,6 +94,7 @@ class DueSlot:
         self.next_ms = NEVER_MS  # when the first of those that wait is due
         self._messages = Messages()  # all that were read, in the order they were taken in
         self._dated = 0  # of these, those whose time is known
+        self._asked_look = 0  # to here a worker reads them; 0 when none does
         self._waiting: dict[int, list[int]] = {}  # when they are due -> which messages
         self._ready: array[int] = array("i")  # which messages, in the order of their times
         self._found = Messages()  # of the chain that is read, newest first
@@ -253,11 +254,13 @@ class DueSlot:
         if now_ms >= last_ms:
             self._waiting.setdefault(last_ms, []).extend(range(begin, len(messages)))
             self.next_ms = min(self.next_ms, last_ms)
-            self._dated = len(messages)
+            self._dated, self._asked_look = len(messages), 0
             return True
-        end = min(begin + max_count, len(messages))
+        end = self._asked_look or min(begin + max_count, len(messages))
         offsets, sizes = messages.physical_offsets[begin:end], messages.sizes[begin:end]
+        self._asked_look = 0
         if not reader.prepare(offsets, sizes):
+            self._asked_look = end  # the worker is asked for the same ones again
             return False
         first_ms, waiting, at = self.time_ms + 1, self._waiting, begin
         for own_ms in own_times(reader, offsets, sizes):
