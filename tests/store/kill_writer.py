@@ -1,12 +1,14 @@
 """A process that puts messages until it is killed, and says on stdout which ones were acknowledged.
 
-Usage: kill_writer.py DIR MODE ROUND. Each line is `number queue_offset`; a line is written in one call. What put
+Usage: kill_writer.py DIR MODE ROUND. Each line is `number queue_offset committed`, where so many puts had reached the
+file and not only the write buffer before the line was written; a line is written in one call. What put
 `number` of a round is, and where it goes, `planned` says: most are messages of an ordinary topic, some inner batches or
 single messages of a batch topic (queue.type=BatchCQ), and in mode `light` many are in light queues as well.
 """
 
 from __future__ import annotations
 
+import bisect
 import os
 import random
 import sys
@@ -80,11 +82,13 @@ def main() -> None:
     path, mode, round_number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     store = opened(path, mode)
     os.write(1, b"ready\n")
-    number = 0
+    ends: list[int] = []  # of the records
     while True:
+        number = len(ends)
         result = put(store, mode, round_number, number)
-        os.write(1, b"%d %d\n" % (number, result.queue_offset))
-        number += 1
+        ends.append(result.physical_offset + result.size_bytes)
+        committed = bisect.bisect_right(ends, store.confirm_offset)
+        os.write(1, b"%d %d %d\n" % (number, result.queue_offset, committed))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from kill_writer import MODES, QUEUES, key_of, opened, planned
@@ -24,9 +25,15 @@ ROUNDS = 50 if os.environ.get("CONTRAILMQ_LONG") else 5
 WRITER = Path(__file__).with_name("kill_writer.py")
 
 
-def write_until_killed(path: Path, mode: str, round_number: int, count: int) -> list[int]:
-    """Start a writer, kill it after `count` acknowledgements; the queue offsets that it gave, by number (a kill may let
-    a few more through)."""
+class Acknowledged(NamedTuple):
+    """What a writer said: queue offsets by number, and how many of the puts were in the file before it was killed."""
+
+    offsets: list[int]
+    committed: int
+
+
+def write_until_killed(path: Path, mode: str, round_number: int, count: int) -> Acknowledged:
+    """Start a writer, kill it after `count` acknowledgements (a kill may let a few more through) and one commit."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     writer = subprocess.Popen(
         [sys.executable, str(WRITER), str(path), mode, str(round_number)], stdout=subprocess.PIPE, env=environment
@@ -34,12 +41,14 @@ def write_until_killed(path: Path, mode: str, round_number: int, count: int) -> 
     assert writer.stdout is not None
     with writer:
         lines = [writer.stdout.readline() for _ in range(count + 1)]
+        while lines[-1].endswith(b" 0\n"):  # nothing is committed yet
+            lines.append(writer.stdout.readline())
         writer.kill()
         lines += writer.stdout.read().splitlines(keepends=True)
     assert lines[0] == b"ready\n", lines[:3]
     told = [line.split() for line in lines[1:] if line.endswith(b"\n")]
-    assert [int(number) for number, _ in told] == list(range(len(told)))
-    return [int(queue_offset) for _, queue_offset in told]
+    assert [int(number) for number, _, _ in told] == list(range(len(told)))
+    return Acknowledged([int(queue_offset) for _, queue_offset, _ in told], int(told[-1][2]))
 
 
 def read_from(store: MessageStore, topic: str, queue_id: int, offset: int) -> list[StoredMessage]:
@@ -67,8 +76,9 @@ class Directory:
         self.stored: dict[tuple[str, int], Told] = {key: [] for key in QUEUES}
         self.light: dict[str, Told] = {"%LMQ%all": [], "%LMQ%some": []}
 
-    def check_round(self, store: MessageStore, round_number: int, acknowledged: list[int]) -> None:
-        """Take up what a round has left: a prefix of what was put, whole, in order, with everything acknowledged."""
+    def check_round(self, store: MessageStore, round_number: int, acknowledged: Acknowledged) -> None:
+        """Take up what a round has left: a prefix of what was put, whole, in order, with everything acknowledged, or
+        in the pool's case committed."""
         parts: dict[int, list[bytes]] = {}  # by number, in queue order
         offsets: dict[int, int] = {}  # of the first part
         for (topic, queue_id), before in self.stored.items():
@@ -84,9 +94,9 @@ class Directory:
         assert sorted(parts) == list(range(count))  # no hole, no phantom
         for number, bodies in parts.items():
             assert bodies == planned(self.mode, round_number, number).bodies
-        if self.mode != "pool":
-            assert count >= len(acknowledged)
-        assert [offsets[number] for number in range(min(count, len(acknowledged)))] == acknowledged[:count]
+        told = acknowledged.offsets
+        assert count >= (acknowledged.committed if self.mode == "pool" else len(told))
+        assert [offsets[number] for number in range(min(count, len(told)))] == told[:count]
         self._check_light(store, round_number, count)
 
     def _check_light(self, store: MessageStore, round_number: int, count: int) -> None:

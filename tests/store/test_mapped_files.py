@@ -307,6 +307,31 @@ def test_a_buffered_file_shows_what_was_committed_and_gives_its_buffer_back_when
     file.close()
 
 
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_nothing_behind_a_write_buffer_that_is_not_committed_is_readable(
+    buffers: int, tmp_path: Path, make_allocator: Make
+) -> None:
+    """Else its records are dispatched when the log rolls over, and a consumer who cannot read them goes past them."""
+    pool = WriteBufferPool(Files(), buffer_count=buffers, buffer_bytes=SIZE)
+    allocator = make_allocator(pool=pool, transient_store_pool_enable=True)
+    queue = MappedFileQueue(Files(), ManualClock(), (tmp_path,), SIZE)
+    first, second = allocator.take(0), allocator.take(SIZE)
+    assert (second.write_buffer is None) == (buffers == 1)
+    queue.add(first)
+    first.append_raw(b"abc")
+    queue.commit(0)
+    first.append_raw(bytes(SIZE - 3))
+    queue.add(second)
+    second.append_raw(b"defg")
+    assert queue.max_offset == 3
+    assert queue.wrote_offset == SIZE + 4
+    queue.commit(0)
+    assert queue.max_offset == SIZE + 4
+    first.detach_write_buffer()
+    assert queue.max_offset == SIZE + 4
+    queue.close()
+
+
 class Warming(Files):
     """Notes what a new file is told; `can_prefault` and `can_lock` are the kernel's abilities."""
 

@@ -82,7 +82,7 @@ def test_every_message_and_answer_of_a_golden_store_is_apaches(name: str, tmp_pa
                 assert answer == asked[boundary.value.lower()]
         for asked in expected["queryByKey"]:
             hits = store.query(asked["topic"], asked["key"], asked["maxNum"], asked["begin"], asked["end"])
-            assert sorted(hit.physical_offset for hit in hits) == asked["commitLogOffsets"]
+            assert [hit.physical_offset for hit in hits] == asked["commitLogOffsets"][::-1]  # newest first
 
 
 @pytest.mark.parametrize("name", GOLDEN_STORES)

@@ -99,9 +99,15 @@ class MappedFileQueue:
 
     @property
     def max_offset(self) -> int:
-        """End of the readable data."""
-        last = self.last
-        return last.base + last.read_position if last else 0
+        """End of the readable data. It lies in an earlier file while the write buffer of that one is not committed to
+        its end: what was appended behind it may be in its file already, but nobody may be told of it yet."""
+        files = self.files
+        if not files:
+            return 0
+        number = len(files) - 1
+        while number and files[number - 1].write_buffer is not None and files[number - 1].committed < self.file_bytes:
+            number -= 1
+        return files[number].base + files[number].read_position
 
     @property
     def wrote_offset(self) -> int:
