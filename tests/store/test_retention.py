@@ -12,7 +12,7 @@ from contrailmq.message import Message
 from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig
 from contrailmq.store.files import DiskUsage
 from contrailmq.store.mapped_file_queue import MappedFileQueue
-from contrailmq.store.retention import MANUAL_ROUNDS, Retention
+from contrailmq.store.retention import Retention
 
 HOUR_MS = 3_600_000
 LOG_BYTES = 4096
@@ -22,9 +22,13 @@ class Disk(Files):
     """A disk that is as full as the test says."""
 
     used_percent = 10
+    queues_used_percent: int | None = None  # where the queues lie on a partition of their own
 
     def disk_usage(self, path: Path) -> DiskUsage:
-        return DiskUsage(100, self.used_percent, 100 - self.used_percent)
+        used = self.used_percent
+        if path.name == "consumequeue" and self.queues_used_percent is not None:
+            used = self.queues_used_percent
+        return DiskUsage(100, used, 100 - used)
 
 
 class Scene:
@@ -130,12 +134,48 @@ def test_a_round_removes_at_most_the_batch_and_never_the_last_file(tmp_path: Pat
 
 
 def test_a_manual_order_lasts_twenty_rounds(scene: Scene) -> None:
+    """In the first and in the twentieth round expired files go at any hour, in the next they stay."""
     scene.retention.delete_now()
     assert scene.clean() == 2
-    for _ in range(MANUAL_ROUNDS - 1):
+    for _ in range(18):
         assert scene.clean() == 0
     scene.age(73, 1)
+    assert scene.clean() == 1
+    scene.age(73, 1)
     assert scene.clean() == 0
+
+
+@pytest.mark.parametrize(
+    ("used_percent", "removed", "full"),
+    [(75, 0, False), (76, 2, False), (85, 2, False), (86, "all", False), (90, "all", False), (91, "all", True)],
+)
+def test_the_partition_of_the_queues_counts_as_the_logs(
+    used_percent: int, removed: int | str, full: bool, scene: Scene
+) -> None:
+    scene.files.queues_used_percent = used_percent
+    assert scene.clean() == (min(10, scene.count - 1) if removed == "all" else removed)
+    assert bool(scene.full) == full
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "limit", "effect"),
+    [
+        ("disk_max_used_space_ratio", 1, 10, "is_up"),  # its upper limit of 95 never counts: above 85 files go anyway
+        ("disk_space_clean_forcibly_ratio", 1, 30, "at_once"),
+        ("disk_space_clean_forcibly_ratio", 99, 85, "at_once"),
+        ("disk_space_warning_level_ratio", 1, 35, "is_disk_full"),
+        ("disk_space_warning_level_ratio", 99, 90, "is_disk_full"),
+    ],
+)
+def test_the_percentages_are_kept_between_rocketmqs_limits(
+    setting: str, value: int, limit: int, effect: str, tmp_path: Path
+) -> None:
+    """With a value outside of them nothing happens at the limit, and it does one percent above."""
+    scene = Scene(tmp_path, **{setting: value})
+    scene.files.used_percent = limit
+    assert not getattr(scene.retention.space(), effect)
+    scene.files.used_percent = limit + 1
+    assert getattr(scene.retention.space(), effect)
 
 
 def test_queues_and_index_follow_the_log(scene: Scene) -> None:
@@ -182,3 +222,41 @@ def test_the_self_check_names_a_gap(scene: Scene) -> None:
     scene.log.files = files[:1] + files[2:]
     (finding,) = scene.retention.self_check()
     assert f"from {LOG_BYTES} to {2 * LOG_BYTES}" in finding
+
+
+def test_the_self_check_runs_every_ten_minutes(scene: Scene) -> None:
+    files = scene.log.files
+    scene.log.files = files[:1] + files[2:]
+    scene.clock.advance(599_999)
+    scene.retention.tick()
+    assert scene.retention.findings == []
+    scene.clock.advance(1)
+    scene.retention.tick()
+    assert len(scene.retention.findings) == 1
+    scene.log.files = files
+    scene.clock.advance(599_999)
+    scene.retention.tick()
+    assert len(scene.retention.findings) == 1
+    scene.clock.advance(1)
+    scene.retention.tick()
+    assert scene.retention.findings == []
+
+
+def test_a_file_that_was_in_use_is_tried_again_after_the_interval(scene: Scene) -> None:
+    """Outside of the hour of deletion: nothing but the second round would take it up. It comes 120 s after the start
+    and then every 120 s, in a round of the cleaner."""
+    first = scene.log.files[0]
+    assert first.hold()
+    scene.retention.delete_now()
+    assert scene.clean() == 0
+    assert not first.is_available
+    for _ in range(19):  # the manual order runs out
+        scene.clean()
+    first.release()
+    scene.clock.advance(119_999)
+    scene.retention.tick()
+    assert scene.log.files[0] is first
+    scene.clock.advance(10_001)
+    scene.retention.tick()
+    assert scene.log.files[0] is not first
+    assert not first.path.exists()
