@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 QUERY_COUNT_MAX: Final = 64  # maxMsgsNumBatch
 UNITS_CHECKED_AT_LOAD_MAX: Final = 200_000  # 0.1 s; a fuller file is only checked in its header, verify checks all
+INDEX_CHECKSUM_BYTES_MAX: Final = 1 << 29  # read at most at a start, and at a close
 TAG_KIND: Final = "T"  # between topic and tag in the text that is hashed
 _PREFIX_CACHE_MAX: Final = 10_000
 
@@ -218,6 +219,7 @@ class IndexService:
             index_file = self._sealing[0]
             index_file.flush()
             index_file.seal()
+            index_file.take_checksum()
             end_time_ms = index_file.end_time_ms
             if self._on_sealed is not None:
                 self._on_sealed(end_time_ms)
@@ -230,6 +232,11 @@ class IndexService:
         self.flush_sealed()
         if self._index_files:
             self._index_files[-1].flush()
+        left = INDEX_CHECKSUM_BYTES_MAX
+        for index_file in reversed(self._index_files):
+            left -= index_file.used_bytes
+            if index_file.entries and left >= 0:
+                index_file.take_checksum()
 
     def delete_below(self, log_min_offset: int) -> int:
         """Remove files all of whose records are gone from the log, never the last one; how many."""

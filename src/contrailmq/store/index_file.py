@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from contrailmq.message.checksum import crc32
 from contrailmq.store.files import MADV_DONTNEED, MADV_RANDOM, Files
 
 _HEADER: Final = struct.Struct(">qqqqii")
@@ -37,6 +38,7 @@ assert _SLOT.size == SLOT_BYTES
 assert _UNIT.size == UNIT_BYTES
 
 SECONDS_MAX: Final = 2**31 - 1
+_CHECKSUM_CHUNK_BYTES: Final = 1 << 20
 
 _slot_at: Final = _SLOT.unpack_from
 _unit_at: Final = _UNIT.unpack_from
@@ -76,6 +78,8 @@ class IndexFile:
         self.end_offset = 0
         self.used_slots = 0
         self.count = 1
+        self.checksum = -1  # of the used part, taken when the count was this; -1: never
+        self.checksum_count = 0
 
     def __repr__(self) -> str:
         return f"<IndexFile {self.path.name} {self.count - 1} entries>"
@@ -87,6 +91,11 @@ class IndexFile:
     @property
     def entries(self) -> int:
         return self.count - 1
+
+    @property
+    def used_bytes(self) -> int:
+        """Header, slots and the units that there are."""
+        return self._units_start + self.count * UNIT_BYTES
 
     # --- life
 
@@ -306,6 +315,23 @@ class IndexFile:
             if _slot_at(mapping, HEADER_BYTES + slot * SLOT_BYTES)[0] != number:
                 return f"slot {slot} does not point at its newest unit {number}"
         return None
+
+    def take_checksum(self) -> None:
+        """Note the checksum of what is in the file now, unless it is known."""
+        if self.checksum_count != self.count:
+            self.checksum, self.checksum_count = self.compute_checksum(), self.count
+
+    def compute_checksum(self) -> int:
+        """Of the used part, read and not mapped: it would count as our memory."""
+        descriptor = self._files.open(self.path, writable=False)
+        checksum, end = 0, self.used_bytes
+        try:
+            for position in range(0, end, _CHECKSUM_CHUNK_BYTES):
+                data = self._files.pread(descriptor, min(_CHECKSUM_CHUNK_BYTES, end - position), position)
+                checksum = crc32(data, checksum)
+        finally:
+            self._files.close(descriptor)
+        return checksum
 
     def forget_pages(self) -> None:
         """Give the pages that a check brought in back to the page cache."""

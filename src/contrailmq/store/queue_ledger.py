@@ -46,8 +46,12 @@ class LedgerEntry(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
+    """One index file; `checksum` (-1: none was taken) is of its content as long as `units` is its count."""
+
     name: str
     end_offset: int
+    units: int = 0
+    checksum: int = -1
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -101,7 +105,11 @@ def take_ledger(
         left -= queue.compute_checksums(left)
         entries.append(LedgerEntry(queue.topic, queue.queue_id, *queue.snapshot()))
     index_files = index.index_files if index is not None else []
-    index_entries = [IndexEntry(file.path.name, file.end_offset) for file in index_files if file.entries]
+    index_entries = [
+        IndexEntry(file.path.name, file.end_offset, file.checksum_count, file.checksum)
+        for file in index_files
+        if file.entries
+    ]
     record_crc, batches = record_checksum(log_files, mark.physical_offset), queues.batches.entries()
     return Ledger(mark.physical_offset, mark.store_time_ms, entries, index_entries, boot_id, record_crc, batches)
 

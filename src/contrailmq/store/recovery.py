@@ -20,7 +20,7 @@ queues and index are made from it, so recovery has two jobs, done in one pass wh
      (queue_ledger.py) says it was: only these queues are compared, over the whole log;
    - there is no believable ledger (Apache's broker wrote the store) and the log is small enough to walk in about a
      second: all queues are compared;
-   - the index ends before the walk begins: it is fed from its end on.
+   - the index ends before the walk begins, or its files cannot be right (index_recovery.py): it is fed from there on.
 
 The report says what was found, what was cut and why. Recovery is idempotent: a crash in the middle of it, or a second
 run, gives the same store.
@@ -39,6 +39,7 @@ from contrailmq.store.consume_queue import UNIT_BYTES, ConsumeQueue
 from contrailmq.store.consume_queue_table import ConsumeQueueTable, DamagedQueue
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.index import IndexService
+from contrailmq.store.index_recovery import remove_doubtful
 from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.store.log_walk import LogFile, WalkEnd, store_time_at, walk
 from contrailmq.store.queue_ledger import CHECKSUM_BYTES_MAX, Ledger, LedgerEntry
@@ -180,9 +181,9 @@ class _Recovery:
         first = self._first_file()
         walk_from = self.files[first].base
         damaged += self._doubtful_queues(walk_from)
-        index_damage += self._missing_index()
+        index_damage += self._doubtful_index()
         entries_before = self.index.entries if self.index is not None else 0
-        index_from = self._index_from(log_min, walk_from)
+        index_from = self._index_from(log_min, walk_from, was_cut=bool(index_damage))
         is_full = self.ledger is None and (walk_from == log_min or walk_from - log_min <= FULL_WALK_BYTES_MAX)
         # What the ledger vouches for, and its checksums confirmed, need not be compared again.
         queues_from = self.ledger.physical_offset + 1 if self.ledger is not None else 0
@@ -324,25 +325,12 @@ class _Recovery:
                     return f"the units in file {base} are not those that were written"
         return ""
 
-    def _missing_index(self) -> list[str]:
-        """Index files that the ledger knows and that are gone; those behind the first of them go too.
-
-        Apache removes the file it was filling after a crash, and enters again only what its recovery walks.
-        """
-        if self.index is None or self.old_ledger is None:
+    def _doubtful_index(self) -> list[str]:
+        if self.index is None:
             return []
-        present = {file.path.name for file in self.index.index_files}
-        missing = [
-            entry.name
-            for entry in self.old_ledger.index
-            if entry.name not in present and (self.ledger is not None or entry.end_offset >= self.files[0].base)
-        ]
-        if not missing:
-            return []
-        self.index.remove_from(missing[0])
-        return [f"index file {name} is missing" for name in missing]
+        return remove_doubtful(self.index, self.files, ledger=self.ledger, old_ledger=self.old_ledger)
 
-    def _index_from(self, log_min: int, walk_from: int) -> int:
+    def _index_from(self, log_min: int, walk_from: int, *, was_cut: bool) -> int:
         """From which record on the index has to be fed."""
         if self.index is None:
             return walk_from
@@ -352,7 +340,7 @@ class _Recovery:
         if self.was_clean_exit and self.ledger is not None and self.ledger.index_end_offset == end_offset:
             return max(end_offset + 1, min(walk_from, self.ledger.physical_offset + 1))
         # The newest record may have some of its keys in a file that is gone: enter it again, unless nothing is missing.
-        return end_offset + 1 if self.was_clean_exit and self.ledger is None else end_offset
+        return end_offset + 1 if self.was_clean_exit and self.ledger is None and not was_cut else end_offset
 
     def _compared_from(self, vouched_to: int, walk_from: int) -> int:
         """From where on units are compared, when not over the whole log."""
