@@ -268,7 +268,8 @@ def _read_back(runs: list[Run], folder: Path, file_bytes: int, *, has_gaps: bool
             at = (run.first + repeated) * UNIT_BYTES - base
         is_right = is_right and written[at : at + len(expected)] == expected
         at += len(expected)
-    if not is_right or written[at:].strip(b"\0"):
+    # Compared, not stripped: the empty end of a queue's last file, 6 MB by default, took a 15th of a rebuild of 370 MB.
+    if not is_right or written[at:] != bytes(len(written) - at):
         raise RebuildError(
             f"{folder.parent.name}/{folder.name} was read back otherwise than its records say: disk or program are "
             "at fault; nothing was replaced"
