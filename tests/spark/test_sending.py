@@ -13,7 +13,7 @@ from contrailmq.message import MessageError, MessageQueue, Property, decode_prop
 from contrailmq.message.batch import split_batch
 from contrailmq.spark import sending
 from contrailmq.spark.columns import OptionError
-from contrailmq.spark.packing import DEDUP_PROPERTY
+from contrailmq.spark.packing import DEDUP_PROPERTY, pack_parts
 from contrailmq.spark.sending import Sender, SendFailedError, SinkSettings, make_message
 
 QUEUES = [MessageQueue("Out", "broker-a", number) for number in range(2)]
@@ -72,8 +72,8 @@ PLAIN = pa.schema(
         ("shardingKey", pa.string()),
     ]
 )
-# A column of properties, all null, sends the same rows through messages.
-THROUGH_MESSAGES = PLAIN.append(pa.field("properties", pa.map_(pa.string(), pa.string())))
+# A column of delay levels, all null, sends the same rows through messages.
+THROUGH_MESSAGES = PLAIN.append(pa.field("delayLevel", pa.int32()))
 ROWS = [
     {"body": b"1", "topic": "Out", "queueId": 1},
     {"body": b"2", "topic": "Out", "tags": "red", "keys": "a b", "flag": -7, "queueId": 0},
@@ -101,6 +101,32 @@ def test_rows_become_the_same_messages_by_the_plain_way_and_through_messages(set
     keys = sorted(own[DEDUP_PROPERTY] for *_, own in plain.parts())
     expected = [f"job-{number}" for number in range(len(ROWS))]
     assert keys == (sorted(row["topic"] for row in ROWS) if settings.dedup_column else expected)
+
+
+MAPS = [None, {}, {"region": "eu"}, {"größe": "ü b", "a": "1", "b": "2"}, {"a": "3"}, None]
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(2, 5), slice(3, 4), slice(0, 2)])
+def test_properties_of_rows_become_the_same_by_the_plain_way_and_through_messages(rows: slice) -> None:
+    field = pa.field("properties", pa.map_(pa.string(), pa.string()))
+    given = [
+        {"body": b"%d" % number, "topic": "Out", "tags": "red", "queueId": 0, "properties": own and list(own.items())}
+        for number, own in enumerate(MAPS)
+    ]
+    found = []
+    for schema in (PLAIN.append(field), THROUGH_MESSAGES.append(field)):
+        broker, settings = FakeBroker(), SinkSettings("x")
+        sender = Sender(broker, settings)  # type: ignore[arg-type]
+        batch = pa.RecordBatch.from_pylist(given, schema=schema)[rows]
+        is_packed = pack_parts(batch, key_prefix="", first_row=0, dedup_column=None) is not None
+        assert is_packed == ("delayLevel" not in schema.names)
+        sending._add_rows(sender, batch, settings, "job-", 0)
+        sender.flush()
+        found.append([(body, list(own.items())[:-1]) for _, _, body, own in broker.parts()])
+    assert found[0] == found[1]
+    assert [{name: text for name, text in own if name in ("region", "größe", "a", "b")} for _, own in found[0]] == [
+        own or {} for own in MAPS[rows]
+    ]
 
 
 def test_long_columns_are_cut_into_batches_of_1_mib_and_what_is_larger_travels_alone() -> None:
@@ -154,6 +180,35 @@ def test_a_row_that_cannot_be_sent_is_refused_by_the_plain_way_too(row: dict[str
     with pytest.raises((OptionError, MessageError), match=error):
         send([{"body": b"good", "topic": "Out"}, row], broker, SinkSettings("x"), PLAIN)
     assert broker.stored == {}  # the task failed before its batch was full
+
+
+@pytest.mark.parametrize(
+    ("pairs", "error"),
+    [
+        ([("KEYS", "x")], "is RocketMQ's own"),
+        ([("a", " ")], "blank name or value"),
+        ([(" ", "a")], "blank name or value"),
+        ([("a", None)], "values are text"),
+        ([("a", "b\x02c")], "holds a separator"),
+    ],
+)
+def test_a_property_that_cannot_be_sent_is_refused_by_the_plain_way_too(pairs: list[Any], error: str) -> None:
+    schema = pa.schema([("body", pa.binary()), ("properties", pa.map_(pa.string(), pa.string()))])
+    rows = [{"body": b"x", "properties": [("a", "b")]}, {"body": b"x", "properties": pairs}]
+    with pytest.raises(MessageError, match=error):
+        send(rows, FakeBroker(), SinkSettings("x", topic="Out"), schema)
+
+
+def test_of_equal_names_the_last_one_counts_and_a_key_of_the_users_own_is_replaced() -> None:
+    schema = pa.schema([("body", pa.binary()), ("properties", pa.map_(pa.string(), pa.string()))])
+    broker = FakeBroker()
+    rows = [{"body": b"x", "properties": [("a", "1"), ("a", "2")]}]
+    send(rows, broker, SinkSettings("x", topic="Out"), schema)
+    send([{"body": b"y", "properties": [(DEDUP_PROPERTY, "mine")]}], broker, SinkSettings("x", topic="Out"), schema)
+    assert sorted((body, own.get("a"), own[DEDUP_PROPERTY]) for _, _, body, own in broker.parts()) == [
+        (b"x", "2", "job-0"),
+        (b"y", None, "job-0"),
+    ]
 
 
 def test_a_row_without_its_deduplication_key_is_refused() -> None:

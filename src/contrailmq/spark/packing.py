@@ -2,7 +2,8 @@
 
 A part is a head, the body, a length and the properties, and the parts of a batch lie one after the other: that is what
 Arrow makes of columns that are joined row by row, in one pass and one buffer. So 10,000 rows of 1 KiB become request
-bodies at 0.9 us of CPU each where a loop over rows took 4.4 us; what is sent are slices of that buffer.
+bodies at 0.9 us of CPU each where a loop over rows took 4.4 us; with three properties of their own at 2.3 us, where
+messages take 13 us. What is sent are slices of that buffer.
 
 Only plain rows are packed here: bodies and texts that are there and need no second look. One row that does need it
 sends its whole Arrow batch through `Message` (sending.py), which finds what is wrong and says so.
@@ -20,10 +21,10 @@ import pyarrow.compute as pc
 from contrailmq.message import create_unique_ids
 from contrailmq.message.batch import BATCH_PART_BYTES_MIN
 from contrailmq.message.model import BODY_BYTES_MAX
-from contrailmq.message.properties import PROPERTIES_BYTES_MAX
+from contrailmq.message.properties import PROPERTIES_BYTES_MAX, RESERVED_PROPERTIES
 
 DEDUP_PROPERTY: Final = "CONTRAIL_DEDUP_KEY"
-_NOT_PACKED: Final = frozenset({"properties", "delayLevel", "deliverAt"})
+_NOT_PACKED: Final = frozenset({"delayLevel", "deliverAt"})
 _PACKED_BYTES_MAX: Final = 1 << 30  # Arrow counts the bytes of a column with 31 bits
 _HEAD: Final = np.dtype([("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body", ">i4")])
 assert _HEAD.itemsize + 2 == BATCH_PART_BYTES_MIN
@@ -99,6 +100,12 @@ def _properties(batch: pa.RecordBatch, dedup_keys: pa.StringArray) -> pa.StringA
     """The properties of each row as `make_message` and sending give them, in the same order."""
     pieces: list[pa.StringArray | str] = [f"{DEDUP_PROPERTY}\x01", dedup_keys, "\x02"]
     pairs = 3 * batch.num_rows  # the key by which repeats are known, WAIT, UNIQ_KEY
+    if "properties" in batch.schema.names:
+        own = _own_properties(batch.column("properties"))
+        if own is None:
+            return None
+        pieces.insert(0, own[0])
+        pairs += own[1]
 
     def add(column: str, name: str, *, with_empty: bool) -> bool:
         nonlocal pairs
@@ -128,3 +135,29 @@ def _properties(batch: pa.RecordBatch, dedup_keys: pa.StringArray) -> pa.StringA
     if any(np.count_nonzero(data == separator) != pairs for separator in _SEPARATORS):
         return None
     return properties
+
+
+def _own_properties(maps: pa.MapArray) -> tuple[pa.StringArray, int] | None:
+    """The users' own properties of each row as one text, and how many there are in all."""
+    bounds = maps.offsets.to_numpy().astype(np.int64)
+    begin, count = int(bounds[0]), int(bounds[-1] - bounds[0])
+    names, values = maps.keys.slice(begin, count), maps.items.slice(begin, count)
+    bounds -= begin
+    if not count:
+        return pa.array([""] * len(maps), pa.string()), 0
+    coded = names.dictionary_encode()
+    known = coded.dictionary.to_pylist()
+    if any(not name.strip() or name in RESERVED_PROPERTIES or name == DEDUP_PROPERTY for name in known):
+        return None
+    if values.null_count or pc.any(pc.equal(pc.utf8_trim_whitespace(values), "")).as_py():
+        return None
+    lengths = np.diff(bounds)
+    if maps.null_count and lengths[maps.is_null().to_numpy(zero_copy_only=False)].any():
+        return None
+    of_row = np.repeat(np.arange(len(maps)), lengths) * len(known) + coded.indices.to_numpy()
+    if len(np.unique(of_row)) != count:  # of equal names the last one counts
+        return None
+    pairs = pc.binary_join_element_wise(names, "\x01", values, "\x02", "")
+    # Pairs of a row follow each other in the buffer: fewer bounds make one text of them.
+    ends = pa.py_buffer(offsets_of(pairs)[bounds].astype(np.int32))
+    return pa.Array.from_buffers(pa.string(), len(maps), [None, ends, pairs.buffers()[2]]), count
