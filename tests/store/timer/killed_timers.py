@@ -90,7 +90,7 @@ class Round:
         self.write(f"now {self.clock.now_ms()}")
         self.store.dispatch()
         while self.timer.tick(self.clock.now_ms(), 5):
-            pass
+            self.store.dispatch()  # as a broker does: what rolled is waited for
         self.store.dispatch()
         if self.timer.is_flush_due(self.clock.now_ms()):
             self.timer.flush(self.clock.now_ms())

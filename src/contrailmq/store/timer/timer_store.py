@@ -36,9 +36,8 @@ Clock steps
 -----------
 Forward: the slots in between are due. Back: the slot under delivery is put back when its tick has not begun any more.
 `read_time_ms` is then ahead of the clock; a new timer whose slot lies before it brings it back. Slots that were
-delivered are closed (see wheel.py), so going back repeats nothing. A stop
-for longer than the wheel turns is caught up from the old read time on; new timers wait meanwhile
-where their slot would still be an old one's.
+delivered are closed (see wheel.py), so going back repeats nothing. A stop for longer than the wheel turns is caught up
+from the old read time on; new timers wait meanwhile where their slot would still be an old one's.
 """
 
 from __future__ import annotations
@@ -419,9 +418,10 @@ class TimerStore:
         if self._intake.is_waiting or self._outlet.is_waiting or self._preview.is_waiting:
             return True
         due = self._due
-        if due is None:
-            return False
-        return due.is_loading or (self._awaits_dispatch and min(due.next_ms, due.end_ms) <= self._goal_ms)
+        if due is not None and due.is_loading:
+            return True
+        next_ms = self.read_time_ms + self.precision_ms if due is None else min(due.next_ms, due.end_ms)
+        return next_ms <= self._goal_ms and self._awaits_dispatch
 
     def _find_due(self, until_ms: int) -> bool:
         """Begin to load the next slot with timers whose tick has begun; without one, the read time is that tick's."""
