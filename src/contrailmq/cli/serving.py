@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import gc
 import logging
 import os
@@ -17,6 +19,12 @@ from contrailmq.wire.transport import new_event_loop
 log = logging.getLogger("contrailmq")
 
 GC_THRESHOLD: Final = 50_000  # the hot path makes almost no cycles: collecting less often halves the longest pauses
+
+# For mallopt, as glibc's malloc.h has them.
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
+KEPT_BLOCK_BYTES_MAX: Final = 4 * 1024 * 1024  # RocketMQ's largest body
 
 
 def gathered_settings(
@@ -55,8 +63,22 @@ def run_until_stopped(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None
         await serve(stopped)
 
     gc.set_threshold(GC_THRESHOLD, 20, 20)
+    keep_freed_memory()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(main())
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep up to 32 MiB that were freed. Each batch of 1 MiB is held several times on its way to the log, and
+    its pages went back to the system and were faulted in anew for the next one: 1.1 us of the 10 to 11 us of CPU that a
+    message of 1 KiB in such a batch takes. Whoever set MALLOC_TRIM_THRESHOLD_ has decided otherwise.
+    """
+    if "MALLOC_TRIM_THRESHOLD_" in os.environ:
+        return
+    with contextlib.suppress(AttributeError, OSError):  # another C library has no such thing, and other habits
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, KEPT_BLOCK_BYTES_MAX)
+        libc.mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES_MAX)
 
 
 def settle_memory() -> None:
