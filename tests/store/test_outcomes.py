@@ -259,3 +259,15 @@ def test_ids_times_and_the_earliest_message_are_told(tmp_path: Path) -> None:
         first = store.lookup(LOG_BYTES)
         assert first is not None
         assert store.earliest_time() == store.earliest_time("T", 0) == first.store_time_ms > begin_ms + 100
+
+
+@pytest.mark.parametrize("queue_id", [-1, 2**31])
+def test_a_queue_id_that_no_record_can_hold_is_refused_by_name(queue_id: int, tmp_path: Path) -> None:
+    with MessageStore(config_at(tmp_path)) as store:
+        for refused in (store.put(Message("T", b"x"), queue_id), store.put_many([Message("T", b"x")], queue_id)[0]):
+            assert refused.status is PutStatus.MESSAGE_ILLEGAL
+            assert f"queue id {queue_id} (0 to 2147483647 are allowed)" in refused.reason
+        assert store.put(Message("T", b"x"), 2**31 - 1).status is PutStatus.PUT_OK
+        refused = store.put(Message("T", b"x", flag=2**31))
+        assert refused.status is PutStatus.MESSAGE_ILLEGAL
+        assert "flag, sysFlag and reconsumeTimes have 32 bits" in refused.reason

@@ -12,9 +12,9 @@ from plain_store import queue_files
 from typer.testing import CliRunner
 
 from contrailmq.cli import app
-from contrailmq.store import Files, StoreConfig, StoreView, rebuild_store, verify_store
+from contrailmq.store import Files, MessageStore, StoreConfig, StoreView, rebuild_store, verify_store
 from contrailmq.store.errors import StoreLockedError
-from contrailmq.store.rebuild import NEW, OLD
+from contrailmq.store.rebuild_places import NEW, OLD
 from contrailmq.store.store_lock import StoreLock
 from golden_stores import expected, unpack
 
@@ -204,3 +204,42 @@ def test_long_jobs_say_how_far_they_are(job: str, clean: Path, monkeypatch: pyte
     assert done == sorted(done)
     assert len(done) > 3
     assert log_bytes / 4 < done[-1] <= log_bytes
+
+
+@pytest.mark.parametrize(("damage", "offset"), [("a record", 267), ("a missing file", 131072)])
+def test_rebuild_refuses_a_log_with_a_hole_and_names_the_place(damage: str, offset: int, clean: Path) -> None:
+    """The second record begins at 267; log files of that store have 131,072 bytes."""
+    if damage == "a record":
+        with (clean / "commitlog" / ("0" * 20)).open("r+b") as log:
+            log.seek(offset + 4)
+            log.write(b"????")
+    else:
+        (clean / "commitlog" / f"{offset:020d}").unlink()
+    before = all_files(clean)
+    result = CliRunner().invoke(app, ["store", "rebuild", str(clean)])
+    assert result.exit_code == 2
+    assert f"the log is damaged at offset {offset} " in result.output
+    assert "goes on at 131072" in result.output if damage == "a record" else "goes on at 262144" in result.output
+    assert "Restore the file from a copy" in result.output
+    assert all_files(clean) == before
+    assert not (clean / NEW).exists()
+
+
+def test_rebuild_says_why_the_log_ends_where_it_does(tmp_path: Path) -> None:
+    """A torn end is what a start would cut, too."""
+    report = rebuild_store(StoreConfig(unpack("torn", tmp_path)))
+    assert report.log_max_offset == expected("torn")["maxPhyOffset"]
+    assert report.log_end != ""
+
+
+def test_opening_clears_away_what_a_killed_rebuild_left(clean: Path) -> None:
+    """Killed between two renames: the queues are put back, and none has to be made again."""
+    before = queue_files(clean)
+    (clean / NEW / "index").mkdir(parents=True)
+    (clean / OLD).mkdir()
+    (clean / "consumequeue").rename(clean / OLD / "consumequeue")
+    with MessageStore(StoreConfig(clean)) as store:
+        assert store.recovery.units_added == 0
+    assert queue_files(clean) == before
+    assert not (clean / NEW).exists()
+    assert not (clean / OLD).exists()

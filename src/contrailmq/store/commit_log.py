@@ -667,7 +667,12 @@ class CommitLog:
             is_properties = error.field == "properties"
             status = PutStatus.PROPERTIES_SIZE_EXCEEDED if is_properties else PutStatus.MESSAGE_ILLEGAL
             return AppendResult(status, reason=str(error))
-        return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason=f"a number does not fit its field: {error}")
+        return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason=_MISFIT + str(error))
+
+
+_MISFIT: Final = (
+    "a number does not fit the record: flag, sysFlag and reconsumeTimes have 32 bits, times and offsets 64: "
+)
 
 
 def _is_no_batch_topic(topic: str) -> bool:

@@ -22,6 +22,7 @@ from typing import Final, TypeVar
 from contrailmq.store.errors import StoreConfigError
 from contrailmq.store.files import Files
 from contrailmq.store.index_sizes import read_index_sizes
+from contrailmq.store.rebuild_places import OLD
 
 GIB: Final = 1 << 30
 MIB: Final = 1 << 20
@@ -338,9 +339,11 @@ class StoreConfig(_Settings):
         """A copy in which every file size is known: as given, else as the files that exist, else RocketMQ's default."""
         slots, units = self.max_hash_slot_num, self.max_index_num
         if not slots or not units:
-            found = read_index_sizes(files, self.index_path)
+            found = read_index_sizes(files, self._standing(files, self.index_path))
             slots, units = slots or found.slots or INDEX_SLOTS, units or found.units or INDEX_UNITS
-        queue_size = self.mapped_file_size_consume_queue or size_below(files, self.consume_queue_path, depth=3)
+        queue_size = self.mapped_file_size_consume_queue or size_below(
+            files, self._standing(files, self.consume_queue_path), depth=3
+        )
         return self.replaced(
             mapped_file_size_commit_log=self.mapped_file_size_commit_log
             or max(size_below(files, path, depth=1) for path in self.commit_log_paths)
@@ -349,11 +352,15 @@ class StoreConfig(_Settings):
                 queue_size or CONSUME_QUEUE_FILE_BYTES, CONSUME_QUEUE_UNIT_BYTES
             ),
             mapper_file_size_batch_consume_queue=self.mapper_file_size_batch_consume_queue
-            or size_below(files, self.batch_queue_path, depth=3)
+            or size_below(files, self._standing(files, self.batch_queue_path), depth=3)
             or BATCH_QUEUE_FILE_BYTES,
             max_hash_slot_num=slots,
             max_index_num=units,
         )
+
+    def _standing(self, files: Files, path: Path) -> Path:
+        """Where a part of the store is; a killed rebuild may have left it aside until the store is opened."""
+        return path if files.exists(path) else self.path / OLD / path.name
 
     @property
     def commit_log_paths(self) -> tuple[Path, ...]:

@@ -35,6 +35,7 @@ from contrailmq.store.life import while_open
 from contrailmq.store.parts import build_parts
 from contrailmq.store.putting import Putter
 from contrailmq.store.queue_ledger import read_ledger
+from contrailmq.store.rebuild_places import finish_interrupted
 from contrailmq.store.record import BatchPart
 from contrailmq.store.recovery import RecoveryReport, load_index, recover
 from contrailmq.store.stats import StoreStats
@@ -158,6 +159,7 @@ class MessageStore(StoreReads):
         try:
             self.files.make_directory(config.path)
             self._lock.acquire()
+            finish_interrupted(config.path, self.files)
             self.recovery = self._recover()
             self._reader.residency.opened()
             self._start()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import NamedTuple, NoReturn
 
 from contrailmq.store.batch_queue_table import BatchSink
 from contrailmq.store.clock import Clock, SystemClock
@@ -23,16 +23,13 @@ from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.files import Files
 from contrailmq.store.index import IndexService
 from contrailmq.store.log_walk import Sink, walk
-from contrailmq.store.queue_ledger import take_ledger, write_ledger
-from contrailmq.store.read_only import StoreView, require_store
+from contrailmq.store.queue_ledger import Ledger, take_ledger, write_ledger
+from contrailmq.store.read_only import ReadOnlyLogFile, StoreView, require_store
+from contrailmq.store.rebuild_places import NEW, OLD, PARTS, finish_interrupted, remove_tree
 from contrailmq.store.reconcile import Reconciler
-from contrailmq.store.record import Kind
+from contrailmq.store.record import Kind, check_record
 from contrailmq.store.store_lock import StoreLock
 from contrailmq.store.verify import Progress, verify_store
-
-NEW: Final = "rebuild.new"
-OLD: Final = "rebuild.old"
-_PARTS: Final = ("consumequeue", "index", "batchconsumequeue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +42,7 @@ class RebuildReport:
     index_files: int
     index_entries: int
     log_max_offset: int
+    log_end: str = ""  # why the log ends there, when what follows is neither unwritten nor the end of a file
 
 
 def rebuild_store(
@@ -67,10 +65,25 @@ def rebuild_store(
 
 def _rebuild(config: StoreConfig, files: Files, clock: Clock, on_progress: Progress | None) -> RebuildReport:
     root = config.path
-    _finish_interrupted(root, files)
+    finish_interrupted(root, files)
+    try:
+        report, ledger = _make_beside(config, files, clock, on_progress)
+    except BaseException:  # Ctrl-C, too: nothing is left of it
+        finish_interrupted(root, files)
+        raise
+    _swap(root, files)
+    write_ledger(root, ledger, files)
+    remove_tree(root / OLD, files)
+    return report
+
+
+def _make_beside(
+    config: StoreConfig, files: Files, clock: Clock, on_progress: Progress | None
+) -> tuple[RebuildReport, Ledger]:
+    """New queues and index in ROOT/rebuild.new/, checked."""
+    new = config.path / NEW
     with StoreView(config) as view:
         config = view.config  # with every size known
-        new = root / NEW
         queues = ConsumeQueueTable(
             new / "consumequeue",
             file_bytes=config.mapped_file_size_consume_queue,
@@ -86,30 +99,30 @@ def _rebuild(config: StoreConfig, files: Files, clock: Clock, on_progress: Progr
             files=files,
             clock=clock,
         )
-        files.make_directory(queues.root)
-        files.make_directory(index.root)
-        if files.exists(config.batch_queue_path):
-            files.make_directory(queues.batches.root)
-        end = _fill(view, queues, index if config.message_index_enable else None, on_progress)
-        _keep_maximums(view, queues)
-        mark = queues.flush()
-        index.flush()
-        ledger = take_ledger(queues, index, mark, view.log_files)
-    report = RebuildReport(
-        path=str(root),
-        queues=len(queues) + len(queues.batches),
-        units=sum(queue.max_offset - queue.min_offset for queue in queues) + sum(map(len, queues.batches)),
-        index_files=len(index.index_files),
-        index_entries=index.entries,
-        log_max_offset=end,
-    )
-    queues.close()
-    index.close()
+        try:
+            files.make_directory(queues.root)
+            files.make_directory(index.root)
+            if files.exists(config.batch_queue_path):
+                files.make_directory(queues.batches.root)
+            end = _fill(view, queues, index if config.message_index_enable else None, on_progress)
+            _keep_maximums(view, queues)
+            mark = queues.flush()
+            index.flush()
+            ledger = take_ledger(queues, index, mark, view.log_files)
+            report = RebuildReport(
+                path=str(config.path),
+                queues=len(queues) + len(queues.batches),
+                units=sum(queue.max_offset - queue.min_offset for queue in queues) + sum(map(len, queues.batches)),
+                index_files=len(index.index_files),
+                index_entries=index.entries,
+                log_max_offset=end.offset,
+                log_end=end.reason,
+            )
+        finally:
+            queues.close()
+            index.close()
     _check(config, new, on_progress)
-    _swap(root, files)
-    write_ledger(root, ledger, files)
-    _remove_tree(root / OLD, files)
-    return report
+    return report, ledger
 
 
 class _Both:
@@ -136,21 +149,46 @@ class _Both:
         self._second.take(*record)
 
 
-def _fill(view: StoreView, queues: ConsumeQueueTable, index: IndexService | None, on_progress: Progress | None) -> int:
-    """Dispatch the whole log into empty queues and an empty index; the end of the log."""
+class _LogEnd(NamedTuple):
+    offset: int
+    reason: str = ""
+
+
+def _fill(
+    view: StoreView, queues: ConsumeQueueTable, index: IndexService | None, on_progress: Progress | None
+) -> _LogEnd:
+    """Dispatch the whole log into empty queues and an empty index."""
     sink = _Both(
         Reconciler(queues, index, DelayLevels(view.config.message_delay_level), index_from=0),
         BatchSink(queues.batches, begin=0),
     )
     done = 0
-    for file in view.log_files:
-        end = walk(file, sink, check_body_crc=True)
+    end = _LogEnd(0)
+    for number, file in enumerate(view.log_files):
+        if number and file.base != end.offset:
+            _refuse_hole(view.log_files[number - 1], end.offset, "the file that begins here is missing", file)
+        walked = walk(file, sink, check_body_crc=True)
         done += file.size_bytes
         if on_progress is not None:
             on_progress(done // 2, view.log_bytes)  # the check walks it again
-        if end.verdict.kind is not Kind.BLANK:
-            return file.base + end.position
-    return view.log_files[-1].base + view.log_files[-1].size_bytes if view.log_files else 0
+        verdict = walked.verdict
+        if verdict.kind is not Kind.BLANK:
+            offset = file.base + walked.position
+            for later in view.log_files[number + 1 :]:
+                begin = check_record(later.mapping, 0, physical_offset=later.base, check_body_crc=False)
+                if begin.kind in (Kind.WHOLE, Kind.BLANK):
+                    _refuse_hole(file, offset, verdict.reason, later)
+            return _LogEnd(offset, "" if verdict.kind is Kind.NOTHING else verdict.reason)
+        end = _LogEnd(file.end)
+    return end
+
+
+def _refuse_hole(file: ReadOnlyLogFile, offset: int, reason: str, later: ReadOnlyLogFile) -> NoReturn:
+    raise CorruptStoreError(
+        file.path,
+        f"the log is damaged at offset {offset} ({reason}) and goes on at {later.base}: queues cannot be made across "
+        "the hole. Restore the file from a copy of the store or from a slave; nothing was changed",
+    )
 
 
 def _keep_maximums(view: StoreView, queues: ConsumeQueueTable) -> None:
@@ -185,13 +223,17 @@ def _check(config: StoreConfig, new: Path, on_progress: Progress | None) -> None
         report = verify_store(view, second_half)
     wrong = [finding for finding in report.findings if finding.part in ("queue", "index")]
     if wrong:
-        raise CorruptStoreError(new, f"the rebuilt files do not agree with the log ({wrong[0]}): nothing was replaced")
+        part, where, offset, problem = wrong[0]
+        place = f"{part} {where}".strip() + ("" if offset is None else f" at {offset}")
+        raise CorruptStoreError(
+            new, f"the rebuilt files do not agree with the log ({place}: {problem}): nothing was replaced"
+        )
 
 
 def _swap(root: Path, files: Files) -> None:
     old, new = root / OLD, root / NEW
     files.make_directory(old)
-    for name in _PARTS:
+    for name in PARTS:
         if files.exists(root / name):
             files.rename(root / name, old / name)
         if files.exists(new / name):  # batch queues: only where there are some
@@ -199,23 +241,3 @@ def _swap(root: Path, files: Files) -> None:
         files.sync_directory(root)
     files.remove_directory(new)
     files.sync_directory(root)
-
-
-def _finish_interrupted(root: Path, files: Files) -> None:
-    """A rebuild was interrupted: put back what it had moved aside and not yet replaced; drop its half-made files."""
-    old = root / OLD
-    for name in _PARTS:
-        if files.exists(old / name) and not files.exists(root / name):
-            files.rename(old / name, root / name)
-    for leftover in (root / NEW, old):
-        if files.exists(leftover):
-            _remove_tree(leftover, files)
-
-
-def _remove_tree(path: Path, files: Files) -> None:
-    for entry in files.list_directory(path):
-        if files.is_file(entry):
-            files.unlink(entry)
-        else:
-            _remove_tree(entry, files)
-    files.remove_directory(path)

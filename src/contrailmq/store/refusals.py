@@ -6,6 +6,7 @@ A refusal is a value, a status with its reason; the reason names the number, the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from contrailmq.message import (
     LONG_TOPIC_BYTES_MAX,
@@ -21,6 +22,8 @@ from contrailmq.store.batch_queue_table import INNER_MARK, inner_count
 from contrailmq.store.light_queues import LIGHT_PREFIX, names_light_queue
 from contrailmq.store.status import AppendResult, PutStatus
 
+QUEUE_ID_MAX: Final = 2**31 - 1  # a record has 32 bits for it, with a sign
+
 
 def topic_refusal(topic: str, topic_bytes: int, queue_id: int) -> AppendResult | None:
     """The rules that depend on the queue alone (checked once, kept in the QueueState)."""
@@ -31,11 +34,12 @@ def topic_refusal(topic: str, topic_bytes: int, queue_id: int) -> AppendResult |
             reason=f"topic {topic[:64]!r} cannot name a directory, and its queues need one: "
             "use letters, digits, % | _ -",
         )
-    if 0 < topic_bytes <= limit and queue_id >= 0:
+    if 0 < topic_bytes <= limit and 0 <= queue_id <= QUEUE_ID_MAX:
         return None
     return AppendResult(
         PutStatus.MESSAGE_ILLEGAL,
-        reason=f"topic of {topic_bytes} bytes (1 to {limit} are allowed) with queue id {queue_id} (0 or more)",
+        reason=f"topic of {topic_bytes} bytes (1 to {limit} are allowed) with queue id {queue_id} "
+        f"(0 to {QUEUE_ID_MAX} are allowed)",
     )
 
 
