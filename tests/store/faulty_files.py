@@ -299,6 +299,8 @@ class FaultyFiles(Files):
             count = self.counts[operation] = self.counts.get(operation, 0) + 1
             error = self.fault(operation, path, count)
         if error is not None:
+            if not isinstance(error, SyncError):  # as the real door does
+                error.filename = error.filename or str(path)
             raise error
 
     def _wait_if_stalled(self) -> None:

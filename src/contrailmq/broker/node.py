@@ -231,6 +231,11 @@ class BrokerNode:
             self.store.request_flush()
         self._dispatch()
 
+    def dispatch_again(self) -> None:
+        """Dispatch could not go on (no room for a queue or index file): nothing is appended then that would call it."""
+        if self.store.standstill_reason:
+            self._dispatch()
+
     def durable(self, offset: int) -> None:
         """The log is synced up to `offset`; -1: a sync failed, and nothing that waits may be acknowledged."""
         if offset < 0:

@@ -60,6 +60,7 @@ COLD_READERS: Final = 4
 FIRST_REGISTRATION_S: Final = 5.0
 EXPIRE_MS: Final = 100  # how late a held pull or a flush timeout may be noticed
 RECHECK_MS: Final = 5_000
+STANDSTILL_MS: Final = 1_000  # how soon dispatch goes on when there is room again
 CLIENT_SCAN_MS: Final = 10_000
 SAMPLE_MS: Final = 10_000
 
@@ -334,6 +335,7 @@ class BrokerServer:
         node, keep = self.node, self.supervisor
         keep.every("held pulls", EXPIRE_MS, lambda: node.held.expire(node.monotonic_ms()))
         keep.every("held pulls check", RECHECK_MS, lambda: node.held.recheck(self.store.max_offset))
+        keep.every("dispatch that stands still", STANDSTILL_MS, node.dispatch_again)
         keep.every("flush timeouts", EXPIRE_MS, lambda: node.parked.expire(node.monotonic_ms()))
         keep.every("client scan", CLIENT_SCAN_MS, lambda: self.members.expire(node.monotonic_ms()))
         keep.every("statistics", SAMPLE_MS, lambda: node.statistics.tick(node.monotonic_ms(), wall_ms=node.now_ms()))

@@ -13,7 +13,8 @@ from the log.
 
 A record is dispatched when its unit and its keys are in; only then the mark moves past it and listeners hear of it. Any
 step may be repeated: queues and index know what they have (by physical offset). An OSError (disk full while a queue
-file is made) leaves the mark where it is, and the next call goes on from there.
+file is made) leaves the mark where it is, and the next call goes on from there. Meanwhile the store takes no puts: what
+nobody can read must not pile up.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Final
 from contrailmq.message import SysFlag, decode_properties, encode_properties, names_directory
 from contrailmq.store.batch_queue_table import unit_of
 from contrailmq.store.commit_log import CommitLog
+from contrailmq.store.consume_queue import PENDING_BYTES_MAX
 from contrailmq.store.consume_queue_table import IN_NO_QUEUE, ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.files import SyncError
@@ -54,7 +56,9 @@ class Dispatcher:
         stats: StoreStats,
         *,
         on_sync_failure: Callable[[str], None],
+        on_standstill: Callable[[OSError | None], None],
     ) -> None:
+        """`on_standstill` hears why dispatch cannot go on, at each try, and None when it went on."""
         self.mark = 0  # everything before this offset is dispatched
         self.stuck_reason: str | None = None  # why the newest call could not go on, if it could not
         self.listeners: list[Callable[[Arrival], None]] = []
@@ -66,6 +70,7 @@ class Dispatcher:
         self._delay_levels = delay_levels
         self._stats = stats
         self._on_sync_failure = on_sync_failure
+        self._on_standstill = on_standstill
         self._lock = threading.Lock()
         self._dispatching = 0  # the thread that holds it
         self._with_light_queues = log.config.with_light_queues
@@ -87,6 +92,8 @@ class Dispatcher:
     def _run(self, end: int) -> int:
         count = 0
         try:
+            if self.stuck_reason is not None:  # the units that had no room are in memory: that is no reason to go on
+                self._queues.write_pending(PENDING_BYTES_MAX)
             while self.mark < end:
                 done = self._from_facts(end)
                 count += done
@@ -96,12 +103,14 @@ class Dispatcher:
                     count += 1
         except OSError as exc:
             self.stuck_reason = f"dispatch stopped at offset {self.mark}: {exc}"
-            _log.error("%s", self.stuck_reason)
             if isinstance(exc, SyncError):
                 self._on_sync_failure(self.stuck_reason)
+            else:
+                self._on_standstill(exc)
             return count
-        if self.mark >= end:
+        if self.mark >= end and self.stuck_reason is not None:
             self.stuck_reason = None
+            self._on_standstill(None)
         return count
 
     @property

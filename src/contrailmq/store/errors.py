@@ -8,6 +8,8 @@ program gets from `open`, from a failed disk, or from a misuse.
 
 from __future__ import annotations
 
+import errno
+import resource
 from pathlib import Path
 
 from contrailmq.message import ContrailError
@@ -67,9 +69,12 @@ class StoreFullError(StoreError):
 
     retriable = True
 
-    def __init__(self, path: Path, *, free_bytes: int, needed_bytes: int) -> None:
+    def __init__(self, path: Path, *, free_bytes: int, needed_bytes: int, reason: str = "") -> None:
+        free = f"{_mebibytes(free_bytes)} are free"
         super().__init__(
-            f"store {path} needs {_mebibytes(needed_bytes)} for the next file, {_mebibytes(free_bytes)} are free: "
+            f"{reason} ({free})"
+            if reason
+            else f"store {path} needs {_mebibytes(needed_bytes)} for the next file, {free}: "
             "free space or lower fileReservedTime"
         )
         self.path = path
@@ -107,10 +112,22 @@ class StoreIOError(StoreError):
     def __init__(self, operation: str, path: Path, error: OSError) -> None:
         what = error.strerror or str(error)
         where = f" ({error.filename})" if error.filename else ""
-        super().__init__(f"{operation} {path}: {what}{where} (errno {error.errno})")
+        super().__init__(f"{operation} {path}: {what}{where} (errno {error.errno}){_remedy(error)}")
         self.operation = operation
         self.path = path
         self.errno = error.errno
+
+
+def _remedy(error: OSError) -> str:
+    if error.errno == errno.EMFILE:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return (
+            f": this process has {limit} files open, which is its limit; raise it (ulimit -n, LimitNOFILE), or take "
+            "larger log files (mappedFileSizeCommitLog): one of them takes two"
+        )
+    if error.errno == errno.ENFILE:
+        return ": so many files are open on this machine; raise fs.file-max"
+    return ""
 
 
 def _mebibytes(size_bytes: int) -> str:

@@ -67,6 +67,14 @@ class SyncError(OSError):
     """
 
 
+def _name_file(error: OSError, descriptor: int) -> None:
+    """Have an error name its file, which calls on a descriptor leave out."""
+    try:
+        error.filename = error.filename or os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:  # no /proc here: it stays without
+        return
+
+
 class DiskUsage(NamedTuple):
     """Of one partition. `used_ratio` is RocketMQ's: used / (used + usable), in whole percent rounded up, as 0.0-1.0."""
 
@@ -124,25 +132,41 @@ class Files:
 
     def pwrite(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
         """All of `data`, or an OSError."""
-        written = os.pwrite(descriptor, data, position)
-        if written == len(data):
-            return
-        view = memoryview(data).cast("B")
-        while written < len(view):
-            written += os.pwrite(descriptor, view[written:], position + written)
+        try:
+            written = os.pwrite(descriptor, data, position)
+            if written == len(data):
+                return
+            view = memoryview(data).cast("B")
+            while written < len(view):
+                written += os.pwrite(descriptor, view[written:], position + written)
+        except OSError as exc:
+            _name_file(exc, descriptor)
+            raise
 
     def truncate(self, descriptor: int, size_bytes: int) -> None:
         """Set the length; growing leaves a hole that reads as zeros."""
-        os.ftruncate(descriptor, size_bytes)
+        try:
+            os.ftruncate(descriptor, size_bytes)
+        except OSError as exc:
+            _name_file(exc, descriptor)
+            raise
 
     def allocate(self, descriptor: int, size_bytes: int, position: int = 0) -> None:
         """Reserve real blocks for [position, position + size): grows the file, reads as zeros, ENOSPC now not later."""
-        os.posix_fallocate(descriptor, position, size_bytes)
+        try:
+            os.posix_fallocate(descriptor, position, size_bytes)
+        except OSError as exc:
+            _name_file(exc, descriptor)
+            raise
 
     def map(self, descriptor: int, size_bytes: int, *, writable: bool) -> mmap.mmap:
         """Map [0, size) shared. On CPython 3.11 the mapping holds its own duplicate of the descriptor."""
         protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
-        mapping = mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED, prot=protection)
+        try:
+            mapping = mmap.mmap(descriptor, size_bytes, flags=mmap.MAP_SHARED, prot=protection)
+        except OSError as exc:
+            _name_file(exc, descriptor)
+            raise
         with self._made_guard:
             self._made[mapping] = size_bytes
         return mapping

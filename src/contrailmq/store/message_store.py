@@ -13,7 +13,8 @@ flush, commit, housekeeping). `close` undoes that in reverse and removes the abo
 disk. `abandon` drops everything as a crash would, for tests.
 
 When the store takes no writes, `unwritable_reason` says why, and every append is refused with it: closed, a slave, a
-failed sync (final until the store is opened again), a disk above the warning level (until there is room).
+failed sync (final until the store is opened again), a disk above the warning level (until there is room), no room for a
+queue or index file (until dispatch goes on).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from contrailmq.store.config import WITHOUT_EFFECT, StoreConfig
 from contrailmq.store.errors import StoreError, StoreFullError, StoreIOError, StoreReadOnlyError
 from contrailmq.store.files import Files
 from contrailmq.store.flush import FlushFailedError
+from contrailmq.store.io_errors import explained
 from contrailmq.store.life import while_open
 from contrailmq.store.parts import build_parts
 from contrailmq.store.putting import Putter
@@ -60,6 +62,7 @@ _CLOSED: Final = "closed"
 _SYNC_FAILED: Final = "sync failed"
 _SLAVE: Final = "slave"
 _DISK_FULL: Final = "disk full"
+_STANDSTILL: Final = "standstill of dispatch"
 
 
 class Drive(enum.Enum):
@@ -94,6 +97,7 @@ class MessageStore(StoreReads):
         self._drive = drive
         self._refusals: dict[str, str] = {}
         self._failure = ""
+        self._standstill: OSError | None = None  # why dispatch cannot go on
         self._commit_listeners: list[Callable[[], None]] = []
         try:
             config = self.config = config.resolved(self.files)
@@ -109,6 +113,7 @@ class MessageStore(StoreReads):
             on_commit=self._on_commit,
             on_flushed=self._on_flushed,
             on_disk_full=self._set_disk_full,
+            on_standstill=self._stand_still,
             dispatch_before_reads=self._catch_up if drive is Drive.EMBEDDED else None,
             batch_topics=batch_topics,
         )
@@ -165,7 +170,7 @@ class MessageStore(StoreReads):
             self._start()
         except OSError as exc:
             self._undo_open()
-            raise StoreIOError("opening the store", config.path, exc) from exc
+            raise explained("opening the store", exc, config, self.files) from exc
         except BaseException:  # Ctrl-C in a long recovery, too: what was opened is closed, then whoever called decides
             self._undo_open()
             raise
@@ -350,6 +355,27 @@ class MessageStore(StoreReads):
         else:
             self._refuse(_DISK_FULL, reason)
 
+    def _stand_still(self, error: OSError | None) -> None:
+        """Dispatch cannot go on, or (None) went on: puts are refused meanwhile, and reading goes on."""
+        is_new, self._standstill = self._standstill is None, error
+        if error is None:
+            self._allow(_STANDSTILL)
+            _log.info("store %s: dispatch went on, puts are taken again", self.config.path)
+            return
+        cause = explained("dispatching to queues and index of", error, self.config, self.files)
+        reason = (
+            f"{cause}; messages behind offset {self._dispatcher.mark} cannot be read, and no more are taken, until "
+            "dispatch goes on (it is tried again by itself)"
+        )
+        self._refuse(_STANDSTILL, reason)
+        if is_new:
+            _log.error("store %s: dispatch stopped: %s", self.config.path, reason)
+
+    @property
+    def standstill_reason(self) -> str:
+        """Why dispatch cannot go on; empty when it can. A loop then calls `dispatch` again, once a second."""
+        return self._refusals.get(_STANDSTILL, "")
+
     def _fail(self, cause: str) -> None:
         """A sync failed: final."""
         self._refuse(_SYNC_FAILED, str(StoreReadOnlyError(self.config.path, cause=cause)))
@@ -368,7 +394,10 @@ class MessageStore(StoreReads):
                     self.files.disk_usage(self.config.path).free_bytes,
                     self.config.mapped_file_size_commit_log,
                 )
-                raise StoreFullError(self.config.path, free_bytes=free, needed_bytes=needed)
+                reason = self._refusals[_DISK_FULL]
+                raise StoreFullError(self.config.path, free_bytes=free, needed_bytes=needed, reason=reason)
+            if (cause := self._standstill) is not None:
+                raise explained("dispatching to queues and index of", cause, self.config, self.files) from cause
 
     # --- by a loop: nothing here waits for a disk
 

@@ -68,6 +68,7 @@ def build_parts(
     on_commit: Callable[[], None],
     on_flushed: Callable[[int], None],
     on_disk_full: Callable[[str | None], None],
+    on_standstill: Callable[[OSError | None], None],
     dispatch_before_reads: Callable[[], None] | None,
     batch_topics: Container[str],
 ) -> Parts:
@@ -114,7 +115,9 @@ def build_parts(
         queues=queues,
         index=index,
         delay_levels=delay_levels,
-        dispatcher=Dispatcher(log, queues, index, delay_levels, stats, on_sync_failure=on_failure),
+        dispatcher=Dispatcher(
+            log, queues, index, delay_levels, stats, on_sync_failure=on_failure, on_standstill=on_standstill
+        ),
         reader=Reader(
             config,
             log,
