@@ -7,13 +7,14 @@ store's lock, so it refuses while a broker has the directory open.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
@@ -24,6 +25,16 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from contrailmq.store import StoreConfig, StoreSummary, VerifyReport
+
+_FINDINGS_SHOWN_MAX: Final = 50  # a screen or two
+_REMEDIES: Final = {
+    errno.ENOENT: "give a path that exists",
+    errno.ENOTDIR: "give the store's root, which is a directory",
+    errno.EACCES: "run it as the user who owns the store",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)",
+    errno.EROFS: "inspect and verify need no writing, rebuild does: mount it for writing, or copy the store",
+    errno.ENOSPC: "rebuild needs room for a second set of queues and index: free some space",
+}
 
 app = typer.Typer(help="Look at a store directory, check it, rebuild its queues and index.", no_args_is_help=True)
 
@@ -75,9 +86,14 @@ def rebuild(directory: _Directory, as_json: _Json = False, config: _Conf = None)
         _print_json(asdict(report))
         return
     Console().print(
-        f"rebuilt {report.queues:,} queues with {report.units:,} messages and "
-        f"{report.index_entries:,} index entries in {report.index_files} files, up to offset {report.log_max_offset:,}"
+        f"rebuilt {_counted(report.queues, 'queue')} with {_counted(report.units, 'message')} and "
+        f"{_counted(report.index_entries, 'index entry', 'index entries')} in {_counted(report.index_files, 'file')}, "
+        f"up to offset {report.log_max_offset:,}",
+        soft_wrap=True,
     )
+    if report.log_end:
+        note = f"the log ends there ({report.log_end}): a start cuts what lies behind"
+        Console().print(note, soft_wrap=True)
 
 
 # --- output
@@ -89,39 +105,31 @@ def _print_summary(summary: StoreSummary) -> None:
     if summary.owner_pid:
         state = _in_use(summary.owner_pid)
     console.print(f"store [bold]{summary.path}[/bold], {state}", soft_wrap=True)
-    log = _table("commit log", "files", "bytes each", "from offset", "to offset", "first message", "last message")
+    log = _table("commit log", "files", "bytes each", "from and to offset", "first and last message")
     log.add_row(
         str(summary.log_files),
         f"{summary.log_file_bytes:,}",
-        f"{summary.log_min_offset:,}",
-        f"{summary.log_max_offset:,}",
-        _time(summary.first_store_time_ms),
-        _time(summary.last_store_time_ms),
+        f"{summary.log_min_offset:,}\n{summary.log_max_offset:,}",
+        f"{_time(summary.first_store_time_ms)}\n{_time(summary.last_store_time_ms)}",
     )
     console.print(log)
-    queues = _table(
-        f"{summary.messages:,} messages in {len(summary.queues) + len(summary.batch_queues)} queues, "
-        f"{summary.topics} topics",
-        "topic",
-        "queue",
-        "min",
-        "max",
-        "messages",
-        "files",
+    queue_count = len(summary.queues) + len(summary.batch_queues)
+    title = (
+        f"{_counted(summary.messages, 'message')} in {_counted(queue_count, 'queue')}, "
+        f"{_counted(summary.topics, 'topic')}"
     )
+    queues = _table(title, "topic", "queue", "min", "max", "messages", "files")
     for queue in (*summary.queues, *summary.batch_queues):
         numbers = (queue.queue_id, queue.min_offset, queue.max_offset, queue.count, queue.files)
         queues.add_row(queue.topic, *(f"{number:,}" for number in numbers))
     console.print(queues)
-    index = _table("index", "file", "entries", "from", "to", "from offset", "to offset")
+    index = _table("index", "file", "entries", "from and to offset", "first and last message")
     for file in summary.index:
         index.add_row(
             file.name,
             f"{file.entries:,}",
-            _time(file.begin_time_ms),
-            _time(file.end_time_ms),
-            f"{file.begin_offset:,}",
-            f"{file.end_offset:,}",
+            f"{file.begin_offset:,}\n{file.end_offset:,}",
+            f"{_time(file.begin_time_ms)}\n{_time(file.end_time_ms)}",
         )
     console.print(index)
     checkpoint = _table("checkpoint", "field", "value")
@@ -137,25 +145,34 @@ def _print_verify(report: VerifyReport) -> None:
     if report.owner_pid:
         note = f"{_in_use(report.owner_pid)}: what it has not written out yet is missing here, without damage"
         console.print(note, soft_wrap=True)
-    looked = f"{report.records:,} records, {report.units:,} queue units, {report.index_entries:,} index entries"
+    looked = (
+        f"{_counted(report.records, 'record')}, {_counted(report.units, 'queue unit')}, "
+        f"{_counted(report.index_entries, 'index entry', 'index entries')}"
+    )
     if report.is_ok:
         console.print(f"[green]ok[/green]: {looked}")
         return
-    table = _table(f"{report.findings_count:,} findings in {looked}", "part", "where", "offset", "problem")
-    for finding in report.findings:
+    title = f"{_counted(report.findings_count, 'finding')} in {looked}"
+    table = _table(title, "part", "where", "offset", "problem")
+    for finding in report.findings[:_FINDINGS_SHOWN_MAX]:
         offset = "" if finding.offset is None else f"{finding.offset:,}"
         table.add_row(finding.part, finding.where, offset, finding.problem)
     console.print(table)
-    if report.findings_count > len(report.findings):
-        console.print(f"and {report.findings_count - len(report.findings):,} more")
+    if report.findings_count > _FINDINGS_SHOWN_MAX:
+        console.print(f"and {report.findings_count - _FINDINGS_SHOWN_MAX:,} more (--json lists the first 1,000)")
 
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left")
     for column in columns:
-        is_text = column in ("topic", "file", "part", "where", "problem", "field", "from", "to")
-        table.add_column(column, justify="left" if is_text else "right", overflow="fold")
+        is_text = column in ("topic", "file", "part", "where", "problem", "field")
+        is_whole = column in ("file", "from and to offset", "first and last message", "offset", "value")
+        table.add_column(column, justify="left" if is_text else "right", overflow="fold", no_wrap=is_whole)
     return table
+
+
+def _counted(count: int, noun: str, plural: str = "") -> str:
+    return f"1 {noun}" if count == 1 else f"{count:,} {plural or noun + 's'}"
 
 
 def _in_use(owner_pid: int) -> str:
@@ -188,8 +205,16 @@ def _reported() -> Iterator[None]:
     try:
         yield
     except (StoreError, OSError) as exc:
-        Console(stderr=True).print(f"[red]{escape(str(exc))}[/red]", soft_wrap=True)
+        text = _explained(exc) if isinstance(exc, OSError) else str(exc)
+        Console(stderr=True).print(f"[red]{escape(text)}[/red]", soft_wrap=True)
         raise typer.Exit(2) from exc
+
+
+def _explained(error: OSError) -> str:
+    """What the system refused, where, and what can be done about it."""
+    what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
+    remedy = _REMEDIES.get(error.errno or 0)
+    return f"{what}: {remedy}" if remedy else what
 
 
 @contextmanager

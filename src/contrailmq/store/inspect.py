@@ -1,7 +1,7 @@
 """What is in a store directory: files, ranges, queues, counts, times, checkpoint. For `contrailmq store inspect`.
 
 Quick on any size: queues and index are read in their ends and headers, and of the log only the last file with data is
-walked, by headers, to find where it ends. Use verify.py to check that it all fits together.
+walked, with checksums, to find where it ends. Use verify.py to check that it all fits together.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def inspect_store(view: StoreView) -> StoreSummary:
 def _log_end(view: StoreView) -> tuple[int, int]:
     """(End of the log, store time of the last record), found in the last file that begins with a record."""
     for file in reversed(view.log_files):
-        end = walk(file, _Nothing(), check_body_crc=False)
+        end = walk(file, _Nothing(), check_body_crc=True)  # as recovery would: the end that it and verify give
         if end.records or end.verdict.kind is Kind.BLANK:
             return file.base + end.position, end.store_time_ms
     return (view.log_files[0].base, 0) if view.log_files else (0, 0)
