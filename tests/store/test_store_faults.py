@@ -10,7 +10,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,8 +25,12 @@ STRIDE = 1 if os.environ.get("CONTRAILMQ_LONG") else 7  # every n-th call site; 
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
-    logging.getLogger("contrailmq.store").setLevel(logging.CRITICAL + 1)
+def _quiet() -> Iterator[None]:
+    log = logging.getLogger("contrailmq.store")
+    before = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    yield
+    log.setLevel(before)
 
 
 def settings_at(path: Path, **more: object) -> StoreConfig:

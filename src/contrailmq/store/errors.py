@@ -111,7 +111,7 @@ class StoreIOError(StoreError):
 
     def __init__(self, operation: str, path: Path, error: OSError) -> None:
         what = error.strerror or str(error)
-        where = f" ({error.filename})" if error.filename else ""
+        where = f" ({error.filename})" if error.filename and str(error.filename) != str(path) else ""
         super().__init__(f"{operation} {path}: {what}{where} (errno {error.errno}){_remedy(error)}")
         self.operation = operation
         self.path = path
