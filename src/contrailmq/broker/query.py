@@ -28,7 +28,7 @@ class QueryProcessor:
         node.dispatch_now()
         is_unique = bool(header.unique_key_query) or header.index_type == "U"
         count = UNIQUE_KEY_COUNT if is_unique else max(0, min(header.max_num, 4 * UNIQUE_KEY_COUNT))
-        found = node.store.query(
+        found = node.store.query_unchecked(
             header.topic, header.key, count, begin_ms=header.begin_timestamp, end_ms=header.end_timestamp
         )
         records: list[bytes] = []

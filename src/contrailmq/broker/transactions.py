@@ -139,7 +139,7 @@ class TransactionService:
     def _half_of(self, header: EndTransaction) -> StoredMessage:
         """The half message that the request means; Refused when it means none, or comes too late."""
         node = self._node
-        half = self._store.lookup(header.commit_log_offset)
+        half = self._store.lookup_unchecked(header.commit_log_offset)
         if half is None or half.topic != SystemTopic.HALF:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
@@ -493,7 +493,7 @@ class TransactionService:
             _, _, physical_offset = parse_offset_message_id(message_id)
         except MessageError as exc:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(exc)) from exc
-        stored = self._store.lookup(physical_offset)
+        stored = self._store.lookup_unchecked(physical_offset)
         if stored is None or stored.topic not in (SystemTopic.HALF, SystemTopic.CHECK_MAX_TIME):
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no half message at {physical_offset} (message id {message_id})")
         return stored

@@ -15,7 +15,7 @@ from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.dispatch import Dispatcher
 from contrailmq.store.life import StoreLife, while_open
 from contrailmq.store.mapped_file_queue import MappedFileQueue
-from contrailmq.store.reading import PULL_BYTES_MAX, Reader, decode_found
+from contrailmq.store.reading import PULL_BYTES_MAX, Reader, check_body, decode_found
 from contrailmq.store.status import MessageFilter, Messages, Read, WarmRead
 
 
@@ -59,7 +59,10 @@ class StoreReads(StoreLife):
         max_bytes: int = PULL_BYTES_MAX,
         filter: MessageFilter | None = None,
     ) -> Messages:
-        """Messages of a queue from an offset on, decoded; see `status` and `next_offset` when it is empty."""
+        """Messages of a queue from an offset on, decoded; see `status` and `next_offset` when it is empty.
+
+        CorruptStoreError when one of them is damaged, body included; it names the message.
+        """
         found = self.get_slices(topic, queue_id, offset, max_count, max_bytes=max_bytes, filter=filter)
         return decode_found(found, self.config.path, f"{topic}/{queue_id} from offset {offset} on", from_offset=offset)
 
@@ -70,7 +73,15 @@ class StoreReads(StoreLife):
 
     @while_open
     def lookup(self, physical_offset: int) -> StoredMessage | None:
-        """The message whose record begins at this place of the log."""
+        """The message whose record begins at this place of the log. CorruptStoreError when its body is damaged."""
+        message = self._reader.lookup(physical_offset)
+        if message is not None:
+            check_body(message, self.config.path)
+        return message
+
+    @while_open
+    def lookup_unchecked(self, physical_offset: int) -> StoredMessage | None:
+        """The same, with the body as it stands: for a broker, which hands it on with its checksum."""
         return self._reader.lookup(physical_offset)
 
     @while_open
@@ -101,7 +112,20 @@ class StoreReads(StoreLife):
     def query(
         self, topic: str, key: str, max_count: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
     ) -> list[StoredMessage]:
-        """Messages of a topic that carry this key or unique id, newest first, at most 64."""
+        """Messages of a topic that carry this key or unique id, newest first, at most 64.
+
+        CorruptStoreError when the body of one is damaged; `max_count` and the times lead around it.
+        """
+        found = self._reader.query(topic, key, max_count, begin_ms, end_ms)
+        for message in found:
+            check_body(message, self.config.path)
+        return found
+
+    @while_open
+    def query_unchecked(
+        self, topic: str, key: str, max_count: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
+    ) -> list[StoredMessage]:
+        """The same, with bodies as they stand: for a broker, which hands them on with their checksums."""
         return self._reader.query(topic, key, max_count, begin_ms, end_ms)
 
     @while_open

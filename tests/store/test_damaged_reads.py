@@ -1,0 +1,82 @@
+"""What a read does when the log was damaged behind the store's back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from contrailmq.message import Message
+from contrailmq.store import MessageStore, StoreConfig
+from contrailmq.store.errors import CorruptStoreError
+
+SMALL = {"mapped_file_size_commit_log": 64 * 1024, "max_hash_slot_num": 50, "max_index_num": 500}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    with MessageStore(StoreConfig(tmp_path, **SMALL)) as opened:
+        for number in range(10):
+            opened.put(Message("T", b"%d" % number * 50, keys=["k", f"k{number}"]), queue_id=3)
+        yield opened
+
+
+def place_of(store: MessageStore, offset: int) -> int:
+    return store.read_units("T", 3, offset, 1)[0][0]
+
+
+def overwrite(store: MessageStore, offset: int, position: int, data: bytes) -> None:
+    where = place_of(store, offset) + position
+    with (store.config.path / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(where)
+        file.write(data)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda store: store.get("T", 3, 0),
+        lambda store: store.get("T", 3, 6, 1),
+        lambda store: store.lookup(place_of(store, 6)),
+        lambda store: store.query("T", "k6"),
+        lambda store: store.query("T", "k"),
+    ],
+    ids=["get", "get alone", "lookup", "query", "query several"],
+)
+def test_a_body_that_does_not_match_its_checksum_is_named_and_not_given(
+    read: Callable[[MessageStore], object], store: MessageStore
+) -> None:
+    read(store)
+    overwrite(store, 6, 88 + 20, b"!")
+    with pytest.raises(CorruptStoreError) as damaged:
+        read(store)
+    place = place_of(store, 6)
+    assert f"T/3: the body of the message at queue offset 6, physical offset {place}, does not match" in str(
+        damaged.value
+    )
+    assert "restore the log file from a copy" in str(damaged.value)
+    assert [message.queue_offset for message in store.get("T", 3, 7)] == [7, 8, 9]
+
+
+def test_slices_and_what_a_broker_decodes_go_out_as_they_stand(store: MessageStore) -> None:
+    """Their readers have the checksum; one damaged record must not hold up those behind it."""
+    overwrite(store, 6, 88 + 20, b"!")
+    found = store.get_slices("T", 3, 0, 32)
+    assert found.count == 10
+    found.release()
+    message = store.lookup_unchecked(place_of(store, 6))
+    assert message is not None
+    assert message.body[20:21] == b"!"
+    assert len(store.query_unchecked("T", "k")) == 10
+
+
+def test_a_record_whose_lengths_cannot_be_is_named_by_its_place(store: MessageStore) -> None:
+    overwrite(store, 6, 84, b"\x7f\xff\xff\xff")
+    with pytest.raises(CorruptStoreError) as damaged:
+        store.get("T", 3, 0)
+    place = place_of(store, 6)
+    assert f"record 7 of 10, which says that it is queue offset 6 at physical offset {place}, is damaged" in str(
+        damaged.value
+    )
+    assert "at 0" not in str(damaged.value)
