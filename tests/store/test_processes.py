@@ -67,7 +67,7 @@ def _acknowledged_after_sync(trace: str) -> int:
                 synced = synced or syncing.pop(thread)
         elif "fdatasync resumed" in line and line.endswith("= 0"):
             synced = synced or syncing.pop(thread, False)
-        elif re.search(r"write\(1<[^>]*>, \"\d+ \d+\\n\"", line):
+        elif re.search(r"write\(1<[^>]*>, \"\d+ \d+ \d+\\n\"", line):
             assert written, f"an acknowledgement without a record: {line}"
             assert synced, f"acknowledged before its sync: {line}"
             count += 1
