@@ -38,6 +38,11 @@ class BatchEntry(NamedTuple):
     checksum: int
 
 
+def names_queue(name: str) -> bool:
+    """Whether a directory is a queue's: its id as we write it, so that 007 is not another place of queue 7."""
+    return name.isascii() and name.isdigit() and len(name) <= 10 and str(int(name)) == name and int(name) < 2**31
+
+
 def inner_count(properties: Mapping[str, str]) -> int:
     """How many messages INNER_NUM says that a record holds; 0 when it is no count."""
     text = properties.get(Property.INNER_NUM, "")
@@ -164,7 +169,7 @@ class BatchQueueTable:
     def load(self) -> None:
         for topic, is_directory in self._files.list_names(self.root):
             for name, is_queue in self._files.list_names(self.root / topic) if is_directory else ():
-                if is_queue and name.isascii() and name.isdigit():
+                if is_queue and names_queue(name):
                     self.find_or_create(topic, int(name)).load()
 
     def agrees_with(self, entries: Sequence[BatchEntry]) -> bool:

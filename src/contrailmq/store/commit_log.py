@@ -58,7 +58,14 @@ from contrailmq.store.record import (
     encode_blank,
     encode_record,
 )
-from contrailmq.store.refusals import inner_refusal, light_refusal, message_refusal, page_cache_busy, too_large
+from contrailmq.store.refusals import (
+    code_refusal,
+    inner_refusal,
+    light_refusal,
+    message_refusal,
+    page_cache_busy,
+    too_large,
+)
 from contrailmq.store.status import AppendResult, BatchResult, Copy, PutStatus
 
 PAGE_CACHE_BUSY_MS_MAX: Final = 10_000_000  # RocketMQ takes a longer time for a clock that was set
@@ -72,6 +79,7 @@ _I64_INTO: Final = struct.Struct(">q").pack_into
 _TWO_I64_INTO: Final = struct.Struct(">qq").pack_into
 
 _PUT_OK: Final = PutStatus.PUT_OK
+_CODE_SURE: Final = 1 << 61  # a compiled compare is quick up to here
 _INNER: Final = 0x80  # numbers, not names: a compiled append has them inline
 _NO_QUEUE: Final = 0x4  # the bit that PREPARED and ROLLBACK have and COMMIT has not
 assert (_INNER, _NO_QUEUE) == (SysFlag.INNER_BATCH, SysFlag.TRANSACTION_PREPARED)
@@ -167,8 +175,7 @@ class CommitLog:
     ) -> AppendResult:
         """Write one record. It is neither durable nor dispatched when this returns."""
         state = self._states.get((topic, queue_id)) or self._new_state(topic, queue_id)
-        body_bytes = len(body)
-        properties_bytes = len(properties)
+        body_bytes, properties_bytes = len(body), len(properties)
         size = state.overhead_bytes + body_bytes + properties_bytes
         if (
             self.refusal is not None
@@ -180,6 +187,8 @@ class CommitLog:
             or sys_flag & _INNER
             or INNER_MARK in properties
         ) and (refused := self._refused(state, body_bytes, properties, size, sys_flag)) is not None:
+            return refused
+        if not -_CODE_SURE < tags_code < _CODE_SURE and (refused := code_refusal(tags_code)) is not None:
             return refused
         if self._is_odd or sys_flag & _INNER or not state.topic_part or len(born_host) != 8 or len(store_host) != 8:
             return self._append_odd(
@@ -198,8 +207,7 @@ class CommitLog:
                 if file is None:
                     return self._no_file()
             position = file.wrote
-            offset = file.base + position
-            takes_offset = not sys_flag & _NO_QUEUE
+            offset, takes_offset = file.base + position, not sys_flag & _NO_QUEUE
             queue_offset = state.next_offset if takes_offset else 0
             try:
                 head = HEAD_V4.pack(

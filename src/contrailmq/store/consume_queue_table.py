@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from contrailmq.message import SysFlag
 from contrailmq.store.batch_consume_queue import BATCH_UNIT_BYTES, BatchUnit
-from contrailmq.store.batch_queue_table import BatchQueueTable, unit_of
+from contrailmq.store.batch_queue_table import BatchQueueTable, names_queue, unit_of
 from contrailmq.store.consume_queue import PENDING_BYTES_MAX, UNIT_BYTES, ConsumeQueue, pack_unit
 from contrailmq.store.consume_queue_ext import ConsumeQueueExtTable
 from contrailmq.store.descriptors import DescriptorCache, capacity_for
@@ -348,7 +348,7 @@ class ConsumeQueueTable:
         damaged: list[DamagedQueue] = []
         for topic, is_directory in self._files.list_names(self.root):
             for name, is_queue in self._files.list_names(self.root / topic) if is_directory else ():
-                if not (is_queue and name.isascii() and name.isdigit()):
+                if not (is_queue and names_queue(name)):
                     continue  # Java skips such names too (ConsumeQueueStore.loadConsumeQueues)
                 queue = self.find_or_create(topic, int(name))
                 reason = queue.load()

@@ -52,7 +52,8 @@ class Housekeeping:
         self._last_thorough_ms = clock.monotonic_ms()
         self._early_tasks: list[Callable[[], None]] = []
         self._tasks: list[Callable[[], None]] = []
-        self._stop = threading.Event()
+        self._stopping = False
+        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._turn = threading.Lock()
         self.error: str | None = None  # why the newest round could not finish, if it could not
@@ -62,27 +63,41 @@ class Housekeeping:
         (self._early_tasks if early else self._tasks).append(task)
 
     def start(self) -> None:
-        self._stop.clear()
+        self._stopping = False
         self._thread = threading.Thread(target=self._run, name="contrailmq-housekeeping", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         if self._thread is not None:
-            self._stop.set()
+            self._stopping = True
+            self._wake.set()
             self._thread.join()
             self._thread = None
 
     def tick(self) -> None:
         """One round; errors are kept in `error` and reported, a failed sync also to the store."""
         with self._turn:
-            try:
-                self._round()
-                self.error = None
-            except OSError as exc:
-                self.error = f"housekeeping of {self._config.path}: {exc}"
-                _log.error("%s", self.error)
-                if isinstance(exc, SyncError):
-                    self._on_sync_failure(self.error)
+            self._try(self._round)
+
+    def _try(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+            self.error = None
+        except OSError as exc:
+            self.error = f"housekeeping of {self._config.path}: {exc}"
+            _log.error("%s", self.error)
+            if isinstance(exc, SyncError):
+                self._on_sync_failure(self.error)
+
+    def persist_in_turn(self) -> None:
+        """Persist now; trouble is treated as in a round."""
+        with self._turn:
+            self._try(self.persist)
+
+    def persist_soon(self) -> None:
+        """Have the thread persist at once: the caller may not wait for a disk."""
+        self._last_thorough_ms -= self._config.flush_consume_queue_thorough_interval
+        self._wake.set()
 
     def persist(self) -> None:
         """Sync queues and index's full files, then say so in the ledger and the checkpoint."""
@@ -114,5 +129,9 @@ class Housekeeping:
 
     def _run(self) -> None:
         interval_s = self._config.flush_interval_consume_queue / 1000
-        while not self._stop.wait(interval_s):
+        while True:
+            self._wake.wait(interval_s)
+            self._wake.clear()
+            if self._stopping:
+                return
             self.tick()

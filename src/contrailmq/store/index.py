@@ -23,6 +23,7 @@ from typing import Final
 
 from contrailmq.message import Property, SysFlag, decode_properties, java_hash, java_hash_of_id
 from contrailmq.store.clock import Clock
+from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.files import Files
 from contrailmq.store.index_file import IndexFile, index_file_bytes, stored_hash
 from contrailmq.store.queue_state import DispatchFact, QueueState
@@ -288,6 +289,8 @@ class IndexService:
         for path in self._files.list_directory(self.root):
             if not path.name.isdigit():
                 continue
+            if not self._files.is_file(path):
+                raise CorruptStoreError(path, "an index file was expected and it is none: move it elsewhere")
             index_file = IndexFile(path, slots=self.slots, units=self.units, files=self._files)
             reason: str | None = "follows a removed one"
             if not reasons:

@@ -61,16 +61,29 @@ class MappedFileQueue:
                 self._files_layer.sync_directory(path.parent)
                 continue
             if size_bytes != self.file_bytes:
-                raise CorruptStoreError(
-                    path,
-                    f"has {size_bytes} bytes, mappedFileSizeCommitLog is {self.file_bytes}: "
-                    "set the size it was written with, or restore the file",
-                )
+                raise self._odd_size(found, path, size_bytes)
             files.append(MappedFile.open(self._files_layer, path, self.file_bytes))
         self.files = tuple(files)
         for before, after in itertools.pairwise(files):
             if before.end != after.base:
                 _log.error("%s: the log has a gap before this file (expected %s)", after.path, file_name(before.end))
+
+    def _odd_size(self, found: list[Path], path: Path, size_bytes: int) -> CorruptStoreError:
+        """The error for a file of another size than we go by: its own fault, or that of the one we took ours from."""
+        by_name = int(found[1].name) - int(found[0].name) if len(found) > 1 and found[1].name.isdigit() else 0
+        if size_bytes == by_name:
+            first_bytes = self._files_layer.size(found[0])
+            if first_bytes == self.file_bytes:
+                return CorruptStoreError(
+                    found[0],
+                    f"has {first_bytes} bytes, but the next file begins {by_name} bytes behind it: restore the file, "
+                    f"or cut it to {by_name} bytes",
+                )
+        return CorruptStoreError(
+            path,
+            f"has {size_bytes} bytes, mappedFileSizeCommitLog is {self.file_bytes}: "
+            "set the size it was written with, or restore the file",
+        )
 
     def path_of(self, base: int, is_usable: Callable[[Path], bool] = lambda _: True) -> Path:
         """Where the file of this base lies or is to be made."""

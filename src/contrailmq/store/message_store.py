@@ -5,6 +5,8 @@ Two ways to drive it, and nothing in between:
 * **Embedded** (`Drive.EMBEDDED`): `put` and `put_many` return when the message is durable as configured and readable;
   any number of threads may call them. Trouble with the disk is an exception, a refused message a status. Readable means
   that a read dispatches first what puts have left (store_reads.py); nothing is left when someone listens for arrivals.
+  Later readable are, with the write buffer pool, messages that are not committed yet, and under SYNC_FLUSH messages
+  that did not wait (WAIT=false) for the flush.
 * **By a loop** (`Drive.LOOP`): `append` writes and returns, never waiting for a disk; the loop calls `dispatch` after a
   batch of appends, `request_flush` when someone waits for durability, and hears of it through `on_durable`.
 
@@ -521,12 +523,22 @@ class MessageStore(StoreReads):
 
     @while_open
     def delete_topics(self, topics: Sequence[str]) -> int:
-        """Destroy the queues of these topics; how many queues. Their messages stay in the log until it is cleaned."""
+        """Destroy the queues of these topics; how many queues. Their messages stay in the log until it is cleaned.
+
+        On return it is on the disk that they are gone: from the log alone a crash would bring them back. (A loop does
+        not wait for that: the housekeeping thread sees to it at once.)
+        """
         self._reader.catch_up()
         doomed = [queue for queue in (*self._queues, *self._queues.batches) if queue.topic in set(topics)]
         for queue in doomed:
             self._log.forget_queue(queue.topic, queue.queue_id)
             self._queues.delete(queue.topic, queue.queue_id)
+        if doomed and self._drive is Drive.EMBEDDED:
+            self.flush()
+            self._housekeeping.persist_in_turn()
+        elif doomed:
+            self.request_flush()
+            self._housekeeping.persist_soon()
         return len(doomed)
 
     @while_open

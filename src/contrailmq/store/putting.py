@@ -1,4 +1,4 @@
-"""Embedded puts: from a `Message` to a record that is durable as configured and can be read.
+"""Embedded puts: from a `Message` to a record that is durable as configured and can be read (see `put` for when).
 
 What a put takes under ASYNC_FLUSH: its properties and unique id as bytes, the append (commit_log.py) and, for every 64
 messages together, their dispatch to queues and index. Nothing wakes another thread: the flush thread comes by its
@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from contrailmq.message import (
     Message,
+    MessageError,
     Property,
     SysFlag,
     as_body,
@@ -84,7 +85,11 @@ class Putter:
         born_time_ms: int = 0,
         born_host: bytes = b"",
     ) -> PutResult:
-        """Store one message; returns when it is durable as configured and can be read.
+        """Store one message; returns when it is durable as configured and, as a rule, can be read.
+
+        Two settings let it return before: with the write buffer pool a message can be read when it was committed (200
+        ms at the latest, commitIntervalCommitLog), and under SYNC_FLUSH one that asks not to wait (WAIT=false) when the
+        next flush has covered it.
 
         Raises StoreFullError (nothing was stored; try again when there is room), StoreReadOnlyError (a sync failed: it
         is unknown whether the message is stored), StoreClosedError. A message that breaks a rule is not stored: see
@@ -107,7 +112,11 @@ class Putter:
         return result
 
     def put_many(self, messages: Sequence[Message], queue_id: int = 0) -> list[PutResult]:
-        """Store several messages with one flush; a result for each, refused ones included."""
+        """Store several messages with one flush; a result for each, refused ones included.
+
+        Raises as `put` does; MessageError (a property that is no text or holds a separator) comes before anything is
+        stored.
+        """
         started_ms = self._now_ms()
         host = self._store_host
         ids = create_unique_ids(len(messages))
@@ -148,8 +157,13 @@ class Putter:
         """Store messages as one record, which a topic with queue.type=BatchCQ takes; they get offsets in a row.
 
         `queue_offset` of the result is the first one's. Readers see the messages; keys and tags of the batch are those
-        of its first message.
+        of its first message. Messages of another topic are refused: the record has one topic.
         """
+        others = {message.topic for message in messages} - {topic}
+        if others and self._log.refusal is None:
+            self._stats.put_failed_count += 1
+            named = f"a message of topic {sorted(others)[0]!r} does not go into a batch of topic {topic!r}"
+            return PutResult(PutStatus.MESSAGE_ILLEGAL, "", queue_id, reason=f"{named}: send it by itself")
         news = [_new_record(message) for message in messages]
         envelope = Message(topic, encode_batch((new[7], new[1], new[2]) for new in news))
         if messages:
@@ -217,10 +231,15 @@ def _new_record(message: Message, new_id: str = "") -> NewRecord:
     given = anything.body
     body: bytes = given if isinstance(given, bytes) else as_body(given)
     unique_key = properties.get(_UNIQUE_KEY)
-    if unique_key is None:
-        unique_key = new_id or create_unique_id()
-        encoded = encode_properties(properties, unique_key)
-    else:
-        encoded = encode_properties(properties)
+    try:
+        if unique_key is None:
+            unique_key = new_id or create_unique_id()
+            encoded = encode_properties(properties, unique_key)
+        else:
+            encoded = encode_properties(properties)
+    except MessageError as exc:
+        if exc.size is None:  # no properties at all: whoever made them has to know
+            raise
+        encoded = bytes(exc.size)  # too large: the log refuses what has this size, in the turn of that rule
     tags, keys = properties.get(_TAGS), properties.get(_KEYS)
     return message.topic, body, encoded, tags_code(tags) if tags else 0, keys, unique_key, tags, message.flag

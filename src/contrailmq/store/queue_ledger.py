@@ -24,6 +24,7 @@ from contrailmq.message.checksum import crc32
 from contrailmq.store.batch_queue_table import BatchEntry
 from contrailmq.store.checkpoint import CheckpointValues
 from contrailmq.store.consume_queue_table import ConsumeQueueTable, Dispatched
+from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.files import Files
 from contrailmq.store.index import IndexService
 from contrailmq.store.log_walk import LogFile
@@ -133,6 +134,8 @@ def read_ledger(root: Path, files: Files) -> Ledger | None:
     path = root / LEDGER_NAME
     if not files.exists(path):
         return None
+    if not files.is_file(path):
+        raise CorruptStoreError(path, "the ledger is a file, and this is none: remove it, it is made again")
     descriptor = files.open(path, writable=False)
     try:
         data = files.pread(descriptor, files.size(path), 0)

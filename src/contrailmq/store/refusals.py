@@ -34,13 +34,20 @@ def topic_refusal(topic: str, topic_bytes: int, queue_id: int) -> AppendResult |
             reason=f"topic {topic[:64]!r} cannot name a directory, and its queues need one: "
             "use letters, digits, % | _ -",
         )
-    if 0 < topic_bytes <= limit and 0 <= queue_id <= QUEUE_ID_MAX:
+    if 0 < topic_bytes <= limit and 0 <= queue_id <= QUEUE_ID_MAX and not isinstance(queue_id, bool):
         return None
     return AppendResult(
         PutStatus.MESSAGE_ILLEGAL,
         reason=f"topic of {topic_bytes} bytes (1 to {limit} are allowed) with queue id {queue_id} "
         f"(0 to {QUEUE_ID_MAX} are allowed)",
     )
+
+
+def code_refusal(tags_code: int) -> AppendResult | None:
+    if -(2**63) <= tags_code < 2**63:
+        return None
+    reason = f"the tags code {tags_code} does not fit into 64 bits: give the hash of the tag"
+    return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
 
 
 def too_large(what: str, size: int, limit: int) -> str:

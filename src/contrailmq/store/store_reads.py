@@ -2,7 +2,8 @@
 
 `MessageStore` is a `StoreReads` that also writes. An embedded put does not dispatch each message (one by one that costs
 twice as much as in chunks); whoever reads makes up for it first: the reader calls `_catch_up`, which brings queues and
-index up to everything that is confirmed. So a message can be read, by any thread, as soon as its put has returned.
+index up to everything that is confirmed. So a message can be read, by any thread, as soon as its put has returned, or
+when it is committed or flushed where the put does not wait for that (putting.py).
 Driven by a loop, reading never dispatches: the loop decides when.
 """
 
