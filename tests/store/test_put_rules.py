@@ -70,9 +70,11 @@ def test_a_tags_code_that_no_unit_can_hold_is_refused(code: int, store: MessageS
     assert [unit[2] for unit in store.read_units("T", 0, 0, 2)] == [2**63 - 1, -(2**63)]
 
 
-def test_a_truth_value_is_no_queue_id(store: MessageStore) -> None:
-    assert store.put(Message("T", b"x"), True).status is PutStatus.MESSAGE_ILLEGAL
-    assert store.put(Message("T", b"x"), 1).status is PutStatus.PUT_OK
+def test_a_truth_value_names_the_queue_that_its_number_names(store: MessageStore) -> None:
+    assert store.put(Message("T", b"x"), True).status is PutStatus.PUT_OK
+    assert store.put(Message("T", b"x"), 1).queue_offset == 1
+    store.close()
+    assert [path.name for path in (store.config.path / "consumequeue" / "T").iterdir()] == ["1"]
 
 
 @pytest.mark.parametrize("name", ["007", "99999999999", "2147483648", "00"])

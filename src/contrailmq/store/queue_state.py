@@ -26,8 +26,8 @@ class QueueState:
     def __init__(self, topic: str, queue_id: int, next_offset: int) -> None:
         encoded = topic.encode("utf-8", "replace")
         self.topic = topic
-        self.queue_id = queue_id
-        self.key = (topic, queue_id)
+        self.queue_id = int(queue_id)  # True is 1, also in the name of its directory
+        self.key = (topic, self.queue_id)
         self.next_offset = next_offset
         self.topic_part = bytes((len(encoded),)) + encoded if len(encoded) <= TOPIC_BYTES_MAX else b""
         self.overhead_bytes = HEAD_V4_BYTES + 1 + len(encoded) + 2

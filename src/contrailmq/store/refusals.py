@@ -34,7 +34,7 @@ def topic_refusal(topic: str, topic_bytes: int, queue_id: int) -> AppendResult |
             reason=f"topic {topic[:64]!r} cannot name a directory, and its queues need one: "
             "use letters, digits, % | _ -",
         )
-    if 0 < topic_bytes <= limit and 0 <= queue_id <= QUEUE_ID_MAX and not isinstance(queue_id, bool):
+    if 0 < topic_bytes <= limit and 0 <= queue_id <= QUEUE_ID_MAX:
         return None
     return AppendResult(
         PutStatus.MESSAGE_ILLEGAL,
