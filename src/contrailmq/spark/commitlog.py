@@ -52,6 +52,9 @@ from contrailmq.spark.store_files import (
     record_at_or_after,
 )
 from contrailmq.spark.task_process import freezing
+from contrailmq.spark.worker_daemon import end_quietly
+
+end_quietly()
 
 _BATCH_OPTIONS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _STREAM_OPTIONS: Final = ("maxBytesPerTrigger",)

@@ -118,6 +118,7 @@ def local_settings() -> dict[str, str]:
     if hasattr(socket, "AF_UNIX") and len(folder.encode()) + _SOCKET_NAME_BYTES <= _SOCKET_PATH_BYTES:
         settings["spark.python.unix.domain.socket.enabled"] = "true"
         settings["spark.python.unix.domain.socket.dir"] = folder
+        settings["spark.python.daemon.module"] = "contrailmq.spark.worker_daemon"
     return settings
 
 

@@ -53,6 +53,9 @@ from contrailmq.spark.topic_plan import (
     starting_offsets,
     topic_names,
 )
+from contrailmq.spark.worker_daemon import end_quietly
+
+end_quietly()
 
 _BATCH_OPTIONS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _STREAM_OPTIONS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "commitGroupOffsets")
