@@ -104,3 +104,20 @@ def test_the_used_ratio_is_rocketmqs_rounded_up_to_whole_percent(used: int, free
 
 def test_disk_usage_of_a_path_that_is_not_there_yet_is_its_parents(files: Files, tmp_path: Path) -> None:
     assert files.disk_usage(tmp_path / "a" / "b").total_bytes == files.disk_usage(tmp_path).total_bytes
+
+
+def test_an_error_on_a_descriptor_names_its_file(tmp_path: Path) -> None:
+    files = Files()
+    descriptor = files.open(tmp_path, writable=False)  # of a directory, which nothing can be done with
+    try:
+        for call in (
+            lambda: files.pread(descriptor, 1, 0),
+            lambda: files.pwrite(descriptor, b"x", 0),
+            lambda: files.truncate(descriptor, 1),
+            lambda: files.allocate(descriptor, 1),
+            lambda: files.map(descriptor, 4096, writable=False),
+        ):
+            with pytest.raises(OSError, match=str(tmp_path)):
+                call()
+    finally:
+        files.close(descriptor)

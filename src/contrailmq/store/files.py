@@ -113,7 +113,11 @@ class Files:
 
     def pread(self, descriptor: int, size_bytes: int, position: int) -> bytes:
         """Up to `size_bytes` (fewer only at the end of the file)."""
-        data = os.pread(descriptor, size_bytes, position)
+        try:
+            data = os.pread(descriptor, size_bytes, position)
+        except OSError as exc:
+            _name_file(exc, descriptor)
+            raise
         if len(data) == size_bytes or not data:
             return data
         parts = [data]
