@@ -35,7 +35,7 @@ from contrailmq.store import Drive, MessageStore, StoreConfig
 _LOG_FILE_BYTES: Final = 256 << 20
 _SYNC_LOG_FILE_BYTES: Final = 8 << 20  # the next file is written ahead: with a large one that is all one would measure
 _WRITERS: Final = 64
-_EACH_LEAST: Final = 32  # puts of each writer: the first few find nobody to share with yet
+_EACH_LEAST: Final = 128  # puts of each writer: the first dozens are those of threads that are still starting
 _MANY_QUEUES: Final = 10_000
 _FLAT_ROUNDS: Final = 5  # the best of them counts: both sides are short, and the machine has other work
 _TOPIC_QUEUES: Final = 8
