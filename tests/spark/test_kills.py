@@ -174,7 +174,7 @@ def python_workers() -> list[int]:
             commands[pid] = Path("/proc", str(pid), "cmdline").read_bytes()
         except OSError:
             continue  # it ended meanwhile
-    workers = [pid for pid, command in commands.items() if b"pyspark.daemon\0pyspark.worker" in command]
+    workers = [pid for pid, command in commands.items() if b"daemon\0pyspark.worker" in command]
     parents = {row.pid: row.parent for row in process_table()}
     return [pid for pid in workers if parents.get(pid) in workers]
 
