@@ -123,6 +123,25 @@ def test_a_time_that_cannot_be_read_is_the_end_of_the_tick(bench: Bench) -> None
     assert bench.host.bodies() == ["m"]
 
 
+def timer_record(body: bytes, properties: dict[str, str], address: str, *, sys_flag: int = 0) -> bytes:
+    host = encode_host(address, 10_911)
+    return bytes(
+        encode_record(
+            SystemTopic.TIMER,
+            body,
+            encode_properties(properties),
+            queue_id=0,
+            queue_offset=0,
+            physical_offset=0,
+            born_host=host,
+            store_host=host,
+            born_time_ms=1,
+            store_time_ms=START_MS,
+            sys_flag=sys_flag,
+        )
+    )
+
+
 def own_time(path: Path, record: bytes) -> int:
     """As found between two other records."""
     host = MemoryHost(path, lambda: START_MS)
@@ -154,39 +173,14 @@ def test_the_time_that_a_message_asks_for_is_found_in_its_record(
 ) -> None:
     """In the order in which a sender's are looked at (admission.py). A delay counts from the time of storing."""
     all_of_them = properties | {"TIMER_OUT_MS": str(TICK_MS), "REAL_TOPIC": "T"}
-    encoded = encode_properties(all_of_them)
-    host = encode_host("127.0.0.1", 10_911)
-    record = encode_record(
-        SystemTopic.TIMER,
-        b"TIMER_DELAY_SEC\x0177\x02",
-        encoded,
-        queue_id=0,
-        queue_offset=0,
-        physical_offset=0,
-        born_host=host,
-        store_host=host,
-        born_time_ms=1,
-        store_time_ms=START_MS,
-    )
+    record = timer_record(b"TIMER_DELAY_SEC\x0177\x02", all_of_them, "127.0.0.1")
     assert own_time(tmp_path, record) == own_ms
     assert own_time(tmp_path, record[:-1]) == 0
 
 
 def test_the_time_is_found_in_a_record_with_long_addresses_too(tmp_path: Path) -> None:
-    host = encode_host("::1", 10_911)
-    record = encode_record(
-        SystemTopic.TIMER,
-        b"body",
-        encode_properties({"TIMER_DELAY_MS": "4500"}),
-        queue_id=0,
-        queue_offset=0,
-        physical_offset=0,
-        born_host=host,
-        store_host=host,
-        born_time_ms=1,
-        store_time_ms=START_MS,
-        sys_flag=SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6,
-    )
+    v6 = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+    record = timer_record(b"body", {"TIMER_DELAY_MS": "4500"}, "::1", sys_flag=v6)
     assert own_time(tmp_path, record) == START_MS + 4500
 
 
