@@ -56,7 +56,8 @@ __all__ = ["NameServer"]
 _log = logging.getLogger(__name__)
 
 STANDARD_JSON_VERSION: Final = 401  # V4_9_4: from here on requesters read broker ids as JSON strings
-_LIMITS: Final = replace(SERVER_LIMITS, slice_commands=1)  # a list of 100,000 topics takes 10 ms
+# A list of 100,000 topics takes 10 ms; who does not read must not hold up a stop, for which RocketMQ gives 30 s.
+_LIMITS: Final = replace(SERVER_LIMITS, slice_commands=1, stuck_s=2.0)
 _FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _ROUTE_FOUND: Final = ReplyTemplate({})
 BROKER_ID_MAX: Final = 2**63 - 1  # Java's long

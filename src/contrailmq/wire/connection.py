@@ -18,7 +18,7 @@ A server that stops drains its connections. What had reached this machine by the
 served; what comes later is answered with SYSTEM_BUSY. When nothing is left to answer, and no request is half read (for
 which we wait `linger_s` at most, also when it waits for its share of the ration), we say so with a FIN and go on
 reading, and throwing away, until the peer closes too, for another `linger_s` at most: a socket closed with unread bytes
-is reset, and a reset may overtake answers.
+is reset, and a reset may overtake answers. A peer that takes none of its answers for `stuck_s` is cut.
 
 Everything here runs on the loop's thread; from another thread go through `loop.call_soon_threadsafe`.
 """
@@ -75,7 +75,7 @@ class Limits:
     slice_commands: int = SLICE_COMMANDS
     slice_s: float = 0.005
     linger_s: float = 0.5  # many round trips; peers close as soon as they read our end
-    stuck_s: float = 5.0  # a closed connection whose peer has not taken a byte for so long is cut
+    stuck_s: float = 5.0  # a connection that ends, whose peer has not taken a byte for so long, is cut
 
 
 DEFAULT_LIMITS: Final = Limits()
@@ -265,6 +265,7 @@ class Connection:
             self._is_draining = True
             self._owed_bytes = _unread_bytes(self._transport)
             self._loop.call_later(self._limits.linger_s, self._lose_patience)
+            self._watch_draining()
             self._maybe_finish()
 
     def close_if_idle(self, now_s: float, idle_s: float) -> bool:
@@ -297,6 +298,17 @@ class Connection:
             self._watch_closing(transport)
         else:
             transport.abort()
+
+    def _watch_draining(self, before: tuple[int, int] = (0, 0)) -> None:
+        """Cut a peer that takes none of its answers: it keeps us from reading what we owe it, and from our end."""
+        transport = self._transport or self._ending
+        if transport is None:
+            return
+        unsent_bytes, in_flight = now = (transport.get_write_buffer_size(), self.in_flight)
+        if 0 < before[0] <= unsent_bytes and in_flight == before[1]:  # and none was added meanwhile
+            self.abort(f"it left {unsent_bytes} bytes unread for {self._limits.stuck_s:g} s while we stop")
+        else:
+            self._loop.call_later(self._limits.stuck_s, self._watch_draining, now)
 
     # ------------------------------------------------------------------------------------------- called by the loop
 
