@@ -92,6 +92,21 @@ def test_clusters_and_brokers_are_shown(cluster: LocalCluster) -> None:
     assert run_json(cluster, "dlq", "list", "audit") == []
 
 
+def test_a_broker_whose_address_is_given_is_asked_without_a_name_server(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    address = cluster.broker_addresses[0]
+    for what in ("status", "pending", "config"):
+        result = CliRunner().invoke(app, ["admin", "broker", what, address, "--json"])
+        assert result.exit_code == 0, result.output
+    changed = CliRunner().invoke(app, ["admin", "broker", "set", address, "fileReservedTime=71"])
+    assert changed.exit_code == 0, changed.output
+    assert json.loads(run(cluster, "broker", "config", address, "--json"))["fileReservedTime"] == "71"
+    without = CliRunner().invoke(app, ["admin", "topic", "list"])
+    assert (without.exit_code, "no NameServer address" in without.output) == (1, True)
+
+
 def test_what_waits_is_shown_by_topic_and_level(cluster: LocalCluster) -> None:
     with Producer("later", namesrv=cluster.namesrv) as producer:
         producer.send(Message("Reminders", b"t", delay=3600.0))

@@ -1,6 +1,7 @@
 """`contrailmq admin topic|group|message|offset|dlq|cluster|broker …`: looking at a cluster and changing it.
 
-Every command takes `--namesrv` (or NAMESRV_ADDR) and `--json`. Works with our servers and with Apache's.
+Every command takes `--namesrv` (or NAMESRV_ADDR) and `--json`; `broker` does without a NameServer, it has the address.
+Works with our servers and with Apache's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contrailmq.cli.admin_output import (
     Json,
     Namesrv,
     ask,
+    ask_broker,
     done,
     message_facts,
     print_json,
@@ -310,14 +312,14 @@ def cluster_list(namesrv: Namesrv = None, as_json: Json = False) -> None:
 @broker_app.command("status")
 def broker_status(address: Address, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Runtime figures."""
-    show_pairs(ask(namesrv, lambda admin: admin.broker_stats(address)).items(), as_json=as_json)
+    show_pairs(ask_broker(address, namesrv, lambda admin: admin.broker_stats(address)).items(), as_json=as_json)
 
 
 @broker_app.command("pending")
 def broker_pending(address: Address, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Messages that wait: timers and half messages by topic, delayed ones by level. Our brokers only."""
     rows = []
-    for key, text in sorted(ask(namesrv, lambda admin: admin.broker_stats(address)).items()):
+    for key, text in sorted(ask_broker(address, namesrv, lambda admin: admin.broker_stats(address)).items()):
         kind, separator, name = key.partition("Pending_")
         if separator:
             rows.append((kind, name, int(text)))
@@ -327,7 +329,7 @@ def broker_pending(address: Address, namesrv: Namesrv = None, as_json: Json = Fa
 @broker_app.command("config")
 def broker_config(address: Address, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Settings."""
-    show_pairs(ask(namesrv, lambda admin: admin.broker_config(address)).items(), as_json=as_json)
+    show_pairs(ask_broker(address, namesrv, lambda admin: admin.broker_config(address)).items(), as_json=as_json)
 
 
 @broker_app.command("set")
@@ -342,5 +344,5 @@ def broker_set(
     if not separator:
         typer.echo(f"error: {setting!r} is not key=value", err=True)
         raise typer.Exit(2)
-    ask(namesrv, lambda admin: admin.update_broker_config(address, {key: value}))
+    ask_broker(address, namesrv, lambda admin: admin.update_broker_config(address, {key: value}))
     done(f"{address}: {key}={value}", as_json=as_json)

@@ -33,6 +33,11 @@ def ask(namesrv: str | None, question: Callable[[Admin], T]) -> T:
         raise typer.Exit(1) from None
 
 
+def ask_broker(address: str, namesrv: str | None, question: Callable[[Admin], T]) -> T:
+    """Ask one broker, whose address is known. A NameServer is not asked, so none need be named: any address will do."""
+    return ask(namesrv or address, question)
+
+
 def show(rows: Sequence[Sequence[object]], columns: Sequence[str], *, as_json: bool) -> None:
     """Rows as a table, or as a list of objects."""
     if as_json:
