@@ -1,0 +1,79 @@
+"""What README and guides name is there: files, settings of the broker, and every command with its options."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+from contrailmq.broker.config import DIFFERENCES, read_configs, store_properties, with_our_defaults
+from contrailmq.cli import COMMANDS, app
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+OF_OTHER_PROGRAMS = {"--enable-optimizations", "--with-lto", "--ours", "--sync"}  # Python's build, bench/compare.py
+ROOMS = [
+    "",
+    "src/contrailmq/",
+    *(f"src/contrailmq/{room}/" for room in ("broker", "client", "spark", "store", "store/timer")),
+]
+
+
+def found_command(words: list[str]) -> Any:
+    """The command that these words call; what follows a whole call are its arguments."""
+    command: Any = get_command(app)
+    for word in words:
+        if hasattr(command, "get_command"):
+            command = command.get_command(None, word)
+            assert command is not None, words
+    return command
+
+
+def options_of(command: Any) -> set[str]:
+    return {option for parameter in command.params for option in parameter.opts}
+
+
+def all_options(command: Any) -> set[str]:
+    names = command.list_commands(None) if hasattr(command, "list_commands") else []
+    return options_of(command).union(*(all_options(command.get_command(None, name)) for name in names))
+
+
+def test_every_command_in_the_guides_exists_with_its_options() -> None:
+    said = "\n".join(guide.read_text() for guide in GUIDES)
+    told = re.findall(rf"\bcontrailmq ((?:{'|'.join(COMMANDS)})(?: [a-z|]+)*)((?: [^`#'\n]*)?)", said)
+    assert len(told) > 30
+    for calls, rest in told:
+        *words, last = calls.split()
+        for call in last.split("|"):
+            command = found_command([*words, call])
+            for option in re.findall(r"(?<![\w-])--?[a-z][a-z-]*", rest):
+                assert option in options_of(command), (calls, option)
+
+
+def test_every_option_in_the_guides_is_one_of_some_command() -> None:
+    known = all_options(get_command(app)) | {"--help"} | OF_OTHER_PROGRAMS
+    named = {option for guide in GUIDES for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", guide.read_text())}
+    assert len(named) > 20
+    assert named - known == set()
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
+def test_every_file_that_a_guide_names_exists(guide: Path) -> None:
+    text = guide.read_text()
+    named = re.findall(r"\b(?:src|tests|docs|examples|bench)/[\w./-]*\w", text)
+    for name in named:
+        assert (ROOT / name).exists(), name
+    for name in re.findall(r"`([a-z_/]+\.py)`", text):
+        assert any((ROOT / room / name).exists() for room in ROOMS), name
+
+
+def test_the_brokers_differences_from_rocketmqs_defaults_are_those_of_its_guide() -> None:
+    text = (ROOT / "docs/broker.md").read_text()
+    table = re.findall(r"^\| (\w+) \| (\w+) \| (\w+) \| ([^|]+) \|$", text, re.MULTILINE)
+    assert {key: (theirs, ours, why) for key, theirs, ours, why in table if key != "key"} == DIFFERENCES
+    broker, store, _ = read_configs({})
+    values = broker.to_properties() | store_properties(with_our_defaults(store))
+    assert {key: values[key] for key in DIFFERENCES} == {key: ours for key, (_, ours, _) in DIFFERENCES.items()}
