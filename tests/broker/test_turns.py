@@ -9,7 +9,6 @@ same loop. The collector is set as in a server. Each test prints the figures (`p
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import socket
 import threading
@@ -23,10 +22,10 @@ from broker.harness import Bench
 from contrailmq.broker import BrokerServer, config_files
 from contrailmq.broker.config import read_configs
 from contrailmq.broker.turns import TURN_S, in_turns
-from contrailmq.cli.serving import GC_THRESHOLD, settle_memory
 from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.wire.frame import FrameParser, encode_request
 from contrailmq.wire.header import Command
+from server_collector import collector_of_a_server
 
 HELD_S_MAX = 0.050
 ROUNDS = 3
@@ -67,12 +66,8 @@ class Held:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    thresholds = gc.get_threshold()
-    gc.set_threshold(GC_THRESHOLD, 20, 20)
-    settle_memory()  # what the other tests have left is not looked at
-    yield Held(monkeypatch)
-    gc.unfreeze()
-    gc.set_threshold(*thresholds)
+    with collector_of_a_server():
+        yield Held(monkeypatch)
 
 
 def ask(sock: socket.socket, code: int, body: bytes = b"", **ext: str) -> Command:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import time
 from collections.abc import Iterator
 
@@ -24,11 +22,11 @@ from contrailmq.client import OffsetPlace
 from contrailmq.message import ContrailError
 from contrailmq.testing import LocalCluster
 
+from .names import fresh_name
 from .waiting import Inbox, wait_until
 
 FIRST = ConsumeFromWhere.FIRST_OFFSET
 BODIES = [b"0", b"1", b"2"]
-_numbers = itertools.count()
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ def admin(cluster: LocalCluster) -> Iterator[Admin]:
 @pytest.fixture
 def name(cluster: LocalCluster, admin: Admin) -> str:
     """A topic of one queue with three messages."""
-    made = f"Admin_{os.getpid()}_{next(_numbers)}"
+    made = fresh_name("Admin")
     admin.create_topic(made, queues=1)
     with Producer(made, namesrv=cluster.namesrv) as producer:
         for body in BODIES:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,13 +19,12 @@ from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ResponseError
 
 from .fake_peer import FakePeer, Script, name_server, refused, route_to, stored
-
-_numbers = itertools.count()
+from .names import fresh_name
 
 
 @pytest.fixture
 def name() -> str:
-    return f"Direct_{os.getpid()}_{next(_numbers)}"
+    return fresh_name("Direct")
 
 
 def direct_of(producer: Producer) -> DirectSends:

@@ -31,16 +31,16 @@ from contrailmq.message import ContrailError, MessageError
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.errors import ResponseError
 
+from .names import fresh_name
 from .waiting import Inbox, wait_until
 
-_numbers = itertools.count()
 FIRST = ConsumeFromWhere.FIRST_OFFSET
 
 
 @pytest.fixture
 def name() -> str:
     """A topic and group of this test's own."""
-    return f"Test_{os.getpid()}_{next(_numbers)}"
+    return fresh_name("Test")
 
 
 def test_what_is_sent_is_received_with_everything_it_had(cluster: LocalCluster, name: str) -> None:

@@ -37,14 +37,13 @@ from contrailmq.wire.errors import ConnectionClosedError
 from contrailmq.wire.transport import RemotingClient
 
 from .fake_peer import FakePeer
+from .names import fresh_name
 from .waiting import Inbox, wait_until
-
-_numbers = itertools.count()
 
 
 @pytest.fixture
 def name() -> str:
-    return f"Life_{os.getpid()}_{next(_numbers)}"
+    return fresh_name("Life")
 
 
 def open_files() -> Counter[str]:

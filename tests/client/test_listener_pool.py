@@ -134,7 +134,10 @@ def test_a_loop_that_is_torn_down_ends_while_a_listener_runs() -> None:
         pool.submit(Call([received(0)]))
         await begun.wait()
 
-    asyncio.run(run())  # without `close`: asyncio cancels what is left and waits for it
+    # Without `close`: asyncio cancels what is left and waits for it.
+    ended = threading.Event()
+    threading.Thread(target=lambda: (asyncio.run(run()), ended.set()), daemon=True).start()
+    assert ended.wait(10)
 
 
 def test_no_more_calls_run_at_a_time_than_the_pool_is_large() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -13,16 +11,16 @@ import contrailmq.aio as aio
 from contrailmq import Admin, ConsumeFromWhere, Message, MessageQueue, Producer
 from contrailmq.testing import LocalCluster
 
+from .names import fresh_name
 from .waiting import MovedLoop, everybody_rests
 
 COUNT = 3
-_numbers = itertools.count()
 
 
 @pytest.fixture
 def queue(cluster: LocalCluster) -> MessageQueue:
     """The only queue of a topic, with some messages."""
-    name = f"LiteOffsets_{os.getpid()}_{next(_numbers)}"
+    name = fresh_name("LiteOffsets")
     with Admin(namesrv=cluster.namesrv) as admin, Producer(name, namesrv=cluster.namesrv) as producer:
         admin.create_topic(name, queues=1)
         queues = {producer.send(Message(name, b"x")).queue for _ in range(COUNT)}

@@ -14,17 +14,17 @@ from contrailmq import Admin, ConsumeFromWhere, Message, MessageQueue, Producer,
 from contrailmq.client.rebalance import ConfigStrategy
 from contrailmq.testing import LocalCluster
 
+from .names import fresh_name
 from .waiting import Inbox, wait_until
 
 # Two seconds; outside the long set the bound leaves room for a busy machine. The timer would need twenty.
 BY_NOTIFICATION_S = 2.0 if os.environ.get("CONTRAILMQ_LONG") else 10.0
-_numbers = itertools.count()
 
 
 @pytest.fixture
 def name(cluster: LocalCluster) -> str:
     """A topic with eight queues."""
-    made = f"Rebalance_{os.getpid()}_{next(_numbers)}"
+    made = fresh_name("Rebalance")
     with Admin(namesrv=cluster.namesrv) as admin:
         admin.create_topic(made, queues=8)
     return made

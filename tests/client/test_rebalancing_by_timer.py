@@ -7,8 +7,6 @@ timer's twenty seconds pass at once; the long set watches the same on the real c
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
 import time
 
 import pytest
@@ -18,18 +16,18 @@ from contrailmq import Admin, PushConsumer
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
 
+from .names import fresh_name
 from .waiting import Inbox, MovedLoop, everybody_rests, wait_until
 
 QUEUES = 8
 BY_TIMER_S = 25.0
 STEP_S = 0.5
-_numbers = itertools.count()
 
 
 @pytest.fixture
 def name(cluster: LocalCluster) -> str:
     """A topic with eight queues, and a group of the same name whose members the broker does not notify."""
-    made = f"ByTimer_{os.getpid()}_{next(_numbers)}"
+    made = fresh_name("ByTimer")
     with Admin(namesrv=cluster.namesrv) as admin:
         admin.create_topic(made, queues=QUEUES)
         admin.create_group(SubscriptionGroupConfig(group_name=made, notify_consumer_ids_changed_enable=False))

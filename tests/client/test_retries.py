@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import threading
 import time
 from collections import Counter
@@ -26,9 +24,9 @@ from contrailmq import (
 from contrailmq.client.results import ConsumeOutcome
 from contrailmq.testing import LocalCluster
 
+from .names import fresh_name
 from .waiting import Inbox, wait_until
 
-_numbers = itertools.count()
 FIRST = ConsumeFromWhere.FIRST_OFFSET
 
 
@@ -47,7 +45,7 @@ def quick() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def name() -> str:
-    return f"Retry_{os.getpid()}_{next(_numbers)}"
+    return fresh_name("Retry")
 
 
 def consumer_of(cluster: LocalCluster, name: str, listener: object, **options: object) -> PushConsumer:

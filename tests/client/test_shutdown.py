@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
 import threading
 from pathlib import Path
 
@@ -30,14 +28,13 @@ from contrailmq.client.loop_thread import LoopThread
 from contrailmq.client.offset_store import LocalOffsetStore
 from contrailmq.testing import LocalCluster
 
+from .names import fresh_name
 from .waiting import Inbox, wait_until
-
-_numbers = itertools.count()
 
 
 @pytest.fixture
 def name() -> str:
-    return f"Shutdown_{os.getpid()}_{next(_numbers)}"
+    return fresh_name("Shutdown")
 
 
 @pytest.mark.parametrize("orderly", [False, True])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
 
 import pytest
 
@@ -13,17 +11,17 @@ from contrailmq import Admin, ConsumeFromWhere, Message, Producer, StoredMessage
 from contrailmq.client.process_queue import PULL_EXPIRES_AFTER_S
 from contrailmq.testing import LocalCluster
 
+from .names import fresh_name
 from .waiting import MovedLoop, everybody_rests
 
 COUNT = 5
 STEP_S = 10.0
-_numbers = itertools.count()
 
 
 @pytest.fixture
 def name(cluster: LocalCluster) -> str:
     """A topic of one queue with some messages."""
-    made = f"Slow_{os.getpid()}_{next(_numbers)}"
+    made = fresh_name("Slow")
     with Admin(namesrv=cluster.namesrv) as admin, Producer(made, namesrv=cluster.namesrv) as producer:
         admin.create_topic(made, queues=1)
         for number in range(COUNT):

@@ -10,7 +10,6 @@ kernel does for other processes in the name of a thread only adds. Each test pri
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import socket
 import threading
@@ -22,13 +21,13 @@ from pathlib import Path
 
 import pytest
 
-from contrailmq.cli.serving import GC_THRESHOLD, settle_memory
 from contrailmq.namesrv import registration as registration_module
 from contrailmq.namesrv import server as server_module
 from contrailmq.wire.codes import RequestCode as Code
 from contrailmq.wire.codes import request_name
 from contrailmq.wire.frame import FrameParser, encode_request
 from contrailmq.wire.header import Command
+from server_collector import collector_of_a_server
 
 from .test_limits import a_server, turns_until
 from .test_server import IDENTITY, ext, registration
@@ -101,12 +100,8 @@ class Held:
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    thresholds = gc.get_threshold()
-    gc.set_threshold(GC_THRESHOLD, 20, 20)
-    settle_memory()  # what the other tests have left is not looked at
-    yield Held(monkeypatch)
-    gc.unfreeze()
-    gc.set_threshold(*thresholds)
+    with collector_of_a_server():
+        yield Held(monkeypatch)
 
 
 def ask(sock: socket.socket, frame: bytes) -> Command:

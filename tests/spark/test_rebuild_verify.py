@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from contrailmq.spark.jobs.rebuild import RebuildError, is_in_use, rebuild, remo
 from contrailmq.spark.jobs.verify import Finding, findings_table, verify
 from contrailmq.spark.records import stable_order
 from contrailmq.spark.scan import CorruptLogError
+from lock_holder import in_use_by_another
 from spark.conftest import unpack
 
 ONE = LocalEngine(workers=1)
@@ -124,15 +123,8 @@ def test_a_damaged_log_is_not_rebuilt_from(tmp_path: Path) -> None:
 
 
 def test_a_store_in_use_is_left_alone(tmp_path: Path) -> None:
-    """POSIX locks exclude other processes only, so the holder is one."""
     store = unpack("clean", tmp_path)
-    code = (
-        f"import fcntl; f = open({store + '/lock'!r}, 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 0); "
-        "print('held', flush=True); input()"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
+    with in_use_by_another(store):
         with pytest.raises(RebuildError, match="in use"):
             rebuild(store, ONE)
         assert is_in_use(store)
@@ -140,7 +132,6 @@ def test_a_store_in_use_is_left_alone(tmp_path: Path) -> None:
         words = ["pipeline", "verify", "--store", store, "--engine", "local"]
         told = CliRunner().invoke(app, words)
         assert (told.exit_code, "may be no damage" in told.output) == (1, True), told.output
-        holder.communicate(b"\n")
     assert not is_in_use(store)
     assert "may be no damage" not in CliRunner().invoke(app, words).output
 

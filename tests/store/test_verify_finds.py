@@ -17,6 +17,7 @@ from contrailmq.cli import app
 from contrailmq.message import Message
 from contrailmq.store import ManualClock, MessageStore, StoreConfig, StoreView, VerifyReport, verify_store
 from golden_stores import unpack
+from lock_holder import in_use_by_another
 
 BEGIN_MS = 1_794_800_000_000
 SLOTS, UNITS = 10, 61
@@ -212,21 +213,14 @@ def test_what_is_no_log_file_by_nature_is_no_finding(tmp_path: Path) -> None:
 
 
 def test_a_store_in_use_is_not_called_badly_closed(tmp_path: Path) -> None:
-    """POSIX locks exclude other processes only, so the holder is one; a store of this process is known here."""
+    """By another process; and by this one, which knows its own."""
     filled(tmp_path)
     (tmp_path / "abort").write_text("1")
-    code = (
-        f"import fcntl; f = open({str(tmp_path / 'lock')!r}, 'r+b'); fcntl.lockf(f, fcntl.LOCK_EX, 1, 0); "
-        "print('held', flush=True); input()"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        code_verify, told = run("verify", tmp_path, "--json")
-        assert (code_verify, json.loads(told)["owner_pid"]) == (0, holder.pid)
-        assert f"in use by process {holder.pid}" in run("inspect", tmp_path)[1]
-        assert f"in use by process {holder.pid}" in run("verify", tmp_path)[1]
-        holder.communicate(b"\n")
+    with in_use_by_another(tmp_path) as pid:
+        code, told = run("verify", tmp_path, "--json")
+        assert (code, json.loads(told)["owner_pid"]) == (0, pid)
+        assert f"in use by process {pid}" in run("inspect", tmp_path)[1]
+        assert f"in use by process {pid}" in run("verify", tmp_path)[1]
     assert "NOT closed cleanly" in run("inspect", tmp_path)[1]
     (tmp_path / "abort").unlink()
     with MessageStore(StoreConfig(tmp_path)):
