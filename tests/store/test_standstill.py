@@ -19,6 +19,7 @@ from contrailmq.store.files import DiskUsage
 SIZES: dict[str, Any] = {
     "mapped_file_size_commit_log": 16 * 1024,
     "mapped_file_size_consume_queue": 400,
+    "mapper_file_size_batch_consume_queue": 460,
     "max_hash_slot_num": 20,
     "max_index_num": 40,
     "flush_interval_consume_queue": 3_600_000,  # housekeeping when the test says so
@@ -57,12 +58,16 @@ def fill(store: MessageStore) -> int:
     raise AssertionError("never refused")
 
 
-@pytest.mark.parametrize(("where", "needed"), [("index", INDEX_BYTES), ("consumequeue", 400)])
+@pytest.mark.parametrize(
+    ("where", "needed"), [("index", INDEX_BYTES), ("consumequeue", 400), ("batchconsumequeue", 460)]
+)
 def test_puts_are_refused_with_the_cause_while_dispatch_has_no_room_and_taken_when_it_has(
     where: str, needed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = FullFiles(tmp_path)
-    store = MessageStore(StoreConfig(tmp_path, **SIZES), files=files, clock=ManualClock()).open()
+    batch_topics = {"T"} if where == "batchconsumequeue" else set()
+    config = StoreConfig(tmp_path, **SIZES)
+    store = MessageStore(config, files=files, clock=ManualClock(), batch_topics=batch_topics).open()
     store.put(Message("T", b"before"))
     assert store.max_offset("T", 0) == 1
     files.full = where

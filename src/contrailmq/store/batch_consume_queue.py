@@ -8,8 +8,10 @@ ordinary record of such a topic is a batch of one). Queue offsets are therefore 
 searching the base offsets, which only ever increase. Units have numbers here, which are places: unit n stands at byte
 46 n of the queue, and files cut that address space into pieces named by their first byte.
 
-As in an ordinary queue, appended units are pending until housekeeping or a flush writes them out, can be read
-meanwhile, and cost nothing when they are lost: recovery takes them from the log (batch_queue_table.py).
+As in an ordinary queue, appended units are pending until housekeeping or a flush writes them out (or many have come
+together), can be read meanwhile, and cost nothing when they are lost: recovery takes them from the log
+(batch_queue_table.py). Units are appended without the lock, so nothing that another thread may do in between looks at
+`end` and the pending ones together: `_written` says where those begin.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ BATCH_UNIT_BYTES: Final = 46
 assert _UNIT.size == BATCH_UNIT_BYTES
 BATCH_SIZE_MAX: Final = 2**15 - 1
 NOT_COMPACTED: Final = -1
+PENDING_BYTES_MAX: Final = 2_048 * BATCH_UNIT_BYTES  # as many units as in an ordinary queue
 _SCAN_UNITS: Final = 4_096
 
 
@@ -73,6 +76,7 @@ class BatchConsumeQueue:
         self._lock = threading.Lock()
         self._bases: list[int] = []  # of the files, ascending
         self._pending = bytearray()
+        self._written = 0  # number of the first pending unit
         self._unsynced: set[int] = set()
         self._checksum = 0  # of the units [checked_from, checked_to)
         self._checked_from = self._checked_to = 0
@@ -104,13 +108,19 @@ class BatchConsumeQueue:
         self.end += 1
         self.max_offset = unit.following
         self.physical_max = unit.physical_offset + unit.size_bytes
+        if len(self._pending) >= PENDING_BYTES_MAX:
+            self.write_pending()
         return True
+
+    @property
+    def pending_bytes(self) -> int:
+        return len(self._pending)
 
     def write_pending(self) -> int:
         """Hand the pending units to the operating system; how many bytes. They stay pending when that fails."""
         with self._lock:
             data = bytes(self._pending)
-            address = self.end * BATCH_UNIT_BYTES - len(data)
+            address = self._written * BATCH_UNIT_BYTES
             done = 0
             while done < len(data):
                 base = self._base_of(address + done)
@@ -122,6 +132,7 @@ class BatchConsumeQueue:
                 self._unsynced.add(base)
                 done += len(piece)
             del self._pending[: len(data)]
+            self._written += len(data) // BATCH_UNIT_BYTES
             return len(data)
 
     def sync(self) -> None:
@@ -158,12 +169,13 @@ class BatchConsumeQueue:
     def reset(self) -> None:
         """Forget everything."""
         self.destroy()
-        self.first = self.end = self.min_offset = self.max_offset = 0
+        self.first = self.end = self._written = self.min_offset = self.max_offset = 0
         self.physical_max = -1
 
     def destroy(self) -> None:
         with self._lock:
             self._pending.clear()
+            self._written = self.end
             self._unsynced.clear()
             self._descriptors.forget(self.where)
             self._bases.clear()
@@ -201,7 +213,7 @@ class BatchConsumeQueue:
     def read(self, number: int, max_count: int) -> bytes:
         """Raw units from a number on, at most so many, never past the file that holds the first one."""
         with self._lock:
-            written = self.end - len(self._pending) // BATCH_UNIT_BYTES
+            written = self._written
             if not self._begin() <= number < self.end:
                 return b""
             if number >= written:
@@ -263,8 +275,8 @@ class BatchConsumeQueue:
             if base is None or base % self.file_bytes or not is_next or self._files.size(path) != self.file_bytes:
                 continue
             self._bases.append(base)
-        number = self._begin()
-        self.first, self.end = number, (self._bases[-1] + self.file_bytes) // BATCH_UNIT_BYTES if self._bases else 0
+        self.end = self._written = (self._bases[-1] + self.file_bytes) // BATCH_UNIT_BYTES if self._bases else 0
+        self.first = number = self._begin()
         following = 0
         for unit in self.scan(number):
             if not unit.is_valid or unit.base_offset < following:
@@ -277,7 +289,7 @@ class BatchConsumeQueue:
 
     def checksum(self) -> tuple[int, int, int]:
         """(first unit, end, CRC-32 of them) of what was handed to the operating system."""
-        begin, written = self._begin(), self.end - len(self._pending) // BATCH_UNIT_BYTES
+        begin, written = self._begin(), self._written
         if self._checked_from != begin or self._checked_to > written:
             self._checksum, self._checked_from, self._checked_to = 0, begin, begin
         self._checksum = self._crc(self._checked_to, written, self._checksum)
@@ -301,10 +313,11 @@ class BatchConsumeQueue:
 
     def _begin(self) -> int:
         """Number of the first unit that stands in a file."""
-        return self._bases[0] // BATCH_UNIT_BYTES if self._bases else self.end - len(self._pending) // BATCH_UNIT_BYTES
+        return self._bases[0] // BATCH_UNIT_BYTES if self._bases else self._written
 
     def _set_end(self, end: int) -> None:
-        self.end = end
+        """While nothing is pending."""
+        self.end = self._written = end
         last = self.unit_at(end - 1) if end > self._begin() else None
         self.max_offset = last.following if last is not None else 0
         self.physical_max = last.physical_offset + last.size_bytes if last is not None else -1

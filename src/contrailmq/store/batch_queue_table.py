@@ -129,8 +129,9 @@ class BatchQueueTable:
 
     # --- housekeeping
 
-    def write_pending(self) -> int:
-        return sum(queue.write_pending() for queue in self)
+    def write_pending(self, least_bytes: int = 1) -> int:
+        """Write out the queues that have gathered at least so much; how many bytes."""
+        return sum(queue.write_pending() for queue in self if queue.pending_bytes >= least_bytes)
 
     def sync(self) -> None:
         """What was written; the names of new files are the descriptors' business."""

@@ -25,6 +25,7 @@ from collections.abc import Callable, Container
 from typing import Final
 
 from contrailmq.message import SysFlag, decode_properties, encode_properties, names_directory
+from contrailmq.store.batch_consume_queue import PENDING_BYTES_MAX as BATCH_PENDING_BYTES_MAX
 from contrailmq.store.batch_queue_table import unit_of
 from contrailmq.store.commit_log import CommitLog
 from contrailmq.store.consume_queue import PENDING_BYTES_MAX
@@ -94,6 +95,7 @@ class Dispatcher:
         try:
             if self.stuck_reason is not None:  # the units that had no room are in memory: that is no reason to go on
                 self._queues.write_pending(PENDING_BYTES_MAX)
+                self._queues.batches.write_pending(BATCH_PENDING_BYTES_MAX)
             while self.mark < end:
                 done = self._from_facts(end)
                 count += done

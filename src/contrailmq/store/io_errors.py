@@ -29,4 +29,6 @@ def _needed_bytes(path: Path, config: StoreConfig) -> int:
         return config.mapped_file_size_commit_log
     if config.consume_queue_path.resolve() in directory.parents:
         return config.mapped_file_size_consume_queue
+    if config.batch_queue_path.resolve() in directory.parents:
+        return config.mapper_file_size_batch_consume_queue
     return PAGE_BYTES
