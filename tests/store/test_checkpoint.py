@@ -22,7 +22,6 @@ def test_what_is_flushed_is_read_back(tmp_path: Path) -> None:
     assert path.stat().st_size == 4096
     again = Checkpoint(path, Files())
     assert again.load() == CheckpointValues(10_000, 9_000, 0, 0, 0, 77)
-    assert again.min_time_ms == 6_000
 
 
 def test_apaches_file_is_read(tmp_path: Path) -> None:

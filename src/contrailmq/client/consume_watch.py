@@ -22,7 +22,6 @@ class TopicCounts:
 
     succeeded: int = 0
     failed: int = 0
-    consume_s: float = 0.0
 
 
 class ConsumeWatch:

@@ -22,7 +22,6 @@ from contrailmq.store.files import Files
 
 _FIELDS: Final = struct.Struct(">qqqqqq")
 CHECKPOINT_BYTES: Final = 4096
-SAFETY_MS: Final = 3_000  # StoreCheckpoint.getMinTimestamp
 _TIME_MAX_MS: Final = 253_402_300_800_000  # the year 10000: a later time is a damaged file
 assert _FIELDS.size == 48
 
@@ -66,11 +65,6 @@ class Checkpoint:
             self.confirm_offset,
             self.logics_physical_offset,
         )
-
-    @property
-    def min_time_ms(self) -> int:
-        """Records stored up to here are in the log and in the queues, on the disk."""
-        return max(0, min(self.physic_msg_time_ms, self.logics_msg_time_ms) - SAFETY_MS)
 
     def load(self) -> CheckpointValues:
         values = read_checkpoint(self._path, self._files)

@@ -147,10 +147,6 @@ class MappedFile:
         except ValueError:  # released by destroy just now
             return None
 
-    def select_rest(self, position: int) -> memoryview | None:
-        """The readable bytes from `position` on; None when there are none."""
-        return self.select(position, self.read_position - position) if position < self.read_position else None
-
     def pread(self, position: int, size_bytes: int) -> bytes | None:
         """As `select`, but copied from the disk by the calling thread, without touching the mapping."""
         if position < 0 or position + size_bytes > self.read_position or not self.hold():

@@ -138,12 +138,6 @@ class MappedFileQueue:
             return files[index]
         return next((file for file in files if file.base <= offset < file.end), None)  # only across a gap
 
-    def find_by_time(self, time_ms: int) -> MappedFile | None:
-        """The first file last modified at or after this time, else the last one (RocketMQ looks at mtime)."""
-        files = self.files
-        later = (file for file in files if self._files_layer.mtime_ms(file.path) >= time_ms)
-        return next(later, files[-1] if files else None)
-
     # --- moving marks
 
     def flush(self, least_pages: int) -> bool:
