@@ -12,22 +12,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import contrailmq
-from contrailmq.message import MessageQueue, SysFlag, decode_properties, encode_host, encode_properties
+from contrailmq.message import Message, MessageQueue, SysFlag, decode_properties, encode_host, encode_properties
 from contrailmq.message.batch import BatchPart, encode_batch
 from contrailmq.spark.columns import View, choose_view
 from contrailmq.spark.decode import Decoder, Selection
 from contrailmq.spark.dispatched import Dispatcher
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
-from contrailmq.spark.property_table import parse_properties
+from contrailmq.spark.property_table import only_slice, parse_properties
 from contrailmq.spark.scan import BadStretch, CorruptLogError, Range, scan_buffer
 from contrailmq.spark.store_files import confirmed_end, log_files
 from contrailmq.spark.topic_plan import QueueRange, _decoded, split_records
+from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.store.record import decode_record, encode_blank, encode_record
 from spark.conftest import STORES, expected
 
@@ -112,6 +114,41 @@ def test_planning_from_the_queues_gives_the_same_rows(golden_store: Callable[[st
     assert from_log
     assert rows_of(store, selection=chosen, plan="queue", range_bytes=5000) == from_log
     assert rows_of(store, selection=chosen, plan="queue") == from_log
+
+
+@pytest.fixture(scope="module")
+def mixed_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[tuple[str, bytes]]]:
+    """A stretch of A alone, one of A and B in turns, one of B alone; and what was put, in order."""
+    folder = str(tmp_path_factory.mktemp("mixed") / "store")
+    put = [("A" if n < 700 or (n < 900 and n % 2) else "B", b"%d" % n * (1 + n % 7)) for n in range(1600)]
+    with MessageStore(StoreConfig(folder, mapped_file_size_commit_log=64 * 1024)) as store:
+        for number, (topic, body) in enumerate(put):
+            store.put(Message(topic, body, tags="t"), queue_id=number % 2)
+    return folder, put
+
+
+@pytest.mark.parametrize("topics", ["A", "B", "AB"])
+@pytest.mark.parametrize("range_bytes", [3_000, 64 << 20])
+def test_rows_from_the_queues_are_those_that_were_put(
+    mixed_store: tuple[str, list[tuple[str, bytes]]], topics: str, range_bytes: int
+) -> None:
+    """In files that hold other topics, too, and in those that do not; with few and with many places to look for."""
+    store, put = mixed_store
+    chosen = LogSettings(selection=Selection(topics=frozenset(topics)), plan="queue", range_bytes=range_bytes)
+    parts = plan_parts(store, 0, confirmed_end(store), chosen)
+    assert all(part.runs for part in parts)
+    found = [row for part in parts for batch in read_part(part, chosen) for row in batch.to_pylist()]
+    assert [(row["topic"], row["body"]) for row in found] == [pair for pair in put if pair[0] in topics]
+
+
+@given(st.lists(st.binary(max_size=20), min_size=1, max_size=5), st.binary(max_size=9))
+def test_one_value_of_all_slices_is_found_and_only_then(values: list[bytes], behind: bytes) -> None:
+    data = np.frombuffer(b"".join(values) + behind, np.uint8)
+    ends = np.cumsum([len(value) for value in values])
+    starts = np.concatenate([[0], ends[:-1]])
+    found = only_slice(data, starts, ends - starts)
+    has_room = starts[-1] + 8 <= len(data)
+    assert found == (values[0] if has_room and set(values) == {values[0]} else None)
 
 
 def test_queues_that_lag_behind_the_log_lose_no_row(golden_store: Callable[[str], str]) -> None:

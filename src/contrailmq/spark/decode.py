@@ -15,9 +15,9 @@ Python, message by message.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +34,14 @@ from contrailmq.message import (
     is_system_topic,
 )
 from contrailmq.spark.columns import View, styled
-from contrailmq.spark.property_table import PropertyTable, map_values, parse_properties, take_slices, text_column
+from contrailmq.spark.property_table import (
+    PropertyTable,
+    map_values,
+    only_slice,
+    parse_properties,
+    take_slices,
+    text_column,
+)
 from contrailmq.spark.records import Int, Mask, Records, gather
 from contrailmq.store.record import decode_record, encode_record, unwrap_inner_batch
 
@@ -94,14 +101,14 @@ class Decoder:
             kept &= is_queued
         topics = self._topics(block)
         if choice.topics is not None:
-            kept &= _true_where(pc.is_in(topics, value_set=pa.array(sorted(choice.topics), pa.string())))
+            kept &= topics.where(choice.topics.__contains__)
         elif not choice.with_system_topics:
-            kept &= ~_where_name(topics, is_system_topic)
+            kept &= ~topics.where(is_system_topic)
         if choice.tags is not None:
             tags = block.properties().column(Property.TAGS)
             kept &= _true_where(pc.is_in(tags, value_set=pa.array(sorted(choice.tags), pa.string())))
         if choice.has_queue_bounds:
-            kept &= self._within_bounds(block, topics)
+            kept &= self._within_bounds(block, topics.texts)
         return kept
 
     def _within_bounds(self, block: _Block, topics: pa.StringArray) -> Mask:
@@ -118,11 +125,11 @@ class Decoder:
                 kept &= ~(_true_where(pc.equal(topics, topic)) & (queue_ids == queue_id) & is_outside)
         return kept
 
-    def _topics(self, block: _Block) -> pa.StringArray:
+    def _topics(self, block: _Block) -> _Names:
         if not self.selection.restore_real_topic or not block.parked().any():
             return block.topics()
-        real = block.properties().column(Property.REAL_TOPIC)
-        return pc.if_else(pa.array(block.parked()), pc.coalesce(real, block.topics()), block.topics())
+        real, stored = block.properties().column(Property.REAL_TOPIC), block.topics().texts
+        return _Names(pc.if_else(pa.array(block.parked()), pc.coalesce(real, stored), stored))
 
     def _queue_ids(self, block: _Block) -> Int:
         queue_ids = block.records.queue_id
@@ -139,7 +146,7 @@ class Decoder:
         records = block.records
         match name:
             case "topic":
-                return self._topics(block)
+                return self._topics(block).texts
             case "brokerName":
                 return pa.repeat(pa.scalar(broker_name, pa.string()), len(records))
             case "queueId":
@@ -177,20 +184,42 @@ class Decoder:
                 return pa.array(records.reconsume_times.astype(np.int32))
 
 
+class _Names(NamedTuple):
+    """A name for each row, and the one that all rows have, if they have the same."""
+
+    texts: pa.StringArray
+    only: str | None = None
+
+    def where(self, is_meant: Callable[[str], bool]) -> Mask:
+        """Which rows have a name that is meant: each name is asked for once."""
+        if self.only is not None:
+            return np.full(len(self.texts), is_meant(self.only), dtype=np.bool_)
+        encoded = self.texts.dictionary_encode()
+        verdicts = np.array([is_meant(name) for name in encoded.dictionary.to_pylist()], dtype=np.bool_)
+        found: Mask = verdicts[encoded.indices.to_numpy()]
+        return found
+
+
 class _Block:
     """Parts of one block that several columns need, each made once."""
 
     def __init__(self, records: Records) -> None:
         self.records = records
         self.buffer = pa.py_buffer(records.data)
-        self._topics: pa.StringArray | None = None
+        self._topics: _Names | None = None
         self._raw: pa.BinaryArray | None = None
         self._properties: PropertyTable | None = None
         self._parked: Mask | None = None
 
-    def topics(self) -> pa.StringArray:
+    def topics(self) -> _Names:
         if self._topics is None:
-            self._topics = text_column(take_slices(self.buffer, self.records.topic_start, self.records.topic_bytes))
+            start, size = self.records.topic_start, self.records.topic_bytes
+            only = only_slice(self.records.data, start, size)
+            if only is not None:
+                name = only.decode("utf-8", "replace")
+                self._topics = _Names(pa.repeat(pa.scalar(name, pa.string()), len(start)), name)
+            else:
+                self._topics = _Names(text_column(take_slices(self.buffer, start, size)))
         return self._topics
 
     def raw_properties(self) -> pa.BinaryArray:
@@ -206,7 +235,7 @@ class _Block:
     def parked(self) -> Mask:
         """Rows under a topic that keeps messages meant for another one."""
         if self._parked is None:
-            self._parked = _where_name(self.topics(), PARKED_TOPICS.__contains__)
+            self._parked = self.topics().where(PARKED_TOPICS.__contains__)
         return self._parked
 
     def bodies(self, *, decompress_bodies: bool) -> pa.BinaryArray:
@@ -221,14 +250,16 @@ class _Block:
         return pa.array(bodies, pa.binary())
 
     def hosts(self, start: Int, size: Int) -> pa.StringArray:
+        only = only_slice(self.records.data, start, size)
+        if only is not None:  # one producer, one broker
+            return pa.repeat(pa.scalar(str(decode_host(only)), pa.string()), len(start))
         if len(size) and int(size.max()) == _HOST_V4_BYTES:  # as one number each: a fifth of the time
             words = np.ndarray((len(self.records.data) - 7,), dtype="<i8", buffer=self.records.data, strides=(1,))[
                 start
             ]
             encoded = pa.array(words).dictionary_encode()
             raws = [word.to_bytes(_HOST_V4_BYTES, "little", signed=True) for word in encoded.dictionary.to_pylist()]
-            texts = pa.array([str(decode_host(raw)) for raw in raws], pa.string())
-            return texts.take(encoded.indices) if len(raws) > 1 else pa.repeat(texts[0], len(words))
+            return pa.array([str(decode_host(raw)) for raw in raws], pa.string()).take(encoded.indices)
         return map_values(take_slices(self.buffer, start, size), lambda raw: str(decode_host(raw)))
 
     def message_ids(self) -> pa.StringArray:
@@ -302,16 +333,6 @@ def _is_queued(records: Records) -> Mask:
     kind = records.sys_flag & SysFlag.TRANSACTION_MASK
     is_queued: Mask = (kind != SysFlag.TRANSACTION_PREPARED) & (kind != SysFlag.TRANSACTION_ROLLBACK)
     return is_queued
-
-
-def _where_name(names: pa.StringArray, is_meant: object) -> Mask:
-    assert callable(is_meant)
-    encoded = names.dictionary_encode()
-    verdicts = np.array([bool(is_meant(name)) for name in encoded.dictionary.to_pylist()], dtype=np.bool_)
-    if not verdicts.any():
-        return np.zeros(len(names), dtype=np.bool_)
-    found: Mask = verdicts[encoded.indices.to_numpy()]
-    return found
 
 
 def _true_where(mask: pa.BooleanArray) -> Mask:

@@ -18,7 +18,7 @@ import mmap
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -30,16 +30,16 @@ from contrailmq.spark.records import Records, gather
 from contrailmq.spark.scan import BLOCK_BYTES, BLOCK_ROWS, BadStretch, CorruptLogError, Range, scan
 from contrailmq.spark.store_files import (
     RANGE_BYTES,
-    UNIT,
     QueueFiles,
     StoreFilesError,
-    Units,
     first_record,
+    first_units_at,
+    joined,
     log_files,
     plan_ranges,
     queue_end,
     queue_files,
-    read_units,
+    read_places,
 )
 
 _CLOCK_STEP_MS: Final = 600_000
@@ -100,27 +100,23 @@ def plan_parts(store: str, start: int, stop: int, settings: LogSettings) -> list
     if not use_queues:
         return [LogPart(part) for part in ranges]
     all_queues = queue_files(store)
-    units = {queue: read_units(queue) for queue in all_queues if topics and queue.topic in topics}
-    dispatched = max((_end_of(queue, units.get(queue)) for queue in all_queues), default=0)
-    parts = [LogPart(part, _runs_within(units, part)) for part in ranges if part.stop <= dispatched]
-    tail = [LogPart(part) for part in ranges if part.stop > dispatched]
-    return [part for part in parts if part.runs] + tail
+    dispatched = max(map(queue_end, all_queues), default=0)
+    from_queues = [part for part in ranges if part.stop <= dispatched]
+    runs = _runs_of([queue for queue in all_queues if topics and queue.topic in topics], from_queues)
+    parts = [LogPart(part, part_runs) for part, part_runs in zip(from_queues, runs, strict=True) if part_runs]
+    return parts + [LogPart(part) for part in ranges if part.stop > dispatched]
 
 
-def _end_of(queue: QueueFiles, units: Units | None) -> int:
-    if units is None:
-        return queue_end(queue)
-    return int(units["physical_offset"][-1] + units["size"][-1]) if len(units) else 0
-
-
-def _runs_within(units: dict[QueueFiles, Units], part: Range) -> tuple[UnitRun, ...]:
-    runs = []
-    for queue, rows in units.items():
-        low, high = np.searchsorted(rows["physical_offset"], [part.start, part.stop])
-        if low < high:
-            first = int(rows["queue_offset"][low])
-            runs.append(UnitRun(queue, first, first + int(high - low)))
-    return tuple(runs)
+def _runs_of(queues: list[QueueFiles], ranges: list[Range]) -> list[tuple[UnitRun, ...]]:
+    """For each range the units that point into it."""
+    runs: list[list[UnitRun]] = [[] for _ in ranges]
+    for queue in queues:
+        firsts = first_units_at(queue, [part.start for part in ranges])
+        stops = first_units_at(queue, [part.stop for part in ranges])
+        for found, first, stop in zip(runs, firsts, stops, strict=True):
+            if first < stop:
+                found.append(UnitRun(queue, first, stop))
+    return [tuple(found) for found in runs]
 
 
 def _within_time(store: str, ranges: list[Range], selection: Selection) -> list[Range]:
@@ -203,31 +199,40 @@ def _scan_range(part: LogPart, *, check_crc: bool, block_bytes: int) -> Iterator
 
 def _scan_units(part: LogPart, *, check_crc: bool, block_bytes: int) -> Iterator[Records | BadStretch]:
     """Records that units point to. A unit that points to anything but its record is damage of the store."""
-    units = np.concatenate([read_units(run.queue, run.first, run.stop) for run in part.runs] or [np.empty(0, UNIT)])
-    queue_ids = np.concatenate([np.full(run.stop - run.first, run.queue.queue_id) for run in part.runs])
-    order = np.argsort(units["physical_offset"], kind="stable")
-    units, queue_ids = units[order], queue_ids[order]
+    places = [read_places(run.queue, run.first, run.stop) for run in part.runs]
+    queue_id = np.concatenate(
+        [np.full(len(place[0]), run.queue.queue_id) for run, place in zip(part.runs, places, strict=True)]
+    )
+    physical_offset, size, queue_offset = joined(places)
+    order = np.argsort(physical_offset, kind="stable")
+    physical_offset, size = physical_offset[order], size[order]
+    if len(size) and bool((physical_offset[1:] == (physical_offset + size)[:-1]).all()):
+        # No other record lies between these: to walk the log from the first to the last costs less.
+        begin, end = int(physical_offset[0]), int(physical_offset[-1] + size[-1])
+        stretch = replace(part.range, start=begin, stop=end, limit=end, is_aligned=True)
+        yield from scan(stretch, check_crc=check_crc, block_bytes=block_bytes)
+        return
+    queue_offset, queue_id = queue_offset[order], queue_id[order]
     with open(part.range.path, "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     data = np.frombuffer(mapped, dtype=np.uint8)
-    position = units["physical_offset"] - part.range.base
     row = 0
-    while row < len(units):
-        within = np.searchsorted(np.cumsum(units["size"][row : row + BLOCK_ROWS]), block_bytes) + 1
+    while row < len(size):
+        within = np.searchsorted(np.cumsum(size[row : row + BLOCK_ROWS]), block_bytes) + 1
         rows = slice(row, row + int(within))
         row = rows.stop
-        records = gather(data, position[rows])
+        records = gather(data, physical_offset[rows] - part.range.base)
         as_stated = (
             records.sound
-            & (records.size == units["size"][rows])
-            & (records.physical_offset == units["physical_offset"][rows])
-            & (records.queue_offset == units["queue_offset"][rows])
-            & (records.queue_id == queue_ids[rows])
+            & (records.size == size[rows])
+            & (records.physical_offset == physical_offset[rows])
+            & (records.queue_offset == queue_offset[rows])
+            & (records.queue_id == queue_id[rows])
         )
         if check_crc and as_stated.all():
             as_stated &= ~records.bad_bodies()
         for bad in np.flatnonzero(~as_stated).tolist():
             start = part.range.base + int(records.position[bad])
             reason = "a consume-queue unit that points to no such whole record"
-            yield BadStretch(part.range.path, start, start + int(units["size"][rows][bad]), reason)
+            yield BadStretch(part.range.path, start, start + int(size[rows][bad]), reason)
         yield records if as_stated.all() else records.select(as_stated)

@@ -200,6 +200,24 @@ def take_slices(data: pa.Buffer, start: Int, size: Int) -> pa.BinaryArray:
     return both.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int64)))
 
 
+def only_slice(data: Bytes, start: Int, size: Int) -> bytes | None:
+    """The value that all of n slices have, when they have the same one; else None. Eight bytes are read at least."""
+    if not len(start) or int(start[-1]) + _WORD_BYTES > len(data) or not (size == size[0]).all():
+        return None
+    size_bytes = int(size[0])
+    if size_bytes < _WORD_BYTES:
+        return bytes(data[start[0] : start[0] + size_bytes]) if _is_same(data, start, _LOW_BYTES[size_bytes]) else None
+    for at in (*range(0, size_bytes - _WORD_BYTES, _WORD_BYTES), size_bytes - _WORD_BYTES):
+        if not _is_same(data, start + at, _LOW_BYTES[_WORD_BYTES]):
+            return None
+    return bytes(data[start[0] : start[0] + size_bytes])
+
+
+def _is_same(data: Bytes, start: Int, mask: np.uint64) -> bool:
+    words = np.ndarray((len(data) - _WORD_BYTES + 1,), dtype="<u8", buffer=data, strides=(1,))[start]
+    return not ((words ^ words[0]) & mask).any()
+
+
 def _take_equal_slices(data: pa.Buffer, start: Int, size: int) -> pa.BinaryArray:
     overlapping = np.ndarray((data.size - size + 1,), dtype=f"V{size}", buffer=data, strides=(1,))
     ends = np.arange(0, (len(start) + 1) * size, size, dtype=np.int32)

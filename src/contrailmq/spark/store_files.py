@@ -17,7 +17,7 @@ import glob
 import os
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,12 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from contrailmq.message import ContrailError
-from contrailmq.spark.records import Records
+from contrailmq.spark.records import Int, Records
 from contrailmq.spark.scan import BadStretch, Range, scan
 from contrailmq.store.record import BLANK_MAGIC
 
 RANGE_BYTES: Final = 64 * 1024 * 1024  # of log per task
 UNIT_BYTES: Final = 20
+_UNITS_FOR_A_SEARCH: Final = 500  # that are read in the time of a bisection
 _UNIT: Final = struct.Struct(">qiq")  # physical offset, size, tags code
 _PRE_BLANK_SIZE: Final = 2147483647  # RocketMQ fills the head of a queue that starts late with such units
 assert _UNIT.size == UNIT_BYTES
@@ -122,21 +123,46 @@ def queue_files_under(folder: str, topics: Iterable[str] | None = None) -> list[
 def read_units(queue: QueueFiles, first: int = 0, stop: int = 2**63 - 1) -> Units:
     """The valid units of a queue between two queue offsets as a structured array."""
     parts = []
+    for begin, raw in _raw_units(queue, first, stop):
+        units = np.empty(len(raw), dtype=UNIT)
+        for name in ("physical_offset", "size", "tags_code"):
+            units[name] = raw[name]
+        units["queue_offset"] = np.arange(begin, begin + len(raw))
+        parts.append(units[units["size"] != _PRE_BLANK_SIZE])
+    return np.concatenate(parts) if parts else np.empty(0, dtype=UNIT)
+
+
+def read_places(queue: QueueFiles, first: int, stop: int) -> tuple[Int, Int, Int]:
+    """Physical offset, size and queue offset of the valid units: half of the time of `read_units`."""
+    pieces: list[tuple[Int, Int, Int]] = []
+    for begin, raw in _raw_units(queue, first, stop):
+        size, queue_offset = raw["size"].astype(np.int64), np.arange(begin, begin + len(raw), dtype=np.int64)
+        found = (raw["physical_offset"].astype(np.int64), size, queue_offset)
+        is_blank = size == _PRE_BLANK_SIZE
+        pieces.append((found[0][~is_blank], found[1][~is_blank], found[2][~is_blank]) if is_blank.any() else found)
+    return joined(pieces)
+
+
+def joined(pieces: Sequence[tuple[Int, Int, Int]]) -> tuple[Int, Int, Int]:
+    """Three columns each, one piece after the other."""
+    if len(pieces) == 1:
+        return pieces[0]
+    empty = np.empty(0, np.int64)
+    first, second, third = (np.concatenate([empty, *(piece[at] for piece in pieces)]) for at in range(3))
+    return first, second, third
+
+
+def _raw_units(queue: QueueFiles, first: int, stop: int) -> Iterator[tuple[int, Units]]:
+    """Units as they are on disk, and the queue offset of the first of them, file by file."""
     for path in queue.paths:
-        base = int(os.path.basename(path)) // UNIT_BYTES
+        base = _first_offset_of(path)
         low = max(0, first - base)
         count = min(stop - base, os.stat(path).st_size // UNIT_BYTES) - low
         if count <= 0:
             continue
         raw = np.fromfile(path, dtype=_RAW_UNIT, count=count, offset=low * UNIT_BYTES)
         valid = (raw["size"] > 0) & (raw["physical_offset"] >= 0)
-        count = len(raw) if valid.all() else int(np.argmin(valid))
-        units = np.empty(count, dtype=UNIT)
-        for name in ("physical_offset", "size", "tags_code"):
-            units[name] = raw[name][:count]
-        units["queue_offset"] = np.arange(base + low, base + low + count)
-        parts.append(units[units["size"] != _PRE_BLANK_SIZE])
-    return np.concatenate(parts) if parts else np.empty(0, dtype=UNIT)
+        yield base + low, raw if valid.all() else raw[: int(np.argmin(valid))]
 
 
 _RAW_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
@@ -146,14 +172,29 @@ UNIT: Final = np.dtype([("physical_offset", "i8"), ("size", "i8"), ("tags_code",
 
 def units_between(queue: QueueFiles, start: int, stop: int) -> tuple[int, int]:
     """Queue offsets of the units that point between two physical offsets: they are in the order of the log."""
-    return _first_unit_at(queue, start), _first_unit_at(queue, stop)
+    first, last = first_units_at(queue, [start, stop])
+    return first, last
+
+
+def first_units_at(queue: QueueFiles, places: Sequence[int]) -> list[int]:
+    """For each place of the log the first queue offset whose unit points at or beyond it; the queue's end if none does.
+
+    Found by bisection, some fifteen small reads for a place, unless the queue is short: then all units are read once.
+    """
+    ends = [_end_of_units(path) for path in queue.paths]
+    end = max(ends, default=0)
+    if sum(ends) - sum(map(_first_offset_of, queue.paths)) > _UNITS_FOR_A_SEARCH * len(places):
+        return [min(_first_unit_at(queue, place), end) for place in places]
+    physical_offset, _, queue_offset = read_places(queue, 0, end)
+    found: list[int] = np.append(queue_offset, end)[np.searchsorted(physical_offset, places)].tolist()
+    return found
 
 
 def _first_unit_at(queue: QueueFiles, physical_offset: int) -> int:
     """The first queue offset whose unit points at or beyond a place (or is unwritten)."""
     beyond = 0
     for path in queue.paths:
-        base = int(os.path.basename(path)) // UNIT_BYTES
+        base = _first_offset_of(path)
         with open(path, "rb", buffering=0) as file:
             low, high = 0, os.fstat(file.fileno()).st_size // UNIT_BYTES
             beyond = base + high
@@ -169,20 +210,31 @@ def _first_unit_at(queue: QueueFiles, physical_offset: int) -> int:
     return beyond
 
 
+def _first_offset_of(path: str) -> int:
+    return int(os.path.basename(path)) // UNIT_BYTES
+
+
+def _end_of_units(path: str) -> int:
+    """The queue offset behind the last unit of a file."""
+    with open(path, "rb", buffering=0) as file:
+        low, high = 0, os.fstat(file.fileno()).st_size // UNIT_BYTES
+        while low < high:  # units fill a file from its start: find the first that is not one
+            middle = (low + high) // 2
+            if _unit_at(file.fileno(), middle)[1] > 0:
+                low = middle + 1
+            else:
+                high = middle
+    return _first_offset_of(path) + low
+
+
 def queue_end(queue: QueueFiles) -> int:
     """The end of the newest record that a queue points to, or 0."""
     for path in reversed(queue.paths):
-        with open(path, "rb", buffering=0) as file:
-            low, high = 0, os.fstat(file.fileno()).st_size // UNIT_BYTES
-            while low < high:  # units fill a file from its start: find the first that is not one
-                middle = (low + high) // 2
-                if _unit_at(file.fileno(), middle)[1] > 0:
-                    low = middle + 1
-                else:
-                    high = middle
-            if low:
-                physical_offset, size_bytes, _ = _unit_at(file.fileno(), low - 1)
-                return 0 if size_bytes == _PRE_BLANK_SIZE else physical_offset + size_bytes
+        count = _end_of_units(path) - _first_offset_of(path)
+        if count:
+            with open(path, "rb", buffering=0) as file:
+                physical_offset, size_bytes, _ = _unit_at(file.fileno(), count - 1)
+            return 0 if size_bytes == _PRE_BLANK_SIZE else physical_offset + size_bytes
     return 0
 
 
