@@ -385,3 +385,16 @@ def test_a_sender_with_an_ipv6_address_is_stored_with_it(bench: Bench) -> None:
     assert bench.ask(320, send_fields(m="true"), batch_body(2), link=link).code == 0
     (answer,) = bench.pull()
     assert [str(message.born_host) for message in records(answer.body)] == ["[::1]:9"] * 3
+
+
+def test_what_the_store_refuses_is_counted_once_whichever_way_it_came(bench: Bench) -> None:
+    bench.store.set_disk_full("the disk is full")
+    sends = [
+        lambda: bench.send(),
+        lambda: bench.send(properties={"TRANSIENT": "x"}),  # not the short way
+        lambda: bench.ask(320, send_fields(m="true"), batch_body(2)),
+    ]
+    for number, send in enumerate(sends, 1):
+        answer = send()
+        assert (answer.code, answer.remark) == (ResponseCode.SERVICE_NOT_AVAILABLE, "the disk is full")
+        assert bench.node.statistics.put_failed == number

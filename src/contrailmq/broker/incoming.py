@@ -2,9 +2,9 @@
 
 `send.py` makes an `IncomingMessage` of every request that needs more than the fast path, and runs the broker's
 rewrites over it: delay levels and the timer redirect it to their own topics, transactions make a half message of it. A
-rewrite changes the message in place and returns None, or refuses it with a `Refusal`. Re-puts by the broker itself
-(delivery of a delayed message, commit of a half message) skip the rewrites: the property string of a delivered message
-still has DELAY in it.
+rewrite changes the message in place and returns None, or refuses it with a `Refusal`. A message that comes back for a
+retry, and a half message that commits, take the same way: either may ask for a delay. What a delay level or the timer
+delivers does not: its property string still has DELAY in it.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from contrailmq.broker.groups import Group
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.incoming import IncomingMessage
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.send import MAX_RECONSUME_VERSION, STATUS_CODES
+from contrailmq.broker.send import MAX_RECONSUME_VERSION, put_rewritten
 from contrailmq.message import Property, dlq_topic, retry_topic
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
@@ -53,14 +53,7 @@ class RetryProcessor:
             return success(command)
         mark = node.topic_mark()
         message = self._copy(header, group, command.version)
-        for rewrite in node.rewrites:
-            refusal = rewrite(message)
-            if refusal is not None:
-                raise Refused(refusal.code, refusal.remark)
-        result = node.put(message)
-        if not result.status.is_stored:
-            code, prefix = STATUS_CODES.get(result.status, (ResponseCode.SYSTEM_ERROR, ""))
-            raise Refused(code, prefix + (result.reason or result.status.name))
+        put_rewritten(node, message)
         key = f"{message.properties[Property.RETRY_TOPIC]}@{group.name}"
         node.statistics.counter("SNDBCK_PUT_NUMS", key).add(1)
         return node.answer_when_routed(mark, connection, command, success(command))

@@ -40,7 +40,7 @@ from contrailmq.store.record import split_batch
 from contrailmq.store.status import AppendResult, BatchResult, PutStatus
 from contrailmq.wire.codes import OUR_LANGUAGE, OUR_VERSION, RequestCode, ResponseCode
 from contrailmq.wire.frame import ReplyTemplate, encode_response, escape
-from contrailmq.wire.header import JSON, Command
+from contrailmq.wire.header import JSON, Command, Fields
 from contrailmq.wire.peer import Peer
 from contrailmq.wire.requests import SendMessage, SendMessageV2
 
@@ -214,13 +214,7 @@ class SendProcessor:
             self._make_inner_batch(message)
         if topic.name.startswith(RETRY_PREFIX):
             self._check_retries(message, command, header)
-        for rewrite in self._node.rewrites:
-            refusal = rewrite(message)
-            if refusal is not None:
-                raise Refused(refusal.code, refusal.remark, self._fixed)
-        result = self._node.put(message)
-        if not result.status.is_stored:
-            raise self._refused(result)
+        result = put_rewritten(self._node, message, self._fixed)
         if self._node.hooks.on_stored:
             self._show(connection, header, message.answer_queue_id, message.unique_key or "", result)
         waits = self._is_sync_flush and message.properties.get(Property.WAIT) != "false"
@@ -496,9 +490,25 @@ class SendProcessor:
 
     def _refused(self, result: AppendResult | BatchResult) -> Refused:
         self._node.statistics.put_failed += 1
-        code, prefix = STATUS_CODES.get(result.status, (ResponseCode.SYSTEM_ERROR, ""))
-        reason = result.reason or result.status.name
-        return Refused(code, prefix + reason, self._fixed)
+        return refused_put(result, self._fixed)
+
+
+def put_rewritten(node: BrokerNode, message: IncomingMessage, ext: Fields | None = None) -> AppendResult:
+    """Run the broker's rewrites over a message and store it; Refused when one of them, or the store, says no."""
+    for rewrite in node.rewrites:
+        refusal = rewrite(message)
+        if refusal is not None:
+            raise Refused(refusal.code, refusal.remark, ext)
+    result = node.put(message)
+    if not result.status.is_stored:
+        raise refused_put(result, ext)
+    return result
+
+
+def refused_put(result: AppendResult | BatchResult, ext: Fields | None = None) -> Refused:
+    """The answer for what the store did not take."""
+    code, prefix = STATUS_CODES.get(result.status, (ResponseCode.SYSTEM_ERROR, ""))
+    return Refused(code, prefix + (result.reason or result.status.name), ext)
 
 
 def _has_special(text: str) -> bool:

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.incoming import IncomingMessage, Refusal
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.send import BORN_HOST, STATUS_CODES
+from contrailmq.broker.send import BORN_HOST, STATUS_CODES, refused_put
 from contrailmq.broker.worker_job import WorkerJob
 from contrailmq.message import RETRY_PREFIX, Property, SysFlag, SystemTopic, encode_host, natural_number
 from contrailmq.store.config import hours_of
@@ -184,8 +184,7 @@ class TimerService:
             raise Refused(ResponseCode.ILLEGAL_OPERATION, refusal.remark)
         result = node.put(mark)
         if not result.status.is_stored:
-            code, prefix = STATUS_CODES.get(result.status, (ResponseCode.SYSTEM_ERROR, ""))
-            raise Refused(code, prefix + (result.reason or result.status.name))
+            raise refused_put(result)
         node.after_append(wants_flush=self._config.is_sync_flush)
         return success(command, RecallMessageResponse(msg_id=handle.unique_key))
 

@@ -29,7 +29,7 @@ from typing import Final
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.incoming import IncomingMessage, Refusal
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.send import STATUS_CODES
+from contrailmq.broker.send import put_rewritten
 from contrailmq.broker.transaction_check import CheckLimits, Decision, check_times, decide, is_too_late_to_end
 from contrailmq.broker.worker_job import WorkerJob
 from contrailmq.message import (
@@ -190,14 +190,7 @@ class TransactionService:
             reconsume_times=half.reconsume_times,
             prepared_transaction_offset=half.physical_offset,
         )
-        for rewrite in node.rewrites:
-            refusal = rewrite(message)
-            if refusal is not None:
-                raise Refused(refusal.code, refusal.remark)
-        result = node.put(message)
-        if not result.status.is_stored:
-            code, prefix = STATUS_CODES.get(result.status, (ResponseCode.SYSTEM_ERROR, ""))
-            raise Refused(code, prefix + (result.reason or result.status.name))
+        put_rewritten(node, message)
         node.after_append(wants_flush=self._store.config.is_sync_flush)
 
     def _end(self, offset: int, topic: str) -> None:
