@@ -72,3 +72,15 @@ def test_memory_of_large_requests_is_kept_for_the_next_ones() -> None:
         return int(subprocess.run(command, env=environment, capture_output=True, check=True, text=True).stdout)
 
     assert faults("keep") < 1000 < faults("leave")
+
+
+def test_settings_that_nobody_reads_to_their_end_are_no_error() -> None:
+    """As with `contrailmq broker -p | head -1`, whose reader closes the pipe."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        command = [sys.executable, "-m", "contrailmq", "broker", "-p"]
+        ended = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writer)
+    assert ended.stderr == ""

@@ -9,13 +9,11 @@ Does not show: files, locks or sockets. The baseline is a bare `zlib.crc32` over
 
 from __future__ import annotations
 
-import time
 import zlib
-from collections.abc import Callable
 from mmap import mmap
 from typing import NamedTuple
 
-from contrailmq.cli.machine import machine
+from contrailmq.cli.machine import best_cpu_us, machine
 from contrailmq.message import Property, encode_host, encode_properties
 from contrailmq.store.log_walk import walk
 from contrailmq.store.record import decode_record, encode_record, scan_records
@@ -88,14 +86,14 @@ def run_codec_benchmark(body_bytes: int = 1024) -> dict[str, object]:
         for position in range(begin, len(log), size):
             zlib.crc32(log[position : position + body_bytes])
 
-    scan_us = _cpu_us(scan, 1) / COUNT
-    walk_us = _cpu_us(walk_all, 1) / COUNT
-    bare_us = _cpu_us(checksum_only, 1) / COUNT
+    scan_us = best_cpu_us(scan, 1, ROUNDS) / COUNT
+    walk_us = best_cpu_us(walk_all, 1, ROUNDS) / COUNT
+    bare_us = best_cpu_us(checksum_only, 1, ROUNDS) / COUNT
     return {
         "machine": machine(),
         "record_bytes": len(record),
-        "encode_cpu_us": round(_cpu_us(encode, COUNT), 2),
-        "decode_cpu_us": round(_cpu_us(decode, COUNT), 2),
+        "encode_cpu_us": round(best_cpu_us(encode, COUNT, ROUNDS), 2),
+        "decode_cpu_us": round(best_cpu_us(decode, COUNT, ROUNDS), 2),
         "scan_cpu_us": round(scan_us, 2),
         "scan_gb_per_s": round(len(record) / scan_us / 1e3, 2),
         "walk_cpu_us": round(walk_us, 2),
@@ -103,13 +101,3 @@ def run_codec_benchmark(body_bytes: int = 1024) -> dict[str, object]:
         "bare_crc32_cpu_us": round(bare_us, 2),
         "walk_to_bare_crc32": round(walk_us / bare_us, 2),
     }
-
-
-def _cpu_us(action: Callable[[], object], times: int) -> float:
-    best = float("inf")
-    for _ in range(ROUNDS):
-        begin = time.process_time_ns()
-        for _ in range(times):
-            action()
-        best = min(best, (time.process_time_ns() - begin) / times / 1e3)
-    return best

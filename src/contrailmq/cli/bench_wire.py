@@ -8,13 +8,12 @@ show: sockets, the loop, the broker.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from contrailmq.cli.machine import machine
+from contrailmq.cli.machine import best_cpu_us, machine
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.frame import FrameParser, ReplyTemplate, encode_request, encode_response
 from contrailmq.wire.header import HOT_DECODERS, decode_any
@@ -63,18 +62,8 @@ def measure_wire(body_bytes: int = 1024) -> dict[str, object]:
     }
     parser = FrameParser()
     figures[f"parse_in_chunks_of_{CHUNK_FRAMES}_cpu_us"] = round(
-        _cpu_us(lambda: parser.feed(chunk), COUNT // CHUNK_FRAMES) / CHUNK_FRAMES, 2
+        best_cpu_us(lambda: parser.feed(chunk), COUNT // CHUNK_FRAMES, ROUNDS) / CHUNK_FRAMES, 2
     )
     for name, action in measured.items():
-        figures[name] = round(_cpu_us(action, COUNT), 2)
+        figures[name] = round(best_cpu_us(action, COUNT, ROUNDS), 2)
     return figures
-
-
-def _cpu_us(action: Callable[[], object], times: int) -> float:
-    best = float("inf")
-    for _ in range(ROUNDS):
-        begin = time.process_time_ns()
-        for _ in range(times):
-            action()
-        best = min(best, (time.process_time_ns() - begin) / times / 1e3)
-    return best

@@ -48,6 +48,8 @@ def broker(
             return
         tls = server_tls(properties)
         run_until_stopped(lambda stopped: _serve(BrokerServer(config, store_config, tls=tls), stopped))
+    except BrokenPipeError:  # of `-p | head`: whoever reads has had enough
+        raise
     except (ContrailError, OSError) as exc:
         typer.echo(f"error: {exc}", err=True)
         raise typer.Exit(1) from exc
