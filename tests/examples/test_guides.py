@@ -11,6 +11,9 @@ from typer.main import get_command
 
 from contrailmq.broker.config import DIFFERENCES, read_configs, store_properties, with_our_defaults
 from contrailmq.cli import COMMANDS, app
+from contrailmq.message import tags_code
+from contrailmq.store.consume_queue import pack_unit
+from contrailmq.store.record import Kind, check_record, decode_record
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -77,3 +80,17 @@ def test_the_brokers_differences_from_rocketmqs_defaults_are_those_of_its_guide(
     broker, store, _ = read_configs({})
     values = broker.to_properties() | store_properties(with_our_defaults(store))
     assert {key: values[key] for key in DIFFERENCES} == {key: ours for key, (_, ours, _) in DIFFERENCES.items()}
+
+
+def test_the_worked_example_of_the_formats_page_is_a_record_and_its_unit() -> None:
+    text = (ROOT / "docs/formats.md").read_text()
+    [block] = [part for part in text.split("```") if part.strip().startswith("00000084 daa320a7")]
+    record = bytes.fromhex("".join(block.split()))
+    message = decode_record(record)
+    assert check_record(record, 0, physical_offset=1000).kind is Kind.WHOLE
+    assert (message.topic, message.queue_id, message.queue_offset, message.body) == (
+        "TopicTest", 3, 7, b"Hello RocketMQ",
+    )  # fmt: skip
+    assert (message.properties, len(record)) == ({"TAGS": "TagA", "KEYS": "k1"}, 132)
+    [unit] = re.findall(r"The unit of the record above: `([0-9a-f ]+)`", text)
+    assert bytes.fromhex("".join(unit.split())) == pack_unit(1000, 132, tags_code("TagA"))
