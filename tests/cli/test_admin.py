@@ -75,6 +75,14 @@ def test_messages_are_found_by_key_id_and_time(cluster: LocalCluster) -> None:
     assert "error: topic Orders has no message" in run(cluster, "message", "get", "Orders", "00" * 16, code=1)
 
 
+def test_what_a_message_holds_is_shown_as_it_is(cluster: LocalCluster) -> None:
+    with Producer("shop", namesrv=cluster.namesrv) as producer:
+        producer.send(Message("Marked", b"[/red] [b]x :smile:", tags="[/t]", keys=["m-1"]))
+    shown = run(cluster, "message", "by-key", "Marked", "m-1")
+    assert "[/red] [b]x :smile:" in shown
+    assert "[/t]" in shown
+
+
 def test_offsets_are_reset(cluster: LocalCluster) -> None:
     rows = run_json(cluster, "offset", "reset", "audit", "Orders", "--to", "earliest")
     assert {row["offset"] for row in rows} == {0}

@@ -78,3 +78,14 @@ def test_a_bench_marks_the_targets_that_were_missed() -> None:
     ]
     assert _told({}, figures)["MISSED"] == ["put: 12.50, not <= 12 us", "shared: 19.90, not >= 20 messages / sync"]
     assert _told({}, figures[1:2])["missed"] == "no target"
+
+
+def test_a_path_is_printed_as_it_is(tmp_path: Path) -> None:
+    """In rich's markup `[red]` is a colour."""
+    root = tmp_path / "disk[red]1"
+    sizes = {"mapped_file_size_commit_log": 65_536, "max_hash_slot_num": 10, "max_index_num": 40}
+    with MessageStore(StoreConfig(root, **sizes)) as store:
+        store.put(Message("T", b"x"))
+    assert run("store", "inspect", root)[1].startswith(f"store {root}, closed cleanly")
+    (root / "consumequeue/[red]T/0").mkdir(parents=True)
+    assert "[red]T" in run("store", "inspect", root)[1]

@@ -476,7 +476,8 @@ def _print(found: dict[str, Any] | list[dict[str, Any]], as_json: bool, *, title
     from rich.table import Table
 
     rows = found if isinstance(found, list) else [found]
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    # What messages hold is no markup: a tag of "[/x]" would be an error, one of ":smile:" a picture.
+    console = Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False)
     if not rows:
         console.print(f"{title}: nothing" if title else "nothing")
         return

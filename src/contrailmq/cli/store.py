@@ -104,7 +104,7 @@ def _print_summary(summary: StoreSummary) -> None:
     state = "closed cleanly" if summary.was_clean_exit else "NOT closed cleanly: opening it will run recovery"
     if summary.owner_pid:
         state = _in_use(summary.owner_pid)
-    console.print(f"store [bold]{summary.path}[/bold], {state}", soft_wrap=True)
+    console.print(f"store [bold]{escape(summary.path)}[/bold], {state}", soft_wrap=True)
     log = _table("commit log", "files", "bytes each", "from and to offset", "first and last message")
     log.add_row(
         str(summary.log_files),
@@ -121,7 +121,7 @@ def _print_summary(summary: StoreSummary) -> None:
     queues = _table(title, "topic", "queue", "min", "max", "messages", "files")
     for queue in (*summary.queues, *summary.batch_queues):
         numbers = (queue.queue_id, queue.min_offset, queue.max_offset, queue.count, queue.files)
-        queues.add_row(queue.topic, *(f"{number:,}" for number in numbers))
+        queues.add_row(escape(queue.topic), *(f"{number:,}" for number in numbers))
     console.print(queues)
     index = _table("index", "file", "entries", "from and to offset", "first and last message")
     for file in summary.index:
@@ -156,7 +156,7 @@ def _print_verify(report: VerifyReport) -> None:
     table = _table(title, "part", "where", "offset", "problem")
     for finding in report.findings[:_FINDINGS_SHOWN_MAX]:
         offset = "" if finding.offset is None else f"{finding.offset:,}"
-        table.add_row(finding.part, finding.where, offset, finding.problem)
+        table.add_row(finding.part, escape(finding.where), offset, escape(finding.problem))
     console.print(table)
     if report.findings_count > _FINDINGS_SHOWN_MAX:
         console.print(f"and {report.findings_count - _FINDINGS_SHOWN_MAX:,} more (--json lists the first 1,000)")
