@@ -1,4 +1,4 @@
-"""What README and guides name is there: files, settings of the broker, and every command with its options."""
+"""What README and guides name is there: files, and every command with its options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from contrailmq.broker.config import DIFFERENCES, read_configs, store_properties, with_our_defaults
 from contrailmq.cli import COMMANDS, app
 from contrailmq.message import tags_code
 from contrailmq.store.consume_queue import pack_unit
@@ -71,15 +70,6 @@ def test_every_file_that_a_guide_names_exists(guide: Path) -> None:
         assert (ROOT / name).exists(), name
     for name in re.findall(r"`([a-z_/]+\.py)`", text):
         assert any((ROOT / room / name).exists() for room in ROOMS), name
-
-
-def test_the_brokers_differences_from_rocketmqs_defaults_are_those_of_its_guide() -> None:
-    text = (ROOT / "docs/broker.md").read_text()
-    table = re.findall(r"^\| (\w+) \| (\w+) \| (\w+) \| ([^|]+) \|$", text, re.MULTILINE)
-    assert {key: (theirs, ours, why) for key, theirs, ours, why in table if key != "key"} == DIFFERENCES
-    broker, store, _ = read_configs({})
-    values = broker.to_properties() | store_properties(with_our_defaults(store))
-    assert {key: values[key] for key in DIFFERENCES} == {key: ours for key, (_, ours, _) in DIFFERENCES.items()}
 
 
 def test_the_worked_example_of_the_formats_page_is_a_record_and_its_unit() -> None:
