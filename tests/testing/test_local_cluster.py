@@ -186,6 +186,15 @@ def test_brokers_as_processes_survive_a_real_kill() -> None:
         assert producer.send(Message("Orders", b"y")).status is SendStatus.OK
 
 
+def test_brokers_as_processes_leave_what_others_hold_in_this_process_alone(tmp_path: Path) -> None:
+    """A child that cleans up after a fork closes what is not its own: py4j's sockets to Spark's JVM were shut down."""
+    cleaned = tmp_path / "cleaned"
+    os.register_at_fork(after_in_child=cleaned.touch)
+    with LocalCluster(processes=True):
+        pass
+    assert not cleaned.exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_up_prints_one_ready_line_and_ends_cleanly_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     process = run_command("up", "--store", str(tmp_path), "--namesrv-port", "0", "--broker-port", "0", "--no-console")

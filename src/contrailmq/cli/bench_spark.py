@@ -145,9 +145,6 @@ def _trickle(spark: Any, folder: Path) -> str:
     with LocalCluster(processes=True) as cluster, Producer("trickle", namesrv=cluster.namesrv) as producer:
         for topic in ("In", "Out"):
             producer.send(Message(topic, b"makes the topic"))
-        # A streaming sink is sought in the session that is active in the JVM's thread, and py4j may have changed
-        # threads since the session was made; making a frame sets it anew.
-        spark.createDataFrame([], "nothing int")
         source = spark.readStream.format("rocketmq").option("nameServer", cluster.namesrv).option("subscribe", "In")
         writer = source.load().selectExpr("body", "0 as queueId").writeStream.format("rocketmq")
         writer = writer.option("nameServer", cluster.namesrv).option("topic", "Out")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,7 +82,8 @@ class ProcessMember:
         self._path = path
         defaults = {rocketmq_key(name): str(value) for name, value in store_settings.items()}
         self._properties = defaults | dict(properties) | {"storePathRootDir": str(path)}
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: asyncio.ReadTransport | None = None
         self._said: asyncio.Task[None] | None = None
         self._last_lines: list[str] = []
         self.address = ""
@@ -91,26 +92,20 @@ class ProcessMember:
         self._path.mkdir(parents=True, exist_ok=True)
         config_file = self._path / "broker.conf"
         config_file.write_text(format_properties(self._properties))
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "contrailmq",
-            "broker",
-            "-c",
-            str(config_file),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=_environment(),
-        )
-        assert self._process.stdout is not None
-        async for raw in self._process.stdout:
+        self._process = _spawn(config_file)
+        output = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        protocol = asyncio.StreamReaderProtocol(output)
+        self._pipe, _ = await loop.connect_read_pipe(lambda: protocol, self._process.stdout)
+        async for raw in output:
             line = raw.decode("utf-8", "replace").rstrip()
             self._last_lines = [*self._last_lines[-20:], line]
             if line.startswith("ready broker "):
                 self.address = line.split()[-1]
                 self._properties["listenPort"] = self.address.rpartition(":")[2]
-                self._said = asyncio.get_running_loop().create_task(self._listen(self._process.stdout))
+                self._said = loop.create_task(self._listen(output))
                 return
+        await self._reap(self._process)
         raise ClusterError("a broker did not start; it said:\n" + "\n".join(self._last_lines))
 
     @property
@@ -125,23 +120,40 @@ class ProcessMember:
         await self._end(signal.SIGKILL)
 
     async def failed(self) -> None:
-        assert self._process is not None
-        await self._process.wait()
+        assert self._said is not None, "the broker is not running"
+        await asyncio.shield(self._said)
 
     async def _end(self, number: signal.Signals) -> None:
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(number)
-        await process.wait()
+        process.send_signal(number)  # nothing when it ended before
         if self._said is not None:
             await self._said
+        await self._reap(process)
+
+    async def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        """After the end of its output, which is its end."""
+        process.wait()
+        if self._pipe is not None:
+            self._pipe.close()
+            await asyncio.sleep(0)  # a loop closes what it was told to in its next turn
 
     async def _listen(self, output: asyncio.StreamReader) -> None:
-        """Keep the pipe empty: a broker must not stop because nobody reads its log."""
+        """Keep the pipe empty: a broker must not stop because nobody reads its log. Ends when the broker does."""
         async for raw in output:
             self._last_lines = [*self._last_lines[-20:], raw.decode("utf-8", "replace").rstrip()]
+
+
+def _spawn(config_file: Path) -> subprocess.Popen[bytes]:
+    """Not by the loop: uvloop's child runs Python's clean-up after a fork, and that of py4j shuts the sockets down by
+    which this process talks to a JVM. Spark would go on over a new one, in a thread that knows no session."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "contrailmq", "broker", "-c", str(config_file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=_environment(),
+    )
 
 
 def _environment() -> dict[str, str]:
