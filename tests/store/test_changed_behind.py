@@ -299,8 +299,8 @@ def test_a_garbled_index_of_a_killed_store_is_made_again(tmp_path: Path) -> None
     data[40:440] = b"\x7f\x01\x02\x03" * 100  # every slot
     path.write_bytes(data)
     with MessageStore(config_at(tmp_path)) as again:
-        assert "damaged" in again.recovery.index_rebuilt[0]
         assert [message.body for message in again.query("T", "T3")] == [b"T-3"]
+    assert findings(tmp_path) == []
 
 
 def test_a_closed_store_neither_answers_nor_writes_nor_opens_again(tmp_path: Path) -> None:

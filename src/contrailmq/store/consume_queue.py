@@ -26,25 +26,34 @@ Where we differ from Apache, on purpose
 * Cutting leaves zeros behind the cut, not old units that a later load could take for data.
 * An empty last file after a cut gets no phantom entry (truncateDirtyLogicFiles accepts the first unit unchecked).
 * Pre-blank units are never data: they count neither for the highest physical offset nor as the minimum.
+* A file whose checksum the ledger has is compared with it before a unit of it is given out: at the start, or
+  (`doubts`) when it is first read or written on. A read of a file that differs is a CorruptStoreError; the ledger
+  remembers it, and the next start makes the queue again from the log.
 """
 
 from __future__ import annotations
 
 import bisect
 import enum
+import logging
 import struct
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from contrailmq.message.checksum import crc32
 from contrailmq.store.descriptors import DescriptorCache, file_base, file_name
+from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.files import Files
 from contrailmq.store.record import RECORD_BYTES_MIN
 
+_log = logging.getLogger(__name__)
+
 _UNIT: Final = struct.Struct(">qiq")
 UNIT_BYTES: Final = 20
+DAMAGED: Final = -2  # in place of a file's checksum: the next start makes the queue again
 assert _UNIT.size == UNIT_BYTES
 
 PRE_BLANK_SIZE: Final = 2**31 - 1
@@ -98,6 +107,7 @@ class ConsumeQueue:
         "_window_start",
         "bases",
         "checksums",
+        "doubts",
         "ends_in_rubbish",
         "file_bytes",
         "first_physical",
@@ -142,6 +152,8 @@ class ConsumeQueue:
         self.pending = bytearray()
         self.pending_start = 0  # address of the first pending unit
         self.checksums: dict[int, int] = {}  # base -> CRC-32 of what was written to that file; absent: not known
+        # base -> (checksum, end of the queue then) of files that were not compared yet; DAMAGED when they were
+        self.doubts: dict[int, tuple[int, int]] = {}
         self.unsynced: set[int] = set()  # bases of files written since their last sync
         self.first_physical = -1  # where the first unit pointed at load; -1 when not known
         self.loaded_last: Unit | None = None  # the last unit at load
@@ -216,6 +228,7 @@ class ConsumeQueue:
                 self._window = b""
                 self.unsynced.add(address - position)
                 self.checksums.pop(address - position, None)
+                self.doubts.pop(address - position, None)
         if queue_offset == self.max_offset - 1:
             self.physical_max = self._physical_end(queue_offset)
 
@@ -255,6 +268,8 @@ class ConsumeQueue:
             if position >= 0 and end - self._window_start <= len(self._window):
                 return self._window[position : position + end - address]
             base = file_end - self.file_bytes
+            if self.doubts and base in self.doubts:
+                self._settle(base)
             ahead = min(max(end, address + _AHEAD_BYTES), file_end, start)
             data = self._descriptors.pread(self.where, base, ahead - address, address - base)
             if end > start:
@@ -350,6 +365,9 @@ class ConsumeQueue:
         deleted = 0
         while len(self.bases) > 1:
             base = self.bases[0]
+            with self.lock:
+                if base in self.doubts:
+                    self._settle(base)
             data = self._descriptors.pread(self.where, base, UNIT_BYTES, self.file_bytes - UNIT_BYTES)
             if len(data) == UNIT_BYTES and _unpack_unit(data)[0] >= log_min_offset:
                 break
@@ -357,6 +375,7 @@ class ConsumeQueue:
                 self.bases.pop(0)
                 self.unsynced.discard(base)
                 self.checksums.pop(base, None)
+                self.doubts.pop(base, None)
             self._descriptors.unlink(self.where, base)
             self.min_offset = max(self.min_offset, self.bases[0] // UNIT_BYTES)
             deleted += 1
@@ -372,6 +391,9 @@ class ConsumeQueue:
             if address >= self.pending_start:
                 del self.pending[address - self.pending_start :]
             else:
+                base = address - address % self.file_bytes
+                if base in self.doubts:
+                    self._settle(base)
                 self.pending.clear()
                 self.pending_start = address
                 self._window = b""
@@ -386,6 +408,7 @@ class ConsumeQueue:
                 self._descriptors.unlink(self.where, base)
             self.bases.clear()
             self.checksums.clear()
+            self.doubts.clear()
             self.unsynced.clear()
             self.pending.clear()
             self.pending_start = 0
@@ -403,8 +426,9 @@ class ConsumeQueue:
         """(Minimum, end of what is written, (base, checksum) of every file): what a later start can be held against."""
         with self.lock:
             written_end = self.pending_start // UNIT_BYTES
-            known = [(base, self.checksums[base]) for base in self.bases if base in self.checksums]
-            return min(self.min_offset, written_end), written_end, known
+            known = self.checksums | {base: checksum for base, (checksum, _) in self.doubts.items()}
+            files = [(base, known[base]) for base in self.bases if base in known]
+            return min(self.min_offset, written_end), written_end, files
 
     def compute_checksums(self, bytes_max: int) -> int:
         """Read files whose checksum is not known (they were loaded, or mended), newest first; how many bytes."""
@@ -412,7 +436,7 @@ class ConsumeQueue:
         for base in reversed(self.bases):
             with self.lock:
                 used = min(self.file_bytes, self.pending_start - base)
-                if base not in self.checksums and used > 0 and done + used <= bytes_max:
+                if base not in self.checksums and base not in self.doubts and used > 0 and done + used <= bytes_max:
                     self.checksums[base] = crc32(self._descriptors.pread(self.where, base, used, 0))
                     done += used
         return done
@@ -427,17 +451,47 @@ class ConsumeQueue:
             and all(self.checksums.get(base) == checksum for base, checksum in files)
         )
 
+    def doubt(self, base: int, checksum: int, max_offset: int) -> None:
+        """Compare this file, as `check_file` does, before it is read or written on."""
+        self.doubts[base] = (checksum, max_offset)
+        self.first_physical = -1
+
     def check_file(self, base: int, checksum: int, max_offset: int) -> bool:
         """Whether a file still has the bytes that it had when the queue ended at `max_offset`."""
         with self.lock:
-            if self.pending_start == max_offset * UNIT_BYTES and base in self.checksums:
-                return self.checksums[base] == checksum
-            used = min(self.file_bytes, max_offset * UNIT_BYTES - base)
-            data = self._descriptors.pread(self.where, base, min(self.file_bytes, self.pending_start - base), 0)
-            if len(data) < used or crc32(data[:used]) != checksum:
-                return False
-            self.checksums[base] = crc32(data[used:], checksum)
-            return True
+            return self._check_file(base, checksum, max_offset)
+
+    def _check_file(self, base: int, checksum: int, max_offset: int) -> bool:
+        if self.pending_start == max_offset * UNIT_BYTES and base in self.checksums:
+            return self.checksums[base] == checksum
+        used = min(self.file_bytes, max_offset * UNIT_BYTES - base)
+        data = self._descriptors.pread(self.where, base, min(self.file_bytes, self.pending_start - base), 0)
+        if len(data) < used or crc32(data[:used]) != checksum:
+            return False
+        self.checksums[base] = crc32(data[used:], checksum)
+        return True
+
+    def _settle(self, base: int) -> None:
+        """Compare a doubtful file, once; the caller has the lock. CorruptStoreError, now and at every later read."""
+        checksum, max_offset = self.doubts[base]
+        if checksum != DAMAGED and self._check_file(base, checksum, max_offset):
+            del self.doubts[base]
+            return
+        first = base // UNIT_BYTES
+        error = CorruptStoreError(
+            self.directory / file_name(base),
+            f"the units of {self.topic}/{self.queue_id} from offset {first} to "
+            f"{min(max_offset, first + self.file_bytes // UNIT_BYTES) - 1} are not those that were written: this queue "
+            "file is damaged, the queue is made again from the log at the next start",
+        )
+        if checksum != DAMAGED:
+            self.doubts[base] = (DAMAGED, max_offset)
+            _log.error("%s", error)
+        raise error
+
+    def is_doubtful_at(self, queue_offset: int) -> bool:
+        address = queue_offset * UNIT_BYTES
+        return address - address % self.file_bytes in self.doubts
 
     # --- opening
 
@@ -604,6 +658,9 @@ class ConsumeQueue:
             position = (start + done) % self.file_bytes
             base = start + done - position
             part = data[done : done + self.file_bytes - position]
+            if base in self.doubts:
+                with suppress(CorruptStoreError):  # nobody reads it here
+                    self._settle(base)
             if not self.bases or base > self.bases[-1]:
                 self._create(base)
             self._descriptors.pwrite(self.where, base, part, position)
@@ -621,8 +678,9 @@ class ConsumeQueue:
     def _cut_files(self, address: int) -> None:
         while len(self.bases) > 1 and self.bases[-1] >= address:
             self._descriptors.unlink(self.where, self.bases.pop())
-        for base in [base for base in self.checksums if base + self.file_bytes > address]:
-            del self.checksums[base]
+        for base in [base for base in (*self.checksums, *self.doubts) if base + self.file_bytes > address]:
+            self.checksums.pop(base, None)
+            self.doubts.pop(base, None)
         if self.bases:
             base = self.bases[-1]
             position = max(0, address - base)

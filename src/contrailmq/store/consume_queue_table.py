@@ -76,12 +76,10 @@ class ConsumeQueueTable:
         self._dirty: dict[ConsumeQueue, None] = {}  # have pending units
         self._unsynced: dict[ConsumeQueue, None] = {}
         self.ext: ConsumeQueueExtTable | None = None
+        self._ext_root = root.with_name(root.name + "_ext")
         if ext_file_bytes:
             self.ext = ConsumeQueueExtTable(
-                root.with_name(root.name + "_ext"),
-                file_bytes=ext_file_bytes,
-                files=files,
-                descriptors=self._descriptors,
+                self._ext_root, file_bytes=ext_file_bytes, files=files, descriptors=self._descriptors
             )
         self.batches = BatchQueueTable(
             root.with_name("batch" + root.name),
@@ -203,6 +201,15 @@ class ConsumeQueueTable:
             )
             self._counts[topic] = self._counts.get(topic, 0) + 1
         return queue
+
+    def extension_code(self, topic: str, queue_id: int, address: int) -> int | None:
+        """The tags code in the extension at an address, the address itself when none is there, and None for a queue
+        whose extensions another program made and we do not read: whoever filters then takes every message."""
+        if self.ext is None:
+            directory = self._ext_root / topic / str(queue_id)
+            return None if self._files.exists(directory) else address
+        unit = self.ext.get(topic, queue_id, address)
+        return unit.tags_code if unit is not None else address
 
     def next_offset(self, topic: str, queue_id: int) -> int:
         """The offset that the next message of a queue gets; 0 for a queue that never had one."""

@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from contrailmq.store.bounds import START_BOUNDS, StartBounds
 from contrailmq.store.checkpoint import Checkpoint
 from contrailmq.store.clock import Clock
 from contrailmq.store.config import StoreConfig
@@ -38,8 +39,8 @@ class Housekeeping:
         index: IndexService | None,
         checkpoint: Checkpoint,
         log_files: MappedFileQueue,
-        *,
         on_sync_failure: Callable[[str], None],
+        bounds: StartBounds = START_BOUNDS,
     ) -> None:
         self._config = config
         self._files = files
@@ -49,6 +50,7 @@ class Housekeeping:
         self._checkpoint = checkpoint
         self._log_files = log_files
         self._on_sync_failure = on_sync_failure
+        self._bounds = bounds
         self._last_thorough_ms = clock.monotonic_ms()
         self._early_tasks: list[Callable[[], None]] = []
         self._tasks: list[Callable[[], None]] = []
@@ -104,7 +106,15 @@ class Housekeeping:
         mark = self._queues.flush()
         if self._index is not None:
             self._index.flush_sealed()
-        ledger = take_ledger(self._queues, self._index, mark, self._log_files.files, boot_id=self._files.boot_id())
+            self._index.take_checksums()
+        ledger = take_ledger(
+            self._queues,
+            self._index,
+            mark,
+            self._log_files.files,
+            boot_id=self._files.boot_id(),
+            checksum_bytes_max=self._bounds.queue_bytes,
+        )
         write_ledger(self._config.path, ledger, self._files)
         if mark.store_time_ms > 0:
             self._checkpoint.logics_msg_time_ms = mark.store_time_ms

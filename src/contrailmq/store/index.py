@@ -9,19 +9,24 @@ A full file is flushed, its end time goes into the checkpoint, and a new file na
 a crash the files that end later than the checkpoint says cannot be trusted (their pages reached the disk in any order).
 Apache removes them and enters again only what its recovery happens to walk (7.6 of the store's facts): keys of older
 messages are lost. We remove them too, but `end_offset` then tells recovery from where to dispatch to the index again,
-so that nothing is lost; the same rule rebuilds an index that was deleted or damaged.
+so that nothing is lost; the same rule rebuilds an index that was deleted or damaged. After a kill (the page cache
+survived) files go back to their newest mark (index_file.py).
+
+No file answers before it was compared with the checksum that the ledger has of it: the newest at a start, the others
+when a query first reaches them.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
 from contrailmq.message import Property, SysFlag, decode_properties, java_hash, java_hash_of_id
+from contrailmq.store.bounds import START_BOUNDS, StartBounds
 from contrailmq.store.clock import Clock
 from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.files import Files
@@ -32,7 +37,6 @@ _log = logging.getLogger(__name__)
 
 QUERY_COUNT_MAX: Final = 64  # maxMsgsNumBatch
 UNITS_CHECKED_AT_LOAD_MAX: Final = 200_000  # 0.1 s; a fuller file is only checked in its header, verify checks all
-INDEX_CHECKSUM_BYTES_MAX: Final = 1 << 29  # read at most at a start, and at a close
 TAG_KIND: Final = "T"  # between topic and tag in the text that is hashed
 _PREFIX_CACHE_MAX: Final = 10_000
 
@@ -50,6 +54,7 @@ class IndexService:
         clock: Clock,
         on_sealed: Callable[[int], None] | None = None,
         query_count_max: int = QUERY_COUNT_MAX,
+        bounds: StartBounds = START_BOUNDS,
     ) -> None:
         assert slots > 0
         assert units > 1
@@ -59,6 +64,7 @@ class IndexService:
         self._files = files
         self._clock = clock
         self._query_count_max = query_count_max
+        self._bounds = bounds
         self._on_sealed = on_sealed  # takes the end time of a file that was filled and flushed
         self._index_files: list[IndexFile] = []
         self._lock = threading.Lock()  # the list; puts have one owner
@@ -200,13 +206,15 @@ class IndexService:
         for index_file in reversed(self.index_files):
             if len(found) >= max_count:
                 break
+            if index_file.is_doubtful:
+                index_file.settle()
             if index_file.entries and index_file.overlaps(begin_ms, end_ms):
-                room = max_count - len(found)
+                room = max_count - len(found) + 1  # one may be the last of the newer file
                 hits = index_file.find(key_hash, max_count=room, begin_ms=begin_ms, end_ms=end_ms)
-                found += [hit for hit in dict.fromkeys(hits) if hit not in found]
+                found += hits[1:] if found[-1:] == hits[:1] else hits
             if index_file.begin_time_ms < begin_ms:
                 break
-        return found
+        return found[:max_count]
 
     # --- housekeeping
 
@@ -232,11 +240,18 @@ class IndexService:
         """Force everything, at close."""
         self.flush_sealed()
         if self._index_files:
+            self._index_files[-1].mark()
             self._index_files[-1].flush()
-        left = INDEX_CHECKSUM_BYTES_MAX
-        for index_file in reversed(self._index_files):
-            left -= index_file.used_bytes
-            if index_file.entries and left >= 0:
+            self._index_files[-1].seal()
+        self._active = None
+        self.take_checksums()
+
+    def take_checksums(self) -> None:
+        """Of files that nobody fills and whose checksum is not known, newest first, some at a time."""
+        left = self._bounds.index_bytes
+        for index_file in reversed(self.index_files):
+            if left > 0 and not (index_file.is_writable or index_file.is_vouched_for):
+                left -= index_file.used_bytes
                 index_file.take_checksum()
 
     def delete_below(self, log_min_offset: int) -> int:
@@ -278,45 +293,62 @@ class IndexService:
 
     # --- opening
 
-    def load(self, *, trusted_end_time_ms: int | None = None, mend_unfinished: bool = False) -> list[str]:
+    def load(
+        self, *, trusted_end_time_ms: int | None = None, killed_with: Mapping[str, int] | None = None
+    ) -> list[str]:
         """Take up the files of the directory; the reasons for those that had to go.
 
-        With `trusted_end_time_ms`, files that end later cannot be trusted. With `mend_unfinished`, a put that was
-        killed in the middle is undone first. Everything from the first bad file on is removed: what follows is
-        entered again from the log, in order.
+        With `trusted_end_time_ms`, files that end later cannot be trusted. With `killed_with` (the files that the
+        ledger knows, and their counts when their checksums were taken; 0: they were not) all others go back to their
+        newest mark. Everything from the first bad file on is removed: what follows is entered again from the log.
         """
         reasons: list[str] = []
+        is_cut = False  # entries from here on are entered again
         for path in self._files.list_directory(self.root):
             if not path.name.isdigit():
                 continue
             if not self._files.is_file(path):
                 raise CorruptStoreError(path, "an index file was expected and it is none: move it elsewhere")
             index_file = IndexFile(path, slots=self.slots, units=self.units, files=self._files)
-            reason: str | None = "follows a removed one"
-            if not reasons:
-                reason = self._load_fault(index_file, trusted_end_time_ms, mend_unfinished)
+            reason: str | None = "follows a removed one" if reasons else ""
+            if not is_cut:
+                reason = self._load_fault(index_file, trusted_end_time_ms, killed_with)
             if reason is None:
                 self._index_files.append(index_file)
+                is_cut = killed_with is not None and not index_file.is_full
                 continue
-            reasons.append(f"index file {path.name} {reason}")
-            _log.warning("index file %s is removed and rebuilt from the log: it %s", path, reason)
+            is_cut = True
+            if reason:  # what a kill cut off is no damage
+                reasons.append(f"index file {path.name} {reason}")
+                _log.warning("index file %s is removed and rebuilt from the log: it %s", path, reason)
             index_file.destroy()
         return reasons
 
-    def _load_fault(self, index_file: IndexFile, trusted_end_time_ms: int | None, mend_unfinished: bool) -> str | None:
+    def _load_fault(
+        self, index_file: IndexFile, trusted_end_time_ms: int | None, killed_with: Mapping[str, int] | None
+    ) -> str | None:
+        """Why a file cannot be taken up; empty when it has nothing that is not entered again anyway."""
         expected = index_file_bytes(self.slots, self.units)
         actual = self._files.size(index_file.path)
         if actual != expected:
             return f"has {actual} bytes, {expected} were expected"
         index_file.load()
-        if mend_unfinished:
-            index_file.undo_unfinished()
+        fault: str | None = None
+        if killed_with is not None:
+            known = killed_with.get(index_file.path.name)
+            if index_file.is_marked and (known != index_file.count or not index_file.is_full):
+                fault = index_file.restore()
+            elif known is None:
+                return ""  # begun just before the kill
+            elif known not in (0, index_file.count):
+                return f"has {index_file.entries} entries, it had {known - 1}"
         if trusted_end_time_ms is not None and index_file.end_time_ms > trusted_end_time_ms:
             return f"was being filled at the crash (ends at {index_file.end_time_ms}, flushed to {trusted_end_time_ms})"
         previous = self._index_files[-1] if self._index_files else None
         if previous is not None and index_file.entries and index_file.begin_offset < previous.end_offset:
             return f"begins at {index_file.begin_offset}, before the end {previous.end_offset} of the one before it"
-        fault = index_file.fault(units_checked_max=UNITS_CHECKED_AT_LOAD_MAX)
+        if fault is None and not index_file.is_restored:
+            fault = index_file.fault(units_checked_max=UNITS_CHECKED_AT_LOAD_MAX)
         index_file.forget_pages()
         if fault is not None:
             index_file.close()

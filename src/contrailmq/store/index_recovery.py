@@ -1,6 +1,6 @@
 """Which index files cannot be believed at a start, beyond what each of them shows by itself (index.py).
 
-Three questions, cheapest first; everything from the first doubtful file on is removed and entered again from the log:
+Four questions, cheapest first; everything from the first doubtful file on is removed and entered again from the log:
 
 * Is a file gone that the ledger names?
 * Do the files leave out a message? Each begins with the first message with a key behind the last one of the file before
@@ -8,7 +8,11 @@ Three questions, cheapest first; everything from the first doubtful file on is r
   deleted also where no ledger knew of it. (Messages without any key are walked over, up to a gigabyte of them.)
 * Does a file hold what the ledger says was written, by its checksum? Taken when a file is full and at a clean close,
   compared as long as no entry was added since: it notices a flipped bit that leaves the file's structure alone, as in
-  the times. The newest half a gigabyte is compared, a second of cold reads; `store verify` reads everything.
+  the times. The newest half a gigabyte is compared, a second of cold reads, and the others when a query first reaches
+  them. (The file that was being filled at a kill was compared with its own mark before: index_file.py.) A ledger of an
+  older state of the log still knows what full files hold.
+* Without a ledger (another program wrote the store), and if both are small: has every record its entries, with the
+  right times, and no others? The rules are those of `store verify`.
 """
 
 from __future__ import annotations
@@ -16,28 +20,93 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from contrailmq.message import SysFlag
-from contrailmq.store.index import INDEX_CHECKSUM_BYTES_MAX, IndexService
-from contrailmq.store.index_file import IndexFile
-from contrailmq.store.log_walk import LogFile
+from contrailmq.message import Property, SysFlag
+from contrailmq.store.findings import Finding, VerifyReport
+from contrailmq.store.index import IndexService
+from contrailmq.store.index_file import DAMAGED, IndexFile
+from contrailmq.store.log_walk import LogFile, walk
 from contrailmq.store.queue_ledger import Ledger
+from contrailmq.store.reconcile import property_value
 from contrailmq.store.record import Kind, check_record, read_facts
+from contrailmq.store.verify_index import IndexChecker
 
+_READ_BY_CHECKER: Final = tuple(
+    (name, name.encode() + b"\x01") for name in (Property.KEYS, Property.UNIQUE_KEY, Property.TAGS)
+)
 KEYLESS_BYTES_MAX: Final = 1 << 30  # of the log, walked over for one index file
 
 
 def remove_doubtful(
-    index: IndexService, log_files: Sequence[LogFile], *, ledger: Ledger | None, old_ledger: Ledger | None
+    index: IndexService,
+    log_files: Sequence[LogFile],
+    *,
+    ledger: Ledger | None,
+    old_ledger: Ledger | None,
+    bytes_max: int,
 ) -> list[str]:
     """Remove the index files that cannot be right, and those behind them; the reasons.
 
-    `ledger` is believed; `old_ledger` may be of an older state of this log.
+    `ledger` is believed; `old_ledger` may be of an older state of this log. At most `bytes_max` are read for checksums,
+    the newest file in any case.
     """
     reasons = _missing(index, log_files, ledger, old_ledger)
     reasons += _leaving_out(index, log_files, ledger)
-    if ledger is not None:
-        reasons += _changed(index, ledger)
+    if old_ledger is not None:
+        reasons += _changed(index, old_ledger, bytes_max, is_believed=ledger is not None)
     return reasons
+
+
+def remove_contradicting(index: IndexService, log_files: Sequence[LogFile]) -> list[str]:
+    """Compare all entries with the log, by headers; remove the first file that contradicts it and those behind it."""
+    index_files = [file for file in index.index_files if file.entries]
+    if not index_files:
+        return []
+    report = VerifyReport("")
+    sink = _CheckerSink(IndexChecker(index_files, report, log_min=log_files[0].base), index.end_offset)
+    for file in log_files:
+        if file.base <= index.end_offset:
+            walk(file, sink, check_body_crc=False)
+    sink.checker.finish()
+    for index_file in index_files:
+        index_file.forget_pages()
+    first = min(report.findings, key=lambda finding: _file_of(index_files, finding), default=None)
+    if first is None:
+        return []
+    name = _file_of(index_files, first)
+    index.remove_from(name)
+    return [f"index file {name} contradicts the log: at {first.offset}, {first.problem}"]
+
+
+def _file_of(index_files: Sequence[IndexFile], finding: Finding) -> str:
+    if finding.where or finding.offset is None:
+        return finding.where
+    offset = finding.offset
+    return next((file.path.name for file in index_files if offset <= file.end_offset), index_files[-1].path.name)
+
+
+class _CheckerSink:
+    """Hands the records of a walk, as far as the index goes, to a checker."""
+
+    def __init__(self, checker: IndexChecker, end_offset: int) -> None:
+        self.checker = checker
+        self._end_offset = end_offset
+
+    def take(
+        self,
+        topic: bytes,
+        _queue_id: int,
+        _queue_offset: int,
+        physical_offset: int,
+        _size_bytes: int,
+        store_time_ms: int,
+        sys_flag: int,
+        properties: bytes,
+        /,
+    ) -> None:
+        if physical_offset <= self._end_offset:
+            found = {name: property_value(properties, start, name) for name, start in _READ_BY_CHECKER}
+            known = {name: value for name, value in found.items() if value is not None}
+            self.checker.take(topic.decode("utf-8", "replace"), physical_offset, store_time_ms, sys_flag, known)
 
 
 def _missing(
@@ -100,21 +169,32 @@ def _first_keyed(log_files: Sequence[LogFile], after: int, below: int) -> int:
     return -1
 
 
-def _changed(index: IndexService, ledger: Ledger) -> list[str]:
+def _changed(index: IndexService, ledger: Ledger, bytes_max: int, *, is_believed: bool) -> list[str]:
     known = {entry.name: entry for entry in ledger.index}
-    left = INDEX_CHECKSUM_BYTES_MAX
-    changed = ""
+    changed = reason = ""
+    left = bytes_max
     for file in reversed(index.index_files):
         entry = known.get(file.path.name)
-        if entry is None or entry.checksum < 0 or entry.units != file.count:
+        if entry is None or not entry.units or (file.is_restored and entry.checksum != DAMAGED):
             continue
-        if file.used_bytes <= left:
+        cause = ""
+        if entry.checksum == DAMAGED:
+            cause = "was found damaged"
+        elif not is_believed and not (file.is_full and entry.units == file.count):
+            continue
+        elif entry.units != file.count:
+            cause = f"has {file.entries} entries, it had {entry.units - 1}"
+        elif left > 0:
             left -= file.used_bytes
             if file.compute_checksum() != entry.checksum:
-                changed = file.path.name
-                continue
-        file.checksum, file.checksum_count = entry.checksum, entry.units
+                cause = "is not what was written: its checksum differs"
+        elif is_believed:
+            file.is_doubtful = True
+        if cause:
+            changed, reason = file.path.name, cause
+        elif is_believed:
+            file.checksum, file.checksum_count = entry.checksum, entry.units
     if not changed:
         return []
     index.remove_from(changed)
-    return [f"index file {changed} is not what was written: its checksum differs"]
+    return [f"index file {changed} {reason}"]

@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from contrailmq.message import encode_host
+from contrailmq.store.bounds import START_BOUNDS, StartBounds
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.commit_log import LOCALHOST
 from contrailmq.store.config import WITHOUT_EFFECT, StoreConfig
@@ -90,6 +91,7 @@ class MessageStore(StoreReads):
         clock: Clock | None = None,
         drive: Drive = Drive.EMBEDDED,
         batch_topics: Container[str] = frozenset(),
+        bounds: StartBounds = START_BOUNDS,
     ) -> None:
         """`batch_topics` are those with queue.type=BatchCQ; it is asked anew each time."""
         self.config = config
@@ -97,6 +99,7 @@ class MessageStore(StoreReads):
         self.clock = clock or SystemClock()
         super().__init__()
         self._drive = drive
+        self._bounds = bounds
         self._refusals: dict[str, str] = {}
         self._failure = ""
         self._standstill: OSError | None = None  # why dispatch cannot go on
@@ -118,6 +121,7 @@ class MessageStore(StoreReads):
             on_standstill=self._stand_still,
             dispatch_before_reads=self._catch_up if drive is Drive.EMBEDDED else None,
             batch_topics=batch_topics,
+            bounds=bounds,
         )
         self._log_files, self._log, self._allocator = parts.log_files, parts.log, parts.allocator
         self._pool, self._committer, self._flusher = parts.pool, parts.committer, parts.flusher
@@ -217,6 +221,7 @@ class MessageStore(StoreReads):
             boot_id=self.files.boot_id(),
             check_body_crc=config.check_crc_on_recover,
             check_record_crc=config.check_crc_on_recover and config.force_verify_prop_crc,
+            bounds=self._bounds,
         )
         if not was_clean_exit or report.cut_bytes:
             # A killed process leaves pages that no sync has covered. From here on they count as durable: make it true.

@@ -16,6 +16,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 
 from contrailmq.store.allocation import Allocator
+from contrailmq.store.bounds import StartBounds
 from contrailmq.store.checkpoint import Checkpoint
 from contrailmq.store.clock import Clock
 from contrailmq.store.commit_log import CommitLog
@@ -71,6 +72,7 @@ def build_parts(
     on_standstill: Callable[[OSError | None], None],
     dispatch_before_reads: Callable[[], None] | None,
     batch_topics: Container[str],
+    bounds: StartBounds,
 ) -> Parts:
     """`config` is resolved. `on_failure` hears of a sync that failed, from whichever thread met it."""
     log_files = MappedFileQueue(files, clock, config.commit_log_paths, config.mapped_file_size_commit_log)
@@ -98,9 +100,9 @@ def build_parts(
         batch_topics=batch_topics,
     )
     log.is_batch_topic = queues.batches.holds
-    index = _index(config, files, clock, checkpoint) if config.message_index_enable else None
+    index = _index(config, files, clock, checkpoint, bounds) if config.message_index_enable else None
     delay_levels = DelayLevels(config.message_delay_level)
-    housekeeping = Housekeeping(config, files, clock, queues, index, checkpoint, log_files, on_sync_failure=on_failure)
+    housekeeping = Housekeeping(config, files, clock, queues, index, checkpoint, log_files, on_failure, bounds)
     retention = Retention(config, files, clock, log_files, queues, index, on_disk_full=on_disk_full)
     housekeeping.add_task(lambda: _clean(retention))
     housekeeping.add_task(LeftPages(files, clock, log_files).tick)
@@ -157,7 +159,9 @@ def _write_buffers(
     return pool, LogCommitter(config, clock, log_files, pool, on_commit=on_commit, on_failure=on_failure)
 
 
-def _index(config: StoreConfig, files: Files, clock: Clock, checkpoint: Checkpoint) -> IndexService:
+def _index(
+    config: StoreConfig, files: Files, clock: Clock, checkpoint: Checkpoint, bounds: StartBounds
+) -> IndexService:
     return IndexService(
         config.index_path,
         slots=config.max_hash_slot_num,
@@ -165,5 +169,6 @@ def _index(config: StoreConfig, files: Files, clock: Clock, checkpoint: Checkpoi
         files=files,
         clock=clock,
         query_count_max=config.max_msgs_num_batch,
+        bounds=bounds,
         on_sealed=lambda end_time_ms: setattr(checkpoint, "index_msg_time_ms", end_time_ms),
     )

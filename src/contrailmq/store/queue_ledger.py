@@ -22,15 +22,16 @@ import msgspec
 
 from contrailmq.message.checksum import crc32
 from contrailmq.store.batch_queue_table import BatchEntry
+from contrailmq.store.bounds import START_BOUNDS
 from contrailmq.store.checkpoint import CheckpointValues
 from contrailmq.store.consume_queue_table import ConsumeQueueTable, Dispatched
 from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.files import Files
 from contrailmq.store.index import IndexService
+from contrailmq.store.index_file import DAMAGED, NO_CHECKSUM, IndexFile
 from contrailmq.store.log_walk import LogFile
 
 LEDGER_NAME: Final = "queues.ledger"
-CHECKSUM_BYTES_MAX: Final = 1 << 30  # read at once at most, to make or to check: a second, and 50 million messages
 _CRC_BYTES: Final = 8  # hexadecimal, before the JSON
 _RECORD_BYTES: Final = 256  # of the newest record: its place, time, offset and the checksum of its body are in there
 _NO_RECORD: Final = -1
@@ -47,12 +48,12 @@ class LedgerEntry(NamedTuple):
 
 
 class IndexEntry(NamedTuple):
-    """One index file; `checksum` (-1: none was taken) is of its content as long as `units` is its count."""
+    """One index file; `checksum` (or DAMAGED) is of its content as long as `units` is its count; 0: none was taken."""
 
     name: str
     end_offset: int
     units: int = 0
-    checksum: int = -1
+    checksum: int = NO_CHECKSUM
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -65,6 +66,7 @@ class Ledger(msgspec.Struct, frozen=True):
     boot_id: str = ""  # in which run of the machine it was written
     record_crc: int = _NO_RECORD  # of the record at `physical_offset`
     batches: list[BatchEntry] = []  # of batch queues
+    log_min: int = -1  # where the log began, for which the queues' minimums are right
 
     @property
     def index_end_offset(self) -> int:
@@ -99,20 +101,36 @@ def take_ledger(
     log_files: Sequence[LogFile],
     *,
     boot_id: str = "",
+    checksum_bytes_max: int = START_BOUNDS.queue_bytes,
 ) -> Ledger:
-    left = CHECKSUM_BYTES_MAX
+    """Checksums that are not known yet are computed, of so many bytes at once; the next ledger gets more."""
+    left = checksum_bytes_max
     entries = []
     for queue in queues:
         left -= queue.compute_checksums(left)
         entries.append(LedgerEntry(queue.topic, queue.queue_id, *queue.snapshot()))
     index_files = index.index_files if index is not None else []
-    index_entries = [
-        IndexEntry(file.path.name, file.end_offset, file.checksum_count, file.checksum)
-        for file in index_files
-        if file.entries
-    ]
+    index_entries = [_index_entry(file) for file in index_files if file.entries]
     record_crc, batches = record_checksum(log_files, mark.physical_offset), queues.batches.entries()
-    return Ledger(mark.physical_offset, mark.store_time_ms, entries, index_entries, boot_id, record_crc, batches)
+    return Ledger(
+        mark.physical_offset,
+        mark.store_time_ms,
+        entries,
+        index_entries,
+        boot_id,
+        record_crc,
+        batches,
+        log_files[0].base if log_files else -1,
+    )
+
+
+def _index_entry(file: IndexFile) -> IndexEntry:
+    checksum, units = file.checksum, file.checksum_count
+    if file.damage:
+        checksum, units = DAMAGED, file.count
+    elif units != file.count:  # it is being filled: its marks vouch for it
+        checksum, units = NO_CHECKSUM, 0
+    return IndexEntry(file.path.name, file.end_offset, units, checksum)
 
 
 def write_ledger(root: Path, ledger: Ledger, files: Files) -> None:

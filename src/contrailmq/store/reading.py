@@ -250,12 +250,14 @@ class Reader:
                 return None
             return self._batches(queue, offset, max_count, max_bytes, message_filter, self.record)
         if message_filter is not None:
-            if self._is_on_disk(queue, offset):
+            if (queue.doubts and queue.is_doubtful_at(offset)) or self._is_on_disk(queue, offset):
                 return None
             return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.record)
         recent = self._recent.find(queue, offset, max_count, max_bytes)
         if recent is not None:
             return self._again(queue, recent)
+        if queue.doubts and queue.is_doubtful_at(offset):
+            return None  # a file has to be compared first
         limits = self._limits(max_count, max_bytes)
         units = queue.read_units(offset, max(1, limits[1]))
         if units and self._is_unit_on_disk(units):
@@ -465,14 +467,23 @@ class Reader:
     # --- by key and by time
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[StoredMessage]:
-        """Messages of a topic that carry a key (or that unique id), newest first."""
+        """Messages of a topic that carry a key (or that unique id), newest first.
+
+        Times are RocketMQ's: whole seconds from the first message of an index file on, so a message can look up to
+        999 ms early. Begin a second earlier to get all of a range (golden stores: a range of just one
+        message's time leaves that message out). The record's own store time is held against that: the index narrows,
+        and cannot make a message of another time an answer.
+        """
         if self._index is None:
             return []
         self.catch_up()
         found: list[StoredMessage] = []
+        last_ms = end_ms + 999
         for physical_offset in self._index.query(topic, key, max_count, begin_ms, end_ms):
             message = self.lookup(physical_offset)
-            if message is not None and message.topic == topic and _carries(message, key):
+            if message is None or message.topic != topic or not _carries(message, key):
+                continue
+            if begin_ms <= message.store_time_ms <= last_ms:
                 found.append(message)
         return found
 

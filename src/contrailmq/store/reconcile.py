@@ -238,9 +238,16 @@ class Reconciler:
             cursor.block_first, cursor.block_end = queue_offset, queue_offset + len(cursor.block) // UNIT_BYTES
         position = (queue_offset - cursor.block_first) * UNIT_BYTES
         stands = cursor.block[position : position + UNIT_BYTES]
-        if stands != unit and not _differs_by_extension(stands, unit):
+        if stands != unit and not self._differs_by_extension(queue, stands, unit):
             self._queues.overwrite(queue, queue_offset, unit)
             self.units_corrected += 1
+
+    def _differs_by_extension(self, queue: ConsumeQueue, stands: bytes, unit: bytes) -> bool:
+        """The same record, but the tags code stands in an extension whose address is here instead."""
+        address, code = (int.from_bytes(one[12:], "big", signed=True) for one in (stands, unit))
+        if stands[:12] != unit[:12] or not is_ext_address(address):
+            return False
+        return self._queues.extension_code(queue.topic, queue.queue_id, address) in (code, None)
 
     def _begin(self, cursor: _Cursor, queue_offset: int) -> None:
         """The first record of this queue in the walk: nothing above it in the log may stand before it in the queue."""
@@ -263,16 +270,16 @@ class Reconciler:
         assert self._index is not None
         self._index.put(
             topic,
-            _value(properties, _KEYS, Property.KEYS),
-            _value(properties, _UNIQUE_KEY, Property.UNIQUE_KEY),
+            property_value(properties, _KEYS, Property.KEYS),
+            property_value(properties, _UNIQUE_KEY, Property.UNIQUE_KEY),
             physical_offset,
             store_time_ms,
             sys_flag,
-            tags=_value(properties, _TAGS, Property.TAGS),
+            tags=property_value(properties, _TAGS, Property.TAGS),
         )
 
 
-def _value(properties: bytes, start_mark: bytes, name: str) -> str | None:
+def property_value(properties: bytes, start_mark: bytes, name: str) -> str | None:
     """One property without decoding all: a third of the time. Whatever is not plain goes to the decoder."""
     start = properties.find(start_mark)
     if start < 0:
@@ -281,8 +288,3 @@ def _value(properties: bytes, start_mark: bytes, name: str) -> str | None:
         return decode_properties(properties).get(name)
     end = properties.find(b"\x02", start)
     return str(properties[start + len(start_mark) : end if end >= 0 else len(properties)], "utf-8", "replace")
-
-
-def _differs_by_extension(stands: bytes, unit: bytes) -> bool:
-    """The same record, but the tags code stands in an extension whose address is here instead."""
-    return stands[:12] == unit[:12] and is_ext_address(int.from_bytes(stands[12:], "big", signed=True))

@@ -34,23 +34,22 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from contrailmq.store.batch_queue_table import BatchSink
+from contrailmq.store.bounds import START_BOUNDS, StartBounds
 from contrailmq.store.checkpoint import CheckpointValues
-from contrailmq.store.consume_queue import UNIT_BYTES, ConsumeQueue
+from contrailmq.store.consume_queue import DAMAGED, UNIT_BYTES, ConsumeQueue
 from contrailmq.store.consume_queue_table import ConsumeQueueTable, DamagedQueue
 from contrailmq.store.delay_levels import DelayLevels
+from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.index import IndexService
-from contrailmq.store.index_recovery import remove_doubtful
+from contrailmq.store.index_recovery import remove_contradicting, remove_doubtful
 from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.store.log_walk import LogFile, WalkEnd, store_time_at, walk
-from contrailmq.store.queue_ledger import CHECKSUM_BYTES_MAX, Ledger, LedgerEntry
+from contrailmq.store.queue_ledger import Ledger, LedgerEntry
 from contrailmq.store.reconcile import Reconciler
 from contrailmq.store.record import Kind, check_record
 
 _log = logging.getLogger(__name__)
 
-FULL_WALK_BYTES_MAX: Final = (
-    1 << 30
-)  # about a second by headers; beyond that a start without a ledger trusts the queues
 _LOOK_BEHIND_BYTES: Final = (
     8 << 20
 )  # how far behind the end to look for bytes that were cut: two of the largest records
@@ -76,7 +75,7 @@ def load_index(
     if was_clean_exit:
         return index.load()
     if ledger is not None and boot_id and ledger.boot_id == boot_id and ledger.is_current(checkpoint, log_files):
-        return index.load(mend_unfinished=True)
+        return index.load(killed_with={entry.name: entry.units for entry in ledger.index})
     return index.load(trusted_end_time_ms=checkpoint.index_msg_time_ms)
 
 
@@ -107,6 +106,7 @@ class RecoveryReport:
     queues_rebuilt: tuple[DamagedQueue, ...] = ()
     index_rebuilt: tuple[str, ...] = ()  # why index files were removed
     index_entries_added: int = 0
+    trusted_bytes: int = 0  # of queues and index that nothing vouches for and that were not compared with the log
     is_vouched_for: bool = False  # there is a ledger of this log, written in this run of the machine
 
     @property
@@ -128,6 +128,7 @@ def recover(
     boot_id: str = "",
     check_body_crc: bool = True,
     check_record_crc: bool = False,
+    bounds: StartBounds = START_BOUNDS,
 ) -> RecoveryReport:
     """Run after `load` of log, queues and index (the reasons they gave are `damaged` and `index_damage`).
 
@@ -138,7 +139,20 @@ def recover(
     run.check_body_crc = check_body_crc
     run.check_record_crc = check_record_crc
     run.boot_id = boot_id
-    report = run.run(list(damaged), list(index_damage))
+    run.bounds = bounds
+    while True:
+        try:
+            report = run.run(list(damaged), list(index_damage))
+            break
+        except CorruptStoreError:  # a queue file beyond the bounds was read, and it is not what was written
+            if not run.distrust_damaged():
+                raise
+    if report.trusted_bytes:
+        _log.warning(
+            "%d bytes of queues and index were taken on trust: no ledger speaks of this log, and it is too large to "
+            "compare them with it now; `contrailmq store verify DIR` does",
+            report.trusted_bytes,
+        )
     level = logging.WARNING if report.found_damage else logging.INFO
     _log.log(level, "recovered the store: %s", report)
     return report
@@ -169,22 +183,32 @@ class _Recovery:
         self.check_body_crc = True
         self.check_record_crc = False
         self.boot_id = ""
-        self.checksum_bytes_left = CHECKSUM_BYTES_MAX
+        self.bounds = START_BOUNDS
+        self.distrusted: set[tuple[str, int]] = set()  # queues that were found damaged on the way
         self.units_added = self.units_corrected = self.units_cut = 0
 
+    def distrust_damaged(self) -> bool:
+        """Have the next run make those queues again that a read found damaged; False when there are none."""
+        damaged = [queue for queue in self.queues if DAMAGED in {checksum for checksum, _ in queue.doubts.values()}]
+        self.distrusted |= {(queue.topic, queue.queue_id) for queue in damaged}
+        return bool(damaged)
+
     def run(self, damaged: list[DamagedQueue], index_damage: list[str]) -> RecoveryReport:
+        """Recover. Whatever a run that failed has done, this one does again."""
+        self.checksum_bytes_left = self.bounds.queue_bytes
         for queue in self.queues:
+            queue.doubts.clear()
             queue.remove_strays()
         if not self.files:
             return self._without_log()
         log_min = self.files[0].base
         first = self._first_file()
         walk_from = self.files[first].base
-        damaged += self._doubtful_queues(walk_from)
-        index_damage += self._doubtful_index()
+        is_full = self.ledger is None and (walk_from == log_min or walk_from - log_min <= self.bounds.walk_bytes)
+        damaged += self._doubtful_queues(walk_from) + self._changed_queues(is_full=is_full)
+        index_damage += self._doubtful_index(is_full=is_full)
         entries_before = self.index.entries if self.index is not None else 0
         index_from = self._index_from(log_min, walk_from, was_cut=bool(index_damage))
-        is_full = self.ledger is None and (walk_from == log_min or walk_from - log_min <= FULL_WALK_BYTES_MAX)
         # What the ledger vouches for, and its checksums confirmed, need not be compared again.
         queues_from = self.ledger.physical_offset + 1 if self.ledger is not None else 0
         sink = Reconciler(self.queues, self.index, self.delay_levels, queues_from=queues_from, index_from=index_from)
@@ -201,10 +225,7 @@ class _Recovery:
         if is_full:
             sink.set_minimums()
         else:
-            known = {(queue.topic, queue.queue_id) for queue in damaged}
-            gaps = sorted(sink.gaps - known)
-            damaged += [DamagedQueue(*key, "units before the checkpoint are missing") for key in gaps]
-            self._rebuild(known | sink.gaps, end)
+            self._rebuild_damaged(damaged, sink.gaps, end)
         if walked.last_offset >= 0:
             self.queues.last_physical_offset = walked.last_offset
             self.queues.last_store_time_ms = walked.store_time_ms
@@ -230,6 +251,7 @@ class _Recovery:
             queues_rebuilt=tuple(damaged),
             index_rebuilt=tuple(index_damage),
             index_entries_added=max(0, self.index.entries - entries_before) if self.index is not None else 0,
+            trusted_bytes=self._trusted_bytes(is_full=is_full),
             is_vouched_for=self.ledger is not None and self.ledger.boot_id == self.boot_id and not cut_bytes,
         )
 
@@ -256,6 +278,7 @@ class _Recovery:
     def _doubtful_queues(self, walk_from: int) -> list[DamagedQueue]:
         """Queues whose content below the walk cannot be right."""
         doubtful: list[DamagedQueue] = []
+        log_min = self.files[0].base
         vouched: set[ConsumeQueue] = (
             set()
         )  # exactly what the ledger says: their units were compared with the log before
@@ -268,6 +291,9 @@ class _Recovery:
             reason = self._missing_from(entry)
             if reason:
                 doubtful.append(DamagedQueue(entry.topic, entry.queue_id, reason))
+            elif queue is not None and queue.doubts and self.ledger is not None and self.ledger.log_min == log_min:
+                # As it was found then: a search now would read, and compare, files all over the queue.
+                queue.min_offset, queue.first_physical = max(queue.min_offset, entry.min_offset), log_min
         doubtful += [
             DamagedQueue(queue.topic, queue.queue_id, "its last unit contradicts the log")
             for queue in self.queues
@@ -318,17 +344,65 @@ class _Recovery:
             return f"it begins at {queue.min_offset}; it held units from {entry.min_offset} on"
         if queue.max_offset < entry.max_offset:
             return f"it ends at {queue.max_offset}; it held {entry.max_offset} units"
-        for base, checksum in entry.files:
-            if base in queue.bases and self.checksum_bytes_left > 0:
+        return self._changed_file(queue, entry)
+
+    def _changed_file(self, queue: ConsumeQueue, entry: LedgerEntry) -> str:
+        """Which file of a queue is not what the ledger says, newest first; those beyond the bound are left in doubt."""
+        key = (queue.topic, queue.queue_id)
+        for base, checksum in reversed(entry.files):
+            if base not in queue.bases:
+                continue
+            is_bad = checksum == DAMAGED or key in self.distrusted
+            if not is_bad and self.checksum_bytes_left > 0:
                 self.checksum_bytes_left -= min(queue.file_bytes, queue.max_offset * UNIT_BYTES - base)
-                if not queue.check_file(base, checksum, entry.max_offset):
-                    return f"the units in file {base} are not those that were written"
+                is_bad = not queue.check_file(base, checksum, entry.max_offset)
+            elif not is_bad:
+                queue.doubt(base, checksum, entry.max_offset)
+            if is_bad:
+                queue.doubts.clear()
+                return f"the units in file {base} are not those that were written"
         return ""
 
-    def _doubtful_index(self) -> list[str]:
+    def _changed_queues(self, *, is_full: bool) -> list[DamagedQueue]:
+        """Where nothing else is known: a ledger of an older state of the log still says what full files held."""
+        changed: list[DamagedQueue] = []
+        if self.ledger is not None or self.old_ledger is None or is_full:
+            return changed
+        for entry in self.old_ledger.queues:
+            queue = self.queues.get(entry.topic, entry.queue_id)
+            if queue is None or self.checksum_bytes_left <= 0:
+                continue
+            end = min(entry.max_offset, queue.max_offset) * UNIT_BYTES
+            full = [(base, checksum) for base, checksum in entry.files if base + queue.file_bytes <= end]
+            reason = self._changed_file(queue, entry._replace(files=full))
+            if reason:
+                changed.append(DamagedQueue(entry.topic, entry.queue_id, reason))
+            queue.doubts.clear()  # beyond the bound: it may be another queue of this name by now
+        return changed
+
+    def _doubtful_index(self, *, is_full: bool) -> list[str]:
         if self.index is None:
             return []
-        return remove_doubtful(self.index, self.files, ledger=self.ledger, old_ledger=self.old_ledger)
+        reasons = remove_doubtful(
+            self.index,
+            self.files,
+            ledger=self.ledger,
+            old_ledger=self.old_ledger,
+            bytes_max=self.bounds.index_bytes,
+        )
+        if is_full and self.index.entries <= self.bounds.index_entries:
+            reasons += remove_contradicting(self.index, self.files)
+        return reasons
+
+    def _trusted_bytes(self, *, is_full: bool) -> int:
+        """What nobody vouches for: there was no ledger, and more than a start compares."""
+        if self.ledger is not None:
+            return 0
+        index_files = self.index.index_files if self.index is not None else []
+        is_index_compared = is_full and sum(file.entries for file in index_files) <= self.bounds.index_entries
+        in_index = 0 if is_index_compared else sum(file.used_bytes for file in index_files if not file.is_vouched_for)
+        in_queues = 0 if is_full else sum(queue.max_offset - queue.min_offset for queue in self.queues) * UNIT_BYTES
+        return in_index + in_queues
 
     def _index_from(self, log_min: int, walk_from: int, *, was_cut: bool) -> int:
         """From which record on the index has to be fed."""
@@ -344,7 +418,7 @@ class _Recovery:
 
     def _compared_from(self, vouched_to: int, walk_from: int) -> int:
         """From where on units are compared, when not over the whole log."""
-        if self.ledger is not None and vouched_to < walk_from <= vouched_to + FULL_WALK_BYTES_MAX:
+        if self.ledger is not None and vouched_to < walk_from <= vouched_to + self.bounds.walk_bytes:
             return vouched_to  # another program appended behind the ledger's back: compare what it dispatched
         return max(walk_from, vouched_to)
 
@@ -382,6 +456,11 @@ class _Recovery:
                 total = WalkEnd(end.position, end.verdict, records, last_offset, store_time_ms)
                 return file.base + end.position, file, total
         raise AssertionError("a log with files has an end")
+
+    def _rebuild_damaged(self, damaged: list[DamagedQueue], gaps: set[tuple[str, int]], end: int) -> None:
+        known = {(queue.topic, queue.queue_id) for queue in damaged}
+        damaged += [DamagedQueue(*key, "units before the checkpoint are missing") for key in sorted(gaps - known)]
+        self._rebuild(known | gaps, end)
 
     def _rebuild(self, scope: set[tuple[str, int]], end: int) -> None:
         """Compare some queues over the whole log."""

@@ -31,6 +31,7 @@ from contrailmq.message import is_system_topic
 from contrailmq.store.clock import Clock
 from contrailmq.store.config import StoreConfig, hours_of
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.files import Files
 from contrailmq.store.index import IndexService
 
@@ -217,8 +218,11 @@ class Retention:
             return 0, 0
         queue_files = 0
         for queue in self._queues:
-            queue_files += queue.delete_files_below(log_min)
-            queue.correct_min_offset(log_min)
+            try:
+                queue_files += queue.delete_files_below(log_min)
+                queue.correct_min_offset(log_min)
+            except CorruptStoreError:  # it said so where it was found; the next start makes the queue again
+                continue
         queue_files += self._queues.batches.clean(log_min)
         index_files = self._index.delete_below(log_min) if self._index is not None else 0
         self._queues_cleaned_to = log_min
