@@ -161,7 +161,7 @@ class Bench:
             self.members,
             OffsetProcessor(self.node),
             RetryProcessor(self.node),
-            QueryProcessor(self.node),
+            QueryProcessor(self.node, self._worker),
             TopicAdmin(self.node, self.saver),
             GroupAdmin(self.node, self.saver),
             ProgressAdmin(self.node),

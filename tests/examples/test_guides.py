@@ -11,7 +11,7 @@ from typer.main import get_command
 
 from contrailmq.cli import COMMANDS, app
 from contrailmq.message import tags_code
-from contrailmq.store.consume_queue import pack_unit
+from contrailmq.store.queue_unit import pack_unit
 from contrailmq.store.record import Kind, check_record, decode_record
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from contrailmq.store import Boundary, Files
-from contrailmq.store.consume_queue import PRE_BLANK, PRE_BLANK_SIZE, UNIT_BYTES, ConsumeQueue, Unit, pack_unit
+from contrailmq.store.consume_queue import ConsumeQueue
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.descriptors import capacity_for
+from contrailmq.store.queue_unit import PRE_BLANK, PRE_BLANK_SIZE, UNIT_BYTES, Unit, pack_unit
 
 FILE_UNITS = 10
 FILE_BYTES = FILE_UNITS * UNIT_BYTES

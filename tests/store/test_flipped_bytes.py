@@ -177,6 +177,30 @@ def test_what_is_beyond_the_bounds_and_right_is_served(tmp_path: Path) -> None:
         check(store)
 
 
+def test_what_is_beyond_the_bounds_is_compared_in_the_background_and_damage_remembered(tmp_path: Path) -> None:
+    """Three rounds a minute apart: nobody reads the damaged files, and yet the next start makes them again."""
+    write(tmp_path, is_clean=True)
+    for path, position in ((index_files(tmp_path)[0], 40 + 4 * SLOTS + 33), (queue_files(tmp_path)[0], 15)):
+        data = bytearray(path.read_bytes())
+        data[position] ^= 1
+        path.write_bytes(data)
+    clock = ManualClock(START_MS + COUNT * STEP_MS)
+    with MessageStore(StoreConfig(tmp_path, **SIZES), files=QuickFiles(), clock=clock, bounds=BEYOND) as store:
+        assert store.is_index_doubtful
+        for _ in range(6):
+            clock.advance(60_000)
+            store.tick()
+        assert [file.is_doubtful for file in store._index.index_files] == [True, False, False]  # type: ignore[union-attr]
+        assert {queue.queue_id: list(queue.doubts) for queue in store._queues} == {0: [0], 1: []}
+        store.abandon()
+    with store_at(tmp_path, BEYOND) as store:
+        assert "was found damaged" in store.recovery.index_rebuilt[0]
+        assert [queue.queue_id for queue in store.recovery.queues_rebuilt] == [0]
+        check(store)
+        assert not store.is_index_doubtful
+    assert findings(tmp_path) == []
+
+
 def test_damage_beyond_the_bounds_that_is_in_the_way_of_recovery_is_mended_at_once(tmp_path: Path) -> None:
     """The log's first files are gone: to find its new minimum, a start searches the queue, in the damaged file."""
     write(tmp_path, is_clean=True)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from contrailmq.cli import app
 from contrailmq.store import Files, MessageStore, StoreConfig, StoreView, rebuild_store, verify_store
-from contrailmq.store.errors import StoreLockedError
+from contrailmq.store.errors import StoreIOError, StoreLockedError
 from contrailmq.store.rebuild_places import NEW, OLD
 from contrailmq.store.store_lock import StoreLock
 from golden_stores import expected, unpack
@@ -243,3 +243,11 @@ def test_opening_clears_away_what_a_killed_rebuild_left(clean: Path) -> None:
     assert queue_files(clean) == before
     assert not (clean / NEW).exists()
     assert not (clean / OLD).exists()
+
+
+@pytest.mark.parametrize("name", ["index", "consumequeue"])
+def test_what_cannot_be_looked_at_is_an_error_of_ours_with_its_path(name: str, clean: Path) -> None:
+    shutil.rmtree(clean / name)
+    (clean / name).write_text("not a directory")
+    with pytest.raises(StoreIOError, match=f"looking at the store .*{name}.*Not a directory|Not a directory.*{name}"):
+        StoreView(StoreConfig(clean))

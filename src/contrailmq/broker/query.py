@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import Executor
 from typing import Final
 
-from contrailmq.broker.handlers import Handlers, Refused, success
+from contrailmq.broker.cold_reads import ColdReads
+from contrailmq.broker.handlers import Handlers, Refused, answer_later, success
 from contrailmq.broker.node import BrokerNode
+from contrailmq.message import StoredMessage
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
@@ -16,21 +20,35 @@ ANSWER_BYTES_MAX: Final = 12 * 1024 * 1024  # below a frame's 16 MiB, with room 
 
 
 class QueryProcessor:
-    def __init__(self, node: BrokerNode) -> None:
+    def __init__(self, node: BrokerNode, workers: Executor) -> None:
         self._node = node
+        self._cold = ColdReads(workers)
 
     def register(self, handlers: Handlers) -> None:
         handlers.register(RequestCode.QUERY_MESSAGE, self.query)
         handlers.register(RequestCode.VIEW_MESSAGE_BY_ID, self.view)
 
     def query(self, connection: Peer, command: Command) -> bytes | None:
-        node, header = self._node, command.header(QueryMessage)
-        node.dispatch_now()
+        header = command.header(QueryMessage)
+        self._node.dispatch_now()
+        if self._node.store.is_index_doubtful:  # it may have to read whole files first
+
+            def answer(finished: asyncio.Future[list[StoredMessage]]) -> None:
+                answer_later(connection, command, lambda: self._answer(command, header, finished.result()))
+
+            self._cold.read(connection, lambda: self._found(header), answer)
+            return None
+        return self._answer(command, header, self._found(header))
+
+    def _found(self, header: QueryMessage) -> list[StoredMessage]:
         is_unique = bool(header.unique_key_query) or header.index_type == "U"
         count = UNIQUE_KEY_COUNT if is_unique else max(0, min(header.max_num, 4 * UNIQUE_KEY_COUNT))
-        found = node.store.query_unchecked(
+        return self._node.store.query_unchecked(
             header.topic, header.key, count, begin_ms=header.begin_timestamp, end_ms=header.end_timestamp
         )
+
+    def _answer(self, command: Command, header: QueryMessage, found: list[StoredMessage]) -> bytes:
+        node = self._node
         records: list[bytes] = []
         size = 0
         for message in found:

@@ -267,7 +267,7 @@ class BrokerServer:
             self.members,
             OffsetProcessor(node),
             RetryProcessor(node),
-            QueryProcessor(node),
+            QueryProcessor(node, self._cold_readers),
             TopicAdmin(node, self.saver),
             GroupAdmin(node, self.saver),
             ProgressAdmin(node),

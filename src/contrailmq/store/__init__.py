@@ -10,12 +10,12 @@ from contrailmq._lazy import lazy_names
 if TYPE_CHECKING:
     from contrailmq.store.clock import Clock, ManualClock, SystemClock
     from contrailmq.store.config import BrokerRole, FlushDiskType, StoreConfig
-    from contrailmq.store.consume_queue import Boundary
     from contrailmq.store.errors import StoreError
     from contrailmq.store.files import Files
     from contrailmq.store.findings import VerifyReport
     from contrailmq.store.inspect import StoreSummary, inspect_store
     from contrailmq.store.message_store import Drive, MessageStore
+    from contrailmq.store.queue_unit import Boundary
     from contrailmq.store.read_only import StoreView
     from contrailmq.store.rebuild import RebuildReport, rebuild_store
     from contrailmq.store.record import check_record, decode_record, encode_record
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "Boundary": "contrailmq.store.consume_queue",
+    "Boundary": "contrailmq.store.queue_unit",
     "BrokerRole": "contrailmq.store.config",
     "Clock": "contrailmq.store.clock",
     "Drive": "contrailmq.store.message_store",

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from contrailmq.message.checksum import crc32
-from contrailmq.store.consume_queue import Boundary
 from contrailmq.store.descriptors import DescriptorCache, file_base
 from contrailmq.store.files import Files
+from contrailmq.store.queue_unit import Boundary
 
 _UNIT: Final = struct.Struct(">qiqqqhii")
 BATCH_UNIT_BYTES: Final = 46

@@ -1,7 +1,5 @@
 """One consume queue: the list of a queue's messages as fixed units that point into the commit log.
 
-    unit := physical_offset:i64  size_bytes:i32  tags_code:i64          (big-endian, 20 bytes)
-
 The unit of queue offset q stands at address q x 20 of the queue; files of `file_bytes` (a multiple of 20) cut that
 address space into pieces named by their first address. Zeros mark space that was never written. A queue that starts
 above zero (its older messages were cleaned away, or a slave joined late) has its first file filled up to the start
@@ -34,63 +32,28 @@ Where we differ from Apache, on purpose
 from __future__ import annotations
 
 import bisect
-import enum
 import logging
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from contrailmq.message.checksum import crc32
 from contrailmq.store.descriptors import DescriptorCache, file_base, file_name
 from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.files import Files
+from contrailmq.store.queue_unit import PRE_BLANK, UNIT_BYTES, Boundary, Unit, pack_unit, unpack_unit, unpack_units
 from contrailmq.store.record import RECORD_BYTES_MIN
 
 _log = logging.getLogger(__name__)
 
-_UNIT: Final = struct.Struct(">qiq")
-UNIT_BYTES: Final = 20
 DAMAGED: Final = -2  # in place of a file's checksum: the next start makes the queue again
-assert _UNIT.size == UNIT_BYTES
-
-PRE_BLANK_SIZE: Final = 2**31 - 1
-PRE_BLANK: Final = _UNIT.pack(0, PRE_BLANK_SIZE, 0)
 _UNWRITTEN: Final = bytes(UNIT_BYTES)
 PENDING_BYTES_MAX: Final = 2_048 * UNIT_BYTES  # 15 us of pwrite shared by 2,048 appends; 40 KB a queue at most
 _PAGE_UNITS: Final = 204
 _SCAN_BYTES: Final = 3_276 * UNIT_BYTES  # what a scan reads at once, just under 64 KiB
 _AHEAD_BYTES: Final = 128 * UNIT_BYTES  # what a small read takes along for the next one
-
-
-class Unit(NamedTuple):
-    """Where a message is, how long it is, and the code its tag is filtered by."""
-
-    physical_offset: int
-    size_bytes: int
-    tags_code: int
-
-    @property
-    def is_valid(self) -> bool:
-        return self.physical_offset >= 0 and self.size_bytes > 0
-
-    @property
-    def is_pre_blank(self) -> bool:
-        return self.size_bytes == PRE_BLANK_SIZE and self.physical_offset == 0
-
-
-class Boundary(enum.Enum):
-    """Which end of the messages of one instant a search by time wants."""
-
-    LOWER = "LOWER"
-    UPPER = "UPPER"
-
-
-pack_unit: Final = _UNIT.pack
-unpack_units: Final = _UNIT.iter_unpack
-_unpack_unit: Final = _UNIT.unpack_from
 
 
 class ConsumeQueue:
@@ -283,7 +246,7 @@ class ConsumeQueue:
         if not self.min_offset <= queue_offset < self.max_offset:
             return None
         data = self.read_units(queue_offset, 1)
-        return Unit(*_unpack_unit(data)) if len(data) == UNIT_BYTES else None
+        return Unit(*unpack_unit(data)) if len(data) == UNIT_BYTES else None
 
     def scan(self, begin: int, end: int) -> Iterator[tuple[int, Unit]]:
         """Every unit of [begin, end) with its offset."""
@@ -302,7 +265,7 @@ class ConsumeQueue:
         while low < high:
             middle = (low + high) // 2
             data = self.read_units(middle, 1)
-            if len(data) == UNIT_BYTES and not holds(Unit(*_unpack_unit(data))):
+            if len(data) == UNIT_BYTES and not holds(Unit(*unpack_unit(data))):
                 low = middle + 1
             else:
                 high = middle
@@ -369,7 +332,7 @@ class ConsumeQueue:
                 if base in self.doubts:
                     self._settle(base)
             data = self._descriptors.pread(self.where, base, UNIT_BYTES, self.file_bytes - UNIT_BYTES)
-            if len(data) == UNIT_BYTES and _unpack_unit(data)[0] >= log_min_offset:
+            if len(data) == UNIT_BYTES and unpack_unit(data)[0] >= log_min_offset:
                 break
             with self.lock:
                 self.bases.pop(0)
@@ -489,6 +452,16 @@ class ConsumeQueue:
             _log.error("%s", error)
         raise error
 
+    def settle(self, bytes_max: int) -> int:
+        """Compare doubtful files that nobody has read yet; how many bytes."""
+        done = 0
+        for base in sorted(self.doubts, reverse=True):
+            with self.lock, suppress(CorruptStoreError):  # it was logged, and the ledger will say so
+                if done < bytes_max and self.doubts.get(base, (DAMAGED, 0))[0] != DAMAGED:
+                    done += self.file_bytes
+                    self._settle(base)
+        return done
+
     def is_doubtful_at(self, queue_offset: int) -> bool:
         address = queue_offset * UNIT_BYTES
         return address - address % self.file_bytes in self.doubts
@@ -525,12 +498,12 @@ class ConsumeQueue:
         if first_unit == PRE_BLANK:
             self.min_offset = self.first_offset(first, end, lambda unit: not unit.is_pre_blank)
             first_unit = self.read_units(self.min_offset, 1)
-        self.first_physical = _unpack_unit(first_unit)[0] if first_unit else -1
+        self.first_physical = unpack_unit(first_unit)[0] if first_unit else -1
         position = (end - 1 - begin) * UNIT_BYTES
         last_unit = head[position : position + UNIT_BYTES] if end > begin else b""
         if len(last_unit) < UNIT_BYTES and end:
             last_unit = self.read_units(end - 1, 1)
-        self.loaded_last = Unit(*_unpack_unit(last_unit)) if last_unit else None
+        self.loaded_last = Unit(*unpack_unit(last_unit)) if last_unit else None
         self.physical_max = _physical_end(self.loaded_last)
         self._window = b""  # it may reach behind the end that was found, where units will be written
         return reason
@@ -569,8 +542,8 @@ class ConsumeQueue:
         self.min_offset = base // UNIT_BYTES
         self.max_offset = self.min_offset + count
         self.pending_start = base + len(units)
-        self.first_physical = _unpack_unit(units)[0]
-        self.loaded_last = Unit(*_unpack_unit(units, len(units) - UNIT_BYTES))
+        self.first_physical = unpack_unit(units)[0]
+        self.loaded_last = Unit(*unpack_unit(units, len(units) - UNIT_BYTES))
         self.physical_max = _physical_end(self.loaded_last)
         self.checksums[base] = crc32(units)  # the ledger will be compared with it
         return True
@@ -615,7 +588,7 @@ class ConsumeQueue:
             self.strays.append(self.directory / name)
         for index, base in enumerate(self.bases[:-1]):
             data = self._descriptors.pread(self.where, base, UNIT_BYTES, self.file_bytes - UNIT_BYTES)
-            if not Unit(*_unpack_unit(data)).is_valid:
+            if not Unit(*unpack_unit(data)).is_valid:
                 self.strays += [self.directory / file_name(lost) for lost in self.bases[index + 1 :]]
                 del self.bases[index + 1 :]
                 return f"queue file {file_name(base)} is not full although others follow it"
@@ -636,7 +609,7 @@ class ConsumeQueue:
     def _physical_end(self, queue_offset: int) -> int:
         """End of the record that a unit points at; -1 for none and for pre-blank."""
         data = self.read_units(queue_offset, 1) if queue_offset >= 0 else b""
-        return _physical_end(Unit(*_unpack_unit(data)) if len(data) == UNIT_BYTES else None)
+        return _physical_end(Unit(*unpack_unit(data)) if len(data) == UNIT_BYTES else None)
 
     def _skip_to(self, queue_offset: int) -> None:
         """Pre-blank up to an offset: from the start of its file in a new queue, from the end otherwise."""
@@ -690,7 +663,7 @@ class ConsumeQueue:
 
 
 def _is_valid_at(units: bytes, number: int) -> bool:
-    return Unit(*_unpack_unit(units, number * UNIT_BYTES)).is_valid
+    return Unit(*unpack_unit(units, number * UNIT_BYTES)).is_valid
 
 
 def _physical_end(unit: Unit | None) -> int:

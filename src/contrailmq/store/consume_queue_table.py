@@ -19,12 +19,13 @@ from typing import Final, NamedTuple
 from contrailmq.message import SysFlag
 from contrailmq.store.batch_consume_queue import BATCH_UNIT_BYTES, BatchUnit
 from contrailmq.store.batch_queue_table import BatchQueueTable, names_queue, unit_of
-from contrailmq.store.consume_queue import PENDING_BYTES_MAX, UNIT_BYTES, ConsumeQueue, pack_unit
+from contrailmq.store.consume_queue import PENDING_BYTES_MAX, ConsumeQueue
 from contrailmq.store.consume_queue_ext import ConsumeQueueExtTable
 from contrailmq.store.descriptors import DescriptorCache, capacity_for
 from contrailmq.store.files import Files
 from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.store.queue_state import DispatchFact
+from contrailmq.store.queue_unit import UNIT_BYTES, pack_unit
 
 SYNC_TOGETHER_LEAST: Final = 256  # queues: from here on one sync of the file system is cheaper than one for each
 WRITE_LEAST_BYTES: Final = 51 * UNIT_BYTES  # 20,000 queues then hold at most 20 MB in memory between two flushes
@@ -279,6 +280,12 @@ class ConsumeQueueTable:
                     queue.unsynced |= bases
                     self._unsynced[queue] = None
         return is_done
+
+    def settle(self, bytes_max: int) -> None:
+        """Compare some files that were left in doubt at the start, before somebody reads them."""
+        for queue in self:
+            if bytes_max > 0 and queue.doubts:
+                bytes_max -= queue.settle(bytes_max)
 
     def correct_min_offsets(self, log_min_offset: int) -> None:
         for queue in (*self, *self.batches):

@@ -2,7 +2,8 @@
 
 Every second: queues that gathered units are written (no sync), filled index files are flushed, the checkpoint is
 written if it changed, statistics are sampled, and other tasks run (cleaning). Every 60 seconds, and at close: all
-queues are synced; then the ledger and the checkpoint may say so, in that order.
+queues are synced; then the ledger and the checkpoint may say so, in that order. Every 60 seconds some of what was too
+much to compare at the start is compared with its checksums, and checksums are taken where there are none yet.
 
 A full disk or a descriptor limit stops nothing here: the units stay in memory and the next round tries again. A failed
 sync is final, as everywhere.
@@ -127,6 +128,9 @@ class Housekeeping:
         now_ms = self._clock.monotonic_ms()
         if now_ms >= self._last_thorough_ms + self._config.flush_consume_queue_thorough_interval:
             self._last_thorough_ms = now_ms
+            self._queues.settle(self._bounds.queue_bytes)
+            if self._index is not None:
+                self._index.settle()
             self.persist()
         else:
             self._queues.write_pending()

@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -217,6 +218,20 @@ class IndexService:
         return found[:max_count]
 
     # --- housekeeping
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether a file was not compared with its checksum yet, or is damaged."""
+        return any(index_file.is_doubtful for index_file in self._index_files)
+
+    def settle(self) -> None:
+        """Compare some of the files that no query has reached yet, before one does."""
+        left = self._bounds.index_bytes
+        for index_file in reversed(self.index_files):
+            if left > 0 and index_file.is_doubtful and not index_file.damage:
+                left -= index_file.used_bytes
+                with suppress(CorruptStoreError):  # it was logged, and the ledger will say so
+                    index_file.settle()
 
     def flush_sealed(self) -> int:
         """Force the files that were filled since the last call; the end time of the newest, 0 for none.

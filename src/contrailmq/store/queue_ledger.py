@@ -3,7 +3,9 @@
 Apache's store has no such file and ignores it. It closes a hole: queues are checked against the log only where recovery
 walks, so a queue directory that was deleted, or lost its last units, below that point would go unnoticed; its next
 message would get an offset that was already given out. A unit with a flipped bit would be believed. With it each queue
-is compared with what it held, checksums of its files included: 20 bytes a message are read instead of the log.
+is compared with what it held, checksums of its files included: 20 bytes a message are read instead of the log; of a
+large store the newest at the start (bounds.py), the others when they are first read. A file that was found damaged then
+is named here, and the next start makes it again.
 
 It is written beside and renamed (so it is whole or old), after the queues' sync and before the checkpoint, and carries
 its own checksum. It speaks of one log only: it names the newest record that it covers, with a checksum of it. When

@@ -18,7 +18,7 @@ from contrailmq.store.checkpoint import CheckpointValues, read_checkpoint
 from contrailmq.store.config import StoreConfig, size_below
 from contrailmq.store.consume_queue_table import ConsumeQueueTable, DamagedQueue
 from contrailmq.store.descriptors import file_base
-from contrailmq.store.errors import StoreError
+from contrailmq.store.errors import StoreError, StoreIOError
 from contrailmq.store.files import Files
 from contrailmq.store.index_file import IndexFile, index_file_bytes
 from contrailmq.store.queue_ledger import Ledger, read_ledger
@@ -94,6 +94,12 @@ class StoreView:
 
     def __init__(self, config: StoreConfig) -> None:
         self.files = ReadOnlyFiles()
+        try:
+            self._open(config)
+        except OSError as exc:
+            raise StoreIOError("looking at the store", config.path, exc) from exc
+
+    def _open(self, config: StoreConfig) -> None:
         require_store(config, self.files)
         self.config = config.resolved(self.files)
         self.problems: list[str] = []  # what could not be opened at all

@@ -34,12 +34,13 @@ from contrailmq.store.batch_consume_queue import BatchConsumeQueue
 from contrailmq.store.batch_reading import read_batches
 from contrailmq.store.commit_log import CommitLog
 from contrailmq.store.config import CONSUME_QUEUE_UNIT_BYTES, StoreConfig
-from contrailmq.store.consume_queue import PRE_BLANK_SIZE, Boundary, ConsumeQueue, unpack_units
+from contrailmq.store.consume_queue import ConsumeQueue
 from contrailmq.store.consume_queue_ext import is_ext_address
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.errors import CorruptStoreError, StoreError
 from contrailmq.store.index import IndexService
 from contrailmq.store.mapped_file import MappedFile
+from contrailmq.store.queue_unit import PRE_BLANK_SIZE, Boundary, unpack_units
 from contrailmq.store.recent import Batch, RecentBatches
 from contrailmq.store.record import CorruptRecordError, Kind, check_record, decode_record
 from contrailmq.store.residency import Residency
@@ -486,6 +487,10 @@ class Reader:
             if begin_ms <= message.store_time_ms <= last_ms:
                 found.append(message)
         return found
+
+    @property
+    def is_index_doubtful(self) -> bool:
+        return self._index is not None and self._index.is_doubtful
 
     def offset_at(self, topic: str, queue_id: int, time_ms: int, boundary: Boundary) -> int:
         queue = self.any_queue(topic, queue_id)

@@ -15,13 +15,14 @@ from collections.abc import Set
 from typing import Final
 
 from contrailmq.message import Property, SysFlag, SystemTopic, decode_properties, names_directory, tags_code
-from contrailmq.store.consume_queue import UNIT_BYTES, ConsumeQueue, pack_unit
+from contrailmq.store.consume_queue import ConsumeQueue
 from contrailmq.store.consume_queue_ext import is_ext_address
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.index import IndexService
 from contrailmq.store.light_queues import LIGHT_MARK, LIGHT_QUEUE_ID, light_units
 from contrailmq.store.log_walk import Expected, Expects
+from contrailmq.store.queue_unit import UNIT_BYTES, pack_unit
 
 _log = logging.getLogger(__name__)
 

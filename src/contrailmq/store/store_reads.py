@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from contrailmq.message import StoredMessage
 from contrailmq.store.config import StoreConfig
-from contrailmq.store.consume_queue import Boundary, unpack_units
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.dispatch import Dispatcher
 from contrailmq.store.life import StoreLife, while_open
 from contrailmq.store.mapped_file_queue import MappedFileQueue
+from contrailmq.store.queue_unit import Boundary, unpack_units
 from contrailmq.store.reading import PULL_BYTES_MAX, Reader, check_body, decode_found
 from contrailmq.store.status import MessageFilter, Messages, Read, WarmRead
 
@@ -128,6 +128,12 @@ class StoreReads(StoreLife):
     ) -> list[StoredMessage]:
         """The same, with bodies as they stand: for a broker, which hands them on with their checksums."""
         return self._reader.query(topic, key, max_count, begin_ms, end_ms)
+
+    @property
+    @while_open
+    def is_index_doubtful(self) -> bool:
+        """Whether a query may have to compare a whole index file first: let a worker ask."""
+        return self._reader.is_index_doubtful
 
     @while_open
     def offset_at(self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER) -> int:

@@ -21,12 +21,13 @@ from typing import Final
 from contrailmq.message import SysFlag, decode_properties, names_directory
 from contrailmq.store.batch_consume_queue import BatchConsumeQueue, BatchUnit
 from contrailmq.store.batch_queue_table import unit_of
-from contrailmq.store.consume_queue import UNIT_BYTES, ConsumeQueue, pack_unit
+from contrailmq.store.consume_queue import ConsumeQueue
 from contrailmq.store.consume_queue_ext import ExtUnit, is_ext_address, real_offset
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.findings import FINDINGS_LISTED_MAX, VerifyReport
 from contrailmq.store.light_queues import LIGHT_QUEUE_ID, light_units
 from contrailmq.store.log_walk import walk
+from contrailmq.store.queue_unit import UNIT_BYTES, pack_unit
 from contrailmq.store.read_only import StoreView
 from contrailmq.store.record import Kind
 from contrailmq.store.verify_index import IndexChecker

@@ -1,0 +1,47 @@
+"""The unit of a consume queue: where a message is.
+
+    unit := physical_offset:i64  size_bytes:i32  tags_code:i64          (big-endian, 20 bytes)
+
+Zeros mark space that was never written; a pre-blank unit (0, 2147483647, 0) keeps the place of a message that is gone.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Final, NamedTuple
+
+_UNIT: Final = struct.Struct(">qiq")
+UNIT_BYTES: Final = 20
+assert _UNIT.size == UNIT_BYTES
+
+PRE_BLANK_SIZE: Final = 2**31 - 1
+PRE_BLANK: Final = _UNIT.pack(0, PRE_BLANK_SIZE, 0)
+
+
+class Unit(NamedTuple):
+    """Where a message is, how long it is, and the code its tag is filtered by."""
+
+    physical_offset: int
+    size_bytes: int
+    tags_code: int
+
+    @property
+    def is_valid(self) -> bool:
+        return self.physical_offset >= 0 and self.size_bytes > 0
+
+    @property
+    def is_pre_blank(self) -> bool:
+        return self.size_bytes == PRE_BLANK_SIZE and self.physical_offset == 0
+
+
+class Boundary(enum.Enum):
+    """Which end of the messages of one instant a search by time wants."""
+
+    LOWER = "LOWER"
+    UPPER = "UPPER"
+
+
+pack_unit: Final = _UNIT.pack
+unpack_units: Final = _UNIT.iter_unpack
+unpack_unit: Final = _UNIT.unpack_from
