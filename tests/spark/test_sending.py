@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from contrailmq.client.errors import ContrailError
-from contrailmq.client.raw import PostedBatch, RawSent
+from contrailmq.client.raw import Pieces, PostedBatch, RawSent
 from contrailmq.message import MessageError, MessageQueue, Property, decode_properties
 from contrailmq.message.batch import split_batch
 from contrailmq.spark import sending
@@ -32,9 +32,9 @@ class FakeBroker:
     def publish_queues(self, topic: str) -> list[MessageQueue]:
         return [queue._replace(topic=topic) for queue in QUEUES]
 
-    def post_batch(self, body: bytes, queue: MessageQueue, *, producer_group: str = "") -> PostedBatch:
+    def post_batch(self, body: Pieces, queue: MessageQueue, *, producer_group: str = "") -> PostedBatch:
         self._number += 1
-        self.on_the_way[self._number] = queue, body
+        self.on_the_way[self._number] = queue, b"".join(body)
         now = sum(other == queue for other, _ in self.on_the_way.values())
         self.most_on_the_way[queue] = max(now, self.most_on_the_way.get(queue, 0))
         return PostedBatch(queue, "here", None, self._number)  # type: ignore[arg-type]
@@ -44,7 +44,7 @@ class FakeBroker:
         if posted.opaque in self.failures:
             raise ContrailError(f"answer {posted.opaque} failed")
         self.stored.setdefault(queue, []).append(body)
-        return RawSent(queue, 0, [])
+        return RawSent(queue, 0)
 
     def parts(self) -> list[tuple[MessageQueue, int, bytes, dict[str, str]]]:
         return [
@@ -86,10 +86,14 @@ ROWS = [
 @pytest.mark.parametrize(
     "settings", [SinkSettings("x"), SinkSettings("x", topic="Fixed"), SinkSettings("x", dedup_column="topic")]
 )
-def test_rows_become_the_same_messages_by_the_plain_way_and_through_messages(settings: SinkSettings) -> None:
+@pytest.mark.parametrize("times", [1, 13])  # bodies of a few bytes are packed in another way than long ones
+def test_rows_become_the_same_messages_by_the_plain_way_and_through_messages(
+    settings: SinkSettings, times: int
+) -> None:
     plain, through = FakeBroker(), FakeBroker()
-    send(ROWS, plain, settings, PLAIN)
-    send(ROWS, through, settings, THROUGH_MESSAGES)
+    rows = [{**row, "body": row["body"] * times} for row in ROWS]
+    send(rows, plain, settings, PLAIN)
+    send(rows, through, settings, THROUGH_MESSAGES)
 
     def without_ids(broker: FakeBroker) -> list[Any]:
         found = [(queue, flag, body, list(own.items())) for queue, flag, body, own in broker.parts()]
@@ -152,8 +156,9 @@ def test_rows_that_name_no_queue_go_round_batch_by_batch() -> None:
     assert sorted(int(body) for _, _, body, _ in broker.parts()) == list(range(40))
 
 
-def test_a_slice_of_a_batch_and_bodies_of_text_are_packed_as_they_read() -> None:
-    rows = [{"body": f"größe {number}", "keys": f"k{number}" if number % 3 else None} for number in range(20)]
+@pytest.mark.parametrize("word", ["größe", "größer und größer"])
+def test_a_slice_of_a_batch_and_bodies_of_text_are_packed_as_they_read(word: str) -> None:
+    rows = [{"body": f"{word} {number}", "keys": f"k{number}" if number % 3 else None} for number in range(20)]
     schema = pa.schema([("body", pa.string()), ("keys", pa.string())])
     settings, broker = SinkSettings("x", topic="Out"), FakeBroker()
     sender = Sender(broker, settings)  # type: ignore[arg-type]
@@ -217,13 +222,23 @@ def test_a_row_without_its_deduplication_key_is_refused() -> None:
 
 
 def test_a_queue_has_one_batch_on_its_way_and_keeps_its_order_when_one_fails() -> None:
-    rows = [{"body": b"%d" % number, "topic": "Out", "queueId": number % 2} for number in range(40)]
+    rows = [{"body": b"%020d" % number, "topic": "Out", "queueId": number % 2} for number in range(40)]
     broker = FakeBroker(failures={1, 3, 4, 8})
     send(rows, broker, SinkSettings("x", batch_count=3), PLAIN)
     assert broker.most_on_the_way == dict.fromkeys(QUEUES, 1)
     for queue in QUEUES:
         bodies = [int(body) for other, _, body, _ in broker.parts() if other == queue]
         assert bodies == list(range(queue.queue_id, 40, 2))
+
+
+def test_no_batch_is_on_its_way_for_longer_than_the_next_arrow_batch() -> None:
+    """It holds on to the buffer of a whole Arrow batch, also when its queue gets no more rows."""
+    broker, settings = FakeBroker(), SinkSettings("x", topic="Out", batch_count=1)
+    sender = Sender(broker, settings)  # type: ignore[arg-type]
+    for queue_id in (0, 1, 1):
+        rows = [{"body": b"%d" % queue_id, "queueId": queue_id}]
+        sending._add_rows(sender, pa.RecordBatch.from_pylist(rows, schema=PLAIN), settings, "job-", 0)
+        assert [queue.queue_id for queue, _ in broker.on_the_way.values()] == [[0], [0, 1], [1]][broker._number - 1]
 
 
 def test_a_batch_is_tried_again_with_the_same_keys_until_it_is_acknowledged() -> None:

@@ -62,6 +62,10 @@ _STORED: Final = (
 _PULL_STATUS: Final = {status.value: status for status in PullStatus}
 
 
+Pieces = Sequence[bytes | memoryview]  # of one body; memoryviews of bytes
+_JOINED_BYTES_MAX: Final = 16 * 1024  # what is copied rather than sent by itself
+
+
 class RawPull(NamedTuple):
     """A pull's answer with the records undecoded."""
 
@@ -77,7 +81,6 @@ class RawSent(NamedTuple):
 
     queue: MessageQueue
     queue_offset: int
-    offset_message_ids: list[str]
 
 
 class PostedBatch(NamedTuple):
@@ -120,15 +123,23 @@ class RawConnection:
         """The answer, whatever its code."""
         return self.answer(self.post(code, ext, body, timeout_s=timeout_s), code, timeout_s=timeout_s)
 
-    def post(self, code: RequestCode, ext: Mapping[str, ExtValue], body: bytes = b"", *, timeout_s: float = 3.0) -> int:
-        """Send a request; the number by which to ask for its answer."""
+    def post(
+        self, code: RequestCode, ext: Mapping[str, ExtValue], body: bytes | Pieces = b"", *, timeout_s: float = 3.0
+    ) -> int:
+        """Send a request; the number by which to ask for its answer. Pieces of a body are sent as they are."""
         fields = to_ext(ext)
+        pieces: Pieces = [body] if isinstance(body, bytes) else body
         if self._credentials is not None:
-            self._credentials(code, fields, body)
+            self._credentials(code, fields, b"".join(pieces))
         self._opaque += 1
+        body_bytes = sum(map(len, pieces))
+        head = encode_request(code, fields, opaque=self._opaque, body_bytes=body_bytes)
+        if body_bytes <= _JOINED_BYTES_MAX:
+            head, pieces = b"".join((head, *pieces)), ()
         with self._translated(code, timeout_s):
             self._socket.settimeout(timeout_s)
-            self._socket.sendall(encode_request(code, fields, body, opaque=self._opaque))
+            for piece in (head, *pieces):
+                self._socket.sendall(piece)
         self._answers[self._opaque] = None
         return self._opaque
 
@@ -308,7 +319,7 @@ class QueueReader:
         body, _ = pack_batch(messages)
         return self.batch_answer(self.post_batch(body, queue, producer_group=producer_group))
 
-    def post_batch(self, body: bytes, queue: MessageQueue, *, producer_group: str = "") -> PostedBatch:
+    def post_batch(self, body: bytes | Pieces, queue: MessageQueue, *, producer_group: str = "") -> PostedBatch:
         """Send a packed batch (`message/batch.py`) without waiting for its answer, which `batch_answer` gives.
 
         Batches to one broker are stored in the order in which they were posted.
@@ -341,9 +352,8 @@ class QueueReader:
             answer = posted.connection.answer(posted.opaque, code, timeout_s=self._timeout_s)
         if answer.code not in _STORED:
             raise ResponseError(answer.code, answer.remark, request_code=code, address=posted.address)
-        ids = answer.ext.get("msgId", "").split(",")
         queue = posted.queue._replace(queue_id=number(answer.ext, "queueId"))
-        return RawSent(queue, number(answer.ext, "queueOffset"), ids)
+        return RawSent(queue, number(answer.ext, "queueOffset"))
 
     # Requests.
     def _offset(self, queue: MessageQueue, code: RequestCode, **more: int) -> int:

@@ -1,9 +1,9 @@
 """Rows to the parts of a batch (`message/batch.py`), column by column.
 
-A part is a head, the body, a length and the properties, and the parts of a batch lie one after the other: that is what
-Arrow makes of columns that are joined row by row, in one pass and one buffer. So 10,000 rows of 1 KiB become request
-bodies at 0.9 us of CPU each where a loop over rows took 4.4 us; with three properties of their own at 2.3 us, where
-messages take 13 us. What is sent are slices of that buffer.
+A part is a head, the body, a length and the properties, and the parts of a batch lie one after the other. So four
+columns are laid out row by row, in the order in which the rows are to be sent: as views on the columns' buffers, which
+Arrow copies in one pass (`Parts.joined`). 10,000 rows of 1 KiB for four queues become request bodies at 1.1 us of CPU
+each where a loop over rows took 4.4 us. What is sent are slices of that buffer.
 
 Only plain rows are packed here: bodies and texts that are there and need no second look. One row that does need it
 sends its whole Arrow batch through `Message` (sending.py), which finds what is wrong and says so.
@@ -11,7 +11,7 @@ sends its whole Arrow batch through `Message` (sending.py), which finds what is 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +31,54 @@ assert _HEAD.itemsize + 2 == BATCH_PART_BYTES_MIN
 _SEPARATORS: Final = (1, 2)
 
 Int = npt.NDArray[np.int64]
+_VIEW: Final = np.dtype([("size", "<i4"), ("prefix", "<i4"), ("buffer", "<i4"), ("offset", "<i4")])
+_INLINE_BYTES_MAX: Final = 12  # a view of no more bytes holds them itself
 
 
-def pack_parts(
-    batch: pa.RecordBatch, *, key_prefix: str, first_row: int, dedup_column: str | None
-) -> pa.BinaryArray | None:
+class Joined(NamedTuple):
+    """Parts one after the other: part n is `data[bounds[n]:bounds[n + 1]]`."""
+
+    bounds: Int
+    data: memoryview
+
+
+class Parts(NamedTuple):
+    """The four pieces of every row's part."""
+
+    heads: pa.BinaryArray
+    bodies: pa.BinaryArray
+    lengths: npt.NDArray[np.int16]  # of the properties, big-endian
+    properties: pa.BinaryArray
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    def joined(self, rows: Int) -> Joined:
+        """The parts of these rows, in their order."""
+        sizes = _lengths(self.bodies)
+        if int(sizes[rows].min()) <= _INLINE_BYTES_MAX:
+            return self._joined_by_text(rows)
+        views = np.zeros((len(rows), 4), dtype=_VIEW)
+        lengths = views[:, 2]
+        lengths["size"], lengths["prefix"] = 2, self.lengths.view("<u2")[rows]
+        buffers = []
+        for number, (place, column) in enumerate(((0, self.heads), (1, self.bodies), (3, self.properties))):
+            bounds, data = offsets_of(column), column.buffers()[2]
+            view, start = views[:, place], bounds[:-1][rows]
+            view["size"], view["offset"], view["buffer"] = np.diff(bounds)[rows], start, number
+            view["prefix"] = np.ndarray((data.size - 3,), dtype="<i4", buffer=data, strides=(1,))[start]
+            buffers.append(data)
+        pieces = pa.Array.from_buffers(pa.binary_view(), views.size, [None, pa.py_buffer(views), *buffers])
+        whole = pieces.cast(pa.binary())
+        return Joined(offsets_of(whole)[::4], memoryview(whole.buffers()[2]))
+
+    def _joined_by_text(self, rows: Int) -> Joined:
+        whole = pc.binary_join_element_wise(self.heads, self.bodies, _binary(self.lengths), self.properties, b"")
+        whole = whole.take(pa.array(rows))
+        return Joined(offsets_of(whole), memoryview(whole.buffers()[2]))
+
+
+def pack_parts(batch: pa.RecordBatch, *, key_prefix: str, first_row: int, dedup_column: str | None) -> Parts | None:
     """A part for each row; None when one of them is not plain.
 
     De-duplication keys are `key_prefix` and the row's number from `first_row` on, unless a column has them.
@@ -60,7 +103,7 @@ def pack_parts(
     heads["size"] = BATCH_PART_BYTES_MIN + sizes + properties_sizes
     heads["flag"], heads["body"] = flags, sizes
     lengths = properties_sizes.astype(">i2")
-    return pc.binary_join_element_wise(_binary(heads), bodies, _binary(lengths), properties.cast(pa.binary()), b"")
+    return Parts(_binary(heads), bodies, lengths, properties.cast(pa.binary()))
 
 
 def offsets_of(column: pa.BinaryArray | pa.StringArray) -> Int:

@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from contrailmq.client.batch import BATCH_BYTES_ADVISED
-from contrailmq.client.raw import PostedBatch, QueueReader
+from contrailmq.client.raw import Pieces, PostedBatch, QueueReader
 from contrailmq.message import (
     ContrailError,
     Message,
@@ -34,7 +34,7 @@ from contrailmq.message.names import check_topic
 from contrailmq.spark.access import Access
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.dispatched import java_hashes, numbered
-from contrailmq.spark.packing import DEDUP_PROPERTY, Int, offsets_of, pack_parts
+from contrailmq.spark.packing import DEDUP_PROPERTY, Int, Joined, Parts, pack_parts
 from contrailmq.spark.records import stable_order
 
 if TYPE_CHECKING:
@@ -126,6 +126,14 @@ def make_message(row: dict[str, Any], settings: SinkSettings, dedup_key: str) ->
     return message
 
 
+class _Posted(NamedTuple):
+    """A batch on its way, or why it did not get there."""
+
+    pieces: Pieces
+    posted: PostedBatch | ContrailError
+    round: int  # of Arrow batches, in which it was sent
+
+
 @dataclass(slots=True)
 class _Pending:
     """Parts of a batch that is not full yet."""
@@ -148,7 +156,8 @@ class Sender:
         self._client, self._settings, self._sleep = client, settings, sleep
         self._pending: dict[MessageQueue, _Pending] = {}
         self._pending_bytes = 0
-        self._posted: dict[MessageQueue, tuple[bytes, PostedBatch | ContrailError]] = {}
+        self._posted: dict[MessageQueue, _Posted] = {}
+        self._round = 0
         self._queues: dict[str, list[MessageQueue]] = {}
         self._by_id: dict[tuple[str, int], MessageQueue] = {}
         self._turn = secrets.randbelow(1 << 16)  # tasks begin at different queues
@@ -172,10 +181,11 @@ class Sender:
             self._send(queue)
         self._take(queue, batch_part(flag, body, properties), count=1, size_bytes=size)
 
-    def add_packed(self, batch: pa.RecordBatch, packed: pa.BinaryArray) -> bool:
+    def add_packed(self, batch: pa.RecordBatch, packed: Parts) -> bool:
         """Take the rows of a batch, which `pack_parts` made parts of; False, and nothing is taken, if one has no topic.
 
-        Rows of a queue keep their order.
+        Rows of a queue keep their order. What is on its way are slices of large buffers: none of them outlives the next
+        Arrow batch.
         """
         names = batch.schema.names
         topics = pa.array([self._settings.topic] * len(batch)) if self._settings.topic else batch.column("topic")
@@ -198,10 +208,16 @@ class Sender:
         groups = codes * width + places + 1
         order = stable_order(groups)
         bounds = np.flatnonzero(np.diff(groups[order], prepend=-1, append=-1)).tolist()
+        self._round += 1
+        for queue in [queue for queue, sent in self._posted.items() if sent.round < self._round - 1]:
+            self._settle(queue)
+        parts = packed.joined(order)
         for begin, end in itertools.pairwise(bounds):
             code, place = divmod(int(groups[order[begin]]), width)
-            parts = packed if end - begin == len(packed) else packed.take(pa.array(order[begin:end]))
-            self._take_parts(texts[code], queues[code][place - 1] if place else None, parts)
+            named = queues[code][place - 1] if place else None
+            self._take_parts(texts[code], named, Joined(parts.bounds[begin : end + 1], parts.data))
+        for pending in self._pending.values():
+            pending.pieces = [piece if isinstance(piece, bytes) else bytes(piece) for piece in pending.pieces]
         return True
 
     def _places_of(self, topics: list[str], codes: Int, queue_ids: Int) -> Int:
@@ -212,10 +228,10 @@ class Sender:
         found: Int = places[number]
         return found
 
-    def _take_parts(self, topic: str, named: MessageQueue | None, parts: pa.BinaryArray) -> None:
+    def _take_parts(self, topic: str, named: MessageQueue | None, parts: Joined) -> None:
         """Take parts for one queue, or for whatever queues have their turn: slices of one buffer."""
-        bounds, data = offsets_of(parts), memoryview(parts.buffers()[2])
-        row, count = 0, len(parts)
+        bounds, data = parts
+        row, count = 0, len(bounds) - 1
         while row < count:
             queue = named or self.choose(topic, None, None)
             pending = self._pending.get(queue) or _Pending()
@@ -285,14 +301,14 @@ class Sender:
         pending = self._pending.pop(queue)
         self._pending_bytes -= pending.size_bytes
         self._settle(queue)
-        body = b"".join(pending.pieces)
         try:
-            self._posted[queue] = body, self._post(body, queue)
+            posted: PostedBatch | ContrailError = self._post(pending.pieces, queue)
         except ContrailError as exc:
-            self._posted[queue] = body, exc
+            posted = exc
+        self._posted[queue] = _Posted(pending.pieces, posted, self._round)
         self._turn += 1  # rows that name no queue go on to the next one
 
-    def _post(self, body: bytes, queue: MessageQueue) -> PostedBatch:
+    def _post(self, body: Pieces, queue: MessageQueue) -> PostedBatch:
         # A lost connection drops the routes, also the one by which a topic that is not there yet comes to be.
         self._client.publish_queues(queue.topic)
         return self._client.post_batch(body, queue, producer_group=self._settings.group)
@@ -301,14 +317,14 @@ class Sender:
         """Wait until the queue's batch is acknowledged, if one is on its way; send it again while tries are left."""
         if queue not in self._posted:
             return
-        body, posted = self._posted.pop(queue)
-        tries = iter([posted])
+        sent = self._posted.pop(queue)
+        tries = iter([sent.posted])
 
         def send() -> None:
             first = next(tries, None)
             if isinstance(first, ContrailError):
                 raise first
-            self._client.batch_answer(first or self._post(body, queue))
+            self._client.batch_answer(first or self._post(sent.pieces, queue))
 
         self._try(send, queue)
 

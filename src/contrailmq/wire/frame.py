@@ -219,8 +219,12 @@ def encode_request(
     is_oneway: bool = False,
     remark: str | None = None,
     serialize_type: int = JSON,
+    body_bytes: int | None = None,
 ) -> bytes:
-    """A whole request frame. LocalProtocolError when it exceeds the frame limit or has no binary form."""
+    """A whole request frame. LocalProtocolError when it exceeds the frame limit or has no binary form.
+
+    With `body_bytes` the frame announces a body of that size which the caller sends right after these bytes.
+    """
     header = encode_header(
         code,
         to_ext(ext) if ext is not None else {},
@@ -229,7 +233,7 @@ def encode_request(
         remark=remark,
         serialize_type=serialize_type,
     )
-    return _frame(header, body, serialize_type)
+    return _frame(header, body, serialize_type, body_bytes)
 
 
 def encode_response(
