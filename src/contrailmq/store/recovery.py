@@ -353,11 +353,12 @@ class _Recovery:
 
     def _changed_file(self, queue: ConsumeQueue, entry: LedgerEntry) -> str:
         """Which file of a queue is not what the ledger says, newest first; those beyond the bound are left in doubt."""
-        key = (queue.topic, queue.queue_id)
+        if (queue.topic, queue.queue_id) in self.distrusted:
+            return "some of its units are not those that were written"
         for base, checksum in reversed(entry.files):
             if base not in queue.bases:
                 continue
-            is_bad = checksum == DAMAGED or key in self.distrusted
+            is_bad = checksum == DAMAGED
             # What the broker's own services read is in no doubt: they would end at the error.
             if not is_bad and (self.checksum_bytes_left > 0 or is_system_topic(queue.topic)):
                 self.checksum_bytes_left -= min(queue.file_bytes, queue.max_offset * UNIT_BYTES - base)
