@@ -12,7 +12,7 @@ class StartBounds(NamedTuple):
     queue_bytes: int = 1 << 30  # of queue files, compared with the ledger's checksums: 50 million messages
     index_bytes: int = 1 << 29  # of index files, likewise; the newest one in any case
     walk_bytes: int = 1 << 30  # of a log without a ledger, walked to compare all queues
-    index_entries: int = 1 << 19  # of an index without a ledger, compared with that log: three seconds
+    index_entries: int = 1 << 19  # of an index without a ledger, compared with that log: four seconds
 
 
 START_BOUNDS: Final = StartBounds()

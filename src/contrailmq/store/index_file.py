@@ -17,7 +17,7 @@ all messages of a dispatch.
 Marks. A checksum of the whole file can be taken only when nobody fills it (the ledger keeps it, queue_ledger.py). For
 the file being filled we leave a mark every 4,096 units where no program reads or writes: how many units there were, and
 the CRC-32 of them all, which only ever grows (3 ns a unit). `own_crc` is of the mark and the header's begin time. After
-a kill the file goes back to its newest mark: its units are compared, header and slots made again from them (1.5 s for
+a kill the file goes back to its newest mark: its units are compared, header and slots made again from them (5 s for
 20 million), and what was entered later is entered again from the log.
 """
 
