@@ -75,6 +75,7 @@ CALLS: dict[str, Callable[[MessageStore], object]] = {
     "get_slices_cold": lambda store: store.get_slices_cold("T", 0, 0, 32),
     "get_slices_warm": lambda store: store.get_slices_warm("T", 0, 0, 32),
     "is_cold": lambda store: store.is_cold("T", 0, 0),
+    "is_index_doubtful": lambda store: store.is_index_doubtful,
     "is_resident": lambda store: store.is_resident(0),
     "log_max_offset": lambda store: store.log_max_offset,
     "log_min_offset": lambda store: store.log_min_offset,
