@@ -6,8 +6,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+from faulty_files import FaultyFiles
+
 from contrailmq.message import Message
-from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig
+from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig, StoreError
 from contrailmq.store.checkpoint import read_checkpoint
 
 PAGE = 4096
@@ -119,3 +122,36 @@ def test_the_checkpoint_moves_with_the_flush_of_log_queues_and_full_index_files(
         assert told.physic_msg_time_ms == told.logics_msg_time_ms == start_ms + 300
         assert told.logics_physical_offset == newest.physical_offset
         assert told.index_msg_time_ms == start_ms + 200
+
+
+def test_a_task_with_a_defect_does_not_end_housekeeping(tmp_path: Path) -> None:
+    rounds = threading.Semaphore(0)
+
+    def fail() -> None:
+        rounds.release()
+        raise KeyError("absent")
+
+    with MessageStore(config_at(tmp_path, flush_interval_consume_queue=1)) as store:
+        store._housekeeping.add_task(fail)
+        for _ in range(3):
+            assert rounds.acquire(timeout=WAIT_S)
+        assert "KeyError('absent')" in str(store._housekeeping.error)
+
+
+def test_puts_are_refused_when_the_flush_thread_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: ended.set())
+    files = FaultyFiles(tmp_path)
+    settings = config_at(tmp_path, flush_interval_commit_log=1, flush_commit_log_least_pages=0)
+    with MessageStore(settings, files=files) as store:
+        files.fault = defect_of_a_sync
+        store.put(Message("T", b"x"))
+        assert ended.wait(WAIT_S)
+        with pytest.raises(StoreError, match=r"the thread that flushes the commit log ended: KeyError\('absent'\)"):
+            store.put(Message("T", b"y"))
+        files.fault = lambda *_: None
+
+
+def defect_of_a_sync(operation: str, _path: Path, _count: int) -> None:
+    if operation == "sync":
+        raise KeyError("absent")

@@ -15,6 +15,7 @@ from contrailmq.message import Message
 from contrailmq.store import Drive, ManualClock, MessageStore, PutStatus, StoreConfig
 from contrailmq.store.errors import StoreFullError, StoreIOError
 from contrailmq.store.files import DiskUsage
+from contrailmq.store.queue_ledger import read_ledger
 
 SIZES: dict[str, Any] = {
     "mapped_file_size_commit_log": 16 * 1024,
@@ -160,3 +161,35 @@ def test_too_many_open_files_are_counted_and_the_remedy_is_named(tmp_path: Path)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert f"this process has {limit} files open, which is its limit; raise it (ulimit -n" in str(refused.value)
     assert "commitlog" in str(refused.value)
+
+
+def test_other_tasks_have_their_turn_when_queues_cannot_be_written(tmp_path: Path) -> None:
+    """Cleaning is one of them: it would never make room."""
+    files, turns = FullFiles(tmp_path), list[str]()
+    with MessageStore(StoreConfig(tmp_path, **SIZES), files=files, clock=ManualClock()) as store:
+        store._housekeeping.add_task(lambda: turns.append("cleaned"))
+        store.put(Message("T", b"x"))
+        assert store.max_offset("T", 0) == 1  # dispatched: a unit waits to be written
+        files.full = "consumequeue"
+        store._housekeeping.tick()
+        assert turns == ["cleaned"]
+        assert "No space left" in str(store._housekeeping.error)
+        files.full = ""
+        store._housekeeping.tick()
+        assert store._housekeeping.error is None
+
+
+def test_what_could_not_be_persisted_is_tried_again_in_the_next_round(tmp_path: Path) -> None:
+    files = FullFiles(tmp_path)
+    with MessageStore(StoreConfig(tmp_path, **SIZES), files=files, clock=ManualClock()) as store:
+        store.put(Message("T", b"x"))
+        assert store.max_offset("T", 0) == 1
+        files.full = "queues.ledger.new"
+        store._housekeeping._is_asked = True  # what persist_soon does, without waking the thread
+        store._housekeeping.tick()
+        assert "No space left" in str(store._housekeeping.error)
+        files.full = ""
+        store._housekeeping.tick()
+        ledger = read_ledger(tmp_path, files)
+        assert ledger is not None
+        assert [(entry.topic, entry.max_offset) for entry in ledger.queues] == [("T", 1)]

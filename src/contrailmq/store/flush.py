@@ -244,6 +244,9 @@ class LogFlusher:
                 self.flush(self._pages_due())
             except FlushFailedError:
                 return
+            except Exception as exc:
+                self._on_failure(f"the thread that flushes the commit log ended: {exc!r}")
+                raise
 
     def _pages_due(self) -> int:
         if self._config.is_sync_flush:
@@ -315,6 +318,9 @@ class LogCommitter:
             except OSError as exc:
                 self._on_failure(f"writing the write buffer to the commit log failed: {exc}")
                 return
+            except Exception as exc:
+                self._on_failure(f"the thread that commits write buffers ended: {exc!r}")
+                raise
             if moved:
                 self._last_commit_ms = self._clock.monotonic_ms()
                 self._on_commit()

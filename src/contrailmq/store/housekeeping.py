@@ -5,8 +5,8 @@ written if it changed, statistics are sampled, and other tasks run (cleaning). E
 queues are synced; then the ledger and the checkpoint may say so, in that order. Every 60 seconds some of what was too
 much to compare at the start is compared with its checksums, and checksums are taken where there are none yet.
 
-A full disk or a descriptor limit stops nothing here: the units stay in memory and the next round tries again. A failed
-sync is final, as everywhere.
+A full disk or a descriptor limit stops nothing here: the units stay in memory and the next round tries again, after the
+other tasks had their turn (cleaning may make room). A failed sync is final, as everywhere.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Housekeeping:
         self._on_sync_failure = on_sync_failure
         self._bounds = bounds
         self._last_thorough_ms = clock.monotonic_ms()
+        self._is_asked = False  # to persist in the next round
         self._early_tasks: list[Callable[[], None]] = []
         self._tasks: list[Callable[[], None]] = []
         self._stopping = False
@@ -62,7 +63,7 @@ class Housekeeping:
         self.error: str | None = None  # why the newest round could not finish, if it could not
 
     def add_task(self, task: Callable[[], None], *, early: bool = False) -> None:
-        """Run this in every round, after the writing or (`early`) before it. It may raise OSError."""
+        """Run this in every round, after the writing or (`early`) before it, whatever became of the others."""
         (self._early_tasks if early else self._tasks).append(task)
 
     def start(self) -> None:
@@ -78,28 +79,34 @@ class Housekeeping:
             self._thread = None
 
     def tick(self) -> None:
-        """One round; errors are kept in `error` and reported, a failed sync also to the store."""
+        """One round; its first error is kept in `error`, all are reported, a failed sync also to the store."""
         with self._turn:
-            self._try(self._round)
+            errors = [self._try(step) for step in (*self._early_tasks, self._write_out, *self._tasks)]
+            self.error = next((error for error in errors if error is not None), None)
 
-    def _try(self, work: Callable[[], None]) -> None:
+    def _try(self, work: Callable[[], None]) -> str | None:
         try:
             work()
-            self.error = None
         except OSError as exc:
-            self.error = f"housekeeping of {self._config.path}: {exc}"
-            _log.error("%s", self.error)
+            error = f"housekeeping of {self._config.path}: {exc}"
+            _log.error("%s", error)
             if isinstance(exc, SyncError):
-                self._on_sync_failure(self.error)
+                self._on_sync_failure(error)
+            return error
+        except Exception as exc:  # noqa: BLE001  without its thread a store cleans nothing and forgets how far it came
+            error = f"housekeeping of {self._config.path}: {exc!r}"
+            _log.exception("%s", error)
+            return error
+        return None
 
     def persist_in_turn(self) -> None:
         """Persist now; trouble is treated as in a round."""
         with self._turn:
-            self._try(self.persist)
+            self.error = self._try(self.persist)
 
     def persist_soon(self) -> None:
         """Have the thread persist at once: the caller may not wait for a disk."""
-        self._last_thorough_ms -= self._config.flush_consume_queue_thorough_interval
+        self._is_asked = True
         self._wake.set()
 
     def persist(self) -> None:
@@ -122,24 +129,28 @@ class Housekeeping:
             self._checkpoint.logics_physical_offset = max(0, mark.physical_offset)
         self._checkpoint.flush()
 
-    def _round(self) -> None:
-        for task in self._early_tasks:
-            task()
+    def _write_out(self) -> None:
         now_ms = self._clock.monotonic_ms()
-        if now_ms >= self._last_thorough_ms + self._config.flush_consume_queue_thorough_interval:
+        if self._is_asked or now_ms >= self._last_thorough_ms + self._config.flush_consume_queue_thorough_interval:
+            self._persist_thoroughly()
             self._last_thorough_ms = now_ms
-            self._queues.settle(self._bounds.queue_bytes)
-            if self._index is not None:
-                self._index.settle()
-            self.persist()
         else:
             self._queues.write_pending()
             self._queues.batches.write_pending()
             if self._index is not None:
                 self._index.flush_sealed()
             self._checkpoint.flush()
-        for task in self._tasks:
-            task()
+
+    def _persist_thoroughly(self) -> None:
+        self._is_asked = False  # whoever asks from here on is served in the next round
+        try:
+            self._queues.settle(self._bounds.queue_bytes)
+            if self._index is not None:
+                self._index.settle()
+            self.persist()
+        except BaseException:
+            self._is_asked = True
+            raise
 
     def _run(self) -> None:
         interval_s = self._config.flush_interval_consume_queue / 1000
