@@ -486,6 +486,18 @@ def test_a_setting_that_was_changed_has_its_effect_at_once(bench: Bench) -> None
     assert not bench.link.is_open
 
 
+@pytest.mark.parametrize("setting", ["clusterTopicEnable", "brokerTopicEnable"])
+def test_the_topics_of_cluster_and_broker_can_be_closed(setting: str, tmp_path: Path) -> None:
+    bench = Bench(tmp_path, settings={"brokerClusterName": "Cluster", "brokerName": "Broker", setting: "false"})
+    closed = "Cluster" if setting == "clusterTopicEnable" else "Broker"
+    assert {name: bench.send(name).code for name in ("Cluster", "Broker")} == {
+        "Cluster": 0,
+        "Broker": 0,
+        closed: ResponseCode.NO_PERMISSION,
+    }
+    bench.close()
+
+
 @pytest.mark.parametrize("setting", ["unsentBytesMax=2097152", "serverChannelMaxIdleTimeSeconds=9", "listenPort=1"])
 def test_a_setting_that_is_fixed_at_the_start_is_refused(bench: Bench, setting: str) -> None:
     answer = bench.ask(25, None, f"traceOn=false\n{setting}\n".encode())

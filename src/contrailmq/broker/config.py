@@ -43,6 +43,7 @@ _WITHOUT_EFFECT: Final = re.compile(
     r"|(serverWorkerThreads|serverCallbackExecutorThreads|serverSelectorThreads|serverOnewaySemaphoreValue"
     r"|serverAsyncSemaphoreValue|serverPooledByteBufAllocatorEnable|serverSocketBacklog|useEpollNativeSelector"
     r"|clientManageThreadPoolNums|rocketmqHome|messageStorePlugIn|highSpeedMode|brokerFastFailureEnable"
+    r"|brokerNotActiveTimeoutMillis|filterSupportRetry"
     r"|waitTimeMillsIn\w+|enableControllerMode|enableSlaveActingMaster|pop\w+|enablePop\w+|\w+RocksDB\w*|rocksdb\w*"
     r"|configManagerVersion|storeType|lite\w+|cold\w+|acl\w*|auth\w*|metrics\w*|\w*[Cc]ompaction\w*|disableConsumeIfConsumerReadSlowly"
     r"|transferMsgByHeap|asyncSendEnable|traceTopicEnable|enableDetailStat|autoDeleteUnusedStats|forceRegister|compressedRegister)$"
@@ -76,7 +77,6 @@ class BrokerConfig:
     # --- registration
     register_name_server_period: int = 30_000
     register_broker_timeout_mills: int = 24_000
-    broker_not_active_timeout_millis: int = 10_000
     # --- topics and groups
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
@@ -97,7 +97,6 @@ class BrokerConfig:
     lite_pull_message_enable: bool = True
     slave_read_enable: bool = False
     enable_property_filter: bool = True
-    filter_support_retry: bool = False
     notify_consumer_ids_changed_enable: bool = True
     use_server_side_reset_offset: bool = True
     channel_expired_timeout: int = 120_000

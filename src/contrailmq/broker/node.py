@@ -119,6 +119,8 @@ class BrokerNode:
                 auto_create=config.auto_create_topic_enable,
                 is_trace_enabled=config.trace_topic_enable,
                 trace_topic=config.msg_trace_topic_name,
+                is_cluster_topic_enabled=config.cluster_topic_enable,
+                is_broker_topic_enabled=config.broker_topic_enable,
             )
         )
 

@@ -308,15 +308,23 @@ def check_topic_values(topic: Topic) -> None:
 
 
 def system_topics(
-    *, cluster: str, broker: str, default_queues: int, auto_create: bool, is_trace_enabled: bool, trace_topic: str
+    *,
+    cluster: str,
+    broker: str,
+    default_queues: int,
+    auto_create: bool,
+    is_trace_enabled: bool,
+    trace_topic: str,
+    is_cluster_topic_enabled: bool = True,
+    is_broker_topic_enabled: bool = True,
 ) -> list[Topic]:
-    """What every broker has from the start."""
+    """What every broker has from the start; cluster and broker have a topic also where nobody may use it."""
     own_perm = READ | WRITE | INHERIT
     topics = [
         Topic(SystemTopic.SELF_TEST, read_queues=1, write_queues=1),
         Topic(SystemTopic.BENCHMARK, read_queues=1024, write_queues=1024),
-        Topic(cluster, read_queues=16, write_queues=16, perm=own_perm),
-        Topic(broker, read_queues=1, write_queues=1, perm=own_perm),
+        Topic(cluster, read_queues=16, write_queues=16, perm=own_perm if is_cluster_topic_enabled else INHERIT),
+        Topic(broker, read_queues=1, write_queues=1, perm=own_perm if is_broker_topic_enabled else INHERIT),
         Topic(SystemTopic.OFFSET_MOVED, read_queues=1, write_queues=1),
         Topic(SystemTopic.SCHEDULE, read_queues=18, write_queues=18),
         Topic(f"{cluster}_REPLY_TOPIC", read_queues=1, write_queues=1),
