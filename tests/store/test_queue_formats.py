@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import time
 from pathlib import Path
 
 import pytest
 
-from contrailmq.store import Files
+from contrailmq.message import Message, tags_code
+from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig
 from contrailmq.store.batch_consume_queue import BATCH_UNIT_BYTES
 from contrailmq.store.batch_queue_table import BatchQueueTable
 from contrailmq.store.consume_queue_ext import (
@@ -20,6 +23,28 @@ from contrailmq.store.consume_queue_ext import (
 )
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.descriptors import DescriptorCache
+
+EXTENDED = {
+    "enable_consume_queue_ext": True,
+    "mapped_file_size_consume_queue_ext": 104,  # five units and the end mark
+    "mapped_file_size_commit_log": 4096,
+    "mapped_file_size_consume_queue": 400,
+    "max_hash_slot_num": 10,
+    "max_index_num": 50,
+}
+
+
+class Tagged:
+    """Wants one tag, by its code alone."""
+
+    def __init__(self, tag: str) -> None:
+        self._code = tags_code(tag)
+
+    def match_unit(self, code: int, _ext: object) -> bool:
+        return code == self._code
+
+    def match_record(self, _record: memoryview) -> bool:
+        return True
 
 
 def make_ext(root: Path, *, file_bytes: int = 100) -> ConsumeQueueExt:
@@ -45,6 +70,43 @@ def test_extension_units_have_the_formats_bytes_and_roll_with_an_end_mark(tmp_pa
     data = (tmp_path / ("0" * 20)).read_bytes()
     assert data[:34] == struct.pack(">hqqh", 34, -5, 1000, 14) + bytes(14)
     assert data[68:70] == b"\xff\xff"
+
+
+@pytest.mark.parametrize("position", range(20))
+def test_a_flipped_extension_hides_no_message(position: int, tmp_path: Path) -> None:
+    with MessageStore(StoreConfig(tmp_path, **EXTENDED)) as store:
+        for number in range(20):
+            store.put(Message("T", b"%d" % number, tags="ab"[number % 2]))
+    path = tmp_path / "consumequeue_ext" / "T" / "0" / f"{104:020d}"
+    data = bytearray(path.read_bytes())
+    data[20 + position] ^= 0x10  # of message 6
+    path.write_bytes(data)
+    with MessageStore(StoreConfig(tmp_path, **EXTENDED)) as store:
+        found = {message.queue_offset for message in store.get("T", 0, 0, 32, filter=Tagged("a"))}
+    assert found >= set(range(0, 20, 2))
+    assert found <= {*range(0, 20, 2), *range(5, 10)}  # those of the damaged file may match too often
+
+
+def test_extension_files_go_with_the_messages(tmp_path: Path) -> None:
+    clock = ManualClock(time.time_ns() // 1_000_000)
+    with MessageStore(StoreConfig(tmp_path, **EXTENDED), clock=clock) as store:
+        for number in range(100):
+            store.put(Message("T", bytes(100), tags="ab"[number % 2]))
+        assert store.max_offset("T", 0) == 100  # dispatched
+        folder = tmp_path / "consumequeue_ext" / "T" / "0"
+        assert len(list(folder.iterdir())) == 20
+        for path in sorted((tmp_path / "commitlog").iterdir())[:3]:
+            os.utime(path, (0, 0))
+        store.delete_expired_files_now()
+        clock.advance(60_000)  # the first round comes after a minute
+        store.tick()
+        first = store.min_offset("T", 0)
+        assert first > 10
+        assert sorted(int(path.name) for path in folder.iterdir())[0] == first // 5 * 104
+        wanted = [number for number in range(first, 100) if number % 2 == 0]
+        found = [message.queue_offset for message in store.get("T", 0, first, 100, filter=Tagged("a"))]
+        assert found
+        assert found == wanted[: len(found)]
 
 
 def test_extensions_go_on_after_a_load_and_can_be_cut_at_both_ends(tmp_path: Path) -> None:

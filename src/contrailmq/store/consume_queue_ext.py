@@ -6,8 +6,9 @@
 A queue unit whose tags code is at most EXT_ADDRESS_MAX holds the address of such a unit instead: its place in the
 queue's extension files plus the smallest 64-bit number. Tag hashes are 32-bit numbers, so the two never meet.
 
-Extensions only speed up filtering. Nothing here is synced with care, and whatever cannot be read means "no extension",
-which readers take as "may match". That is Apache's rule too (ConsumeQueueExt).
+Extensions only speed up filtering. Nothing here is synced or has a checksum, so what cannot be read means "no
+extension", which readers take as "may match" (ConsumeQueueExt's rule, too), and a code that does not match is confirmed
+by the record: after a power cut, or a flipped bit, another one may stand there.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from contrailmq.message import SysFlag
 from contrailmq.store.batch_consume_queue import BATCH_UNIT_BYTES, BatchUnit
 from contrailmq.store.batch_queue_table import BatchQueueTable, names_queue, unit_of
 from contrailmq.store.consume_queue import PENDING_BYTES_MAX, ConsumeQueue
-from contrailmq.store.consume_queue_ext import ConsumeQueueExtTable
+from contrailmq.store.consume_queue_ext import ConsumeQueueExtTable, is_ext_address
 from contrailmq.store.descriptors import DescriptorCache, capacity_for
 from contrailmq.store.files import Files
 from contrailmq.store.light_queues import LIGHT_PREFIX
@@ -211,6 +211,15 @@ class ConsumeQueueTable:
             return None if self._files.exists(directory) else address
         unit = self.ext.get(topic, queue_id, address)
         return unit.tags_code if unit is not None else address
+
+    def clean_extension(self, queue: ConsumeQueue) -> int:
+        """Remove extension files below what the queue's first unit points at; how many."""
+        if self.ext is None:
+            return 0
+        first = queue.unit_at(queue.min_offset)
+        if first is None or not is_ext_address(first.tags_code):
+            return 0
+        return self.ext.queue(queue.topic, queue.queue_id).delete_below(first.tags_code)
 
     def next_offset(self, topic: str, queue_id: int) -> int:
         """The offset that the next message of a queue gets; 0 for a queue that never had one."""

@@ -27,7 +27,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeVar
 
-from contrailmq.message import MessageError, Property, StoredMessage, SysFlag
+from contrailmq.message import MessageError, Property, StoredMessage, SysFlag, tags_code
 from contrailmq.message.checksum import crc32
 from contrailmq.message.inner_batch import unwrapped
 from contrailmq.store.batch_consume_queue import BatchConsumeQueue
@@ -42,7 +42,7 @@ from contrailmq.store.index import IndexService
 from contrailmq.store.mapped_file import MappedFile
 from contrailmq.store.queue_unit import PRE_BLANK_SIZE, Boundary, unpack_units
 from contrailmq.store.recent import Batch, RecentBatches
-from contrailmq.store.record import CorruptRecordError, Kind, check_record, decode_record
+from contrailmq.store.record import CorruptRecordError, Kind, check_record, decode_record, read_facts
 from contrailmq.store.residency import Residency
 from contrailmq.store.stats import StoreStats
 from contrailmq.store.status import GetResult, GetStatus, MessageFilter, Messages, QueueRead, Read, WarmRead
@@ -394,7 +394,11 @@ class Reader:
             following += 1
             if physical_offset < gone_before or size == PRE_BLANK_SIZE:
                 continue
-            if message_filter is not None and not self._unit_matches(message_filter, queue, code):
+            if (
+                message_filter is not None
+                and not self._unit_matches(message_filter, queue, code)
+                and not (is_ext_address(code) and self._record_matches(message_filter, fetch(physical_offset, size)))
+            ):
                 continue
             record = fetch(physical_offset, size)
             if record is None:
@@ -419,6 +423,13 @@ class Reader:
             return message_filter.match_unit(code, None)
         ext = self._queues.ext.get(queue.topic, queue.queue_id, code) if self._queues.ext is not None else None
         return ext is None or message_filter.match_unit(ext.tags_code, ext)
+
+    def _record_matches(self, message_filter: MessageFilter, record: memoryview | None) -> bool:
+        """By the tag of the record itself: extensions have neither checksums nor syncs, so their no is asked about."""
+        if record is None:
+            return True
+        with record:
+            return message_filter.match_unit(tags_code(read_facts(record, 0).tags), None)
 
     # --- by place
 

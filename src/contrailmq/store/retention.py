@@ -221,6 +221,7 @@ class Retention:
             try:
                 queue_files += queue.delete_files_below(log_min)
                 queue.correct_min_offset(log_min)
+                queue_files += self._queues.clean_extension(queue)
             except CorruptStoreError:  # it said so where it was found; the next start makes the queue again
                 continue
         queue_files += self._queues.batches.clean(log_min)
