@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from contrailmq.spark.records import Bytes, Int, Mask
 
+_NONE: Final = np.empty(0, dtype=np.int64)
 _WORD_BYTES: Final = 8
 _EQUAL_BYTES_MAX: Final = 64  # from where on Arrow copies faster
 _LOW_BYTES: Final = np.array([(1 << (8 * size)) - 1 for size in range(_WORD_BYTES + 1)], dtype=np.uint64)
@@ -31,7 +32,10 @@ _LOW_BYTES: Final = np.array([(1 << (8 * size)) - 1 for size in range(_WORD_BYTE
 
 @dataclass(frozen=True, slots=True)
 class PropertyTable:
-    """Entries of `row_count` rows, in row order: `row[i]`, the name `names[name_codes[i]]`, where its value lies."""
+    """Entries of `row_count` rows, in row order: `row[i]`, the name `names[name_codes[i]]`, where its value lies.
+
+    With a `width` the entries of a row are its names in their order, and neither rows nor codes are stated.
+    """
 
     row_count: int
     row: Int
@@ -60,9 +64,13 @@ class PropertyTable:
 
     def maps(self) -> pa.MapArray:
         """All properties as a map column."""
-        offsets = np.zeros(self.row_count + 1, dtype=np.int32)
-        np.cumsum(np.bincount(self.row, minlength=self.row_count), out=offsets[1:])
-        keys = _repeated(self.names, self.row_count) if self.width else self.names.take(pa.array(self.name_codes))
+        if self.width:
+            offsets = np.arange(self.row_count + 1, dtype=np.int32) * np.int32(self.width)
+            keys = _repeated(self.names, self.row_count)
+        else:
+            offsets = np.zeros(self.row_count + 1, dtype=np.int32)
+            np.cumsum(np.bincount(self.row, minlength=self.row_count), out=offsets[1:])
+            keys = self.names.take(pa.array(self.name_codes))
         values = text_column(take_slices(self.data, self.value_start, self.value_bytes))
         return pa.MapArray.from_arrays(pa.array(offsets), keys, values)
 
@@ -83,12 +91,10 @@ def parse_properties(raw: pa.BinaryArray) -> PropertyTable:
         start, first_separator, end = start[has_both], first_separator[has_both], end[has_both]
     width = len(start) // count if count else 0
     if width and len(start) == width * count and bool((start[::width] == offsets[:-1]).all()):
-        row = np.repeat(np.arange(count, dtype=np.int64), width)
         same = _same_names(data, start.reshape(count, width), (first_separator - start).reshape(count, width))
         if same is not None:
-            codes = np.tile(np.arange(width, dtype=np.int64), count)
             value_start, value_bytes = first_separator + 1, end - first_separator - 1
-            return PropertyTable(count, row, codes, same, data_buffer, value_start, value_bytes, width)
+            return PropertyTable(count, _NONE, _NONE, same, data_buffer, value_start, value_bytes, width)
     # Few rows are sought among many entries, not the other way round: six times fewer searches.
     row = np.repeat(np.arange(count, dtype=np.int64), np.diff(np.searchsorted(start, offsets)))
     codes, names = _coded_names(data_buffer, data, start, first_separator - start)
