@@ -22,8 +22,9 @@ QUEUES = [MessageQueue("Out", "broker-a", number) for number in range(2)]
 class FakeBroker:
     """Takes batches and answers them; `failures` says which answers, by their number, fail after storing nothing."""
 
-    def __init__(self, failures: set[int] | None = None) -> None:
+    def __init__(self, failures: set[int] | None = None, *, is_quick: bool = True) -> None:
         self.failures = failures or set()
+        self.is_quick = is_quick  # has answered before it is asked
         self.stored: dict[MessageQueue, list[bytes]] = {}
         self.on_the_way: dict[int, tuple[MessageQueue, bytes]] = {}
         self.most_on_the_way: dict[MessageQueue, int] = {}
@@ -38,6 +39,9 @@ class FakeBroker:
         now = sum(other == queue for other, _ in self.on_the_way.values())
         self.most_on_the_way[queue] = max(now, self.most_on_the_way.get(queue, 0))
         return PostedBatch(queue, "here", None, self._number)  # type: ignore[arg-type]
+
+    def is_answered(self, _posted: PostedBatch) -> bool:
+        return self.is_quick
 
     def batch_answer(self, posted: PostedBatch) -> RawSent:
         queue, body = self.on_the_way.pop(posted.opaque)
@@ -231,14 +235,37 @@ def test_a_queue_has_one_batch_on_its_way_and_keeps_its_order_when_one_fails() -
         assert bodies == list(range(queue.queue_id, 40, 2))
 
 
-def test_no_batch_is_on_its_way_for_longer_than_the_next_arrow_batch() -> None:
+def test_no_batch_is_on_its_way_for_longer_than_a_few_arrow_batches() -> None:
     """It holds on to the buffer of a whole Arrow batch, also when its queue gets no more rows."""
     broker, settings = FakeBroker(), SinkSettings("x", topic="Out", batch_count=1)
     sender = Sender(broker, settings)  # type: ignore[arg-type]
-    for queue_id in (0, 1, 1):
+    seen = []
+    for queue_id in (0, 1, 1, 1, 1):
         rows = [{"body": b"%d" % queue_id, "queueId": queue_id}]
         sending._add_rows(sender, pa.RecordBatch.from_pylist(rows, schema=PLAIN), settings, "job-", 0)
-        assert [queue.queue_id for queue, _ in broker.on_the_way.values()] == [[0], [0, 1], [1]][broker._number - 1]
+        seen.append([queue.queue_id for queue, _ in broker.on_the_way.values()])
+    assert seen == [[0], [0, 1], [0, 1], [0, 1], [1]]
+
+
+def test_batches_wait_for_a_slow_broker_in_their_order_while_rows_are_taken() -> None:
+    broker, settings = FakeBroker(failures={2}, is_quick=False), SinkSettings("x", topic="Out", batch_count=1)
+    rows = [{"body": b"%d" % number, "queueId": number % 2} for number in range(12)]
+    sender = Sender(broker, settings, sleep=lambda _: None)  # type: ignore[arg-type]
+    sending._add_rows(sender, pa.RecordBatch.from_pylist(rows, schema=PLAIN), settings, "job-", 0)
+    assert broker.stored == {}  # nobody waited for an answer
+    assert broker.most_on_the_way == dict.fromkeys(QUEUES, 1)
+    sender.flush()
+    for queue in QUEUES:
+        bodies = [int(body) for other, _, body, _ in broker.parts() if other == queue]
+        assert bodies == list(range(queue.queue_id, 12, 2))
+
+
+def test_what_waits_for_a_slow_broker_has_a_bound() -> None:
+    broker, settings = FakeBroker(is_quick=False), SinkSettings("x", topic="Out", batch_count=1)
+    rows = [{"body": bytes(1 << 20), "queueId": 0} for _ in range(20)]
+    sender = Sender(broker, settings)  # type: ignore[arg-type]
+    sending._add_rows(sender, pa.RecordBatch.from_pylist(rows, schema=PLAIN), settings, "job-", 0)
+    assert len(broker.stored[QUEUES[0]]) == 4  # one is on its way, and fifteen megabytes wait
 
 
 def test_a_batch_is_tried_again_with_the_same_keys_until_it_is_acknowledged() -> None:

@@ -152,6 +152,19 @@ class RawConnection:
         del self._answers[opaque]
         return found
 
+    def is_answered(self, opaque: int) -> bool:
+        """Whether `answer` would not wait: there is one, or the connection is lost."""
+        if self._answers[opaque] is not None:
+            return True
+        try:
+            self._socket.settimeout(0)
+            self._take(self._socket.recv(RECEIVE_BYTES))
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return False
+        except (OSError, ContrailError):
+            return True  # `answer` says what it is
+        return self._answers[opaque] is not None
+
     @contextlib.contextmanager
     def _translated(self, code: RequestCode, timeout_s: float) -> Iterator[None]:
         try:
@@ -168,7 +181,9 @@ class RawConnection:
         if left_s <= 0:
             raise TimeoutError
         self._socket.settimeout(left_s)
-        data = self._socket.recv(RECEIVE_BYTES)
+        self._take(self._socket.recv(RECEIVE_BYTES))
+
+    def _take(self, data: bytes) -> None:
         if not data:
             raise ConnectionClosedError(self.address, "the peer closed it")
         for command in self._parser.feed(data):
@@ -344,6 +359,10 @@ class QueueReader:
         with self._forgotten(address, connection):
             opaque = connection.post(RequestCode.SEND_BATCH_MESSAGE, ext, body, timeout_s=self._timeout_s)
         return PostedBatch(queue, address, connection, opaque)
+
+    def is_answered(self, posted: PostedBatch) -> bool:
+        """Whether `batch_answer` would not wait."""
+        return posted.connection.is_answered(posted.opaque)
 
     def batch_answer(self, posted: PostedBatch) -> RawSent:
         """Wait until a posted batch is acknowledged. It may have been stored also when this raises."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 BATCH_COUNT: Final = 1000
 _PENDING_BYTES_MAX: Final = 64 * 1024 * 1024  # of all queues together: rows may name thousands of topics
+_WAITING_BYTES_MAX: Final = 16 * 1024 * 1024  # full, behind those that are on their way
+_ROUNDS_MAX: Final = 4  # of Arrow batches, before a batch that is on its way is waited for
 _NO_PLACE: Final = -1  # of a row that names no queue
 _PAUSE_S: Final = 0.2  # before the second try; doubled each time
 
@@ -126,6 +129,13 @@ def make_message(row: dict[str, Any], settings: SinkSettings, dedup_key: str) ->
     return message
 
 
+class _Batch(NamedTuple):
+    """A full batch, which waits for the one before it."""
+
+    pieces: Pieces
+    size_bytes: int
+
+
 class _Posted(NamedTuple):
     """A batch on its way, or why it did not get there."""
 
@@ -146,8 +156,8 @@ class _Pending:
 class Sender:
     """Gathers messages per queue and sends them in batches. Owned by one task.
 
-    A queue has one batch on its way at most, so its messages keep their order also when a batch must be sent again;
-    while it is on its way, the next one is filled, and other queues have theirs.
+    A queue has one batch on its way at most, so its messages keep their order also when a batch must be sent again.
+    Meanwhile the next ones are filled and wait, up to some megabytes, so that Spark can go on making rows.
     """
 
     def __init__(
@@ -156,6 +166,8 @@ class Sender:
         self._client, self._settings, self._sleep = client, settings, sleep
         self._pending: dict[MessageQueue, _Pending] = {}
         self._pending_bytes = 0
+        self._waiting: dict[MessageQueue, deque[_Batch]] = {}
+        self._waiting_bytes = 0
         self._posted: dict[MessageQueue, _Posted] = {}
         self._round = 0
         self._queues: dict[str, list[MessageQueue]] = {}
@@ -184,8 +196,8 @@ class Sender:
     def add_packed(self, batch: pa.RecordBatch, packed: Parts) -> bool:
         """Take the rows of a batch, which `pack_parts` made parts of; False, and nothing is taken, if one has no topic.
 
-        Rows of a queue keep their order. What is on its way are slices of large buffers: none of them outlives the next
-        Arrow batch.
+        Rows of a queue keep their order. What is on its way are slices of large buffers: none outlives a few Arrow
+        batches.
         """
         names = batch.schema.names
         topics = pa.array([self._settings.topic] * len(batch)) if self._settings.topic else batch.column("topic")
@@ -209,7 +221,7 @@ class Sender:
         order = stable_order(groups)
         bounds = np.flatnonzero(np.diff(groups[order], prepend=-1, append=-1)).tolist()
         self._round += 1
-        for queue in [queue for queue, sent in self._posted.items() if sent.round < self._round - 1]:
+        for queue in [queue for queue, sent in self._posted.items() if sent.round <= self._round - _ROUNDS_MAX]:
             self._settle(queue)
         parts = packed.joined(order)
         for begin, end in itertools.pairwise(bounds):
@@ -266,6 +278,9 @@ class Sender:
         """Send what is left and wait for all."""
         for queue in list(self._pending):
             self._send(queue)
+        while self._waiting:
+            for queue in list(self._waiting):
+                self._post_next(queue)
         for queue in list(self._posted):
             self._settle(queue)
 
@@ -297,16 +312,36 @@ class Sender:
         return queues
 
     def _send(self, queue: MessageQueue) -> None:
-        """Put a queue's batch on its way, after the one before it has arrived."""
+        """Put a queue's batch behind those before it, and on its way what need not wait any more."""
         pending = self._pending.pop(queue)
         self._pending_bytes -= pending.size_bytes
+        self._waiting.setdefault(queue, deque()).append(_Batch(pending.pieces, pending.size_bytes))
+        self._waiting_bytes += pending.size_bytes
+        self._turn += 1  # rows that name no queue go on to the next one
+        for other in list(self._waiting):
+            if self._is_free(other):
+                self._post_next(other)
+        while self._waiting_bytes > _WAITING_BYTES_MAX:
+            self._post_next(next(iter(self._waiting)))
+
+    def _is_free(self, queue: MessageQueue) -> bool:
+        """Whether the batch that was on its way has arrived, or was none."""
+        sent = self._posted.get(queue)
+        return sent is None or isinstance(sent.posted, ContrailError) or self._client.is_answered(sent.posted)
+
+    def _post_next(self, queue: MessageQueue) -> None:
+        """Put a queue's oldest batch on its way, after the one before it has arrived."""
         self._settle(queue)
+        batches = self._waiting.pop(queue)
+        batch = batches.popleft()
+        if batches:
+            self._waiting[queue] = batches  # behind the other queues
+        self._waiting_bytes -= batch.size_bytes
         try:
-            posted: PostedBatch | ContrailError = self._post(pending.pieces, queue)
+            posted: PostedBatch | ContrailError = self._post(batch.pieces, queue)
         except ContrailError as exc:
             posted = exc
-        self._posted[queue] = _Posted(pending.pieces, posted, self._round)
-        self._turn += 1  # rows that name no queue go on to the next one
+        self._posted[queue] = _Posted(batch.pieces, posted, self._round)
 
     def _post(self, body: Pieces, queue: MessageQueue) -> PostedBatch:
         # A lost connection drops the routes, also the one by which a topic that is not there yet comes to be.
