@@ -51,6 +51,28 @@ def test_where_a_sockets_path_would_be_too_long_workers_send_over_tcp(tmp_path: 
     assert list(deep.iterdir()) == []
 
 
+def test_where_spark_looks_for_sources_a_process_that_nobody_listens_to_ends_quietly() -> None:
+    """Spark forks it from pyspark.daemon and imports what its lookup_data_sources imports."""
+    program = """
+import importlib, importlib.util, pkgutil, sys, traceback
+main = sys.modules["__main__"]
+main.__spec__ = importlib.util.find_spec("pyspark.daemon")
+for module in pkgutil.iter_modules():
+    if module.name.startswith("pyspark_"):
+        importlib.import_module(module.name)
+for error in (BrokenPipeError("nobody listens"), ValueError("to be told")):
+    try:
+        raise error
+    except Exception:
+        main.traceback.print_exc()
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(contrailmq.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "to be told" in done.stderr
+    assert "nobody listens" not in done.stderr
+
+
 def test_the_home_leads_to_the_installed_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("SPARK_HOME", raising=False)

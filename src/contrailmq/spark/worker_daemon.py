@@ -6,7 +6,8 @@ terminal of whoever runs the session. A worker that nobody listens to any more j
 fails on the other side in any case.
 
 Workers of tasks are forked by this module (`spark.python.daemon.module`). Those that plan a read always come from
-`pyspark.daemon`; they import our sources, which call `end_quietly`.
+`pyspark.daemon`; they import our sources, which call `end_quietly`. So does the one that looks for sources: it imports
+every module named `pyspark_*`, hence `pyspark_contrailmq`.
 """
 
 from __future__ import annotations
