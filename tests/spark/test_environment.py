@@ -17,6 +17,7 @@ import pyspark
 import pytest
 
 import contrailmq
+import contrailmq.spark
 from contrailmq.spark.environment import SparkEnvironmentError, ensure_java, spark_home
 
 
@@ -30,6 +31,13 @@ def test_workers_send_their_rows_over_sockets_that_only_this_user_reaches(spark:
     assert spark.range(10).mapInArrow(lambda batches: batches, "id bigint").count() == 10
     assert any(path.is_socket() for path in folder.iterdir())
     assert folder.stat().st_mode & 0o077 == 0
+
+
+def test_asking_for_the_session_again_leaves_what_was_set_at_its_start(spark: Any) -> None:
+    names = ("spark.python.unix.domain.socket.dir", "spark.driver.extraJavaOptions")
+    before = [spark.conf.get(name) for name in names]
+    contrailmq.spark.session()
+    assert [spark.conf.get(name) for name in names] == before
 
 
 def test_where_a_sockets_path_would_be_too_long_workers_send_over_tcp(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
         is_local = settings["spark.master"].startswith("local[") or settings["spark.master"] == "local"
         _prepare_process(is_local=is_local)
         settings.setdefault("spark.sql.shuffle.partitions", str(max(2, os.cpu_count() or 2)))
-        if is_local:
+        if is_local and not _has_context():
             settings = local_settings() | settings
         else:
             settings.setdefault("spark.executor.extraJavaOptions", ARROW_JAVA_OPTIONS)
@@ -103,6 +103,13 @@ def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
         spark: SparkSession = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def _has_context() -> bool:
+    """Whether Spark runs in this process: what was set at its start stays, and must not look as if it had changed."""
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context is not None
 
 
 def local_settings() -> dict[str, str]:
