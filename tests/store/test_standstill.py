@@ -171,7 +171,7 @@ def test_other_tasks_have_their_turn_when_queues_cannot_be_written(tmp_path: Pat
         store.put(Message("T", b"x"))
         assert store.max_offset("T", 0) == 1  # dispatched: a unit waits to be written
         files.full = "consumequeue"
-        store._housekeeping._is_asked = True  # what persist_soon does, without waking the thread
+        store._housekeeping._asked += 1  # what persist_soon does, without waking the thread
         store._housekeeping.tick()
         assert turns == ["cleaned"]
         assert "No space left" in str(store._housekeeping.error)
@@ -186,7 +186,7 @@ def test_what_could_not_be_persisted_is_tried_again_in_the_next_round(tmp_path: 
         store.put(Message("T", b"x"))
         assert store.max_offset("T", 0) == 1
         files.full = "queues.ledger.new"
-        store._housekeeping._is_asked = True
+        store._housekeeping._asked += 1
         store._housekeeping.tick()
         assert "No space left" in str(store._housekeeping.error)
         files.full = ""

@@ -53,7 +53,7 @@ class Housekeeping:
         self._on_sync_failure = on_sync_failure
         self._bounds = bounds
         self._last_thorough_ms = clock.monotonic_ms()
-        self._is_asked = False  # to persist in the next round
+        self._asked = self._served = 0  # how often to persist soon, and how many of these were served
         self._early_tasks: list[Callable[[], None]] = []
         self._tasks: list[Callable[[], None]] = []
         self._stopping = False
@@ -106,7 +106,7 @@ class Housekeeping:
 
     def persist_soon(self) -> None:
         """Have the thread persist at once: the caller may not wait for a disk."""
-        self._is_asked = True
+        self._asked += 1
         self._wake.set()
 
     def persist(self) -> None:
@@ -131,26 +131,20 @@ class Housekeeping:
 
     def _write_out(self) -> None:
         now_ms = self._clock.monotonic_ms()
-        if self._is_asked or now_ms >= self._last_thorough_ms + self._config.flush_consume_queue_thorough_interval:
-            self._persist_thoroughly()
-            self._last_thorough_ms = now_ms
+        asked = self._asked  # whoever asks from here on is served in the next round
+        is_due = now_ms >= self._last_thorough_ms + self._config.flush_consume_queue_thorough_interval
+        if is_due or asked > self._served:
+            self._queues.settle(self._bounds.queue_bytes)
+            if self._index is not None:
+                self._index.settle()
+            self.persist()
+            self._served, self._last_thorough_ms = asked, now_ms
         else:
             self._queues.write_pending()
             self._queues.batches.write_pending()
             if self._index is not None:
                 self._index.flush_sealed()
             self._checkpoint.flush()
-
-    def _persist_thoroughly(self) -> None:
-        self._is_asked = False  # whoever asks from here on is served in the next round
-        try:
-            self._queues.settle(self._bounds.queue_bytes)
-            if self._index is not None:
-                self._index.settle()
-            self.persist()
-        except BaseException:
-            self._is_asked = True
-            raise
 
     def _run(self) -> None:
         interval_s = self._config.flush_interval_consume_queue / 1000
