@@ -105,7 +105,9 @@ def sites(tmp_path: Path, operation: str, **settings: object) -> range:
     assert good.stored() == good.acknowledged
     count = good.files.counts.get(operation, 0)
     assert count > 0
-    return range(1, count + 1, STRIDE)
+    found = range(1, count + 1, STRIDE)
+    print(f"{operation} {settings.get('flush_disk_type', '')}: {len(found)} of {count} sites")
+    return found
 
 
 @pytest.mark.parametrize("flush_disk_type", ["SYNC_FLUSH", "ASYNC_FLUSH"])
