@@ -87,6 +87,25 @@ def test_a_flipped_extension_hides_no_message(position: int, tmp_path: Path) -> 
     assert found <= {*range(0, 20, 2), *range(5, 10)}  # those of the damaged file may match too often
 
 
+class BitsFilter:
+    """Wants what has a bit set in its map."""
+
+    def match_unit(self, _code: int, ext: object) -> bool:
+        return isinstance(ext, ExtUnit) and ext.bit_map == b"\x01"
+
+    def match_record(self, _record: memoryview) -> bool:
+        return True
+
+
+def test_a_filters_bits_come_from_a_dispatcher_to_the_filter(tmp_path: Path) -> None:
+    with MessageStore(StoreConfig(tmp_path, **EXTENDED)) as store:
+        store.add_dispatcher(lambda arrival: b"\x01" if arrival.queue_offset % 3 == 0 else None)
+        for number in range(9):
+            store.put(Message("T", b"%d" % number))
+        found = [message.queue_offset for message in store.get("T", 0, 0, 32, filter=BitsFilter())]
+    assert found == [0, 3, 6]
+
+
 def test_extension_files_go_with_the_messages(tmp_path: Path) -> None:
     clock = ManualClock(time.time_ns() // 1_000_000)
     with MessageStore(StoreConfig(tmp_path, **EXTENDED), clock=clock) as store:

@@ -64,7 +64,7 @@ class Dispatcher:
         self.stuck_reason: str | None = None  # why the newest call could not go on, if it could not
         self.listeners: list[Callable[[Arrival], None]] = []
         self.watchers: list[tuple[Container[tuple[str, int]], Callable[[Arrival], None]]] = []  # of some queues only
-        self.hooks: list[Callable[[Arrival], None]] = []  # run before the unit is written
+        self.hooks: list[Callable[[Arrival], bytes | None]] = []  # run before the unit is written
         self._log = log
         self._queues = queues
         self._index = index
@@ -166,15 +166,15 @@ class Dispatcher:
             self._index.put_all(chunk)
 
     def _enter_units(self, chunk: list[DispatchFact]) -> None:
-        append, hooks = self._queues.append, self.hooks
+        append, bits = self._queues.append, b""
         for state, offset, size, code, time_ms, queue_offset, _, _, sys_flag, properties, _ in chunk:
-            if hooks:
-                self._announce(hooks, state, queue_offset, code, time_ms, properties)
+            if self.hooks:
+                bits = self._filter_bits(state, queue_offset, code, time_ms, properties)
             if sys_flag & SysFlag.INNER_BATCH and not sys_flag & SysFlag.TRANSACTION_PREPARED:
                 unit = unit_of(offset, size, time_ms, queue_offset, properties)
                 self._queues.append_batch(state.topic, state.queue_id, unit)
             if not sys_flag & IN_NO_QUEUE:
-                append(state.topic, state.queue_id, queue_offset, offset, size, code, time_ms)
+                append(state.topic, state.queue_id, queue_offset, offset, size, code, time_ms, bits)
                 if self._with_light_queues and LIGHT_MARK in properties:
                     for name, light_offset in light_units(state.topic, properties):
                         append(name, LIGHT_QUEUE_ID, light_offset, offset, size, code, time_ms)
@@ -224,7 +224,7 @@ class Dispatcher:
         listeners = [*self.listeners, *(listener for queues, listener in self.watchers if key in queues)]
         properties = encode_properties(facts.properties) if listeners or self.hooks else b""
         state = QueueState(facts.topic, facts.queue_id, 0)
-        self._announce(self.hooks, state, facts.queue_offset, code, facts.store_time_ms, properties)
+        bits = self._filter_bits(state, facts.queue_offset, code, facts.store_time_ms, properties)
         is_batch = bool(facts.sys_flag & SysFlag.INNER_BATCH) or self._queues.batches.holds(facts.topic)
         is_queued = not facts.sys_flag & SysFlag.TRANSACTION_PREPARED and names_directory(facts.topic)
         if is_queued and is_batch:
@@ -239,6 +239,7 @@ class Dispatcher:
                 facts.size_bytes,
                 code,
                 facts.store_time_ms,
+                bits,
             )
             if self._with_light_queues:
                 self._enter_light(facts, code)
@@ -271,6 +272,17 @@ class Dispatcher:
             return True
         _log.error("%s: no message can have offset %d at %d", queue, facts.queue_offset, facts.physical_offset)
         return False
+
+    def _filter_bits(self, state: QueueState, queue_offset: int, code: int, time_ms: int, properties: bytes) -> bytes:
+        """Run the hooks; the filter's bit map that one of them gives, the last one's if several do."""
+        bits = b""
+        arrival = Arrival(state.topic, state.queue_id, queue_offset, code, time_ms, properties)
+        for hook in self.hooks:
+            try:
+                bits = hook(arrival) or bits
+            except Exception:  # noqa: BLE001 - logged and counted, and the store goes on
+                note_listener_error(self._stats, hook)
+        return bits
 
     def _announce(
         self,

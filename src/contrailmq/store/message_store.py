@@ -502,8 +502,9 @@ class MessageStore(StoreReads):
         else:
             self._dispatcher.watchers.append((queues, listener))
 
-    def add_dispatcher(self, hook: Callable[[Arrival], None]) -> None:
-        """Called for each record before its unit is written (filter bit maps, compaction)."""
+    def add_dispatcher(self, hook: Callable[[Arrival], bytes | None]) -> None:
+        """Called for each record before its unit is written; the bytes that it gives, a filter's bit map, go into the
+        unit's extension (enableConsumeQueueExt), where `MessageFilter.match_unit` finds them."""
         self._check_not_closed()
         self._putter.lag_max = 0
         self._dispatcher.hooks.append(hook)
