@@ -235,6 +235,15 @@ def test_offsets_of_the_reference_are_read_with_bare_integer_keys(tmp_path: Path
     assert table.topics_of_group("Golden_cg_retry") == {"GoldenRetry", "%RETRY%Golden_cg_retry"}
 
 
+def test_a_save_that_was_cut_off_between_its_two_names_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    config_files.save(path, config_files.pretty({"a": 1}))
+    (tmp_path / "t.json.bak").hardlink_to(path)  # one file under both names: rename(2) does nothing then
+    config_files.save(path, config_files.pretty({"a": 2}))
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["t.json", "t.json.bak"]
+    assert config_files.load(path, dict) == {"a": 2}
+
+
 def test_saving_keeps_the_previous_version_and_loading_falls_back_to_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -65,6 +65,16 @@ for _ in range(40):
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.endswith(".tmp")] == []
 
 
+def test_a_save_that_was_cut_off_between_its_two_names_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "kvConfig.json"
+    save(path, b'{"configTable":{"n":{"k":"1"}}}')
+    os.link(path, tmp_path / "kvConfig.json.bak")  # one file under both names: rename(2) does nothing then
+    save(path, b'{"configTable":{"n":{"k":"2"}}}')
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["kvConfig.json", "kvConfig.json.bak"]
+    assert load(path).get("n", "k") == "2"
+    assert load(tmp_path / "kvConfig.json.bak").get("n", "k") == "1"
+
+
 def test_a_file_as_java_writes_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "kvConfig.json"
     path.write_text('{\n\t"configTable":{\n\t\t"ORDER_TOPIC_CONFIG":{\n\t\t\t"T":"a:2"\n\t\t}\n\t}\n}')

@@ -185,6 +185,7 @@ def _replace(path: Path, text: str) -> None:
         previous.unlink(missing_ok=True)
         os.link(path, previous)
         os.replace(previous, backup)
+        previous.unlink(missing_ok=True)  # where `.bak` is this very file already, rename(2) leaves both names
     os.replace(fresh, path)
     directory = os.open(path.parent, os.O_RDONLY)
     try:

@@ -158,3 +158,4 @@ def _keep(path: Path) -> None:
         os.replace(path, backup)
         return
     os.replace(second, backup)
+    second.unlink(missing_ok=True)  # where `.bak` is this very file already, rename(2) leaves both names
