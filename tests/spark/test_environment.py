@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pyspark
 import pytest
 
@@ -38,6 +39,23 @@ def test_asking_for_the_session_again_leaves_what_was_set_at_its_start(spark: An
     before = [spark.conf.get(name) for name in names]
     contrailmq.spark.session()
     assert [spark.conf.get(name) for name in names] == before
+
+
+def test_parquet_that_spark_writes_has_no_dictionaries_of_what_does_not_repeat(
+    spark: Any, golden_store: Callable[[str], str], tmp_path: Path
+) -> None:
+    frame = spark.read.format("commitlog").load(golden_store("clean"))
+    frame.coalesce(1).write.parquet(str(tmp_path / "rows"))
+    (path,) = (tmp_path / "rows").glob("*.parquet")
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    found = {(column := group.column(index)).path_in_schema: column for index in range(group.num_columns)}
+    coded = {name for name, column in found.items() if column.has_dictionary_page}
+    counted = {name for name, column in found.items() if column.is_stats_set and column.statistics.has_min_max}
+    assert {"topic", "tags", "queueId", "properties.key_value.key"} <= coded
+    assert coded.isdisjoint({"body", "msgId", "keys", "queueOffset", "physicalOffset", "properties.key_value.value"})
+    assert {"msgId", "queueOffset", "tags"} <= counted
+    assert counted.isdisjoint({"body", "properties.key_value.key", "properties.key_value.value"})
+    assert pq.read_table(path).num_rows == frame.count()
 
 
 def test_where_a_sockets_path_would_be_too_long_workers_send_over_tcp(tmp_path: Path) -> None:

@@ -53,6 +53,17 @@ ARROW_JAVA_OPTIONS: Final = "-Darrow.enable_unsafe_memory_access=true -Darrow.en
 ROWS_JAVA_OPTIONS: Final = f"-XX:+UseSerialGC {ARROW_JAVA_OPTIONS}"
 _SOCKET_PATH_BYTES: Final = 100  # what every Unix takes, for the path of a socket
 _SOCKET_NAME_BYTES: Final = 43  # a dot, a UUID and ".sock", and the slash before it
+# For the Parquet files that Spark writes of our columns, as for the archive's (jobs/parquet_files.py): a dictionary of
+# values that hardly ever repeat is built in vain, and nobody asks for the least body or the greatest property. It is an
+# eighth of the CPU of such a write, and the files are no larger.
+_PARQUET_SETTINGS: Final = {
+    f"spark.hadoop.parquet.{setting}#{column}": "false"
+    for setting, columns in (
+        ("enable.dictionary", ("body", "msgId", "keys", "queueOffset", "physicalOffset", "properties.key_value.value")),
+        ("column.statistics.enabled", ("body", "properties.key_value.key", "properties.key_value.value")),
+    )
+    for column in columns
+}
 _DEFAULTS: Final = {
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
@@ -62,6 +73,7 @@ _DEFAULTS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.log.level": "ERROR",
     "spark.sql.redaction.options.regex": "(?i)url|secret|password|token|accesskey",
+    **_PARQUET_SETTINGS,
 }
 
 
