@@ -17,6 +17,7 @@ from contrailmq.message.errors import MessageError
 from contrailmq.message.properties import PROPERTIES_BYTES_MAX
 
 _HEAD: Final = struct.Struct(">iiiii")
+_HEAD_READ: Final = struct.Struct(">i8xii")  # magic and checksum of a part say nothing
 _I16: Final = struct.Struct(">h")
 _HEAD_BYTES: Final = 20
 assert _HEAD.size == _HEAD_BYTES
@@ -60,7 +61,7 @@ def split_batch(batch: bytes) -> list[BatchPart]:
     while position < end:
         if end - position < BATCH_PART_BYTES_MIN:
             raise _bad_batch(len(parts), f"{end - position} bytes are left, a part needs {BATCH_PART_BYTES_MIN}")
-        size, _, _, flag, body_length = _HEAD.unpack_from(batch, position)
+        size, flag, body_length = _HEAD_READ.unpack_from(batch, position)
         body = position + _HEAD_BYTES
         properties = body + body_length + 2
         if body_length < 0 or properties > end:

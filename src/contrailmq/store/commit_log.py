@@ -35,13 +35,12 @@ from contrailmq.message import (
     encode_host,
     encode_properties,
 )
-from contrailmq.message import tags_code as tags_code_of
 from contrailmq.message.batch import BATCH_PART_BYTES_MIN
 from contrailmq.message.checksum import crc32
 from contrailmq.message.record import HEAD_V4, HEAD_V4_BYTES
 from contrailmq.store.allocation import Allocator
 from contrailmq.store.batch_queue_table import INNER_MARK, inner_count, with_base
-from contrailmq.store.batches import Known, ended, known_of, pack_parts, plain_sizes
+from contrailmq.store.batches import Known, ended, facts_of, known_of, pack_parts, plain_sizes
 from contrailmq.store.clock import Clock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.errors import StoreError
@@ -258,8 +257,7 @@ class CommitLog:
         if is_odd:
             hosts = {"born_host": born_host, "store_host": store_host}
             sizes = [self._size_of(state, part.body, part.properties, **hosts) for part in parts]
-        starts = list(itertools.accumulate(sizes, initial=0))
-        total = starts.pop()
+        total = sum(sizes)
         if total + BLANK_BYTES > self._file_bytes:
             return BatchResult(PutStatus.MESSAGE_ILLEGAL, reason=too_large("a batch", total, self._file_bytes))
         with self.lock:
@@ -270,8 +268,8 @@ class CommitLog:
                 if file is None:
                     refused = self._no_file()
                     return BatchResult(refused.status, reason=refused.reason)
-            offset = file.base + file.wrote
-            offsets = [offset + start for start in starts]
+            offsets = list(itertools.accumulate(sizes, initial=file.base + file.wrote))
+            offsets.pop()  # the end of the last one
             first = state.next_offset
             try:
                 if is_odd:
@@ -294,13 +292,7 @@ class CommitLog:
             state.next_offset = first + len(parts)
             state.put_count += len(parts)
             if len(self.facts) + len(parts) <= FACTS_MAX:
-                self.facts.extend(
-                    (state, offset, size, tags_code_of(tags), now_ms, queue_offset, keys, unique_key, sys_flag,
-                     part.properties, tags)
-                    for queue_offset, (part, (keys, unique_key, tags, _), offset, size) in enumerate(
-                        zip(parts, known, offsets, sizes, strict=True), first
-                    )
-                )  # fmt: skip
+                self.facts.extend(facts_of(parts, known, offsets, sizes, state, first, sys_flag, now_ms))
             self.lock_since_ms = 0
         return BatchResult(_PUT_OK, offsets, total, first, now_ms)
 
@@ -628,30 +620,31 @@ class CommitLog:
         )
 
     def _batch_refusal(
-        self, state: QueueState, parts: Sequence[BatchPart], known: Sequence[Known], sys_flag: int
+        self, state: QueueState, parts: Sequence[BatchPart], known: list[Known], sys_flag: int
     ) -> AppendResult | None:
-        if not parts or sys_flag & 0xC or any(of_part.is_delayed for of_part in known):
+        is_delayed = False
+        for _, _, _, asks_delay, _ in known:
+            is_delayed = is_delayed or asks_delay
+        if not parts or sys_flag & 0xC or is_delayed:
             return self.refusal or AppendResult(
                 PutStatus.MESSAGE_ILLEGAL,
                 reason="a batch holds at least one message, no transaction and no delay: send those one by one",
             )
-        overhead, encoded_bytes = state.overhead_bytes, len(parts) * BATCH_PART_BYTES_MIN
-        is_first, checked_bytes = True, 0
-        for part in parts:
-            size = overhead + len(part.body) + len(part.properties)
+        overhead, encoded_bytes, checked_bytes = state.overhead_bytes, 0, -1
+        for number, (_, body, properties) in enumerate(parts):
+            size = overhead + len(body) + len(properties)
+            encoded_bytes += size - overhead + BATCH_PART_BYTES_MIN
             # What one may, all may that are not larger and break no rule of their own.
             if (
-                is_first
-                or size > checked_bytes
-                or len(part.properties) > PROPERTIES_BYTES_MAX
-                or len(part.body) > self._body_bytes_max
-                or INNER_MARK in part.properties
+                size > checked_bytes
+                or len(properties) > PROPERTIES_BYTES_MAX
+                or len(body) > self._body_bytes_max
+                or known[number].is_inner
             ):
-                refused = self._refused(state, len(part.body), part.properties, size, sys_flag)
+                refused = self._refused(state, len(body), properties, size, sys_flag)
                 if refused is not None:
                     return refused
-                is_first, checked_bytes = False, max(size, checked_bytes)
-            encoded_bytes += size - overhead
+                checked_bytes = max(size, checked_bytes)
         if encoded_bytes > self._body_bytes_max:
             return AppendResult(
                 PutStatus.MESSAGE_ILLEGAL,

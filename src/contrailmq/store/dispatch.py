@@ -187,11 +187,18 @@ class Dispatcher:
 
     def _tell(self, chunk: list[DispatchFact]) -> None:
         listeners, watchers = self.listeners, self.watchers
+        before: QueueState | None = None
+        is_heard = False  # whether anyone listens to the queue of the record before; most records follow one of theirs
         for state, _, _, code, time_ms, queue_offset, _, _, sys_flag, properties, _ in chunk:
-            if sys_flag & SysFlag.TRANSACTION_PREPARED:
+            if state is not before:
+                before, is_heard = state, bool(listeners)
+                for queues, _ in watchers:
+                    is_heard = is_heard or state.key in queues
+            with_light = self._with_light_queues and LIGHT_MARK in properties
+            if sys_flag & SysFlag.TRANSACTION_PREPARED or not (is_heard or with_light):
                 continue
             places = [(state, queue_offset)]
-            if self._with_light_queues and LIGHT_MARK in properties:
+            if with_light:
                 units = light_units(state.topic, properties)
                 places += [(QueueState(name, LIGHT_QUEUE_ID, 0), offset) for name, offset in units]
             for place, offset in places:

@@ -59,7 +59,7 @@ DAMAGED: Final = -2  # in place of a checksum, in the ledger: the next start mak
 _slot_at: Final = _SLOT.unpack_from
 _unit_at: Final = _UNIT.unpack_from
 _put_slot: Final = _SLOT.pack_into
-_put_unit: Final = _UNIT.pack_into
+_pack_unit: Final = _UNIT.pack
 _put_header: Final = _HEADER.pack_into
 
 
@@ -266,6 +266,7 @@ class IndexFile:
         begin, time_ms, seconds = self.begin_time_ms, -1, 0
         used_slots = self.used_slots
         newest: dict[int, int] = {}  # where a slot is -> the number that it gets
+        units: list[bytes] = []
         for key_hash, physical_offset, store_time_ms in items:
             if store_time_ms != time_ms:
                 seconds = min((store_time_ms - begin) // 1000, SECONDS_MAX) if 0 < begin <= store_time_ms else 0
@@ -280,11 +281,12 @@ class IndexFile:
                     previous = 0
                     used_slots += 1
             newest[slot] = number
-            _put_unit(mapping, start + number * UNIT_BYTES, key_hash, physical_offset, seconds, previous)
+            units.append(_pack_unit(key_hash, physical_offset, seconds, previous))
             if number == 1:  # after its own seconds were computed from the end of the file before
                 begin, seconds = store_time_ms, 0
             number += 1
         if number > first:
+            mapping[start + first * UNIT_BYTES : start + number * UNIT_BYTES] = b"".join(units)
             if first == 1:
                 self.begin_offset, self.begin_time_ms = items[0][1], begin
             for slot, newest_number in newest.items():
