@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrailmq.message import Property, decode_properties
+from contrailmq.message import Property, decode_properties, tags_code
+from contrailmq.store import ManualClock, MessageStore, PutStatus, StoreConfig
 from contrailmq.store.batches import known_of
 from contrailmq.store.record import BatchPart
 
-NAMES = [b"UNIQ_KEY", b"TAGS", b"KEYS", b"DELAY", b"MYUNIQ_KEY", b"UNIQ_KEYS", b"a", b""]
+NAMES = [b"UNIQ_KEY", b"TAGS", b"KEYS", b"DELAY", b"INNER_NUM", b"MYUNIQ_KEY", b"UNIQ_KEYS", b"a", b""]
 VALUES = [b"", b"0", b"3", b"x", b"A1", b"UNIQ_KEY", b"\xff", "é".encode()]
 pieces = st.tuples(st.sampled_from(NAMES), st.sampled_from([b"\x01", b""]), st.sampled_from(VALUES)).map(b"".join)
 properties = st.tuples(st.lists(pieces, max_size=5).map(b"\x02".join), st.sampled_from([b"\x02", b""])).map(b"".join)
@@ -26,6 +29,9 @@ def test_known_parts_are_what_decoding_says(strings: list[bytes]) -> None:
     assert [known.is_delayed for known in found] == [
         known.get(Property.DELAY) not in (None, "", "0") for known in expected
     ]
+    # A mark without a value needs a second look as well, which passes it.
+    assert all(known.is_inner for known, of in zip(found, expected, strict=True) if Property.INNER_NUM in of)
+    assert not any(known.is_inner for known, each in zip(found, strings, strict=True) if b"INNER_NUM\x01" not in each)
 
 
 @pytest.mark.parametrize(
@@ -35,3 +41,80 @@ def test_parts_that_differ_in_their_unique_key_alone_keep_their_own(around: tupl
     before, after = around
     parts = [BatchPart(0, b"", before + b"UNIQ_KEY\x01%d\x02" % number + after) for number in range(3)]
     assert [(known.unique_key, known.tags) for known in known_of(parts)] == [("0", "a"), ("1", "a"), ("2", "a")]
+
+
+def store_at(path: Path) -> MessageStore:
+    config = StoreConfig(path, mapped_file_size_commit_log=1 << 20, max_hash_slot_num=64, max_index_num=256)
+    return MessageStore(config, clock=ManualClock())
+
+
+def parts_of_many_kinds() -> list[BatchPart]:
+    texts = [
+        b"UNIQ_KEY\x01%032d\x02KEYS\x01one two\x02TAGS\x01a\x02",
+        b"TAGS\x01b\x02x\x01y\x02UNIQ_KEY\x01%032d\x02",
+        b"KEYS\x01first\x02KEYS\x01last\x02WAIT\x01true\x02UNIQ_KEY\x01%032d\x02",
+        b"n\x01%032d\x02",
+    ]
+    return [BatchPart(number - 3, b"body" * (number + 1), texts[number % 4] % number) for number in range(60)]
+
+
+def test_a_batch_is_stored_as_its_messages_would_be_one_by_one(tmp_path: Path) -> None:
+    parts = parts_of_many_kinds()
+    together, alone = store_at(tmp_path / "together").open(), store_at(tmp_path / "alone").open()
+    result = together.append_batch("T", 1, parts, sys_flag=0, born_time_ms=77, reconsume_times=2)
+    assert (result.status, result.queue_offset) == (PutStatus.PUT_OK, 0)
+    places = []
+    for part in parts:
+        known = decode_properties(part.properties)
+        put = alone.append(
+            "T",
+            1,
+            part.body,
+            part.properties,
+            tags_code=tags_code(known.get(Property.TAGS)),
+            keys=known.get(Property.KEYS),
+            unique_key=known.get(Property.UNIQUE_KEY),
+            tags=known.get(Property.TAGS),
+            flag=part.flag,
+            born_time_ms=77,
+            reconsume_times=2,
+        )
+        places.append(put.physical_offset)
+    assert list(result.physical_offsets) == places
+    for store in (together, alone):
+        assert store.dispatch() == len(parts)
+        store.close()
+    for name in ("commitlog", "consumequeue", "index"):
+        one, other = (
+            {
+                path.name if name != "index" else "": path.read_bytes()
+                for path in (folder / name).rglob("*")
+                if path.is_file()
+            }
+            for folder in (tmp_path / "together", tmp_path / "alone")
+        )
+        assert one == other, name
+        assert one, name
+
+
+def test_a_part_without_its_last_separator_gets_it_and_the_others_stay(tmp_path: Path) -> None:
+    parts = [BatchPart(0, b"1", b"a\x01b"), BatchPart(0, b"2", b""), BatchPart(0, b"3", b"c\x01d\x02")]
+    with store_at(tmp_path) as store:
+        assert store.append_batch("T", 0, parts).status is PutStatus.PUT_OK
+        store.dispatch()
+        found = list(store.get("T", 0, 0))
+        assert [(message.body, message.properties) for message in found] == [
+            (b"1", {"a": "b"}),
+            (b"2", {}),
+            (b"3", {"c": "d"}),
+        ]
+    assert b"a\x01b\x02" in (tmp_path / "commitlog" / f"{0:020d}").read_bytes()
+
+
+@pytest.mark.parametrize("bad", [b"DELAY\x013\x02", b"DELAY\x01x\x02", b"x\x01y\x02INNER_NUM\x012\x02"])
+def test_one_part_that_may_not_be_in_a_batch_keeps_all_out(bad: bytes, tmp_path: Path) -> None:
+    parts = [BatchPart(0, b"1" * 50, b"a\x01b\x02"), BatchPart(0, b"2", bad), BatchPart(0, b"3", b"")]
+    with store_at(tmp_path) as store:
+        assert store.append_batch("T", 0, parts).status is PutStatus.MESSAGE_ILLEGAL
+        assert store.dispatch() == 0
+        assert store.append_batch("T", 0, [parts[0], parts[2]]).queue_offset == 0

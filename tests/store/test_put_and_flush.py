@@ -14,6 +14,7 @@ from contrailmq.message import Message
 from contrailmq.store import Boundary, Drive, Files, ManualClock, MessageStore, PutStatus, StoreConfig
 from contrailmq.store.errors import StoreClosedError
 from contrailmq.store.putting import LAG_MAX
+from contrailmq.store.record import BatchPart
 from contrailmq.store.status import Arrival
 
 BODY = bytes(100)
@@ -58,6 +59,25 @@ def test_whoever_listens_hears_of_a_message_before_its_put_returns(tmp_path: Pat
         assert heard == [0, 1]
         store.put_many([Message("T", BODY)] * 3)
         assert heard == [0, 1, 2, 3, 4]
+
+
+def test_whoever_listens_to_some_queues_hears_of_their_messages_alone_and_may_change_them_meanwhile(
+    tmp_path: Path,
+) -> None:
+    queues, heard = {("T", 0)}, list[tuple[str, int]]()
+
+    def listen(arrival: Arrival) -> None:
+        heard.append((arrival.topic, arrival.queue_offset))
+        if heard == [("T", 0), ("T", 1)]:
+            queues.clear()
+            queues.add(("V", 0))
+
+    with MessageStore(config_at(tmp_path)) as store:
+        store.add_arrival_listener(listen, queues=queues)
+        for topic, count in (("U", 2), ("T", 3), ("U", 1), ("V", 2), ("T", 1)):
+            store.append_batch(topic, 0, [BatchPart(0, BODY, b"")] * count)
+        assert store.dispatch() == 9
+    assert heard == [("T", 0), ("T", 1), ("V", 0), ("V", 1)]
 
 
 def test_what_nobody_reads_is_dispatched_and_written_by_the_next_thorough_round(tmp_path: Path) -> None:

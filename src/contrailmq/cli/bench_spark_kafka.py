@@ -279,6 +279,7 @@ class Bench:
 
 
 def _timed(side: Callable[[], object], meter: CpuMeter) -> Round:
+    os.sync()  # what the case before wrote would go to the disk meanwhile
     cpu_s, began_s = meter.seconds(), time.perf_counter()
     side()
     return Round(time.perf_counter() - began_s, meter.seconds() - cpu_s)

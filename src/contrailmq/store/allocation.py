@@ -29,6 +29,7 @@ from contrailmq.store.errors import StoreError, StoreFullError, StoreIOError
 from contrailmq.store.files import MADV_RANDOM, MADV_WILLNEED, PAGE_BYTES, Files, SyncError
 from contrailmq.store.mapped_file import MappedFile
 from contrailmq.store.mapped_file_queue import MappedFileQueue
+from contrailmq.store.waking import Wake
 from contrailmq.store.write_buffer_pool import WriteBufferPool
 
 _log = logging.getLogger(__name__)
@@ -66,9 +67,13 @@ class Allocator:
         self._log_files = log_files
         self._pool = pool
         self._on_sync_failure = on_sync_failure
-        self._is_awaited = threading.Event()  # a put needs the file that is being made
+        self._is_awaited = False  # a put needs the file that is being made
+        self._hurry = Wake()
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
+        self._lock = (
+            threading.Lock()
+        )  # guards the three below; itself in each `with`, because of interrupts (waking.py)
+        self._changed = threading.Condition(self._lock)
         self._asked: set[int] = set()
         self._ready: dict[int, MappedFile] = {}
         self._failed: dict[int, StoreError] = {}
@@ -81,7 +86,7 @@ class Allocator:
     def stop(self) -> None:
         """End the worker and remove the files that were made but not used."""
         if self._thread is not None:
-            self._is_awaited.set()
+            self._hasten()
             self._tasks.put(None)
             self._thread.join()
             self._thread = None
@@ -91,7 +96,7 @@ class Allocator:
 
     def prepare(self, base: int) -> None:
         """Have the file of this base made, unless that was asked before."""
-        with self._changed:
+        with self._lock:
             if base in self._asked or base in self._ready:
                 return
             self._asked.add(base)
@@ -104,22 +109,26 @@ class Allocator:
         Raises StoreFullError or StoreIOError. A failure is not remembered: the next call tries again, so the store
         goes on by itself when there is space.
         """
-        with self._changed:
+        with self._lock:
             if base in self._failed:
                 del self._failed[base]
         self.prepare(base)
-        self._is_awaited.set()
-        with self._changed:
+        self._hasten()
+        with self._lock:
             self._changed.wait_for(lambda: base in self._ready or base in self._failed, TAKE_TIMEOUT_S)
             file = self._ready.pop(base, None)
             failure = self._failed.pop(base, None)
-        self._is_awaited.clear()
+        self._is_awaited = False
         if file is None:
             path = self._log_files.path_of(base)
             timeout = OSError(errno.ETIMEDOUT, f"the next file was not ready within {TAKE_TIMEOUT_S:.0f} s")
             raise failure or StoreIOError("allocate", path, timeout)
         self.prepare(file.end)
         return file
+
+    def _hasten(self) -> None:
+        self._is_awaited = True
+        self._hurry.set()
 
     def prefault_ahead(self, file: MappedFile, position: int) -> int:
         """Have pages after `position` faulted in by the worker; the position at which to call again."""
@@ -147,7 +156,7 @@ class Allocator:
                 self._on_sync_failure(str(failure))
         except StoreError as exc:
             failure = exc
-        with self._changed:
+        with self._lock:
             self._asked.discard(base)
             if file is not None:
                 self._ready[base] = file
@@ -185,7 +194,8 @@ class Allocator:
             started = time.monotonic()
             self._files.pwrite(descriptor, memoryview(_PRE_WRITE_CHUNK)[: size_bytes - position], position)
             self._files.sync(descriptor)
-            self._is_awaited.wait((time.monotonic() - started) * PRE_WRITE_PAUSE_RATIO)
+            if not self._is_awaited:
+                self._hurry.wait((time.monotonic() - started) * PRE_WRITE_PAUSE_RATIO)
 
     def _tune(self, file: MappedFile) -> None:
         if not self._config.data_read_ahead_enable:

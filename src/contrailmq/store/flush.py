@@ -34,6 +34,7 @@ from typing import Final
 from contrailmq.store.clock import Clock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.mapped_file_queue import MappedFileQueue
+from contrailmq.store.waking import Sleepers, Wake
 from contrailmq.store.write_buffer_pool import WriteBufferPool
 
 _log = logging.getLogger(__name__)
@@ -77,15 +78,14 @@ class LogFlusher:
         self._committer = committer
         self._listeners: list[Callable[[int], None]] = []
         self._lock = threading.Lock()  # guards the six below
-        self._over = threading.Condition(self._lock)  # a flush is
         self._is_flushing = False
         self._waiting = 0  # requests that no flush covers yet, not even the one that runs
         self._released = 0  # requests that the last flush covered
         self._flush_s = 0.0  # how long it took
-        self._sleeping = 0  # threads that wait for the flush that runs
+        self._sleepers = Sleepers()  # until the flush that runs is over
         self._gathering = 0  # how many requests the leader waits for; 0 when it does not
-        self._gathered = threading.Event()  # they have come
-        self._wake = threading.Event()
+        self._gathered = Wake()  # they have come
+        self._wake = Wake()
         self._stopping = False
         self._worker: threading.Thread | None = None
         self._last_thorough_ms = clock.monotonic_ms()
@@ -132,43 +132,37 @@ class LogFlusher:
                 self._gathered.set()
         while True:
             with self._lock:
-                while self._is_flushing and self._files.flushed_where < offset:
-                    now = time.monotonic()
-                    deadline = deadline or now + timeout_s
-                    if now >= deadline:
-                        return False
-                    self._sleep(deadline - now)
                 if self._files.flushed_where >= offset:
                     return True
-                if self.failure is not None:
+                over = self._sleepers.enter() if self._is_flushing else None
+                if over is None and self.failure is not None:
                     raise FlushFailedError(self.failure)
-            if self._lead(0, gathers=True) is Led.IN_VAIN:
+            if over is not None:
+                now = time.monotonic()
+                deadline = deadline or now + timeout_s
+                if now >= deadline:
+                    return False
+                over.wait(deadline - now)
+            elif self._lead(0, gathers=True) is Led.IN_VAIN:
                 return self._files.flushed_where >= offset  # nothing was left to flush
 
     def flush(self, least_pages: int = 0) -> bool:
         """Flush now; True when the durable offset grew."""
         while True:
             with self._lock:
-                while self._is_flushing:
-                    self._sleep(None)
+                over = self._sleepers.enter() if self._is_flushing else None
+            if over is not None:
+                over.wait()
+                continue
             led = self._lead(least_pages, gathers=False)
             if led is not Led.NOT:
                 return led is Led.ON
-
-    def _sleep(self, timeout_s: float | None) -> None:
-        """Until the flush that runs is over."""
-        self._sleeping += 1
-        try:
-            self._over.wait(timeout_s)
-        finally:
-            self._sleeping -= 1
 
     def _lead(self, least_pages: int, *, gathers: bool) -> Led:
         """Run one flush, if none runs.
 
         An interrupt (Ctrl-C, a signal handler that raises) may end this at any point, and must leave no lock and no
-        flag behind: hence the flag before the `try` ends, the lock itself instead of the condition in each `with`, and
-        the loop at the end.
+        flag behind: hence the flag before the `try` ends, plain locks (waking.py), and the loop at the end.
         """
         leads, covered = False, 0
         try:
@@ -177,8 +171,7 @@ class LogFlusher:
                     return Led.NOT
                 leads = self._is_flushing = True
                 if gathers and self._waiting < self._released:
-                    self._gathering = self._released
-                    self._gathered.clear()
+                    self._gathering, self._gathered = self._released, Wake()
             if self._gathering:
                 by_count_s = self._released * GATHER_S_EACH if self._released >= GATHER_MANY else 0.0
                 self._gathered.wait(min(max(self._flush_s, by_count_s), GATHER_S_MAX))
@@ -196,8 +189,7 @@ class LogFlusher:
                         self._released = covered
                         self._gathering = 0
                         self._is_flushing = False
-                        if self._sleeping:
-                            self._over.notify_all()
+                        self._sleepers.wake_all()
                         leads = False
                 except BaseException as exc:  # noqa: BLE001  raised below
                     interrupt = exc
@@ -239,7 +231,6 @@ class LogFlusher:
         interval_s = self._config.flush_interval_commit_log / 1000
         while not self._stopping:
             self._wake.wait(interval_s)
-            self._wake.clear()
             try:
                 self.flush(self._pages_due())
             except FlushFailedError:
@@ -278,7 +269,7 @@ class LogCommitter:
         self._on_commit = on_commit
         self._on_failure = on_failure
         self._turn = threading.Lock()
-        self._wake = threading.Event()
+        self._wake = Wake()
         self._stopping = False
         self._worker: threading.Thread | None = None
         self._last_commit_ms = clock.monotonic_ms()
@@ -325,4 +316,3 @@ class LogCommitter:
                 self._last_commit_ms = self._clock.monotonic_ms()
                 self._on_commit()
             self._wake.wait(interval_s)
-            self._wake.clear()

@@ -24,6 +24,7 @@ from contrailmq.store.files import Files, SyncError
 from contrailmq.store.index import IndexService
 from contrailmq.store.mapped_file_queue import MappedFileQueue
 from contrailmq.store.queue_ledger import take_ledger, write_ledger
+from contrailmq.store.waking import Wake
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Housekeeping:
         self._early_tasks: list[Callable[[], None]] = []
         self._tasks: list[Callable[[], None]] = []
         self._stopping = False
-        self._wake = threading.Event()
+        self._wake = Wake()
         self._thread: threading.Thread | None = None
         self._turn = threading.Lock()
         self.error: str | None = None  # why the newest round could not finish, if it could not
@@ -150,7 +151,6 @@ class Housekeeping:
         interval_s = self._config.flush_interval_consume_queue / 1000
         while True:
             self._wake.wait(interval_s)
-            self._wake.clear()
             if self._stopping:
                 return
             self.tick()
