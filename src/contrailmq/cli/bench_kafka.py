@@ -150,8 +150,8 @@ class KafkaBroker:
         config = self._folder / "server.properties"
         port = self.address.rpartition(":")[2]
         config.write_text(_SERVER.format(port=port, controller=_free_port(), folder=self._folder))
-        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        _run([*self._java, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config)])
+        cluster = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")  # one in 64 begins with a dash
+        _run([*self._java, "kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(config)])
         with open(self._folder / "server.out", "wb") as output:
             self._process = subprocess.Popen([*self._java, "kafka.Kafka", str(config)], stdout=output, stderr=output)
         return self
