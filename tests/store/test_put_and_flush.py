@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from interrupts import interrupted
 
 from contrailmq.message import Message
 from contrailmq.store import Boundary, Drive, Files, ManualClock, MessageStore, PutStatus, StoreConfig
@@ -166,25 +165,14 @@ def test_writers_that_come_while_a_flush_runs_share_the_next_one(tmp_path: Path)
 @pytest.mark.parametrize("pool", [False, True])
 def test_a_store_goes_on_after_interrupts_in_the_middle_of_puts(pool: bool, tmp_path: Path) -> None:
     """Ctrl-C at random moments of puts that wait for their flush: another thread's put goes through after each."""
-    source, interrupts = random.Random(7), 0
-    settings = config_at(tmp_path, flush_disk_type="SYNC_FLUSH", transient_store_pool_enable=pool)
+    settings, interrupts = config_at(tmp_path, flush_disk_type="SYNC_FLUSH", transient_store_pool_enable=pool), 0
     store = MessageStore(settings).open()
-    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        for _ in range(300):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, source.uniform(1e-6, 1e-3))
-                while True:
-                    store.put(Message("T", BODY))
-            except KeyboardInterrupt:
-                interrupts += 1
-            other = threading.Thread(target=store.put, args=(Message("U", BODY),), daemon=True)
-            other.start()
-            other.join(30)
-            assert not other.is_alive()  # a close would wait as well: no `with` around this
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
+    for _ in interrupted(lambda: store.put(Message("T", BODY)), rounds=300, longest_s=1e-3, seed=7):
+        interrupts += 1
+        other = threading.Thread(target=store.put, args=(Message("U", BODY),), daemon=True)
+        other.start()
+        other.join(30)
+        assert not other.is_alive()  # a close would wait as well: no `with` around this
     assert store.max_offset("U", 0) == interrupts == 300
     store.close()
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random
-import signal
 import threading
+
+from interrupts import interrupted
 
 from contrailmq.store.waking import Sleepers, Wake
 
@@ -39,22 +39,16 @@ def test_all_who_entered_are_woken_and_those_who_come_later_are_not() -> None:
 
 def test_an_interrupt_leaves_nothing_locked() -> None:
     """`threading.Event` in its place is left locked after some hundreds of these."""
-    source, wake, interrupts = random.Random(5), Wake(), 0
-    handler = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        for _ in range(2000):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, source.uniform(1e-6, 2e-4))
-                while True:
-                    wake.set()
-                    wake.wait(0)
-            except KeyboardInterrupt:
-                interrupts += 1
-            other = threading.Thread(target=wake.set, daemon=True)
-            other.start()
-            other.join(30)
-            assert not other.is_alive()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, handler)
+    wake, interrupts = Wake(), 0
+
+    def work() -> None:
+        wake.set()
+        wake.wait(0)
+
+    for _ in interrupted(work, rounds=2000, longest_s=2e-4, seed=5):
+        interrupts += 1
+        other = threading.Thread(target=wake.set, daemon=True)
+        other.start()
+        other.join(30)
+        assert not other.is_alive()
     assert interrupts == 2000

@@ -70,9 +70,7 @@ class Allocator:
         self._is_awaited = False  # a put needs the file that is being made
         self._hurry = Wake()
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = (
-            threading.Lock()
-        )  # guards the three below; itself in each `with`, because of interrupts (waking.py)
+        self._lock = threading.Lock()  # guards the three below; plain in each `with`, for interrupts (waking.py)
         self._changed = threading.Condition(self._lock)
         self._asked: set[int] = set()
         self._ready: dict[int, MappedFile] = {}
