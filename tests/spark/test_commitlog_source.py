@@ -38,6 +38,26 @@ def test_spark_reads_every_row_of_a_store(spark: Any, golden_store: Callable[[st
     assert frame.count() == len(java)
 
 
+def test_only_what_a_message_may_lack_is_nullable_and_a_given_schema_may_say_less(
+    spark: Any, golden_store: Callable[[str], str]
+) -> None:
+    store = golden_store("clean")
+    frame = spark.read.format("commitlog").load(store)
+    assert [field.name for field in frame.schema.fields if field.nullable] == ["brokerName", "tags", "keys"]
+    loose = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in frame.schema.fields)
+    same = spark.read.format("commitlog").schema(loose).load(store)
+    assert all(field.nullable for field in same.schema.fields)
+    assert rows_by_place(same) == rows_by_place(frame)
+    with pytest.raises(Exception, match="NOT NULL of tags, which may be null"):
+        spark.read.format("commitlog").schema("tags string NOT NULL").option("columns", "tags").load(store).count()
+    kafka = spark.read.format("commitlog").option("columnStyle", "kafka").load(store)
+    assert all(field.nullable for field in kafka.schema.fields)  # as the connector has them
+
+
+def rows_by_place(frame: Any) -> list[Any]:
+    return sorted(frame.collect(), key=lambda row: row["physicalOffset"])
+
+
 def test_filters_and_aggregates_on_one_load_do_not_disturb_each_other(
     spark: Any, golden_store: Callable[[str], str]
 ) -> None:

@@ -25,7 +25,7 @@ from contrailmq.spark.columns import View, choose_view
 from contrailmq.spark.decode import Decoder, Selection
 from contrailmq.spark.dispatched import Dispatcher
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
-from contrailmq.spark.property_table import only_slice, parse_properties
+from contrailmq.spark.property_table import AlikeProperties, PropertyTable, only_slice, parse_properties
 from contrailmq.spark.scan import BadStretch, CorruptLogError, Range, scan_buffer
 from contrailmq.spark.store_files import confirmed_end, log_files
 from contrailmq.spark.topic_plan import QueueRange, _decoded, split_records
@@ -253,6 +253,45 @@ def test_rows_of_one_producer_are_parsed_by_their_places() -> None:
     raw = [encode_properties({"TAGS": "t", "CONTRAIL_DEDUP_KEY": "k", "UNIQ_KEY": "u", "WAIT": "true"})] * 3
     assert parse_properties(pa.array(raw, pa.binary())).width == 4
     assert parse_properties(pa.array([*raw, b""], pa.binary())).width == 0
+
+
+ALIKE = encode_properties({"KEYS": "order-7", "UNIQ_KEY": "0A01", "TAGS": "paid"})
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, len(ALIKE) - 1), st.sampled_from(b"\x00\x01\x02xyK\xc3\xa9")), max_size=3)
+    ),
+    st.booleans(),
+)
+@settings(max_examples=300, deadline=None)
+def test_rows_of_one_length_parse_the_same_whatever_byte_differs(
+    changes: list[list[tuple[int, int]]], cut: bool
+) -> None:
+    """Bytes of names, values and separators are changed: some blocks are matrices, others must not be taken for one."""
+    rows = []
+    for changed in changes:
+        row = bytearray(ALIKE[:-1] if cut else ALIKE)
+        for at, byte in changed:
+            row[min(at, len(row) - 1)] = byte
+        rows.append(bytes(row))
+    table = parse_properties(pa.array(rows, pa.binary()))
+    expected = [decode_properties(row) for row in rows]
+    assert [dict(row) for row in table.maps().to_pylist()] == expected
+    for name in ("KEYS", "UNIQ_KEY", "TAGS", "none"):
+        assert table.column(name).to_pylist() == [row.get(name) for row in expected]
+
+
+def test_rows_whose_values_alone_differ_are_a_matrix() -> None:
+    rows = [ALIKE, ALIKE.replace(b"order-7", b"order-8"), ALIKE.replace(b"paid", "né!".encode())]
+    assert isinstance(parse_properties(pa.array(rows, pa.binary())), AlikeProperties)
+    for other in (
+        b"",
+        ALIKE + b"a\x01b\x02",
+        ALIKE.replace(b"KEYS", b"KEYT"),
+        ALIKE.replace(b"order-7", b"order\x027"),
+    ):
+        assert isinstance(parse_properties(pa.array([*rows, other], pa.binary())), PropertyTable)
 
 
 def make_log(random_state: random.Random, count: int) -> tuple[bytes, int]:

@@ -28,7 +28,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from contrailmq.spark.columns import OptionError, check_column_names, choose_view
+from contrailmq.spark.columns import OptionError, choose_view
 from contrailmq.spark.decode import QueueKey, Selection
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
 from contrailmq.spark.options import (
@@ -192,7 +192,7 @@ class CommitLogSource(DataSource):  # type: ignore[misc]
         settings = parse_settings(self._options)
         if emits_portions(self._options, settings.view):
             raise OptionError("emit=portions is for streams (archive_stream): leave it out")
-        check_column_names(schema.names, settings.view)
+        settings = replace(settings, view=settings.view.fitted(schema))
         return CommitLogReader(self._options.required("path"), settings, self._options.number("minPartitions", 0))
 
     def streamReader(self, schema: StructType) -> CommitLogStreamReader:
@@ -200,7 +200,7 @@ class CommitLogSource(DataSource):  # type: ignore[misc]
         settings = parse_settings(self._options)
         emits = emits_portions(self._options, settings.view)
         if not emits:
-            check_column_names(schema.names, settings.view)
+            settings = replace(settings, view=settings.view.fitted(schema))
         return CommitLogStreamReader(
             self._options.required("path"),
             settings,

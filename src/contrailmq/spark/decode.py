@@ -35,7 +35,7 @@ from contrailmq.message import (
 )
 from contrailmq.spark.columns import View, styled
 from contrailmq.spark.property_table import (
-    PropertyTable,
+    Properties,
     map_values,
     only_slice,
     parse_properties,
@@ -90,7 +90,7 @@ class Decoder:
         kept = self._kept(block)
         if not kept.all():
             block = _Block(records.select(kept))
-        columns = [self._column(field.name, block, broker_name).cast(field.type) for field in self._schema]
+        columns = [self._column(field.name, block, broker_name) for field in self._schema]
         return styled(pa.RecordBatch.from_arrays(columns, schema=self._schema), self.view)
 
     def _kept(self, block: _Block) -> Mask:
@@ -176,9 +176,9 @@ class Decoder:
             case "storeTimestamp":
                 return _times(records.store_time_ms)
             case "bornHost":
-                return block.hosts(*records.born_hosts())
+                return block.hosts(records.born_word, *records.born_hosts())
             case "storeHost":
-                return block.hosts(*records.store_hosts())
+                return block.hosts(records.store_word, *records.store_hosts())
             case _:
                 assert name == "reconsumeTimes", name
                 return pa.array(records.reconsume_times.astype(np.int32))
@@ -208,7 +208,7 @@ class _Block:
         self.buffer = pa.py_buffer(records.data)
         self._topics: _Names | None = None
         self._raw: pa.BinaryArray | None = None
-        self._properties: PropertyTable | None = None
+        self._properties: Properties | None = None
         self._parked: Mask | None = None
 
     def topics(self) -> _Names:
@@ -227,7 +227,7 @@ class _Block:
             self._raw = take_slices(self.buffer, self.records.properties_start, self.records.properties_bytes)
         return self._raw
 
-    def properties(self) -> PropertyTable:
+    def properties(self) -> Properties:
         if self._properties is None:
             self._properties = parse_properties(self.raw_properties())
         return self._properties
@@ -249,18 +249,16 @@ class _Block:
             bodies[row] = decompress(bodies[row], sys_flags[row])
         return pa.array(bodies, pa.binary())
 
-    def hosts(self, start: Int, size: Int) -> pa.StringArray:
-        only = only_slice(self.records.data, start, size)
-        if only is not None:  # one producer, one broker
-            return pa.repeat(pa.scalar(str(decode_host(only)), pa.string()), len(start))
-        if len(size) and int(size.max()) == _HOST_V4_BYTES:  # as one number each: a fifth of the time
-            words = np.ndarray((len(self.records.data) - 7,), dtype="<i8", buffer=self.records.data, strides=(1,))[
-                start
-            ]
-            encoded = pa.array(words).dictionary_encode()
-            raws = [word.to_bytes(_HOST_V4_BYTES, "little", signed=True) for word in encoded.dictionary.to_pylist()]
-            return pa.array([str(decode_host(raw)) for raw in raws], pa.string()).take(encoded.indices)
-        return map_values(take_slices(self.buffer, start, size), lambda raw: str(decode_host(raw)))
+    def hosts(self, words: Int, start: Int, size: Int) -> pa.StringArray:
+        """Hosts as texts: of their words where all are IPv4, else of the bytes at `start`."""
+        if not self.records.has_only_v4():
+            return map_values(take_slices(self.buffer, start, size), lambda raw: str(decode_host(raw)))
+        if len(words) and (words == words[0]).all():  # one producer, one broker
+            return pa.repeat(pa.scalar(_host_text(int(words[0])), pa.string()), len(words))
+        encoded = pa.array(words).dictionary_encode()
+        return pa.array([_host_text(word) for word in encoded.dictionary.to_pylist()], pa.string()).take(
+            encoded.indices
+        )
 
     def message_ids(self) -> pa.StringArray:
         """The unique id that the sender knows, or the offset id where it gave none."""
@@ -328,6 +326,10 @@ def _inner_records(stored: bytes) -> list[bytes]:
     ]
 
 
+def _host_text(word: int) -> str:
+    return str(decode_host(word.to_bytes(_HOST_V4_BYTES, "little", signed=True)))
+
+
 def _is_queued(records: Records) -> Mask:
     """Whether a record has a place in a consume queue: not prepared, not rolled back."""
     kind = records.sys_flag & SysFlag.TRANSACTION_MASK
@@ -340,4 +342,4 @@ def _true_where(mask: pa.BooleanArray) -> Mask:
 
 
 def _times(milliseconds: Int) -> pa.TimestampArray:
-    return pa.array(milliseconds * 1000).cast(pa.timestamp("us", tz="UTC"))
+    return pa.array(milliseconds * 1000).view(pa.timestamp("us", tz="UTC"))

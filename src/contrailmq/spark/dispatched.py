@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from contrailmq.message import Property, SysFlag, SystemTopic, java_hash, tags_code
-from contrailmq.spark.property_table import PropertyTable, parse_properties, take_slices, text_column
+from contrailmq.spark.property_table import Properties, parse_properties, take_slices, text_column
 from contrailmq.spark.records import Int, Mask, Records, stable_order
 from contrailmq.store.index import TAG_KIND
 
@@ -86,7 +86,7 @@ class Dispatcher:
     def _units(
         self,
         records: Records,
-        table: PropertyTable,
+        table: Properties,
         names: list[str],
         codes: Int,
         tag_texts: pa.DictionaryArray,
@@ -142,7 +142,7 @@ def _tags_codes(encoded: pa.DictionaryArray) -> Int:
 
 def _entries(
     records: Records,
-    table: PropertyTable,
+    table: Properties,
     names: list[str],
     codes: Int,
     tags: pa.DictionaryArray,

@@ -90,6 +90,8 @@ class Records:
     properties_start: Int
     properties_bytes: Int
     sound: Mask  # the parts add up to the size
+    born_word: Int  # the eight bytes of an IPv4 host and its port as a little-endian number, where has_only_v4
+    store_word: Int
 
     def __len__(self) -> int:
         return len(self.position)
@@ -107,6 +109,9 @@ class Records:
         """Start and length of each store host (IP and port)."""
         start, born_bytes = self.born_hosts()
         return start + born_bytes + 8, _host_bytes(self.sys_flag, SysFlag.STORE_HOST_V6)
+
+    def has_only_v4(self) -> bool:
+        return not (self.sys_flag & (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)).any()
 
     def bad_bodies(self) -> Mask:
         """Rows whose body does not have the CRC that the record states. Java checks no empty body, nor do we."""
@@ -165,12 +170,13 @@ def stable_order(values: Int | npt.NDArray[np.uint32]) -> Int:
 
 
 def _gather_headers(data: Bytes, position: Int) -> dict[str, Int]:
-    """The integer fields of every header. Rows whose header is cut off by the end of the data come out with size 0."""
+    """The fields of every header. Rows whose header is cut off by the end of the data come out with size 0."""
     if len(position) and int(position[-1]) + _LAYOUTS[3].itemsize > len(data):
         # The widest shape must have room behind the last row: a short tail is copied with zeros after it.
         data, position = _with_room(data, position)
     rows = _take_items(data, position, _LAYOUTS[0])
     found = {name: rows[name].astype(np.int64) for name in _INTEGERS}
+    found["born_word"], found["store_word"] = (rows[name].view("<i8") for name in ("born_host", "store_host"))
     shape = (found["sys_flag"] >> 4) & 3
     if shape.any():
         for number in (1, 2, 3):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,7 +29,7 @@ from contrailmq.client.errors import BrokerNotFoundError, NoRouteError
 from contrailmq.client.raw import QueueReader
 from contrailmq.message import MessageQueue
 from contrailmq.spark.access import PREFIX, Access, parse_access
-from contrailmq.spark.columns import OptionError, check_column_names, choose_view
+from contrailmq.spark.columns import OptionError, choose_view
 from contrailmq.spark.options import EARLIEST, LATEST, Options, check_offsets, check_times, parse_offsets
 from contrailmq.spark.portions import EMIT_OPTION, PORTION_DDL, emits_portions, pack_portion
 from contrailmq.spark.sending import SinkSettings
@@ -218,14 +219,14 @@ class RocketMQSource(DataSource):  # type: ignore[misc]
         settings = parse_settings(self._options, is_stream=False)
         if emits_portions(self._options, settings.view):
             raise OptionError("emit=portions is for streams (archive_stream): leave it out")
-        check_column_names(schema.names, settings.view)
+        settings = replace(settings, view=settings.view.fitted(schema))
         return RocketMQReader(settings, **self._shape())
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:
         settings = parse_settings(self._options, is_stream=True)
         emits = emits_portions(self._options, settings.view)
         if not emits:
-            check_column_names(schema.names, settings.view)
+            settings = replace(settings, view=settings.view.fitted(schema))
         return RocketMQStreamReader(
             settings,
             **self._shape(),

@@ -110,8 +110,8 @@ def _split(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
 
 
 def archived_schema() -> pa.Schema:
-    """The columns inside an archive's files."""
-    return View(ARCHIVE_COLUMNS).arrow_schema()
+    """The columns inside an archive's files; of older ones each may be null."""
+    return View(ARCHIVE_COLUMNS, required=frozenset()).arrow_schema()
 
 
 def read_rows(path: str, topic: str) -> pa.Table:

@@ -31,7 +31,7 @@ from contrailmq.client.raw import QueueReader
 from contrailmq.client.sync_admin import Admin
 from contrailmq.message import RESERVED_PROPERTIES, Property, dlq_topic
 from contrailmq.spark.access import access_of
-from contrailmq.spark.columns import OptionError
+from contrailmq.spark.columns import OptionError, View
 from contrailmq.spark.decode import Selection
 from contrailmq.spark.engine import Engine, LocalEngine, Progress
 from contrailmq.spark.jobs.manifest import Manifest
@@ -199,7 +199,7 @@ def _archived_rows(source: str, selection: Selection, share: Share) -> Iterator[
             groups.setdefault((file.topic, file.date), []).append(str(Path(source, file.path)))
     for (topic, _), paths in sorted(groups.items()):
         batches = [share.keep(batch) for path in paths for batch in read_rows(path, topic).to_batches()]
-        table = pa.Table.from_batches(batches, schema=LogSettings().view.arrow_schema())
+        table = pa.Table.from_batches(batches, schema=View(required=frozenset()).arrow_schema())
         table = table.sort_by([("queueId", "ascending"), ("queueOffset", "ascending")])
         yield from table.filter(_within(table, topic, selection)).to_pylist()
 
