@@ -241,6 +241,7 @@ class Bench:
             Case("files -> archive", 2.5, "parquet", lambda: archive(self.store, self.fresh(), engine)),
             Case("files, AvailableNow -> noop", 1.0, "stream", lambda: self.stream_noop(stream())),
             Case("files, AvailableNow, ten columns -> noop", 1.0, "stream", lambda: self.stream_noop(ten())),
+            Case("files, AvailableNow, without properties -> noop", 1.0, "stream", lambda: self.stream_noop(bare())),
             Case("files, AvailableNow -> Parquet", 1.0, "stream parquet", lambda: parquet(stream())),
             Case("files, AvailableNow, ten columns -> Parquet", 1.0, "stream parquet", lambda: parquet(ten())),
             Case("files, AvailableNow, without properties -> Parquet", 1.0, "stream parquet", lambda: parquet(bare())),

@@ -176,9 +176,9 @@ class Decoder:
             case "storeTimestamp":
                 return _times(records.store_time_ms)
             case "bornHost":
-                return block.hosts(records.born_word, *records.born_hosts())
+                return block.hosts(records.born_word, records.born_hosts)
             case "storeHost":
-                return block.hosts(records.store_word, *records.store_hosts())
+                return block.hosts(records.store_word, records.store_hosts)
             case _:
                 assert name == "reconsumeTimes", name
                 return pa.array(records.reconsume_times.astype(np.int32))
@@ -249,10 +249,10 @@ class _Block:
             bodies[row] = decompress(bodies[row], sys_flags[row])
         return pa.array(bodies, pa.binary())
 
-    def hosts(self, words: Int, start: Int, size: Int) -> pa.StringArray:
-        """Hosts as texts: of their words where all are IPv4, else of the bytes at `start`."""
+    def hosts(self, words: Int, places: Callable[[], tuple[Int, Int]]) -> pa.StringArray:
+        """Hosts as texts: of their words where all are IPv4, else of the bytes at their places."""
         if not self.records.has_only_v4():
-            return map_values(take_slices(self.buffer, start, size), lambda raw: str(decode_host(raw)))
+            return map_values(take_slices(self.buffer, *places()), lambda raw: str(decode_host(raw)))
         if len(words) and (words == words[0]).all():  # one producer, one broker
             return pa.repeat(pa.scalar(_host_text(int(words[0])), pa.string()), len(words))
         encoded = pa.array(words).dictionary_encode()
@@ -263,9 +263,9 @@ class _Block:
     def message_ids(self) -> pa.StringArray:
         """The unique id that the sender knows, or the offset id where it gave none."""
         unique = self.properties().column(Property.UNIQUE_KEY)
-        missing = unique.is_null()
-        if not pc.any(missing).as_py():
+        if not unique.null_count:
             return unique
+        missing = unique.is_null()
         rows = np.flatnonzero(_true_where(missing))
         offset_ids = self._offset_ids(rows)
         return pc.replace_with_mask(unique, missing, offset_ids)

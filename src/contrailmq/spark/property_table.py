@@ -68,7 +68,7 @@ class PropertyTable:
     def maps(self) -> pa.MapArray:
         """All properties as a map column."""
         if self.width:
-            offsets = np.arange(self.row_count + 1, dtype=np.int32) * np.int32(self.width)
+            offsets = _tiled_offsets([self.width], self.row_count)
             keys = _repeated(self.names.to_pylist(), self.row_count)
         else:
             offsets = np.zeros(self.row_count + 1, dtype=np.int32)
@@ -104,7 +104,7 @@ class AlikeProperties:
 
     def maps(self) -> pa.MapArray:
         """All properties as a map column."""
-        offsets = np.arange(len(self.rows) + 1, dtype=np.int32) * np.int32(self.width)
+        offsets = _tiled_offsets([self.width], len(self.rows))
         values = np.concatenate([self.rows[:, place] for place in self.places], axis=1)
         texts = self._texts(values, [place.stop - place.start for place in self.places])
         return pa.MapArray.from_arrays(pa.array(offsets), _repeated(self.names, len(self.rows)), texts)
@@ -142,15 +142,18 @@ def _parse_alike(data: Bytes, offsets: Int) -> AlikeProperties | None:
         return None  # a piece without a name or without a value
     raw_names = [rows[0, start:separator].tobytes() for start, separator in zip(starts, separators, strict=True)]
     names = [name.decode("utf-8", "replace") for name in raw_names]
-    places = [slice(int(separator) + 1, int(end)) for separator, end in zip(separators, ends, strict=True)]
-    outside = np.full(row_bytes, 0xFF, dtype=np.uint8)
-    for place in places:
-        outside[place] = 0
-    first = rows[0] & outside
-    if len(set(names)) < len(names) or not ((rows & outside) == first).all():
+    if len(set(names)) < len(names):
         return None
-    if np.count_nonzero((rows - np.uint8(1)) < 2) != len(rows) * np.count_nonzero((first - np.uint8(1)) < 2):
-        return None  # a separator in a value
+    places = [slice(int(separator) + 1, int(end)) for separator, end in zip(separators, ends, strict=True)]
+    ends_before, starts_after = [0, *(place.stop for place in places)], [*(place.start for place in places), row_bytes]
+    between = [slice(*columns) for columns in zip(ends_before, starts_after, strict=True)]
+    if not all((rows[:, columns] == rows[0, columns]).all() for columns in between):
+        return None
+    octets = rows.reshape(-1) - np.uint8(1)
+    is_separator = np.less(octets, 2, out=octets.view(np.bool_))  # in its own place: fresh memory costs as much again
+    expected = sum(np.count_nonzero(is_separator[columns]) for columns in between)
+    if np.count_nonzero(is_separator) != len(rows) * expected:
+        return None  # one in a value
     return AlikeProperties(rows, names, places, is_ascii=int(rows.max()) < 0x80)
 
 
@@ -297,9 +300,10 @@ def _is_same(data: Bytes, start: Int, mask: np.uint64) -> bool:
 
 def _take_equal_slices(data: pa.Buffer, start: Int, size: int) -> pa.BinaryArray:
     overlapping = np.ndarray((data.size - size + 1,), dtype=f"V{size}", buffer=data, strides=(1,))
-    ends = np.arange(0, (len(start) + 1) * size, size, dtype=np.int32)
     values = pa.py_buffer(overlapping[start].view(np.uint8))
-    return pa.Array.from_buffers(pa.binary(), len(start), [None, pa.py_buffer(ends), values])
+    return pa.Array.from_buffers(
+        pa.binary(), len(start), [None, pa.py_buffer(_tiled_offsets([size], len(start))), values]
+    )
 
 
 def _repeated(texts: list[str], count: int) -> pa.StringArray:
@@ -312,6 +316,8 @@ def _repeated(texts: list[str], count: int) -> pa.StringArray:
 
 def _tiled_offsets(sizes: list[int], count: int) -> npt.NDArray[np.int32]:
     """Arrow's offsets of values of these sizes, `count` times over."""
+    if len(sizes) == 1:
+        return np.arange(0, (count + 1) * sizes[0], sizes[0], dtype=np.int32)
     ends = np.cumsum(sizes, dtype=np.int32)
     offsets = np.zeros(len(sizes) * count + 1, dtype=np.int32)
     np.add(np.arange(count, dtype=np.int32)[:, None] * ends[-1], ends, out=offsets[1:].reshape(count, -1))

@@ -29,6 +29,7 @@ Mask = npt.NDArray[np.bool_]
 RECORD_BYTES_MIN: Final = 91  # V1, both hosts IPv4, no body, no topic, no properties
 _HOST_V4_BYTES: Final = 8
 _HOST_V6_BYTES: Final = 20
+_V6_BITS: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
 
 
 def _layout(*, born_bytes: int, store_bytes: int) -> np.dtype[np.void]:
@@ -111,7 +112,7 @@ class Records:
         return start + born_bytes + 8, _host_bytes(self.sys_flag, SysFlag.STORE_HOST_V6)
 
     def has_only_v4(self) -> bool:
-        return not (self.sys_flag & (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)).any()
+        return not (self.sys_flag & _V6_BITS).any()
 
     def bad_bodies(self) -> Mask:
         """Rows whose body does not have the CRC that the record states. Java checks no empty body, nor do we."""
@@ -126,12 +127,11 @@ def gather(data: Bytes, position: Int) -> Records:
     """Read the headers of the records that start at `position` (ascending). Every position needs 48 bytes of room."""
     found = _gather_headers(data, position)
     size = found["size"]
-    sys_flag = found["sys_flag"]
-    header_bytes = (
-        72 + _host_bytes(sys_flag, SysFlag.BORN_HOST_V6) + _host_bytes(sys_flag, SysFlag.STORE_HOST_V6)
-    )  # up to and with the body length
+    hosts_bytes: Int | int = 2 * _HOST_V4_BYTES
+    if (found["sys_flag"] & _V6_BITS).any():
+        hosts_bytes = sum(_host_bytes(found["sys_flag"], bit) for bit in (SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6))
     end = position + size
-    body_start = position + header_bytes
+    body_start = position + 72 + hosts_bytes
     body_end = body_start + found["body_bytes"]
     is_long = found["magic"] == MAGIC_V2
     sound = (found["body_bytes"] >= 0) & (size >= RECORD_BYTES_MIN) & (end <= len(data))
