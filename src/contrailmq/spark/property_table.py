@@ -11,7 +11,7 @@ strided slices. Any other block takes the general way, which searches the first 
 messages of one kind of producer, which puts the same names in the same order into each (`width` names): then a name's
 entries are every `width`-th one, and names are compared with those of the first row instead of being numbered. Where
 values are of one length each besides, as ids are, rows are the rows of a matrix and each value is some of its columns:
-nothing is sought in any row but the first (`AlikeProperties`, an eighth of the time).
+nothing is sought in any row but the first (`AlikeProperties`, half the time).
 """
 
 from __future__ import annotations
