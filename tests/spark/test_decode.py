@@ -25,8 +25,9 @@ from contrailmq.spark.columns import View, choose_view
 from contrailmq.spark.decode import Decoder, Selection
 from contrailmq.spark.dispatched import Dispatcher
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
-from contrailmq.spark.property_table import AlikeProperties, PropertyTable, only_slice, parse_properties
+from contrailmq.spark.property_table import AlikeProperties, PropertyTable, parse_properties
 from contrailmq.spark.scan import BadStretch, CorruptLogError, Range, scan_buffer
+from contrailmq.spark.slices import only_slice
 from contrailmq.spark.store_files import confirmed_end, log_files
 from contrailmq.spark.topic_plan import QueueRange, _decoded, split_records
 from contrailmq.store import MessageStore, StoreConfig

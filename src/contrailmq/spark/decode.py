@@ -34,15 +34,9 @@ from contrailmq.message import (
     is_system_topic,
 )
 from contrailmq.spark.columns import View, styled
-from contrailmq.spark.property_table import (
-    Properties,
-    map_values,
-    only_slice,
-    parse_properties,
-    take_slices,
-    text_column,
-)
+from contrailmq.spark.property_table import Properties, parse_properties
 from contrailmq.spark.records import Int, Mask, Records, gather
+from contrailmq.spark.slices import map_values, only_slice, take_slices, text_column
 from contrailmq.store.record import decode_record, encode_record, unwrap_inner_batch
 
 # Topics whose records carry the topic and queue they are meant for as properties.

@@ -21,8 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from contrailmq.message import Property, SysFlag, SystemTopic, java_hash, tags_code
-from contrailmq.spark.property_table import Properties, parse_properties, take_slices, text_column
+from contrailmq.spark.property_table import Properties, parse_properties
 from contrailmq.spark.records import Int, Mask, Records, stable_order
+from contrailmq.spark.slices import take_slices, text_column
 from contrailmq.store.index import TAG_KIND
 
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"  # RocketMQ's messageDelayLevel

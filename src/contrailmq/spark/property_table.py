@@ -16,7 +16,6 @@ nothing is sought in any row but the first (`AlikeProperties`, half the time).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,11 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from contrailmq.spark.records import Bytes, Int, Mask
+from contrailmq.spark.slices import LOW_BYTES, WORD_BYTES, repeated, take_slices, text_column, tiled_offsets
 
 _NONE: Final = np.empty(0, dtype=np.int64)
-_WORD_BYTES: Final = 8
-_EQUAL_BYTES_MAX: Final = 64  # from where on Arrow copies faster
-_LOW_BYTES: Final = np.array([(1 << (8 * size)) - 1 for size in range(_WORD_BYTES + 1)], dtype=np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +65,8 @@ class PropertyTable:
     def maps(self) -> pa.MapArray:
         """All properties as a map column."""
         if self.width:
-            offsets = _tiled_offsets([self.width], self.row_count)
-            keys = _repeated(self.names.to_pylist(), self.row_count)
+            offsets = tiled_offsets([self.width], self.row_count)
+            keys = repeated(self.names.to_pylist(), self.row_count)
         else:
             offsets = np.zeros(self.row_count + 1, dtype=np.int32)
             np.cumsum(np.bincount(self.row, minlength=self.row_count), out=offsets[1:])
@@ -104,14 +101,14 @@ class AlikeProperties:
 
     def maps(self) -> pa.MapArray:
         """All properties as a map column."""
-        offsets = _tiled_offsets([self.width], len(self.rows))
+        offsets = tiled_offsets([self.width], len(self.rows))
         values = np.concatenate([self.rows[:, place] for place in self.places], axis=1)
         texts = self._texts(values, [place.stop - place.start for place in self.places])
-        return pa.MapArray.from_arrays(pa.array(offsets), _repeated(self.names, len(self.rows)), texts)
+        return pa.MapArray.from_arrays(pa.array(offsets), repeated(self.names, len(self.rows)), texts)
 
     def _texts(self, values: npt.NDArray[np.uint8], sizes: list[int]) -> pa.StringArray:
         """Texts of these sizes out of each row of `values`."""
-        ends = _tiled_offsets(sizes, len(values))
+        ends = tiled_offsets(sizes, len(values))
         kind = pa.string() if self.is_ascii else pa.binary()
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(values).reshape(-1))]
         texts = pa.Array.from_buffers(kind, len(ends) - 1, buffers)
@@ -182,13 +179,13 @@ def _parse_mixed(data_buffer: pa.Buffer, data: Bytes, offsets: Int) -> PropertyT
 def _same_names(data: Bytes, start: Int, size: Int) -> pa.StringArray | None:
     """The names of the first row if every row has just these, each once; else None. Compared eight bytes at a time."""
     firsts = size[0].tolist()
-    read_to = start[-1] + (size[0] + _WORD_BYTES - 1) // _WORD_BYTES * _WORD_BYTES
+    read_to = start[-1] + (size[0] + WORD_BYTES - 1) // WORD_BYTES * WORD_BYTES
     if int(read_to.max()) > len(data) or not (size == size[0]).all():
         return None
-    words = np.ndarray((len(data) - _WORD_BYTES + 1,), dtype="<u8", buffer=data, strides=(1,))
+    words = np.ndarray((len(data) - WORD_BYTES + 1,), dtype="<u8", buffer=data, strides=(1,))
     for column, name_bytes in enumerate(firsts):
-        for at in range(0, name_bytes, _WORD_BYTES):
-            found = words[start[:, column] + at] & _LOW_BYTES[min(_WORD_BYTES, name_bytes - at)]
+        for at in range(0, name_bytes, WORD_BYTES):
+            found = words[start[:, column] + at] & LOW_BYTES[min(WORD_BYTES, name_bytes - at)]
             if not (found == found[0]).all():
                 return None
     raw = [bytes(data[begin : begin + name_bytes]) for begin, name_bytes in zip(start[0].tolist(), firsts, strict=True)]
@@ -202,11 +199,11 @@ def _coded_names(buffer: pa.Buffer, data: Bytes, start: Int, size: Int) -> tuple
     Most names have eight bytes at most (TAGS, KEYS, WAIT, CLUSTER, UNIQ_KEY): such a name is taken as one integer, a
     third of the time of copying it as text. A block with a longer one is done as text.
     """
-    is_short = len(size) > 0 and int(size.max()) <= _WORD_BYTES and int(start[-1]) + _WORD_BYTES <= len(data)
+    is_short = len(size) > 0 and int(size.max()) <= WORD_BYTES and int(start[-1]) + WORD_BYTES <= len(data)
     if is_short and data[start + size - 1].all():  # a zero at the end would make two names one
-        words = np.ndarray((len(data) - _WORD_BYTES + 1,), dtype="<u8", buffer=data, strides=(1,))[start]
-        numbers = pa.array((words & _LOW_BYTES[size]).view(np.int64)).dictionary_encode()
-        raw = [number.to_bytes(_WORD_BYTES, "little", signed=True) for number in numbers.dictionary.to_pylist()]
+        words = np.ndarray((len(data) - WORD_BYTES + 1,), dtype="<u8", buffer=data, strides=(1,))[start]
+        numbers = pa.array((words & LOW_BYTES[size]).view(np.int64)).dictionary_encode()
+        raw = [number.to_bytes(WORD_BYTES, "little", signed=True) for number in numbers.dictionary.to_pylist()]
         names = [name.rstrip(b"\0").decode("utf-8", "replace") for name in raw]
         if len(set(names)) == len(names):  # two that are no UTF-8 may look the same
             return numbers.indices.to_numpy().astype(np.int64), pa.array(names, pa.string())
@@ -256,96 +253,3 @@ def _last_of_equal_names(row: Int, codes: Int, name_count: int) -> Mask | None:
     kept = np.zeros(len(pair), dtype=np.bool_)
     kept[len(pair) - 1 - last_from_behind] = True
     return kept
-
-
-def take_slices(data: pa.Buffer, start: Int, size: Int) -> pa.BinaryArray:
-    """Copy n slices of a buffer (ascending, not overlapping, below 2 GiB) into one binary column.
-
-    The buffer is described as values and the gaps between them, both by offsets alone, and Arrow takes the values:
-    nothing is touched per row in Python. Values of a kilobyte and more go 2 to 3 times faster as views, and values that
-    all have the same size, as ids and most tags have, twice as fast as items of a NumPy array.
-    """
-    count = len(start)
-    if count == 0:
-        return pa.array([], pa.binary())
-    least = int(size.min())
-    if 0 < least == int(size.max()) <= _EQUAL_BYTES_MAX:
-        return _take_equal_slices(data, start, least)
-    if least > 12 and int(size.sum()) >= 512 * count:
-        return _take_long_slices(data, start, size)
-    offsets = np.empty(2 * count, dtype=np.int32)
-    offsets[0::2] = start
-    offsets[1::2] = start + size
-    both = pa.Array.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), data])
-    return both.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int64)))
-
-
-def only_slice(data: Bytes, start: Int, size: Int) -> bytes | None:
-    """The value that all of n slices have, when they have the same one; else None. Eight bytes are read at least."""
-    if not len(start) or int(start[-1]) + _WORD_BYTES > len(data) or not (size == size[0]).all():
-        return None
-    size_bytes = int(size[0])
-    if size_bytes < _WORD_BYTES:
-        return bytes(data[start[0] : start[0] + size_bytes]) if _is_same(data, start, _LOW_BYTES[size_bytes]) else None
-    for at in (*range(0, size_bytes - _WORD_BYTES, _WORD_BYTES), size_bytes - _WORD_BYTES):
-        if not _is_same(data, start + at, _LOW_BYTES[_WORD_BYTES]):
-            return None
-    return bytes(data[start[0] : start[0] + size_bytes])
-
-
-def _is_same(data: Bytes, start: Int, mask: np.uint64) -> bool:
-    words = np.ndarray((len(data) - _WORD_BYTES + 1,), dtype="<u8", buffer=data, strides=(1,))[start]
-    return not ((words ^ words[0]) & mask).any()
-
-
-def _take_equal_slices(data: pa.Buffer, start: Int, size: int) -> pa.BinaryArray:
-    overlapping = np.ndarray((data.size - size + 1,), dtype=f"V{size}", buffer=data, strides=(1,))
-    values = pa.py_buffer(overlapping[start].view(np.uint8))
-    return pa.Array.from_buffers(
-        pa.binary(), len(start), [None, pa.py_buffer(_tiled_offsets([size], len(start))), values]
-    )
-
-
-def _repeated(texts: list[str], count: int) -> pa.StringArray:
-    """The same few texts `count` times over: their bytes are laid out once and tiled."""
-    octets = [text.encode() for text in texts]
-    offsets = _tiled_offsets([len(text) for text in octets], count)
-    data = np.tile(np.frombuffer(b"".join(octets), dtype=np.uint8), count)
-    return pa.Array.from_buffers(pa.string(), len(octets) * count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
-
-
-def _tiled_offsets(sizes: list[int], count: int) -> npt.NDArray[np.int32]:
-    """Arrow's offsets of values of these sizes, `count` times over."""
-    if len(sizes) == 1:
-        return np.arange(0, (count + 1) * sizes[0], sizes[0], dtype=np.int32)
-    ends = np.cumsum(sizes, dtype=np.int32)
-    offsets = np.zeros(len(sizes) * count + 1, dtype=np.int32)
-    np.add(np.arange(count, dtype=np.int32)[:, None] * ends[-1], ends, out=offsets[1:].reshape(count, -1))
-    return offsets
-
-
-_VIEW = np.dtype([("size", "<i4"), ("prefix", "V4"), ("buffer", "<i4"), ("offset", "<i4")])
-
-
-def _take_long_slices(data: pa.Buffer, start: Int, size: Int) -> pa.BinaryArray:
-    views = np.zeros(len(start), dtype=_VIEW)
-    octets = np.frombuffer(data, dtype=np.uint8)
-    fours = np.ndarray((len(octets) - 3,), dtype="V4", buffer=octets, strides=(1,))
-    views["size"], views["offset"], views["prefix"] = size, start, fours[start]
-    array = pa.Array.from_buffers(pa.binary_view(), len(start), [None, pa.py_buffer(views), data])
-    return array.cast(pa.binary())
-
-
-def text_column(raw: pa.BinaryArray) -> pa.StringArray:
-    """Bytes as text; what is not UTF-8 shows replacement characters, as Java's decoder shows it."""
-    try:
-        return raw.cast(pa.string())
-    except pa.ArrowInvalid:
-        return map_values(raw, lambda value: value.decode("utf-8", "replace"))
-
-
-def map_values(raw: pa.BinaryArray, text_of: Callable[[bytes], str]) -> pa.StringArray:
-    """A text for each value, made in Python once for each distinct one."""
-    encoded = raw.dictionary_encode()
-    texts = pa.array([text_of(value) for value in encoded.dictionary.to_pylist()], pa.string())
-    return texts.take(encoded.indices)

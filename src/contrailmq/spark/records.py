@@ -131,7 +131,7 @@ def gather(data: Bytes, position: Int) -> Records:
     if (found["sys_flag"] & _V6_BITS).any():
         hosts_bytes = sum(_host_bytes(found["sys_flag"], bit) for bit in (SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6))
     end = position + size
-    body_start = position + 72 + hosts_bytes
+    body_start = position + 72 + hosts_bytes  # behind the body's length
     body_end = body_start + found["body_bytes"]
     is_long = found["magic"] == MAGIC_V2
     sound = (found["body_bytes"] >= 0) & (size >= RECORD_BYTES_MIN) & (end <= len(data))
