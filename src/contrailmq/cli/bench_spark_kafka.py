@@ -7,7 +7,9 @@ Every case runs twice unmeasured and then in `rounds` rounds, the sides taking t
 compiles as it likes, which a short job of ours would not let it do; it is busy with that for several rounds.
 
 Kafka's connector gives seven columns, and ours seventeen: cases are measured with all of them, with all but the map of
-properties, with ten (Kafka's and tags, ids, birth time and the map) and with Kafka's own.
+properties, with ten (Kafka's and tags, ids, birth time and the map) and with Kafka's own. What a message of ours has
+as properties, one of Kafka's has as headers, which its connector leaves out unless asked: a case that gives the map is
+held against Kafka's reading with the same five headers, and its line also tells the ratio to the one without.
 
 `compare` is the caller's half: brokers, log, a child process. `main` is the child's.
 """
@@ -32,6 +34,7 @@ from contrailmq.cli.bench_spark import CpuMeter, write_log
 from contrailmq.message import ContrailError
 
 _TOPIC: Final = "Orders"  # the one that write_log fills
+_TOPIC_WITH_HEADERS: Final = "OrdersWithHeaders"
 _METADATA: Final = "topic,queueId,queueOffset,physicalOffset,storeTimestamp"
 _TEN_COLUMNS: Final = "topic,queueId,queueOffset,storeTimestamp,bornTimestamp,msgId,tags,keys,body,properties"
 _KAFKAS_COLUMNS: Final = "keys,body,topic,queueId,queueOffset,storeTimestamp"
@@ -47,6 +50,7 @@ class Case(NamedTuple):
     kafka: str  # the name of Kafka's side: several cases may share one
     ours: Callable[[], object]
     share: int = 1
+    without_headers: str | None = None  # the name of Kafka's side that does the same with less
 
 
 class Round(NamedTuple):
@@ -171,10 +175,11 @@ class Bench:
         given = {"nameServer": self.order["namesrv"], "subscribe": _TOPIC, "startingOffsets": "earliest"}
         return reader.format("rocketmq").options(**given, **options).load()
 
-    def kafka(self, *, is_stream: bool = False) -> Any:
+    def kafka(self, *, is_stream: bool = False, has_headers: bool = False) -> Any:
         reader = self.spark.readStream if is_stream else self.spark.read
-        given = {"kafka.bootstrap.servers": self.order["kafka"], "subscribe": _TOPIC, "startingOffsets": "earliest"}
-        return reader.format("kafka").options(**given).load()
+        topic = _TOPIC_WITH_HEADERS if has_headers else _TOPIC
+        given = {"kafka.bootstrap.servers": self.order["kafka"], "subscribe": topic, "startingOffsets": "earliest"}
+        return reader.format("kafka").options(**given, includeHeaders=has_headers).load()
 
     # --- writes
     def send_ours(self, topic: str, store: str) -> None:
@@ -184,7 +189,17 @@ class Bench:
 
     def send_kafka(self, topic: str, store: str) -> None:
         rows = self.log(store=store, columns="queueId,keys,body")
-        rows = rows.selectExpr("keys as key", "body as value", "queueId as partition")
+        self._to_kafka(topic, rows.selectExpr("keys as key", "body as value", "queueId as partition"))
+
+    def send_kafka_headers(self) -> None:
+        """The log's messages with their properties as headers."""
+        header = "struct(e.key as key, cast(e.value as binary) as value)"
+        headers = f"transform(map_entries(properties), e -> {header}) as headers"
+        rows = self.log(columns="queueId,keys,body,properties")
+        rows = rows.selectExpr("keys as key", "body as value", "queueId as partition", headers)
+        self._to_kafka(_TOPIC_WITH_HEADERS, rows)
+
+    def _to_kafka(self, topic: str, rows: Any) -> None:
         writer = rows.write.format("kafka").option("kafka.bootstrap.servers", self.order["kafka"])
         writer.option("topic", topic).mode("append").save()
 
@@ -196,17 +211,27 @@ class Bench:
         remove_old(rebuild(self.store, SparkEngine(self.spark)))
         self.send_ours(_TOPIC, self.store)
         self.send_kafka(_TOPIC, self.store)
-        counts = {"log": self.log().count(), "topic": self.topic().count(), "Kafka": self.kafka().count()}
+        self.send_kafka_headers()
+        counts = {
+            "log": self.log().count(),
+            "topic": self.topic().count(),
+            "Kafka": self.kafka().count(),
+            "Kafka, with headers": self.kafka(has_headers=True).where("size(headers) = 5").count(),
+        }
         if set(counts.values()) != {self.count}:
             raise ContrailError(f"the sides do not hold the same {self.count} messages: {counts}")
 
     # --- the table
     def kafka_sides(self) -> dict[str, Callable[[], object]]:
+        kafka = self.kafka
         return {
-            "read": lambda: self.noop(self.kafka()),
-            "parquet": lambda: self.parquet(self.kafka()),
-            "stream": lambda: self.stream_noop(self.kafka(is_stream=True)),
-            "stream parquet": lambda: self.stream_parquet(self.kafka(is_stream=True)),
+            "read": lambda: self.noop(kafka()),
+            "read, headers": lambda: self.noop(kafka(has_headers=True)),
+            "parquet": lambda: self.parquet(kafka()),
+            "stream": lambda: self.stream_noop(kafka(is_stream=True)),
+            "stream, headers": lambda: self.stream_noop(kafka(is_stream=True, has_headers=True)),
+            "stream parquet": lambda: self.stream_parquet(kafka(is_stream=True)),
+            "stream parquet, headers": lambda: self.stream_parquet(kafka(is_stream=True, has_headers=True)),
             "write": lambda: self.send_kafka("Out", self.order["written"]),
         }
 
@@ -215,16 +240,10 @@ class Bench:
         from contrailmq.spark.jobs.archive import archive
 
         engine, log, topic = SparkEngine(self.spark), self.log, self.topic
-        noop, stream, parquet = self.noop, self.log_stream, self.stream_parquet
+        noop, stream_noop, parquet = self.noop, self.stream_noop, self.stream_parquet
 
-        def alike() -> Any:
-            return stream(columns=_KAFKAS_COLUMNS)
-
-        def ten() -> Any:
-            return stream(columns=_TEN_COLUMNS)
-
-        def bare() -> Any:
-            return stream(properties="none")
+        def stream(columns: str | None = None, **options: str) -> Any:
+            return self.log_stream(**options if columns is None else {**options, "columns": columns})
 
         def write() -> None:
             self.send_ours("Out", self.order["written"])
@@ -232,25 +251,33 @@ class Bench:
         def count_by_queue() -> None:
             log(columns=_METADATA).groupBy("queueId").count().collect()
 
+        def with_map(name: str, target: float, kafka: str, ours: Callable[[], object]) -> Case:
+            return Case(name, target, f"{kafka}, headers", ours, without_headers=kafka)
+
+        ten, alike = _TEN_COLUMNS, _KAFKAS_COLUMNS
         return [
-            Case("files, all columns -> noop", 1.5, "read", lambda: noop(log())),
-            Case("files, ten columns -> noop", 1.5, "read", lambda: noop(log(columns=_TEN_COLUMNS))),
+            with_map("files, all columns -> noop", 1.5, "read", lambda: noop(log())),
+            with_map("files, ten columns -> noop", 1.5, "read", lambda: noop(log(columns=ten))),
             Case("files, without properties -> noop", 1.5, "read", lambda: noop(log(properties="none"))),
-            Case("files, Kafka's columns -> noop", None, "read", lambda: noop(log(columns=_KAFKAS_COLUMNS))),
+            Case("files, Kafka's columns -> noop", None, "read", lambda: noop(log(columns=alike))),
             Case("files, metadata -> count", 4.0, "read", count_by_queue),
             Case("files -> archive", 2.5, "parquet", lambda: archive(self.store, self.fresh(), engine)),
-            Case("files, AvailableNow -> noop", 1.0, "stream", lambda: self.stream_noop(stream())),
-            Case("files, AvailableNow, ten columns -> noop", 1.0, "stream", lambda: self.stream_noop(ten())),
-            Case("files, AvailableNow, without properties -> noop", 1.0, "stream", lambda: self.stream_noop(bare())),
-            Case("files, AvailableNow -> Parquet", 1.0, "stream parquet", lambda: parquet(stream())),
-            Case("files, AvailableNow, ten columns -> Parquet", 1.0, "stream parquet", lambda: parquet(ten())),
-            Case("files, AvailableNow, without properties -> Parquet", 1.0, "stream parquet", lambda: parquet(bare())),
+            with_map("files, AvailableNow -> noop", 1.0, "stream", lambda: stream_noop(stream())),
+            with_map("files, AvailableNow, ten columns -> noop", 1.0, "stream", lambda: stream_noop(stream(ten))),
+            Case("files, AvailableNow, without properties -> noop", 1.0, "stream",
+                 lambda: stream_noop(stream(properties="none"))),
+            Case("files, AvailableNow, Kafka's columns -> noop", None, "stream", lambda: stream_noop(stream(alike))),
+            with_map("files, AvailableNow -> Parquet", 1.0, "stream parquet", lambda: parquet(stream())),
+            with_map("files, AvailableNow, ten columns -> Parquet", 1.0, "stream parquet",
+                     lambda: parquet(stream(ten))),
+            Case("files, AvailableNow, without properties -> Parquet", 1.0, "stream parquet",
+                 lambda: parquet(stream(properties="none"))),
+            Case("files, AvailableNow, Kafka's columns -> Parquet", None, "stream parquet",
+                 lambda: parquet(stream(alike))),
             Case("files, AvailableNow -> archive", 1.5, "stream parquet", self.stream_archive),
-            Case("files, AvailableNow, Kafka's columns -> noop", None, "stream", lambda: self.stream_noop(alike())),
-            Case("files, AvailableNow, Kafka's columns -> Parquet", None, "stream parquet", lambda: parquet(alike())),
             Case("broker, all columns -> noop", 0.7, "read", lambda: noop(topic())),
-            Case("broker, Kafka's columns -> noop", None, "read", lambda: noop(topic(columns=_KAFKAS_COLUMNS))),
-            Case("broker, AvailableNow -> noop", None, "stream", lambda: self.stream_noop(topic(is_stream=True))),
+            Case("broker, Kafka's columns -> noop", None, "read", lambda: noop(topic(columns=alike))),
+            Case("broker, AvailableNow -> noop", None, "stream", lambda: stream_noop(topic(is_stream=True))),
             Case("write, acknowledged", 0.7, "write", write, _WRITTEN_SHARE),
         ]  # fmt: skip
 
@@ -263,9 +290,10 @@ class Bench:
                 measured = set()
                 for case in cases:
                     sides = [(case.name, case.ours)]
-                    if case.kafka not in measured:
-                        measured.add(case.kafka)
-                        sides.insert(number % 2, (f"kafka {case.kafka}", kafka[case.kafka]))
+                    for other in (case.kafka, case.without_headers):
+                        if other is not None and other not in measured:
+                            measured.add(other)
+                            sides.insert(len(sides) if number % 2 else 0, (f"kafka {other}", kafka[other]))
                     for name, side in sides:
                         round_ = _timed(side, meter)
                         print(
@@ -296,9 +324,11 @@ def _line(case: Case, count: int, took: dict[str, list[Round]]) -> str:
     ours, kafka = median(case.name), median(f"kafka {case.kafka}")
     ratio = kafka.seconds / ours.seconds
     target = "" if case.target is None else f", target {case.target}: {'met' if ratio >= case.target else 'SHORT'}"
+    plain = case.without_headers
+    besides = "" if plain is None else f"; without headers {median(f'kafka {plain}').seconds / ours.seconds:.2f}x"
     return (
         f"{rows / ours.seconds / 1000:.0f}k rows/s ({ours.cpu_s:.1f} CPU s), Kafka {rows / kafka.seconds / 1000:.0f}k "
-        f"({kafka.cpu_s:.1f}): {ratio:.2f}x, by CPU {kafka.cpu_s / ours.cpu_s:.2f}x{target}"
+        f"({kafka.cpu_s:.1f}): {ratio:.2f}x, by CPU {kafka.cpu_s / ours.cpu_s:.2f}x{target}{besides}"
     )
 
 

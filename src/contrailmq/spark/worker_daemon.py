@@ -1,4 +1,10 @@
-"""The processes from which Spark forks its local workers, as `pyspark.daemon` has them, but for how workers end.
+"""The processes from which Spark forks its local workers: `pyspark.daemon`, but for how workers begin and end.
+
+Spark ends a worker that had nothing to do for a minute, and `pyspark.daemon` forks a new one that knows nothing yet: it
+imports pyspark's worker, pyarrow, pandas and our sources, half a second to a second of CPU for each. Here they are
+imported once, before the first fork (`warm`). `pyspark.daemon` does not, lest a library start a thread whose locks a
+fork would leave taken; of ours only pyarrow's allocator has one, and it is made for forks. Only on Linux: the system
+libraries of others are not.
 
 When a session stops, or a plan has been told, Spark closes the sockets of workers that still want to say something. A
 TCP socket swallows that, a Unix socket does not, and `pyspark.daemon` prints a traceback for each such worker into the
@@ -12,9 +18,22 @@ every module named `pyspark_*`, hence `pyspark_contrailmq`.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import sys
 import traceback
 from types import ModuleType
+from typing import Final
+
+_TASKS_NEED: Final = (
+    "pyspark.worker",
+    "pyspark.sql.worker.plan_data_source_read",
+    "contrailmq.spark.commitlog",
+    "contrailmq.spark.rocketmq",
+    "contrailmq.spark.sending",
+    "pandas",  # which pyarrow looks for when it makes its first scalar
+)
 
 
 class _Traceback:
@@ -35,6 +54,16 @@ def end_quietly() -> None:
         _quieten(main)
 
 
+def warm() -> None:
+    """Import what tasks of ours need, and keep the collector from walking it in every worker (task_process.py)."""
+    if sys.platform == "linux":
+        for name in _TASKS_NEED:
+            with contextlib.suppress(Exception):  # it fails again, and is told, in the task that needs it
+                importlib.import_module(name)
+        gc.collect()
+        gc.freeze()
+
+
 def _quieten(daemon: ModuleType) -> None:
     setattr(daemon, "traceback", _Traceback)  # noqa: B010  a module's name, which mypy knows as the real one
 
@@ -43,4 +72,5 @@ if __name__ == "__main__":
     import pyspark.daemon
 
     _quieten(pyspark.daemon)
+    warm()
     pyspark.daemon.manager()
