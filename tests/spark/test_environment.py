@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -107,6 +108,7 @@ def test_the_home_leads_to_the_installed_spark(tmp_path: Path, monkeypatch: pyte
     assert home.is_relative_to(tmp_path)
     assert (home / "jars").resolve() == (installed / "jars").resolve()
     assert (home / "python" / "lib" / "pyspark.zip" / "pyspark" / "__init__.py").samefile(pyspark.__file__)
+    assert (home / "python" / "lib" / "pyspark.zip" / "pyspark" / "daemon.py").read_text().endswith("serve()\n")
     assert spark_home() == home  # made once
 
 
@@ -132,22 +134,42 @@ def test_a_process_of_tasks_keeps_what_is_imported_out_of_collections(
     assert gc.get_freeze_count() == 0  # the driver's own process is left alone
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is imported before a fork")
+ELSEWHERE = "elsewhere nothing is imported before a fork"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason=ELSEWHERE)
 def test_what_tasks_import_is_there_before_the_first_worker_is_forked() -> None:
     """Else each worker imports it anew: Spark ends workers that are idle for a minute."""
     program = """
-import gc, runpy, sys, threading
-import pyspark.daemon
+import gc, sys, threading
+from contrailmq.spark.worker_daemon import warm
 needed = ("pyspark.worker", "pyarrow", "pandas", "contrailmq.spark.decode", "contrailmq.spark.sending")
-def manager():
-    missing = [name for name in needed if name not in sys.modules]
-    print(missing, gc.get_freeze_count() > 50_000, threading.active_count())
-pyspark.daemon.manager = manager
-runpy.run_module("contrailmq.spark.worker_daemon", run_name="__main__")
+warm("pyspark.worker")
+missing = [name for name in needed if name not in sys.modules]
+print(missing, gc.get_freeze_count() > 50_000, threading.active_count())
 """
     environment = os.environ | {"PYTHONPATH": str(Path(contrailmq.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[0] == "[] True 1"  # nothing missing, frozen, and no thread that a fork would lose
+    assert done.stdout == "[] True 1\n"  # nothing missing, frozen, and no thread that a fork would lose
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason=ELSEWHERE)
+def test_daemons_that_plan_and_run_tasks_have_imported_what_their_workers_need(
+    spark: Any, golden_store: Callable[[str], str]
+) -> None:
+    """Seen from outside: the daemons are the JVM's own children, and PyArrow is mapped in them."""
+    assert spark.read.format("commitlog").load(golden_store("clean")).count() > 0
+    jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
+    found = {}
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+                command = (process / "cmdline").read_text().split("\0")
+                if parent == jvm and len(command) > 3 and command[2].endswith("daemon"):
+                    found[command[3]] = "libarrow" in (process / "maps").read_text()
+    wanted = {"pyspark.worker", "pyspark.sql.worker.create_data_source", "pyspark.sql.worker.plan_data_source_read"}
+    assert {name: found.get(name) for name in wanted} == dict.fromkeys(wanted, True)
 
 
 WHOLE = "#!/bin/sh\necho 'openjdk version \"21.0.8\" 2025-07-15' >&2\n"

@@ -64,6 +64,8 @@ _PARQUET_SETTINGS: Final = {
     )
     for column in columns
 }
+# What stands for pyspark's daemon.py in the home that `spark_home` makes.
+_DAEMON: Final = "from contrailmq.spark.worker_daemon import serve\n\nserve()\n"
 _DEFAULTS: Final = {
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
@@ -251,22 +253,32 @@ def _shim_home(java: Path) -> Path:
 
 
 def spark_home() -> Path | None:
-    """A home for Spark whose workers import pyspark as Python compiled it once; None where the user chose a home."""
+    """A home for Spark whose workers import pyspark as Python compiled it once, and come from our daemon.
+
+    None where the user chose a home. It is made of links to the installed pyspark.
+    """
     import pyspark
 
     installed = Path(pyspark.__file__).parent
     archive = installed / "python" / "lib" / "pyspark.zip"
     if "SPARK_HOME" in os.environ or not archive.is_file():
         return None
-    home = _cache_folder() / f"spark-{hashlib.sha256(str(installed).encode()).hexdigest()[:16]}"
+    home = _cache_folder() / f"spark-{hashlib.sha256(f'{installed} {_DAEMON}'.encode()).hexdigest()[:16]}"
     links = {home / name: installed / name for name in ("bin", "sbin", "jars")}
     library = home / "python" / "lib"
     links |= {library / path.name: path for path in archive.parent.iterdir() if path != archive}
-    links[library / archive.name / "pyspark"] = installed
+    package = library / archive.name / "pyspark"
+    for folder in (package, package / "__pycache__"):
+        found = (installed / folder.relative_to(package)).glob("*")
+        links |= {folder / path.name: path for path in found if not path.name.startswith(("__pycache", "daemon."))}
     for link, target in links.items():
         link.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):  # another process may be at it: the name tells the target
             link.symlink_to(target)
+    if not (package / "daemon.py").exists():
+        with tempfile.NamedTemporaryFile("w", dir=home, delete=False) as part:
+            part.write(_DAEMON)
+        os.replace(part.name, package / "daemon.py")
     return home
 
 

@@ -1,4 +1,4 @@
-"""The processes from which Spark forks its local workers: `pyspark.daemon`, but for how workers begin and end.
+"""The processes from which Spark forks Python workers: `pyspark.daemon`, but for how workers begin and end.
 
 Spark ends a worker that had nothing to do for a minute, and `pyspark.daemon` forks a new one that knows nothing yet: it
 imports pyspark's worker, pyarrow, pandas and our sources, half a second to a second of CPU for each. Here they are
@@ -11,27 +11,29 @@ TCP socket swallows that, a Unix socket does not, and `pyspark.daemon` prints a 
 terminal of whoever runs the session. A worker that nobody listens to any more just ends. A task whose socket broke
 fails on the other side in any case.
 
-Workers of tasks are forked by this module (`spark.python.daemon.module`). Those that plan a read always come from
-`pyspark.daemon`; they import our sources, which call `end_quietly`. So does the one that looks for sources: it imports
-every module named `pyspark_*`, hence `pyspark_contrailmq`.
+Workers of tasks are forked by this module (`spark.python.daemon.module`). Spark asks `pyspark.daemon` by that name for
+those that look for a source, make it, plan a read, begin a write and end it: one daemon for each of these. In a home of
+ours (`environment.spark_home`) the name leads here too. Where the user chose the home, these workers import our
+sources, which call `end_quietly`; the one that looks for sources imports every module named `pyspark_*`, hence
+`pyspark_contrailmq`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
+import importlib.util
 import sys
 import traceback
+from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+_SOURCES: Final = ("contrailmq.spark.commitlog", "contrailmq.spark.rocketmq")
+_TASKS: Final = "pyspark.worker"
+_LOOKS_FOR_SOURCES: Final = "pyspark.sql.worker.lookup_data_sources"  # and needs none
 _TASKS_NEED: Final = (
-    "pyspark.worker",
     "pyspark.sql.worker.plan_data_source_read",
-    "contrailmq.spark.commitlog",
-    "contrailmq.spark.rocketmq",
-    "contrailmq.spark.sending",
     "pandas",  # which pyarrow looks for when it makes its first scalar
 )
 
@@ -54,14 +56,37 @@ def end_quietly() -> None:
         _quieten(main)
 
 
-def warm() -> None:
-    """Import what tasks of ours need, and keep the collector from walking it in every worker (task_process.py)."""
-    if sys.platform == "linux":
-        for name in _TASKS_NEED:
-            with contextlib.suppress(Exception):  # it fails again, and is told, in the task that needs it
+def serve() -> None:
+    """Be the daemon for the workers that the command line names, until Spark ends it."""
+    daemon = _daemon_of_pyspark()
+    _quieten(daemon)
+    warm(sys.argv[1] if len(sys.argv) > 1 else _TASKS)
+    daemon.manager()
+
+
+def warm(worker: str) -> None:
+    """Import what workers of this kind need, and keep the collector from walking it in each (task_process.py)."""
+    if sys.platform == "linux" and worker.startswith("pyspark.") and worker != _LOOKS_FOR_SOURCES:
+        for name in (worker, *_SOURCES, *(_TASKS_NEED if worker == _TASKS else ())):
+            with contextlib.suppress(Exception):  # it fails again, and is told, in the worker that needs it
                 importlib.import_module(name)
         gc.collect()
         gc.freeze()
+
+
+def _daemon_of_pyspark() -> ModuleType:
+    """`pyspark.daemon` from where pyspark is installed, also if a home of ours gives that name to this module."""
+    import pyspark
+
+    spec = importlib.util.spec_from_file_location(
+        "pyspark.daemon", Path(pyspark.__file__).resolve().with_name("daemon.py")
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    daemon = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = daemon
+    spec.loader.exec_module(daemon)
+    return daemon
 
 
 def _quieten(daemon: ModuleType) -> None:
@@ -69,8 +94,4 @@ def _quieten(daemon: ModuleType) -> None:
 
 
 if __name__ == "__main__":
-    import pyspark.daemon
-
-    _quieten(pyspark.daemon)
-    warm()
-    pyspark.daemon.manager()
+    serve()
