@@ -240,10 +240,7 @@ class Bench:
         from contrailmq.spark.jobs.archive import archive
 
         engine, log, topic = SparkEngine(self.spark), self.log, self.topic
-        noop, stream_noop, parquet = self.noop, self.stream_noop, self.stream_parquet
-
-        def stream(columns: str | None = None, **options: str) -> Any:
-            return self.log_stream(**options if columns is None else {**options, "columns": columns})
+        noop, stream, stream_noop, parquet = self.noop, self.log_stream, self.stream_noop, self.stream_parquet
 
         def write() -> None:
             self.send_ours("Out", self.order["written"])
@@ -263,17 +260,19 @@ class Bench:
             Case("files, metadata -> count", 4.0, "read", count_by_queue),
             Case("files -> archive", 2.5, "parquet", lambda: archive(self.store, self.fresh(), engine)),
             with_map("files, AvailableNow -> noop", 1.0, "stream", lambda: stream_noop(stream())),
-            with_map("files, AvailableNow, ten columns -> noop", 1.0, "stream", lambda: stream_noop(stream(ten))),
+            with_map("files, AvailableNow, ten columns -> noop", 1.0, "stream",
+                     lambda: stream_noop(stream(columns=ten))),
             Case("files, AvailableNow, without properties -> noop", 1.0, "stream",
                  lambda: stream_noop(stream(properties="none"))),
-            Case("files, AvailableNow, Kafka's columns -> noop", None, "stream", lambda: stream_noop(stream(alike))),
+            Case("files, AvailableNow, Kafka's columns -> noop", None, "stream",
+                 lambda: stream_noop(stream(columns=alike))),
             with_map("files, AvailableNow -> Parquet", 1.0, "stream parquet", lambda: parquet(stream())),
             with_map("files, AvailableNow, ten columns -> Parquet", 1.0, "stream parquet",
-                     lambda: parquet(stream(ten))),
+                     lambda: parquet(stream(columns=ten))),
             Case("files, AvailableNow, without properties -> Parquet", 1.0, "stream parquet",
                  lambda: parquet(stream(properties="none"))),
             Case("files, AvailableNow, Kafka's columns -> Parquet", None, "stream parquet",
-                 lambda: parquet(stream(alike))),
+                 lambda: parquet(stream(columns=alike))),
             Case("files, AvailableNow -> archive", 1.5, "stream parquet", self.stream_archive),
             Case("broker, all columns -> noop", 0.7, "read", lambda: noop(topic())),
             Case("broker, Kafka's columns -> noop", None, "read", lambda: noop(topic(columns=alike))),
