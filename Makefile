@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 install: $(STAMP) ## Create .venv with the package (editable) and every extra
 
 # The modules of the hot paths. They are plain Python; compiled they take a third less time per message.
-HOT := store/commit_log store/queue_state store/batches store/copying store/dispatch store/index store/index_file \
+HOT := store/commit_log store/queue_state store/batches store/keys store/copying store/dispatch store/index store/index_file \
        store/queue_unit store/consume_queue store/consume_queue_table store/descriptors store/reading store/recent store/residency \
        store/mapped_file store/mapped_file_queue message/hashing message/batch broker/send broker/pull broker/handlers \
        broker/statistics broker/offsets broker/long_polling broker/node broker/topics wire/frame \

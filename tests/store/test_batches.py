@@ -1,37 +1,96 @@
-"""What is known of a batch's parts is what decoding each of them says, whatever they share."""
+"""What is read of a batch is what decoding its parts says, and its records are those of single messages."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrailmq.message import Property, decode_properties, tags_code
+from contrailmq.message import MessageError, Property, decode_properties, tags_code
+from contrailmq.message.batch import encode_batch
 from contrailmq.store import ManualClock, MessageStore, PutStatus, StoreConfig
-from contrailmq.store.batches import known_of
+from contrailmq.store.batches import read_parts
+from contrailmq.store.queue_state import QueueState
 from contrailmq.store.record import BatchPart
 
 NAMES = [b"UNIQ_KEY", b"TAGS", b"KEYS", b"DELAY", b"INNER_NUM", b"MYUNIQ_KEY", b"UNIQ_KEYS", b"a", b""]
-VALUES = [b"", b"0", b"3", b"x", b"A1", b"UNIQ_KEY", b"\xff", "é".encode()]
+VALUES = [
+    b"",
+    b"0",
+    b"3",
+    b"x",
+    b"A1",
+    b"one two",
+    b" ",
+    b"7F0000010B1A18B4AAC2000000000001",
+    b"UNIQ_KEY",
+    b"\xff",
+    "é".encode(),
+]
 pieces = st.tuples(st.sampled_from(NAMES), st.sampled_from([b"\x01", b""]), st.sampled_from(VALUES)).map(b"".join)
 properties = st.tuples(st.lists(pieces, max_size=5).map(b"\x02".join), st.sampled_from([b"\x02", b""])).map(b"".join)
 
 
 @given(st.lists(properties, max_size=6))
-def test_known_parts_are_what_decoding_says(strings: list[bytes]) -> None:
-    found = known_of([BatchPart(0, b"", each) for each in strings])
+def test_what_is_read_of_parts_is_what_decoding_them_says(strings: list[bytes]) -> None:
+    parts, is_delayed, suspects = read_parts(
+        encode_batch((7, b"body", each) for each in strings), QueueState("T", 0, 0)
+    )
     expected = [decode_properties(each) for each in strings]
-    assert [(known.keys, known.unique_key, known.tags) for known in found] == [
-        (known.get(Property.KEYS), known.get(Property.UNIQUE_KEY), known.get(Property.TAGS)) for known in expected
-    ]
-    assert [known.is_delayed for known in found] == [
-        known.get(Property.DELAY) not in (None, "", "0") for known in expected
-    ]
-    # A mark without a value needs a second look as well, which passes it.
-    assert all(known.is_inner for known, of in zip(found, expected, strict=True) if Property.INNER_NUM in of)
-    assert not any(known.is_inner for known, each in zip(found, strings, strict=True) if b"INNER_NUM\x01" not in each)
+    assert [(flag, body) for flag, body, _, _, _ in parts] == [(7, b"body")] * len(strings)
+    assert [decode_properties(each) for _, _, each, _, _ in parts] == expected
+    assert all(not each or each.endswith(b"\x02") for _, _, each, _, _ in parts)
+    assert [code for _, _, _, code, _ in parts] == [tags_code(known.get(Property.TAGS)) for known in expected]
+    assert [hashes for _, _, _, _, hashes in parts] == [hashes_by_definition("T", known) for known in expected]
+    assert is_delayed == any(known.get(Property.DELAY) not in (None, "", "0") for known in expected)
+    inner = {number for number, known in enumerate(expected) if Property.INNER_NUM in known}
+    assert inner <= set(suspects)
+
+
+def hashes_by_definition(topic: str, known: dict[str, str]) -> list[int]:
+    keys = [known.get(Property.UNIQUE_KEY, ""), *known.get(Property.KEYS, "").split(" ")]
+    tags = known.get(Property.TAGS)
+    texts = [f"{topic}#{key}" for key in keys if key] + ([f"{topic}#T#{tags}"] if tags else [])
+    return [java_string_hash(text) for text in texts]
+
+
+def java_string_hash(text: str) -> int:
+    """String.hashCode as its documentation defines it."""
+    data = text.encode("utf-16-be")
+    units = [int.from_bytes(data[place : place + 2], "big") for place in range(0, len(data), 2)]
+    hashed = sum(unit * 31 ** (len(units) - 1 - place) for place, unit in enumerate(units)) & 0xFFFFFFFF
+    return hashed - (1 << 32) if hashed >> 31 else hashed
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=12))
+def test_what_the_suspects_may_all_parts_may(lengths: list[tuple[int, int]]) -> None:
+    batch = encode_batch((0, bytes(body), b"a" * properties + b"\x02") for body, properties in lengths)
+    parts, _, suspects = read_parts(batch, QueueState("T", 0, 0))
+    for measure in (lambda part: len(part[1]), lambda part: len(part[2]), lambda part: len(part[1]) + len(part[2])):
+        assert max(measure(parts[number]) for number in suspects) == max(map(measure, parts))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda batch: batch[:-1], "part 1 of the batch is malformed: its parts have"),
+        (lambda batch: batch + b"\x00" * 21, "part 2 of the batch is malformed: 21 bytes are left"),
+        (lambda batch: batch[:16] + b"\xff" * 4 + batch[20:], "part 0 of the batch is malformed: its body of -1"),
+        (lambda batch: batch[:16] + b"\x7f" * 4 + batch[20:], "part 0 of the batch is malformed: its body of 21"),
+        (lambda batch: batch[:24] + b"\xff\xff" + batch[26:], "part 0 of the batch is malformed: its parts have"),
+    ],
+)
+def test_a_batch_with_a_wrong_length_is_refused_as_a_whole(
+    change: Callable[[bytes], bytes], said: str, tmp_path: Path
+) -> None:
+    batch = encode_batch([(0, b"body", b"a\x01b\x02"), (0, b"body", b"a\x01b\x02")])
+    with store_at(tmp_path) as store:
+        with pytest.raises(MessageError, match=said):
+            store.append_batch("T", 0, change(batch))
+        assert store.append_batch("T", 0, batch).queue_offset == 0
 
 
 @pytest.mark.parametrize(
@@ -39,8 +98,11 @@ def test_known_parts_are_what_decoding_says(strings: list[bytes]) -> None:
 )
 def test_parts_that_differ_in_their_unique_key_alone_keep_their_own(around: tuple[bytes, bytes]) -> None:
     before, after = around
-    parts = [BatchPart(0, b"", before + b"UNIQ_KEY\x01%d\x02" % number + after) for number in range(3)]
-    assert [(known.unique_key, known.tags) for known in known_of(parts)] == [("0", "a"), ("1", "a"), ("2", "a")]
+    batch = encode_batch((0, b"", before + b"UNIQ_KEY\x01%d\x02" % number + after) for number in range(3))
+    found = read_parts(batch, QueueState("T", 0, 0)).all
+    assert [hashes for _, _, _, _, hashes in found] == [
+        [java_string_hash(f"T#{number}"), java_string_hash("T#T#a")] for number in range(3)
+    ]
 
 
 def store_at(path: Path) -> MessageStore:
@@ -61,7 +123,7 @@ def parts_of_many_kinds() -> list[BatchPart]:
 def test_a_batch_is_stored_as_its_messages_would_be_one_by_one(tmp_path: Path) -> None:
     parts = parts_of_many_kinds()
     together, alone = store_at(tmp_path / "together").open(), store_at(tmp_path / "alone").open()
-    result = together.append_batch("T", 1, parts, sys_flag=0, born_time_ms=77, reconsume_times=2)
+    result = together.append_batch("T", 1, encode_batch(parts), sys_flag=0, born_time_ms=77, reconsume_times=2)
     assert (result.status, result.queue_offset) == (PutStatus.PUT_OK, 0)
     places = []
     for part in parts:
@@ -100,7 +162,7 @@ def test_a_batch_is_stored_as_its_messages_would_be_one_by_one(tmp_path: Path) -
 def test_a_part_without_its_last_separator_gets_it_and_the_others_stay(tmp_path: Path) -> None:
     parts = [BatchPart(0, b"1", b"a\x01b"), BatchPart(0, b"2", b""), BatchPart(0, b"3", b"c\x01d\x02")]
     with store_at(tmp_path) as store:
-        assert store.append_batch("T", 0, parts).status is PutStatus.PUT_OK
+        assert store.append_batch("T", 0, encode_batch(parts)).status is PutStatus.PUT_OK
         store.dispatch()
         found = list(store.get("T", 0, 0))
         assert [(message.body, message.properties) for message in found] == [
@@ -115,6 +177,6 @@ def test_a_part_without_its_last_separator_gets_it_and_the_others_stay(tmp_path:
 def test_one_part_that_may_not_be_in_a_batch_keeps_all_out(bad: bytes, tmp_path: Path) -> None:
     parts = [BatchPart(0, b"1" * 50, b"a\x01b\x02"), BatchPart(0, b"2", bad), BatchPart(0, b"3", b"")]
     with store_at(tmp_path) as store:
-        assert store.append_batch("T", 0, parts).status is PutStatus.MESSAGE_ILLEGAL
+        assert store.append_batch("T", 0, encode_batch(parts)).status is PutStatus.MESSAGE_ILLEGAL
         assert store.dispatch() == 0
-        assert store.append_batch("T", 0, [parts[0], parts[2]]).queue_offset == 0
+        assert store.append_batch("T", 0, encode_batch([parts[0], parts[2]])).queue_offset == 0

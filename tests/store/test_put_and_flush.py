@@ -13,7 +13,7 @@ from contrailmq.message import Message
 from contrailmq.store import Boundary, Drive, Files, ManualClock, MessageStore, PutStatus, StoreConfig
 from contrailmq.store.errors import StoreClosedError
 from contrailmq.store.putting import LAG_MAX
-from contrailmq.store.record import BatchPart
+from contrailmq.store.record import BatchPart, encode_batch
 from contrailmq.store.status import Arrival
 
 BODY = bytes(100)
@@ -74,7 +74,7 @@ def test_whoever_listens_to_some_queues_hears_of_their_messages_alone_and_may_ch
     with MessageStore(config_at(tmp_path)) as store:
         store.add_arrival_listener(listen, queues=queues)
         for topic, count in (("U", 2), ("T", 3), ("U", 1), ("V", 2), ("T", 1)):
-            store.append_batch(topic, 0, [BatchPart(0, BODY, b"")] * count)
+            store.append_batch(topic, 0, encode_batch([BatchPart(0, BODY, b"")] * count))
         assert store.dispatch() == 9
     assert heard == [("T", 0), ("T", 1), ("V", 0), ("V", 1)]
 

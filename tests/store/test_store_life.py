@@ -54,7 +54,7 @@ NO_RECORD: dict[str, Any] = {"tags_code": 0, "keys": None, "unique_key": None}
 ALWAYS_ALLOWED = {"open", "close", "abandon", "config", "files", "clock", "stats", "checkpoint", "recovery"}
 REFUSED_BY_STATUS: dict[str, Callable[[MessageStore], object]] = {
     "append": lambda store: store.append("T", 0, b"x", b"", **NO_RECORD).status,
-    "append_batch": lambda store: store.append_batch("T", 0, []).status,
+    "append_batch": lambda store: store.append_batch("T", 0, b"").status,
     "append_copies": lambda store: store.append_copies([]),
 }
 CALLS: dict[str, Callable[[MessageStore], object]] = {

@@ -9,7 +9,7 @@ import pytest
 
 from contrailmq.message import Message, encode_host
 from contrailmq.store import MessageStore, StoreConfig
-from contrailmq.store.record import BatchPart, Kind, check_record, encode_blank, encode_record
+from contrailmq.store.record import Kind, check_record, encode_batch, encode_blank, encode_record
 
 HOST = encode_host("127.0.0.1", 1)
 
@@ -25,7 +25,7 @@ def test_a_batch_whose_properties_end_in_nul_loses_nothing_at_a_clean_nor_at_a_h
     bodies = [b"before", b"in the batch", b"after"]
     with MessageStore(StoreConfig(tmp_path / "clean")) as store:
         store.put(Message("T", bodies[0]))
-        store.append_batch("T", 0, [BatchPart(0, bodies[1], b"k\x01v\x00")])
+        store.append_batch("T", 0, encode_batch([(0, bodies[1], b"k\x01v\x00")]))
         store.put(Message("T", bodies[2]))
         store.flush()
         shutil.copytree(tmp_path / "clean", tmp_path / "killed")

@@ -375,15 +375,12 @@ class SendProcessor:
                 f"the topic of a batch has {len(topic.name)} characters, the limit is {TOPIC_BYTES_MAX}",
                 self._fixed,
             )
-        parts = split_batch(command.body)
-        if not parts:
-            raise Refused(ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message", self._fixed)
         born_host = connection.attributes.get(BORN_HOST) or _born_host(connection)
         assert isinstance(born_host, bytes)
         result = node.store.append_batch(
             topic.name,
             queue_id,
-            parts,
+            command.body,
             sys_flag=header.sys_flag & _SENDERS_FLAGS | topic.set_flags,
             born_time_ms=header.born_timestamp,
             born_host=born_host,
@@ -393,7 +390,7 @@ class SendProcessor:
         node.after_append(wants_flush=self._is_sync_flush)
         if not result.status.is_stored:
             raise self._refused(result)
-        node.statistics.note_put(topic.name, len(parts), result.size_bytes)
+        node.statistics.note_put(topic.name, len(result.physical_offsets), result.size_bytes)
         unique_key = _find(header.properties or "", "UNIQ_KEY\x01") or ""
         if node.hooks.on_stored:
             self._show(connection, header, queue_id, unique_key, result)

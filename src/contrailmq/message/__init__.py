@@ -16,7 +16,7 @@ from contrailmq.message.errors import (
     ContrailError,
     MessageError,
 )
-from contrailmq.message.hashing import java_hash, java_hash_of_id, tags_code
+from contrailmq.message.hashing import java_hash, java_hash_of_id, java_hash_within, tags_code
 from contrailmq.message.identity import (
     Host,
     PhysicalOffset,
@@ -99,6 +99,7 @@ __all__ = [
     "is_system_topic",
     "java_hash",
     "java_hash_of_id",
+    "java_hash_within",
     "names_directory",
     "natural_number",
     "offset_message_id",

@@ -60,20 +60,20 @@ def split_batch(batch: bytes) -> list[BatchPart]:
     position, end, new = 0, len(batch), tuple.__new__  # BatchPart(...) would take a third longer for each
     while position < end:
         if end - position < BATCH_PART_BYTES_MIN:
-            raise _bad_batch(len(parts), f"{end - position} bytes are left, a part needs {BATCH_PART_BYTES_MIN}")
+            raise bad_batch(len(parts), f"{end - position} bytes are left, a part needs {BATCH_PART_BYTES_MIN}")
         size, flag, body_length = _HEAD_READ.unpack_from(batch, position)
         body = position + _HEAD_BYTES
         properties = body + body_length + 2
         if body_length < 0 or properties > end:
-            raise _bad_batch(len(parts), f"its body of {body_length} bytes does not fit into the batch's {end}")
+            raise bad_batch(len(parts), f"its body of {body_length} bytes does not fit into the batch's {end}")
         properties_length = _I16.unpack_from(batch, properties - 2)[0]
         following = properties + properties_length
         if properties_length < 0 or following > end or following - position != size:
-            raise _bad_batch(len(parts), f"its parts have {following - position} bytes, its size says {size}")
+            raise bad_batch(len(parts), f"its parts have {following - position} bytes, its size says {size}")
         parts.append(new(BatchPart, (flag, batch[body : properties - 2], batch[properties:following])))
         position = following
     return parts
 
 
-def _bad_batch(index: int, reason: str) -> MessageError:
+def bad_batch(index: int, reason: str) -> MessageError:
     return MessageError(f"part {index} of the batch is malformed: {reason}", field="body")

@@ -25,6 +25,7 @@ _POWERS: Final = [pow(31, k, 1 << 32) for k in range(_BLOCK_UNITS + 1)]
 # Of unique ids each unit is one digit more than "0", so one translation does: half the time.
 _ZERO: Final = ord("0")
 _ABOVE_ZERO: Final = bytes(_DIGITS[unit - _ZERO] if 0 <= unit - _ZERO < 31 else ord("?") for unit in range(256))
+_ID_UNITS: Final = 32
 _ZEROS: Final = [sum(_ZERO * power for power in _POWERS[:count]) for count in range(_BLOCK_UNITS + 1)]
 
 
@@ -57,6 +58,24 @@ def java_hash_of_id(text: str, *, seed: int = 0) -> int:
         hashed = seed * _POWERS[count] + _ZEROS[count] + int(text.encode().translate(_ABOVE_ZERO), 31)
     except ValueError:
         return java_hash(text, seed=seed)
+    hashed &= 0xFFFFFFFF
+    return hashed - 0x100000000 if hashed & 0x80000000 else hashed
+
+
+def java_hash_within(data: bytes, begin: int, end: int, *, seed: int) -> int:
+    """As `java_hash`, of the UTF-8 text in data[begin:end]; compiled, no text is made of it."""
+    if not _IS_COMPILED:
+        text = str(data[begin:end], "utf-8", "replace")
+        return java_hash_of_id(text, seed=seed) if len(text) == _ID_UNITS else java_hash(text, seed=seed)
+    hashed: i64 = seed
+    place: i64 = begin
+    stop: i64 = end
+    while place < stop:
+        unit: i64 = data[place]
+        if unit >= 0x80:
+            return java_hash(str(data[begin:end], "utf-8", "replace"), seed=seed)
+        hashed = (31 * hashed + unit) & 0xFFFFFFFF
+        place += 1
     hashed &= 0xFFFFFFFF
     return hashed - 0x100000000 if hashed & 0x80000000 else hashed
 

@@ -24,7 +24,7 @@ from contrailmq.message import Property, SysFlag, SystemTopic, java_hash, tags_c
 from contrailmq.spark.property_table import Properties, parse_properties
 from contrailmq.spark.records import Int, Mask, Records, stable_order
 from contrailmq.spark.slices import take_slices, text_column
-from contrailmq.store.index import TAG_KIND
+from contrailmq.store.queue_state import TAG_KIND
 
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"  # RocketMQ's messageDelayLevel
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

@@ -1,87 +1,31 @@
-"""The records of a client's batch, packed without a call for each; see CommitLog.append_batch.
+"""The records of a client's batch, made in two passes over its parts; see CommitLog.append_batch.
 
-What is done for each part is written as loops that make few objects: a batch has a thousand parts.
+The first pass needs no lock: it cuts the batch into parts and finds in their properties what a put and dispatch ask
+for. The second one knows the places: it writes the records and what dispatch is told of them. A batch has a thousand
+parts, so little is made of each.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from contrailmq.message import Property, tags_code
+from librt.strings import BytesWriter, read_i16_be, read_i32_be, write_i16_be, write_i32_be, write_i64_be
+
+from contrailmq.message import Property
+from contrailmq.message.batch import BATCH_PART_BYTES_MIN, bad_batch
 from contrailmq.message.checksum import crc32
-from contrailmq.message.record import HEAD_V4_BYTES
+from contrailmq.message.hashing import java_hash_within
+from contrailmq.store.keys import add_key_hashes, end_of
 from contrailmq.store.queue_state import DispatchFact, QueueState
-from contrailmq.store.record import MAGIC_V1, BatchPart
+from contrailmq.store.record import MAGIC_V1
 
-_I16: Final = struct.Struct(">h")
 _ALIKE: Final = struct.Struct(">iq8sq8siq")  # the part of a head that all records of a batch share
-_HEAD: Final = struct.Struct(f">iiiiiqq{_ALIKE.size}si")
-assert _HEAD.size == HEAD_V4_BYTES
+_FLAG_AT: Final = 12  # in a part, see message/batch.py
+_BODY_BYTES_AT: Final = 16
+_BODY_AT: Final = 20
 _SEPARATOR: Final = b"\x02"
-
-
-def pack_parts(
-    parts: Sequence[BatchPart],
-    sizes: list[int],
-    offsets: list[int],
-    topic_part: bytes,
-    queue_id: int,
-    first_queue_offset: int,
-    sys_flag: int,
-    born_time_ms: int,
-    born_host: bytes,
-    store_time_ms: int,
-    store_host: bytes,
-    reconsume_times: int,
-) -> list[bytes]:
-    """Pieces that joined are the records, V1 and with IPv4 hosts. struct.error when a number does not fit its field."""
-    pieces: list[bytes] = []
-    alike = _ALIKE.pack(sys_flag, born_time_ms, born_host, store_time_ms, store_host, reconsume_times, 0)
-    pack, pack_length = _HEAD.pack, _I16.pack
-    for number, (flag, body, properties) in enumerate(parts):
-        head = pack(
-            sizes[number],
-            MAGIC_V1,
-            crc32(body) & 0x7FFFFFFF,
-            queue_id,
-            flag,
-            first_queue_offset + number,
-            offsets[number],
-            alike,
-            len(body),
-        )
-        pieces += (head, body, topic_part, pack_length(len(properties)), properties)
-    return pieces
-
-
-def plain_sizes(parts: Sequence[BatchPart], overhead_bytes: int) -> list[int]:
-    """Of the records that `pack_parts` makes."""
-    return [overhead_bytes + len(body) + len(properties) for _, body, properties in parts]
-
-
-def ended(parts: Sequence[BatchPart]) -> Sequence[BatchPart]:
-    """The parts with the last separator, which clients may leave out: what ends in it never looks like a lost write."""
-    for _, _, properties in parts:
-        if properties and not properties.endswith(_SEPARATOR):
-            return [part._replace(properties=_ended(part.properties)) for part in parts]
-    return parts
-
-
-def _ended(properties: bytes) -> bytes:
-    return properties if properties[-1:] in (_SEPARATOR, b"") else properties + _SEPARATOR
-
-
-class Known(NamedTuple):
-    """What a put and dispatch need of a part's properties."""
-
-    keys: str | None
-    unique_key: str | None
-    tags: str | None
-    is_delayed: bool
-    is_inner: bool  # names a count of inner messages
-
+_SEPARATOR_BYTE: Final = 2
 
 _KEYS: Final = f"{Property.KEYS}\x01".encode()
 _UNIQUE_KEY: Final = f"{Property.UNIQUE_KEY}\x01".encode()
@@ -95,48 +39,151 @@ _T: Final = 84
 _U: Final = 85
 assert bytes((_D, _I, _K, _T, _U)) == b"DIKTU"
 
+Part = tuple[int, bytes, bytes, int, list[int]]
+"""flag, body, properties with their last separator, tags code, key hashes (keys.py)"""
 
-def known_of(parts: Sequence[BatchPart]) -> list[Known]:
-    """Of each part: from pair to pair, five names are looked for. Compiled, half the price of making a map of all.
 
-    As `decode_properties` has it: of equal names the last one counts, and an empty value is none.
+class Parts(NamedTuple):
+    """A batch that was taken apart."""
+
+    all: list[Part]
+    is_delayed: bool  # a part asks for a delay
+    suspects: list[int]  # what these may, all may: those larger than any before them, and any of inner messages
+
+
+def read_parts(batch: bytes, state: QueueState) -> Parts:
+    """Take a client's batch for this queue apart. Raises `MessageError` where a length does not fit.
+
+    Properties are as `decode_properties` has them: of equal names the last one counts, and an empty value is none.
+    Where clients left out the last separator it is added: what ends in it never looks like a lost write.
     """
-    found: list[Known] = []
-    new = tuple.__new__  # Known(...) would take 0.2 us longer
-    for _, _, properties in parts:
-        keys: str | None = None
-        unique_key: str | None = None
-        tags: str | None = None
-        is_delayed = is_inner = False
-        place, end = 0, len(properties)
-        while place < end:
-            stop = properties.find(_SEPARATOR, place)
-            if stop < 0:
-                stop = end
-            initial = properties[place]
-            if initial == _U and properties.startswith(_UNIQUE_KEY, place):
-                unique_key = _value(properties, place + len(_UNIQUE_KEY), stop, unique_key)
-            elif initial == _K and properties.startswith(_KEYS, place):
-                keys = _value(properties, place + len(_KEYS), stop, keys)
-            elif initial == _T and properties.startswith(_TAGS, place):
-                tags = _value(properties, place + len(_TAGS), stop, tags)
-            elif initial == _D and properties.startswith(_DELAY, place):
-                delay = _value(properties, place + len(_DELAY), stop, None)
-                is_delayed = is_delayed if delay is None else _asks_delay(delay)
-            elif initial == _I and properties.startswith(_INNER, place):
-                is_inner = True
-            place = stop + 1
-        found.append(new(Known, (keys, unique_key, tags, is_delayed, is_inner)))
-    return found
+    parts: list[Part] = []
+    suspects: list[int] = []
+    body_bytes_max = properties_bytes_max = size_max = -1
+    is_delayed = False
+    seed, met = state.key_seed, state.tags_met
+    position, end = 0, len(batch)
+    while position < end:
+        if end - position < BATCH_PART_BYTES_MIN:
+            raise bad_batch(len(parts), f"{end - position} bytes are left, a part needs {BATCH_PART_BYTES_MIN}")
+        size: int = read_i32_be(batch, position)
+        body_bytes: int = read_i32_be(batch, position + _BODY_BYTES_AT)
+        body_end = position + _BODY_AT + body_bytes
+        begin = body_end + 2
+        if body_bytes < 0 or begin > end:
+            raise bad_batch(len(parts), f"its body of {body_bytes} bytes does not fit into the batch's {end}")
+        properties_bytes: int = read_i16_be(batch, body_end)
+        following = begin + properties_bytes
+        if properties_bytes < 0 or following > end or following - position != size:
+            raise bad_batch(len(parts), f"its parts have {following - position} bytes, its size says {size}")
+        keys_at, keys_end, unique_at, unique_end, tags_at, tags_end, asks_delay, is_inner = _find(
+            batch, begin, following
+        )
+        hashes: list[int] = []
+        code = 0
+        if unique_end:
+            hashes.append(java_hash_within(batch, unique_at, unique_end, seed=seed))
+        if keys_end:
+            add_key_hashes(hashes, batch, keys_at, keys_end, seed)
+        if tags_end:
+            tags = batch[tags_at:tags_end]
+            code, tag_hash = met.get(tags) or state.meet_encoded_tags(tags)
+            hashes.append(tag_hash)
+        properties = batch[begin:following]
+        if properties and batch[following - 1] != _SEPARATOR_BYTE:
+            properties += _SEPARATOR
+            properties_bytes += 1
+        if (
+            is_inner
+            or body_bytes > body_bytes_max
+            or properties_bytes > properties_bytes_max
+            or body_bytes + properties_bytes > size_max
+        ):
+            suspects.append(len(parts))
+            body_bytes_max = max(body_bytes_max, body_bytes)
+            properties_bytes_max = max(properties_bytes_max, properties_bytes)
+            size_max = max(size_max, body_bytes + properties_bytes)
+        is_delayed = is_delayed or asks_delay
+        flag: int = read_i32_be(batch, position + _FLAG_AT)
+        parts.append((flag, batch[position + _BODY_AT : body_end], properties, code, hashes))
+        position = following
+    return Parts(parts, is_delayed, suspects)
 
 
-def _value(properties: bytes, start: int, stop: int, before: str | None) -> str | None:
-    return str(properties[start:stop], "utf-8", "replace") if start < stop else before
+def _find(batch: bytes, begin: int, end: int) -> tuple[int, int, int, int, int, int, bool, bool]:
+    """Where the values of KEYS, UNIQ_KEY and TAGS begin and end (0 and 0: nowhere); a delay is asked for; inner batch.
+
+    From pair to pair, five names are looked for. Of equal names the last one that has a value counts.
+    """
+    keys_at = keys_end = unique_at = unique_end = tags_at = tags_end = 0
+    asks_delay = is_inner = False
+    place = begin
+    while place < end:
+        stop = end_of(batch, _SEPARATOR_BYTE, place, end)
+        initial = batch[place]
+        if initial == _U:
+            value = place + len(_UNIQUE_KEY)
+            if value < stop and batch[place:value] == _UNIQUE_KEY:
+                unique_at, unique_end = value, stop
+        elif initial == _K:
+            value = place + len(_KEYS)
+            if value < stop and batch[place:value] == _KEYS:
+                keys_at, keys_end = value, stop
+        elif initial == _T:
+            value = place + len(_TAGS)
+            if value < stop and batch[place:value] == _TAGS:
+                tags_at, tags_end = value, stop
+        elif initial == _D:
+            value = place + len(_DELAY)
+            if value < stop and batch[place:value] == _DELAY:
+                asks_delay = _asks_delay(batch[value:stop])
+        elif initial == _I:
+            value = place + len(_INNER)
+            is_inner = is_inner or (value <= stop and batch[place:value] == _INNER)
+        place = stop + 1
+    return keys_at, keys_end, unique_at, unique_end, tags_at, tags_end, asks_delay, is_inner
+
+
+def plain_sizes(parts: list[Part], overhead_bytes: int) -> list[int]:
+    """Of the records that `write_records` makes."""
+    return [overhead_bytes + len(body) + len(properties) for _, body, properties, _, _ in parts]
+
+
+def write_records(
+    parts: list[Part],
+    sizes: list[int],
+    offsets: list[int],
+    state: QueueState,
+    sys_flag: int,
+    born_time_ms: int,
+    born_host: bytes,
+    store_time_ms: int,
+    store_host: bytes,
+    reconsume_times: int,
+) -> bytes:
+    """The records, V1 and with IPv4 hosts, from the queue's next offset on. struct.error when a number does not fit."""
+    alike = _ALIKE.pack(sys_flag, born_time_ms, born_host, store_time_ms, store_host, reconsume_times, 0)
+    topic_part, queue_id, queue_offset = state.topic_part, state.queue_id, state.next_offset
+    records = BytesWriter()
+    for number, (flag, body, properties, _, _) in enumerate(parts):
+        write_i32_be(records, sizes[number])
+        write_i32_be(records, MAGIC_V1)
+        write_i32_be(records, crc32(body) & 0x7FFFFFFF)
+        write_i32_be(records, queue_id)
+        write_i32_be(records, flag)
+        write_i64_be(records, queue_offset + number)
+        write_i64_be(records, offsets[number])
+        records.write(alike)
+        write_i32_be(records, len(body))
+        records.write(body)
+        records.write(topic_part)
+        write_i16_be(records, len(properties))
+        records.write(properties)
+    return records.getvalue()
 
 
 def facts_of(
-    parts: Sequence[BatchPart],
-    known: list[Known],
+    parts: list[Part],
     offsets: list[int],
     sizes: list[int],
     state: QueueState,
@@ -146,19 +193,15 @@ def facts_of(
 ) -> list[DispatchFact]:
     """What dispatch is told of the records."""
     facts: list[DispatchFact] = []
-    for number, (_, _, properties) in enumerate(parts):
-        keys, unique_key, tags, _, _ = known[number]
-        code = tags_code(tags) if tags else 0
+    for number, (_, _, properties, code, hashes) in enumerate(parts):
         offset, size, queue_offset = offsets[number], sizes[number], first_queue_offset + number
-        facts.append(
-            (state, offset, size, code, store_time_ms, queue_offset, keys, unique_key, sys_flag, properties, tags)
-        )
+        facts.append((state, offset, size, code, store_time_ms, queue_offset, hashes, sys_flag, properties))
     return facts
 
 
-def _asks_delay(text: str) -> bool:
+def _asks_delay(value: bytes) -> bool:
     """Whether a part asks for a delay level; what is no number counts as one, and the batch is refused."""
     try:
-        return int(text) > 0
+        return int(str(value, "utf-8", "replace")) > 0
     except ValueError:
         return True

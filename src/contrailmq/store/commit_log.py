@@ -35,15 +35,15 @@ from contrailmq.message import (
     encode_host,
     encode_properties,
 )
-from contrailmq.message.batch import BATCH_PART_BYTES_MIN
 from contrailmq.message.checksum import crc32
 from contrailmq.message.record import HEAD_V4, HEAD_V4_BYTES
 from contrailmq.store.allocation import Allocator
 from contrailmq.store.batch_queue_table import INNER_MARK, inner_count, with_base
-from contrailmq.store.batches import Known, ended, facts_of, known_of, pack_parts, plain_sizes
+from contrailmq.store.batches import Parts, facts_of, plain_sizes, read_parts, write_records
 from contrailmq.store.clock import Clock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.errors import StoreError
+from contrailmq.store.keys import key_hashes
 from contrailmq.store.light_queues import LIGHT_MARK, LIGHT_PREFIX, LIGHT_QUEUE_ID, light_names, with_offsets
 from contrailmq.store.mapped_file import MappedFile
 from contrailmq.store.mapped_file_queue import MappedFileQueue
@@ -53,7 +53,6 @@ from contrailmq.store.record import (
     CRC_PROPERTY_BYTES,
     MAGIC_V1,
     RECORD_SLACK_BYTES,
-    BatchPart,
     encode_blank,
     encode_record,
 )
@@ -195,6 +194,7 @@ class CommitLog:
                 store_host, reconsume_times, prepared_transaction_offset,
             )  # fmt: skip
         crc = crc32(body) & 0x7FFFFFFF
+        hashes = key_hashes(state, keys, unique_key, tags, tags_code, properties)
         with self.lock:
             now_ms = self._now_ms()
             if now_ms < self.last_time_ms:
@@ -225,9 +225,8 @@ class CommitLog:
             file.wrote = end
             state.put_count += 1
             state.put_bytes += size
-            fact = (state, offset, size, tags_code, now_ms, queue_offset, keys, unique_key, sys_flag, properties, tags)
             if len(self.facts) < FACTS_MAX:
-                self.facts.append(fact)
+                self.facts.append((state, offset, size, tags_code, now_ms, queue_offset, hashes, sys_flag, properties))
             if end > self._prefault_at:
                 self._prefault_at = self._allocator.prefault_ahead(file, end)
             self.lock_since_ms = 0
@@ -237,7 +236,7 @@ class CommitLog:
         self,
         topic: str,
         queue_id: int,
-        parts: Sequence[BatchPart],
+        batch: bytes,
         *,
         sys_flag: int = 0,
         born_time_ms: int = 0,
@@ -245,18 +244,18 @@ class CommitLog:
         store_host: bytes = LOCALHOST,
         reconsume_times: int = 0,
     ) -> BatchResult:
-        """Write a client's batch: a record for each part, all in one file, or nothing."""
+        """Write a client's batch: a record for each part, all in one file, or nothing. MessageError: malformed."""
         state = self._states.get((topic, queue_id)) or self._new_state(topic, queue_id)
-        parts = ended(parts)
-        known = known_of(parts)
-        refused = self._batch_refusal(state, parts, known, sys_flag)
+        read = read_parts(batch, state)
+        refused = self._batch_refusal(state, read, len(batch), sys_flag)
         if refused is not None:
             return BatchResult(refused.status, reason=refused.reason)
+        parts = read.all
         is_odd = self._with_record_crc or not state.topic_part or len(born_host) != 8 or len(store_host) != 8
         sizes = plain_sizes(parts, state.overhead_bytes)
         if is_odd:
             hosts = {"born_host": born_host, "store_host": store_host}
-            sizes = [self._size_of(state, part.body, part.properties, **hosts) for part in parts]
+            sizes = [self._size_of(state, body, properties, **hosts) for _, body, properties, _, _ in parts]
         total = sum(sizes)
         if total + BLANK_BYTES > self._file_bytes:
             return BatchResult(PutStatus.MESSAGE_ILLEGAL, reason=too_large("a batch", total, self._file_bytes))
@@ -273,26 +272,26 @@ class CommitLog:
             first = state.next_offset
             try:
                 if is_odd:
-                    records = [
+                    records = b"".join(
                         self._encode(
-                            state, part.body, part.properties, part.flag, first + index, offsets[index], sys_flag,
+                            state, body, properties, flag, first + index, offsets[index], sys_flag,
                             born_time_ms, born_host, now_ms, store_host, reconsume_times, 0,
                         )
-                        for index, part in enumerate(parts)
-                    ]  # fmt: skip
-                else:
-                    records = pack_parts(
-                        parts, sizes, offsets, state.topic_part, queue_id, first, sys_flag, born_time_ms, born_host,
-                        now_ms, store_host, reconsume_times,
+                        for index, (flag, body, properties, _, _) in enumerate(parts)
                     )  # fmt: skip
-                self._place(file, state, b"".join(records), now_ms)
+                else:
+                    records = write_records(
+                        parts, sizes, offsets, state, sys_flag, born_time_ms, born_host, now_ms, store_host,
+                        reconsume_times,
+                    )  # fmt: skip
+                self._place(file, state, records, now_ms)
             except (struct.error, MessageError, OSError) as exc:
                 refused = self._unfit(exc)
                 return BatchResult(refused.status, reason=refused.reason)
             state.next_offset = first + len(parts)
             state.put_count += len(parts)
             if len(self.facts) + len(parts) <= FACTS_MAX:
-                self.facts.extend(facts_of(parts, known, offsets, sizes, state, first, sys_flag, now_ms))
+                self.facts.extend(facts_of(parts, offsets, sizes, state, first, sys_flag, now_ms))
             self.lock_since_ms = 0
         return BatchResult(_PUT_OK, offsets, total, first, now_ms)
 
@@ -333,9 +332,8 @@ class CommitLog:
                 _TWO_I64_INTO(record, 20, queue_offset, offset)
                 _I64_INTO(record, 56, now_ms)
                 pieces += (record, state.topic_part, _I16(properties_bytes), properties)
-                facts.append(
-                    (state, offset, size, code, now_ms, queue_offset, keys, unique_key, sys_flag, properties, tags)
-                )
+                hashes = key_hashes(state, keys, unique_key, tags, code, properties)
+                facts.append((state, offset, size, code, now_ms, queue_offset, hashes, sys_flag, properties))
                 offset += size
             is_written = self._place_all(file, facts, b"".join(pieces), now_ms)
             self.lock_since_ms = 0
@@ -383,7 +381,8 @@ class CommitLog:
                     break
                 state.next_offset = queue_offset + 1
                 pieces += (head, body, state.topic_part, _I16(properties_bytes), properties)
-                facts.append((state, offset, size, code, now_ms, queue_offset, keys, unique_key, 0, properties, tags))
+                hashes = key_hashes(state, keys, unique_key, tags, code, properties)
+                facts.append((state, offset, size, code, now_ms, queue_offset, hashes, 0, properties))
                 offset += size
             is_written = self._place_all(file, facts, b"".join(pieces), now_ms)
             self.lock_since_ms = 0
@@ -394,7 +393,7 @@ class CommitLog:
         try:
             file.target[file.wrote : file.wrote + len(data)] = data
         except OSError:  # `append` tries again and says why
-            for state, _, _, _, _, queue_offset, _, _, sys_flag, _, _ in reversed(facts):
+            for state, _, _, _, _, queue_offset, _, sys_flag, _ in reversed(facts):
                 state.next_offset = state.next_offset if sys_flag & _NO_QUEUE else queue_offset
             return False
         file.store_time_ms = now_ms
@@ -479,10 +478,10 @@ class CommitLog:
                 queue.next_offset += 1
                 self._states[queue.key] = queue
             if len(self.facts) < FACTS_MAX:
+                hashes = key_hashes(state, keys, unique_key, None, tags_code, properties)
                 self.facts.append(
-                    (state, physical_offset, size, tags_code, now_ms, queue_offset, keys, unique_key, sys_flag,
-                     properties, None)
-                )  # fmt: skip
+                    (state, physical_offset, size, tags_code, now_ms, queue_offset, hashes, sys_flag, properties)
+                )
             self.lock_since_ms = 0
         return AppendResult(_PUT_OK, physical_offset, size, queue_offset, now_ms)
 
@@ -619,36 +618,22 @@ class CommitLog:
             body_bytes, properties, size, body_bytes_max=self._body_bytes_max, size_max=self._record_bytes_max
         )
 
-    def _batch_refusal(
-        self, state: QueueState, parts: Sequence[BatchPart], known: list[Known], sys_flag: int
-    ) -> AppendResult | None:
-        is_delayed = False
-        for _, _, _, asks_delay, _ in known:
-            is_delayed = is_delayed or asks_delay
-        if not parts or sys_flag & 0xC or is_delayed:
+    def _batch_refusal(self, state: QueueState, batch: Parts, batch_bytes: int, sys_flag: int) -> AppendResult | None:
+        if not batch.all or sys_flag & 0xC or batch.is_delayed:
             return self.refusal or AppendResult(
                 PutStatus.MESSAGE_ILLEGAL,
                 reason="a batch holds at least one message, no transaction and no delay: send those one by one",
             )
-        overhead, encoded_bytes, checked_bytes = state.overhead_bytes, 0, -1
-        for number, (_, body, properties) in enumerate(parts):
-            size = overhead + len(body) + len(properties)
-            encoded_bytes += size - overhead + BATCH_PART_BYTES_MIN
-            # What one may, all may that are not larger and break no rule of their own.
-            if (
-                size > checked_bytes
-                or len(properties) > PROPERTIES_BYTES_MAX
-                or len(body) > self._body_bytes_max
-                or known[number].is_inner
-            ):
-                refused = self._refused(state, len(body), properties, size, sys_flag)
-                if refused is not None:
-                    return refused
-                checked_bytes = max(size, checked_bytes)
-        if encoded_bytes > self._body_bytes_max:
+        for number in batch.suspects:
+            _, body, properties, _, _ = batch.all[number]
+            size = state.overhead_bytes + len(body) + len(properties)
+            refused = self._refused(state, len(body), properties, size, sys_flag)
+            if refused is not None:
+                return refused
+        if batch_bytes > self._body_bytes_max:
             return AppendResult(
                 PutStatus.MESSAGE_ILLEGAL,
-                reason=f"the batch has {encoded_bytes} bytes, the limit is {self._body_bytes_max} (maxMessageSize): "
+                reason=f"the batch has {batch_bytes} bytes, the limit is {self._body_bytes_max} (maxMessageSize): "
                 "send smaller batches",
             )
         return None

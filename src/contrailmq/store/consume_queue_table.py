@@ -140,7 +140,7 @@ class ConsumeQueueTable:
         The lines of `append` once more, because the calls would take half as long again.
         """
         queues, pack, with_ext = self._queues, pack_unit, self.ext is not None
-        for state, offset, size, code, time_ms, queue_offset, _, _, sys_flag, properties, _ in facts:
+        for state, offset, size, code, time_ms, queue_offset, _, sys_flag, properties in facts:
             if sys_flag & IN_NO_QUEUE:
                 if not sys_flag & SysFlag.TRANSACTION_PREPARED:
                     unit = unit_of(offset, size, time_ms, queue_offset, properties)

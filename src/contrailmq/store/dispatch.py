@@ -167,7 +167,7 @@ class Dispatcher:
 
     def _enter_units(self, chunk: list[DispatchFact]) -> None:
         append, bits = self._queues.append, b""
-        for state, offset, size, code, time_ms, queue_offset, _, _, sys_flag, properties, _ in chunk:
+        for state, offset, size, code, time_ms, queue_offset, _, sys_flag, properties in chunk:
             if self.hooks:
                 bits = self._filter_bits(state, queue_offset, code, time_ms, properties)
             if sys_flag & SysFlag.INNER_BATCH and not sys_flag & SysFlag.TRANSACTION_PREPARED:
@@ -181,15 +181,15 @@ class Dispatcher:
 
     def _with_delivery_time(self, fact: DispatchFact) -> DispatchFact:
         """The units of SCHEDULE_TOPIC_XXXX hold the time of delivery in place of a tag's hash."""
-        state, offset, size, _, time_ms, queue_offset, keys, unique_key, sys_flag, properties, tags = fact
+        state, offset, size, _, time_ms, queue_offset, hashes, sys_flag, properties = fact
         code = self._delay_levels.unit_tags_code(state.topic, decode_properties(properties), time_ms)
-        return state, offset, size, code, time_ms, queue_offset, keys, unique_key, sys_flag, properties, tags
+        return state, offset, size, code, time_ms, queue_offset, hashes, sys_flag, properties
 
     def _tell(self, chunk: list[DispatchFact]) -> None:
         listeners, watchers = self.listeners, self.watchers
         before: QueueState | None = None
         is_heard = False  # whether anyone listens to the queue of the record before; most records follow one of theirs
-        for state, _, _, code, time_ms, queue_offset, _, _, sys_flag, properties, _ in chunk:
+        for state, _, _, code, time_ms, queue_offset, _, sys_flag, properties in chunk:
             if state is not before:
                 before, is_heard = state, bool(listeners)
                 for queues, _ in watchers:

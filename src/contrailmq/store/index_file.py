@@ -32,6 +32,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
+
 from contrailmq.message.checksum import crc32
 from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.files import MADV_DONTNEED, MADV_RANDOM, Files
@@ -59,7 +61,6 @@ DAMAGED: Final = -2  # in place of a checksum, in the ledger: the next start mak
 _slot_at: Final = _SLOT.unpack_from
 _unit_at: Final = _UNIT.unpack_from
 _put_slot: Final = _SLOT.pack_into
-_pack_unit: Final = _UNIT.pack
 _put_header: Final = _HEADER.pack_into
 
 
@@ -249,51 +250,57 @@ class IndexFile:
 
     # --- putting
 
-    def put(self, key_hashes: Sequence[int], physical_offset: int, store_time_ms: int) -> int:
+    def put(self, key_hashes: list[int], physical_offset: int, store_time_ms: int) -> int:
         """Enter one message under these hashes; how many fitted (fewer only when the file is full then)."""
-        return self.put_all([(key_hash, physical_offset, store_time_ms) for key_hash in key_hashes])
+        return self.put_all([(key_hashes, physical_offset, store_time_ms)])
 
-    def put_all(self, items: Sequence[tuple[int, int, int]]) -> int:
-        """Enter (Java hash, physical offset, store time) in log order; how many went in before the file was full.
+    def put_all(self, records: Sequence[tuple[list[int], int, int]]) -> int:
+        """Enter (Java hashes, physical offset, store time) in log order; how many hashes before the file was full.
 
         Units go before slots and slots before the header, each once for all.
         """
         assert self._map is not None
         mapping, slots, start = self._map, self.slots, self._units_start
         number = first = self.count
-        if len(items) > self.units - number:
-            items = items[: self.units - number]
-        begin, time_ms, seconds = self.begin_time_ms, -1, 0
+        end, begin, time_ms, seconds = self.units, self.begin_time_ms, -1, 0
+        begin_offset, end_offset, end_time = self.begin_offset, self.end_offset, self.end_time_ms
         used_slots = self.used_slots
         newest: dict[int, int] = {}  # where a slot is -> the number that it gets
-        units: list[bytes] = []
-        for key_hash, physical_offset, store_time_ms in items:
+        units = BytesWriter()
+        for key_hashes, physical_offset, store_time_ms in records:
+            if number >= end:
+                break
             if store_time_ms != time_ms:
                 seconds = min((store_time_ms - begin) // 1000, SECONDS_MAX) if 0 < begin <= store_time_ms else 0
                 time_ms = store_time_ms
-            if key_hash < 0:
-                key_hash = stored_hash(key_hash)
-            slot = HEADER_BYTES + key_hash % slots * SLOT_BYTES
-            previous = newest.get(slot, 0)
-            if not previous:
-                previous = _slot_at(mapping, slot)[0]
-                if not 0 < previous < number:  # Java allows `count` itself, which is a unit that does not exist yet
-                    previous = 0
-                    used_slots += 1
-            newest[slot] = number
-            units.append(_pack_unit(key_hash, physical_offset, seconds, previous))
-            if number == 1:  # after its own seconds were computed from the end of the file before
-                begin, seconds = store_time_ms, 0
-            number += 1
+            for key_hash in key_hashes:
+                if number >= end:
+                    break
+                if key_hash < 0:
+                    key_hash = stored_hash(key_hash)
+                slot = HEADER_BYTES + key_hash % slots * SLOT_BYTES
+                previous = newest.get(slot, 0)
+                if not previous:
+                    previous = _slot_at(mapping, slot)[0]
+                    if not 0 < previous < number:  # Java allows `count` itself, which is a unit that does not exist yet
+                        previous = 0
+                        used_slots += 1
+                newest[slot] = number
+                write_i32_be(units, key_hash)
+                write_i64_be(units, physical_offset)
+                write_i32_be(units, seconds)
+                write_i32_be(units, previous)
+                if number == 1:  # after its own seconds were computed from the end of the file before
+                    begin_offset, begin, seconds = physical_offset, store_time_ms, 0
+                number += 1
+                end_offset, end_time = physical_offset, store_time_ms
         if number > first:
-            mapping[start + first * UNIT_BYTES : start + number * UNIT_BYTES] = b"".join(units)
-            if first == 1:
-                self.begin_offset, self.begin_time_ms = items[0][1], begin
+            mapping[start + first * UNIT_BYTES : start + number * UNIT_BYTES] = units.getvalue()
             for slot, newest_number in newest.items():
                 _put_slot(mapping, slot, newest_number)
-            _, end_offset, end_time = items[-1]
-            self.end_offset, self.end_time_ms, self.used_slots = end_offset, end_time, used_slots
-            _put_header(mapping, 0, begin, end_time, self.begin_offset, end_offset, used_slots, number)
+            self.begin_time_ms, self.end_time_ms = begin, end_time
+            self.begin_offset, self.end_offset, self.used_slots = begin_offset, end_offset, used_slots
+            _put_header(mapping, 0, begin, end_time, begin_offset, end_offset, used_slots, number)
             self.count = number
             if number - self._marked_count >= MARK_UNITS or number >= self.units:
                 self.mark()

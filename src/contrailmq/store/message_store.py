@@ -41,7 +41,6 @@ from contrailmq.store.parts import build_parts
 from contrailmq.store.putting import Putter
 from contrailmq.store.queue_ledger import read_ledger
 from contrailmq.store.rebuild_places import finish_interrupted
-from contrailmq.store.record import BatchPart
 from contrailmq.store.recovery import RecoveryReport, load_index, recover
 from contrailmq.store.stats import StoreStats
 from contrailmq.store.status import (
@@ -412,7 +411,7 @@ class MessageStore(StoreReads):
         self,
         topic: str,
         queue_id: int,
-        parts: Sequence[BatchPart],
+        batch: bytes,
         *,
         sys_flag: int = 0,
         born_time_ms: int = 0,
@@ -420,11 +419,14 @@ class MessageStore(StoreReads):
         store_host: bytes = LOCALHOST,
         reconsume_times: int = 0,
     ) -> BatchResult:
-        """A client's batch as one record for each part, in one file, all or nothing. Neither durable nor dispatched."""
+        """A client's batch as one record for each part, in one file, all or nothing. Neither durable nor dispatched.
+
+        Raises MessageError for one that is malformed (message/batch.py has its form).
+        """
         return self._log.append_batch(
             topic,
             queue_id,
-            parts,
+            batch,
             sys_flag=sys_flag,
             born_time_ms=born_time_ms,
             born_host=born_host,

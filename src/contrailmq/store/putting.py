@@ -128,8 +128,9 @@ class Putter:
             rest = news[len(results) :] if results else news
             facts = self._log.append_many(rest, queue_id, born_time_ms=started_ms, host=host)
             took = max(0, self._now_ms() - started_ms)
-            for fact in facts:
-                _, offset, size, _, time_ms, queue_offset, _, key, _, _, _ = fact
+            for number, fact in enumerate(facts):
+                _, offset, size, _, time_ms, queue_offset, _, _, _ = fact
+                key = rest[number][5]
                 results.append(
                     _result(PutResult, (_PUT_OK, key, queue_id, queue_offset, offset, size, time_ms, host, "", took))
                 )

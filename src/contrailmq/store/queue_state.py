@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from contrailmq.message import TOPIC_BYTES_MAX, SystemTopic
+from functools import lru_cache
+from typing import Final
+
+from contrailmq.message import TOPIC_BYTES_MAX, SystemTopic, java_hash, tags_code
 from contrailmq.message.record import HEAD_V4_BYTES
 from contrailmq.store.refusals import topic_refusal
+
+TAG_KIND: Final = "T"  # between topic and tag in the text that the index hashes
+_TAGS_MAX: Final = 4_096  # of a queue that are remembered
 
 
 class QueueState:
@@ -13,12 +19,16 @@ class QueueState:
     __slots__ = (
         "is_schedule",
         "key",
+        "key_seed",
         "next_offset",
         "overhead_bytes",
         "put_bytes",
         "put_count",
         "queue_id",
         "refusal",
+        "tag_hashes",
+        "tag_seed",
+        "tags_met",
         "topic",
         "topic_part",
     )
@@ -35,12 +45,37 @@ class QueueState:
         self.is_schedule = topic == SystemTopic.SCHEDULE  # its units hold delivery times
         self.put_count = 0
         self.put_bytes = 0
+        self.key_seed, self.tag_seed = _seeds(topic)
+        self.tag_hashes: dict[str, int] = {}  # for the index
+        self.tags_met: dict[bytes, tuple[int, int]] = {}  # UTF-8 -> code and hash for the index
+
+    def meet_tags(self, tags: str) -> int:
+        """The hash under which the index enters these tags, remembered."""
+        if len(self.tag_hashes) >= _TAGS_MAX:
+            self.tag_hashes.clear()
+        tag_hash = self.tag_hashes[tags] = java_hash(tags, seed=self.tag_seed)
+        return tag_hash
+
+    def meet_encoded_tags(self, tags: bytes) -> tuple[int, int]:
+        """Their code for queues and their hash for the index, remembered."""
+        if len(self.tags_met) >= _TAGS_MAX:
+            self.tags_met.clear()
+        text = str(tags, "utf-8", "replace")
+        met = self.tags_met[tags] = tags_code(text), java_hash(text, seed=self.tag_seed)
+        return met
 
 
-DispatchFact = tuple[QueueState, int, int, int, int, int, str | None, str | None, int, bytes, str | None]
+@lru_cache(maxsize=10_000)
+def _seeds(topic: str) -> tuple[int, int]:
+    """Hashes of what stands before a key and before a tag in the texts that the index hashes."""
+    seed = java_hash(topic + "#")
+    return seed, java_hash(f"{TAG_KIND}#", seed=seed)
+
+
+DispatchFact = tuple[QueueState, int, int, int, int, int, list[int], int, bytes]
 """What append leaves for dispatch about one record, as a plain tuple because it is made for each message:
-state, physical offset, size in bytes, tags code, store time (ms), queue offset, keys, unique key, system flag,
-properties, and the tags where the caller of append knew them (None says nothing)."""
+state, physical offset, size in bytes, tags code, store time (ms), queue offset, key hashes (keys.py), system flag and
+properties."""
 
 NewRecord = tuple[str, bytes, bytes, int, str | None, str | None, str | None, int]
 """topic, body, properties, tags code, keys, unique key, tags, flag"""

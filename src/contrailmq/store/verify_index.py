@@ -17,8 +17,8 @@ from typing import Final, NamedTuple
 
 from contrailmq.message import Property, SysFlag, java_hash
 from contrailmq.store.findings import VerifyReport
-from contrailmq.store.index import TAG_KIND
 from contrailmq.store.index_file import IndexFile, seconds_since, stored_hash
+from contrailmq.store.queue_state import TAG_KIND
 
 _NOWHERE: Final = 2**63  # behind every record
 
