@@ -37,6 +37,7 @@ _TOPIC: Final = "Orders"  # the one that write_log fills
 _TOPIC_WITH_HEADERS: Final = "OrdersWithHeaders"
 _METADATA: Final = "topic,queueId,queueOffset,physicalOffset,storeTimestamp"
 _TEN_COLUMNS: Final = "topic,queueId,queueOffset,storeTimestamp,bornTimestamp,msgId,tags,keys,body,properties"
+_NINE_COLUMNS: Final = _TEN_COLUMNS.removesuffix(",properties")
 _KAFKAS_COLUMNS: Final = "keys,body,topic,queueId,queueOffset,storeTimestamp"
 _WARM_ROUNDS: Final = 2
 _WRITTEN_SHARE: Final = 4  # the cases that write have a log of their own, so many times smaller: disks fill up
@@ -271,6 +272,8 @@ class Bench:
                      lambda: parquet(stream(columns=ten))),
             Case("files, AvailableNow, without properties -> Parquet", 1.0, "stream parquet",
                  lambda: parquet(stream(properties="none"))),
+            Case("files, AvailableNow, nine columns -> Parquet", 1.0, "stream parquet",
+                 lambda: parquet(stream(columns=_NINE_COLUMNS))),
             Case("files, AvailableNow, Kafka's columns -> Parquet", None, "stream parquet",
                  lambda: parquet(stream(columns=alike))),
             Case("files, AvailableNow -> archive", 1.5, "stream parquet", self.stream_archive),
