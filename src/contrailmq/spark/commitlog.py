@@ -5,7 +5,8 @@
 
 A DataFrame is a snapshot: it is planned once, up to the confirmed end of the log then, and read again the same.
 A stream's offsets are physical offsets per store directory, always the beginning of a record, and what lies between two
-of them is a pure function of the files. New store directories behind a glob are found while a stream runs.
+of them is a pure function of the log. New store directories behind a glob are found while a stream runs. A store stays
+the same under another name (a link to it, its commitlog directory).
 
 Parameter names of the methods below are Spark's contract (it calls by keyword). pyspark has no types that mypy can use
 here, hence the ignores at its base classes. `pushFilters` is left out on purpose:
@@ -49,7 +50,9 @@ from contrailmq.spark.store_files import (
     confirmed_end,
     find_stores,
     log_files,
+    queue_files,
     record_at_or_after,
+    store_identity,
 )
 from contrailmq.spark.task_process import freezing
 from contrailmq.spark.worker_daemon import end_quietly
@@ -232,7 +235,8 @@ class CommitLogReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> list[InputPartition]:
         stores = find_stores(self._pattern)
-        ends = {store: confirmed_end(store) for store in stores}
+        _check_queues(stores, self._settings.selection)
+        ends = {store: confirmed_end(store, skips_damage=self._settings.skip_corrupt) for store in stores}
         return _planned(
             {store: (_first_offset(store), ends[store]) for store in stores}, self._settings, self._partitions_min
         )
@@ -263,9 +267,11 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._final_ends: dict[str, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
+        stores = find_stores(self._pattern)
+        _check_queues(stores, self._settings.selection)
         if self._begins_at_end:
             return _offset_json(self._ends())
-        return _offset_json({store: _first_offset(store) for store in find_stores(self._pattern)})
+        return _offset_json({store_identity(store): _first_offset(store) for store in stores})
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxBytes(self._bytes_per_trigger) if self._bytes_per_trigger else ReadAllAvailable()
@@ -276,6 +282,13 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begins = _offsets_of(start)
         ends = self._final_ends if self._final_ends is not None else self._ends()
+        for store, end in ends.items():
+            if end < begins.get(store, 0) and self._settings.fail_on_data_loss:
+                raise StoreFilesError(
+                    f"{store} was read up to {begins[store]}, but its log ends at {end} now: another store took its "
+                    "place, or messages were lost; start a new query, or set failOnDataLoss=false to wait until the "
+                    "log has grown past that offset"
+                )
         reached = {store: max(end, begins.get(store, 0)) for store, end in ends.items()}
         if isinstance(limit, ReadMaxBytes):
             reached = _share(begins, reached, limit.max_bytes)
@@ -287,9 +300,10 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begins = _offsets_of(start)
+        paths = {store_identity(path): path for path in find_stores(self._pattern)}
         between: dict[str, tuple[int, int]] = {}
-        for store, stop in sorted(_offsets_of(end).items()):
-            begin = begins.get(store)
+        for identity, stop in sorted(_offsets_of(end).items()):
+            begin, store = begins.get(identity), paths.get(identity, identity)
             if begin == stop:
                 continue
             first = _first_offset(store)
@@ -311,9 +325,33 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return freezing(read_part(partition.part, self._settings))
 
     def _ends(self) -> dict[str, int]:
-        for store in find_stores(self._pattern):
-            self._known_ends[store] = confirmed_end(store, known_end=self._known_ends.get(store, 0))
+        skips = self._settings.skip_corrupt
+        for path in find_stores(self._pattern):
+            store = store_identity(path)
+            known_end = self._known_ends.get(store, 0)
+            self._known_ends[store] = confirmed_end(path, known_end=known_end, skips_damage=skips)
         return dict(self._known_ends)
+
+
+def _check_queues(stores: list[str], selection: Selection) -> None:
+    """Refuse bounds for queues that the stores do not have, as far as they have queues at all."""
+    if selection.restore_real_topic:
+        return  # of a message that waits, the real queue may have none yet
+    held = {(queue.topic, queue.queue_id) for store in stores for queue in queue_files(store)}
+    for bounds in (
+        selection.starting_offsets,
+        selection.ending_offsets,
+        selection.starting_times_ms,
+        selection.ending_times_ms,
+    ):
+        for topic, queue_id in bounds:
+            if held and (topic, queue_id) not in held:
+                ids = sorted(found for name, found in held if name == topic)
+                has = f"it has {', '.join(map(str, ids[:20]))} of that topic" if ids else "it has no such topic"
+                raise OptionError(
+                    f"offsets or times are given for queue {queue_id} of {topic!r}, which {', '.join(stores)} does "
+                    f"not have: {has}"
+                )
 
 
 def _planned(between: dict[str, tuple[int, int]], settings: LogSettings, partitions_min: int) -> list[InputPartition]:
@@ -356,4 +394,4 @@ def _offsets_of(offset: dict[str, Any]) -> dict[str, int]:
         raise OptionError(
             f"the checkpoint's offset {offset!r} is of another version than {_VERSION}: start a new query"
         )
-    return {str(store): int(value) for store, value in offset["stores"].items()}
+    return {store_identity(str(store)): int(value) for store, value in offset["stores"].items()}

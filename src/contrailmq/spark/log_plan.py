@@ -1,11 +1,12 @@
 """Reading a store's files as batches: the plan (on the driver) and the work of one part (anywhere).
 
 Both are plain functions over plain values, so a Spark task, a process of a pool and a test call the same code. A part
-is either a byte range of one log file, or runs of consume-queue units that point into one log file.
+is a byte range of one log file, walked record by record or, when asked for topics, along the units of the consume
+queues (unit_scan.py). Both give the same rows in the same parts: a stream that repeats a batch finds each row where it
+was, whatever became of the queues meanwhile.
 
-**From the queues** only when asked for topics, and only when the store was closed in order (no `abort` file): then
-every unit is on disk. A running broker writes its queues a little later than the log and each at its own pace;
-planning from them would lose rows. The log behind the newest unit is read as byte ranges in either case.
+**What no file holds** is a part as well, and damage like any other. Only bytes before the log's first file may have
+been cleaned away since the plan began, which is loss.
 
 **Who sees what.** A part says which host planned it. A host that cannot read the part's file tells both names; a file
 that is gone from a directory that is there was deleted meanwhile, which is loss and may be allowed.
@@ -13,35 +14,31 @@ that is gone from a directory that is there was deleted meanwhile, which is loss
 
 from __future__ import annotations
 
+import itertools
 import logging
-import mmap
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from contrailmq.spark.columns import View
 from contrailmq.spark.decode import Decoder, Selection
-from contrailmq.spark.records import Records, gather
-from contrailmq.spark.scan import BLOCK_BYTES, BLOCK_ROWS, BadStretch, CorruptLogError, Range, scan
+from contrailmq.spark.records import Records
+from contrailmq.spark.scan import BLOCK_BYTES, BadStretch, CorruptLogError, Range, scan
 from contrailmq.spark.store_files import (
     RANGE_BYTES,
-    QueueFiles,
     StoreFilesError,
     first_record,
-    first_units_at,
-    joined,
     log_files,
     plan_ranges,
-    queue_end,
-    queue_files,
-    read_places,
+    queue_folders,
 )
+from contrailmq.spark.unit_scan import scan_along_units
 
+_QUEUES_MAX: Final = 1000  # of a store that is read along its queues: each task looks into all of them
 _CLOCK_STEP_MS: Final = 600_000
 _log: Final = logging.getLogger(__name__)
 
@@ -67,56 +64,31 @@ class LogSettings:
         return not self.fail_on_data_loss
 
 
-class UnitRun(NamedTuple):
-    """Units of one queue, by queue offset: half-open."""
-
-    queue: QueueFiles
-    first: int
-    stop: int
-
-
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """The work of one task: `runs` of units that point into `range`, or the range itself when there are none."""
+    """The work of one task: a range of the log, along the queues of `store` for `topics` if these are given."""
 
     range: Range
-    runs: tuple[UnitRun, ...] = ()
+    store: str = ""
+    topics: frozenset[str] | None = None
     planned_on: str = field(default_factory=socket.gethostname, compare=False)
 
 
 def plan_parts(store: str, start: int, stop: int, settings: LogSettings) -> list[LogPart]:
     """Parts that together hold every selected record between two physical offsets, in log order."""
     ranges = plan_ranges(store, start, stop, range_bytes=settings.range_bytes)
+    if settings.may_be_gone and ranges and ranges[0].is_missing and len(ranges) > 1:
+        _log.warning("%s: %d to %d was deleted before it was read", ranges[0].path, ranges[0].start, ranges[0].stop)
+        del ranges[0]
     ranges = _within_time(store, ranges, settings.selection)
-    topics = settings.selection.topics
-    use_queues = topics is not None and settings.plan != "log" and not settings.selection.restore_real_topic
-    if use_queues and os.path.exists(os.path.join(store, "abort")):
-        if settings.plan == "queue":
-            raise StoreFilesError(
-                f"{store} is open or was not closed in order (its file abort says so), so its queues may lack messages "
-                "that the log holds: read it with plan=auto or plan=log"
-            )
-        use_queues = False
-    if not use_queues:
-        return [LogPart(part) for part in ranges]
-    all_queues = queue_files(store)
-    dispatched = max(map(queue_end, all_queues), default=0)
-    from_queues = [part for part in ranges if part.stop <= dispatched]
-    runs = _runs_of([queue for queue in all_queues if topics and queue.topic in topics], from_queues)
-    parts = [LogPart(part, part_runs) for part, part_runs in zip(from_queues, runs, strict=True) if part_runs]
-    return parts + [LogPart(part) for part in ranges if part.stop > dispatched]
+    along = settings.selection.topics if _goes_along_queues(store, settings) else None
+    return [LogPart(part, store, along) for part in ranges]
 
 
-def _runs_of(queues: list[QueueFiles], ranges: list[Range]) -> list[tuple[UnitRun, ...]]:
-    """For each range the units that point into it."""
-    runs: list[list[UnitRun]] = [[] for _ in ranges]
-    for queue in queues:
-        firsts = first_units_at(queue, [part.start for part in ranges])
-        stops = first_units_at(queue, [part.stop for part in ranges])
-        for found, first, stop in zip(runs, firsts, stops, strict=True):
-            if first < stop:
-                found.append(UnitRun(queue, first, stop))
-    return [tuple(found) for found in runs]
+def _goes_along_queues(store: str, settings: LogSettings) -> bool:
+    if settings.plan != "auto" or settings.selection.topics is None or settings.selection.restore_real_topic:
+        return settings.plan == "queue"
+    return sum(1 for _ in itertools.islice(queue_folders(store), _QUEUES_MAX + 1)) <= _QUEUES_MAX
 
 
 def _within_time(store: str, ranges: list[Range], selection: Selection) -> list[Range]:
@@ -172,9 +144,13 @@ def scan_part(
     part: LogPart, *, check_crc: bool, block_bytes: int = BLOCK_BYTES, may_be_gone: bool = False
 ) -> Iterator[Records | BadStretch]:
     """Blocks and bad stretches of a part. A file that cannot be read raises with the hosts that saw it or not."""
-    kind = _scan_units if part.runs else _scan_range
     try:
-        yield from kind(part, check_crc=check_crc, block_bytes=block_bytes)
+        if part.topics is None or part.range.is_missing:
+            yield from scan(part.range, check_crc=check_crc, block_bytes=block_bytes)
+        else:
+            yield from scan_along_units(
+                part.range, part.store, part.topics, check_crc=check_crc, block_bytes=block_bytes
+            )
     except OSError as exc:
         path, folder = part.range.path, os.path.dirname(part.range.path)
         is_deleted = isinstance(exc, FileNotFoundError) and os.path.isdir(folder)
@@ -191,48 +167,3 @@ def scan_part(
                 + ("there but may not be read" if os.path.isdir(folder) else "not there on this host")
             )
         ) from exc
-
-
-def _scan_range(part: LogPart, *, check_crc: bool, block_bytes: int) -> Iterator[Records | BadStretch]:
-    return scan(part.range, check_crc=check_crc, block_bytes=block_bytes)
-
-
-def _scan_units(part: LogPart, *, check_crc: bool, block_bytes: int) -> Iterator[Records | BadStretch]:
-    """Records that units point to. A unit that points to anything but its record is damage of the store."""
-    places = [read_places(run.queue, run.first, run.stop) for run in part.runs]
-    queue_id = np.concatenate(
-        [np.full(len(place[0]), run.queue.queue_id) for run, place in zip(part.runs, places, strict=True)]
-    )
-    physical_offset, size, queue_offset = joined(places)
-    order = np.argsort(physical_offset, kind="stable")
-    physical_offset, size = physical_offset[order], size[order]
-    if len(size) and bool((physical_offset[1:] == (physical_offset + size)[:-1]).all()):
-        # No other record lies between these: to walk the log from the first to the last costs less.
-        begin, end = int(physical_offset[0]), int(physical_offset[-1] + size[-1])
-        stretch = replace(part.range, start=begin, stop=end, limit=end, is_aligned=True)
-        yield from scan(stretch, check_crc=check_crc, block_bytes=block_bytes)
-        return
-    queue_offset, queue_id = queue_offset[order], queue_id[order]
-    with open(part.range.path, "rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    data = np.frombuffer(mapped, dtype=np.uint8)
-    row = 0
-    while row < len(size):
-        within = np.searchsorted(np.cumsum(size[row : row + BLOCK_ROWS]), block_bytes) + 1
-        rows = slice(row, row + int(within))
-        row = rows.stop
-        records = gather(data, physical_offset[rows] - part.range.base)
-        as_stated = (
-            records.sound
-            & (records.size == size[rows])
-            & (records.physical_offset == physical_offset[rows])
-            & (records.queue_offset == queue_offset[rows])
-            & (records.queue_id == queue_id[rows])
-        )
-        if check_crc and as_stated.all():
-            as_stated &= ~records.bad_bodies()
-        for bad in np.flatnonzero(~as_stated).tolist():
-            start = part.range.base + int(records.position[bad])
-            reason = "a consume-queue unit that points to no such whole record"
-            yield BadStretch(part.range.path, start, start + int(size[rows][bad]), reason)
-        yield records if as_stated.all() else records.select(as_stated)

@@ -112,7 +112,7 @@ def parse_offsets(text: str, option: str) -> OffsetsJson:
             if all(not isinstance(value, dict) for value in brokers.values()):
                 brokers = {ANY_BROKER: brokers}
             found[topic] = {
-                broker: {int(queue): int(offset) for queue, offset in queues.items()}
+                broker: {int(queue): _whole(offset) for queue, offset in queues.items()}
                 for broker, queues in brokers.items()
             }
     except (ValueError, AttributeError, TypeError) as exc:
@@ -120,6 +120,13 @@ def parse_offsets(text: str, option: str) -> OffsetsJson:
             f'option {option} is not offsets as JSON, {{"topic": {{"broker": {{"0": 23}}}}}}: {text[:80]!r} ({exc})'
         ) from exc
     return found
+
+
+def _whole(value: object) -> int:
+    """An offset or a time as it stands in JSON: 1.5 and true are none."""
+    if isinstance(value, bool | float) or not isinstance(value, int | str):
+        raise TypeError(f"{value!r} is no whole number")
+    return int(value)
 
 
 def check_offsets(found: OffsetsJson, option: str, *, refused: int | None) -> None:

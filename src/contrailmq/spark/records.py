@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from contrailmq.message import SysFlag
 from contrailmq.message.checksum import crc32
-from contrailmq.store.record import MAGIC_V2
+from contrailmq.store.record import CRC_PROPERTY_BYTES, MAGIC_V2, encode_crc_property
 
 Int = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -62,6 +62,7 @@ _LAYOUTS: Final = tuple(
     )
     for shape in range(4)
 )
+_CRC_NAME: Final = b"__CRC32#\x01"
 assert [layout.itemsize for layout in _LAYOUTS] == [88, 100, 100, 112]
 _INTEGERS: Final = tuple(name for name in _LAYOUTS[0].names or () if not name.endswith("_host"))
 
@@ -120,6 +121,19 @@ class Records:
         start, end = self.body_start.tolist(), (self.body_start + self.body_bytes).tolist()
         computed = np.array([crc32(view[a:b]) for a, b in zip(start, end, strict=True)], dtype=np.int64)
         bad: Mask = ((computed & 0x7FFFFFFF) != self.body_crc) & (self.body_bytes > 0)
+        return bad
+
+    def bad_records(self) -> Mask:
+        """Rows that end in a checksum of the whole record (enabledAppendPropCRC), or nearly, which is not theirs."""
+        end = self.position + self.size
+        bad = np.zeros(len(self), np.bool_)
+        has_room = np.flatnonzero(self.properties_bytes >= CRC_PROPERTY_BYTES)
+        begin = end[has_room] - CRC_PROPERTY_BYTES
+        alike = sum((self.data[begin + at] == _CRC_NAME[at]).astype(np.int8) for at in (0, 3, 8))
+        for row in has_room[np.asarray(alike) >= 2].tolist():
+            start, behind = int(self.position[row]), int(end[row]) - CRC_PROPERTY_BYTES
+            computed = crc32(self.data.data[start:behind]) & 0x7FFFFFFF
+            bad[row] = self.data.data[behind : behind + CRC_PROPERTY_BYTES] != encode_crc_property(computed)
         return bad
 
 

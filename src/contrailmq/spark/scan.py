@@ -11,7 +11,8 @@ record belongs to the range in which it *starts*. Three rules make the ranges ad
    a damaged record at the head of the next range would be skipped by both, silently.
 
 A broken chain, or parts that do not add up, is a bad stretch: it runs to the next record found by rule 1 (or to the end
-of the range of data). A record whose body fails its CRC is a bad stretch of one record; the chain goes on.
+of the range of data). A record whose body fails its CRC, or that fails one of its own, is a bad stretch of one record;
+the chain goes on.
 
 A body that holds a copy of a record *with the very physical offset at which that copy comes to lie* would fool rule 1;
 only ranges that begin inside such a body are affected, and the file's first range never is.
@@ -78,6 +79,7 @@ class Range:
     stop: int
     limit: int  # nothing at or beyond is read: the end of the file or of the confirmed log, whichever is lower
     is_aligned: bool  # a record is known to begin at start
+    is_missing: bool = False  # no file holds these bytes; `path` is the directory that should
 
 
 def scan(
@@ -93,6 +95,9 @@ def scan(
     With `ends_at_break` a break of the chain is the last thing that is given, and how far it reaches is not sought:
     behind the end of a live log that would mean to look through a gigabyte of unwritten space.
     """
+    if part.is_missing:
+        yield BadStretch(part.path, part.start, part.stop, "bytes that no log file holds")
+        return
     with open(part.path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size == 0:
@@ -166,15 +171,17 @@ def scan_buffer(
 
 
 def _checked(records: Records, path: str, base: int, *, check_crc: bool) -> Iterator[Records | BadStretch]:
-    """The block without rows whose body fails its CRC, and a stretch for each of those."""
+    """The block without rows that fail their CRC, of the body or of all, and a stretch for each of those."""
     if not len(records):
         return
     if check_crc:
-        bad = records.bad_bodies()
+        bad_bodies, bad_records = records.bad_bodies(), records.bad_records()
+        bad = bad_bodies | bad_records
         if bad.any():
             for row in np.flatnonzero(bad).tolist():
                 start = base + int(records.position[row])
-                yield BadStretch(path, start, start + int(records.size[row]), "a body that fails its CRC")
+                what = "a body" if bad_bodies[row] else "a record"
+                yield BadStretch(path, start, start + int(records.size[row]), f"{what} that fails its CRC")
             records = records.select(~bad)
     if len(records):
         yield records

@@ -5,7 +5,8 @@ end that look like good records. So a reader may neither stop at the first thing
 hide everything behind it) nor read on from there (stale records would rise again). The confirmed end settles it:
 
 1. Everything below the highest end that any consume queue points to was once a whole record. What is not one today is
-   damage, and is reported.
+   damage, and is reported; so are bytes that no file holds, be a file gone or cut short. Whoever passes over damage
+   believes only units that point to a whole record: one that is wrong must not place the end where nothing is yet.
 2. From there the chain is followed as far as records are whole, CRC included. What follows is not part of the log.
 
 Without consume queues rule 2 starts at the last log file that begins with a record, as a broker's recovery does.
@@ -31,6 +32,7 @@ from contrailmq.store.record import BLANK_MAGIC
 
 RANGE_BYTES: Final = 64 * 1024 * 1024  # of log per task
 UNIT_BYTES: Final = 20
+_UNITS_TO_BELIEVE: Final = 16  # at a queue's end: as many may point to damage before the queue tells nothing
 _UNITS_FOR_A_SEARCH: Final = 500  # that are read in the time of a bisection
 _UNIT: Final = struct.Struct(">qiq")  # physical offset, size, tags code
 _PRE_BLANK_SIZE: Final = 2147483647  # RocketMQ fills the head of a queue that starts late with such units
@@ -58,16 +60,30 @@ class QueueFiles(NamedTuple):
 
 
 def find_stores(pattern: str) -> list[str]:
-    """Store directories behind a comma list of paths and globs, sorted; each must hold a commit log."""
+    """Store directories behind a comma list of paths and globs, each once; each must hold a commit log."""
     found: list[str] = []
     for text in pattern.split(","):
         matches = sorted(glob.glob(text.strip())) if glob.has_magic(text) else [text.strip()]
         if not matches:
             raise StoreFilesError(f"nothing matches {text.strip()!r} on host {socket.gethostname()}")
-        found.extend(os.path.abspath(match) for match in matches)
+        found.extend(_root_of(os.path.abspath(match)) for match in matches)
     for store in found:
         log_files(store)
-    return list(dict.fromkeys(found))
+    return list({store_identity(store): store for store in reversed(found)}.values())[::-1]
+
+
+def store_identity(store: str) -> str:
+    """The same for every name that a store has on this host: links, and its commitlog directory."""
+    return os.path.realpath(_root_of(store))
+
+
+def _root_of(path: str) -> str:
+    """The store whose commit log a path is, or the path itself."""
+    root, name = os.path.split(os.path.realpath(path))
+    if name != "commitlog" or os.path.isdir(os.path.join(path, "commitlog")):
+        return path
+    parent = os.path.dirname(path)
+    return parent if os.path.realpath(parent) == root else root
 
 
 def log_files(store: str) -> list[LogFile]:
@@ -105,19 +121,24 @@ def queue_files(store: str, topics: Iterable[str] | None = None) -> list[QueueFi
 
 def queue_files_under(folder: str, topics: Iterable[str] | None = None) -> list[QueueFiles]:
     """Every consume queue below a directory, by topic and queue id."""
-    root = Path(folder)
-    if not root.is_dir():
-        return []
     wanted = None if topics is None else set(topics)
     found: list[QueueFiles] = []
-    for topic in sorted(root.iterdir()):
-        if (wanted is not None and topic.name not in wanted) or not topic.is_dir():
-            continue
-        for queue in topic.iterdir():
-            if queue.name.isdecimal() and queue.is_dir():
-                paths = sorted(str(path) for path in queue.iterdir() if path.name.isdecimal())
-                found.append(QueueFiles(topic.name, int(queue.name), tuple(paths)))
+    for queue in _queue_folders_under(folder, wanted):
+        paths = sorted(str(path) for path in queue.iterdir() if path.name.isdecimal())
+        found.append(QueueFiles(queue.parent.name, int(queue.name), tuple(paths)))
     return sorted(found)
+
+
+def queue_folders(store: str) -> Iterator[Path]:
+    """The directory of every consume queue of a store."""
+    return _queue_folders_under(os.path.join(store, "consumequeue"), None)
+
+
+def _queue_folders_under(folder: str, topics: set[str] | None) -> Iterator[Path]:
+    root = Path(folder)
+    for topic in root.iterdir() if root.is_dir() else ():
+        if (topics is None or topic.name in topics) and topic.is_dir():
+            yield from (queue for queue in topic.iterdir() if queue.name.isdecimal() and queue.is_dir())
 
 
 def read_units(queue: QueueFiles, first: int = 0, stop: int = 2**63 - 1) -> Units:
@@ -140,10 +161,10 @@ def read_places(queue: QueueFiles, first: int, stop: int) -> tuple[Int, Int, Int
         found = (raw["physical_offset"].astype(np.int64), size, queue_offset)
         is_blank = size == _PRE_BLANK_SIZE
         pieces.append((found[0][~is_blank], found[1][~is_blank], found[2][~is_blank]) if is_blank.any() else found)
-    return joined(pieces)
+    return _joined(pieces)
 
 
-def joined(pieces: Sequence[tuple[Int, Int, Int]]) -> tuple[Int, Int, Int]:
+def _joined(pieces: Sequence[tuple[Int, Int, Int]]) -> tuple[Int, Int, Int]:
     """Three columns each, one piece after the other."""
     if len(pieces) == 1:
         return pieces[0]
@@ -172,11 +193,11 @@ UNIT: Final = np.dtype([("physical_offset", "i8"), ("size", "i8"), ("tags_code",
 
 def units_between(queue: QueueFiles, start: int, stop: int) -> tuple[int, int]:
     """Queue offsets of the units that point between two physical offsets: they are in the order of the log."""
-    first, last = first_units_at(queue, [start, stop])
+    first, last = _first_units_at(queue, [start, stop])
     return first, last
 
 
-def first_units_at(queue: QueueFiles, places: Sequence[int]) -> list[int]:
+def _first_units_at(queue: QueueFiles, places: Sequence[int]) -> list[int]:
     """For each place of the log the first queue offset whose unit points at or beyond it; the queue's end if none does.
 
     Found by bisection, some fifteen small reads for a place, unless the queue is short: then all units are read once.
@@ -243,16 +264,45 @@ def _unit_at(descriptor: int, index: int) -> tuple[int, int, int]:
     return physical_offset, size_bytes, tags_code
 
 
-def confirmed_end(store: str, *, known_end: int = 0) -> int:
-    """The physical offset up to which the log may be read. `known_end` is an end found earlier, from which to go on."""
+def confirmed_end(store: str, *, known_end: int = 0, skips_damage: bool = False) -> int:
+    """The physical offset up to which the log may be read. `known_end` is an end found earlier, from which to go on.
+
+    For a reader that `skips_damage` it is the end of a whole record.
+    """
     files = log_files(store)
     if not files:
         return known_end
-    dispatched = known_end or max((queue_end(queue) for queue in queue_files(store)), default=0)
+    dispatched = known_end or (_whole_end(store, files) if skips_damage else dispatched_end(store))
     if dispatched == 0:
         file = next((file for file in reversed(files) if first_record(file) is not None), files[0])
         return _follow_whole(files, file.base)
     return max(dispatched, _follow_whole(files, dispatched))
+
+
+def dispatched_end(store: str) -> int:
+    """The highest end that any consume queue points to, or 0."""
+    return max(map(queue_end, queue_files(store)), default=0)
+
+
+def _whole_end(store: str, files: list[LogFile]) -> int:
+    """The highest end of a whole record among those that the last units of the queues point to, or 0."""
+    newest = [place for queue in queue_files(store) for place in _last_places(queue)]
+    for physical_offset, size_bytes in sorted(newest, reverse=True):
+        for file in files:
+            if file.base <= physical_offset < file.base + file.size_bytes:
+                limit = min(physical_offset + size_bytes, file.base + file.size_bytes)
+                place = Range(file.path, file.base, physical_offset, limit, limit, is_aligned=True)
+                item = next(iter(scan(place, check_crc=True, ends_at_break=True)), None)
+                if isinstance(item, Records) and int(item.size[0]) == size_bytes:
+                    return limit
+    return 0
+
+
+def _last_places(queue: QueueFiles) -> list[tuple[int, int]]:
+    """Where the last units of a queue point to, and the sizes that they state."""
+    end = max(map(_end_of_units, queue.paths), default=0)
+    physical_offset, size, _ = read_places(queue, max(0, end - _UNITS_TO_BELIEVE), end)
+    return list(zip(physical_offset.tolist(), size.tolist(), strict=True))
 
 
 def first_record(file: LogFile) -> Records | None:
@@ -290,19 +340,32 @@ def _follow_whole(files: list[LogFile], position: int) -> int:
 
 
 def plan_ranges(store: str, start: int, stop: int, *, range_bytes: int = RANGE_BYTES) -> list[Range]:
-    """Cut the log between two physical offsets, both the beginning of a record, into ranges of about equal size."""
+    """Cut the log between two physical offsets, both the beginning of a record, into ranges of about equal size.
+
+    Together they cover all of it: what no file holds is a range of its own.
+    """
     ranges: list[Range] = []
+    folder, reached = _log_folder(store), start
     for file in log_files(store):
         low, high = max(start, file.base), min(stop, file.base + file.size_bytes)
         if low >= high:
             continue
+        if reached < low:
+            ranges.append(_missing(folder, reached, low))
+        reached = high
         count = max(1, round((high - low) / range_bytes))
         cuts = [low + (high - low) * index // count for index in range(count)] + [high]
         ranges.extend(
             Range(file.path, file.base, cuts[index], cuts[index + 1], limit=high, is_aligned=index == 0)
             for index in range(count)
         )
+    if reached < stop:
+        ranges.append(_missing(folder, reached, stop))
     return ranges
+
+
+def _missing(folder: str, start: int, stop: int) -> Range:
+    return Range(folder, start, start, stop, stop, is_aligned=True, is_missing=True)
 
 
 def record_at_or_after(store: str, position: int, end: int) -> int:

@@ -15,6 +15,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -26,6 +27,8 @@ from contrailmq.spark.records import stable_order
 HEADER: Final = struct.Struct(">qqqqii")
 HEADER_BYTES: Final = 40
 SLOT_BYTES: Final = 4
+_NUMBER: Final = struct.Struct(">i")
+_PLACE: Final = struct.Struct(">q")
 _UNIT: Final = np.dtype([("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 ENTRY: Final = np.dtype([("key_hash", "i8"), ("physical_offset", "i8"), ("store_time_ms", "i8")])
 assert HEADER.size == HEADER_BYTES
@@ -39,17 +42,55 @@ class IndexShape(NamedTuple):
     units: int = 20_000_000
 
     @classmethod
-    def of_store(cls, store: str) -> IndexShape:
-        """The shape of the files that exist, if it has RocketMQ's proportion of 1 to 4; else the default."""
-        for path in sorted(Path(store, "index").glob("*")):
+    def of_store(cls, store: str) -> IndexShape | None:
+        """The shape of the files that exist, the default if there are none; None if they do not tell it.
+
+        Most have RocketMQ's proportion of 1 to 4. Of others the header says where the last entry points to, and so
+        which bytes it is.
+        """
+        paths = index_paths(store)
+        for path in paths:
+            shape = _shape_by_header(path)
+            if shape is not None:
+                return shape
+        for path in paths:
             slots, rest = divmod(path.stat().st_size - HEADER_BYTES, SLOT_BYTES + 4 * _UNIT.itemsize)
             if rest == 0 and slots > 0:
                 return cls(slots, 4 * slots)
-        return cls()
+        return None if paths else cls()
 
     @property
     def file_bytes(self) -> int:
         return HEADER_BYTES + self.slots * SLOT_BYTES + self.units * _UNIT.itemsize
+
+
+def index_paths(store: str) -> list[Path]:
+    """The index files of a store, oldest first."""
+    return [path for path in sorted(Path(store, "index").glob("*")) if path.name.isdecimal()]
+
+
+def _shape_by_header(path: Path) -> IndexShape | None:
+    """The shape by which the first and the last entry stand where the header and the slots say, if there is one."""
+    size = path.stat().st_size
+    if size <= HEADER_BYTES:
+        return None
+    with open(path, "rb") as file:
+        data = mmap(file.fileno(), 0, access=ACCESS_READ)
+    _, _, begin, end, _, following = HEADER.unpack_from(data)
+    count, last_place = following - 1, end.to_bytes(8, "big", signed=True)
+    at = data.find(last_place, HEADER_BYTES) if count > 0 and end > 0 else -1
+    while at >= 0:
+        slots, rest = divmod(at - 4 - HEADER_BYTES - count * _UNIT.itemsize, SLOT_BYTES)
+        units, uneven = divmod(size - HEADER_BYTES - slots * SLOT_BYTES, _UNIT.itemsize)
+        if not rest and not uneven and slots > 0 and units > count:
+            head = HEADER_BYTES + slots * SLOT_BYTES + _UNIT.itemsize
+            (first_place,) = _PLACE.unpack_from(data, head + 4)
+            (last_hash,) = _NUMBER.unpack_from(data, at - 4)
+            (newest,) = _NUMBER.unpack_from(data, HEADER_BYTES + last_hash % slots * SLOT_BYTES)
+            if first_place == begin and newest == count:
+                return IndexShape(slots, units)
+        at = data.find(last_place, at + 1)
+    return None
 
 
 def write_index(folder: str, fragments: Iterable[str], shape: IndexShape) -> int:
@@ -130,10 +171,8 @@ def _write_file(
 
 def has_index(store: str, shape: IndexShape) -> bool:
     """Is there an index of this shape to compare?"""
-    for path in sorted(Path(store, "index").glob("*")):
-        if path.name.isdecimal():
-            return path.stat().st_size == shape.file_bytes
-    return False
+    paths = index_paths(store)
+    return bool(paths) and paths[0].stat().st_size == shape.file_bytes
 
 
 class IndexUnits(NamedTuple):
@@ -159,8 +198,8 @@ class IndexUnits(NamedTuple):
 def read_index(store: str, slots: int, start: int, stop: int) -> Iterator[IndexUnits]:
     """Entries of every index file that point between two physical offsets: they are in log order, hence a slice."""
     end_before: int | None = None
-    for path in sorted(Path(store, "index").glob("*")):
-        if not path.name.isdecimal() or path.stat().st_size < HEADER_BYTES:
+    for path in index_paths(store):
+        if path.stat().st_size < HEADER_BYTES:
             continue
         with open(path, "rb") as file:
             begin_time, end_time, _, _, _, following = HEADER.unpack(file.read(HEADER_BYTES))

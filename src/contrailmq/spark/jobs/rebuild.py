@@ -21,7 +21,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -106,10 +106,14 @@ def rebuild(
     on_progress: Progress | None = None,
 ) -> RebuildResult:
     """Rebuild consume queues and index of the store at `store` from its log."""
-    file_bytes = queue_file_bytes or _file_bytes_of(store)
-    shape = index_shape or IndexShape.of_store(store)
     settings = LogSettings(check_crc=False, range_bytes=range_bytes)
-    with _held(store), tempfile.TemporaryDirectory(dir=store, prefix="rebuild-") as folder:
+    with ExitStack() as held:
+        held.enter_context(_held(store))
+        if not dry_run:
+            _clear_up(store)
+        file_bytes = queue_file_bytes or _file_bytes_of(store)
+        shape = index_shape or _shape_of(store)
+        folder = held.enter_context(tempfile.TemporaryDirectory(dir=store, prefix="rebuild-"))
         files = log_files(store)
         if not files:
             raise RebuildError(f"the commit log of {store} is empty: there is nothing to build queues from")
@@ -309,6 +313,27 @@ def _swap(store: str, folder: str) -> tuple[str, ...]:
             replaced.append(old)
         os.rename(new, target)
     return tuple(replaced)
+
+
+def _shape_of(store: str) -> IndexShape:
+    shape = IndexShape.of_store(store)
+    if shape is None:
+        raise RebuildError(
+            f"the index files of {store} do not tell how many slots they have (maxHashSlotNum): move its directory "
+            f"index away, and one of the usual {IndexShape().slots:,} slots is made"
+        )
+    return shape
+
+
+def _clear_up(store: str) -> None:
+    """Undo what a killed rebuild left half done: files it was making, a directory taken away and not yet replaced."""
+    for folder in Path(store).glob("rebuild-*"):
+        shutil.rmtree(folder)
+    for name in ("consumequeue", "index"):
+        for old in Path(store).glob(f"{name}.before-rebuild-*/{name}"):
+            if not Path(store, name).exists():
+                old.rename(Path(store, name))
+                old.parent.rmdir()
 
 
 def remove_old(result: RebuildResult) -> None:

@@ -145,7 +145,7 @@ def report(
     work = [
         _Work(part, chosen, store)
         for store in found
-        for part in plan_parts(store, _begin(store), confirmed_end(store), chosen)
+        for part in plan_parts(store, _begin(store), confirmed_end(store, skips_damage=chosen.skip_corrupt), chosen)
     ]
     total = Counts()
     for counts in engine.run(_measure_part, work, on_progress):

@@ -2,12 +2,12 @@
 
 Every range of the log is read once, by any engine, and compared with what the queues and the index say about it:
 
-- the chain of records, their parts and body CRCs (`corrupt`);
+- the chain of records, their parts, their CRCs and bytes that no file holds (`corrupt`);
 - queue offsets without gap or repeat (`queue-gap`, `queue-repeat`);
 - consume queues both ways: a record that should have a unit and has none (`no-unit`), a unit that points to no such
   record (`stray-unit`), a unit that says something else than its record (`wrong-unit`);
 - the index both ways (`no-index-entry`, `stray-index-entry`), where there is one, and the times of its entries and
-  headers (`wrong-index-time`).
+  headers (`wrong-index-time`). Files of a size that does not tell their shape are named (`index-shape`).
 
 What stands in the extensions of queue units is compared by `contrailmq store verify` alone.
 
@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from contrailmq.spark.dispatched import DELAY_LEVELS, Dispatcher, IndexEntries, Units
 from contrailmq.spark.engine import Engine, Progress
-from contrailmq.spark.jobs.index_files import IndexShape, IndexUnits, has_index, read_index
+from contrailmq.spark.jobs.index_files import IndexShape, IndexUnits, has_index, index_paths, read_index
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, scan_part
 from contrailmq.spark.records import Int, stable_order
 from contrailmq.spark.scan import BadStretch, Range
@@ -102,7 +102,7 @@ def verify(
     end = confirmed_end(store)
     shape = index_shape or IndexShape.of_store(store)
     begin = next((file.base for file in log_files(store)), 0)
-    is_indexed = has_index(store, shape)
+    is_indexed = shape is not None and has_index(store, shape)
     work = [
         _Work(
             store,
@@ -116,9 +116,20 @@ def verify(
         for part in _parts(store, end, range_bytes)
     ]
     findings = list(_checked(engine, work, on_progress))
+    if not is_indexed and index_paths(store):
+        findings.append(_unknown_shape(store))
     if slave is not None:
         findings.extend(compare_logs(store, slave, engine, range_bytes=range_bytes))
     return findings
+
+
+def _unknown_shape(store: str) -> Finding:
+    paths = index_paths(store)
+    detail = (
+        f"{paths[0]} has {paths[0].stat().st_size} bytes, and neither they nor its header tell how many slots it has: "
+        "the index was not compared"
+    )
+    return Finding("index-shape", store, None, None, None, 0, len(paths), detail)
 
 
 def findings_frame(spark: SparkSession, findings: list[Finding]) -> DataFrame:
@@ -295,9 +306,9 @@ def compare_logs(
 ) -> Iterator[Finding]:
     """Where a slave's log differs from its master's, as far as both reach."""
     ends = {store: confirmed_end(store) for store in (master, slave)}
-    begin = max(log_files(store)[0].base for store in (master, slave))
-    parts = plan_parts(master, begin, min(ends.values()), LogSettings(range_bytes=range_bytes))
-    work = [(part.range, slave) for part in parts]
+    begin = max((file.base for store in (master, slave) for file in log_files(store)[:1]), default=0)
+    parts = plan_parts(master, begin, max(begin, min(ends.values())), LogSettings(range_bytes=range_bytes))
+    work = [(part.range, slave) for part in parts if not part.range.is_missing]
     for finding in engine.run(_compare_bytes, work):
         if finding is not None:
             yield finding

@@ -1,0 +1,342 @@
+"""Stores that lack files, or whose queues, units and checksums are wrong: nothing is passed over without a word.
+
+What must be found is told by Java (expected.json): which message lies where in the log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StringType, StructField, StructType
+
+from contrailmq.message import Message
+from contrailmq.spark.columns import COLUMNS, OptionError
+from contrailmq.spark.commitlog import CommitLogSource
+from contrailmq.spark.decode import Selection
+from contrailmq.spark.engine import LocalEngine
+from contrailmq.spark.jobs import rebuild as rebuild_job
+from contrailmq.spark.jobs.index_files import IndexShape
+from contrailmq.spark.jobs.rebuild import RebuildError, rebuild
+from contrailmq.spark.jobs.verify import verify
+from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
+from contrailmq.spark.scan import CorruptLogError
+from contrailmq.spark.store_files import StoreFilesError, confirmed_end, find_stores, log_files, store_identity
+from contrailmq.store import MessageStore, StoreConfig
+from spark.conftest import expected, unpack
+
+ONE = LocalEngine(workers=1)
+FILE_BYTES = 131072  # of the golden stores' commit logs
+SYSTEM_TOPICS = ("rmq_sys_", "schedule_topic_", "trans_check_")
+UNIT = struct.Struct(">qiq")
+ALL_COLUMNS = StructType([StructField(name, StringType()) for name in COLUMNS])
+
+
+def rows_of(store: str, *, topics: str | None = None, **settings: Any) -> list[dict[str, Any]]:
+    chosen = LogSettings(selection=Selection(topics=topics and frozenset([topics])), **settings)
+    end = confirmed_end(store, skips_damage=chosen.skip_corrupt)
+    parts = plan_parts(store, log_files(store)[0].base, end, chosen)
+    return [row for part in parts for batch in read_part(part, chosen) for row in batch.to_pylist()]
+
+
+def places(store: str, **settings: Any) -> list[int]:
+    return [row["physicalOffset"] for row in rows_of(store, **settings)]
+
+
+def java_places(*, topic: str | None = None, outside: tuple[int, int] = (0, 0)) -> list[int]:
+    """Where Java found the messages of users' topics in the clean store, but for those that touch a stretch."""
+    users = [m for m in expected("clean")["messages"] if not m["topic"].lower().startswith(SYSTEM_TOPICS)]
+    return sorted(
+        m["commitLogOffset"]
+        for m in users
+        if topic in (None, m["topic"])
+        and (m["commitLogOffset"] + m["storeSize"] <= outside[0] or m["commitLogOffset"] >= outside[1])
+    )
+
+
+def log_file(store: str, base: int) -> Path:
+    return Path(store, "commitlog", f"{base:020d}")
+
+
+def remove(*bases: int) -> Callable[[str], None]:
+    return lambda store: [log_file(store, base).unlink() for base in bases] and None
+
+
+def cut(base: int, size: int) -> Callable[[str], None]:
+    return lambda store: os.truncate(log_file(store, base), size)
+
+
+LACKS = {
+    "a file in the middle": (remove(262144), (262144, 393216)),
+    "an empty file": (cut(262144, 0), (262144, 393216)),
+    "a file that ends after a record": (cut(262144, 99932), (362076, 393216)),
+    "the last three files": (remove(393216, 524288, 655360), (393216, 657654)),
+    "the last file": (remove(655360), (655360, 657654)),
+}
+
+
+@pytest.mark.parametrize("plan", ["log", "queue"])
+@pytest.mark.parametrize("what", LACKS)
+def test_bytes_that_no_file_holds_are_damage(tmp_path: Path, what: str, plan: str) -> None:
+    store = unpack("clean", tmp_path)
+    lose, (start, stop) = LACKS[what]
+    lose(store)
+    topic = "GoldenBulk" if plan == "queue" else None
+    with pytest.raises(CorruptLogError, match=f"that no log file holds at physical offset {start} ") as caught:
+        rows_of(store, topics=topic, plan=plan)
+    assert (caught.value.start, caught.value.stop) == (start, stop)
+    assert places(store, topics=topic, plan=plan, skip_corrupt=True) == java_places(topic=topic, outside=(start, stop))
+
+
+@pytest.mark.parametrize("what", LACKS)
+def test_verify_tells_what_is_gone_and_who_points_there_and_rebuild_refuses(tmp_path: Path, what: str) -> None:
+    store = unpack("clean", tmp_path)
+    lose, (start, stop) = LACKS[what]
+    lose(store)
+    found = verify(store, ONE)
+    corrupt = [finding for finding in found if finding.kind == "corrupt"]
+    assert [(finding.physical_offset, finding.detail) for finding in corrupt] == [
+        (start, f"{stop - start} bytes: bytes that no log file holds")
+    ]
+    lost = len(java_places()) - len(java_places(outside=(start, stop)))
+    stray = sum(f.rows for f in found if f.kind == "stray-unit" and not (f.topic or "").startswith("rmq_sys"))
+    assert stray >= lost > 0
+    queues = sorted(Path(store, "consumequeue").rglob("0*"))
+    with pytest.raises(CorruptLogError, match="no log file holds"):
+        rebuild(store, ONE)
+    assert sorted(Path(store, "consumequeue").rglob("0*")) == queues
+
+
+def without_queue(store: str) -> None:
+    shutil.rmtree(Path(store, "consumequeue", "GoldenBulk", "1"))
+
+
+def with_a_zeroed_file(store: str) -> None:
+    path = sorted(Path(store, "consumequeue", "GoldenBulk", "0").iterdir())[0]
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def without_any_queue(store: str) -> None:
+    shutil.rmtree(Path(store, "consumequeue"))
+
+
+def with_units_of_another_queue(store: str) -> None:
+    for name in Path(store, "consumequeue", "GoldenBulk", "0").iterdir():
+        shutil.copy(name, Path(store, "consumequeue", "GoldenBulk", "1", name.name))
+
+
+def with_a_unit_that_points_into_a_body(store: str) -> None:
+    path = sorted(Path(store, "consumequeue", "GoldenBulk", "2").iterdir())[0]
+    data = bytearray(path.read_bytes())
+    place, size, code = UNIT.unpack_from(data, 0)
+    UNIT.pack_into(data, 0, place + 40, size, code)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("range_bytes", [9_999, 64 << 20])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        without_queue,
+        with_a_zeroed_file,
+        without_any_queue,
+        with_units_of_another_queue,
+        with_a_unit_that_points_into_a_body,
+    ],
+)
+def test_what_queues_lack_or_say_wrongly_is_read_from_the_log(
+    tmp_path: Path, damage: Callable[[str], None], range_bytes: int
+) -> None:
+    store = unpack("clean", tmp_path)
+    damage(store)
+    for topic in ("GoldenBulk", "GoldenOrder"):
+        assert places(store, topics=topic, range_bytes=range_bytes) == java_places(topic=topic)
+
+
+def test_a_plan_has_the_same_parts_whatever_the_queues_hold(tmp_path: Path) -> None:
+    """The numbers of parts are in the keys by which a sink's repeats are known."""
+    store = unpack("clean", tmp_path)
+    planned = []
+    for plan in ("log", "queue", "auto"):
+        chosen = LogSettings(selection=Selection(topics=frozenset(["GoldenOrder"])), plan=plan, range_bytes=20_000)
+        parts = plan_parts(store, 0, confirmed_end(store), chosen)
+        planned.append([[row["physicalOffset"] for b in read_part(p, chosen) for row in b.to_pylist()] for p in parts])
+    assert planned[0] == planned[1] == planned[2]
+    assert [place for part in planned[0] for place in part] == java_places(topic="GoldenOrder")
+    assert [] in planned[0]  # a part without a row keeps its number
+
+
+def stream(store: str, **options: str) -> Any:
+    return CommitLogSource({"path": store, **options}).streamReader(ALL_COLUMNS)
+
+
+def test_a_stream_says_that_its_store_became_shorter(tmp_path: Path) -> None:
+    store = unpack("clean", tmp_path / "a")
+    reached = stream(store).latestOffset(stream(store).initialOffset(), ReadAllAvailable())
+    shutil.rmtree(store)
+    shutil.move(unpack("direct", tmp_path / "b"), store)
+    end = confirmed_end(store)
+    with pytest.raises(StoreFilesError, match=f"read up to 657654, but its log ends at {end} now.*start a new query"):
+        stream(store).latestOffset(reached, ReadAllAvailable())
+    allowed = stream(store, failOnDataLoss="false")
+    assert allowed.latestOffset(reached, ReadAllAvailable()) == reached
+
+
+def test_a_unit_that_points_nowhere_does_not_place_the_end(tmp_path: Path) -> None:
+    """Whoever passes over damage goes on behind the last whole record, so that what comes later is read."""
+    store = str(tmp_path / "store")
+    config = StoreConfig(store, mapped_file_size_commit_log=64 * 1024)
+    with MessageStore(config) as opened:
+        sizes = [opened.put(Message("Orders", b"x"), queue_id=0).size_bytes for _ in range(3)]
+    end = confirmed_end(store)
+    assert end == sum(sizes)
+    path = next(Path(store, "consumequeue", "Orders", "0").iterdir())
+    for place in (10**12, 40_000):  # behind the log's files, and in what is not written yet
+        data = bytearray(path.read_bytes())
+        UNIT.pack_into(data, 3 * UNIT.size, place, 100, 0)
+        path.write_bytes(data)
+        assert confirmed_end(store) == place + 100  # to be reported
+        assert confirmed_end(store, skips_damage=True) == end
+        with pytest.raises(CorruptLogError):
+            rows_of(store)
+        assert len(rows_of(store, skip_corrupt=True)) == 3
+        stray = [f for f in verify(store, ONE) if f.kind == "stray-unit"]
+        assert [(f.topic, f.queue_id, f.queue_offset, f.physical_offset) for f in stray] == [("Orders", 0, 3, place)]
+
+
+def test_a_store_is_the_same_under_every_name(tmp_path: Path) -> None:
+    store = unpack("clean", tmp_path)
+    link = tmp_path / "link"
+    link.symlink_to(store)
+    names = [store, str(link), f"{store}/commitlog", f"{link}/commitlog", f"{store}/"]
+    assert {store_identity(name) for name in names} == {os.path.realpath(store)}
+    assert find_stores(",".join(names)) == [store]
+    assert find_stores(f"{link}/commitlog") == [str(link)]  # as it was given: executors may have no other name for it
+    begun = stream(str(link)).latestOffset(stream(str(link)).initialOffset(), ReadAllAvailable())
+    for name in names:
+        again = stream(name)
+        assert again.latestOffset(begun, ReadAllAvailable()) == begun
+        assert again.partitions(begun, begun) == []
+
+
+def test_a_checkpoint_that_names_a_log_directory_goes_on(tmp_path: Path) -> None:
+    """Offsets of older versions bear the path as it was given."""
+    store = unpack("clean", tmp_path)
+    old = {"stores": {f"{store}/commitlog": 655360}, "version": 1}
+    reader = stream(f"{store}/commitlog")
+    reached = reader.latestOffset(old, ReadAllAvailable())
+    found = [
+        row["physicalOffset"]
+        for part in reader.partitions(old, reached)
+        for b in reader.read(part)
+        for row in b.to_pylist()
+    ]
+    assert found == [place for place in java_places() if place >= 655360]
+
+
+@pytest.mark.parametrize(
+    ("offsets", "text"),
+    [
+        ('{"GoldenBulkk": {"0": 3}}', "queue 0 of 'GoldenBulkk', which .* does not have: it has no such topic"),
+        ('{"GoldenBulk": {"77": 3}}', "queue 77 of 'GoldenBulk', which .* does not have: it has [0-9, ]+ of"),
+        ('{"GoldenBulk": {"0": 1.5}}', "1.5 is no whole number"),
+        ('{"GoldenBulk": {"0": true}}', "True is no whole number"),
+    ],
+)
+def test_offsets_of_no_queue_and_those_that_are_no_numbers_are_refused(
+    golden_store: Callable[[str], str], offsets: str, text: str
+) -> None:
+    source = {"path": golden_store("clean"), "startingOffsets": offsets}
+    with pytest.raises(OptionError, match=text):
+        CommitLogSource(source).reader(ALL_COLUMNS).partitions()
+    with pytest.raises(OptionError, match=text):
+        CommitLogSource(source).streamReader(ALL_COLUMNS).initialOffset()
+
+
+def test_a_record_that_fails_its_own_checksum_is_found(tmp_path: Path) -> None:
+    """One bit of a key: the body and all lengths are as they were."""
+    store = unpack("direct-crc", tmp_path)
+    path = log_files(store)[0].path
+    data = bytearray(Path(path).read_bytes())
+    at = data.index(b"KEYS\x01") + 5
+    assert re.fullmatch(rb"[ -~]", data[at : at + 1])
+    assert verify(store, ONE) == []
+    data[at] ^= 1
+    Path(path).write_bytes(data)
+    begins = [message["commitLogOffset"] for message in expected("direct-crc")["messages"]]
+    place = max(begin for begin in begins if begin <= at)
+    assert ("corrupt", place) in [(finding.kind, finding.physical_offset) for finding in verify(store, ONE)]
+    with pytest.raises(CorruptLogError, match=f"a record that fails its CRC at physical offset {place} "):
+        rows_of(store)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("direct-crc", (50, 120)), ("clean", (100, 400))])
+def test_the_shape_of_an_index_is_known_by_its_entries(
+    golden_store: Callable[[str], str], name: str, shape: tuple[int, int]
+) -> None:
+    assert IndexShape.of_store(golden_store(name)) == shape
+
+
+def test_an_index_of_unknown_shape_is_named_and_not_replaced(tmp_path: Path) -> None:
+    store = unpack("direct-crc", tmp_path)
+    (path,) = Path(store, "index").iterdir()
+    path.write_bytes(bytes(2_641))
+    (found,) = verify(store, ONE)
+    assert (found.kind, found.rows) == ("index-shape", 1)
+    assert "has 2641 bytes" in found.detail
+    with pytest.raises(RebuildError, match="do not tell how many slots they have.*move its directory index away"):
+        rebuild(store, ONE)
+    assert path.read_bytes() == bytes(2_641)
+
+
+@pytest.mark.parametrize("empty_one", ["master", "slave"])
+def test_an_empty_log_can_be_compared(tmp_path: Path, empty_one: str) -> None:
+    full, empty = unpack("clean", tmp_path), str(tmp_path / "empty")
+    Path(empty, "commitlog").mkdir(parents=True)
+    if empty_one == "slave":
+        assert verify(full, ONE, slave=empty) == []
+    else:
+        (found,) = verify(empty, ONE, slave=full)
+        assert (found.kind, found.detail) == ("slave-ahead", "the slave's log goes to 657654, its master's to 0")
+
+
+def test_a_rebuild_that_died_between_its_renames_is_undone_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = unpack("clean", tmp_path)
+    before = {str(path.relative_to(store)) for path in Path(store).rglob("*") if path.is_file()}
+
+    class Died(BaseException):
+        pass
+
+    def die(*names: str) -> None:
+        raise Died
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rebuild_job.shutil, "rmtree", lambda *given, **named: None)  # a killed process removes nothing
+        patched.setattr(rebuild_job, "_swap", lambda store, folder: half_swapped(store, die))
+        with pytest.raises(Died):
+            rebuild(store, ONE)
+    assert not Path(store, "consumequeue").exists()
+    assert list(Path(store).glob("rebuild-*"))
+    rebuild_job.remove_old(rebuild(store, ONE))
+    assert verify(store, ONE) == []
+    after = {str(path.relative_to(store)) for path in Path(store).rglob("*") if path.is_file()}
+    assert {name for name in after if not name.startswith("index/")} == {
+        name for name in before if not name.startswith("index/")
+    } | {"lock"}
+
+
+def half_swapped(store: str, die: Callable[..., None]) -> None:
+    """The first of the two renames, and no more."""
+    old = Path(store, "consumequeue.before-rebuild-x")
+    old.mkdir()
+    Path(store, "consumequeue").rename(old / "consumequeue")
+    die()
