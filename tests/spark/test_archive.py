@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -32,8 +33,9 @@ from contrailmq.spark.store_files import log_files
 from spark.conftest import expected, unpack
 
 ONE = LocalEngine(workers=1)
-# The archive of the store makes 47 such calls: two for each of its 22 files, then fsync, link and fsync of the commit.
-KILLS = range(47) if os.environ.get("CONTRAILMQ_LONG") else (21, 45, 46)
+# The archive of the store makes 48 such calls: one for the mark that it began, two for each of its 22 files, then
+# fsync, link and fsync of the commit.
+KILLS = range(48) if os.environ.get("CONTRAILMQ_LONG") else (22, 46, 47)
 KILLED_AT = """
 import os, signal
 from contrailmq.spark.columns import OptionError
@@ -85,11 +87,12 @@ def test_rows_in_the_archive_equal_rows_of_the_log(tmp_path: Path, golden_store:
     rows = [
         row for f in Manifest(tmp_path).load().files for row in read_rows(str(tmp_path / f.path), f.topic).to_pylist()
     ]
+    assert sorted(row["physicalOffset"] for row in rows) == user_offsets("clean")
     by_offset = {message["commitLogOffset"]: message for message in expected("clean")["messages"]}
     for row in rows:
         message = by_offset[row["physicalOffset"]]
         assert (row["topic"], dict(row["properties"])) == (message["topic"], message["properties"])
-        assert len(row["body"]) == message["bodyLength"]
+        assert hashlib.sha256(row["body"]).hexdigest() == message["bodySha256"]
     names = {path.name for path in tmp_path.glob("topic=*")}
     assert "topic=%25DLQ%25Golden_cg_retry" in names
 
@@ -98,7 +101,7 @@ def test_files_that_no_commit_lists_do_not_count_and_are_removed(
     tmp_path: Path, golden_store: Callable[[str], str]
 ) -> None:
     archive(golden_store("clean"), str(tmp_path), ONE)
-    leaving = tmp_path / "topic=GoldenPlain" / "date=2026-11-09" / "deadbeef.parquet"
+    leaving = tmp_path / "topic=GoldenPlain" / "date=2026-11-09" / "deadbeefdeadbeef.parquet"
     leaving.parent.mkdir(exist_ok=True)
     shutil.copy(Manifest(tmp_path).paths()[0], leaving)
     assert archived(tmp_path) == user_offsets("clean")

@@ -76,12 +76,13 @@ def archive(
     chosen = LogSettings() if settings is None else settings
     manifest = Manifest(target)
     if dry_run:
+        manifest.check_commits()
         head = manifest.head()
         begins, ends = _bounds(stores, head, chosen)
         return ArchiveResult(0, 0, 0, sum(ends[s] - begins[s] for s in ends), head.version, ends)
     with manifest.writing() as before:
-        manifest.remove_leavings()
         begins, ends = _bounds(stores, before, chosen)
+        manifest.remove_leavings()
         work = [
             _Work(part, chosen, str(manifest.archive))
             for store in ends

@@ -32,10 +32,12 @@ def archive_topics(
     """
     source = spark.readStream.format("rocketmq").options(**(options or {})).option("nameServer", namesrv)
     source = source.option("startingOffsets", "earliest").option("subscribe", topics)
-    before = Manifest(target).load()
+    manifest = Manifest(target)
+    manifest.check_commits()
+    before = manifest.load()
     writer = archive_stream(source, target, str(Path(target, _CHECKPOINT).absolute()))
     writer.trigger(availableNow=True).start().awaitTermination()
-    after = Manifest(target).load()
+    after = manifest.load()
     files = after.files[len(before.files) :]
     return {"rows": sum(file.rows for file in files), "files": len(files), "version": after.version}
 
@@ -45,6 +47,7 @@ def topics_to_archive(
 ) -> dict[str, int]:
     """What `archive_topics` would add now, by offsets: nothing is read or written."""
     access = parse_access({name.removeprefix(PREFIX): value for name, value in (options or {}).items()})
+    Manifest(target).check_commits()
     settings = TopicSettings(namesrv, access, topics=tuple(name.strip() for name in topics.split(",")))
     done = archived_offsets(target)
     with access.open(namesrv, "contrailmq_spark", _TIMEOUT_S) as client:

@@ -7,7 +7,6 @@ File names carry random letters: no attempt ever writes over another's file, and
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -19,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from contrailmq.spark.columns import View
-from contrailmq.spark.jobs.manifest import ArchivedFile, sync_folder
+from contrailmq.spark.jobs.manifest import ArchivedFile, data_name, sync_folder
 
 # Everything but the topic, which the directory tells.
 ARCHIVE_COLUMNS: Final = tuple(name for name in View().columns if name != "topic")
@@ -67,7 +66,7 @@ class PartitionedWriter:
     def _write(self, table: pa.Table, topic: str, date: str) -> ArchivedFile:
         folder = f"topic={escape(topic)}/date={date}"
         (self._archive / folder).mkdir(parents=True, exist_ok=True)
-        name = f"{folder}/{secrets.token_hex(8)}.parquet"
+        name = f"{folder}/{data_name()}"
         path = self._archive / name
         pq.write_table(
             table,

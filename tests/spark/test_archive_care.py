@@ -1,0 +1,133 @@
+"""What an archive refuses: nothing of others is deleted, and nothing that was lost passes for empty or for done."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from contrailmq.cli import app
+from contrailmq.spark.engine import LocalEngine
+from contrailmq.spark.jobs.archive import archive
+from contrailmq.spark.jobs.manifest import ArchiveError, Manifest
+from contrailmq.spark.store_files import log_files
+from spark.conftest import unpack
+from spark.test_archive import archived, user_offsets
+
+ONE = LocalEngine(workers=1)
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["pipeline", *arguments])
+
+
+def data_files(target: Path) -> set[Path]:
+    return set(target.glob("topic=*/date=*/*"))
+
+
+def commit_path(target: Path, number: int) -> Path:
+    return target / "_manifest" / f"{number:020d}.json"
+
+
+@pytest.fixture
+def grown(tmp_path: Path) -> tuple[str, Path]:
+    """A store and its archive of three commits."""
+    whole = unpack("clean", tmp_path / "whole")
+    growing, target = tmp_path / "growing" / "commitlog", tmp_path / "archive"
+    growing.mkdir(parents=True)
+    for count in (2, 4, 6):
+        for file in log_files(whole)[:count]:
+            shutil.copy(file.path, growing)
+        archive(str(growing.parent), str(target), ONE)
+    return str(growing.parent), target
+
+
+def test_files_of_others_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "mine" / "topic=A" / "date=2026-01-01"
+    folder.mkdir(parents=True)
+    names = ("report.csv", "notes.txt", "part-00000-5c1f.snappy.parquet", "0123456789ABCDEF.parquet")
+    for name in names:
+        (folder / name).write_text(name)
+    (tmp_path / "empty" / "commitlog").mkdir(parents=True)
+    done = run("archive", "--store", str(tmp_path / "empty"), "--to", str(tmp_path / "mine"), "--engine", "local")
+    assert done.exit_code == 0, done.stderr
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {name: name for name in names}
+
+
+@pytest.mark.parametrize("lost", ["manifest", "commits"])
+@pytest.mark.parametrize("flags", [(), ("--dry-run",), ("--delta",)])
+def test_data_without_a_manifest_is_refused_and_stays(
+    grown: tuple[str, Path], lost: str, flags: tuple[str, ...]
+) -> None:
+    store, target = grown
+    before = data_files(target)
+    if lost == "manifest":
+        shutil.rmtree(target / "_manifest")
+    else:
+        for number in (1, 2, 3):
+            commit_path(target, number).unlink()
+    done = run("archive", "--store", store, "--to", str(target), "--engine", "local", *flags)
+    assert done.exit_code == 2
+    assert f"{target} holds {len(before)} data files, but {target}/_manifest has no commit: restore" in done.stderr
+    assert data_files(target) == before
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+def test_a_commit_missing_from_the_middle_is_an_error_and_its_data_stays(
+    grown: tuple[str, Path], flags: tuple[str, ...]
+) -> None:
+    store, target = grown
+    before, lost = data_files(target), commit_path(target, 2)
+    kept = lost.rename(target / "kept")
+    done = run("archive", "--store", store, "--to", str(target), "--engine", "local", *flags)
+    assert done.exit_code == 2
+    assert f"{lost} is missing, though there is a commit 3: restore it from a backup" in done.stderr
+    for read in (Manifest(target).load, Manifest(target).head):
+        with pytest.raises(ArchiveError, match="is missing"):
+            read()
+    assert data_files(target) == before
+    kept.rename(lost)
+    assert archived(target) == user_offsets("clean")
+
+
+class CutShort(LocalEngine):
+    """Fails after the first piece of work."""
+
+    def run(self, *given: Any, **named: Any) -> Iterator[Any]:
+        yield next(super().run(*given, **named))
+        raise RuntimeError("cut short")
+
+
+def test_files_of_a_first_run_that_failed_are_gone_after_the_next(
+    tmp_path: Path, golden_store: Callable[[str], str]
+) -> None:
+    """Its mark tells them from those of an archive whose manifest was lost; the mark goes with the first commit."""
+    with pytest.raises(RuntimeError, match="cut short"):
+        archive(golden_store("clean"), str(tmp_path), CutShort(1))
+    left = data_files(tmp_path)
+    archive(golden_store("clean"), str(tmp_path), ONE)
+    assert left
+    assert not left & data_files(tmp_path)
+    assert archived(tmp_path) == user_offsets("clean")
+    assert {path.name for path in (tmp_path / "_manifest").iterdir()} == {".lock", commit_path(tmp_path, 1).name}
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"version": 1, "off', b"[]", b'{"version": 1}', b"\xff\xfe", b"7"])
+def test_a_damaged_commit_is_named_with_its_remedy(grown: tuple[str, Path], damage: bytes) -> None:
+    store, target = grown
+    before = data_files(target)
+    for number in (2, 3):  # one is read for every file, the other for the head
+        whole = commit_path(target, number).read_bytes()
+        commit_path(target, number).write_bytes(damage)
+        done = run("archive", "--store", store, "--to", str(target), "--engine", "local")
+        assert done.exit_code == 2
+        text = f"error: {commit_path(target, number)} is damaged: its {len(damage)} bytes are no commit"
+        assert done.stderr.startswith(text)
+        assert "restore it from a backup" in done.stderr
+        commit_path(target, number).write_bytes(whole)
+    assert data_files(target) == before
+    assert archived(target) == user_offsets("clean")
