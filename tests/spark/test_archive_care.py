@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +12,13 @@ import pytest
 from typer.testing import CliRunner
 
 from contrailmq.cli import app
+from contrailmq.spark.decode import Selection
 from contrailmq.spark.engine import LocalEngine
 from contrailmq.spark.jobs.archive import archive
 from contrailmq.spark.jobs.manifest import ArchiveError, Manifest
+from contrailmq.spark.log_plan import LogSettings
 from contrailmq.spark.store_files import log_files
-from spark.conftest import unpack
+from spark.conftest import expected, unpack
 from spark.test_archive import archived, user_offsets
 
 ONE = LocalEngine(workers=1)
@@ -131,3 +134,43 @@ def test_a_damaged_commit_is_named_with_its_remedy(grown: tuple[str, Path], dama
         commit_path(target, number).write_bytes(whole)
     assert data_files(target) == before
     assert archived(target) == user_offsets("clean")
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+def test_a_log_that_ends_before_its_archive_is_an_error(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    store, target = unpack("clean", tmp_path), str(tmp_path / "archive")
+    end = archive(store, target, ONE).offsets[store]
+    first, *rest = log_files(store)
+    for file in rest:
+        Path(file.path).unlink()
+    shutil.rmtree(Path(store, "consumequeue"))
+    in_first = [m for m in expected("clean")["messages"] if m["commitLogOffset"] < first.size_bytes]
+    left = max(message["commitLogOffset"] + message["storeSize"] for message in in_first)
+    done = run("archive", "--store", store, "--to", target, "--engine", "local", *flags)
+    assert done.exit_code == 2
+    text = (
+        f"{store} was archived up to {end}, but its log ends at {left} now: another store took its place, or messages"
+    )
+    assert text in done.stderr
+    assert "bring the store back" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["link", "store/commitlog"])
+def test_a_store_archived_under_another_name_is_not_archived_again(tmp_path: Path, name: str) -> None:
+    """Commits of older versions know it by the path that was given."""
+    store, target = unpack("clean", tmp_path), tmp_path / "archive"
+    (tmp_path / "link").symlink_to(store)
+    kept = Path(log_files(store)[-1].path)
+    kept.rename(tmp_path / kept.name)
+    shutil.rmtree(Path(store, "consumequeue"))
+    archive(store, str(target), ONE)
+    commit = json.loads(commit_path(target, 1).read_text())
+    for part in ("offsets", "topics"):
+        commit[part] = {str(tmp_path / name): commit[part][store]}
+    commit_path(target, 1).write_text(json.dumps(commit))
+    (tmp_path / kept.name).rename(kept)
+    archive(store, str(target), ONE)
+    assert archived(target) == user_offsets("clean")
+    assert list(Manifest(target).head().offsets) == list(Manifest(target).head().topics) == [store]
+    with pytest.raises(ArchiveError, match="with all topics: give the same topics again"):
+        archive(store, str(target), ONE, settings=LogSettings(selection=Selection(topics=frozenset({"GoldenOrder"}))))

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -77,10 +78,11 @@ def archive(
     manifest = Manifest(target)
     if dry_run:
         manifest.check_commits()
-        head = manifest.head()
+        head = _renamed(manifest.head(), find_stores(stores))
         begins, ends = _bounds(stores, head, chosen)
         return ArchiveResult(0, 0, 0, sum(ends[s] - begins[s] for s in ends), head.version, ends)
-    with manifest.writing() as before:
+    with manifest.writing() as head:
+        before = _renamed(head, find_stores(stores))
         begins, ends = _bounds(stores, before, chosen)
         manifest.remove_leavings()
         work = [
@@ -113,15 +115,16 @@ def _names(settings: LogSettings) -> list[str] | None:
 
 
 def _bounds(stores: str, done: ArchiveState, settings: LogSettings) -> tuple[dict[str, int], dict[str, int]]:
-    """Where each store is to be read from and to.
+    """Where each store is to be read from and to. `done` knows the stores by the names they have now (`_renamed`).
 
-    A log that was cleaned past the archive's end is an error. So is another choice of topics than before: what was
-    passed over then would be missing for ever, since an archive goes on where it stopped.
+    A log that was cleaned past the archive's end is an error, and so is one that ends before it. So is another choice
+    of topics than before: what was passed over then would be missing for ever, since an archive goes on where it
+    stopped.
     """
     begins, ends = {}, {}
     for store in find_stores(stores):
         files = log_files(store)
-        first = files[0].base if files else 0
+        first, end = files[0].base if files else 0, confirmed_end(store)
         begin = done.offsets.get(store, first)
         if store in done.topics and done.topics[store] != _names(settings):
             before = done.topics[store]
@@ -134,8 +137,39 @@ def _bounds(stores: str, done: ArchiveState, settings: LogSettings) -> tuple[dic
                 f"{store} was archived up to {begin}, but its log begins at {first} now: {first - begin} bytes were "
                 "deleted before they were archived; start a new archive, or archive more often than the log is cleaned"
             )
-        begins[store], ends[store] = begin, max(begin, confirmed_end(store))
+        if store in done.offsets and end < begin:
+            raise ArchiveError(
+                f"{store} was archived up to {begin}, but its log ends at {end} now: another store took its place, or "
+                "messages were lost; start another archive, or bring the store back"
+            )
+        begins[store], ends[store] = begin, max(begin, end)
     return begins, ends
+
+
+def _renamed(done: ArchiveState, stores: list[str]) -> ArchiveState:
+    """The state with these stores under the names they have now.
+
+    Older commits know a store by the path that was given, be it a link or its commitlog directory. The old name goes
+    with the next commit, for a link may lead to another store one day.
+    """
+    offsets, topics = dict(done.offsets), dict(done.topics)
+    folders = {name: _log_folder(name) for name in offsets if name not in stores}
+    for store in stores:
+        others = [name for name, folder in folders.items() if folder == _log_folder(store)]
+        if others and store not in offsets:
+            newest = max(others, key=offsets.__getitem__)
+            offsets[store] = offsets[newest]
+            topics |= {store: topics[newest]} if newest in topics else {}
+        for name in others:
+            offsets.pop(name, None)
+            topics.pop(name, None)
+    return replace(done, offsets=offsets, topics=topics)
+
+
+def _log_folder(store: str) -> str:
+    """What makes two paths one store: the directory of its log files, links resolved."""
+    folder = os.path.join(store, "commitlog")
+    return os.path.realpath(folder if os.path.isdir(folder) else store)
 
 
 def archive_stream(stream: DataFrame | DataStreamReader, target: str, checkpoint: str) -> DataStreamWriter:
