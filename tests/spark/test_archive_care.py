@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from contrailmq import Message, Producer
 from contrailmq.cli import app
 from contrailmq.spark.decode import Selection
 from contrailmq.spark.engine import LocalEngine
-from contrailmq.spark.jobs.archive import archive
+from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
+from contrailmq.spark.jobs.archive_topics import archive_topics, topics_to_archive
 from contrailmq.spark.jobs.manifest import ArchiveError, Manifest
 from contrailmq.spark.log_plan import LogSettings
 from contrailmq.spark.store_files import log_files
+from contrailmq.testing import LocalCluster
 from spark.conftest import expected, unpack
 from spark.test_archive import archived, user_offsets
 
@@ -174,3 +178,48 @@ def test_a_store_archived_under_another_name_is_not_archived_again(tmp_path: Pat
     assert list(Manifest(target).head().offsets) == list(Manifest(target).head().topics) == [store]
     with pytest.raises(ArchiveError, match="with all topics: give the same topics again"):
         archive(store, str(target), ONE, settings=LogSettings(selection=Selection(topics=frozenset({"GoldenOrder"}))))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster() as running:
+        yield running
+
+
+@pytest.mark.spark
+def test_topics_whose_checkpoint_was_lost_or_is_old_are_not_archived_again(
+    spark: Any, tmp_path: Path, cluster: LocalCluster, golden_store: Callable[[str], str]
+) -> None:
+    """A stream with its checkpoint elsewhere writes to the same archive, before and after."""
+    target, copies = tmp_path / "archive", tmp_path / "copies"
+
+    def stream_into_it() -> None:
+        source = spark.readStream.format("commitlog").option("path", golden_store("kill9"))
+        writer = archive_stream(source, str(target), str(tmp_path / "checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+
+    stream_into_it()
+    streamed = len(user_offsets("kill9"))
+    with Producer("care_pg", namesrv=cluster.namesrv) as producer:
+        for number in range(2):
+            producer.send(Message("Cared", b"%d" % number))
+            assert archive_topics(spark, cluster.namesrv, "Cared", str(target))["rows"] == 1
+            shutil.copytree(target / "_checkpoint", copies / str(number))
+        producer.send(Message("Cared", b"late"))
+    stream_into_it()
+    assert Manifest(target).load().rows == streamed + 2
+    shutil.rmtree(target / "_checkpoint")
+    for job in (partial(archive_topics, spark), topics_to_archive):
+        with pytest.raises(ArchiveError, match="holds 2 batches of topics, but .*_checkpoint is not their checkpoint"):
+            job(cluster.namesrv, "Cared", str(target))
+    assert not (target / "_checkpoint").exists()
+    shutil.copytree(copies / "0", target / "_checkpoint")
+    for job in (partial(archive_topics, spark), topics_to_archive):
+        with pytest.raises(ArchiveError, match=r"knows 1 batches, .* holds 2: messages would be passed over; restore"):
+            job(cluster.namesrv, "Cared", str(target))
+    assert Manifest(target).load().rows == streamed + 2
+    shutil.rmtree(target / "_checkpoint")
+    shutil.copytree(copies / "1", target / "_checkpoint")
+    assert archive_topics(spark, cluster.namesrv, "Cared", str(target))["rows"] == 1
+    bodies = [row["body"] for row in read_archive(spark, str(target)).where("topic = 'Cared'").collect()]
+    assert sorted(bodies) == [b"0", b"1", b"late"]

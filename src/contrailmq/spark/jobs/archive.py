@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -222,7 +223,15 @@ def _append_batch(frame: Any, batch_id: int, *, target: str, checkpoint: str) ->
             yield pa.RecordBatch.from_pylist(rows, schema=_FILE_SCHEMA)
 
         files = [ArchivedFile(*row) for row in frame.mapInArrow(task, _FILE_DDL).collect()]
-        manifest.commit(before, files, batches={query: batch_id})
+        within = _within(manifest.archive, checkpoint)
+        places = {} if within is None else {query: within}
+        manifest.commit(before, files, batches={query: batch_id}, checkpoints=places)
+
+
+def _within(archive: Path, checkpoint: str) -> str | None:
+    """A checkpoint's place in the archive, None when it lies elsewhere."""
+    place, root = Path(checkpoint), archive.absolute()
+    return str(place.relative_to(root)) if place.is_relative_to(root) else None
 
 
 def read_archive(spark: SparkSession, target: str) -> DataFrame:

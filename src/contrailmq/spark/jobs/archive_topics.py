@@ -1,7 +1,8 @@
 """`archive` of topics: what brokers hold of them into an archive, by a stream that ends when it has caught up.
 
 The stream's checkpoint lies in the archive (`_checkpoint`), so one directory is all that a later run needs to go on
-from. How far it got is read from there by a dry run, which asks the brokers for the rest and needs no Spark.
+from. How far it got is read from there by a dry run, which asks the brokers for the rest and needs no Spark. Commits
+tell whose checkpoint that is: without it, or with an old copy of it, a run would repeat messages or pass them over.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from contrailmq.spark.access import PREFIX, parse_access
 from contrailmq.spark.jobs.archive import archive_stream
-from contrailmq.spark.jobs.manifest import Manifest
+from contrailmq.spark.jobs.manifest import ArchiveError, Manifest
 from contrailmq.spark.topic_plan import TopicSettings, find_queues
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def archive_topics(
     source = spark.readStream.format("rocketmq").options(**(options or {})).option("nameServer", namesrv)
     source = source.option("startingOffsets", "earliest").option("subscribe", topics)
     manifest = Manifest(target)
-    manifest.check_commits()
+    _check_checkpoint(manifest, target)
     before = manifest.load()
     writer = archive_stream(source, target, str(Path(target, _CHECKPOINT).absolute()))
     writer.trigger(availableNow=True).start().awaitTermination()
@@ -47,7 +48,7 @@ def topics_to_archive(
 ) -> dict[str, int]:
     """What `archive_topics` would add now, by offsets: nothing is read or written."""
     access = parse_access({name.removeprefix(PREFIX): value for name, value in (options or {}).items()})
-    Manifest(target).check_commits()
+    _check_checkpoint(Manifest(target), target)
     settings = TopicSettings(namesrv, access, topics=tuple(name.strip() for name in topics.split(",")))
     done = archived_offsets(target)
     with access.open(namesrv, "contrailmq_spark", _TIMEOUT_S) as client:
@@ -57,9 +58,44 @@ def topics_to_archive(
     return {"rows": rows, "files": 0, "version": Manifest(target).head().version}
 
 
+def _check_checkpoint(manifest: Manifest, target: str) -> None:
+    """Refuse to go on with another checkpoint than the archive was written with.
+
+    Spark would begin anew: with another query's id all is archived again, with the same id and lower batch numbers what
+    came since passes for archived. Queries with their checkpoints elsewhere may have written to the archive, too.
+    """
+    manifest.check_commits()
+    done, folder = manifest.head(), Path(target, _CHECKPOINT)
+    owners = [query for query, place in done.checkpoints.items() if place == _CHECKPOINT]
+    query, count = _query_of(folder), max(_numbers(folder / "offsets"), default=-1) + 1
+    if owners and query not in owners:
+        raise ArchiveError(
+            f"{target} holds {sum(done.batches[owner] + 1 for owner in owners)} batches of topics, but {folder} is not "
+            "their checkpoint: all would be archived again; restore it from a backup, or give another directory"
+        )
+    if query is not None and count <= done.batches.get(query, -1):
+        raise ArchiveError(
+            f"{folder} knows {count} batches, {target} holds {done.batches[query] + 1}: messages would be passed over; "
+            "restore the checkpoint from a backup, or give another directory"
+        )
+
+
+def _query_of(checkpoint: Path) -> str | None:
+    """The id of the query that a checkpoint belongs to, None when it does not tell."""
+    try:
+        return str(json.loads((checkpoint / "metadata").read_bytes())["id"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _numbers(folder: Path) -> list[int]:
+    """The batches that a log of Spark's has a file for."""
+    return [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
+
+
 def archived_offsets(target: str) -> dict[tuple[str, str, int], int]:
     """Next offsets by (topic, broker, queue) after the newest batch that the archive's stream finished."""
-    finished = [int(path.name) for path in Path(target, _CHECKPOINT, "commits").glob("*") if path.name.isdecimal()]
+    finished = _numbers(Path(target, _CHECKPOINT, "commits"))
     if not finished:
         return {}
     # Spark's offset log: a version, a line about the batch, then a line of JSON for each source.

@@ -65,6 +65,7 @@ class ArchiveState:
     batches: dict[str, int] = field(default_factory=dict)  # streaming query -> its newest batch in the archive
     files: tuple[ArchivedFile, ...] = ()
     topics: dict[str, list[str] | None] = field(default_factory=dict)  # source -> topics chosen from it; None: all
+    checkpoints: dict[str, str] = field(default_factory=dict)  # streaming query -> its checkpoint within the archive
 
     @property
     def rows(self) -> int:
@@ -136,6 +137,7 @@ class Manifest:
         offsets: dict[str, int] | None = None,
         batches: dict[str, int] | None = None,
         topics: dict[str, list[str] | None] | None = None,
+        checkpoints: dict[str, str] | None = None,
     ) -> ArchiveState:
         """Add one commit on top of `before`. When it returns, the commit is on disk."""
         after = ArchiveState(
@@ -143,6 +145,7 @@ class Manifest:
             {**before.offsets, **(offsets or {})},
             {**before.batches, **(batches or {})},
             topics={**before.topics, **(topics or {})},
+            checkpoints={**before.checkpoints, **(checkpoints or {})},
         )
         text = json.dumps(
             {
@@ -150,6 +153,7 @@ class Manifest:
                 "offsets": dict(sorted(after.offsets.items())),
                 "batches": dict(sorted(after.batches.items())),
                 "topics": dict(sorted(after.topics.items())),
+                "checkpoints": dict(sorted(after.checkpoints.items())),
                 "files": [list(file) for file in files],
             }
         )
@@ -215,6 +219,7 @@ def _read_commit(path: Path) -> ArchiveState:
             {query: int(batch) for query, batch in commit["batches"].items()},
             tuple(ArchivedFile(*entry) for entry in commit["files"]),
             dict(commit.get("topics", {})),
+            dict(commit.get("checkpoints", {})),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as exc:
         raise ArchiveError(
