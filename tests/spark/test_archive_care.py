@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -12,12 +16,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import contrailmq
 from contrailmq import Message, Producer
 from contrailmq.cli import app
 from contrailmq.spark.decode import Selection
 from contrailmq.spark.engine import LocalEngine
 from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
 from contrailmq.spark.jobs.archive_topics import archive_topics, topics_to_archive
+from contrailmq.spark.jobs.delta import publish_delta
+from contrailmq.spark.jobs.iceberg import publish_iceberg
 from contrailmq.spark.jobs.manifest import ArchiveError, Manifest
 from contrailmq.spark.log_plan import LogSettings
 from contrailmq.spark.store_files import log_files
@@ -180,6 +187,102 @@ def test_a_store_archived_under_another_name_is_not_archived_again(tmp_path: Pat
         archive(store, str(target), ONE, settings=LogSettings(selection=Selection(topics=frozenset({"GoldenOrder"}))))
 
 
+LIMITED = """
+import resource, sys
+from contrailmq.cli import app
+
+resource.setrlimit(resource.RLIMIT_FSIZE, ({bytes_max}, {bytes_max}))
+app({words!r})
+"""
+
+
+@pytest.mark.parametrize(("bytes_max", "failing"), [(6_000, "topic="), (1, "topic="), (700, "_manifest")])
+def test_a_disk_that_takes_no_more_is_told_with_file_and_remedy(
+    tmp_path: Path, golden_store: Callable[[str], str], bytes_max: int, failing: str
+) -> None:
+    """By a limit on the size of files, which the system enforces as it does a full disk."""
+    store, target = golden_store("clean"), tmp_path / "archive"
+    topics = (
+        ["--topics", "GoldenOrder"] if failing == "topic=" else ["--topics", ",".join(f"None{n}" for n in range(99))]
+    )
+    words = ["pipeline", "archive", "--store", store, "--to", str(target), "--engine", "local", *topics]
+    code = LIMITED.format(bytes_max=bytes_max, words=words)
+    environment = {**os.environ, "PYTHONPATH": str(Path(contrailmq.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    *_, told = done.stderr.splitlines()
+    assert told.startswith(f"error: {target}/{failing}")
+    assert told.endswith(
+        " cannot be written: File too large; nothing was committed: raise the limit on the size of files (ulimit -f), "
+        "then run again"
+    )
+    assert Manifest(target).head().version == 0
+    archive(store, str(target), ONE)
+    assert archived(target) == user_offsets("clean")
+
+
+def test_an_error_of_the_system_is_told_with_its_place_and_remedy(
+    tmp_path: Path, golden_store: Callable[[str], str]
+) -> None:
+    (tmp_path / "file").touch()
+    done = run("archive", "--store", golden_store("clean"), "--to", str(tmp_path / "file"), "--engine", "local")
+    assert done.exit_code == 2
+    assert done.stderr == f"error: {tmp_path}/file/_manifest: Not a directory; name a directory\n"
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "gone"])
+def test_a_damaged_file_of_an_archive_is_named_with_its_remedy(
+    tmp_path: Path, golden_store: Callable[[str], str], damage: str
+) -> None:
+    archive(golden_store("clean"), str(tmp_path), ONE)
+    path = Path(Manifest(tmp_path).paths()[0])
+    state = {"cut": "has 1000 bytes", "empty": "has 0 bytes", "gone": "is missing"}[damage]
+    content = path.read_bytes()
+    path.write_bytes(content[: 1000 if damage == "cut" else 0])
+    if damage == "gone":
+        path.unlink()
+    done = run("replay", "--from", str(tmp_path), "--dry-run", "--engine", "local")
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"error: {path} cannot be read, it {state} (")
+    assert done.stderr.endswith("): restore it from a backup\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("none", "there is no such directory"),
+        ("file", "it is a file"),
+        ("store", "it is a store"),
+        ("folder", "it has no _manifest"),
+    ],
+)
+def test_what_is_no_archive_does_not_read_as_an_empty_one(tmp_path: Path, name: str, state: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    text = f"{tmp_path}/{name} is no archive, {state}: name the directory that `archive` wrote to"
+    done = run("ask", "--archive", str(tmp_path / name), "select count(*) from log")
+    assert (done.exit_code, done.stderr) == (2, f"error: {text}\n")
+    for job in (partial(read_archive, None), publish_delta, publish_iceberg):
+        with pytest.raises(ArchiveError, match=re.escape(text)):
+            job(str(tmp_path / name))
+    assert not (tmp_path / name / "_manifest").exists()
+
+
+def test_topics_without_a_queue_are_warned_of(tmp_path: Path) -> None:
+    """They may come later, so the run is none the worse; a store without consume queues does not tell."""
+    store, target = unpack("clean", tmp_path), str(tmp_path / "archive")
+    words = ("archive", "--store", store, "--to", target, "--topics", "Nope,GoldenOrder,Never", "--engine", "local")
+    done = run(*words, "--json")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["rows"] == 48
+    assert done.stderr.startswith(f"warning: {store} has no consume queue of Never, Nope: check the names")
+    assert done.stderr.count("\n") == 1
+    shutil.rmtree(Path(store, "consumequeue"))
+    again = run(*words)
+    assert (again.exit_code, again.stderr) == (0, "")
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster() as running:
@@ -223,3 +326,10 @@ def test_topics_whose_checkpoint_was_lost_or_is_old_are_not_archived_again(
     assert archive_topics(spark, cluster.namesrv, "Cared", str(target))["rows"] == 1
     bodies = [row["body"] for row in read_archive(spark, str(target)).where("topic = 'Cared'").collect()]
     assert sorted(bodies) == [b"0", b"1", b"late"]
+
+
+@pytest.mark.spark
+def test_an_archive_whose_first_run_found_nothing_reads_as_empty(spark: Any, tmp_path: Path) -> None:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    archive(str(tmp_path / "store"), str(tmp_path / "archive"), ONE)
+    assert read_archive(spark, str(tmp_path / "archive")).count() == 0

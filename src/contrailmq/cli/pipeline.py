@@ -84,6 +84,13 @@ def archive(
         from contrailmq.spark.log_plan import LogSettings
 
         settings = LogSettings(selection=_selection(topics), skip_corrupt=skip_corrupt)
+        absent = job.topics_without_queue(store, settings)
+        if absent:
+            typer.echo(
+                f"warning: {store} has no consume queue of {', '.join(absent)}: check the names, or go on if such "
+                "messages are yet to come",
+                err=True,
+            )
         with _engine(engine, master, store) as chosen, _progress("archive", as_json) as tell:
             done = job.archive(store, target, chosen, settings=settings, dry_run=dry_run, on_progress=tell)
         listed = {} if dry_run else _published(target, delta=delta, iceberg=iceberg)
@@ -207,6 +214,10 @@ def ask(
             _without_effect("without --namesrv", {"--client": client, "--client-file": client_file})
         else:
             _required(topics, "--topics")
+        if archived is not None:
+            from contrailmq.spark.jobs.manifest import Manifest
+
+            Manifest(archived).check_archive()  # before Spark is started
         options = _client(client, client_file)
         spark = contrailmq.spark.session("contrailmq ask", **({"master": master} if master else {}))
         answer = contrailmq.spark.ask(
@@ -413,8 +424,10 @@ def _errors() -> Iterator[None]:
         typer.echo(f"error: {exc}", err=True)
         raise typer.Exit(2) from exc
     except OSError as exc:
-        name = exc.filename or "a file"
-        typer.echo(f"error: {name}: {exc.strerror or exc}; check that it exists and may be written", err=True)
+        from contrailmq.spark.disk_errors import cause, remedy
+
+        place = "" if exc.filename is None else f"{exc.filename}: "
+        typer.echo(f"error: {place}{cause(exc)}; {remedy(exc)}", err=True)
         raise typer.Exit(2) from exc
     except _spark_errors() as exc:
         typer.echo(f"error: {_cause(str(exc))}", err=True)

@@ -26,7 +26,7 @@ from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveError, ArchiveSt
 from contrailmq.spark.jobs.parquet_files import write_batches
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
 from contrailmq.spark.portions import EMIT_OPTION, PORTION_COLUMN, read_portions
-from contrailmq.spark.store_files import confirmed_end, find_stores, log_files
+from contrailmq.spark.store_files import confirmed_end, find_stores, log_files, queue_files_under
 from contrailmq.spark.task_process import freeze
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 _cleaned: Final[set[str]] = set()  # archives whose leavings this process removed: once is enough for a stream
+_QUEUE_FOLDERS: Final = ("consumequeue", "batchconsumequeue")
 _FILE_DDL: Final = "path string, topic string, date string, rows bigint, size_bytes bigint"
 _FILE_SCHEMA: Final = pa.schema(
     [
@@ -104,6 +105,17 @@ def archive(
         after.version,
         ends,
     )
+
+
+def topics_without_queue(stores: str, settings: LogSettings) -> list[str]:
+    """Chosen topics of which no store has a consume queue: misspelt, or yet to come. None if a store has no queues."""
+    absent = set(settings.selection.topics or ())
+    for store in find_stores(stores) if absent else ():
+        queues = [q for kind in _QUEUE_FOLDERS for q in queue_files_under(os.path.join(store, kind))]
+        if not queues:
+            return []  # its log may hold any topic
+        absent -= {queue.topic for queue in queues}
+    return sorted(absent)
 
 
 def _archive_part(work: _Work) -> list[ArchivedFile]:
@@ -237,8 +249,10 @@ def _within(archive: Path, checkpoint: str) -> str | None:
 def read_archive(spark: SparkSession, target: str) -> DataFrame:
     """An archive as a DataFrame of the usual columns and `date`: exactly the files that its manifest lists."""
     ddl = ", ".join(f"{name} {spark_type}" for name, (spark_type, _) in COLUMNS.items() if name != "topic")
-    paths = Manifest(target).paths()
-    reader = spark.read.schema(f"{ddl}, topic string, date date").option("basePath", str(Manifest(target).archive))
+    manifest = Manifest(target)
+    manifest.check_archive()
+    paths = manifest.paths()
+    reader = spark.read.schema(f"{ddl}, topic string, date date").option("basePath", str(manifest.archive))
     if not paths:
         return spark.createDataFrame([], f"{ddl}, topic string, date date").select(*COLUMNS, "date")
     return reader.parquet(*paths).select(*COLUMNS, "date")

@@ -28,6 +28,7 @@ def publish_delta(target: str) -> int:
     except ImportError as exc:
         raise ArchiveError(f"a Delta table needs {exc.name}: pip install 'contrailmq[delta]'") from exc
     manifest = Manifest(target)
+    manifest.check_archive()
     with manifest.writing():
         files = manifest.load().files
         table = DeltaTable(target) if DeltaTable.is_deltatable(target) else None

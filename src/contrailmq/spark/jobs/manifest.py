@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from contrailmq.message import ContrailError
+from contrailmq.spark.disk_errors import cause, remedy
 
 _VERSION: Final = 1
 _FOLDER: Final = "_manifest"  # Spark ignores names that begin with an underscore
@@ -124,6 +125,22 @@ class Manifest:
                 "or give another directory; nothing was deleted"
             )
 
+    def check_archive(self) -> None:
+        """Refuse what is no archive: it would read as an empty one."""
+        self.check_commits()
+        if not self._folder.is_dir():
+            raise ArchiveError(
+                f"{self.archive} is no archive, {self._what_it_is()}: name the directory that `archive` wrote to"
+            )
+
+    def _what_it_is(self) -> str:
+        """What is found in place of an archive."""
+        if not self.archive.exists():
+            return "there is no such directory"
+        if not self.archive.is_dir():
+            return "it is a file"
+        return "it is a store" if (self.archive / "commitlog").is_dir() else f"it has no {_FOLDER}"
+
     def _data_files(self) -> Iterator[Path]:
         """Files below the archive with names of our own making, whether a commit lists them or not."""
         found = self.archive.glob("topic=*/date=*/*.parquet")
@@ -158,12 +175,13 @@ class Manifest:
             }
         )
         self._folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=self._folder, prefix=".commit-") as part:
+        newest = self._path(after.version)
+        with explained(newest), tempfile.NamedTemporaryFile("w", dir=self._folder, prefix=".commit-") as part:
             part.write(text)
             part.flush()
             os.fsync(part.fileno())
             try:
-                os.link(part.name, self._path(after.version))
+                os.link(part.name, newest)
             except FileExistsError:
                 raise ArchiveBusyError(
                     f"{self.archive}: commit {after.version} was made by another writer meanwhile; run again"
@@ -228,10 +246,24 @@ def _read_commit(path: Path) -> ArchiveState:
         ) from exc
 
 
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Say of a write before its commit which file failed and what to do: the system's error often names no file."""
+    try:
+        yield
+    except OSError as exc:
+        raise ArchiveError(
+            f"{path} cannot be written: {cause(exc)}; nothing was committed: {remedy(exc)}, then run again"
+        ) from exc
+
+
 def sync_folder(folder: Path) -> None:
     """Make names in a directory durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as exc:
+        exc.filename = str(folder)
+        raise
     finally:
         os.close(descriptor)

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from contrailmq.spark.columns import View
-from contrailmq.spark.jobs.manifest import ArchivedFile, data_name, sync_folder
+from contrailmq.spark.disk_errors import remedy
+from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveError, data_name, explained, sync_folder
 
 # Everything but the topic, which the directory tells.
 ARCHIVE_COLUMNS: Final = tuple(name for name in View().columns if name != "topic")
@@ -65,21 +66,22 @@ class PartitionedWriter:
 
     def _write(self, table: pa.Table, topic: str, date: str) -> ArchivedFile:
         folder = f"topic={escape(topic)}/date={date}"
-        (self._archive / folder).mkdir(parents=True, exist_ok=True)
         name = f"{folder}/{data_name()}"
         path = self._archive / name
-        pq.write_table(
-            table,
-            path,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=_DICTIONARY_COLUMNS,
-            write_statistics=_STATISTICS_COLUMNS,
-        )
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-        sync_folder(path.parent)
-        return ArchivedFile(name, topic, date, table.num_rows, path.stat().st_size)
+        with explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(
+                table,
+                path,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=_DICTIONARY_COLUMNS,
+                write_statistics=_STATISTICS_COLUMNS,
+            )
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+            sync_folder(path.parent)
+            return ArchivedFile(name, topic, date, table.num_rows, path.stat().st_size)
 
 
 def write_batches(batches: Iterable[pa.RecordBatch], archive: str) -> list[ArchivedFile]:
@@ -115,5 +117,10 @@ def archived_schema() -> pa.Schema:
 
 def read_rows(path: str, topic: str) -> pa.Table:
     """One file of an archive as a table with its topic as first column."""
-    table = pq.read_table(path, schema=archived_schema(), partitioning=None)
+    try:
+        table = pq.read_table(path, schema=archived_schema(), partitioning=None)
+    except (pa.ArrowException, OSError) as exc:
+        state = f"has {os.path.getsize(path)} bytes" if os.path.exists(path) else "is missing"
+        advice = remedy(exc) if isinstance(exc, PermissionError) else "restore it from a backup"
+        raise ArchiveError(f"{path} cannot be read, it {state} ({str(exc).splitlines()[0]}): {advice}") from exc
     return table.add_column(0, "topic", pc.if_else(pc.is_valid(table["queueId"]), topic, topic).cast(pa.string()))
