@@ -25,7 +25,7 @@ from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
 from contrailmq.spark.jobs.archive_topics import archive_topics, topics_to_archive
 from contrailmq.spark.jobs.delta import publish_delta
 from contrailmq.spark.jobs.iceberg import publish_iceberg
-from contrailmq.spark.jobs.manifest import ArchiveError, Manifest
+from contrailmq.spark.jobs.manifest import ArchiveError, ArchiveState, Manifest
 from contrailmq.spark.log_plan import LogSettings
 from contrailmq.spark.store_files import log_files
 from contrailmq.testing import LocalCluster
@@ -290,7 +290,7 @@ def cluster() -> Iterator[LocalCluster]:
 
 
 @pytest.mark.spark
-def test_topics_whose_checkpoint_was_lost_or_is_old_are_not_archived_again(
+def test_topics_whose_checkpoint_and_manifest_do_not_belong_together_are_refused(
     spark: Any, tmp_path: Path, cluster: LocalCluster, golden_store: Callable[[str], str]
 ) -> None:
     """A stream with its checkpoint elsewhere writes to the same archive, before and after."""
@@ -318,14 +318,36 @@ def test_topics_whose_checkpoint_was_lost_or_is_old_are_not_archived_again(
     assert not (target / "_checkpoint").exists()
     shutil.copytree(copies / "0", target / "_checkpoint")
     for job in (partial(archive_topics, spark), topics_to_archive):
-        with pytest.raises(ArchiveError, match=r"knows 1 batches, .* holds 2: messages would be passed over; restore"):
+        with pytest.raises(
+            ArchiveError, match="has 1 batches planned and 1 finished, .* holds 2: one of them is an old"
+        ):
             job(cluster.namesrv, "Cared", str(target))
     assert Manifest(target).load().rows == streamed + 2
     shutil.rmtree(target / "_checkpoint")
     shutil.copytree(copies / "1", target / "_checkpoint")
+    newest = commit_path(target, Manifest(target).head().version)
+    newest.rename(copies / "newest")
+    before = data_files(target)
+    for job in (partial(archive_topics, spark), topics_to_archive):
+        with pytest.raises(
+            ArchiveError, match="has 2 batches planned and 2 finished, .* holds 1: one of them is an old"
+        ):
+            job(cluster.namesrv, "Cared", str(target))
+    assert data_files(target) == before
+    (copies / "newest").rename(newest)
     assert archive_topics(spark, cluster.namesrv, "Cared", str(target))["rows"] == 1
     bodies = [row["body"] for row in read_archive(spark, str(target)).where("topic = 'Cared'").collect()]
     assert sorted(bodies) == [b"0", b"1", b"late"]
+
+
+def test_topics_of_a_query_without_an_id_go_on(tmp_path: Path, cluster: LocalCluster) -> None:
+    """Spark tells no id under PYSPARK_PIN_THREAD=false; its checkpoint has one all the same."""
+    with Producer("nameless_pg", namesrv=cluster.namesrv) as producer:
+        producer.send(Message("Nameless", b"0"))
+    Manifest(tmp_path).commit(ArchiveState(), [], batches={"stream": 0}, checkpoints={"stream": "_checkpoint"})
+    (tmp_path / "_checkpoint").mkdir()
+    (tmp_path / "_checkpoint" / "metadata").write_text('{"id": "5c1f0b5e-2f7c-4f0e-9d53-6a1b8f0e7c11"}')
+    assert topics_to_archive(cluster.namesrv, "Nameless", str(tmp_path)) == {"rows": 1, "files": 0, "version": 1}
 
 
 @pytest.mark.spark

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 _cleaned: Final[set[str]] = set()  # archives whose leavings this process removed: once is enough for a stream
+NAMELESS_QUERY: Final = "stream"  # the id of a query where Spark does not tell it (PYSPARK_PIN_THREAD=false)
 _QUEUE_FOLDERS: Final = ("consumequeue", "batchconsumequeue")
 _FILE_DDL: Final = "path string, topic string, date string, rows bigint, size_bytes bigint"
 _FILE_SCHEMA: Final = pa.schema(
@@ -211,7 +212,7 @@ def _query_id(session: SparkSession, checkpoint: str) -> str:
     """The id that a query keeps from start to start, as its checkpoint has it. Spark Connect tells it nowhere else."""
     context = getattr(session, "_sc", None)
     if context is not None:
-        return str(context.getLocalProperty("sql.streaming.queryId") or "stream")
+        return str(context.getLocalProperty("sql.streaming.queryId") or NAMELESS_QUERY)
     (metadata,) = session.read.text(f"{checkpoint}/metadata").collect()
     return str(json.loads(metadata[0])["id"])
 

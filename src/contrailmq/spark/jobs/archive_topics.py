@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from contrailmq.spark.access import PREFIX, parse_access
-from contrailmq.spark.jobs.archive import archive_stream
+from contrailmq.spark.jobs.archive import NAMELESS_QUERY, archive_stream
 from contrailmq.spark.jobs.manifest import ArchiveError, Manifest
 from contrailmq.spark.topic_plan import TopicSettings, find_queues
 
@@ -61,22 +61,27 @@ def topics_to_archive(
 def _check_checkpoint(manifest: Manifest, target: str) -> None:
     """Refuse to go on with another checkpoint than the archive was written with.
 
-    Spark would begin anew: with another query's id all is archived again, with the same id and lower batch numbers what
-    came since passes for archived. Queries with their checkpoints elsewhere may have written to the archive, too.
+    Spark would begin anew: with another query's id all is archived again. With the same id a batch in the archive was
+    planned, and a batch that Spark finished is in the archive; if not, one of the two is an old copy, and what only the
+    other knows would be passed over. Queries with their checkpoints elsewhere may have written to the archive, too.
     """
     manifest.check_commits()
     done, folder = manifest.head(), Path(target, _CHECKPOINT)
+    if NAMELESS_QUERY in done.batches:
+        return  # the checkpoint has an id, the archive none to compare it with
     owners = [query for query, place in done.checkpoints.items() if place == _CHECKPOINT]
-    query, count = _query_of(folder), max(_numbers(folder / "offsets"), default=-1) + 1
+    query = _query_of(folder)
     if owners and query not in owners:
         raise ArchiveError(
             f"{target} holds {sum(done.batches[owner] + 1 for owner in owners)} batches of topics, but {folder} is not "
             "their checkpoint: all would be archived again; restore it from a backup, or give another directory"
         )
-    if query is not None and count <= done.batches.get(query, -1):
+    held = done.batches.get(query or "", -1) + 1
+    finished, planned = (max(_numbers(folder / name), default=-1) + 1 for name in ("commits", "offsets"))
+    if query is not None and not finished <= held <= planned:
         raise ArchiveError(
-            f"{folder} knows {count} batches, {target} holds {done.batches[query] + 1}: messages would be passed over; "
-            "restore the checkpoint from a backup, or give another directory"
+            f"{folder} has {planned} batches planned and {finished} finished, {target} holds {held}: one of them is an "
+            "old copy, messages would be passed over; restore both from one backup, or give another directory"
         )
 
 
