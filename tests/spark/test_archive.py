@@ -33,9 +33,9 @@ from contrailmq.spark.store_files import log_files
 from spark.conftest import expected, unpack
 
 ONE = LocalEngine(workers=1)
-# The archive of the store makes 48 such calls: one for the mark that it began, two for each of its 22 files, then
-# fsync, link and fsync of the commit.
-KILLS = range(48) if os.environ.get("CONTRAILMQ_LONG") else (22, 46, 47)
+# The archive of the store makes 77 such calls: two for the manifest and the mark that it began, two for the folders of
+# each of its 14 topics and days, two for each of its 22 files, then fsync, link and fsync of the commit.
+KILLS = range(77) if os.environ.get("CONTRAILMQ_LONG") else (35, 75, 76)
 KILLED_AT = """
 import os, signal
 from contrailmq.spark.columns import OptionError
@@ -122,6 +122,32 @@ def test_an_archive_killed_at_any_step_is_whole_after_the_next_run(
     assert archived(tmp_path) in ([], user_offsets("clean"))
     archive(golden_store("clean"), str(tmp_path), ONE)
     assert archived(tmp_path) == user_offsets("clean")
+
+
+def test_every_name_on_the_way_to_a_file_is_durable_before_the_commit(
+    tmp_path: Path, golden_store: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is durable when the folder that holds it was synced after it appeared."""
+    durable: set[str] = set()
+    sync, link = os.fsync, os.link
+
+    def watched(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        durable.update(map(str, path.iterdir()) if path.is_dir() else [])
+        sync(descriptor)
+
+    def commit(*names: str) -> None:
+        files = {str(path) for path in target.rglob("topic=*/**/*")} | {str(path) for path in target.glob("*")}
+        assert files <= durable
+        assert len(files) == 22 + 2 * 14 + 1
+        link(*names)
+
+    target = tmp_path / "archive"
+    monkeypatch.setattr(os, "fsync", watched)
+    monkeypatch.setattr(os, "link", commit)
+    archive(golden_store("clean"), str(target), ONE)
+    assert str(target) in durable
+    assert archived(target) == user_offsets("clean")
 
 
 def test_a_delta_table_lists_each_file_of_the_archive_once(tmp_path: Path) -> None:

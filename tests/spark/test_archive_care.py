@@ -227,7 +227,7 @@ def test_an_error_of_the_system_is_told_with_its_place_and_remedy(
     (tmp_path / "file").touch()
     done = run("archive", "--store", golden_store("clean"), "--to", str(tmp_path / "file"), "--engine", "local")
     assert done.exit_code == 2
-    assert done.stderr == f"error: {tmp_path}/file/_manifest: Not a directory; name a directory\n"
+    assert done.stderr == f"error: {tmp_path}/file: Not a directory; name a directory\n"
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "gone"])

@@ -283,7 +283,8 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         begins = _offsets_of(start)
         ends = self._final_ends if self._final_ends is not None else self._ends()
         for store, end in ends.items():
-            if end < begins.get(store, 0) and self._settings.fail_on_data_loss:
+            is_short = end < begins.get(store, 0) and confirmed_end(store) < begins[store]
+            if is_short and self._settings.fail_on_data_loss:
                 raise StoreFilesError(
                     f"{store} was read up to {begins[store]}, but its log ends at {end} now: another store took its "
                     "place, or messages were lost; start a new query, or set failOnDataLoss=false to wait until the "

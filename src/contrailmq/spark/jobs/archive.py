@@ -26,7 +26,7 @@ from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveError, ArchiveSt
 from contrailmq.spark.jobs.parquet_files import write_batches
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
 from contrailmq.spark.portions import EMIT_OPTION, PORTION_COLUMN, read_portions
-from contrailmq.spark.store_files import confirmed_end, find_stores, log_files, queue_files_under
+from contrailmq.spark.store_files import confirmed_end, find_stores, log_files, queue_files_under, store_identity
 from contrailmq.spark.task_process import freeze
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _bounds(stores: str, done: ArchiveState, settings: LogSettings) -> tuple[dic
     begins, ends = {}, {}
     for store in find_stores(stores):
         files = log_files(store)
-        first, end = files[0].base if files else 0, confirmed_end(store)
+        first, end = files[0].base if files else 0, confirmed_end(store, skips_damage=settings.skip_corrupt)
         begin = done.offsets.get(store, first)
         if store in done.topics and done.topics[store] != _names(settings):
             before = done.topics[store]
@@ -151,7 +151,7 @@ def _bounds(stores: str, done: ArchiveState, settings: LogSettings) -> tuple[dic
                 f"{store} was archived up to {begin}, but its log begins at {first} now: {first - begin} bytes were "
                 "deleted before they were archived; start a new archive, or archive more often than the log is cleaned"
             )
-        if store in done.offsets and end < begin:
+        if store in done.offsets and end < begin and confirmed_end(store) < begin:
             raise ArchiveError(
                 f"{store} was archived up to {begin}, but its log ends at {end} now: another store took its place, or "
                 "messages were lost; start another archive, or bring the store back"
@@ -167,9 +167,9 @@ def _renamed(done: ArchiveState, stores: list[str]) -> ArchiveState:
     with the next commit, for a link may lead to another store one day.
     """
     offsets, topics = dict(done.offsets), dict(done.topics)
-    folders = {name: _log_folder(name) for name in offsets if name not in stores}
+    identities = {name: store_identity(name) for name in offsets if name not in stores}
     for store in stores:
-        others = [name for name, folder in folders.items() if folder == _log_folder(store)]
+        others = [name for name, identity in identities.items() if identity == store_identity(store)]
         if others and store not in offsets:
             newest = max(others, key=offsets.__getitem__)
             offsets[store] = offsets[newest]
@@ -178,12 +178,6 @@ def _renamed(done: ArchiveState, stores: list[str]) -> ArchiveState:
             offsets.pop(name, None)
             topics.pop(name, None)
     return replace(done, offsets=offsets, topics=topics)
-
-
-def _log_folder(store: str) -> str:
-    """What makes two paths one store: the directory of its log files, links resolved."""
-    folder = os.path.join(store, "commitlog")
-    return os.path.realpath(folder if os.path.isdir(folder) else store)
 
 
 def archive_stream(stream: DataFrame | DataStreamReader, target: str, checkpoint: str) -> DataStreamWriter:

@@ -15,6 +15,7 @@ commits are numbered from 1 without a gap, and a gap is an error; and data witho
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -174,7 +175,7 @@ class Manifest:
                 "files": [list(file) for file in files],
             }
         )
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         newest = self._path(after.version)
         with explained(newest), tempfile.NamedTemporaryFile("w", dir=self._folder, prefix=".commit-") as part:
             part.write(text)
@@ -193,7 +194,7 @@ class Manifest:
     def writing(self) -> Iterator[ArchiveState]:
         """Hold the archive for writing, alone. Gives its head."""
         self.check_commits()
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         with open(self._folder / ".lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -255,6 +256,16 @@ def explained(path: Path) -> Iterator[None]:
         raise ArchiveError(
             f"{path} cannot be written: {cause(exc)}; nothing was committed: {remedy(exc)}, then run again"
         ) from exc
+
+
+def make_folder(folder: Path) -> None:
+    """Make a directory and those above it, as far as there are none, each with a name that is durable."""
+    if not folder.is_dir():
+        if folder.exists():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)  # another task may have been faster
+        sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

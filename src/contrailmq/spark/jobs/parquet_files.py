@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from contrailmq.spark.columns import View
 from contrailmq.spark.disk_errors import remedy
-from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveError, data_name, explained, sync_folder
+from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveError, data_name, explained, make_folder, sync_folder
 
 # Everything but the topic, which the directory tells.
 ARCHIVE_COLUMNS: Final = tuple(name for name in View().columns if name != "topic")
@@ -69,7 +69,7 @@ class PartitionedWriter:
         name = f"{folder}/{data_name()}"
         path = self._archive / name
         with explained(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             pq.write_table(
                 table,
                 path,
