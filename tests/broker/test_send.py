@@ -301,6 +301,17 @@ def test_a_batch_without_an_id_of_its_own_is_split_also_for_batch_queues(bench: 
     assert [message.body for message in records(pulled.body)] == [b"m0", b"m1"]
 
 
+def test_a_sender_cannot_say_where_a_batch_stands_in_a_batch_queue(bench: Bench) -> None:
+    bench.node.topics.put(Topic("Batch", read_queues=1, write_queues=1, attributes={"queue.type": "BatchCQ"}))
+    body = encode_batch([BatchPart(0, b"x" * 40, b"INNER_NUM\x013\x02INNER_BASE\x0170\x02")])
+    answer = bench.ask(320, send_fields("Batch", properties="", m="true", f="128"), body)
+    assert answer.code == ResponseCode.MESSAGE_ILLEGAL
+    assert "sysFlag 0x80" in (answer.remark or "")
+    assert [bench.send(topic="Batch", body=b"m%d" % number).ext["queueOffset"] for number in range(2)] == ["0", "1"]
+    (pulled,) = bench.pull("Batch")
+    assert [message.body for message in records(pulled.body)] == [b"m0", b"m1"]
+
+
 @pytest.mark.parametrize("body", [b"", b"\x00\x00\x00\x05x", b"\xff" * 64, batch_body(2)[:-1]])
 def test_a_broken_batch_is_refused_whole(bench: Bench, body: bytes) -> None:
     answer = bench.ask(320, send_fields(m="true"), body)

@@ -122,6 +122,29 @@ def test_what_is_no_inner_batch_is_refused(topic: str, sys_flag: int, count: str
         assert store.log_max_offset == 0
 
 
+@pytest.mark.parametrize("topic", ["Batch", "Plain"])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [(0, b"x" * 40, b"INNER_NUM\x013\x02INNER_BASE\x0170\x02")],
+        [(0, b"x" * 40, b"INNER_NUM\x013\x02"), (0, b"y", b"")],
+        [(0, b"x", b"")],
+    ],
+)
+def test_parts_under_the_bit_of_inner_batches_are_refused_and_move_no_offset(
+    parts: list[tuple[int, bytes, bytes]], topic: str, tmp_path: Path
+) -> None:
+    """INNER_BASE is the log's: a queue that took 70 from a sender passed over what came afterwards."""
+    with batch_store(tmp_path) as store:
+        refused = store.append_batch(topic, 0, encode_batch(parts), sys_flag=SysFlag.INNER_BATCH)
+        assert refused.status is PutStatus.MESSAGE_ILLEGAL
+        assert "sysFlag 0x80" in refused.reason
+        assert store.log_max_offset == 0
+        assert store.append_batch(topic, 0, encode_batch([(0, b"body 0", b"")])).queue_offset == 0
+        assert store.put(Message(topic, b"body 1")).queue_offset == 1
+        assert [message.body for message in store.get(topic, 0, 0)] == numbered(0, 2)
+
+
 def test_a_read_from_the_middle_of_a_batch_gives_the_rest_of_it(tmp_path: Path) -> None:
     with batch_store(tmp_path) as store:
         fill(store, [4, 4, 4])

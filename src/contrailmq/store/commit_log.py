@@ -57,6 +57,7 @@ from contrailmq.store.record import (
     encode_record,
 )
 from contrailmq.store.refusals import (
+    batch_refusal,
     code_refusal,
     inner_refusal,
     light_refusal,
@@ -619,11 +620,9 @@ class CommitLog:
         )
 
     def _batch_refusal(self, state: QueueState, batch: Parts, batch_bytes: int, sys_flag: int) -> AppendResult | None:
-        if not batch.all or sys_flag & 0xC or batch.is_delayed:
-            return self.refusal or AppendResult(
-                PutStatus.MESSAGE_ILLEGAL,
-                reason="a batch holds at least one message, no transaction and no delay: send those one by one",
-            )
+        refused = batch_refusal(len(batch.all), sys_flag, is_delayed=batch.is_delayed)
+        if refused is not None:
+            return self.refusal or refused
         for number in batch.suspects:
             _, body, properties, _, _ = batch.all[number]
             size = state.overhead_bytes + len(body) + len(properties)

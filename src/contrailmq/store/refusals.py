@@ -100,6 +100,23 @@ def inner_refusal(properties: bytes, sys_flag: int, *, is_batch_topic: bool) -> 
     return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason=reason) if reason else None
 
 
+def batch_refusal(count: int, sys_flag: int, *, is_delayed: bool) -> AppendResult | None:
+    """Why parts that are stored one by one are no batch.
+
+    Apache stores parts under the bit of inner batches as they come. Then INNER_NUM and INNER_BASE of any of them would
+    be a sender's, and a queue that believes them passes over acknowledged messages.
+    """
+    if sys_flag & SysFlag.INNER_BATCH:
+        reason = (
+            f"sysFlag {sys_flag:#x} says inner batch (0x80) and the batch came in parts: leave the bit to the broker"
+        )
+    elif not count or sys_flag & SysFlag.TRANSACTION_MASK or is_delayed:
+        reason = "a batch holds at least one message, no transaction and no delay: send those one by one"
+    else:
+        return None
+    return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
+
+
 def message_refusal(
     body_bytes: int, properties: bytes, size: int, *, body_bytes_max: int, size_max: int
 ) -> AppendResult | None:
