@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from contrailmq.message import Message, decode_properties
+from contrailmq.message.batch import encode_batch
 from contrailmq.store import MessageStore, PutStatus, StoreConfig
 from contrailmq.store.light_queues import light_units
 from contrailmq.store.read_only import StoreView
@@ -94,6 +95,58 @@ def test_the_offsets_are_in_the_record_and_a_refused_message_uses_none_up(tmp_pa
             assert "INNER_MULTI_DISPATCH" in refused.reason
         assert store.put_many([message(4, ""), message(5, "%LMQ%a")])[1].status is PutStatus.PUT_OK
         assert bodies(store, "%LMQ%a") == [b"body 0", b"body 1", b"body 5"]
+
+
+@pytest.mark.parametrize(
+    ("is_on", "properties"),
+    [
+        (True, b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02INNER_MULTI_QUEUE_OFFSET\x0150\x02"),
+        (True, b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02"),
+        (False, b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02INNER_MULTI_QUEUE_OFFSET\x0150\x02"),
+    ],
+)
+def test_a_part_of_a_batch_that_names_a_light_queue_keeps_all_out(
+    is_on: bool, properties: bytes, tmp_path: Path
+) -> None:
+    """Believed, its offset would hide what goes to that queue afterwards; with none, it would miss the queue itself."""
+    with MessageStore(config_at(tmp_path, enable_lmq=is_on)) as store:
+        refused = store.append_batch("Parent", 0, encode_batch([(0, b"large" * 20, b""), (0, b"x", properties)]))
+        assert refused.status is PutStatus.MESSAGE_ILLEGAL
+        assert "part 1 of the batch names light queues (INNER_MULTI_DISPATCH='%LMQ%a')" in refused.reason
+        assert store.log_max_offset == 0
+    with MessageStore(config_at(tmp_path)) as store:
+        assert [store.put(message(number, "%LMQ%a")).queue_offset for number in range(2)] == [0, 1]
+        assert bodies(store, "%LMQ%a") == [b"body 0", b"body 1"]
+
+
+def test_a_batch_with_names_of_light_queues_is_stored_where_nobody_gives_or_claims_offsets(tmp_path: Path) -> None:
+    with MessageStore(config_at(tmp_path, enable_lmq=False)) as store:
+        batch = encode_batch([(0, b"x", b"INNER_MULTI_DISPATCH\x01%LMQ%a\x02")])
+        assert store.append_batch("Parent", 0, batch).status is PutStatus.PUT_OK
+        assert list(store.queues()) == [("Parent", 0)]
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+@pytest.mark.parametrize("is_one_of_many", [True, False])
+def test_an_offset_in_a_light_queue_that_a_sender_gives_is_dropped(
+    is_one_of_many: bool, is_on: bool, tmp_path: Path
+) -> None:
+    with MessageStore(config_at(tmp_path)) as store:
+        store.put(message(0, "%LMQ%a"))
+    store = MessageStore(config_at(tmp_path, enable_lmq=is_on)).open()
+    store.put(Message("Parent", b"first"))
+    forged = Message("Parent", b"forged", properties={"x": "y"})
+    forged.properties |= {"INNER_MULTI_DISPATCH": "%LMQ%a", "INNER_MULTI_QUEUE_OFFSET": "50"}
+    put = store.put_many([Message("Parent", b"before"), forged])[1] if is_one_of_many else store.put(forged)
+    assert put.status is PutStatus.PUT_OK
+    stored = store.lookup(put.physical_offset)
+    assert stored is not None
+    assert stored.properties["x"] == "y"
+    assert stored.properties.get("INNER_MULTI_QUEUE_OFFSET") == ("1" if is_on else None)
+    store.abandon()
+    with MessageStore(config_at(tmp_path)) as store:
+        store.put(message(1, "%LMQ%a"))
+        assert bodies(store, "%LMQ%a") == [b"body 0", *([b"forged"] if is_on else []), b"body 1"]
 
 
 @pytest.mark.parametrize("topic", ["%RETRY%group", "rmq_sys_X", "SCHEDULE_TOPIC_XXXX"])

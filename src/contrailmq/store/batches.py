@@ -31,7 +31,7 @@ _KEYS: Final = f"{Property.KEYS}\x01".encode()
 _UNIQUE_KEY: Final = f"{Property.UNIQUE_KEY}\x01".encode()
 _TAGS: Final = f"{Property.TAGS}\x01".encode()
 _DELAY: Final = f"{Property.DELAY}\x01".encode()
-_INNER: Final = f"{Property.INNER_NUM}\x01".encode()
+_INNER: Final = b"INNER_"  # with which the names of inner batches and light queues begin
 _D: Final = 68  # numbers, not calls: a compiled loop has them inline
 _I: Final = 73
 _K: Final = 75
@@ -48,7 +48,7 @@ class Parts(NamedTuple):
 
     all: list[Part]
     is_delayed: bool  # a part asks for a delay
-    suspects: list[int]  # what these may, all may: those larger than any before them, and any of inner messages
+    suspects: list[int]  # what these may, all may: those larger than any before them, and any with a name of _INNER
 
 
 def read_parts(batch: bytes, state: QueueState) -> Parts:
@@ -111,7 +111,7 @@ def read_parts(batch: bytes, state: QueueState) -> Parts:
 
 
 def _find(batch: bytes, begin: int, end: int) -> tuple[int, int, int, int, int, int, bool, bool]:
-    """Where the values of KEYS, UNIQ_KEY and TAGS begin and end (0 and 0: nowhere); a delay is asked for; inner batch.
+    """Where the values of KEYS, UNIQ_KEY and TAGS begin and end (0 and 0: nowhere); a delay is asked for; any INNER_.
 
     From pair to pair, five names are looked for. Of equal names the last one that has a value counts.
     """

@@ -38,13 +38,20 @@ from contrailmq.message import (
 from contrailmq.message.checksum import crc32
 from contrailmq.message.record import HEAD_V4, HEAD_V4_BYTES
 from contrailmq.store.allocation import Allocator
-from contrailmq.store.batch_queue_table import INNER_MARK, inner_count, with_base
+from contrailmq.store.batch_queue_table import inner_count, with_base
 from contrailmq.store.batches import Parts, facts_of, plain_sizes, read_parts, write_records
 from contrailmq.store.clock import Clock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.errors import StoreError
 from contrailmq.store.keys import key_hashes
-from contrailmq.store.light_queues import LIGHT_MARK, LIGHT_PREFIX, LIGHT_QUEUE_ID, light_names, with_offsets
+from contrailmq.store.light_queues import (
+    LIGHT_MARK,
+    LIGHT_PREFIX,
+    LIGHT_QUEUE_ID,
+    light_names,
+    with_offsets,
+    without_offsets,
+)
 from contrailmq.store.mapped_file import MappedFile
 from contrailmq.store.mapped_file_queue import MappedFileQueue
 from contrailmq.store.queue_state import DispatchFact, NewRecord, QueueState
@@ -60,6 +67,7 @@ from contrailmq.store.refusals import (
     batch_refusal,
     code_refusal,
     inner_refusal,
+    light_part_refusal,
     light_refusal,
     message_refusal,
     page_cache_busy,
@@ -80,6 +88,7 @@ _TWO_I64_INTO: Final = struct.Struct(">qq").pack_into
 _PUT_OK: Final = PutStatus.PUT_OK
 _CODE_SURE: Final = 1 << 61  # a compiled compare is quick up to here
 _INNER: Final = 0x80  # numbers, not names: a compiled append has them inline
+_INNER_NAMES: Final = b"INNER_"  # with which the names of inner batches and light queues begin
 _NO_QUEUE: Final = 0x4  # the bit that PREPARED and ROLLBACK have and COMMIT has not
 assert (_INNER, _NO_QUEUE) == (SysFlag.INNER_BATCH, SysFlag.TRANSACTION_PREPARED)
 _result = tuple.__new__  # what a NamedTuple's constructor ends in, without its arguments' matching: 0.2 us less
@@ -176,6 +185,7 @@ class CommitLog:
         state = self._states.get((topic, queue_id)) or self._new_state(topic, queue_id)
         body_bytes, properties_bytes = len(body), len(properties)
         size = state.overhead_bytes + body_bytes + properties_bytes
+        is_unusual = sys_flag & _INNER != 0 or _INNER_NAMES in properties
         if (
             self.refusal is not None
             or state.refusal is not None
@@ -183,13 +193,12 @@ class CommitLog:
             or properties_bytes > PROPERTIES_BYTES_MAX
             or body_bytes > self._body_bytes_max
             or size > self._record_bytes_max
-            or sys_flag & _INNER
-            or INNER_MARK in properties
+            or is_unusual
         ) and (refused := self._refused(state, body_bytes, properties, size, sys_flag)) is not None:
             return refused
         if not -_CODE_SURE < tags_code < _CODE_SURE and (refused := code_refusal(tags_code)) is not None:
             return refused
-        if self._is_odd or sys_flag & _INNER or not state.topic_part or len(born_host) != 8 or len(store_host) != 8:
+        if self._is_odd or is_unusual or not state.topic_part or len(born_host) != 8 or len(store_host) != 8:
             return self._append_odd(
                 state, body, properties, tags_code, keys, unique_key, flag, sys_flag, born_time_ms, born_host,
                 store_host, reconsume_times, prepared_transaction_offset,
@@ -323,6 +332,7 @@ class CommitLog:
                     or properties_bytes > PROPERTIES_BYTES_MAX
                     or size > self._record_bytes_max
                     or len(record) > self._body_bytes_max + HEAD_V4_BYTES
+                    or _INNER_NAMES in properties
                 ):
                     break
                 takes_offset = not sys_flag & _NO_QUEUE
@@ -370,6 +380,7 @@ class CommitLog:
                     or properties_bytes > PROPERTIES_BYTES_MAX
                     or body_bytes > body_bytes_max
                     or size > size_max
+                    or _INNER_NAMES in properties
                 ):
                     break
                 queue_offset = state.next_offset
@@ -444,7 +455,9 @@ class CommitLog:
             if sys_flag & SysFlag.INNER_BATCH:
                 known = decode_properties(properties)
                 count, properties = inner_count(known), with_base(known, state.next_offset)
-            if self._with_light_queues and LIGHT_MARK in properties:
+            if not self._with_light_queues:
+                properties = without_offsets(properties)
+            elif LIGHT_MARK in properties:
                 known = decode_properties(properties)
                 found = self._light_states(light_names(state.topic, known))
                 if isinstance(found, AppendResult):
@@ -627,6 +640,8 @@ class CommitLog:
             _, body, properties, _, _ = batch.all[number]
             size = state.overhead_bytes + len(body) + len(properties)
             refused = self._refused(state, len(body), properties, size, sys_flag)
+            if refused is None and LIGHT_MARK in properties:
+                refused = light_part_refusal(number, state.topic, properties, with_light_queues=self._with_light_queues)
             if refused is not None:
                 return refused
         if batch_bytes > self._body_bytes_max:

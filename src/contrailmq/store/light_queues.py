@@ -5,8 +5,12 @@
 
 A light queue is a consume queue like others: topic %LMQ%..., queue 0, 20-byte units, the same physical offset and tags
 code as in the message's own queue. They are off unless enableLmq and enableMultiDispatch are both on, as in RocketMQ;
-what they hold is read, compared and mended either way. Messages of %RETRY%, rmq_sys_ and SCHEDULE_TOPIC_XXXX topics,
-and the parts of a batch, go to no light queue.
+what they hold is read, compared and mended either way. Messages of %RETRY%, rmq_sys_ and SCHEDULE_TOPIC_XXXX topics go
+to no light queue.
+
+No sender's offset is stored: a queue would believe it, now or at a start with light queues on, and pass over what was
+acknowledged. One that comes with a single message is dropped; parts of a batch get none, so a batch whose parts name
+light queues is refused.
 
 A name in the list that does not begin with %LMQ% is refused: Apache gives it no offset, and its dispatch fails on that.
 """
@@ -25,10 +29,12 @@ from contrailmq.message import (
     encode_properties,
     names_directory,
 )
+from contrailmq.message.properties import without_properties
 
 LIGHT_PREFIX: Final = "%LMQ%"
 LIGHT_QUEUE_ID: Final = 0
 LIGHT_MARK: Final = Property.INNER_MULTI_DISPATCH.encode() + b"\x01"  # in the properties of such a message
+_OFFSETS: Final = Property.INNER_MULTI_QUEUE_OFFSET.encode()
 _OWN_ONLY: Final = (RETRY_PREFIX, "rmq_sys_")
 _OFFSET_DIGITS_MAX: Final = 18  # of a number that fits into 64 bits
 
@@ -50,6 +56,11 @@ def with_offsets(properties: Mapping[str, str], offsets: Sequence[int]) -> bytes
     kept = {name: value for name, value in properties.items() if name != Property.WAIT}
     kept[Property.INNER_MULTI_QUEUE_OFFSET] = ",".join(map(str, offsets))
     return encode_properties(kept)
+
+
+def without_offsets(properties: bytes) -> bytes:
+    """The properties without offsets that a sender gave."""
+    return without_properties(properties, (_OFFSETS,)) if _OFFSETS in properties else properties
 
 
 def light_units(topic: str, properties: bytes | Mapping[str, str]) -> list[tuple[str, int]]:

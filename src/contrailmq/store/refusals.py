@@ -19,7 +19,7 @@ from contrailmq.message import (
     names_directory,
 )
 from contrailmq.store.batch_queue_table import INNER_MARK, inner_count
-from contrailmq.store.light_queues import LIGHT_PREFIX, names_light_queue
+from contrailmq.store.light_queues import LIGHT_PREFIX, light_names, light_units, names_light_queue
 from contrailmq.store.status import AppendResult, PutStatus
 
 QUEUE_ID_MAX: Final = 2**31 - 1  # a record has 32 bits for it, with a sign
@@ -98,6 +98,19 @@ def inner_refusal(properties: bytes, sys_flag: int, *, is_batch_topic: bool) -> 
     elif not is_inner and Property.INNER_NUM in known:
         reason = "INNER_NUM is set but sysFlag says that it is no inner batch (0x80): leave the property out"
     return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason=reason) if reason else None
+
+
+def light_part_refusal(number: int, topic: str, properties: bytes, *, with_light_queues: bool) -> AppendResult | None:
+    """Why a part of a batch cannot name light queues: nobody gives it offsets there."""
+    known = decode_properties(properties)
+    names = light_names(topic, known)
+    if not names or not (with_light_queues or light_units(topic, known)):
+        return None
+    return AppendResult(
+        PutStatus.MESSAGE_ILLEGAL,
+        reason=f"part {number} of the batch names light queues (INNER_MULTI_DISPATCH={','.join(names)[:64]!r}), and "
+        "only a message by itself gets offsets there: send it alone",
+    )
 
 
 def batch_refusal(count: int, sys_flag: int, *, is_delayed: bool) -> AppendResult | None:
