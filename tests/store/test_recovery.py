@@ -347,3 +347,25 @@ def test_a_log_that_begins_above_zero_gives_pre_blanked_queues(tmp_path: Path) -
             if (name, queue) == (topic, queue_id) and physical >= log_min
         ]  # fmt: skip
         assert (minimum, maximum) == (min(offsets), max(offsets) + 1)
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_queue_whose_only_new_record_has_an_impossible_offset_keeps_its_units(is_full: bool, tmp_path: Path) -> None:
+    """No checksum covers a record's queue offset, and a sender may give offsets in light queues."""
+    root = tmp_path / "s"
+    writer = write_store(root)
+    kept = PlainStore(root, **SIZES)
+    units, ranges = kept.units(), kept.ranges()
+    kept.close()
+    for topic in ("Audit", "New"):
+        writer.next_offsets[topic, 0] = 1 << 40
+        writer.add(topic, 0, b"a" * 30)
+    writer.add("Orders", 0, b"o" * 30)
+    if is_full:
+        (root / LEDGER_NAME).unlink()
+    (root / "abort").write_text("1")
+    store = PlainStore(root, **SIZES)
+    assert store.recovery.physical_offset_max == writer.end
+    assert (store.units()["Audit", 0], store.ranges()["Audit", 0]) == (units["Audit", 0], ranges["Audit", 0])
+    assert store.units()["Orders", 0][:-1] == units["Orders", 0]
+    assert store.ranges().get(("New", 0), (0, 0)) == (0, 0)

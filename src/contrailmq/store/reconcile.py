@@ -155,7 +155,7 @@ class Reconciler:
 
     def finish(self, walked_from: int) -> None:
         """After the walk from `walked_from` to the end of the log: cut the units that no record stands behind."""
-        seen = {(cursor.queue.topic, cursor.queue.queue_id): cursor for cursor in self._cursors.values() if cursor}
+        seen = self._seen()
         for queue in self._queues:
             key = (queue.topic, queue.queue_id)
             if self.scope is not None and key not in self.scope:
@@ -173,7 +173,7 @@ class Reconciler:
 
     def set_minimums(self) -> None:
         """After a walk over the whole log: the first record seen of a queue is its minimum, exactly."""
-        seen = {(cursor.queue.topic, cursor.queue.queue_id): cursor for cursor in self._cursors.values() if cursor}
+        seen = self._seen()
         for queue in self._queues:
             key = (queue.topic, queue.queue_id)
             if self.scope is None or key in self.scope:
@@ -181,6 +181,11 @@ class Reconciler:
                 queue.min_offset = cursor.first if cursor is not None else queue.max_offset
 
     # --- leaves
+
+    def _seen(self) -> dict[tuple[str, int], _Cursor]:
+        """By queue, those of which the walk met a record; one with an impossible offset is none."""
+        cursors = (cursor for cursor in self._cursors.values() if cursor and cursor.first >= 0)
+        return {(cursor.queue.topic, cursor.queue.queue_id): cursor for cursor in cursors}
 
     def _cursor(self, topic: bytes, queue_id: int) -> _Cursor | None:
         name = topic.decode("utf-8", "replace")
