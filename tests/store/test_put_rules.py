@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from contrailmq.message import Message
+from contrailmq.message import Message, SysFlag
+from contrailmq.message.batch import encode_batch
 from contrailmq.store import Drive, ManualClock, MessageStore, PutStatus, StoreConfig
 from contrailmq.store.errors import CorruptStoreError, StoreClosedError
+from contrailmq.store.status import AppendResult, BatchResult
 
 SMALL: dict[str, Any] = {
     "mapped_file_size_commit_log": 64 * 1024,
@@ -58,6 +60,25 @@ def test_a_message_of_another_topic_does_not_go_into_a_batch(store: MessageStore
     assert "'Other'" in refused.reason
     assert store.log_max_offset == 0
     assert store.put_inner_batch("BQ", [Message("BQ", b"1"), Message("BQ", b"2")]).status is PutStatus.PUT_OK
+
+
+@pytest.mark.parametrize("bit", [SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6])
+@pytest.mark.parametrize("is_batch", [True, False])
+def test_a_flag_that_says_ipv6_of_a_host_that_is_not_is_refused_and_ends_no_log(
+    is_batch: bool, bit: int, tmp_path: Path
+) -> None:
+    """Such a record has a head that does not fit: the next start would cut the log there."""
+    with MessageStore(StoreConfig(tmp_path, **SMALL)) as store:
+        refused: AppendResult | BatchResult
+        if is_batch:
+            refused = store.append_batch("T", 0, encode_batch([(0, b"one", b"")]), sys_flag=bit)
+        else:
+            refused = store.append("T", 0, b"one", b"", tags_code=0, keys=None, unique_key=None, sys_flag=bit)
+        assert refused.status is PutStatus.MESSAGE_ILLEGAL
+        assert f"sys_flag {bit:#x} says IPv6" in refused.reason
+        assert store.put(Message("T", b"two")).queue_offset == 0
+    with MessageStore(StoreConfig(tmp_path, **SMALL)) as store:
+        assert [message.body for message in store.get("T", 0, 0)] == [b"two"]
 
 
 @pytest.mark.parametrize("code", [2**63, -(2**63) - 1, 2**80])

@@ -87,10 +87,11 @@ _TWO_I64_INTO: Final = struct.Struct(">qq").pack_into
 
 _PUT_OK: Final = PutStatus.PUT_OK
 _CODE_SURE: Final = 1 << 61  # a compiled compare is quick up to here
-_INNER: Final = 0x80  # numbers, not names: a compiled append has them inline
+_UNUSUAL: Final = 0xB0  # INNER_BATCH and both bits of IPv6 hosts; numbers, not names: a compiled append has them inline
 _INNER_NAMES: Final = b"INNER_"  # with which the names of inner batches and light queues begin
 _NO_QUEUE: Final = 0x4  # the bit that PREPARED and ROLLBACK have and COMMIT has not
-assert (_INNER, _NO_QUEUE) == (SysFlag.INNER_BATCH, SysFlag.TRANSACTION_PREPARED)
+assert _UNUSUAL == SysFlag.INNER_BATCH | SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+assert _NO_QUEUE == SysFlag.TRANSACTION_PREPARED
 _result = tuple.__new__  # what a NamedTuple's constructor ends in, without its arguments' matching: 0.2 us less
 
 
@@ -185,7 +186,7 @@ class CommitLog:
         state = self._states.get((topic, queue_id)) or self._new_state(topic, queue_id)
         body_bytes, properties_bytes = len(body), len(properties)
         size = state.overhead_bytes + body_bytes + properties_bytes
-        is_unusual = sys_flag & _INNER != 0 or _INNER_NAMES in properties
+        is_unusual = sys_flag & _UNUSUAL != 0 or _INNER_NAMES in properties
         if (
             self.refusal is not None
             or state.refusal is not None
@@ -262,6 +263,7 @@ class CommitLog:
             return BatchResult(refused.status, reason=refused.reason)
         parts = read.all
         is_odd = self._with_record_crc or not state.topic_part or len(born_host) != 8 or len(store_host) != 8
+        is_odd = is_odd or sys_flag & _UNUSUAL != 0
         sizes = plain_sizes(parts, state.overhead_bytes)
         if is_odd:
             hosts = {"born_host": born_host, "store_host": store_host}
