@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from interrupts import interrupted
 
-from contrailmq.message import Message
+from contrailmq.message import Message, encode_host
 from contrailmq.store import Boundary, Drive, Files, ManualClock, MessageStore, PutStatus, StoreConfig
 from contrailmq.store.errors import StoreClosedError
+from contrailmq.store.mapped_file import MappedFile
 from contrailmq.store.putting import LAG_MAX
 from contrailmq.store.record import BatchPart, encode_batch
 from contrailmq.store.status import Arrival
@@ -175,6 +176,48 @@ def test_a_store_goes_on_after_interrupts_in_the_middle_of_puts(pool: bool, tmp_
         assert not other.is_alive()  # a close would wait as well: no `with` around this
     assert store.max_offset("U", 0) == interrupts == 300
     store.close()
+
+
+def put_batch(store: MessageStore, body: bytes) -> None:
+    store.append_batch("T", 0, encode_batch([BatchPart(0, body, b""), BatchPart(0, body + b" too", b"")]))
+
+
+def put_odd(store: MessageStore, body: bytes) -> None:
+    host = encode_host("::1", 1)
+    store.append("T", 0, body, b"", tags_code=0, keys=None, unique_key=None, born_host=host)
+
+
+def put_light(store: MessageStore, body: bytes) -> None:
+    properties = b"INNER_MULTI_DISPATCH\x01%LMQ%q\x02"
+    store.append("T", 0, body, properties, tags_code=0, keys=None, unique_key=None)
+
+
+@pytest.mark.parametrize(
+    ("put", "queue", "expected"),
+    [
+        (put_batch, "T", [b"one", b"one too", b"two", b"two too"]),
+        (put_odd, "T", [b"one", b"two"]),
+        (put_light, "%LMQ%q", [b"one", b"two"]),
+    ],
+)
+def test_an_interrupt_behind_a_write_repeats_no_queue_offset(
+    put: Callable[[MessageStore, bytes], None], queue: str, expected: list[bytes], tmp_path: Path
+) -> None:
+    """The pages ahead are asked for as soon as a record is written: there the interrupt comes."""
+
+    def interrupt(file: MappedFile, position: int) -> int:
+        raise KeyboardInterrupt
+
+    with MessageStore(config_at(tmp_path, enable_lmq=True, enable_multi_dispatch=True)) as store:
+        store.put(Message("U", b"opens the file"))
+        log = store._log
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(log._allocator, "prefault_ahead", interrupt)
+            log._prefault_at = 0
+            with pytest.raises(KeyboardInterrupt):
+                put(store, b"one")
+        put(store, b"two")
+        assert [message.body for message in store.get(queue, 0, 0)] == expected
 
 
 def mixed_messages() -> list[Message]:

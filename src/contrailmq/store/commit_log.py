@@ -296,11 +296,10 @@ class CommitLog:
                         parts, sizes, offsets, state, sys_flag, born_time_ms, born_host, now_ms, store_host,
                         reconsume_times,
                     )  # fmt: skip
-                self._place(file, state, records, now_ms)
+                self._place(file, state, records, now_ms, len(parts))
             except (struct.error, MessageError, OSError) as exc:
                 refused = self._unfit(exc)
                 return BatchResult(refused.status, reason=refused.reason)
-            state.next_offset = first + len(parts)
             state.put_count += len(parts)
             if len(self.facts) + len(parts) <= FACTS_MAX:
                 self.facts.extend(facts_of(parts, offsets, sizes, state, first, sys_flag, now_ms))
@@ -485,14 +484,10 @@ class CommitLog:
                     state, body, properties, flag, queue_offset, physical_offset, sys_flag, born_time_ms, born_host,
                     now_ms, store_host, reconsume_times, prepared_transaction_offset,
                 )  # fmt: skip
-                self._place(file, state, record, now_ms)
+                self._place(file, state, record, now_ms, count if takes_offset else 0, light)
             except (MessageError, OSError) as exc:
                 return self._unfit(exc)
-            state.next_offset += count if takes_offset else 0
             state.put_count += count
-            for queue in light:
-                queue.next_offset += 1
-                self._states[queue.key] = queue
             if len(self.facts) < FACTS_MAX:
                 hashes = key_hashes(state, keys, unique_key, None, tags_code, properties)
                 self.facts.append(
@@ -516,9 +511,20 @@ class CommitLog:
         self.last_time_ms = self.lock_since_ms = max(self._now_ms(), self.last_time_ms)
         return self.last_time_ms
 
-    def _place(self, file: MappedFile, state: QueueState, data: bytes, now_ms: int) -> None:
+    def _place(
+        self, file: MappedFile, state: QueueState, data: bytes, now_ms: int, count: int,
+        light: Sequence[QueueState] = (),
+    ) -> None:  # fmt: skip
+        """Write records that take so many of the queue's offsets, and one of each light queue. OSError: none is taken.
+
+        As in `append`, offsets go before the records count: an interrupt in between may waste some, never repeat one.
+        """
         end = file.wrote + len(data)
         file.target[file.wrote : end] = data
+        state.next_offset += count
+        for queue in light:
+            queue.next_offset += 1
+            self._states[queue.key] = queue
         file.store_time_ms = now_ms
         file.wrote = end
         state.put_bytes += len(data)
