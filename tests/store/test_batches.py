@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from java_hashes import hashes_by_definition, java_string_hash
 
 from contrailmq.message import MessageError, Property, decode_properties, tags_code
 from contrailmq.message.batch import encode_batch
@@ -48,21 +49,6 @@ def test_what_is_read_of_parts_is_what_decoding_them_says(strings: list[bytes]) 
     assert is_delayed == any(known.get(Property.DELAY) not in (None, "", "0") for known in expected)
     inner = {number for number, known in enumerate(expected) if Property.INNER_NUM in known}
     assert inner <= set(suspects)
-
-
-def hashes_by_definition(topic: str, known: dict[str, str]) -> list[int]:
-    keys = [known.get(Property.UNIQUE_KEY, ""), *known.get(Property.KEYS, "").split(" ")]
-    tags = known.get(Property.TAGS)
-    texts = [f"{topic}#{key}" for key in keys if key] + ([f"{topic}#T#{tags}"] if tags else [])
-    return [java_string_hash(text) for text in texts]
-
-
-def java_string_hash(text: str) -> int:
-    """String.hashCode as its documentation defines it."""
-    data = text.encode("utf-16-be")
-    units = [int.from_bytes(data[place : place + 2], "big") for place in range(0, len(data), 2)]
-    hashed = sum(unit * 31 ** (len(units) - 1 - place) for place, unit in enumerate(units)) & 0xFFFFFFFF
-    return hashed - (1 << 32) if hashed >> 31 else hashed
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=12))

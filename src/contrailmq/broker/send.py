@@ -33,9 +33,11 @@ from contrailmq.message import (
     decode_properties,
     dlq_topic,
     encode_host,
+    java_hash,
     offset_message_id,
     tags_code,
 )
+from contrailmq.store.queue_state import TAG_LENGTH_MAX
 from contrailmq.store.record import split_batch
 from contrailmq.store.status import AppendResult, BatchResult, PutStatus
 from contrailmq.wire.codes import OUR_LANGUAGE, OUR_VERSION, RequestCode, ResponseCode
@@ -193,6 +195,8 @@ class SendProcessor:
         return _PREFIX.pack(len(answer) + 4, len(answer)) + answer
 
     def _new_tag_code(self, tags: str) -> int:
+        if len(tags) > TAG_LENGTH_MAX:
+            return java_hash(tags)
         if len(self._tag_codes) >= TAG_CODES_MAX:
             self._tag_codes.clear()
         code = self._tag_codes[tags] = tags_code(tags)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 from typing import Final
 
-from contrailmq.message import TOPIC_BYTES_MAX, SystemTopic, java_hash, tags_code
+from contrailmq.message import TOPIC_BYTES_MAX, SystemTopic, java_hash
 from contrailmq.message.record import HEAD_V4_BYTES
 from contrailmq.store.refusals import topic_refusal
 
 TAG_KIND: Final = "T"  # between topic and tag in the text that the index hashes
-_TAGS_MAX: Final = 4_096  # of a queue that are remembered
+TAGS_MAX: Final = 10_000  # that are remembered, of all queues together: 3 MB
+TAG_LENGTH_MAX: Final = 64  # of one that is: a producer with a tag per message must not fill memory
 
 
 class QueueState:
@@ -51,18 +53,46 @@ class QueueState:
 
     def meet_tags(self, tags: str) -> int:
         """The hash under which the index enters these tags, remembered."""
-        if len(self.tag_hashes) >= _TAGS_MAX:
-            self.tag_hashes.clear()
-        tag_hash = self.tag_hashes[tags] = java_hash(tags, seed=self.tag_seed)
+        tag_hash = java_hash(tags, seed=self.tag_seed)
+        if len(tags) <= TAG_LENGTH_MAX:
+            _memory.make_room(self)
+            self.tag_hashes[tags] = tag_hash
         return tag_hash
 
     def meet_encoded_tags(self, tags: bytes) -> tuple[int, int]:
         """Their code for queues and their hash for the index, remembered."""
-        if len(self.tags_met) >= _TAGS_MAX:
-            self.tags_met.clear()
         text = str(tags, "utf-8", "replace")
-        met = self.tags_met[tags] = tags_code(text), java_hash(text, seed=self.tag_seed)
+        met = java_hash(text), java_hash(text, seed=self.tag_seed)
+        if len(tags) <= TAG_LENGTH_MAX:
+            _memory.make_room(self)
+            self.tags_met[tags] = met
         return met
+
+
+class _TagMemory:
+    """How many tags the queues of this process remember, and which queues do: one limit for all of them.
+
+    Each queue has dictionaries of its own, where a tag is found without making a key of topic and tag. Threads append
+    without a lock, and so they come here: a race may let in a few tags more, and whoever met them registers again.
+    """
+
+    __slots__ = ("_numbers", "_queues")
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()  # of tags since all were forgotten; a sum of ours would lose some to races
+        self._queues: dict[QueueState, None] = {}
+
+    def make_room(self, queue: QueueState) -> None:
+        """For one more tag of this queue; when there are too many, all queues forget theirs."""
+        if next(self._numbers) >= TAGS_MAX - 1:
+            queues, self._queues, self._numbers = self._queues, {}, itertools.count()
+            for each in list(queues):
+                each.tag_hashes.clear()
+                each.tags_met.clear()
+        self._queues[queue] = None
+
+
+_memory: Final = _TagMemory()
 
 
 @lru_cache(maxsize=10_000)
