@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import pytest
 from java_hashes import java_string_hash
 
+from contrailmq.message import encode_host
+from contrailmq.message.batch import encode_batch
+from contrailmq.store import ManualClock, MessageStore, StoreConfig
 from contrailmq.store.queue_state import TAG_LENGTH_MAX, TAGS_MAX, QueueState
 
 
@@ -52,3 +56,23 @@ def test_tags_that_threads_meet_at_once_have_their_own_hashes_and_stay_bounded()
         thread.join()
     assert wrong == []
     assert 0 < remembered(queues) < 1.1 * TAGS_MAX
+
+
+PROPERTIES = b"UNIQ_KEY\x01u\x02KEYS\x01one two\x02TAGS\x01a\x02"
+
+
+@pytest.mark.parametrize("is_indexed", [True, False])
+def test_keys_are_hashed_where_there_is_an_index_and_only_there(is_indexed: bool, tmp_path: Path) -> None:
+    config = StoreConfig(tmp_path, mapped_file_size_commit_log=1 << 20, message_index_enable=is_indexed)
+    hashes = [java_string_hash(text) for text in ("T#u", "T#one", "T#two", "T#T#a")] if is_indexed else []
+    with MessageStore(config, clock=ManualClock()) as store:
+        for host in ("127.0.0.1", "::1"):
+            store.append(
+                "T", 0, b"", PROPERTIES, tags_code=97, keys="one two", unique_key="u", tags="a",
+                born_host=encode_host(host, 1),
+            )  # fmt: skip
+        store.append_batch("T", 0, encode_batch([(0, b"", PROPERTIES)]))
+        store._log.append_many([("T", b"", PROPERTIES, 97, "one two", "u", "a", 0)], 0, born_time_ms=1, host=bytes(8))
+        assert [fact[6] for fact in store._log.facts] == [hashes] * 4
+        store.dispatch()
+        assert [unit[2] for unit in store.read_units("T", 0, 0, 9)] == [java_string_hash("a")] * 4

@@ -61,7 +61,7 @@ def read_parts(batch: bytes, state: QueueState) -> Parts:
     suspects: list[int] = []
     body_bytes_max = properties_bytes_max = size_max = -1
     is_delayed = False
-    seed, met = state.key_seed, state.tags_met
+    seed, met, is_indexed = state.key_seed, state.tags_met, state.is_indexed
     position, end = 0, len(batch)
     while position < end:
         if end - position < BATCH_PART_BYTES_MIN:
@@ -81,14 +81,15 @@ def read_parts(batch: bytes, state: QueueState) -> Parts:
         )
         hashes: list[int] = []
         code = 0
-        if unique_end:
+        if unique_end and is_indexed:
             hashes.append(java_hash_within(batch, unique_at, unique_end, seed=seed))
-        if keys_end:
+        if keys_end and is_indexed:
             add_key_hashes(hashes, batch, keys_at, keys_end, seed)
         if tags_end:
             tags = batch[tags_at:tags_end]
             code, tag_hash = met.get(tags) or state.meet_encoded_tags(tags)
-            hashes.append(tag_hash)
+            if is_indexed:
+                hashes.append(tag_hash)
         properties = batch[begin:following]
         if properties and batch[following - 1] != _SEPARATOR_BYTE:
             properties += _SEPARATOR

@@ -116,6 +116,7 @@ class CommitLog:
         self._record_bytes_max = min(config.max_message_size + RECORD_SLACK_BYTES, self._file_bytes - BLANK_BYTES)
         self.last_time_ms = 0
         self._prefault_at = 0
+        self._is_indexed = config.message_index_enable
         self._with_record_crc = config.enabled_append_prop_crc
         self._with_light_queues = config.with_light_queues
         self._is_odd = self._with_record_crc or self._with_light_queues  # every record takes the slower way
@@ -124,7 +125,8 @@ class CommitLog:
 
     def start_writing(self, next_offsets: dict[tuple[str, int], int]) -> None:
         """After recovery: queue offsets go on from here, bytes from the recovered end."""
-        self._states = {key: QueueState(*key, offset) for key, offset in next_offsets.items()}
+        is_indexed = self._is_indexed
+        self._states = {key: QueueState(*key, offset, is_indexed=is_indexed) for key, offset in next_offsets.items()}
         self._file = None
         last = self.files.last
         if last is None or last.is_full:
@@ -504,7 +506,7 @@ class CommitLog:
         refused = light_refusal(names, would_be=would_be, limit=self.config.max_lmq_consume_queue_num)
         if refused is not None:
             return refused
-        return [self._states.get(key) or QueueState(*key, 0) for key in keys]
+        return [self._states.get(key) or QueueState(*key, 0, is_indexed=self._is_indexed) for key in keys]
 
     def _enter(self) -> int:
         """The store time of a put that has just taken the lock."""
@@ -615,7 +617,7 @@ class CommitLog:
     # --- refusing
 
     def _new_state(self, topic: str, queue_id: int) -> QueueState:
-        state = QueueState(topic, queue_id, 0)
+        state = QueueState(topic, queue_id, 0, is_indexed=self._is_indexed)
         if state.refusal is None and self.refusal is None:
             with self.lock:
                 state = self._states.setdefault((topic, queue_id), state)

@@ -1,7 +1,7 @@
 """Under which hashes the index enters a record: its unique key, every key of KEYS, and its tag, in this order.
 
 Keys are hashed as `topic#key` and tags as `topic#T#tag` (5.5.0 enters tags, 5.3 did not). They are computed when a
-record is appended, because then its properties are at hand.
+record is appended, because then its properties are at hand; where there is no index, not at all.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ _SPACE: Final = 32
 def key_hashes(
     state: QueueState, keys: str | None, unique_key: str | None, tags: str | None, tags_code: int, properties: bytes
 ) -> list[int]:
-    """Java hashes of a record's keys. Its tags are looked up when only their code is known."""
+    """Java hashes of a record's keys, none where no index is. Its tags are looked up when only their code is known."""
     hashes: list[int] = []
+    if not state.is_indexed:
+        return hashes
     seed = state.key_seed
     if unique_key:
         hashes.append(java_hash_of_id(unique_key, seed=seed))

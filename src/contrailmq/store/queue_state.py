@@ -19,6 +19,7 @@ class QueueState:
     """What the writer knows of one queue. Owned by the commit log, changed under the put lock."""
 
     __slots__ = (
+        "is_indexed",
         "is_schedule",
         "key",
         "key_seed",
@@ -35,7 +36,7 @@ class QueueState:
         "topic_part",
     )
 
-    def __init__(self, topic: str, queue_id: int, next_offset: int) -> None:
+    def __init__(self, topic: str, queue_id: int, next_offset: int, *, is_indexed: bool = True) -> None:
         encoded = topic.encode("utf-8", "replace")
         self.topic = topic
         self.queue_id = int(queue_id)  # True is 1, also in the name of its directory
@@ -44,6 +45,7 @@ class QueueState:
         self.topic_part = bytes((len(encoded),)) + encoded if len(encoded) <= TOPIC_BYTES_MAX else b""
         self.overhead_bytes = HEAD_V4_BYTES + 1 + len(encoded) + 2
         self.refusal = topic_refusal(topic, len(encoded), queue_id)
+        self.is_indexed = is_indexed  # where not, nobody asks for the hashes of its keys
         self.is_schedule = topic == SystemTopic.SCHEDULE  # its units hold delivery times
         self.put_count = 0
         self.put_bytes = 0
