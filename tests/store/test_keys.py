@@ -76,3 +76,35 @@ def test_keys_are_hashed_where_there_is_an_index_and_only_there(is_indexed: bool
         assert [fact[6] for fact in store._log.facts] == [hashes] * 4
         store.dispatch()
         assert [unit[2] for unit in store.read_units("T", 0, 0, 9)] == [java_string_hash("a")] * 4
+
+
+V4, V6 = encode_host("1.2.3.4", 1), encode_host("::1", 1)
+
+
+@pytest.mark.parametrize("host", [V4, V6], ids=["IPv4", "IPv6"])
+@pytest.mark.parametrize(
+    ("properties", "tags"),
+    [
+        (b"TAGS\x01a\x02", "a"),
+        (b"x\x01y\x02TAGS\x01a", "a"),
+        (b"TAGS\x01a\x02TAGS\x01b\x02", "b"),
+        (b"TAGS\x01\x02TAGS\x01b\x02", "b"),
+        (b"TAGS\x01b\x02TAGS\x01\x02", "b"),
+        (b"MYTAGS\x01a\x02TAGS\x01b\x02", "b"),
+        (b"MYTAGS\x01a\x02", ""),
+        (b"x\x01y\x02", ""),
+        (b"TAGS\x01\x00\x02", "\x00"),
+    ],
+)
+@pytest.mark.parametrize("are_given", [True, False])
+def test_a_record_is_indexed_under_the_tags_that_it_is_stored_with(
+    are_given: bool, properties: bytes, tags: str, host: bytes, tmp_path: Path
+) -> None:
+    """Whoever gives a code alone has the tags looked up; a code of 0 says that there are none."""
+    code = java_string_hash(tags) if tags else 97
+    expected = [java_string_hash("T#T#" + tags)] if tags and (are_given or code) else []
+    config = StoreConfig(tmp_path, mapped_file_size_commit_log=1 << 20, max_hash_slot_num=64, max_index_num=256)
+    with MessageStore(config, clock=ManualClock()) as store:
+        given = tags if are_given else None
+        store.append("T", 0, b"x", properties, tags_code=code, keys=None, unique_key=None, tags=given, born_host=host)
+        assert [fact[6] for fact in store._log.facts] == [expected]

@@ -203,7 +203,7 @@ class CommitLog:
             return refused
         if self._is_odd or is_unusual or not state.topic_part or len(born_host) != 8 or len(store_host) != 8:
             return self._append_odd(
-                state, body, properties, tags_code, keys, unique_key, flag, sys_flag, born_time_ms, born_host,
+                state, body, properties, tags_code, keys, unique_key, tags, flag, sys_flag, born_time_ms, born_host,
                 store_host, reconsume_times, prepared_transaction_offset,
             )  # fmt: skip
         crc = crc32(body) & 0x7FFFFFFF
@@ -448,8 +448,8 @@ class CommitLog:
 
     def _append_odd(
         self, state: QueueState, body: bytes, properties: bytes, tags_code: int, keys: str | None,
-        unique_key: str | None, flag: int, sys_flag: int, born_time_ms: int, born_host: bytes, store_host: bytes,
-        reconsume_times: int, prepared_transaction_offset: int,
+        unique_key: str | None, tags: str | None, flag: int, sys_flag: int, born_time_ms: int, born_host: bytes,
+        store_host: bytes, reconsume_times: int, prepared_transaction_offset: int,
     ) -> AppendResult:  # fmt: skip
         """As append, for long topics, IPv6 hosts, record checksums, light queues and inner batches."""
         with self.lock:
@@ -491,7 +491,7 @@ class CommitLog:
                 return self._unfit(exc)
             state.put_count += count
             if len(self.facts) < FACTS_MAX:
-                hashes = key_hashes(state, keys, unique_key, None, tags_code, properties)
+                hashes = key_hashes(state, keys, unique_key, tags, tags_code, properties)
                 self.facts.append(
                     (state, physical_offset, size, tags_code, now_ms, queue_offset, hashes, sys_flag, properties)
                 )

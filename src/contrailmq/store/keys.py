@@ -70,7 +70,9 @@ _IS_COMPILED: Final = not isinstance(end_of, FunctionType)
 def _tags(properties: bytes) -> str | None:
     """The TAGS property without decoding the others: 0.4 us instead of 2 us."""
     start = properties.find(b"TAGS\x01")
-    if start < 0 or (start and properties[start - 1] != 2):  # absent, or the end of another name
-        return decode_properties(properties).get(Property.TAGS) if start > 0 else None
+    if start < 0:
+        return None
+    if (start and properties[start - 1] != 2) or properties.find(b"TAGS\x01", start + 1) > 0:
+        return decode_properties(properties).get(Property.TAGS)  # the end of another name, or one of two: rules decide
     end = properties.find(b"\x02", start)
     return str(properties[start + 5 : end if end >= 0 else len(properties)], "utf-8", "replace")
