@@ -301,6 +301,31 @@ def test_a_batch_without_an_id_of_its_own_is_split_also_for_batch_queues(bench: 
     assert [message.body for message in records(pulled.body)] == [b"m0", b"m1"]
 
 
+TWICE = "TAGS\x01a\x02KEYS\x01k1\x02UNIQ_KEY\x01u1\x02TAGS\x01b\x02KEYS\x01k2\x02UNIQ_KEY\x01u2\x02"
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        pytest.param(TWICE, id="fast"),
+        pytest.param(TWICE + "TAGS\x01\x02", id="an empty one counts for nothing"),
+        pytest.param(TWICE + "MYTAGS\x01c\x02MYKEYS\x01k3\x02MYUNIQ_KEY\x01u3\x02", id="other names"),
+        pytest.param(TWICE + "CLUSTER\x01x\x02", id="plain"),
+    ],
+)
+def test_of_equal_names_the_last_counts_for_queue_index_and_answer(bench: Bench, properties: str) -> None:
+    for offset in range(2):  # the first one makes the topic, and so takes the plain path
+        answer = bench.ask(310, send_fields(properties=properties), b"x")
+        assert (answer.code, answer.ext["transactionId"]) == (0, "u2")
+        assert bench.store.read_units("T", 0, offset, 1)[0][2] == ord("b")
+    stored = only_record(bench, offset=1)
+    assert (stored["TAGS"], stored["KEYS"], stored["UNIQ_KEY"]) == ("b", "k2", "u2")
+    index = bench.store._index
+    assert index is not None
+    found = {key: len(index.query("T", key, 9, 0, 2**62)) for key in ("k1", "k2", "u1", "u2", "T#a", "T#b")}
+    assert found == {"k1": 0, "k2": 2, "u1": 0, "u2": 2, "T#a": 0, "T#b": 2}
+
+
 def test_a_sender_cannot_say_where_a_batch_stands_in_a_batch_queue(bench: Bench) -> None:
     bench.node.topics.put(Topic("Batch", read_queues=1, write_queues=1, attributes={"queue.type": "BatchCQ"}))
     body = encode_batch([BatchPart(0, b"x" * 40, b"INNER_NUM\x013\x02INNER_BASE\x0170\x02")])

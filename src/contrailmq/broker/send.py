@@ -526,15 +526,18 @@ def _has_special(text: str) -> bool:
 
 
 def _indexed(text: str) -> tuple[str | None, str | None, str | None]:
-    """Unique key, tags and keys of a property string; the values are as those of `_find`. Most have no KEYS."""
+    """Unique key, tags and keys of a property string; the values are as those of `_find`. Most have no KEYS.
+
+    From the end: of equal names the last one counts, for `decode_properties` and so for whoever reads the record.
+    """
     keys = None if "KEYS\x01" not in text else _find(text, "KEYS\x01")
     tags: str | None = None
-    start = text.find("TAGS\x01")
+    start = text.rfind("TAGS\x01")
     if start >= 0:
         end = text.find("\x02", start)
         is_name = not start or text[start - 1] == "\x02"
         tags = "" if not is_name else text[start + 5 :] if end < 0 else text[start + 5 : end]
-    start = text.find("UNIQ_KEY\x01")
+    start = text.rfind("UNIQ_KEY\x01")
     if start < 0:
         return None, tags, keys
     if start and text[start - 1] != "\x02":
@@ -545,7 +548,7 @@ def _indexed(text: str) -> tuple[str | None, str | None, str | None]:
 
 def _find(text: str, name: str) -> str | None:
     """The value of a property in a property string; None when absent, "" when only a decoder can tell."""
-    start = text.find(name)
+    start = text.rfind(name)
     if start < 0:
         return None
     if start and text[start - 1] != "\x02":
