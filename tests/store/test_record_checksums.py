@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from contrailmq.message import Message
+from contrailmq.message.batch import encode_batch
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.store.record import Kind, check_record, encode_record
 
@@ -61,3 +62,32 @@ def test_a_checksum_of_which_a_lost_sector_took_the_front_is_no_missing_one(lost
     verdict = check_record(record, check_record_crc=True)
     assert verdict.kind is Kind.CORRUPT
     assert "record checksum" in verdict.reason
+
+
+@pytest.mark.parametrize("is_batch", [True, False])
+@pytest.mark.parametrize(
+    ("properties", "kept"),
+    [
+        (b"__CRC32#\x0112345\x02a\x01b\x01c\x02", {"a": "b\x01c"}),
+        (b"a\x01b\x02__CRC32#\x0112345", {"a": "b"}),
+        (b"__CRC32#\x011\x02__CRC32#\x012\x02", {}),
+        (b"my__CRC32#\x011\x02", {"my__CRC32#": "1"}),
+    ],
+)
+def test_a_senders_own_checksum_is_dropped_whatever_stands_beside_it(
+    properties: bytes, kept: dict[str, str], is_batch: bool, tmp_path: Path
+) -> None:
+    config = StoreConfig(tmp_path, **SMALL, enabled_append_prop_crc=True, force_verify_prop_crc=True)
+    with MessageStore(config) as store:
+        if is_batch:
+            assert store.append_batch("T", 0, encode_batch([(0, b"x", properties)])).queue_offset == 0
+        else:
+            put = store.append("T", 0, b"x", properties, tags_code=0, keys=None, unique_key=None)
+            assert put.queue_offset == 0
+        store.dispatch()
+        (message,) = store.get("T", 0, 0)
+        assert {name: value for name, value in message.properties.items() if name != "__CRC32#"} == kept
+    store = MessageStore(config).open()
+    store.abandon()
+    with MessageStore(config) as store:
+        assert (store.recovery.cut_bytes, bodies(store)) == (0, [b"x"])

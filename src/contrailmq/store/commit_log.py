@@ -33,9 +33,9 @@ from contrailmq.message import (
     SysFlag,
     decode_properties,
     encode_host,
-    encode_properties,
 )
 from contrailmq.message.checksum import crc32
+from contrailmq.message.properties import without_properties
 from contrailmq.message.record import HEAD_V4, HEAD_V4_BYTES
 from contrailmq.store.allocation import Allocator
 from contrailmq.store.batch_queue_table import inner_count, with_base
@@ -85,6 +85,7 @@ _I32_INTO: Final = struct.Struct(">i").pack_into
 _I64_INTO: Final = struct.Struct(">q").pack_into
 _TWO_I64_INTO: Final = struct.Struct(">qq").pack_into
 
+_CRC: Final = Property.CRC32.encode()
 _PUT_OK: Final = PutStatus.PUT_OK
 _CODE_SURE: Final = 1 << 61  # a compiled compare is quick up to here
 _UNUSUAL: Final = 0xB0  # INNER_BATCH and both bits of IPv6 hosts; numbers, not names: a compiled append has them inline
@@ -692,8 +693,4 @@ def _is_no_batch_topic(topic: str) -> bool:
 
 def _without_record_crc(properties: bytes) -> bytes:
     """A sender's own CRC property is not ours: RocketMQ drops it before it writes the true one."""
-    if b"__CRC32#\x01" not in properties:
-        return properties
-    known = decode_properties(properties)
-    known.pop(Property.CRC32, None)
-    return encode_properties(known)
+    return without_properties(properties, (_CRC,)) if _CRC in properties else properties
