@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,20 @@ def _key_with_hash(topic: str, wanted: int) -> str:
         digits.append(chr(value % 31 + 31))
         value = (value - (value % 31 + 31)) // 31
     return chr(value) + "".join(reversed(digits))
+
+
+def test_entries_hold_the_seconds_since_the_first_and_never_more_than_fit(tmp_path: Path) -> None:
+    """A clock may jump by a century: the number has 31 bits."""
+    path, begin_ms = tmp_path / "0", 1_000_000
+    index_file = IndexFile(path, slots=20, units=50, files=Files())
+    index_file.create(previous=None)
+    times_ms = [begin_ms, begin_ms + 1_999, begin_ms + 7_000, begin_ms + 2**31 * 1_000, begin_ms + 2**40 * 1_000]
+    assert index_file.put_all([([5, 5], offset, time_ms) for offset, time_ms in enumerate(times_ms)]) == 10
+    index_file.flush()
+    index_file.close()
+    data = path.read_bytes()
+    units = [struct.unpack_from(">iqii", data, HEADER_BYTES + 20 * 4 + 20 * number) for number in range(1, 11)]
+    assert [unit[2] for unit in units] == [0, 0, 1, 1, 7, 7, 2**31 - 1, 2**31 - 1, 2**31 - 1, 2**31 - 1]
 
 
 def test_a_file_that_is_loaded_is_filled_on(tmp_path: Path) -> None:
