@@ -138,18 +138,56 @@ def deduplicated(frame: DataFrame, *, within: str | None = None) -> DataFrame:
     """Rows without the repeats that an at-least-once sink may leave. Rows that carry no key are all kept.
 
     The frame needs its `properties` as a map. For a stream give `within`, such as "1 hour": repeats that come later
-    than that are not found, and state is dropped after it.
+    than that are not found, and state is dropped after it; it is counted in `storeTimestamp`. A stream also needs
+    `storeHost`, `queueOffset` and `physicalOffset`, by which it tells rows without a key apart: Spark has no other way
+    to pass a row by a stream's state.
     """
     from pyspark.sql import functions
 
-    place = functions.concat_ws("/", *[functions.col(name).cast("string") for name in _PLACE if name in frame.columns])
-    key = functions.coalesce(functions.col("properties")[DEDUP_PROPERTY], place)
-    marked = frame.withColumn("_dedup", key)
-    if within is not None:
-        marked = marked.withWatermark("storeTimestamp", within).dropDuplicatesWithinWatermark(["_dedup"])
-    else:
-        marked = marked.dropDuplicates(["_dedup"])
-    return marked.drop("_dedup")
+    _check_frame(frame, within)
+    key = functions.col("properties")[DEDUP_PROPERTY]
+    if not frame.isStreaming:
+        return _first_of_each(frame.withColumn("_dedup", key)).drop("_dedup")
+    place = [functions.coalesce(functions.col(name).cast("string"), functions.lit("")) for name in _PLACE]
+    marked = frame.withColumn("_dedup", functions.coalesce(key, functions.concat_ws("/", *place)))
+    if within is None:
+        return marked.dropDuplicates(["_dedup"]).drop("_dedup")
+    return marked.withWatermark("storeTimestamp", within).dropDuplicatesWithinWatermark(["_dedup"]).drop("_dedup")
 
 
-_PLACE: Final = ("topic", "brokerName", "storeHost", "queueId", "queueOffset", "physicalOffset")
+# What names a message: a record by its broker and place in the log, and a message of an inner batch by its offset.
+_PLACE: Final = ("storeHost", "queueOffset", "physicalOffset")
+
+
+def _check_frame(frame: DataFrame, within: str | None) -> None:
+    """Refuse a frame in which keys, or rows without one, cannot be told apart."""
+    types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
+    found = types.get("properties")
+    if found != "map<string,string>":
+        state = "missing" if found is None else found
+        raise OptionError(
+            f"column properties is {state}: repeats are known by a property, so read the frame with properties=map, "
+            "without columnStyle=kafka, and with properties among its columns"
+        )
+    wanted = (*_PLACE, "storeTimestamp") if within is not None else _PLACE
+    missing = [name for name in wanted if name not in types]
+    if frame.isStreaming and missing:
+        raise OptionError(
+            f"the stream has no {', '.join(missing)}, without which rows that carry no key would be lost: read "
+            f"properties, {', '.join(wanted)} too, and drop them afterwards"
+        )
+
+
+def _first_of_each(marked: DataFrame) -> DataFrame:
+    """One row of each `_dedup`, and every row that has none, in one pass.
+
+    Rows without a key are dealt to tasks by what they hold. A number of the row's own would do so more evenly, but it
+    changes when Spark repeats a task, and rows would be lost between two attempts.
+    """
+    from pyspark.sql import Window, functions
+
+    key = functions.col("_dedup")
+    plain = [field.name for field in marked.schema.fields if "map<" not in field.dataType.simpleString()]
+    deal = functions.when(key.isNull(), functions.xxhash64(*plain))
+    number = functions.row_number().over(Window.partitionBy(key, deal).orderBy(functions.lit(0)))
+    return marked.withColumn("_number", number).where(key.isNull() | (functions.col("_number") == 1)).drop("_number")

@@ -1,0 +1,86 @@
+"""`deduplicated`: one row of each key, every row without a key, whatever columns the frame has."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contrailmq import Message
+from contrailmq.spark import OptionError, deduplicated
+from contrailmq.spark.packing import DEDUP_PROPERTY
+from contrailmq.store import MessageStore, StoreConfig
+from spark.conftest import expected
+
+pytestmark = pytest.mark.spark
+# Two messages without a key that are equal but for their place, and three with two keys.
+KEYS = [None, None, "a", "b", "a"]
+ALL = "topic,brokerName,queueId,queueOffset,physicalOffset,storeHost,storeTimestamp,body,properties"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("keys")
+    config = StoreConfig(folder, mapped_file_size_commit_log=65_536, max_hash_slot_num=10, max_index_num=40)
+    with MessageStore(config) as opened:
+        for key in KEYS:
+            own = {} if key is None else {DEDUP_PROPERTY: key}
+            opened.put(Message("Keyed", (key or "none").encode(), properties=own))
+    return str(folder)
+
+
+@pytest.mark.parametrize("columns", [ALL, "topic,body,properties", "body,properties", "properties", "topic,properties"])
+def test_rows_without_a_key_are_all_kept_whatever_the_columns(spark: Any, store: str, columns: str) -> None:
+    frame = spark.read.format("commitlog").option("columns", columns).load(store)
+    rows = deduplicated(frame).collect()
+    assert Counter(row["properties"].get(DEDUP_PROPERTY) for row in rows) == {None: 2, "a": 1, "b": 1}
+    assert rows[0].__fields__ == columns.split(",")
+
+
+def test_a_store_without_keys_keeps_every_row(spark: Any, golden_store: Callable[[str], str]) -> None:
+    reader = spark.read.format("commitlog").option("includeSystemTopics", "true")
+    frame = reader.option("columns", "topic,body,properties").load(golden_store("clean"))
+    assert deduplicated(frame).count() == len(expected("clean")["messages"])
+
+
+@pytest.mark.parametrize("within", [None, "1 hour"])
+def test_a_stream_keeps_rows_without_a_key_and_drops_repeats(
+    spark: Any, store: str, tmp_path: Path, within: str | None
+) -> None:
+    """The brokerName of a store's files is null: no row may be lost by that."""
+    frame = spark.readStream.format("commitlog").option("columns", ALL).load(store)
+    writer = deduplicated(frame, within=within).writeStream.format("parquet").trigger(availableNow=True)
+    writer.option("checkpointLocation", str(tmp_path / "c")).start(str(tmp_path / "out")).awaitTermination()
+    rows = spark.read.parquet(str(tmp_path / "out")).collect()
+    assert Counter(row["properties"].get(DEDUP_PROPERTY) for row in rows) == {None: 2, "a": 1, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("columns", "within", "missing"),
+    [
+        ("topic,body,properties", None, "storeHost, queueOffset, physicalOffset"),
+        ("topic,brokerName,queueId,queueOffset,properties", None, "storeHost, physicalOffset"),
+        ("storeHost,queueOffset,physicalOffset,properties", "1 hour", "storeTimestamp"),
+    ],
+)
+def test_a_stream_that_could_lose_rows_is_refused(
+    spark: Any, store: str, columns: str, within: str | None, missing: str
+) -> None:
+    frame = spark.readStream.format("commitlog").option("columns", columns).load(store)
+    with pytest.raises(OptionError, match=f"the stream has no {missing}, without which .*: read properties, storeHost"):
+        deduplicated(frame, within=within)
+
+
+@pytest.mark.parametrize(
+    ("options", "state"),
+    [({"properties": "string"}, "string"), ({"properties": "none"}, "missing"), ({"columnStyle": "kafka"}, "missing")],
+)
+def test_a_frame_whose_properties_are_no_map_is_refused(
+    spark: Any, store: str, options: dict[str, str], state: str
+) -> None:
+    frame = spark.read.format("commitlog").options(**options).load(store)
+    with pytest.raises(OptionError, match=f"column properties is {state}: .* read the frame with properties=map"):
+        deduplicated(frame)
