@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.types import ArrayType, BinaryType, DoubleType, StringType, StructField, StructType
 
 from contrailmq.client.errors import ContrailError
 from contrailmq.client.raw import Pieces, PostedBatch, RawSent
@@ -13,8 +15,11 @@ from contrailmq.message import MessageError, MessageQueue, Property, decode_prop
 from contrailmq.message.batch import split_batch
 from contrailmq.spark import sending
 from contrailmq.spark.columns import OptionError
+from contrailmq.spark.options import Options
 from contrailmq.spark.packing import DEDUP_PROPERTY, pack_parts
+from contrailmq.spark.rocketmq import KNOWN_OPTIONS
 from contrailmq.spark.sending import Sender, SendFailedError, SinkSettings, make_message
+from contrailmq.spark.sink import parse_sink
 
 QUEUES = [MessageQueue("Out", "broker-a", number) for number in range(2)]
 
@@ -87,28 +92,71 @@ ROWS = [
 ]
 
 
+def key_of(number: int, held: str, body: bytes) -> str:
+    """The key of a row of the write "job": its number, and the CRC-32 of all it holds."""
+    return f"job-{number}-{zlib.crc32(held.encode() + body):08x}"
+
+
+# What the rows above hold but their bodies, as it is sent: topic, queue id, flag, properties.
+HELD = [
+    "{}\x021\x020\x02WAIT\x01true\x02",
+    "{}\x020\x02-7\x02TAGS\x01red\x02KEYS\x01a b\x02WAIT\x01true\x02",
+    "{}\x02\x020\x02WAIT\x01true\x02__SHARDINGKEY\x01customer-7\x02",
+    "{}\x021\x020\x02KEYS\x01größe\x02WAIT\x01true\x02__SHARDINGKEY\x01\x02",
+    "{}\x02\x020\x02WAIT\x01true\x02__SHARDINGKEY\x01customer-8\x02",
+]
+
+
 @pytest.mark.parametrize(
-    "settings", [SinkSettings("x"), SinkSettings("x", topic="Fixed"), SinkSettings("x", dedup_column="topic")]
+    "settings",
+    [
+        SinkSettings("x"),
+        SinkSettings("x", topic="Fixed"),
+        SinkSettings("x", dedup_column="topic"),
+        SinkSettings("x", dedup_column="number"),
+    ],
 )
 @pytest.mark.parametrize("times", [1, 13])  # bodies of a few bytes are packed in another way than long ones
 def test_rows_become_the_same_messages_by_the_plain_way_and_through_messages(
     settings: SinkSettings, times: int
 ) -> None:
     plain, through = FakeBroker(), FakeBroker()
-    rows = [{**row, "body": row["body"] * times} for row in ROWS]
-    send(rows, plain, settings, PLAIN)
-    send(rows, through, settings, THROUGH_MESSAGES)
+    rows = [{**row, "body": row["body"] * times, "number": 7 + n} for n, row in enumerate(ROWS)]
+    numbers = pa.field("number", pa.int64())
+    send(rows, plain, settings, PLAIN.append(numbers))
+    send(rows, through, settings, THROUGH_MESSAGES.append(numbers))
 
     def without_ids(broker: FakeBroker) -> list[Any]:
         found = [(queue, flag, body, list(own.items())) for queue, flag, body, own in broker.parts()]
         assert all(own.pop()[0] == Property.UNIQUE_KEY for *_, own in found)
+        assert all(own[-1][0] == DEDUP_PROPERTY for *_, own in found)
         return sorted(found)
 
     assert without_ids(plain) == without_ids(through)
     assert len({own[Property.UNIQUE_KEY] for *_, own in plain.parts()}) == len(ROWS)
     keys = sorted(own[DEDUP_PROPERTY] for *_, own in plain.parts())
-    expected = [f"job-{number}" for number in range(len(ROWS))]
-    assert keys == (sorted(row["topic"] for row in ROWS) if settings.dedup_column else expected)
+    if settings.dedup_column is None:
+        of = [
+            key_of(n, HELD[n].format(settings.topic or row["topic"]), row["body"] * times) for n, row in enumerate(ROWS)
+        ]
+    else:
+        of = [str(row[settings.dedup_column]) for row in rows]
+    assert keys == sorted(of)
+
+
+def test_no_row_carries_the_key_of_another_one_when_a_repeated_batch_deals_them_otherwise() -> None:
+    """Two rows at one place that differ in one thing only; found as a2, a3 and a4 lost behind keys of b0, b1 and b2."""
+    row = {"body": b"x", "topic": "Out", "tags": "t", "keys": "k", "flag": 1, "queueId": 0, "shardingKey": "s"}
+    others = [{}, {"body": b"y"}, {"topic": "Other"}, {"tags": None}, {"keys": "kk"}, {"flag": 2}, {"queueId": 1}]
+    others += [{"shardingKey": None}, {"queueId": None}, {"tags": "k", "keys": "t"}, {"body": b"xx"}]
+    for schema in (PLAIN, THROUGH_MESSAGES):
+        keys = []
+        for other in others:
+            broker = FakeBroker()
+            send([{**row, **other}], broker, SinkSettings("x"), schema)
+            keys += [own[DEDUP_PROPERTY] for *_, own in broker.parts()]
+        assert len(set(keys)) == len(others)
+        assert all(key.startswith("job-0-") for key in keys)
 
 
 MAPS = [None, {}, {"region": "eu"}, {"größe": "ü b", "a": "1", "b": "2"}, {"a": "3"}, None]
@@ -126,7 +174,7 @@ def test_properties_of_rows_become_the_same_by_the_plain_way_and_through_message
         broker, settings = FakeBroker(), SinkSettings("x")
         sender = Sender(broker, settings)  # type: ignore[arg-type]
         batch = pa.RecordBatch.from_pylist(given, schema=schema)[rows]
-        is_packed = pack_parts(batch, key_prefix="", first_row=0, dedup_column=None) is not None
+        is_packed = pack_parts(batch, topic=None, key_prefix="", first_row=0, dedup_column=None) is not None
         assert is_packed == ("delayLevel" not in schema.names)
         sending._add_rows(sender, batch, settings, "job-", 0)
         sender.flush()
@@ -169,7 +217,12 @@ def test_a_slice_of_a_batch_and_bodies_of_text_are_packed_as_they_read(word: str
     sending._add_rows(sender, pa.RecordBatch.from_pylist(rows, schema=schema).slice(7, 9), settings, "job-", 100)
     sender.flush()
     found = [(body.decode(), own.get("KEYS"), own[DEDUP_PROPERTY]) for _, _, body, own in broker.parts()]
-    assert found == [(rows[7 + n]["body"], rows[7 + n]["keys"], f"job-{100 + n}") for n in range(9)]
+    wanted = []
+    for number in range(7, 16):
+        body, keys = rows[number]["body"], rows[number]["keys"]
+        held = f"Out\x02\x020\x02{f'KEYS{chr(1)}{keys}{chr(2)}' if keys else ''}WAIT\x01true\x02"
+        wanted.append((body, keys, key_of(93 + number, held, body.encode())))
+    assert found == wanted
 
 
 @pytest.mark.parametrize(
@@ -208,21 +261,52 @@ def test_a_property_that_cannot_be_sent_is_refused_by_the_plain_way_too(pairs: l
         send(rows, FakeBroker(), SinkSettings("x", topic="Out"), schema)
 
 
-def test_of_equal_names_the_last_one_counts_and_a_key_of_the_users_own_is_replaced() -> None:
+def test_of_equal_names_the_last_one_counts() -> None:
     schema = pa.schema([("body", pa.binary()), ("properties", pa.map_(pa.string(), pa.string()))])
     broker = FakeBroker()
     rows = [{"body": b"x", "properties": [("a", "1"), ("a", "2")]}]
     send(rows, broker, SinkSettings("x", topic="Out"), schema)
-    send([{"body": b"y", "properties": [(DEDUP_PROPERTY, "mine")]}], broker, SinkSettings("x", topic="Out"), schema)
-    assert sorted((body, own.get("a"), own[DEDUP_PROPERTY]) for _, _, body, own in broker.parts()) == [
-        (b"x", "2", "job-0"),
-        (b"y", None, "job-0"),
+    key = key_of(0, "Out\x02\x020\x02a\x012\x02WAIT\x01true\x02", b"x")
+    assert [(body, own["a"], own[DEDUP_PROPERTY]) for _, _, body, own in broker.parts()] == [(b"x", "2", key)]
+
+
+@pytest.mark.parametrize("column", [None, "keys"])
+def test_a_key_of_the_users_own_is_kept_unless_a_column_has_one(column: str | None) -> None:
+    schema = PLAIN.append(pa.field("properties", pa.map_(pa.string(), pa.string())))
+    rows = [
+        {"body": b"y", "keys": "k0", "properties": [(DEDUP_PROPERTY, "mine")]},
+        {"body": b"z", "keys": "k1", "properties": [("a", "1")]},
     ]
+    broker = FakeBroker()
+    send(rows, broker, SinkSettings("x", topic="Out", dedup_column=column), schema)
+    made = key_of(1, "Out\x02\x020\x02a\x011\x02KEYS\x01k1\x02WAIT\x01true\x02", b"z")
+    wanted = ["mine", made] if column is None else ["k0", "k1"]
+    assert [own[DEDUP_PROPERTY] for *_, own in sorted(broker.parts(), key=lambda part: part[2])] == wanted
 
 
-def test_a_row_without_its_deduplication_key_is_refused() -> None:
-    with pytest.raises(OptionError, match="a row has no keys, by which repeats are to be known"):
-        send([{"body": b"x", "topic": "Out"}], FakeBroker(), SinkSettings("x", dedup_column="keys"), PLAIN)
+@pytest.mark.parametrize(("keys", "state"), [(None, "no"), ("", "a blank"), (" ", "a blank")])
+def test_a_row_without_its_deduplication_key_is_refused(keys: str | None, state: str) -> None:
+    row = {"body": b"x", "topic": "Out", "keys": keys}
+    with pytest.raises(OptionError, match=f"a row has {state} keys, by which repeats are to be known"):
+        send([row], FakeBroker(), SinkSettings("x", dedup_column="keys"), PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "text"),
+    [
+        ({"id": BinaryType()}, {"dedupKeyColumn": "id"}, "dedupKeyColumn names 'id', which is binary: cast it"),
+        ({"id": DoubleType()}, {"dedupKeyColumn": "id"}, "which is double: cast it to string"),
+        ({"keys": ArrayType(StringType())}, {"dedupKeyColumn": "keys"}, "which is array<string>: cast it"),
+        ({}, {"producerGroup": "a b!"}, "producerGroup: group 'a b!' has forbidden characters ' !'"),
+    ],
+)
+def test_keys_without_one_text_and_groups_with_no_legal_name_are_refused(
+    columns: dict[str, Any], options: dict[str, str], text: str
+) -> None:
+    schema = StructType([StructField(name, kind) for name, kind in {"body": StringType(), **columns}.items()])
+    given = Options({"nameServer": "x:1", "topic": "T", **options}, known=KNOWN_OPTIONS)
+    with pytest.raises(OptionError, match=text):
+        parse_sink(given, schema, is_overwrite=False)
 
 
 def test_a_queue_has_one_batch_on_its_way_and_keeps_its_order_when_one_fails() -> None:

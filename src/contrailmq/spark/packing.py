@@ -2,8 +2,15 @@
 
 A part is a head, the body, a length and the properties, and the parts of a batch lie one after the other. So four
 columns are laid out row by row, in the order in which the rows are to be sent: as views on the columns' buffers, which
-Arrow copies in one pass (`Parts.joined`). 10,000 rows of 1 KiB for four queues become request bodies at 1.1 us of CPU
-each where a loop over rows took 4.4 us. What is sent are slices of that buffer.
+Arrow copies in one pass (`Parts.joined`). 10,000 rows of 1 KiB for four queues become request bodies at 1.5 us of CPU
+each, digests included, where a loop over rows took 4.4 us without. What is sent are slices of that buffer.
+
+**Keys.** A key by which repeats are known ends with a digest of what the row holds: the CRC-32 of
+
+    topic 02 queue-id-or-nothing 02 flag 02 properties-as-sent-without-the-two-keys body        (02: that byte)
+
+So a row does not get the key of another one when a batch that is repeated deals its rows otherwise. `digest` says it
+for one row, `_digests` for all rows of a batch, at 0.4 us for 1 KiB.
 
 Only plain rows are packed here: bodies and texts that are there and need no second look. One row that does need it
 sends its whole Arrow batch through `Message` (sending.py), which finds what is wrong and says so.
@@ -11,7 +18,9 @@ sends its whole Arrow batch through `Message` (sending.py), which finds what is 
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from itertools import groupby, pairwise, repeat
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +29,7 @@ import pyarrow.compute as pc
 
 from contrailmq.message import create_unique_ids
 from contrailmq.message.batch import BATCH_PART_BYTES_MIN
+from contrailmq.message.checksum import crc32
 from contrailmq.message.model import BODY_BYTES_MAX
 from contrailmq.message.properties import PROPERTIES_BYTES_MAX, RESERVED_PROPERTIES
 
@@ -29,8 +39,10 @@ _PACKED_BYTES_MAX: Final = 1 << 30  # Arrow counts the bytes of a column with 31
 _HEAD: Final = np.dtype([("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body", ">i4")])
 assert _HEAD.itemsize + 2 == BATCH_PART_BYTES_MIN
 _SEPARATORS: Final = (1, 2)
+_HEX: Final = np.frombuffer(b"".join(b"%02x" % value for value in range(256)), dtype="u2")
 
 Int = npt.NDArray[np.int64]
+Texts: TypeAlias = pa.StringArray | str  # of each row, or the same of all
 _VIEW: Final = np.dtype([("size", "<i4"), ("prefix", "<i4"), ("buffer", "<i4"), ("offset", "<i4")])
 _INLINE_BYTES_MAX: Final = 12  # a view of no more bytes holds them itself
 
@@ -78,10 +90,12 @@ class Parts(NamedTuple):
         return Joined(offsets_of(whole), memoryview(whole.buffers()[2]))
 
 
-def pack_parts(batch: pa.RecordBatch, *, key_prefix: str, first_row: int, dedup_column: str | None) -> Parts | None:
-    """A part for each row; None when one of them is not plain.
+def pack_parts(
+    batch: pa.RecordBatch, *, topic: str | None, key_prefix: str, first_row: int, dedup_column: str | None
+) -> Parts | None:
+    """A part for each row; None when one of them is not plain. `topic` is that of all rows, unless a column has them.
 
-    De-duplication keys are `key_prefix` and the row's number from `first_row` on, unless a column has them.
+    De-duplication keys are `key_prefix`, the row's number from `first_row` on and its digest, unless a column has them.
     """
     if not _NOT_PACKED.isdisjoint(batch.schema.names) or batch.nbytes > _PACKED_BYTES_MAX:
         return None
@@ -89,11 +103,15 @@ def pack_parts(batch: pa.RecordBatch, *, key_prefix: str, first_row: int, dedup_
     sizes = _lengths(bodies)
     if bodies.null_count or not len(bodies) or sizes.min() == 0 or sizes.max() > BODY_BYTES_MAX:
         return None
-    keys = _dedup_keys(batch, key_prefix, first_row, dedup_column)
-    flags = _flags(batch)
-    if keys is None or flags is None:
+    flags, own = _flags(batch), _own_pairs(batch)
+    if flags is None or own is None:
         return None
-    properties = _properties(batch, keys)
+    if dedup_column is None:
+        topics = topic or batch.column("topic")
+        keys = _numbered_keys(batch, bodies, _heads(batch, topics, flags, own.texts), key_prefix, first_row)
+    else:
+        keys = _given_keys(batch.column(dedup_column))
+    properties = None if keys is None else _properties(own, keys, len(bodies))
     if properties is None:
         return None
     properties_sizes = _lengths(properties)
@@ -104,6 +122,30 @@ def pack_parts(batch: pa.RecordBatch, *, key_prefix: str, first_row: int, dedup_
     heads["flag"], heads["body"] = flags, sizes
     lengths = properties_sizes.astype(">i2")
     return Parts(_binary(heads), bodies, lengths, properties.cast(pa.binary()))
+
+
+def digest(topic: str, queue_id: int | None, flag: int, properties: bytes, body: bytes) -> str:
+    """What a row holds, in eight digits. `properties` are as they are sent, without the two keys."""
+    head = f"{topic}\x02{'' if queue_id is None else queue_id}\x02{flag}\x02".encode()
+    return f"{crc32(body, crc32(properties, crc32(head))):08x}"
+
+
+def _heads(batch: pa.RecordBatch, topics: Texts, flags: Int | int, own: Texts) -> Texts:
+    """What a digest begins with: all that a row has but its body."""
+    queue_ids: Texts = ""
+    if "queueId" in batch.schema.names:
+        queue_ids = batch.column("queueId").cast(pa.string()).fill_null("")
+    flag_texts: Texts = str(flags) if isinstance(flags, int) else pa.array(flags).cast(pa.string())
+    return _joined((topics, "\x02", queue_ids, "\x02", flag_texts, "\x02", own))
+
+
+def _digests(heads: Texts, bodies: pa.BinaryArray) -> pa.StringArray:
+    """The digest of each row."""
+    begun = repeat(crc32(heads.encode())) if isinstance(heads, str) else map(crc32, heads.cast(pa.binary()).to_pylist())
+    data, bounds = memoryview(bodies.buffers()[2]), offsets_of(bodies).tolist()
+    found = [crc32(data[begin:end], head) for (begin, end), head in zip(pairwise(bounds), begun, strict=False)]
+    digits = _HEX[np.array(found, dtype=">u4").view(np.uint8)]
+    return _binary(digits.view("V8")).view(pa.string())
 
 
 def offsets_of(column: pa.BinaryArray | pa.StringArray) -> Int:
@@ -122,14 +164,22 @@ def _binary(values: npt.NDArray[np.void] | npt.NDArray[np.int16]) -> pa.BinaryAr
     return pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(values)])
 
 
-def _dedup_keys(batch: pa.RecordBatch, key_prefix: str, first_row: int, column: str | None) -> pa.StringArray | None:
-    if column is None:
-        numbers = pa.array(np.arange(first_row, first_row + batch.num_rows)).cast(pa.string())
-        return pc.binary_join_element_wise(key_prefix, numbers, "")
-    keys = batch.column(column)
-    if keys.type != pa.string() or keys.null_count or pc.any(pc.equal(pc.utf8_trim_whitespace(keys), "")).as_py():
+def _numbered_keys(
+    batch: pa.RecordBatch, bodies: pa.BinaryArray, heads: Texts, key_prefix: str, first_row: int
+) -> tuple[Texts, ...] | None:
+    """The pieces of keys; None when a row has no topic."""
+    if not isinstance(heads, str) and heads.null_count:
         return None
-    return keys
+    numbers = pa.array(np.arange(first_row, first_row + batch.num_rows)).cast(pa.string())
+    return key_prefix, numbers, "-", _digests(heads, bodies)
+
+
+def _given_keys(keys: pa.Array) -> tuple[Texts, ...] | None:
+    """Keys of a column, as pieces; None when one is null or blank."""
+    texts = keys.cast(pa.string()) if pa.types.is_integer(keys.type) else keys
+    if texts.type != pa.string() or texts.null_count or pc.any(pc.equal(pc.utf8_trim_whitespace(texts), "")).as_py():
+        return None
+    return (texts,)
 
 
 def _flags(batch: pa.RecordBatch) -> Int | int | None:
@@ -139,16 +189,34 @@ def _flags(batch: pa.RecordBatch) -> Int | int | None:
     return flags if len(flags) and flags.min() >= -(2**31) and flags.max() < 2**31 else None
 
 
-def _properties(batch: pa.RecordBatch, dedup_keys: pa.StringArray) -> pa.StringArray | None:
-    """The properties of each row as `make_message` and sending give them, in the same order."""
-    pieces: list[pa.StringArray | str] = [f"{DEDUP_PROPERTY}\x01", dedup_keys, "\x02"]
-    pairs = 3 * batch.num_rows  # the key by which repeats are known, WAIT, UNIQ_KEY
+class _Pairs(NamedTuple):
+    """Properties of each row as one text, and how many there are in all."""
+
+    texts: Texts
+    pairs: int
+
+
+def _properties(own: _Pairs, dedup_keys: tuple[Texts, ...], rows: int) -> pa.StringArray | None:
+    """The properties of each row as messages give them, in the same order: the two keys come last."""
+    ids = pa.array(create_unique_ids(rows))
+    properties: pa.StringArray = _joined(
+        (own.texts, f"{DEDUP_PROPERTY}\x01", *dedup_keys, "\x02UNIQ_KEY\x01", ids, "\x02")
+    )
+    # Every row has the separators of its pairs; if all rows together have no more, none of the texts holds one.
+    data, pairs = np.frombuffer(properties.buffers()[2], dtype=np.uint8), own.pairs + 2 * rows
+    return None if any(np.count_nonzero(data == separator) != pairs for separator in _SEPARATORS) else properties
+
+
+def _own_pairs(batch: pa.RecordBatch) -> _Pairs | None:
+    """All properties of each row but the two keys, in the order of a `Message`."""
+    pieces: list[Texts] = []
+    pairs = batch.num_rows  # WAIT
     if "properties" in batch.schema.names:
         own = _own_properties(batch.column("properties"))
         if own is None:
             return None
-        pieces.insert(0, own[0])
-        pairs += own[1]
+        pieces.append(own.texts)
+        pairs += own.pairs
 
     def add(column: str, name: str, *, with_empty: bool) -> bool:
         nonlocal pairs
@@ -171,23 +239,26 @@ def _properties(batch: pa.RecordBatch, dedup_keys: pa.StringArray) -> pa.StringA
     pieces.append("WAIT\x01true\x02")
     if not add("shardingKey", "__SHARDINGKEY", with_empty=True):
         return None
-    pieces.extend(("UNIQ_KEY\x01", pa.array(create_unique_ids(batch.num_rows)), "\x02"))
-    properties = pc.binary_join_element_wise(*pieces, "")
-    # Every row has the separators of its pairs; if all rows together have no more, none of the texts holds one.
-    data = np.frombuffer(properties.buffers()[2], dtype=np.uint8)
-    if any(np.count_nonzero(data == separator) != pairs for separator in _SEPARATORS):
-        return None
-    return properties
+    return _Pairs(_joined(pieces), pairs)
 
 
-def _own_properties(maps: pa.MapArray) -> tuple[pa.StringArray, int] | None:
-    """The users' own properties of each row as one text, and how many there are in all."""
+def _joined(pieces: Iterable[Texts]) -> Texts:
+    """The pieces of each row one after the other; one text if it is the same for all rows."""
+    merged: list[Texts] = []
+    for is_same, run in groupby(pieces, key=lambda piece: isinstance(piece, str)):
+        texts = list(run)
+        merged += ["".join(texts)] if is_same else texts
+    return merged[0] if len(merged) == 1 else pc.binary_join_element_wise(*merged, "")
+
+
+def _own_properties(maps: pa.MapArray) -> _Pairs | None:
+    """The users' own properties of each row; None when one of them needs a second look."""
     bounds = maps.offsets.to_numpy().astype(np.int64)
     begin, count = int(bounds[0]), int(bounds[-1] - bounds[0])
     names, values = maps.keys.slice(begin, count), maps.items.slice(begin, count)
     bounds -= begin
     if not count:
-        return pa.array([""] * len(maps), pa.string()), 0
+        return _Pairs("", 0)
     coded = names.dictionary_encode()
     known = coded.dictionary.to_pylist()
     if any(not name.strip() or name in RESERVED_PROPERTIES or name == DEDUP_PROPERTY for name in known):
@@ -203,4 +274,4 @@ def _own_properties(maps: pa.MapArray) -> tuple[pa.StringArray, int] | None:
     pairs = pc.binary_join_element_wise(names, "\x01", values, "\x02", "")
     # Pairs of a row follow each other in the buffer: fewer bounds make one text of them.
     ends = pa.py_buffer(offsets_of(pairs)[bounds].astype(np.int32))
-    return pa.Array.from_buffers(pa.string(), len(maps), [None, ends, pairs.buffers()[2]]), count
+    return _Pairs(pa.Array.from_buffers(pa.string(), len(maps), [None, ends, pairs.buffers()[2]]), count)

@@ -35,7 +35,7 @@ from contrailmq.message.names import check_topic
 from contrailmq.spark.access import Access
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.dispatched import java_hashes, numbered
-from contrailmq.spark.packing import DEDUP_PROPERTY, Int, Joined, Parts, pack_parts
+from contrailmq.spark.packing import DEDUP_PROPERTY, Int, Joined, Parts, digest, pack_parts
 from contrailmq.spark.records import stable_order
 
 if TYPE_CHECKING:
@@ -92,27 +92,39 @@ def _add_rows(sender: Sender, batch: pa.RecordBatch, settings: SinkSettings, key
     """
     if not batch.num_rows:
         return
-    packed = pack_parts(batch, key_prefix=key_prefix, first_row=first, dedup_column=settings.dedup_column)
+    packed = pack_parts(
+        batch, topic=settings.topic, key_prefix=key_prefix, first_row=first, dedup_column=settings.dedup_column
+    )
     if packed is not None and sender.add_packed(batch, packed):
         return
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
     for number in range(batch.num_rows):
         row = {name: values[number] for name, values in columns.items()}
-        sender.add(make_message(row, settings, f"{key_prefix}{first + number}"), row)
+        message = _message(row, settings)
+        if DEDUP_PROPERTY not in message.properties:
+            held = digest(
+                message.topic, row.get("queueId"), message.flag, encode_properties(message.properties), message.body
+            )
+            message.properties[DEDUP_PROPERTY] = f"{key_prefix}{first + number}-{held}"
+        sender.add(message, row)
 
 
 def make_message(row: dict[str, Any], settings: SinkSettings, dedup_key: str) -> Message:
-    """A row as a message, checked as a producer checks it."""
+    """A row as a message, checked as a producer checks it. A key that the row brings itself counts more."""
+    message = _message(row, settings)
+    message.properties.setdefault(DEDUP_PROPERTY, dedup_key)
+    return message
+
+
+def _message(row: dict[str, Any], settings: SinkSettings) -> Message:
+    """A row as a message, which has a de-duplication key if the row has one: in its column, else as a property."""
     body = row["body"]
     topic = settings.topic or row.get("topic")
     if body is None or topic is None:
         raise OptionError(f"a row has no {'body' if body is None else 'topic'}: fill it before writing")
-    if settings.dedup_column is not None:
-        if row[settings.dedup_column] is None:
-            raise OptionError(f"a row has no {settings.dedup_column}, by which repeats are to be known: fill it first")
-        dedup_key = str(row[settings.dedup_column])
     properties = dict(row.get("properties") or {})
-    properties[DEDUP_PROPERTY] = dedup_key
+    if settings.dedup_column is not None:
+        properties.pop(DEDUP_PROPERTY, None)
     deliver_at = row.get("deliverAt")
     message = Message(
         topic,
@@ -125,8 +137,18 @@ def make_message(row: dict[str, Any], settings: SinkSettings, dedup_key: str) ->
         deliver_at=deliver_at if isinstance(deliver_at, datetime | int) else None,
         sharding_key=row.get("shardingKey"),
     )
+    if settings.dedup_column is not None:
+        message.properties[DEDUP_PROPERTY] = _given_key(row, settings.dedup_column)
     check_message(message)
     return message
+
+
+def _given_key(row: dict[str, Any], column: str) -> str:
+    key = row[column]
+    if key is None or not str(key).strip():
+        state = "no" if key is None else "a blank"
+        raise OptionError(f"a row has {state} {column}, by which repeats are to be known: fill it first")
+    return str(key)
 
 
 class _Batch(NamedTuple):

@@ -1,10 +1,15 @@
 """The sink of `rocketmq`: rows to topics, every one acknowledged, each with a key that repeats carry again.
 
 Delivery is at least once. A task that is tried again sends its rows again; so each message carries the property
-`CONTRAIL_DEDUP_KEY`, made of the write (query and batch of a stream, else a token of the job), the partition and the
-row's number, or taken from a column of the user's (`dedupKeyColumn`). It is the same on every attempt as long as the
-rows come in the same order, which holds for replayed source ranges and not after a shuffle without an order.
-`deduplicated(frame)` drops repeats on the reading side.
+`CONTRAIL_DEDUP_KEY`: what a column of the user's holds (`dedupKeyColumn`), else what the row's `properties` bring under
+that name, else one made of the write (query and batch of a stream, else a token of the job), the partition, the row's
+number and a digest of what the row holds (packing.py). `deduplicated(frame)` drops repeats on the reading side.
+
+A key that is made is the same on every attempt as long as the rows come in the same partitions and the same order. That
+holds for a batch of a source that Spark repeats with unchanged options. It does not hold after a shuffle without an
+order, nor when options that shape partitions (`minPartitions`, `rangeBytes` and so on) change between two attempts.
+Then a repeat may stay, but nothing is dropped that is no repeat: another row at the same place has another digest (of
+32 bits: two agree once in four billion).
 
 Rows of one queue are sent in batches of at most 1 MiB; a batch is tried again, with growing pauses, until it is
 acknowledged or tries run out; `write` returns after the last acknowledgement. Delayed rows travel one by one (RocketMQ
@@ -22,6 +27,8 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from contrailmq.message import MessageError
+from contrailmq.message.names import check_group
 from contrailmq.spark.access import parse_access
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import Options
@@ -47,6 +54,7 @@ _COLUMNS: Final = {
     "deliverAt": ("timestamp", "bigint"),
     "flag": ("int", "bigint"),
 }
+_KEY_TYPES: Final = ("string", "int", "bigint")  # others have no one text: binary would become b'...'
 
 
 class WriteDone(WriterCommitMessage):  # type: ignore[misc]
@@ -68,16 +76,23 @@ def parse_sink(options: Options, schema: StructType, *, is_overwrite: bool) -> S
         raise OptionError("the rows have no column topic: add one, or give the option topic")
     if dedup is not None and dedup not in types:
         raise OptionError(f"option dedupKeyColumn names {dedup!r}, which the rows do not have")
+    if dedup is not None and types[dedup] not in _KEY_TYPES:
+        raise OptionError(f"option dedupKeyColumn names {dedup!r}, which is {types[dedup]}: cast it to string")
     for name, found in types.items():
         if name in _COLUMNS and found not in _COLUMNS[name]:
             raise OptionError(f"column {name} is {found}: it must be {' or '.join(_COLUMNS[name])}")
         if name not in _COLUMNS and name != dedup:
             raise OptionError(f"column {name!r} has no place in a message: drop it; known are {', '.join(_COLUMNS)}")
+    group = options.text("producerGroup", "contrailmq_spark") or "contrailmq_spark"
+    try:
+        check_group(group)
+    except MessageError as exc:
+        raise OptionError(f"option producerGroup: {exc}") from exc
     return SinkSettings(
         namesrv=options.required("nameServer", "namesrvAddr", "namesrv"),
         access=parse_access(options.passed),
         topic=topic,
-        group=options.text("producerGroup", "contrailmq_spark") or "contrailmq_spark",
+        group=group,
         dedup_column=dedup,
         tries=options.number("sendTries", 5, least=1),
         timeout_s=options.number("sendTimeoutMs", 10_000, least=1) / 1000,
