@@ -27,8 +27,11 @@ QUEUES = [MessageQueue("Out", "broker-a", number) for number in range(2)]
 class FakeBroker:
     """Takes batches and answers them; `failures` says which answers, by their number, fail after storing nothing."""
 
-    def __init__(self, failures: set[int] | None = None, *, is_quick: bool = True) -> None:
+    def __init__(
+        self, failures: set[int] | None = None, *, is_quick: bool = True, queues: list[MessageQueue] = QUEUES
+    ) -> None:
         self.failures = failures or set()
+        self.queues = queues
         self.is_quick = is_quick  # has answered before it is asked
         self.stored: dict[MessageQueue, list[bytes]] = {}
         self.on_the_way: dict[int, tuple[MessageQueue, bytes]] = {}
@@ -36,7 +39,7 @@ class FakeBroker:
         self._number = 0
 
     def publish_queues(self, topic: str) -> list[MessageQueue]:
-        return [queue._replace(topic=topic) for queue in QUEUES]
+        return [queue._replace(topic=topic) for queue in self.queues]
 
     def post_batch(self, body: Pieces, queue: MessageQueue, *, producer_group: str = "") -> PostedBatch:
         self._number += 1
@@ -183,6 +186,22 @@ def test_properties_of_rows_become_the_same_by_the_plain_way_and_through_message
     assert [{name: text for name, text in own if name in ("region", "größe", "a", "b")} for _, own in found[0]] == [
         own or {} for own in MAPS[rows]
     ]
+
+
+@pytest.mark.parametrize("schema", [PLAIN, THROUGH_MESSAGES])
+def test_an_id_that_several_brokers_have_is_always_the_same_queue_and_ids_take_turns_at_brokers(
+    schema: pa.Schema,
+) -> None:
+    """Whatever the order in which the NameServer names the brokers. The id 3 is the third broker's alone."""
+    queues = [MessageQueue("Out", f"broker-{name}", number) for name in "ab" for number in range(3)]
+    queues.append(MessageQueue("Out", "broker-c", 3))
+    rows = [{"body": b"%d" % number, "topic": "Out", "queueId": number % 4} for number in range(8)]
+    for known in (queues, queues[::-1]):
+        broker = FakeBroker(queues=known)
+        send(rows, broker, SinkSettings("x"), schema)
+        assert sorted((body, queue.broker_name, queue.queue_id) for queue, _, body, _ in broker.parts()) == [
+            (b"%d" % number, "broker-" + "abac"[number % 4], number % 4) for number in range(8)
+        ]
 
 
 def test_long_columns_are_cut_into_batches_of_1_mib_and_what_is_larger_travels_alone() -> None:

@@ -203,6 +203,10 @@ class Sender:
         if row.get("delayLevel") or row.get("deliverAt") is not None:
             self._send_alone(message, queue)
             return
+        self.add_to(queue, message)
+
+    def add_to(self, queue: MessageQueue, message: Message) -> None:
+        """Take a message, which is not to wait anywhere, for this queue."""
         own = {**message.properties}
         own.setdefault(Property.UNIQUE_KEY, create_unique_id())
         self.add_part(queue, message.flag, message.body, encode_properties(own))
@@ -329,8 +333,12 @@ class Sender:
         if queues is None:
             check_topic(topic)
             queues = self._queues[topic] = self._client.publish_queues(topic)
-            for queue in reversed(queues):
-                self._by_id[topic, queue.queue_id] = queue
+            # An id that several brokers have means one of their queues, always the same, so that order is kept; ids
+            # take turns at the brokers, so that each gets its part.
+            brokers: dict[int, list[MessageQueue]] = {}
+            for queue in sorted(queues):
+                brokers.setdefault(queue.queue_id, []).append(queue)
+            self._by_id |= {(topic, number): found[number % len(found)] for number, found in brokers.items()}
         return queues
 
     def _send(self, queue: MessageQueue) -> None:
