@@ -20,6 +20,7 @@ import typer
 if TYPE_CHECKING:
     from contrailmq.spark.decode import Selection
     from contrailmq.spark.engine import Engine
+    from contrailmq.spark.jobs.replay import ReplayResult
 
 app = typer.Typer(help="Jobs on the log: archive, rebuild, verify, report, replay, redrive, ask.", no_args_is_help=True)
 
@@ -45,7 +46,7 @@ StartingOffsets = Annotated[
 EndingOffsets = Annotated[
     str | None, typer.Option("--ending-offsets", help='Up to these queue offsets: {"Orders": {"0": 99}}.')
 ]
-Rate = Annotated[float, typer.Option("--rate", help="At most so many messages a second; 0: no limit.")]
+Rate = Annotated[float, typer.Option("--rate", min=0, help="At most so many messages a second; 0: no limit.")]
 
 
 _REPORT_ROWS = 20  # of queues, tags and producers in a table; --json gives more
@@ -243,6 +244,9 @@ def replay(
     client: ClientOption = None,
     client_file: ClientFile = None,
     rate: Rate = 0.0,
+    skip_unsendable: Annotated[
+        bool, typer.Option("--skip-unsendable", help="Pass over messages that no client may send (empty bodies).")
+    ] = False,
     dry_run: DryRun = False,
     engine: EngineName = "spark",
     master: Master = None,
@@ -254,8 +258,8 @@ def replay(
 
         selection = replace(
             _selection(topics, since=since, until=until),
-            starting_offsets=_offsets(starting, "--starting-offsets"),
-            ending_offsets=_offsets(ending, "--ending-offsets"),
+            starting_offsets=_offsets(starting, "--starting-offsets", is_start=True),
+            ending_offsets=_offsets(ending, "--ending-offsets", is_start=False),
         )
         address = "" if dry_run and namesrv is None else _required(namesrv, "--namesrv")
         options = _client(client, client_file)
@@ -268,10 +272,11 @@ def replay(
                 selection=selection,
                 options=options,
                 per_second=rate,
+                skip_unsendable=skip_unsendable,
                 dry_run=dry_run,
                 on_progress=tell,
             )
-        _print(asdict(done), as_json, title="replay")
+        _print_sent(done, as_json, title="replay")
 
 
 @app.command()
@@ -295,19 +300,27 @@ def redrive(
         from contrailmq.spark.jobs import replay as job
 
         address, options = _required(namesrv, "--namesrv"), _client(client, client_file)
+        properties = _named(where, "--property")
         with _engine(engine, master) as chosen, _progress("redrive", as_json) as tell:
             done = job.redrive(
                 group,
                 address,
                 chosen,
                 tags=frozenset(tags.split(",")) if tags else None,
-                properties=dict(text.partition("=")[::2] for text in where or []),
+                properties=properties,
                 options=options,
                 per_second=rate,
                 dry_run=dry_run,
                 on_progress=tell,
             )
-        _print(asdict(done), as_json, title="redrive")
+        _print_sent(done, as_json, title="redrive")
+
+
+def _print_sent(done: ReplayResult, as_json: bool, *, title: str) -> None:
+    """The counts, and on stderr what the user should know."""
+    for note in done.notes:
+        typer.echo(f"warning: {note}", err=True)
+    _print({"found": done.found, "sent": done.sent, "skipped": done.skipped}, as_json, title=title)
 
 
 def _published(target: str, *, delta: bool, iceberg: bool) -> dict[str, int]:
@@ -325,10 +338,21 @@ def _client(given: list[str] | None, file: Path | None) -> dict[str, str]:
     from contrailmq.wire.properties import read_properties
 
     found = {} if file is None else read_properties(file)
-    found |= dict(text.partition("=")[::2] for text in given or [])
+    found |= _named(given, "--client")
     options = {f"{PREFIX}{name.removeprefix(PREFIX)}": value for name, value in found.items()}
     access_of(options)  # refuses names without effect before anything is started
     return options
+
+
+def _named(given: list[str] | None, option: str) -> dict[str, str]:
+    """Values by their names, from texts like name=value."""
+    found: dict[str, str] = {}
+    for text in given or []:
+        name, sign, value = text.partition("=")
+        if not (name and sign):
+            raise typer.BadParameter(f"{option} is {text.split('=')[0]!r} without a name or value: give name=value")
+        found[name] = value
+    return found
 
 
 def _archive_topics(
@@ -354,21 +378,25 @@ def _without_effect(where: str, options: dict[str, object]) -> None:
             raise typer.BadParameter(f"{name} has no effect {where}: leave it out")
 
 
-def _offsets(text: str | None, option: str) -> dict[tuple[str, int], int]:
-    """Offsets by (topic, queue id) from JSON."""
-    from contrailmq.spark.options import check_offsets, parse_offsets
+def _offsets(text: str | None, option: str, *, is_start: bool) -> dict[tuple[str, int], int]:
+    """Offsets by (topic, queue id) from JSON; -2 as a start and -1 as an end mean all that is there."""
+    from contrailmq.spark.columns import OptionError
+    from contrailmq.spark.options import ANY_BROKER, EARLIEST, LATEST, check_offsets, parse_offsets
 
     if text is None:
         return {}
     tree = parse_offsets(text, option)
-    check_offsets(tree, option, refused=None)
-    return {
-        (topic, queue_id): offset
-        for topic, brokers in tree.items()
-        for queues in brokers.values()
-        for queue_id, offset in queues.items()
-        if offset >= 0
-    }
+    check_offsets(tree, option, refused=LATEST if is_start else EARLIEST)
+    found: dict[tuple[str, int], int] = {}
+    for topic, brokers in tree.items():
+        if brokers.keys() - {ANY_BROKER}:
+            raise OptionError(
+                f"option {option} names brokers for {topic}, and a log does not know its broker: leave that level out, "
+                f'{{"{topic}": {{"0": 23}}}}'
+            )
+        for queue_id, offset in brokers.get(ANY_BROKER, {}).items():
+            found[topic, queue_id] = offset if offset >= 0 else 0 if is_start else 2**63 - 1
+    return found
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 **replay** sends an archive or a stretch of a store's log to a topic, each queue in its order, at most so many a second.
 Where a message came from stays with it as properties (`REPLAY_TOPIC`, `REPLAY_QUEUE_ID`, `REPLAY_OFFSET`,
-`REPLAY_TIME_MS`), and the de-duplication key is made of that place: replaying a stretch twice gives the same keys.
+`REPLAY_TIME_MS`). A message keeps the de-duplication key that it carries; one without gets a key made of its place. So
+repeats in the source stay repeats, and replaying a stretch twice gives the same keys.
 
 **redrive** sends dead letters (`%DLQ%group`) back to the topic they were meant for. Each carries the key
-`redrive-<message id>`; a letter whose key the broker's index already finds in the topic is not sent again.
+`redrive-<message id>` instead of its own, by which a reader would take it for a repeat of the message that failed; a
+letter whose key the broker's index already finds in the topic is not sent again.
 
 Both run on any engine, in this process unless one is given. A queue is one task's from its first message to its last,
 so its order is kept however many tasks there are: `replay` deals the queues to as many tasks as the engine runs at
@@ -29,29 +31,45 @@ import pyarrow.compute as pc
 
 from contrailmq.client.raw import QueueReader
 from contrailmq.client.sync_admin import Admin
-from contrailmq.message import RESERVED_PROPERTIES, Property, dlq_topic
+from contrailmq.message import (
+    RESERVED_PROPERTIES,
+    ContrailError,
+    Message,
+    MessageError,
+    MessageQueue,
+    Property,
+    dlq_topic,
+)
+from contrailmq.message.names import check_topic
 from contrailmq.spark.access import access_of
 from contrailmq.spark.columns import OptionError, View
-from contrailmq.spark.decode import Selection
+from contrailmq.spark.decode import QueueKey, Selection
 from contrailmq.spark.engine import Engine, LocalEngine, Progress
 from contrailmq.spark.jobs.manifest import Manifest
 from contrailmq.spark.jobs.parquet_files import read_rows
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
+from contrailmq.spark.packing import DEDUP_PROPERTY
 from contrailmq.spark.sending import Sender, SinkSettings, make_message
-from contrailmq.spark.store_files import confirmed_end, find_stores, log_files
+from contrailmq.spark.store_files import confirmed_end, find_stores, log_files, queue_files, queue_files_under
 from contrailmq.spark.topic_plan import QueueRange, TopicSettings, read_range
 
 Row = dict[str, Any]
 _STEP_S: Final = 0.05  # the pace is kept by pauses of this length
+_NOTES_MAX: Final = 5  # about messages that were passed over, of each task
+
+
+class UnsendableError(ContrailError):
+    """A stored message that no client may send, such as one without a body."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """How many messages were found and how many sent (none in a dry run)."""
+    """How many messages were found, sent (none in a dry run) and passed over, and what the user should know of it."""
 
     found: int
     sent: int
     skipped: int
+    notes: tuple[str, ...] = ()
 
 
 class Pace:
@@ -104,6 +122,7 @@ class _Replay(NamedTuple):
     settings: SinkSettings
     per_second: float
     share: Share
+    skip_unsendable: bool
     dry_run: bool
 
 
@@ -116,25 +135,94 @@ def replay(
     selection: Selection | None = None,
     options: Mapping[str, str] | None = None,
     per_second: float = 0.0,
+    skip_unsendable: bool = False,
     dry_run: bool = False,
     on_progress: Progress | None = None,
 ) -> ReplayResult:
     """Send the messages of an archive or store to `topic` (None: each to the topic it came from).
 
-    `options` are the source's own for keys and TLS: `{"rocketmq.accessKey": ..., "rocketmq.secretKey": ...}`.
+    A message that no client may send (an empty body, properties too long with those of its origin) raises
+    `UnsendableError`; `skip_unsendable` passes over it, counts it as skipped and notes the first few. Offsets for
+    queues that the source does not hold are refused, topics that it does not hold are noted. `options` are the
+    source's own for keys and TLS: `{"rocketmq.accessKey": ..., "rocketmq.secretKey": ...}`.
     """
+    _check_rate(per_second)
+    if topic is not None:
+        check_topic(topic)
     runs_on = LocalEngine(1) if engine is None else engine
     settings = SinkSettings(namesrv, access_of(options), topic=topic, group="contrailmq_replay")
     chosen = Selection() if selection is None else selection
+    notes = _check_selection(source, chosen)
     count = runs_on.tasks_at_once
     work = [
-        _Replay(source, chosen, settings, per_second / count, Share(number, count), dry_run) for number in range(count)
+        _Replay(source, chosen, settings, per_second / count, Share(number, count), skip_unsendable, dry_run)
+        for number in range(count)
     ]
-    return _sum(list(runs_on.run(_replay_share, work, on_progress)))
+    return _sum(list(runs_on.run(_replay_share, work, on_progress)), notes)
 
 
-def _sum(results: list[ReplayResult]) -> ReplayResult:
-    return ReplayResult(sum(r.found for r in results), sum(r.sent for r in results), sum(r.skipped for r in results))
+def _sum(results: list[ReplayResult], notes: tuple[str, ...] = ()) -> ReplayResult:
+    return ReplayResult(
+        sum(r.found for r in results),
+        sum(r.sent for r in results),
+        sum(r.skipped for r in results),
+        notes + tuple(note for r in results for note in r.notes),
+    )
+
+
+def _check_rate(per_second: float) -> None:
+    if not per_second >= 0:
+        raise OptionError(f"the rate is {per_second:g} messages a second: give more than 0, or 0 for no limit")
+
+
+class _Held(NamedTuple):
+    """What a source holds: topics, and queues where they are known without reading messages."""
+
+    topics: frozenset[str]
+    queues: frozenset[QueueKey] | None
+
+
+def _held(source: str) -> _Held | None:
+    """By the manifest of an archive, by the consume queues of stores; None where a store has none."""
+    manifest = Manifest(source)
+    if manifest.head().version:
+        return _Held(frozenset(file.topic for file in manifest.load().files), None)
+    found = [
+        [*queue_files(store), *queue_files_under(str(Path(store, "batchconsumequeue")))]
+        for store in find_stores(source)
+    ]
+    if not all(found):
+        return None
+    queues = frozenset((queue.topic, queue.queue_id) for of_store in found for queue in of_store)
+    return _Held(frozenset(topic for topic, _ in queues), queues)
+
+
+def _check_selection(source: str, selection: Selection) -> tuple[str, ...]:
+    """Refuse bounds of queues that are not replayed: a mistyped name would replay all of the one that was meant.
+
+    Gives a note of the topics that were named and are not there.
+    """
+    sides = {
+        "starting offset": selection.starting_offsets,
+        "ending offset": selection.ending_offsets,
+        "starting time": selection.starting_times_ms,
+        "ending time": selection.ending_times_ms,
+    }
+    held = _held(source) if selection.topics is not None or selection.has_queue_bounds else None
+    for side, bounds in sides.items():
+        for (topic, queue_id), bound in bounds.items():
+            wrong = f"the {side} of {topic}/{queue_id} is {bound}"
+            if bound < 0:
+                raise OptionError(f"{wrong}: the least is 0")
+            if selection.topics is not None and topic not in selection.topics:
+                raise OptionError(f"{wrong}, but {topic} is not among the topics: correct it")
+            if held is not None and topic not in held.topics:
+                raise OptionError(f"{wrong}, but {source} does not hold {topic}: correct it")
+            if held is not None and held.queues is not None and (topic, queue_id) not in held.queues:
+                ids = sorted(number for name, number in held.queues if name == topic)
+                raise OptionError(f"{wrong}, but {source} holds its queues {ids}: correct it")
+    missing = [] if held is None or selection.topics is None else sorted(selection.topics - held.topics)
+    return (f"{source} holds nothing of {', '.join(missing)}: check the names",) if missing else ()
 
 
 def _replay_share(work: _Replay) -> ReplayResult:
@@ -142,24 +230,47 @@ def _replay_share(work: _Replay) -> ReplayResult:
     rows = stored_rows(work.source, work.selection, work.share)
     if work.dry_run:
         return ReplayResult(sum(1 for _ in rows), 0, 0)
-    settings, pace, count = work.settings, Pace(work.per_second), 0
+    settings, pace = work.settings, Pace(work.per_second)
+    found = skipped = 0
+    notes: list[str] = []
+    queues: dict[str, list[MessageQueue]] = {}
     with settings.access.open(settings.namesrv, settings.group, settings.timeout_s) as client:
         sender = Sender(client, settings)
         try:
             for row in rows:
                 pace.wait()
-                again = replayed(row, queue_count=len(client.publish_queues(settings.topic or row["topic"])))
-                place = f"replay-{row['topic']}-{row['storeHost']}-{row['queueId']}-{row['queueOffset']}"
-                sender.add(make_message(again, settings, place), again)
-                count += 1
+                found += 1
+                target = settings.topic or row["topic"]
+                try:
+                    message = replayed(row, settings)
+                    if target not in queues:
+                        queues[target] = _by_turns(client.publish_queues(target))
+                    sender.add_to(queues[target][row["queueId"] % len(queues[target])], message)
+                except MessageError as exc:
+                    error = (
+                        f"{row['topic']}/{row['queueId']} at offset {row['queueOffset']} cannot be sent again: {exc}"
+                    )
+                    if not work.skip_unsendable:
+                        raise UnsendableError(f"{error}; pass over it with --skip-unsendable") from exc
+                    skipped += 1
+                    notes += [f"{error}; passed over"] if skipped <= _NOTES_MAX else []
             sender.flush()
         finally:
             sender.close()
-    return ReplayResult(count, count, 0)
+    return ReplayResult(found, found - skipped, skipped, tuple(notes))
 
 
-def replayed(row: Row, *, queue_count: int) -> Row:
-    """A stored message as a row to send: same queue where the topic has it, its origin as properties."""
+def _by_turns(queues: list[MessageQueue]) -> list[MessageQueue]:
+    """A topic's queues in the order in which source queues are given to them: all brokers' first ones, and so on.
+
+    Where the topic lives on one broker, a message keeps its queue id. The store's host would tell queues of several
+    brokers apart, but a broker's address may change within a queue, and its order would be lost.
+    """
+    return sorted(queues, key=lambda queue: (queue.queue_id, queue.broker_name))
+
+
+def replayed(row: Row, settings: SinkSettings) -> Message:
+    """A stored message to send again: its origin as properties, and its own de-duplication key or one of its place."""
     properties = {name: value for name, value in row["properties"] if name not in RESERVED_PROPERTIES}
     properties.update(
         REPLAY_TOPIC=row["topic"],
@@ -167,15 +278,9 @@ def replayed(row: Row, *, queue_count: int) -> Row:
         REPLAY_OFFSET=str(row["queueOffset"]),
         REPLAY_TIME_MS=str(round(row["storeTimestamp"].timestamp() * 1000)),
     )
-    return {
-        "topic": row["topic"],
-        "body": row["body"],
-        "tags": row["tags"],
-        "keys": row["keys"],
-        "properties": properties,
-        "flag": row["flag"],
-        "queueId": row["queueId"] % queue_count,
-    }
+    again = {name: row[name] for name in ("topic", "body", "tags", "keys", "flag")}
+    place = f"replay-{row['topic']}-{row['storeHost']}-{row['queueId']}-{row['queueOffset']}"
+    return make_message({**again, "properties": properties}, settings, place)
 
 
 def stored_rows(source: str, selection: Selection, share: Share | None = None) -> Iterator[Row]:
@@ -260,6 +365,7 @@ def redrive(
     `matches` sees each row and may leave it where it is; it travels to the engine's tasks. `options` are the source's
     own for keys and TLS, as in `replay`.
     """
+    _check_rate(per_second)
     settings = SinkSettings(namesrv, access_of(options), group="contrailmq_redrive")
     with settings.access.open(namesrv, settings.group, settings.timeout_s) as client:
         parts = [
@@ -308,7 +414,8 @@ def redriven(row: Row) -> tuple[Row, str]:
     if topic is None:
         raise OptionError(f"dead letter {row['msgId']} does not say which topic it was for: send it by hand")
     key = f"redrive-{row['msgId']}"
-    properties = {name: value for name, value in stored.items() if name not in RESERVED_PROPERTIES}
+    left_out = RESERVED_PROPERTIES | {DEDUP_PROPERTY}
+    properties = {name: value for name, value in stored.items() if name not in left_out}
     properties["REDRIVEN_FROM"] = row["topic"]
     return {
         "topic": topic,
