@@ -148,7 +148,7 @@ def test_rows_become_the_same_messages_by_the_plain_way_and_through_messages(
 
 
 def test_no_row_carries_the_key_of_another_one_when_a_repeated_batch_deals_them_otherwise() -> None:
-    """Two rows at one place that differ in one thing only; found as a2, a3 and a4 lost behind keys of b0, b1 and b2."""
+    """Two rows at one place that differ in one thing only; found as messages lost behind keys of others."""
     row = {"body": b"x", "topic": "Out", "tags": "t", "keys": "k", "flag": 1, "queueId": 0, "shardingKey": "s"}
     others = [{}, {"body": b"y"}, {"topic": "Other"}, {"tags": None}, {"keys": "kk"}, {"flag": 2}, {"queueId": 1}]
     others += [{"shardingKey": None}, {"queueId": None}, {"tags": "k", "keys": "t"}, {"body": b"xx"}]

@@ -10,7 +10,8 @@ each, digests included, where a loop over rows took 4.4 us without. What is sent
     topic 02 queue-id-or-nothing 02 flag 02 properties-as-sent-without-the-two-keys body        (02: that byte)
 
 So a row does not get the key of another one when a batch that is repeated deals its rows otherwise. `digest` says it
-for one row, `_digests` for all rows of a batch, at 0.4 us for 1 KiB.
+for one row, `_digests` for all rows of a batch: 0.4 us for a row that is 1 KiB of body alone, 0.7 us with topic, tags,
+keys and queue id. That is a seventh or more of what a row costs the sink's process.
 
 Only plain rows are packed here: bodies and texts that are there and need no second look. One row that does need it
 sends its whole Arrow batch through `Message` (sending.py), which finds what is wrong and says so.
