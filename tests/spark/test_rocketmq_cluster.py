@@ -130,7 +130,11 @@ def test_delayed_rows_arrive_in_their_time_with_their_keys(cluster: LocalCluster
     rows = [r for b in read_range(QueueRange(queue, first, offset), settings, client) for r in b.to_pylist()]
     by_body = {row["body"].decode(): row for row in rows}
     keys = {body: dict(row["properties"])[DEDUP_PROPERTY] for body, row in by_body.items()}
-    assert keys == {"level": "job-0-0", "moment": "job-0-1", "now": "job-0-2"}
+    assert {body: key.rpartition("-")[0] for body, key in keys.items()} == {
+        "level": "job-0-0",
+        "moment": "job-0-1",
+        "now": "job-0-2",
+    }
     assert rows[0]["body"] == b"now"
     assert by_body["moment"]["storeTimestamp"] >= at - timedelta(milliseconds=1)
     assert by_body["level"]["storeTimestamp"] - by_body["level"]["bornTimestamp"] >= timedelta(seconds=1)
