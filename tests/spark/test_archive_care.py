@@ -90,6 +90,14 @@ def test_data_without_a_manifest_is_refused_and_stays(
     assert data_files(target) == before
 
 
+def test_an_archive_without_its_manifest_is_not_replayed_as_a_store(grown: tuple[str, Path]) -> None:
+    _, target = grown
+    shutil.rmtree(target / "_manifest")
+    done = run("replay", "--from", str(target), "--engine", "local", "--dry-run")
+    assert done.exit_code == 2
+    assert f"{target}/_manifest has no commit: restore it from a backup" in done.stderr
+
+
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])
 def test_a_commit_missing_from_the_middle_is_an_error_and_its_data_stays(
     grown: tuple[str, Path], flags: tuple[str, ...]

@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StringType, StructField, StructType
 
-from contrailmq.message import Message
+from contrailmq.message import Message, encode_host
 from contrailmq.spark.columns import COLUMNS, OptionError
 from contrailmq.spark.commitlog import CommitLogSource
 from contrailmq.spark.decode import Selection
@@ -28,8 +28,17 @@ from contrailmq.spark.jobs.rebuild import RebuildError, rebuild
 from contrailmq.spark.jobs.verify import verify
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
 from contrailmq.spark.scan import CorruptLogError
-from contrailmq.spark.store_files import StoreFilesError, confirmed_end, find_stores, log_files, store_identity
+from contrailmq.spark.store_files import (
+    StoreFilesError,
+    confirmed_end,
+    find_stores,
+    log_files,
+    queue_files,
+    store_identity,
+    units_between,
+)
 from contrailmq.store import MessageStore, StoreConfig
+from contrailmq.store.record import encode_blank, encode_record
 from spark.conftest import expected, unpack
 
 ONE = LocalEngine(workers=1)
@@ -211,6 +220,72 @@ def test_a_unit_that_points_nowhere_does_not_place_the_end(tmp_path: Path) -> No
         assert [(f.topic, f.queue_id, f.queue_offset, f.physical_offset) for f in stray] == [("Orders", 0, 3, place)]
 
 
+@pytest.mark.parametrize("skips_damage", [False, True])
+def test_a_stream_that_runs_gets_past_a_damaged_record(tmp_path: Path, skips_damage: bool) -> None:
+    """It found its end before the damage, or just behind; what comes later is in the queues."""
+    store = str(tmp_path / "store")
+    with MessageStore(StoreConfig(store, mapped_file_size_commit_log=64 * 1024)) as opened:
+        sizes = [opened.put(Message("Orders", b"x%d" % n), queue_id=0).size_bytes for n in range(9)]
+    (file,) = log_files(store)
+    data = Path(file.path).read_bytes()
+    first_six, end = sum(sizes[:6]), sum(sizes)
+    damaged = bytearray(data[:first_six] + bytes(len(data) - first_six))
+    damaged[sum(sizes[:5]) + 4] ^= 1  # the magic of the sixth
+    Path(file.path).write_bytes(damaged)
+    known = confirmed_end(store, known_end=sum(sizes[:5]), skips_damage=skips_damage)
+    assert known == (sum(sizes[:5]) if skips_damage else end)
+    Path(file.path).write_bytes(damaged[:first_six] + data[first_six:])
+    assert confirmed_end(store, known_end=sum(sizes[:5]), skips_damage=skips_damage) == end
+
+
+def test_the_end_of_a_live_log_is_taken_without_asking_the_queues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = unpack("clean", tmp_path)
+    end = confirmed_end(store)
+    monkeypatch.setattr("contrailmq.spark.store_files.dispatched_end", lambda store: pytest.fail("asked"))
+    assert confirmed_end(store, known_end=end) == confirmed_end(store, known_end=262144) == end
+
+
+def test_a_file_that_is_gone_far_behind_the_wanted_times_is_not_asked_for(tmp_path: Path) -> None:
+    folder, hour, host = tmp_path / "commitlog", 3_600_000, encode_host("10.0.0.1", 1)
+    folder.mkdir()
+    for number in (0, 1, 3):  # the third file is missing
+        record = encode_record(
+            "T", b"%d" % number, b"", queue_id=0, queue_offset=number, physical_offset=number * 4096, born_host=host,
+            store_host=host, born_time_ms=1, store_time_ms=hour * (1 + number),
+        )  # fmt: skip
+        Path(folder, f"{number * 4096:020d}").write_bytes(
+            record + encode_blank(4096 - len(record)).ljust(4096 - len(record), b"\0")
+        )
+
+    def bodies(**selection: Any) -> list[bytes]:
+        chosen = LogSettings(selection=Selection(**selection))
+        parts = plan_parts(str(tmp_path), 0, 3 * 4096 + 100, chosen)
+        return [row["body"] for part in parts for batch in read_part(part, chosen) for row in batch.to_pylist()]
+
+    assert bodies(end_ms=hour + 1) == [b"0"]
+    with pytest.raises(CorruptLogError, match="no log file holds at physical offset 8192 "):
+        bodies(end_ms=2 * hour + 1)
+
+
+def test_units_are_found_in_queues_of_many_files(tmp_path: Path) -> None:
+    """A place in each file, at its borders and between units; files of three units, the first begins at unit 1."""
+    folder = tmp_path / "consumequeue" / "T" / "0"
+    folder.mkdir(parents=True)
+    places = {n: 100 + 7 * n for n in range(1, 2000)}
+    for base in range(0, 2000, 3):
+        units = [
+            UNIT.pack(places[n], 5, 0) if n in places else UNIT.pack(0, 2147483647, 0) for n in range(base, base + 3)
+        ]
+        Path(folder, f"{base * UNIT.size:020d}").write_bytes(b"".join(units[: 2000 - base]))
+    (queue,) = queue_files(str(tmp_path))
+    for start, stop in ((0, 50), (107, 108), (108, 115), (121, 4000), (4001, 4003), (14_000, 10**9), (0, 10**9)):
+        first, last = units_between(queue, start, stop)
+        wanted = [n for n, place in places.items() if start <= place < stop]
+        assert [n for n in range(first, last) if n in places] == wanted, (start, stop)
+
+
 def test_a_store_is_the_same_under_every_name(tmp_path: Path) -> None:
     store = unpack("clean", tmp_path)
     link = tmp_path / "link"
@@ -220,10 +295,22 @@ def test_a_store_is_the_same_under_every_name(tmp_path: Path) -> None:
     assert find_stores(",".join(names)) == [store]
     assert find_stores(f"{link}/commitlog") == [str(link)]  # as it was given: executors may have no other name for it
     begun = stream(str(link)).latestOffset(stream(str(link)).initialOffset(), ReadAllAvailable())
+    assert begun["stores"] == {str(link): 657654}
     for name in names:
         again = stream(name)
-        assert again.latestOffset(begun, ReadAllAvailable()) == begun
-        assert again.partitions(begun, begun) == []
+        reached = again.latestOffset(begun, ReadAllAvailable())
+        assert reached["stores"] == {str(link) if name.startswith(str(link)) else store: 657654}
+        assert again.partitions(begun, reached) == []
+
+
+def test_a_stream_goes_on_when_a_store_moves_and_its_link_follows(tmp_path: Path) -> None:
+    link, store = tmp_path / "link", unpack("clean", tmp_path)
+    link.symlink_to(store)
+    begun = stream(str(link)).latestOffset(stream(str(link)).initialOffset(), ReadAllAvailable())
+    Path(store).rename(tmp_path / "moved")
+    link.unlink()
+    link.symlink_to(tmp_path / "moved")
+    assert stream(str(link)).latestOffset(begun, ReadAllAvailable()) == begun
 
 
 def test_a_checkpoint_that_names_a_log_directory_goes_on(tmp_path: Path) -> None:
@@ -258,6 +345,38 @@ def test_offsets_of_no_queue_and_those_that_are_no_numbers_are_refused(
         CommitLogSource(source).reader(ALL_COLUMNS).partitions()
     with pytest.raises(OptionError, match=text):
         CommitLogSource(source).streamReader(ALL_COLUMNS).initialOffset()
+
+
+@pytest.mark.parametrize(
+    "last", ["order_created\x012024-01-01\x02", "__Cxxxxx\x011234567890\x02", "__\x01_R34567890123456\x02"]
+)
+def test_a_property_that_looks_a_little_like_a_checksum_is_none(tmp_path: Path, last: str) -> None:
+    """Where the checksum's name would stand, two to four of its nine bytes."""
+    folder = tmp_path / "commitlog"
+    folder.mkdir()
+    host, data = encode_host("10.0.0.1", 1), b""
+    for number in range(3):
+        properties = last.encode() if number == 1 else b"a\x01b\x02"
+        data += encode_record(
+            "T", b"body", properties, queue_id=0, queue_offset=number, physical_offset=len(data), born_host=host,
+            store_host=host, born_time_ms=1, store_time_ms=1,
+        )  # fmt: skip
+    Path(folder, "0" * 20).write_bytes(data + bytes(5000))
+    assert confirmed_end(str(tmp_path)) == len(data)
+    assert [row["queueOffset"] for row in rows_of(str(tmp_path))] == [0, 1, 2]
+
+
+def test_offsets_of_batch_queues_are_taken(tmp_path: Path) -> None:
+    """Topics with queue.type=BatchCQ have their queues in a directory of their own."""
+    store = str(tmp_path / "store")
+    with MessageStore(StoreConfig(store, mapped_file_size_commit_log=64 * 1024)) as opened:
+        opened.set_batch_topics({"B"})
+        for topic in ("B", "N", "B"):
+            opened.put(Message(topic, b"x"), queue_id=0)
+    assert {path.name for path in Path(store, "batchconsumequeue").iterdir()} == {"B"}
+    reader = CommitLogSource({"path": store, "startingOffsets": '{"B": {"0": 1}}'}).reader(ALL_COLUMNS)
+    found = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+    assert [(row["topic"], row["queueOffset"]) for row in found] == [("N", 0), ("B", 1)]
 
 
 def test_a_record_that_fails_its_own_checksum_is_found(tmp_path: Path) -> None:

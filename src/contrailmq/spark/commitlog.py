@@ -15,7 +15,7 @@ Spark 4.3 keeps the pruned plan of one query for the next and loses rows; tests/
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -47,10 +47,10 @@ from contrailmq.spark.scan import BLOCK_BYTES
 from contrailmq.spark.store_files import (
     RANGE_BYTES,
     StoreFilesError,
+    all_queues,
     confirmed_end,
     find_stores,
     log_files,
-    queue_files,
     record_at_or_after,
     store_identity,
 )
@@ -271,7 +271,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         _check_queues(stores, self._settings.selection)
         if self._begins_at_end:
             return _offset_json(self._ends())
-        return _offset_json({store_identity(store): _first_offset(store) for store in stores})
+        return _offset_json({store: _first_offset(store) for store in stores})
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxBytes(self._bytes_per_trigger) if self._bytes_per_trigger else ReadAllAvailable()
@@ -280,8 +280,8 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._final_ends = self._ends()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        begins = _offsets_of(start)
         ends = self._final_ends if self._final_ends is not None else self._ends()
+        begins = _renamed(_offsets_of(start), ends)
         for store, end in ends.items():
             is_short = end < begins.get(store, 0) and confirmed_end(store) < begins[store]
             if is_short and self._settings.fail_on_data_loss:
@@ -300,11 +300,11 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return _offset_json(self._ends())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        begins = _offsets_of(start)
-        paths = {store_identity(path): path for path in find_stores(self._pattern)}
+        ends = _offsets_of(end)
+        begins = _renamed(_offsets_of(start), ends)
         between: dict[str, tuple[int, int]] = {}
-        for identity, stop in sorted(_offsets_of(end).items()):
-            begin, store = begins.get(identity), paths.get(identity, identity)
+        for store, stop in sorted(ends.items()):
+            begin = begins.get(store)
             if begin == stop:
                 continue
             first = _first_offset(store)
@@ -326,19 +326,34 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return freezing(read_part(partition.part, self._settings))
 
     def _ends(self) -> dict[str, int]:
-        skips = self._settings.skip_corrupt
-        for path in find_stores(self._pattern):
-            store = store_identity(path)
-            known_end = self._known_ends.get(store, 0)
-            self._known_ends[store] = confirmed_end(path, known_end=known_end, skips_damage=skips)
-        return dict(self._known_ends)
+        skips, ends = self._settings.skip_corrupt, {}
+        for store in find_stores(self._pattern):
+            identity = store_identity(store)
+            known_end = self._known_ends.get(identity, 0)
+            ends[store] = confirmed_end(store, known_end=known_end, skips_damage=skips)
+            self._known_ends[identity] = ends[store]
+        return ends
+
+
+def _renamed(offsets: dict[str, int], names: Iterable[str]) -> dict[str, int]:
+    """Offsets with the stores that `names` has under those names: links to a store, and its commitlog directory.
+
+    A name that is known stays what it is: where a store was moved and the link to it follows, that is the same store.
+    """
+    known = dict(offsets)
+    for name in names:
+        if name not in offsets:
+            same = [other for other in known if store_identity(other) == store_identity(name)]
+            known |= {name: max(known[other] for other in same)} if same else {}
+            known = {other: offset for other, offset in known.items() if other not in same}
+    return known
 
 
 def _check_queues(stores: list[str], selection: Selection) -> None:
     """Refuse bounds for queues that the stores do not have, as far as they have queues at all."""
     if selection.restore_real_topic:
         return  # of a message that waits, the real queue may have none yet
-    held = {(queue.topic, queue.queue_id) for store in stores for queue in queue_files(store)}
+    held = {queue for store in stores for queue in all_queues(store)}
     for bounds in (
         selection.starting_offsets,
         selection.ending_offsets,
@@ -395,4 +410,4 @@ def _offsets_of(offset: dict[str, Any]) -> dict[str, int]:
         raise OptionError(
             f"the checkpoint's offset {offset!r} is of another version than {_VERSION}: start a new query"
         )
-    return {store_identity(str(store)): int(value) for store, value in offset["stores"].items()}
+    return {str(store): int(value) for store, value in offset["stores"].items()}

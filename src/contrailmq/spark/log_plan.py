@@ -38,7 +38,7 @@ from contrailmq.spark.store_files import (
 )
 from contrailmq.spark.unit_scan import scan_along_units
 
-_QUEUES_MAX: Final = 1000  # of a store that is read along its queues: each task looks into all of them
+_QUEUES_MAX: Final = 100  # of a store that is read along its queues: each task looks into all of them
 _CLOCK_STEP_MS: Final = 600_000
 _log: Final = logging.getLogger(__name__)
 
@@ -107,7 +107,8 @@ def _within_time(store: str, ranges: list[Range], selection: Selection) -> list[
     bases = sorted(times)
     kept = []
     for part in ranges:
-        begins_ms = times.get(part.base)
+        begun = [base for base in bases if base <= part.base] if part.is_missing else []
+        begins_ms = times[begun[-1]] if begun else times.get(part.base)
         later = [base for base in bases if base > part.base]
         next_ms = times[later[0]] if later else None
         is_too_late = begins_ms is not None and begins_ms >= selection.end_ms + _CLOCK_STEP_MS

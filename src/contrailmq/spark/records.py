@@ -124,16 +124,21 @@ class Records:
         return bad
 
     def bad_records(self) -> Mask:
-        """Rows that end in a checksum of the whole record (enabledAppendPropCRC), or nearly, which is not theirs."""
+        """Rows that end in a checksum of the whole record (enabledAppendPropCRC), or nearly, which is not theirs.
+
+        Nearly is more than half of its name, as for the store's own check: other properties may look a little like it.
+        """
         end = self.position + self.size
         bad = np.zeros(len(self), np.bool_)
         has_room = np.flatnonzero(self.properties_bytes >= CRC_PROPERTY_BYTES)
         begin = end[has_room] - CRC_PROPERTY_BYTES
-        alike = sum((self.data[begin + at] == _CRC_NAME[at]).astype(np.int8) for at in (0, 3, 8))
-        for row in has_room[np.asarray(alike) >= 2].tolist():
+        perhaps = sum((self.data[begin + at] == _CRC_NAME[at]).astype(np.int8) for at in (0, 3, 8))
+        for row in has_room[np.asarray(perhaps) >= 2].tolist():
             start, behind = int(self.position[row]), int(end[row]) - CRC_PROPERTY_BYTES
-            computed = crc32(self.data.data[start:behind]) & 0x7FFFFFFF
-            bad[row] = self.data.data[behind : behind + CRC_PROPERTY_BYTES] != encode_crc_property(computed)
+            stored = self.data[behind : behind + CRC_PROPERTY_BYTES].tobytes()
+            if sum(a == b for a, b in zip(stored, _CRC_NAME, strict=False)) > len(_CRC_NAME) // 2:
+                computed = crc32(self.data.data[start:behind]) & 0x7FFFFFFF
+                bad[row] = stored != encode_crc_property(computed)
         return bad
 
 

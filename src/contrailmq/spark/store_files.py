@@ -18,6 +18,7 @@ import glob
 import os
 import socket
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -129,6 +130,15 @@ def queue_files_under(folder: str, topics: Iterable[str] | None = None) -> list[
     return sorted(found)
 
 
+def all_queues(store: str) -> set[tuple[str, int]]:
+    """(topic, queue id) of every queue of a store, those of inner batches (queue.type=BatchCQ) too."""
+    return {
+        (queue.parent.name, int(queue.name))
+        for kind in ("consumequeue", "batchconsumequeue")
+        for queue in _queue_folders_under(os.path.join(store, kind), None)
+    }
+
+
 def queue_folders(store: str) -> Iterator[Path]:
     """The directory of every consume queue of a store."""
     return _queue_folders_under(os.path.join(store, "consumequeue"), None)
@@ -202,9 +212,8 @@ def _first_units_at(queue: QueueFiles, places: Sequence[int]) -> list[int]:
 
     Found by bisection, some fifteen small reads for a place, unless the queue is short: then all units are read once.
     """
-    ends = [_end_of_units(path) for path in queue.paths]
-    end = max(ends, default=0)
-    if sum(ends) - sum(map(_first_offset_of, queue.paths)) > _UNITS_FOR_A_SEARCH * len(places):
+    end = _end_of_queue(queue)
+    if queue.paths and end - _first_offset_of(queue.paths[0]) > _UNITS_FOR_A_SEARCH * len(places):
         return [min(_first_unit_at(queue, place), end) for place in places]
     physical_offset, _, queue_offset = read_places(queue, 0, end)
     found: list[int] = np.append(queue_offset, end)[np.searchsorted(physical_offset, places)].tolist()
@@ -212,23 +221,28 @@ def _first_units_at(queue: QueueFiles, places: Sequence[int]) -> list[int]:
 
 
 def _first_unit_at(queue: QueueFiles, physical_offset: int) -> int:
-    """The first queue offset whose unit points at or beyond a place (or is unwritten)."""
-    beyond = 0
-    for path in queue.paths:
-        base = _first_offset_of(path)
-        with open(path, "rb", buffering=0) as file:
-            low, high = 0, os.fstat(file.fileno()).st_size // UNIT_BYTES
-            beyond = base + high
-            while low < high:
-                middle = (low + high) // 2
-                place, size_bytes, _ = _unit_at(file.fileno(), middle)
-                if size_bytes > 0 and (place < physical_offset or size_bytes == _PRE_BLANK_SIZE):
-                    low = middle + 1
-                else:
-                    high = middle
-            if base + low < beyond:
-                return base + low
-    return beyond
+    """The first queue offset whose unit points at or beyond a place (or is unwritten): in the last file that begins
+    before it, or behind."""
+    begun = bisect_left(queue.paths, True, key=lambda path: not _units_before(path, physical_offset, units_max=1))
+    if not begun:
+        return _first_offset_of(queue.paths[0])
+    path = queue.paths[begun - 1]
+    return _first_offset_of(path) + _units_before(path, physical_offset)
+
+
+def _units_before(path: str, physical_offset: int, *, units_max: int | None = None) -> int:
+    """How many of a file's first units point before a place, or before everything."""
+    with open(path, "rb", buffering=0) as file:
+        low, high = 0, os.fstat(file.fileno()).st_size // UNIT_BYTES
+        high = high if units_max is None else min(high, units_max)
+        while low < high:
+            middle = (low + high) // 2
+            place, size_bytes, _ = _unit_at(file.fileno(), middle)
+            if size_bytes > 0 and (place < physical_offset or size_bytes == _PRE_BLANK_SIZE):
+                low = middle + 1
+            else:
+                high = middle
+    return low
 
 
 def _first_offset_of(path: str) -> int:
@@ -246,6 +260,15 @@ def _end_of_units(path: str) -> int:
             else:
                 high = middle
     return _first_offset_of(path) + low
+
+
+def _end_of_queue(queue: QueueFiles) -> int:
+    """The queue offset behind the last unit: of the last file that has one."""
+    for path in reversed(queue.paths):
+        end = _end_of_units(path)
+        if end > _first_offset_of(path):
+            return end
+    return 0
 
 
 def queue_end(queue: QueueFiles) -> int:
@@ -272,7 +295,11 @@ def confirmed_end(store: str, *, known_end: int = 0, skips_damage: bool = False)
     files = log_files(store)
     if not files:
         return known_end
-    dispatched = known_end or (_whole_end(store, files) if skips_damage else dispatched_end(store))
+    reached = _follow_whole(files, known_end) if known_end else 0
+    if known_end and _is_unwritten(files, reached):
+        return max(known_end, reached)
+    # At the first look, and wherever the chain breaks at something: only the queues tell whether it goes on behind.
+    dispatched = max(reached, _whole_end(store, files) if skips_damage else dispatched_end(store))
     if dispatched == 0:
         file = next((file for file in reversed(files) if first_record(file) is not None), files[0])
         return _follow_whole(files, file.base)
@@ -300,7 +327,7 @@ def _whole_end(store: str, files: list[LogFile]) -> int:
 
 def _last_places(queue: QueueFiles) -> list[tuple[int, int]]:
     """Where the last units of a queue point to, and the sizes that they state."""
-    end = max(map(_end_of_units, queue.paths), default=0)
+    end = _end_of_queue(queue)
     physical_offset, size, _ = read_places(queue, max(0, end - _UNITS_TO_BELIEVE), end)
     return list(zip(physical_offset.tolist(), size.tolist(), strict=True))
 
@@ -337,6 +364,18 @@ def _follow_whole(files: list[LogFile], position: int) -> int:
                 return item.start
             position = file.base + int(item.position[-1] + item.size[-1])
     return position
+
+
+def _is_unwritten(files: list[LogFile], position: int) -> bool:
+    """Whether nothing stands where a chain of records ends, as at the end of a live log."""
+    for file in files:
+        if position < file.base + file.size_bytes:
+            with open(file.path, "rb") as opened:
+                opened.seek(max(0, position - file.base))
+                head = opened.read(8)
+            if head[4:] != BLANK_MAGIC.to_bytes(4, "big", signed=True):
+                return not any(head)
+    return True
 
 
 def plan_ranges(store: str, start: int, stop: int, *, range_bytes: int = RANGE_BYTES) -> list[Range]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +25,7 @@ from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveError, ArchiveSt
 from contrailmq.spark.jobs.parquet_files import write_batches
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
 from contrailmq.spark.portions import EMIT_OPTION, PORTION_COLUMN, read_portions
-from contrailmq.spark.store_files import confirmed_end, find_stores, log_files, queue_files_under, store_identity
+from contrailmq.spark.store_files import all_queues, confirmed_end, find_stores, log_files, store_identity
 from contrailmq.spark.task_process import freeze
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 _cleaned: Final[set[str]] = set()  # archives whose leavings this process removed: once is enough for a stream
 NAMELESS_QUERY: Final = "stream"  # the id of a query where Spark does not tell it (PYSPARK_PIN_THREAD=false)
-_QUEUE_FOLDERS: Final = ("consumequeue", "batchconsumequeue")
 _FILE_DDL: Final = "path string, topic string, date string, rows bigint, size_bytes bigint"
 _FILE_SCHEMA: Final = pa.schema(
     [
@@ -112,10 +110,10 @@ def topics_without_queue(stores: str, settings: LogSettings) -> list[str]:
     """Chosen topics of which no store has a consume queue: misspelt, or yet to come. None if a store has no queues."""
     absent = set(settings.selection.topics or ())
     for store in find_stores(stores) if absent else ():
-        queues = [q for kind in _QUEUE_FOLDERS for q in queue_files_under(os.path.join(store, kind))]
+        queues = all_queues(store)
         if not queues:
             return []  # its log may hold any topic
-        absent -= {queue.topic for queue in queues}
+        absent -= {topic for topic, _ in queues}
     return sorted(absent)
 
 

@@ -50,7 +50,7 @@ from contrailmq.spark.jobs.parquet_files import read_rows
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
 from contrailmq.spark.packing import DEDUP_PROPERTY
 from contrailmq.spark.sending import Sender, SinkSettings, make_message
-from contrailmq.spark.store_files import confirmed_end, find_stores, log_files, queue_files, queue_files_under
+from contrailmq.spark.store_files import all_queues, confirmed_end, find_stores, log_files
 from contrailmq.spark.topic_plan import QueueRange, TopicSettings, read_range
 
 Row = dict[str, Any]
@@ -152,6 +152,7 @@ def replay(
     runs_on = LocalEngine(1) if engine is None else engine
     settings = SinkSettings(namesrv, access_of(options), topic=topic, group="contrailmq_replay")
     chosen = Selection() if selection is None else selection
+    Manifest(source).check_commits()  # an archive without its manifest is no store either
     notes = _check_selection(source, chosen)
     count = runs_on.tasks_at_once
     work = [
@@ -187,13 +188,10 @@ def _held(source: str) -> _Held | None:
     manifest = Manifest(source)
     if manifest.head().version:
         return _Held(frozenset(file.topic for file in manifest.load().files), None)
-    found = [
-        [*queue_files(store), *queue_files_under(str(Path(store, "batchconsumequeue")))]
-        for store in find_stores(source)
-    ]
+    found = [all_queues(store) for store in find_stores(source)]
     if not all(found):
         return None
-    queues = frozenset((queue.topic, queue.queue_id) for of_store in found for queue in of_store)
+    queues = frozenset().union(*found)
     return _Held(frozenset(topic for topic, _ in queues), queues)
 
 
