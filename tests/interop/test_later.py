@@ -66,7 +66,7 @@ def _leave_waiting(namesrv: str) -> int:
     return deliver_ms
 
 
-def _received(namesrv: str, count: int) -> dict[bytes, StoredMessage]:
+def _received(namesrv: str, count: int, *, may_repeat: frozenset[bytes] = frozenset()) -> dict[bytes, StoredMessage]:
     """The first messages that a new group gets, until `count` different ones are there."""
     messages: queue.Queue[StoredMessage] = queue.Queue()
     consumer = PushConsumer("reader", namesrv=namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET)
@@ -86,8 +86,8 @@ def _received(namesrv: str, count: int) -> dict[bytes, StoredMessage]:
         try:
             while len(got) < count:
                 message = messages.get(timeout=WAIT_S)
-                assert message.body not in got, f"{message.body!r} came twice"
-                got[message.body] = message
+                assert message.body not in got or message.body in may_repeat, f"{message.body!r} came twice"
+                got.setdefault(message.body, message)
         finally:
             consumer.shutdown()
     return got
@@ -102,7 +102,8 @@ def test_apache_delivers_what_our_broker_left(rocketmq: Apache, tmp_path: Path) 
         store = cluster.broker().store.config.path
         name = cluster.broker().config.broker_name
     with rocketmq.cluster(store=store, name=name, **APACHES) as (namesrv, _):
-        got = _received(namesrv, len(WAITING))
+        # Until its op message is written, three seconds later, Apache's broker may check and commit a half again.
+        got = _received(namesrv, len(WAITING), may_repeat=frozenset({b"half"}))
     assert set(got) == WAITING
     for body, message in got.items():
         if body.startswith(b"timer"):
