@@ -27,15 +27,14 @@ from contrailmq.spark.jobs.index_files import IndexShape
 from contrailmq.spark.jobs.rebuild import RebuildError, rebuild
 from contrailmq.spark.jobs.verify import verify
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
+from contrailmq.spark.queue_units import queue_files, units_between
 from contrailmq.spark.scan import CorruptLogError
 from contrailmq.spark.store_files import (
     StoreFilesError,
     confirmed_end,
     find_stores,
     log_files,
-    queue_files,
     store_identity,
-    units_between,
 )
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.store.record import encode_blank, encode_record

@@ -15,7 +15,7 @@ Spark 4.3 keeps the pruned plan of one query for the next and loses rows; tests/
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -43,15 +43,16 @@ from contrailmq.spark.options import (
     parse_offsets,
 )
 from contrailmq.spark.portions import EMIT_OPTION, PORTION_DDL, emits_portions, pack_portion
+from contrailmq.spark.queue_units import all_queues
 from contrailmq.spark.scan import BLOCK_BYTES
 from contrailmq.spark.store_files import (
     RANGE_BYTES,
     StoreFilesError,
-    all_queues,
     confirmed_end,
     find_stores,
     log_files,
     record_at_or_after,
+    renamed,
     store_identity,
 )
 from contrailmq.spark.task_process import freezing
@@ -281,7 +282,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         ends = self._final_ends if self._final_ends is not None else self._ends()
-        begins = _renamed(_offsets_of(start), ends)
+        begins = renamed(_offsets_of(start), ends)
         for store, end in ends.items():
             is_short = end < begins.get(store, 0) and confirmed_end(store) < begins[store]
             if is_short and self._settings.fail_on_data_loss:
@@ -301,7 +302,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         ends = _offsets_of(end)
-        begins = _renamed(_offsets_of(start), ends)
+        begins = renamed(_offsets_of(start), ends)
         between: dict[str, tuple[int, int]] = {}
         for store, stop in sorted(ends.items()):
             begin = begins.get(store)
@@ -333,20 +334,6 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             ends[store] = confirmed_end(store, known_end=known_end, skips_damage=skips)
             self._known_ends[identity] = ends[store]
         return ends
-
-
-def _renamed(offsets: dict[str, int], names: Iterable[str]) -> dict[str, int]:
-    """Offsets with the stores that `names` has under those names: links to a store, and its commitlog directory.
-
-    A name that is known stays what it is: where a store was moved and the link to it follows, that is the same store.
-    """
-    known = dict(offsets)
-    for name in names:
-        if name not in offsets:
-            same = [other for other in known if store_identity(other) == store_identity(name)]
-            known |= {name: max(known[other] for other in same)} if same else {}
-            known = {other: offset for other, offset in known.items() if other not in same}
-    return known
 
 
 def _check_queues(stores: list[str], selection: Selection) -> None:

@@ -26,6 +26,7 @@ import pyarrow as pa
 
 from contrailmq.spark.columns import View
 from contrailmq.spark.decode import Decoder, Selection
+from contrailmq.spark.queue_units import queue_folders
 from contrailmq.spark.records import Records
 from contrailmq.spark.scan import BLOCK_BYTES, BadStretch, CorruptLogError, Range, scan
 from contrailmq.spark.store_files import (
@@ -34,7 +35,6 @@ from contrailmq.spark.store_files import (
     first_record,
     log_files,
     plan_ranges,
-    queue_folders,
 )
 from contrailmq.spark.unit_scan import scan_along_units
 

@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from contrailmq.spark.queue_units import queue_files, read_places, units_between
 from contrailmq.spark.records import Int, Records, gather
 from contrailmq.spark.scan import BLOCK_ROWS, BadStretch, Range, scan
-from contrailmq.spark.store_files import queue_files, read_places, units_between
 
 _GAPS_MAX: Final = 64  # in one range; each is a scan of its own
 Bool = npt.NDArray[np.bool_]

@@ -25,7 +25,8 @@ from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveError, ArchiveSt
 from contrailmq.spark.jobs.parquet_files import write_batches
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
 from contrailmq.spark.portions import EMIT_OPTION, PORTION_COLUMN, read_portions
-from contrailmq.spark.store_files import all_queues, confirmed_end, find_stores, log_files, store_identity
+from contrailmq.spark.queue_units import all_queues
+from contrailmq.spark.store_files import confirmed_end, find_stores, log_files, renamed
 from contrailmq.spark.task_process import freeze
 
 if TYPE_CHECKING:
@@ -159,23 +160,14 @@ def _bounds(stores: str, done: ArchiveState, settings: LogSettings) -> tuple[dic
 
 
 def _renamed(done: ArchiveState, stores: list[str]) -> ArchiveState:
-    """The state with these stores under the names they have now.
+    """The state with these stores under the names they have now; of several for one, that of the highest offset.
 
-    Older commits know a store by the path that was given, be it a link or its commitlog directory. The old name goes
-    with the next commit, for a link may lead to another store one day.
+    Older commits know a store by the path that was given. The old name goes with the next commit, for a link may lead
+    to another store one day.
     """
-    offsets, topics = dict(done.offsets), dict(done.topics)
-    identities = {name: store_identity(name) for name in offsets if name not in stores}
-    for store in stores:
-        others = [name for name, identity in identities.items() if identity == store_identity(store)]
-        if others and store not in offsets:
-            newest = max(others, key=offsets.__getitem__)
-            offsets[store] = offsets[newest]
-            topics |= {store: topics[newest]} if newest in topics else {}
-        for name in others:
-            offsets.pop(name, None)
-            topics.pop(name, None)
-    return replace(done, offsets=offsets, topics=topics)
+    offsets = dict(sorted(done.offsets.items(), key=lambda item: item[1]))
+    topics = {name: done.topics[name] for name in offsets if name in done.topics}
+    return replace(done, offsets=renamed(offsets, stores), topics=renamed(topics, stores))
 
 
 def archive_stream(stream: DataFrame | DataStreamReader, target: str, checkpoint: str) -> DataStreamWriter:

@@ -33,8 +33,9 @@ from contrailmq.spark.dispatched import DELAY_LEVELS, Dispatcher
 from contrailmq.spark.engine import Engine, Progress
 from contrailmq.spark.jobs.index_files import ENTRY, IndexShape, write_index
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_records
+from contrailmq.spark.queue_units import UNIT_BYTES, queue_files
 from contrailmq.spark.records import stable_order
-from contrailmq.spark.store_files import UNIT_BYTES, confirmed_end, log_files, queue_files
+from contrailmq.spark.store_files import confirmed_end, log_files
 
 _QUEUE_FILE_BYTES: Final = 6_000_000  # RocketMQ's default: 300,000 units
 _DISK_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])

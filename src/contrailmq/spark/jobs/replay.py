@@ -49,8 +49,9 @@ from contrailmq.spark.jobs.manifest import Manifest
 from contrailmq.spark.jobs.parquet_files import read_rows
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
 from contrailmq.spark.packing import DEDUP_PROPERTY
+from contrailmq.spark.queue_units import all_queues
 from contrailmq.spark.sending import Sender, SinkSettings, make_message
-from contrailmq.spark.store_files import all_queues, confirmed_end, find_stores, log_files
+from contrailmq.spark.store_files import confirmed_end, find_stores, log_files
 from contrailmq.spark.topic_plan import QueueRange, TopicSettings, read_range
 
 Row = dict[str, Any]

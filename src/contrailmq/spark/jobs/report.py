@@ -21,9 +21,10 @@ from contrailmq.message import DLQ_PREFIX, RETRY_PREFIX, ContrailError, Property
 from contrailmq.spark.engine import Engine, Progress
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_records
 from contrailmq.spark.property_table import parse_properties
+from contrailmq.spark.queue_units import queue_files, read_units
 from contrailmq.spark.records import Int, Records
 from contrailmq.spark.slices import map_values, take_slices, text_column
-from contrailmq.spark.store_files import confirmed_end, find_stores, log_files, queue_files, read_units
+from contrailmq.spark.store_files import confirmed_end, find_stores, log_files
 from contrailmq.wire.fastjson import loads_fastjson
 
 MINUTE_MS: Final = 60_000

@@ -27,16 +27,10 @@ from contrailmq.spark.dispatched import DELAY_LEVELS, Dispatcher, IndexEntries, 
 from contrailmq.spark.engine import Engine, Progress
 from contrailmq.spark.jobs.index_files import IndexShape, IndexUnits, has_index, index_paths, read_index
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, scan_part
+from contrailmq.spark.queue_units import QueueFiles, queue_files_under, read_units, units_between
 from contrailmq.spark.records import Int, stable_order
 from contrailmq.spark.scan import BadStretch, Range
-from contrailmq.spark.store_files import (
-    QueueFiles,
-    confirmed_end,
-    log_files,
-    queue_files_under,
-    read_units,
-    units_between,
-)
+from contrailmq.spark.store_files import confirmed_end, log_files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
