@@ -21,7 +21,8 @@ class GetStatus(enum.Enum):
 class GetResult:
     """Slices of the log that answer one read, and where to go on. Call `release` when they were sent.
 
-    A slice is a record; what `get_slices_warm` found among recent reads is one slice of `count` records.
+    A slice is a record. `get_slices_warm` gives records that follow each other in the log as one slice, and what it
+    found among recent reads too; `count` is of records.
     """
 
     __slots__ = ("count", "max_offset", "min_offset", "next_offset", "size_bytes", "slices", "status", "suggest_slave")

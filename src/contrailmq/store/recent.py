@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from contrailmq.store.consume_queue import ConsumeQueue
 
 BYTES_MAX: Final = 32 << 20  # groups drift apart by hundreds of batches while they catch up
+BATCH_BYTES_MAX: Final = 256 << 10  # RocketMQ's limit for one pull: to join more costs more than to read it again
 PROBE: Final = 16
 LEAD: Final = 256
 
