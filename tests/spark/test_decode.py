@@ -480,3 +480,28 @@ def test_messages_of_an_inner_batch_are_rows_of_their_own() -> None:
     assert [row["queueOffset"] for row in chosen] == [41, 42, 43]
     units, _ = Dispatcher().dispatch(pulled)
     assert units.queue_offset.tolist() == [7, 8]  # batches have queues of another kind
+
+
+@pytest.mark.parametrize("properties", ["map", "string"])
+@pytest.mark.parametrize("body_bytes", [10, 2000])
+def test_a_batch_does_not_change_with_the_memory_that_it_was_decoded_from(
+    tmp_path: Path, body_bytes: int, properties: str
+) -> None:
+    messages = [
+        Message("T", bytes([number]) * (body_bytes + number % 3), tags=f"t{number}", keys=f"k{number * 7}", flag=number)
+        for number in range(60)
+    ]
+    with MessageStore(StoreConfig(tmp_path, max_transfer_count_on_message_in_memory=100)) as store:
+        store.put_many(messages)
+        landing = bytearray().join(store.get_slices("T", 0, 0, 100, max_bytes=1 << 20).slices)
+    decoder = Decoder(choose_view(None, properties, None), Selection(with_system_topics=True))
+    batch = decoder.decode(split_records(memoryview(landing)), "b")
+    landing[:] = bytes(len(landing))
+    rows = batch.to_pylist()
+    assert [row["body"] for row in rows] == [message.body for message in messages]
+    assert [(row["topic"], row["tags"], row["keys"], row["flag"]) for row in rows] == [
+        ("T", f"t{number}", f"k{number * 7}", number) for number in range(60)
+    ]
+    assert {row["bornHost"].partition(":")[0] for row in rows} == {row["storeHost"].partition(":")[0] for row in rows}
+    named = [dict(row["properties"]) if properties == "map" else row["properties"] for row in rows]
+    assert all(f"k{number * 7}" in (row if isinstance(row, str) else row.values()) for number, row in enumerate(named))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ class FakeBroker:
         self.lowest: dict[MessageQueue, int] = {}
         self.group_offsets: dict[MessageQueue, int] = {}
         self.pull_count_max = 7
+        self.posted = self.abandoned = 0
 
     def queues(self, topic: str) -> list[MessageQueue]:
         found = [queue for queue in self.sizes if queue.topic == topic]
@@ -77,6 +79,18 @@ class FakeBroker:
 
     def update_consumer_offset(self, queue: MessageQueue, offset: int, group: str | None = None) -> None:
         self.group_offsets[queue] = offset
+
+    def post_pull(self, queue: MessageQueue, offset: int, **limits: Any) -> Callable[[], RawPull]:
+        self.posted += 1
+        return functools.partial(self.pull, queue, offset, **limits)
+
+    def pull_answer(self, posted: Callable[[], RawPull]) -> RawPull:
+        self.posted -= 1
+        return posted()
+
+    def abandon(self, posted: Callable[[], RawPull]) -> None:
+        self.posted -= 1
+        self.abandoned += 1
 
     def pull(self, queue: MessageQueue, offset: int, *, max_count: int, **_: Any) -> RawPull:
         low, high = self.min_offset(queue), self.sizes[queue]
@@ -116,6 +130,17 @@ def test_a_range_is_read_to_its_end_and_never_past_it() -> None:
     broker = FakeBroker({Q0: 100})
     assert read(broker, QueueRange(Q0, 10, 33)) == list(range(10, 33))
     assert read(broker, QueueRange(Q0, 10, 33), batchBytes="1024") == list(range(10, 33))
+
+
+def test_the_next_pull_is_on_its_way_while_one_is_decoded_and_none_when_reading_ends() -> None:
+    broker = FakeBroker({Q0: 100})
+    whole = read_range(QueueRange(Q0, 0, 21), settings_of(batchBytes="1024", pullBatchSize="7"), broker)  # type: ignore[arg-type]
+    assert [(batch.num_rows, broker.posted) for batch in whole] == [(7, 1), (7, 1), (7, 0)]
+    assert (broker.posted, broker.abandoned) == (0, 0)
+    begun = read_range(QueueRange(Q0, 0, 21), settings_of(batchBytes="1024", pullBatchSize="7"), broker)  # type: ignore[arg-type]
+    next(begun)
+    begun.close()  # type: ignore[attr-defined]
+    assert (broker.posted, broker.abandoned) == (0, 1)
 
 
 def test_tags_are_compared_as_text_again() -> None:

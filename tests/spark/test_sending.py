@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql.types import ArrayType, BinaryType, DoubleType, StringType, StructField, StructType
 
 from contrailmq.client.errors import ContrailError
-from contrailmq.client.raw import Pieces, PostedBatch, RawSent
+from contrailmq.client.raw import PostedBatch, RawSent
+from contrailmq.client.raw_connection import Pieces
 from contrailmq.message import MessageError, MessageQueue, Property, decode_properties
 from contrailmq.message.batch import split_batch
 from contrailmq.spark import sending

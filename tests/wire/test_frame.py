@@ -105,6 +105,41 @@ def test_large_frames_in_any_chunking_give_the_same_commands(step: int, commands
     assert parser.buffered_bytes == 0
 
 
+@pytest.mark.parametrize("step", [1, 7, 999, 65_536, LARGE_BYTES + 5])
+@pytest.mark.parametrize("bytes_min", [0, 50, 65_536, LARGE_BYTES])
+def test_who_takes_frames_that_have_begun_gets_the_same_commands(step: int, bytes_min: int) -> None:
+    frames = [encode_request(105, {"topic": "T"}, b"x" * (97 * number), opaque=number) for number in range(8)]
+    frames = frames if step < 999 else [*frames, *LARGE_STREAM]
+    stream, parser, position = b"".join(frames), FrameParser(), 0
+    got: list[Command] = []
+    taken = 0
+    while position < len(stream):
+        got += parser.feed(stream[position : position + step])
+        position += step
+        begun = parser.take_begun(bytes_min)
+        if begun is not None:
+            command, came, missing = begun
+            assert missing > 0
+            command.body = came + stream[position : position + missing]
+            got.append(command)
+            position += missing
+            taken += 1
+    expected = [command for frame in frames for command in FrameParser().feed(frame)]
+    assert [(c.code, c.opaque, c.ext, c.body) for c in got] == [(c.code, c.opaque, c.ext, c.body) for c in expected]
+    assert parser.buffered_bytes == 0
+    assert taken if bytes_min == 0 and step < LARGE_BYTES else taken >= 0
+
+
+def test_a_frame_that_has_begun_with_a_broken_header_is_refused() -> None:
+    header = b'{"code":103,'
+    parser = FrameParser()
+    assert parser.feed(words(4 + len(header) + 100, len(header)) + header + b"x") == []
+    with pytest.raises(RemoteProtocolError, match="not a JSON header"):
+        parser.take_begun(0)
+    with pytest.raises(RemoteProtocolError, match="not a JSON header"):
+        parser.feed(b"x")
+
+
 def test_a_large_frame_with_a_broken_header_is_refused_in_chunks_too() -> None:
     header = b'{"code":103,'
     frame = words(4 + len(header) + 2 * LARGE_BYTES, len(header)) + header + bytes(2 * LARGE_BYTES)

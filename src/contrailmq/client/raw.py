@@ -1,8 +1,9 @@
 """A plain blocking reader and writer of queues, without asyncio: for Spark executors, tools and scripts.
 
 One `QueueReader` talks to any number of brokers over plain sockets, one connection each, one request at a time; only
-batches may be on their way while others are packed (`post_batch`, `batch_answer`). It decodes nothing: a pull gives the
-records' bytes as they lie in the log. It keeps no state of a group: offsets are the caller's.
+batches and pulls may be on their way while others are packed or decoded (`post_batch` and `batch_answer`, `post_pull`
+and `pull_answer`). It decodes nothing: a pull gives the records' bytes as they lie in the log. It keeps no state of a
+group: offsets are the caller's.
 
     with QueueReader(namesrv="127.0.0.1:9876") as reader:
         for queue in reader.queues("Orders"):
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +28,7 @@ from contrailmq.client.errors import BrokerNotFoundError, NoNameServerError, NoR
 from contrailmq.client.name_servers import parse_addresses
 from contrailmq.client.offset_store import NO_OFFSET
 from contrailmq.client.pulling import FLAG_SUBSCRIPTION, FLAG_SUSPEND
+from contrailmq.client.raw_connection import Landing, Pieces, RawConnection
 from contrailmq.client.results import PullStatus
 from contrailmq.client.routes import (
     MASTER_ID,
@@ -48,11 +49,8 @@ from contrailmq.wire.errors import (
     RequestTimeoutError,
     ResponseError,
 )
-from contrailmq.wire.frame import FrameParser, encode_request
-from contrailmq.wire.header import Command, ExtValue, to_ext
-from contrailmq.wire.transport import split_address
+from contrailmq.wire.header import Command, ExtValue
 
-RECEIVE_BYTES: Final = 1024 * 1024
 _STORED: Final = (
     int(ResponseCode.SUCCESS),
     int(ResponseCode.FLUSH_DISK_TIMEOUT),
@@ -62,10 +60,6 @@ _STORED: Final = (
 _PULL_STATUS: Final = {status.value: status for status in PullStatus}
 
 
-Pieces = Sequence[bytes | memoryview]  # of one body; memoryviews of bytes
-_JOINED_BYTES_MAX: Final = 16 * 1024  # what is copied rather than sent by itself
-
-
 class RawPull(NamedTuple):
     """A pull's answer with the records undecoded."""
 
@@ -73,7 +67,7 @@ class RawPull(NamedTuple):
     next_offset: int
     min_offset: int
     max_offset: int
-    body: bytes
+    body: bytes | memoryview  # the latter in a `Landing`, until the next answer comes there
 
 
 class RawSent(NamedTuple):
@@ -92,106 +86,15 @@ class PostedBatch(NamedTuple):
     opaque: int
 
 
-class RawConnection:
-    """One blocking connection: a request, then its answer; or several requests (`post`), then theirs (`answer`)."""
+class PostedPull(NamedTuple):
+    """A pull on its way."""
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        connect_timeout_s: float = 3.0,
-        tls: ssl.SSLContext | None = None,
-        tls_server_name: str | None = None,
-        credentials: AclCredentials | None = None,
-    ) -> None:
-        self.address = address
-        self._credentials = credentials
-        self._parser = FrameParser()
-        self._opaque = 0
-        self._answers: dict[int, Command | None] = {}  # of requests that were posted; None: not come yet
-        host, port = split_address(address)
-        try:
-            plain = socket.create_connection((host, port), timeout=connect_timeout_s)
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._socket = plain if tls is None else tls.wrap_socket(plain, server_hostname=tls_server_name or host)
-        except (OSError, ssl.SSLError) as exc:
-            raise ConnectError(address, exc.strerror or str(exc)) from exc
-
-    def invoke(
-        self, code: RequestCode, ext: Mapping[str, ExtValue], body: bytes = b"", *, timeout_s: float = 3.0
-    ) -> Command:
-        """The answer, whatever its code."""
-        return self.answer(self.post(code, ext, body, timeout_s=timeout_s), code, timeout_s=timeout_s)
-
-    def post(
-        self, code: RequestCode, ext: Mapping[str, ExtValue], body: bytes | Pieces = b"", *, timeout_s: float = 3.0
-    ) -> int:
-        """Send a request; the number by which to ask for its answer. Pieces of a body are sent as they are."""
-        fields = to_ext(ext)
-        pieces: Pieces = [body] if isinstance(body, bytes) else body
-        if self._credentials is not None:
-            self._credentials(code, fields, b"".join(pieces))
-        self._opaque += 1
-        body_bytes = sum(map(len, pieces))
-        head = encode_request(code, fields, opaque=self._opaque, body_bytes=body_bytes)
-        if body_bytes <= _JOINED_BYTES_MAX:
-            head, pieces = b"".join((head, *pieces)), ()
-        with self._translated(code, timeout_s):
-            self._socket.settimeout(timeout_s)
-            for piece in (head, *pieces):
-                self._socket.sendall(piece)
-        self._answers[self._opaque] = None
-        return self._opaque
-
-    def answer(self, opaque: int, code: RequestCode, *, timeout_s: float = 3.0) -> Command:
-        """The answer to a posted request; those of others that come first are kept for them."""
-        deadline_s = time.monotonic() + timeout_s
-        with self._translated(code, timeout_s):
-            while (found := self._answers[opaque]) is None:
-                self._receive(deadline_s)
-        del self._answers[opaque]
-        return found
-
-    def is_answered(self, opaque: int) -> bool:
-        """Whether `answer` would not wait: there is one, or the connection is lost."""
-        if self._answers[opaque] is not None:
-            return True
-        try:
-            self._socket.settimeout(0)
-            self._take(self._socket.recv(RECEIVE_BYTES))
-        except (BlockingIOError, ssl.SSLWantReadError):
-            return False
-        except (OSError, ContrailError):
-            return True  # `answer` says what it is
-        return self._answers[opaque] is not None
-
-    @contextlib.contextmanager
-    def _translated(self, code: RequestCode, timeout_s: float) -> Iterator[None]:
-        try:
-            yield
-        except TimeoutError as exc:
-            self.close()  # a late answer would be taken for the next one's
-            raise RequestTimeoutError(self.address, code, timeout_s) from exc
-        except OSError as exc:
-            self.close()
-            raise ConnectionClosedError(self.address, exc.strerror or str(exc)) from exc
-
-    def _receive(self, deadline_s: float) -> None:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        self._socket.settimeout(left_s)
-        self._take(self._socket.recv(RECEIVE_BYTES))
-
-    def _take(self, data: bytes) -> None:
-        if not data:
-            raise ConnectionClosedError(self.address, "the peer closed it")
-        for command in self._parser.feed(data):
-            if command.is_response and command.opaque in self._answers:
-                self._answers[command.opaque] = command
-
-    def close(self) -> None:
-        self._socket.close()
+    address: str
+    connection: RawConnection
+    opaque: int | None  # None: the connection was lost
+    ext: Mapping[str, ExtValue]
+    timeout_s: float
+    landing: Landing | None
 
 
 class QueueReader:
@@ -279,6 +182,32 @@ class QueueReader:
 
         Tags are compared by hash only: whoever filters by tag must compare the text again.
         """
+        return self.pull_answer(
+            self.post_pull(
+                queue,
+                offset,
+                max_count=max_count,
+                max_bytes=max_bytes,
+                subscription=subscription,
+                expression_type=expression_type,
+                wait_s=wait_s,
+            )
+        )
+
+    def post_pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        max_count: int = 1024,
+        max_bytes: int = 4 * 1024 * 1024,
+        subscription: str = "*",
+        expression_type: str = "TAG",
+        wait_s: float = 0.0,
+        landing: Landing | None = None,
+    ) -> PostedPull:
+        """Ask as `pull` does without waiting for the answer, which `pull_answer` gives. With a landing, records may be
+        there: they are good until the next answer that lands there is waited for."""
         flags = FLAG_SUBSCRIPTION | (FLAG_SUSPEND if wait_s > 0 else 0)
         ext: dict[str, ExtValue] = {
             "consumerGroup": self.group,
@@ -295,14 +224,33 @@ class QueueReader:
             "maxMsgBytes": max_bytes,
             "bname": queue.broker_name,
         }
-        code = RequestCode.PULL_MESSAGE
         address = self._reader_address(queue)
-        answer = self._invoke(address, code, ext, timeout_s=self._timeout_s + wait_s)
+        connection = self._connection(address)
+        opaque, timeout_s = None, self._timeout_s + wait_s
+        with contextlib.suppress(ConnectionClosedError), self._forgotten(address, connection):
+            opaque = connection.post(RequestCode.PULL_MESSAGE, ext, timeout_s=timeout_s, landing=landing)
+        return PostedPull(address, connection, opaque, ext, timeout_s, landing)
+
+    def pull_answer(self, posted: PostedPull) -> RawPull:
+        """Wait for what a posted pull brings. When its connection is lost, the broker is asked again, once."""
+        code, answer = RequestCode.PULL_MESSAGE, None
+        if posted.opaque is not None:
+            with contextlib.suppress(ConnectionClosedError), self._forgotten(posted.address, posted.connection):
+                answer = posted.connection.answer(posted.opaque, code, timeout_s=posted.timeout_s)
+        if answer is None:
+            answer = self._invoke(posted.address, code, posted.ext, timeout_s=posted.timeout_s, landing=posted.landing)
         status = _PULL_STATUS.get(answer.code)
         if status is None:
-            raise ResponseError(answer.code, answer.remark, request_code=code, address=address)
+            raise ResponseError(answer.code, answer.remark, request_code=code, address=posted.address)
         low, high, following = (number(answer.ext, name) for name in ("minOffset", "maxOffset", "nextBeginOffset"))
-        return RawPull(status, following, low, high, answer.body)
+        body = posted.landing.body if posted.landing is not None and not answer.body else answer.body
+        return RawPull(status, following, low, high, body)
+
+    def abandon(self, posted: PostedPull) -> None:
+        """Nobody will ask for what this pull brings: megabytes may be on their way, so its connection is closed."""
+        posted.connection.close()
+        if self._connections.get(posted.address) is posted.connection:
+            del self._connections[posted.address]
 
     def min_offset(self, queue: MessageQueue) -> int:
         return self._offset(queue, RequestCode.GET_MIN_OFFSET)
@@ -389,17 +337,19 @@ class QueueReader:
         body: bytes = b"",
         *,
         timeout_s: float | None = None,
+        landing: Landing | None = None,
     ) -> Command:
         is_kept = address in self._connections
         connection = self._connection(address)
         try:
             with self._forgotten(address, connection):
-                return connection.invoke(code, ext, body, timeout_s=self._timeout_s if timeout_s is None else timeout_s)
+                given_s = self._timeout_s if timeout_s is None else timeout_s
+                return connection.invoke(code, ext, body, timeout_s=given_s, landing=landing)
         except ConnectionClosedError:
             if is_kept:
                 # Servers close connections that were silent for two minutes: asked again on a new one, once. Batches do
                 # not pass here: one may have been stored, so whoever sent it decides.
-                return self._invoke(address, code, ext, body, timeout_s=timeout_s)
+                return self._invoke(address, code, ext, body, timeout_s=timeout_s, landing=landing)
             raise
 
     def _connection(self, address: str) -> RawConnection:

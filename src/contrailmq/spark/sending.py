@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from contrailmq.client.batch import BATCH_BYTES_ADVISED
-from contrailmq.client.raw import Pieces, PostedBatch, QueueReader
+from contrailmq.client.raw import PostedBatch, QueueReader
+from contrailmq.client.raw_connection import Pieces
 from contrailmq.message import (
     ContrailError,
     Message,

@@ -11,8 +11,10 @@ at what is left.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
@@ -21,7 +23,8 @@ import numpy as np
 import pyarrow as pa
 
 from contrailmq.client.errors import NoRouteError
-from contrailmq.client.raw import QueueReader, RawConnection, RawPull
+from contrailmq.client.raw import PostedPull, QueueReader, RawPull
+from contrailmq.client.raw_connection import Landing, RawConnection
 from contrailmq.client.results import PullStatus
 from contrailmq.message import ContrailError, MessageQueue, is_system_topic
 from contrailmq.spark.access import Access
@@ -38,6 +41,7 @@ Offsets = dict[MessageQueue, int]
 PULL_COUNT: Final = 1024  # a broker answers with fewer when its own limits say so
 BATCH_BYTES: Final = 4 * 1024 * 1024
 _PULL_TIMEOUT_S: Final = 20.0
+_SIZE: Final = struct.Struct(">i")
 
 
 class DataLossError(ContrailError):
@@ -249,12 +253,15 @@ def plan_queue_ranges(
 
 
 def read_range(part: QueueRange, settings: TopicSettings, reader: QueueReader) -> Iterator[pa.RecordBatch]:
-    """Batches with the messages of a range, in queue order."""
+    """Batches with the messages of a range, in queue order. While one is decoded, the next pull is on its way."""
     decoder = Decoder(settings.view, _selection(settings), decompress_bodies=settings.decompress)
     held: list[bytes] = []
     held_bytes = 0
     for body in _pull_range(part, settings, reader):
-        held.append(body)
+        if not held and 2 * len(body) >= settings.batch_bytes:
+            yield from _decoded(decoder, body, part)
+            continue
+        held.append(bytes(body))
         held_bytes += len(body)
         if held_bytes >= settings.batch_bytes:
             yield from _decoded(decoder, b"".join(held), part)
@@ -271,7 +278,7 @@ def _selection(settings: TopicSettings) -> Selection:
     return Selection(with_system_topics=True, tags=tags)
 
 
-def _decoded(decoder: Decoder, data: bytes, part: QueueRange) -> Iterator[pa.RecordBatch]:
+def _decoded(decoder: Decoder, data: bytes | memoryview, part: QueueRange) -> Iterator[pa.RecordBatch]:
     records = unwrapped(split_records(data))
     within = (records.queue_offset >= part.start) & (records.queue_offset < part.stop)
     batch = decoder.decode(records if within.all() else records.select(within), part.queue.broker_name)
@@ -279,15 +286,15 @@ def _decoded(decoder: Decoder, data: bytes, part: QueueRange) -> Iterator[pa.Rec
         yield batch
 
 
-def split_records(data: bytes) -> Records:
+def split_records(data: bytes | memoryview) -> Records:
     """The records that stand one after the other in a pull's answer."""
     positions: list[int] = []
-    position = 0
-    while position + 4 <= len(data):
-        size = int.from_bytes(data[position : position + 4], "big", signed=True)
-        if size <= 0 or position + size > len(data):
+    append, size_at, end, position = positions.append, _SIZE.unpack_from, len(data), 0
+    while position + _SIZE.size <= end:
+        (size,) = size_at(data, position)
+        if size <= 0 or position + size > end:
             break
-        positions.append(position)
+        append(position)
         position += size
     records = gather(np.frombuffer(data, dtype=np.uint8), np.array(positions, dtype=np.int64))
     if position != len(data) or not records.sound.all():
@@ -295,46 +302,80 @@ def split_records(data: bytes) -> Records:
     return records
 
 
-def _pull_range(part: QueueRange, settings: TopicSettings, reader: QueueReader) -> Iterator[bytes]:
-    offset = part.start
+def _pull_range(part: QueueRange, settings: TopicSettings, reader: QueueReader) -> Iterator[bytes | memoryview]:
+    """The records of a range, pull by pull; each is good until the next one is asked for."""
+    pulls = _Pulls(part, settings, reader)
     is_filtered = settings.subscription.strip() not in ("*", "") or settings.expression_type != "TAG"
-    while offset < part.stop:
-        pulled = _pull(reader, part, offset, settings)
-        if pulled is None:
-            return
-        if pulled.status is PullStatus.FOUND:
-            if not is_filtered:
-                _check_first(pulled, part, offset, settings)
-            yield pulled.body
-            if pulled.next_offset <= offset:
-                raise DataLossError(f"{queue_name(part.queue)}: the broker answers {offset} with {pulled.next_offset}")
-            offset = pulled.next_offset
-        elif pulled.status is PullStatus.NO_MATCHED_MESSAGE and pulled.next_offset > offset:
-            offset = pulled.next_offset
-        else:
-            offset = _after_nothing(pulled, part, offset, settings)
-
-
-def _pull(reader: QueueReader, part: QueueRange, offset: int, settings: TopicSettings) -> RawPull | None:
-    """One pull; None when the topic was deleted meanwhile and that is allowed."""
+    offset = part.start
+    pulls.post(offset)
     try:
-        return reader.pull(
-            part.queue,
-            offset,
-            max_count=min(settings.pull_count, part.stop - offset),
-            max_bytes=settings.batch_bytes,
-            subscription=settings.subscription or "*",
-            expression_type=settings.expression_type,
-        )
-    except (NoRouteError, ResponseError) as exc:
-        if isinstance(exc, ResponseError) and exc.code != ResponseCode.TOPIC_NOT_EXIST:
-            raise
-        if settings.fail_on_data_loss:
-            raise DataLossError(
-                f"{queue_name(part.queue)} went away before offsets {offset} to {part.stop} were read ({exc}); set "
-                "failOnDataLoss=false to go on without them"
-            ) from exc
+        while (pulled := pulls.answer(offset)) is not None:
+            if pulled.status is PullStatus.FOUND:
+                if not is_filtered:
+                    _check_first(pulled, part, offset, settings)
+                if pulled.next_offset <= offset:
+                    raise DataLossError(
+                        f"{queue_name(part.queue)}: the broker answers {offset} with {pulled.next_offset}"
+                    )
+                offset = pulled.next_offset
+            elif pulled.status is PullStatus.NO_MATCHED_MESSAGE and pulled.next_offset > offset:
+                offset = pulled.next_offset
+            else:
+                offset = _after_nothing(pulled, part, offset, settings)
+            pulls.post(offset)
+            if pulled.status is PullStatus.FOUND:
+                yield pulled.body
+    finally:
+        pulls.abandon()
+
+
+class _Pulls:
+    """Pulls of one range, of which at most one is on its way."""
+
+    def __init__(self, part: QueueRange, settings: TopicSettings, reader: QueueReader) -> None:
+        self._part, self._settings, self._reader = part, settings, reader
+        self._landing = Landing()
+        self._posted: PostedPull | None = None
+
+    def post(self, offset: int) -> None:
+        """Ask for what begins there, unless the range ends there."""
+        if offset >= self._part.stop:
+            return
+        with self._losing(offset):
+            self._posted = self._reader.post_pull(
+                self._part.queue,
+                offset,
+                max_count=min(self._settings.pull_count, self._part.stop - offset),
+                max_bytes=self._settings.batch_bytes,
+                subscription=self._settings.subscription or "*",
+                expression_type=self._settings.expression_type,
+                landing=self._landing,
+            )
+
+    def answer(self, offset: int) -> RawPull | None:
+        """What was asked for; None when that was nothing, or the topic was deleted meanwhile and that is allowed."""
+        posted, self._posted = self._posted, None
+        if posted is not None:
+            with self._losing(offset):
+                return self._reader.pull_answer(posted)
         return None
+
+    def abandon(self) -> None:
+        if self._posted is not None:
+            self._reader.abandon(self._posted)
+
+    @contextlib.contextmanager
+    def _losing(self, offset: int) -> Iterator[None]:
+        try:
+            yield
+        except (NoRouteError, ResponseError) as exc:
+            if isinstance(exc, ResponseError) and exc.code != ResponseCode.TOPIC_NOT_EXIST:
+                raise
+            if self._settings.fail_on_data_loss:
+                raise DataLossError(
+                    f"{queue_name(self._part.queue)} went away before offsets {offset} to {self._part.stop} were read "
+                    f"({exc}); set failOnDataLoss=false to go on without them"
+                ) from exc
 
 
 def _check_first(pulled: RawPull, part: QueueRange, offset: int, settings: TopicSettings) -> None:

@@ -129,16 +129,44 @@ class FrameParser:
             self._buffer += memoryview(data)[rest:]
         return commands
 
+    def take_begun(self, bytes_min: int) -> tuple[Command, bytes, int] | None:
+        """The unfinished frame, if it is so large and its header came: the command without its body, what came of the
+        body, and how many bytes do not belong to this parser any more: they follow, and the owner receives them.
+
+        None when there is no such frame. RemoteProtocolError when its header is broken.
+        """
+        wanted, came = self._wanted_bytes, len(self._buffer)
+        if wanted < bytes_min or came < _PREFIX_BYTES:
+            return None
+        _length, word = _PREFIX.unpack_from(self._buffer, 0)
+        body_start = _PREFIX_BYTES + (word & HEADER_BYTES_MAX)
+        if came < body_start or body_start - _PREFIX_BYTES > self._header_bytes_max:
+            return None
+        commands: list[Command] = []
+        try:
+            self._cut_head(body_start, commands)
+        except RemoteProtocolError as exc:
+            self.error = exc
+            raise
+        begun = bytes(memoryview(self._buffer)[body_start:])
+        self._buffer = bytearray()
+        return commands[0], begun, wanted - came
+
     def _take_large(self, commands: list[Command]) -> bytes:
         """Append the command that the buffer begins with and is whole; return what follows it. One copy of the body."""
         _length, word = _PREFIX.unpack_from(self._buffer, 0)
         body_start, end = _PREFIX_BYTES + (word & HEADER_BYTES_MAX), self._wanted_bytes
+        self._cut_head(body_start, commands)
         with memoryview(self._buffer) as view:
-            head = _PREFIX.pack(body_start - 4, word) + view[_PREFIX_BYTES:body_start]
-            self._cut(head, commands)
             if commands:
                 commands[0].body = bytes(view[body_start:end])
             return bytes(view[end:])
+
+    def _cut_head(self, body_start: int, commands: list[Command]) -> None:
+        """Append the command that the buffer begins with, without its body."""
+        _length, word = _PREFIX.unpack_from(self._buffer, 0)
+        with memoryview(self._buffer) as view:
+            self._cut(_PREFIX.pack(body_start - 4, word) + view[_PREFIX_BYTES:body_start], commands)
 
     def _cut(self, data: bytes, commands: list[Command]) -> int:
         """Append the whole commands of `data`; return where the unfinished one starts."""

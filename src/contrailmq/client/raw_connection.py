@@ -1,0 +1,206 @@
+"""One blocking connection to a broker or NameServer, without asyncio.
+
+Requests may follow each other before the first is answered. A large body is received straight into the memory where it
+is to lie, which its asker may keep for the next one (`Landing`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from contrailmq.message import ContrailError
+from contrailmq.wire.acl import AclCredentials
+from contrailmq.wire.codes import RequestCode
+from contrailmq.wire.errors import ConnectError, ConnectionClosedError, RequestTimeoutError
+from contrailmq.wire.frame import FrameParser, encode_request
+from contrailmq.wire.header import Command, ExtValue, to_ext
+from contrailmq.wire.transport import split_address
+
+RECEIVE_BYTES: Final = 64 * 1024  # of a frame that is longer, the rest is received where it is to lie
+_JOINED_BYTES_MAX: Final = 16 * 1024  # what is copied rather than sent by itself
+
+Pieces = Sequence[bytes | memoryview]  # of one body; memoryviews of bytes
+
+
+class Landing:
+    """Memory in which large bodies of answers are received, one after the other.
+
+    A new megabyte for each costs as much as receiving it: the kernel hands it out page by page, filled with zeros.
+    """
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+        self.body = memoryview(b"")  # of the last answer, if it was large
+
+    def room(self, size_bytes: int) -> memoryview:
+        if len(self._memory) < size_bytes:
+            self._memory = bytearray(size_bytes)
+        return memoryview(self._memory)[:size_bytes]
+
+
+class _LargeBody:
+    """A body that is being received."""
+
+    def __init__(self, command: Command, begun: bytes, missing_bytes: int, landing: Landing | None) -> None:
+        self.command, self.landing = command, landing
+        self._body = (landing or Landing()).room(len(begun) + missing_bytes)
+        self._body[: len(begun)] = begun
+        self.rest = self._body[len(begun) :]
+
+    def landed(self) -> Command:
+        """The command, once nothing is missing."""
+        if self.landing is not None:
+            self.landing.body = self._body
+        else:
+            self.command.body = bytes(self._body)
+        return self.command
+
+
+class RawConnection:
+    """One blocking connection: a request, then its answer; or several requests (`post`), then theirs (`answer`)."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        connect_timeout_s: float = 3.0,
+        tls: ssl.SSLContext | None = None,
+        tls_server_name: str | None = None,
+        credentials: AclCredentials | None = None,
+    ) -> None:
+        self.address = address
+        self._credentials = credentials
+        self._parser = FrameParser()
+        self._opaque = 0
+        self._answers: dict[int, Command | None] = {}  # of requests that were posted; None: not come yet
+        self._landings: dict[int, Landing] = {}
+        self._large: _LargeBody | None = None
+        host, port = split_address(address)
+        try:
+            plain = socket.create_connection((host, port), timeout=connect_timeout_s)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._socket = plain if tls is None else tls.wrap_socket(plain, server_hostname=tls_server_name or host)
+        except (OSError, ssl.SSLError) as exc:
+            raise ConnectError(address, exc.strerror or str(exc)) from exc
+
+    def invoke(
+        self,
+        code: RequestCode,
+        ext: Mapping[str, ExtValue],
+        body: bytes = b"",
+        *,
+        timeout_s: float = 3.0,
+        landing: Landing | None = None,
+    ) -> Command:
+        """The answer, whatever its code."""
+        opaque = self.post(code, ext, body, timeout_s=timeout_s, landing=landing)
+        return self.answer(opaque, code, timeout_s=timeout_s)
+
+    def post(
+        self,
+        code: RequestCode,
+        ext: Mapping[str, ExtValue],
+        body: bytes | Pieces = b"",
+        *,
+        timeout_s: float = 3.0,
+        landing: Landing | None = None,
+    ) -> int:
+        """Send a request; the number by which to ask for its answer. Pieces of a body are sent as they are.
+
+        With a landing, the answer's body is there if it is large, and in the answer else.
+        """
+        fields = to_ext(ext)
+        pieces: Pieces = [body] if isinstance(body, bytes) else body
+        if self._credentials is not None:
+            self._credentials(code, fields, b"".join(pieces))
+        self._opaque += 1
+        body_bytes = sum(map(len, pieces))
+        head = encode_request(code, fields, opaque=self._opaque, body_bytes=body_bytes)
+        if body_bytes <= _JOINED_BYTES_MAX:
+            head, pieces = b"".join((head, *pieces)), ()
+        with self._translated(code, timeout_s):
+            self._socket.settimeout(timeout_s)
+            for piece in (head, *pieces):
+                self._socket.sendall(piece)
+        self._answers[self._opaque] = None
+        if landing is not None:
+            landing.body = memoryview(b"")
+            self._landings[self._opaque] = landing
+        return self._opaque
+
+    def answer(self, opaque: int, code: RequestCode, *, timeout_s: float = 3.0) -> Command:
+        """The answer to a posted request; those of others that come first are kept for them."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._translated(code, timeout_s):
+            while (found := self._answers[opaque]) is None:
+                self._receive(deadline_s)
+        del self._answers[opaque]
+        return found
+
+    def is_answered(self, opaque: int) -> bool:
+        """Whether `answer` would not wait: there is one, or the connection is lost."""
+        if self._answers[opaque] is not None:
+            return True
+        try:
+            self._socket.settimeout(0)
+            self._take()
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return False
+        except (OSError, ContrailError):
+            return True  # `answer` says what it is
+        return self._answers[opaque] is not None
+
+    @contextlib.contextmanager
+    def _translated(self, code: RequestCode, timeout_s: float) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError as exc:
+            self.close()  # a late answer would be taken for the next one's
+            raise RequestTimeoutError(self.address, code, timeout_s) from exc
+        except OSError as exc:
+            self.close()
+            raise ConnectionClosedError(self.address, exc.strerror or str(exc)) from exc
+
+    def _receive(self, deadline_s: float) -> None:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._socket.settimeout(left_s)
+        self._take()
+
+    def _take(self) -> None:
+        """Receive once."""
+        large = self._large
+        if large is not None:
+            received = self._socket.recv_into(large.rest)
+            self._check_open(received)
+            large.rest = large.rest[received:]
+            if not large.rest:
+                self._large = None
+                self._keep(large.landed())
+            return
+        data = self._socket.recv(RECEIVE_BYTES)
+        self._check_open(len(data))
+        for command in self._parser.feed(data):
+            self._keep(command)
+        begun = self._parser.take_begun(RECEIVE_BYTES)
+        if begun is not None:
+            command = begun[0]
+            self._large = _LargeBody(*begun, self._landings.get(command.opaque) if command.is_response else None)
+
+    def _check_open(self, received: int) -> None:
+        if not received:
+            raise ConnectionClosedError(self.address, "the peer closed it")
+
+    def _keep(self, command: Command) -> None:
+        if command.is_response and command.opaque in self._answers:
+            self._answers[command.opaque] = command
+            self._landings.pop(command.opaque, None)
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,165 @@
+"""The blocking reader on the wire: bodies of any size in any chunks, pulls on their way, connections that end."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from contrailmq.client.raw import QueueReader
+from contrailmq.client.raw_connection import RECEIVE_BYTES, Landing
+from contrailmq.client.results import PullStatus
+from contrailmq.message import MessageQueue
+from contrailmq.wire.codes import RequestCode
+from contrailmq.wire.errors import ConnectionClosedError, RemoteProtocolError
+from contrailmq.wire.frame import FrameParser, encode_response
+from contrailmq.wire.header import Command
+
+Q = MessageQueue("T", "b", 0)
+SMALL, LARGE = b"small" * 3, bytes(range(256)) * 4096  # 1 MiB
+Serve = Callable[[socket.socket, Iterator[Command]], None]
+
+
+@contextmanager
+def peer(*serves: Serve) -> Iterator[str]:
+    """A server that handles one connection after the other, each by its own script, and then closes it."""
+    failures: list[BaseException] = []
+
+    def requests(connection: socket.socket) -> Iterator[Command]:
+        parser = FrameParser()
+        while data := connection.recv(65536):
+            yield from parser.feed(data)
+
+    def run() -> None:
+        try:
+            for serve in serves:
+                connection, _ = listening.accept()
+                with connection:
+                    serve(connection, requests(connection))
+        except (OSError, StopIteration) as exc:
+            failures.append(exc)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=run)
+        thread.start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        thread.join(20)
+        assert not thread.is_alive()
+    assert failures == []
+
+
+def found(request: Command, body: bytes) -> bytes:
+    offset = int(request.ext["queueOffset"])
+    ext = {"minOffset": "0", "maxOffset": "100", "nextBeginOffset": str(offset + 1), "suggestWhichBrokerId": "0"}
+    return encode_response(request, 0, ext, body)
+
+
+def in_chunks(step: int) -> Serve:
+    """Every pull is answered, by a large body where its offset is odd, in chunks that end anywhere."""
+
+    def serve(connection: socket.socket, requests: Iterator[Command]) -> None:
+        for request in requests:
+            frame = found(request, LARGE if int(request.ext["queueOffset"]) % 2 else SMALL)
+            for start in range(0, len(frame), step):
+                connection.sendall(frame[start : start + step])
+
+    return serve
+
+
+@pytest.mark.parametrize("has_landing", [True, False])
+@pytest.mark.parametrize("step", [777, RECEIVE_BYTES - 1, RECEIVE_BYTES + 1, 3 << 20])
+def test_bodies_of_any_size_come_whole_in_any_chunks(step: int, has_landing: bool) -> None:
+    with peer(in_chunks(step)) as address, QueueReader(address) as reader:
+        landing = Landing() if has_landing else None
+        for offset in range(6):
+            pulled = reader.pull_answer(reader.post_pull(Q, offset, landing=landing))
+            assert (pulled.status, pulled.next_offset) == (PullStatus.FOUND, offset + 1)
+            assert pulled.body == (LARGE if offset % 2 else SMALL)
+            assert isinstance(pulled.body, memoryview) == (has_landing and offset % 2 == 1)
+
+
+def test_large_answers_of_one_landing_lie_in_the_same_memory() -> None:
+    with peer(in_chunks(1 << 20)) as address, QueueReader(address) as reader:
+        landing = Landing()
+        first = reader.pull_answer(reader.post_pull(Q, 1, landing=landing)).body
+        posted = reader.post_pull(Q, 3, landing=landing)
+        assert first == LARGE  # until the next answer is waited for
+        second = reader.pull_answer(posted).body
+        assert isinstance(first, memoryview)
+        assert isinstance(second, memoryview)
+        assert first.obj is second.obj
+
+
+def test_pulls_on_their_way_are_answered_in_any_order_each_in_its_own_landing() -> None:
+    def serve(connection: socket.socket, requests: Iterator[Command]) -> None:
+        asked = [next(requests) for _ in range(3)]
+        for request in reversed(asked):
+            connection.sendall(found(request, b"%d" % int(request.ext["queueOffset"]) * 300_000))
+
+    with peer(serve) as address, QueueReader(address) as reader:
+        posted = [reader.post_pull(Q, offset, landing=Landing()) for offset in (4, 5, 6)]
+        assert [reader.pull_answer(each).body for each in posted] == [b"4" * 300_000, b"5" * 300_000, b"6" * 300_000]
+
+
+def test_a_pull_whose_connection_ends_in_its_body_is_asked_again_once() -> None:
+    def ends_in_the_middle(connection: socket.socket, requests: Iterator[Command]) -> None:
+        connection.sendall(found(next(requests), LARGE)[:500_000])
+
+    with peer(ends_in_the_middle, in_chunks(1 << 20)) as address, QueueReader(address) as reader:
+        landing = Landing()
+        assert reader.pull_answer(reader.post_pull(Q, 1, landing=landing)).body == LARGE
+    with (
+        peer(ends_in_the_middle, ends_in_the_middle) as address,
+        QueueReader(address) as reader,
+        pytest.raises(ConnectionClosedError, match="the peer closed it"),
+    ):
+        reader.pull(Q, 1)
+
+
+def test_a_pull_that_is_abandoned_is_not_received_and_the_next_one_has_a_new_connection() -> None:
+    left: list[bool] = []
+
+    def never_read(connection: socket.socket, requests: Iterator[Command]) -> None:
+        next(requests)
+        left.append(not connection.recv(1))
+
+    with peer(never_read, in_chunks(1 << 20)) as address, QueueReader(address) as reader:
+        reader.abandon(reader.post_pull(Q, 1))
+        assert reader.pull(Q, 2).body == SMALL
+    assert left == [True]
+
+
+def test_a_large_answer_with_a_broken_header_ends_the_connection() -> None:
+    def serve(connection: socket.socket, requests: Iterator[Command]) -> None:
+        next(requests)
+        header = b'{"code":0,'
+        connection.sendall((4 + len(header) + 200_000).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header)
+        connection.sendall(bytes(100_000))
+
+    with peer(serve) as address, QueueReader(address) as reader:
+        with pytest.raises(RemoteProtocolError, match="not a JSON header"):
+            reader.pull(Q, 1)
+        assert reader._connections == {}
+
+
+def test_a_connection_tells_without_waiting_whether_a_large_answer_is_there() -> None:
+    half, rest = threading.Event(), threading.Event()
+
+    def serve(connection: socket.socket, requests: Iterator[Command]) -> None:
+        frame = found(next(requests), LARGE)
+        connection.sendall(frame[:300_000])
+        half.set()
+        rest.wait(20)
+        connection.sendall(frame[300_000:])
+
+    with peer(serve) as address, QueueReader(address) as reader:
+        posted = reader.post_pull(Q, 1)
+        assert posted.opaque is not None
+        assert half.wait(20)
+        assert not any(posted.connection.is_answered(posted.opaque) for _ in range(50))
+        rest.set()
+        answer = posted.connection.answer(posted.opaque, RequestCode.PULL_MESSAGE, timeout_s=20)
+        assert answer.body == LARGE
