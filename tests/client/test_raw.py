@@ -78,12 +78,18 @@ def test_bodies_of_any_size_come_whole_in_any_chunks(step: int, has_landing: boo
             pulled = reader.pull_answer(reader.post_pull(Q, offset, landing=landing))
             assert (pulled.status, pulled.next_offset) == (PullStatus.FOUND, offset + 1)
             assert pulled.body == (LARGE if offset % 2 else SMALL)
-            assert isinstance(pulled.body, memoryview) == (has_landing and offset % 2 == 1)
+            assert isinstance(pulled.body, memoryview) == has_landing
 
 
-def test_large_answers_of_one_landing_lie_in_the_same_memory() -> None:
+def test_answers_that_are_kept_lie_behind_each_other_and_others_in_the_same_place() -> None:
     with peer(in_chunks(1 << 20)) as address, QueueReader(address) as reader:
         landing = Landing()
+        for offset in range(4):
+            reader.pull_answer(reader.post_pull(Q, offset, landing=landing))
+            landing.keep()
+        assert landing.kept == SMALL + LARGE + SMALL + LARGE
+        landing.clear()
+        assert landing.kept == b""
         first = reader.pull_answer(reader.post_pull(Q, 1, landing=landing)).body
         posted = reader.post_pull(Q, 3, landing=landing)
         assert first == LARGE  # until the next answer is waited for
@@ -91,6 +97,25 @@ def test_large_answers_of_one_landing_lie_in_the_same_memory() -> None:
         assert isinstance(first, memoryview)
         assert isinstance(second, memoryview)
         assert first.obj is second.obj
+
+
+def test_an_answer_that_came_before_all_others_were_cleared_is_kept_as_it_was() -> None:
+    def serve(connection: socket.socket, requests: Iterator[Command]) -> None:
+        for request in requests:
+            connection.sendall(found(request, bytes([int(request.ext["queueOffset"])]) * 200_000))
+
+    with peer(serve) as address, QueueReader(address) as reader:
+        landing = Landing()
+        reader.pull_answer(reader.post_pull(Q, 1, landing=landing))
+        landing.keep()
+        posted = reader.post_pull(Q, 2, landing=landing)
+        reader.pull(Q, 9)  # receives the other on its way
+        landing.clear()
+        assert reader.pull_answer(posted).body == bytes([2]) * 200_000
+        landing.keep()
+        reader.pull_answer(reader.post_pull(Q, 3, landing=landing))
+        landing.keep()
+        assert landing.kept == bytes([2]) * 200_000 + bytes([3]) * 200_000
 
 
 def test_pulls_on_their_way_are_answered_in_any_order_each_in_its_own_landing() -> None:

@@ -476,7 +476,7 @@ def test_messages_of_an_inner_batch_are_rows_of_their_own() -> None:
     assert len({row["physicalOffset"] for row in rows[1:4]}) == 1
     pulled = split_records(data)
     middle = QueueRange(MessageQueue("T", "b", 3), 41, 44)
-    chosen = [row for batch in _decoded(Decoder(View()), data, middle) for row in batch.to_pylist()]
+    chosen = _decoded(Decoder(View()), data, middle).to_pylist()
     assert [row["queueOffset"] for row in chosen] == [41, 42, 43]
     units, _ = Dispatcher().dispatch(pulled)
     assert units.queue_offset.tolist() == [7, 8]  # batches have queues of another kind

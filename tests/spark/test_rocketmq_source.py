@@ -16,6 +16,7 @@ import contrailmq.spark.rocketmq as rocketmq
 from contrailmq import Message, Producer
 from contrailmq.client.errors import NoRouteError
 from contrailmq.client.raw import QueueReader, RawPull
+from contrailmq.client.raw_connection import Landing
 from contrailmq.client.results import PullStatus
 from contrailmq.message import MessageQueue, SysFlag, encode_host
 from contrailmq.spark import deduplicated, mirror_offsets
@@ -49,6 +50,9 @@ HOST = encode_host("127.0.0.1", 10911)
 Q0, Q1 = MessageQueue("Orders", "broker-a", 0), MessageQueue("Orders", "broker-a", 1)
 
 
+Posted = tuple[Landing, Callable[[], RawPull]]
+
+
 class FakeBroker:
     """Queues of records in memory; answers as a QueueReader does. `lowest` models deletion of old messages."""
 
@@ -80,15 +84,19 @@ class FakeBroker:
     def update_consumer_offset(self, queue: MessageQueue, offset: int, group: str | None = None) -> None:
         self.group_offsets[queue] = offset
 
-    def post_pull(self, queue: MessageQueue, offset: int, **limits: Any) -> Callable[[], RawPull]:
+    def post_pull(self, queue: MessageQueue, offset: int, *, landing: Landing, **limits: Any) -> Posted:
         self.posted += 1
-        return functools.partial(self.pull, queue, offset, **limits)
+        return landing, functools.partial(self.pull, queue, offset, **limits)
 
-    def pull_answer(self, posted: Callable[[], RawPull]) -> RawPull:
+    def pull_answer(self, posted: Posted) -> RawPull:
         self.posted -= 1
-        return posted()
+        landing, pull = posted
+        pulled = pull()
+        landing.body = landing.room(len(pulled.body))
+        landing.body[:] = pulled.body
+        return pulled._replace(body=landing.body)
 
-    def abandon(self, posted: Callable[[], RawPull]) -> None:
+    def abandon(self, posted: Posted) -> None:
         self.posted -= 1
         self.abandoned += 1
 
@@ -134,10 +142,10 @@ def test_a_range_is_read_to_its_end_and_never_past_it() -> None:
 
 def test_the_next_pull_is_on_its_way_while_one_is_decoded_and_none_when_reading_ends() -> None:
     broker = FakeBroker({Q0: 100})
-    whole = read_range(QueueRange(Q0, 0, 21), settings_of(batchBytes="1024", pullBatchSize="7"), broker)  # type: ignore[arg-type]
-    assert [(batch.num_rows, broker.posted) for batch in whole] == [(7, 1), (7, 1), (7, 0)]
+    whole = read_range(QueueRange(Q0, 0, 36), settings_of(batchBytes="1024", pullBatchSize="12"), broker)  # type: ignore[arg-type]
+    assert [(batch.num_rows, broker.posted) for batch in whole] == [(12, 1), (12, 1), (12, 0)]
     assert (broker.posted, broker.abandoned) == (0, 0)
-    begun = read_range(QueueRange(Q0, 0, 21), settings_of(batchBytes="1024", pullBatchSize="7"), broker)  # type: ignore[arg-type]
+    begun = read_range(QueueRange(Q0, 0, 36), settings_of(batchBytes="1024", pullBatchSize="12"), broker)  # type: ignore[arg-type]
     next(begun)
     begun.close()  # type: ignore[attr-defined]
     assert (broker.posted, broker.abandoned) == (0, 1)

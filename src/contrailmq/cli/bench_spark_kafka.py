@@ -249,7 +249,7 @@ class Bench:
         def count_by_queue() -> None:
             log(columns=_METADATA).groupBy("queueId").count().collect()
 
-        def with_map(name: str, target: float, kafka: str, ours: Callable[[], object]) -> Case:
+        def with_map(name: str, target: float | None, kafka: str, ours: Callable[[], object]) -> Case:
             return Case(name, target, f"{kafka}, headers", ours, without_headers=kafka)
 
         ten, alike = _TEN_COLUMNS, _KAFKAS_COLUMNS
@@ -277,9 +277,10 @@ class Bench:
             Case("files, AvailableNow, Kafka's columns -> Parquet", None, "stream parquet",
                  lambda: parquet(stream(columns=alike))),
             Case("files, AvailableNow -> archive", 1.5, "stream parquet", self.stream_archive),
-            Case("broker, all columns -> noop", 0.7, "read", lambda: noop(topic())),
+            with_map("broker, all columns -> noop", 1.0, "read", lambda: noop(topic())),
+            Case("broker, without properties -> noop", 1.0, "read", lambda: noop(topic(properties="none"))),
             Case("broker, Kafka's columns -> noop", None, "read", lambda: noop(topic(columns=alike))),
-            Case("broker, AvailableNow -> noop", None, "stream", lambda: stream_noop(topic(is_stream=True))),
+            with_map("broker, AvailableNow -> noop", None, "stream", lambda: stream_noop(topic(is_stream=True))),
             Case("write, acknowledged", 0.7, "write", write, _WRITTEN_SHARE),
         ]  # fmt: skip
 

@@ -67,7 +67,7 @@ class RawPull(NamedTuple):
     next_offset: int
     min_offset: int
     max_offset: int
-    body: bytes | memoryview  # the latter in a `Landing`, until the next answer comes there
+    body: bytes | memoryview  # the latter if it lies in a `Landing`
 
 
 class RawSent(NamedTuple):
@@ -206,8 +206,8 @@ class QueueReader:
         wait_s: float = 0.0,
         landing: Landing | None = None,
     ) -> PostedPull:
-        """Ask as `pull` does without waiting for the answer, which `pull_answer` gives. With a landing, records may be
-        there: they are good until the next answer that lands there is waited for."""
+        """Ask as `pull` does without waiting for the answer, which `pull_answer` gives. With a landing, the records are
+        there; unless they are kept, they are good until an answer that lands there is waited for."""
         flags = FLAG_SUBSCRIPTION | (FLAG_SUSPEND if wait_s > 0 else 0)
         ext: dict[str, ExtValue] = {
             "consumerGroup": self.group,
@@ -243,8 +243,7 @@ class QueueReader:
         if status is None:
             raise ResponseError(answer.code, answer.remark, request_code=code, address=posted.address)
         low, high, following = (number(answer.ext, name) for name in ("minOffset", "maxOffset", "nextBeginOffset"))
-        body = posted.landing.body if posted.landing is not None and not answer.body else answer.body
-        return RawPull(status, following, low, high, body)
+        return RawPull(status, following, low, high, answer.body if posted.landing is None else posted.landing.body)
 
     def abandon(self, posted: PostedPull) -> None:
         """Nobody will ask for what this pull brings: megabytes may be on their way, so its connection is closed."""

@@ -28,19 +28,41 @@ Pieces = Sequence[bytes | memoryview]  # of one body; memoryviews of bytes
 
 
 class Landing:
-    """Memory in which large bodies of answers are received, one after the other.
+    """Memory in which bodies of answers are received, one behind the other as far as they are kept.
 
     A new megabyte for each costs as much as receiving it: the kernel hands it out page by page, filled with zeros.
     """
 
     def __init__(self) -> None:
         self._memory = bytearray()
-        self.body = memoryview(b"")  # of the last answer, if it was large
+        self._kept_bytes = 0
+        self._body_at = 0
+        self.body = memoryview(b"")  # of the last answer
+
+    @property
+    def kept(self) -> memoryview:
+        """All bodies that were kept."""
+        return memoryview(self._memory)[: self._kept_bytes]
+
+    def keep(self) -> None:
+        """Let the next body come behind the last one instead of over it."""
+        body, self.body = self.body, memoryview(b"")
+        if self._body_at != self._kept_bytes:  # it came before the last `clear`
+            self.room(len(body))[:] = body
+        self._kept_bytes += len(body)
+
+    def clear(self) -> None:
+        self._kept_bytes = 0
 
     def room(self, size_bytes: int) -> memoryview:
-        if len(self._memory) < size_bytes:
-            self._memory = bytearray(size_bytes)
-        return memoryview(self._memory)[:size_bytes]
+        """Where a body of this size is to lie."""
+        end = self._kept_bytes + size_bytes
+        if len(self._memory) < end:
+            larger = bytearray(max(end, 2 * self._kept_bytes))
+            larger[: self._kept_bytes] = self.kept
+            self._memory = larger
+        self._body_at = self._kept_bytes
+        return memoryview(self._memory)[self._kept_bytes : end]
 
 
 class _LargeBody:
@@ -48,17 +70,9 @@ class _LargeBody:
 
     def __init__(self, command: Command, begun: bytes, missing_bytes: int, landing: Landing | None) -> None:
         self.command, self.landing = command, landing
-        self._body = (landing or Landing()).room(len(begun) + missing_bytes)
-        self._body[: len(begun)] = begun
-        self.rest = self._body[len(begun) :]
-
-    def landed(self) -> Command:
-        """The command, once nothing is missing."""
-        if self.landing is not None:
-            self.landing.body = self._body
-        else:
-            self.command.body = bytes(self._body)
-        return self.command
+        self.whole = (landing or Landing()).room(len(begun) + missing_bytes)
+        self.whole[: len(begun)] = begun
+        self.rest = self.whole[len(begun) :]
 
 
 class RawConnection:
@@ -112,7 +126,8 @@ class RawConnection:
     ) -> int:
         """Send a request; the number by which to ask for its answer. Pieces of a body are sent as they are.
 
-        With a landing, the answer's body is there if it is large, and in the answer else.
+        With a landing, the answer's body is received there, and the answer has none. Until it was asked for, nothing
+        else is to land there.
         """
         fields = to_ext(ext)
         pieces: Pieces = [body] if isinstance(body, bytes) else body
@@ -129,7 +144,6 @@ class RawConnection:
                 self._socket.sendall(piece)
         self._answers[self._opaque] = None
         if landing is not None:
-            landing.body = memoryview(b"")
             self._landings[self._opaque] = landing
         return self._opaque
 
@@ -182,12 +196,12 @@ class RawConnection:
             large.rest = large.rest[received:]
             if not large.rest:
                 self._large = None
-                self._keep(large.landed())
+                self._keep(large.command, large)
             return
         data = self._socket.recv(RECEIVE_BYTES)
         self._check_open(len(data))
         for command in self._parser.feed(data):
-            self._keep(command)
+            self._keep(command, None)
         begun = self._parser.take_begun(RECEIVE_BYTES)
         if begun is not None:
             command = begun[0]
@@ -197,10 +211,20 @@ class RawConnection:
         if not received:
             raise ConnectionClosedError(self.address, "the peer closed it")
 
-    def _keep(self, command: Command) -> None:
-        if command.is_response and command.opaque in self._answers:
-            self._answers[command.opaque] = command
-            self._landings.pop(command.opaque, None)
+    def _keep(self, command: Command, large: _LargeBody | None) -> None:
+        """Keep an answer that came whole for whoever asked."""
+        if not command.is_response or command.opaque not in self._answers:
+            return
+        self._answers[command.opaque] = command
+        landing = self._landings.pop(command.opaque, None)
+        if landing is None:
+            command.body = command.body if large is None else bytes(large.whole)
+        elif large is not None:
+            landing.body = large.whole
+        else:
+            landing.body = landing.room(len(command.body))
+            landing.body[:] = command.body
+            command.body = b""
 
     def close(self) -> None:
         self._socket.close()

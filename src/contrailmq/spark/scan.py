@@ -191,6 +191,15 @@ _BLANK: Final = "blank"
 _UNSOUND: Final = "parts that do not add up to the record's size"
 
 
+def follow(data: Bytes) -> tuple[Int, int]:
+    """Positions of the records that stand one after the other, by their sizes alone, and where that comes to an end."""
+    size = len(data)
+    positions, position, _ = _follow(
+        data.data, data, 0, stop=size, limit=size, bytes_max=size, rows_max=1 + size // RECORD_BYTES_MIN
+    )
+    return positions, position
+
+
 def _follow(
     buffer: Buffer, data: Bytes, position: int, *, stop: int, limit: int, bytes_max: int, rows_max: int
 ) -> tuple[Int, int, bool]:

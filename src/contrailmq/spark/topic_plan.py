@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
@@ -32,16 +31,16 @@ from contrailmq.spark.columns import OptionError, View
 from contrailmq.spark.decode import Decoder, Selection, unwrapped
 from contrailmq.spark.options import ANY_BROKER, EARLIEST, LATEST, OffsetsJson
 from contrailmq.spark.records import Records, gather
+from contrailmq.spark.scan import follow
 from contrailmq.wire.bodies import TopicList
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ResponseError
 from contrailmq.wire.fastjson import decode_body
 
 Offsets = dict[MessageQueue, int]
-PULL_COUNT: Final = 1024  # a broker answers with fewer when its own limits say so
+PULL_COUNT: Final = 2048  # a broker answers with fewer when its own limits say so
 BATCH_BYTES: Final = 4 * 1024 * 1024
 _PULL_TIMEOUT_S: Final = 20.0
-_SIZE: Final = struct.Struct(">i")
 
 
 class DataLossError(ContrailError):
@@ -255,19 +254,17 @@ def plan_queue_ranges(
 def read_range(part: QueueRange, settings: TopicSettings, reader: QueueReader) -> Iterator[pa.RecordBatch]:
     """Batches with the messages of a range, in queue order. While one is decoded, the next pull is on its way."""
     decoder = Decoder(settings.view, _selection(settings), decompress_bodies=settings.decompress)
-    held: list[bytes] = []
-    held_bytes = 0
-    for body in _pull_range(part, settings, reader):
-        if not held and 2 * len(body) >= settings.batch_bytes:
-            yield from _decoded(decoder, body, part)
-            continue
-        held.append(bytes(body))
-        held_bytes += len(body)
-        if held_bytes >= settings.batch_bytes:
-            yield from _decoded(decoder, b"".join(held), part)
-            held, held_bytes = [], 0
-    if held:
-        yield from _decoded(decoder, b"".join(held), part)
+    landing = Landing()
+    for kept_bytes in _pull_range(part, settings, reader, landing):
+        if kept_bytes >= settings.batch_bytes:
+            batch = _decoded(decoder, landing.kept, part)
+            landing.clear()
+            if batch.num_rows:
+                yield batch
+    if landing.kept:
+        batch = _decoded(decoder, landing.kept, part)
+        if batch.num_rows:
+            yield batch
 
 
 def _selection(settings: TopicSettings) -> Selection:
@@ -278,33 +275,27 @@ def _selection(settings: TopicSettings) -> Selection:
     return Selection(with_system_topics=True, tags=tags)
 
 
-def _decoded(decoder: Decoder, data: bytes | memoryview, part: QueueRange) -> Iterator[pa.RecordBatch]:
+def _decoded(decoder: Decoder, data: bytes | memoryview, part: QueueRange) -> pa.RecordBatch:
     records = unwrapped(split_records(data))
     within = (records.queue_offset >= part.start) & (records.queue_offset < part.stop)
-    batch = decoder.decode(records if within.all() else records.select(within), part.queue.broker_name)
-    if batch.num_rows:
-        yield batch
+    return decoder.decode(records if within.all() else records.select(within), part.queue.broker_name)
 
 
 def split_records(data: bytes | memoryview) -> Records:
-    """The records that stand one after the other in a pull's answer."""
-    positions: list[int] = []
-    append, size_at, end, position = positions.append, _SIZE.unpack_from, len(data), 0
-    while position + _SIZE.size <= end:
-        (size,) = size_at(data, position)
-        if size <= 0 or position + size > end:
-            break
-        append(position)
-        position += size
-    records = gather(np.frombuffer(data, dtype=np.uint8), np.array(positions, dtype=np.int64))
-    if position != len(data) or not records.sound.all():
-        raise DataLossError(f"a pull's answer of {len(data)} bytes is damaged at byte {position}: read again")
-    return records
+    """The records that stand one after the other in the answers to pulls."""
+    octets = np.frombuffer(data, dtype=np.uint8)
+    positions, end = follow(octets)
+    if end == len(data):
+        records = gather(octets, positions)
+        if records.sound.all():
+            return records
+        end = int(positions[np.argmin(records.sound)])
+    raise DataLossError(f"pulled records of {len(data)} bytes are damaged at byte {end}: read again")
 
 
-def _pull_range(part: QueueRange, settings: TopicSettings, reader: QueueReader) -> Iterator[bytes | memoryview]:
-    """The records of a range, pull by pull; each is good until the next one is asked for."""
-    pulls = _Pulls(part, settings, reader)
+def _pull_range(part: QueueRange, settings: TopicSettings, reader: QueueReader, landing: Landing) -> Iterator[int]:
+    """Keep the records of a range in the landing; after each pull that brought some, how many bytes it holds."""
+    pulls = _Pulls(part, settings, reader, landing)
     is_filtered = settings.subscription.strip() not in ("*", "") or settings.expression_type != "TAG"
     offset = part.start
     pulls.post(offset)
@@ -322,9 +313,11 @@ def _pull_range(part: QueueRange, settings: TopicSettings, reader: QueueReader) 
                 offset = pulled.next_offset
             else:
                 offset = _after_nothing(pulled, part, offset, settings)
+            if pulled.status is PullStatus.FOUND:
+                landing.keep()
             pulls.post(offset)
             if pulled.status is PullStatus.FOUND:
-                yield pulled.body
+                yield len(landing.kept)
     finally:
         pulls.abandon()
 
@@ -332,9 +325,8 @@ def _pull_range(part: QueueRange, settings: TopicSettings, reader: QueueReader) 
 class _Pulls:
     """Pulls of one range, of which at most one is on its way."""
 
-    def __init__(self, part: QueueRange, settings: TopicSettings, reader: QueueReader) -> None:
-        self._part, self._settings, self._reader = part, settings, reader
-        self._landing = Landing()
+    def __init__(self, part: QueueRange, settings: TopicSettings, reader: QueueReader, landing: Landing) -> None:
+        self._part, self._settings, self._reader, self._landing = part, settings, reader, landing
         self._posted: PostedPull | None = None
 
     def post(self, offset: int) -> None:
