@@ -56,7 +56,10 @@ def test_parquet_that_spark_writes_has_no_dictionaries_of_what_does_not_repeat(
     assert coded.isdisjoint({"body", "msgId", "keys", "queueOffset", "physicalOffset", "properties.key_value.value"})
     assert {"msgId", "queueOffset", "tags"} <= counted
     assert counted.isdisjoint({"body", "properties.key_value.key", "properties.key_value.value"})
-    assert pq.read_table(path).num_rows == frame.count()
+    assert {found[name].physical_type for name in ("bornTimestamp", "storeTimestamp")} == {"INT64"}
+    written, stored = pq.read_table(path), frame.select("storeTimestamp", "queueOffset").toArrow()
+    assert written.num_rows == stored.num_rows
+    assert sorted(written["storeTimestamp"].to_pylist()) == sorted(stored["storeTimestamp"].to_pylist())
 
 
 def test_where_a_sockets_path_would_be_too_long_workers_send_over_tcp(tmp_path: Path) -> None:
