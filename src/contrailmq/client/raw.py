@@ -20,7 +20,7 @@ import os
 import ssl
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self, TypedDict, Unpack
 
 from contrailmq.client.answers import number
 from contrailmq.client.batch import pack_batch
@@ -84,6 +84,16 @@ class PostedBatch(NamedTuple):
     address: str
     connection: RawConnection
     opaque: int
+
+
+class Asked(TypedDict, total=False):
+    """What a pull may say besides its place."""
+
+    max_count: int  # 1024; a broker gives fewer when its limits say so
+    max_bytes: int  # 4 MiB
+    subscription: str  # "*"
+    expression_type: str  # TAG; or SQL92
+    wait_s: float  # 0: how long the broker waits for the first message
 
 
 class PostedPull(NamedTuple):
@@ -167,61 +177,33 @@ class QueueReader:
         raise NoNameServerError(f"none of the NameServers {';'.join(self._namesrv)} answered: {last}") from last
 
     # Reading.
-    def pull(
-        self,
-        queue: MessageQueue,
-        offset: int,
-        *,
-        max_count: int = 1024,
-        max_bytes: int = 4 * 1024 * 1024,
-        subscription: str = "*",
-        expression_type: str = "TAG",
-        wait_s: float = 0.0,
-    ) -> RawPull:
-        """Records from `offset` on, undecoded. With `wait_s` the broker waits so long for the first one.
+    def pull(self, queue: MessageQueue, offset: int, **asked: Unpack[Asked]) -> RawPull:
+        """Records from `offset` on, undecoded: see `Asked`.
 
         Tags are compared by hash only: whoever filters by tag must compare the text again.
         """
-        return self.pull_answer(
-            self.post_pull(
-                queue,
-                offset,
-                max_count=max_count,
-                max_bytes=max_bytes,
-                subscription=subscription,
-                expression_type=expression_type,
-                wait_s=wait_s,
-            )
-        )
+        return self.pull_answer(self.post_pull(queue, offset, **asked))
 
     def post_pull(
-        self,
-        queue: MessageQueue,
-        offset: int,
-        *,
-        max_count: int = 1024,
-        max_bytes: int = 4 * 1024 * 1024,
-        subscription: str = "*",
-        expression_type: str = "TAG",
-        wait_s: float = 0.0,
-        landing: Landing | None = None,
+        self, queue: MessageQueue, offset: int, *, landing: Landing | None = None, **asked: Unpack[Asked]
     ) -> PostedPull:
         """Ask as `pull` does without waiting for the answer, which `pull_answer` gives. With a landing, the records are
         there; unless they are kept, they are good until an answer that lands there is waited for."""
+        wait_s = asked.get("wait_s", 0.0)
         flags = FLAG_SUBSCRIPTION | (FLAG_SUSPEND if wait_s > 0 else 0)
         ext: dict[str, ExtValue] = {
             "consumerGroup": self.group,
             "topic": queue.topic,
             "queueId": queue.queue_id,
             "queueOffset": offset,
-            "maxMsgNums": max_count,
+            "maxMsgNums": asked.get("max_count", 1024),
             "sysFlag": flags,
             "commitOffset": 0,
             "suspendTimeoutMillis": round(wait_s * 1000),
-            "subscription": subscription,
+            "subscription": asked.get("subscription", "*"),
             "subVersion": 0,
-            "expressionType": expression_type,
-            "maxMsgBytes": max_bytes,
+            "expressionType": asked.get("expression_type", "TAG"),
+            "maxMsgBytes": asked.get("max_bytes", 4 * 1024 * 1024),
             "bname": queue.broker_name,
         }
         address = self._reader_address(queue)
@@ -247,9 +229,7 @@ class QueueReader:
 
     def abandon(self, posted: PostedPull) -> None:
         """Nobody will ask for what this pull brings: megabytes may be on their way, so its connection is closed."""
-        posted.connection.close()
-        if self._connections.get(posted.address) is posted.connection:
-            del self._connections[posted.address]
+        self._drop(posted.address, posted.connection)
 
     def min_offset(self, queue: MessageQueue) -> int:
         return self._offset(queue, RequestCode.GET_MIN_OFFSET)
@@ -368,11 +348,17 @@ class QueueReader:
         try:
             yield
         except (ConnectionClosedError, RequestTimeoutError, RemoteProtocolError):
-            connection.close()
-            if self._connections.get(address) is connection:
-                del self._connections[address]
+            if self._drop(address, connection):
                 self._routes.clear()  # a broker may have moved
             raise
+
+    def _drop(self, address: str, connection: RawConnection) -> bool:
+        """Close a connection; whether it was the one in use."""
+        connection.close()
+        is_used = self._connections.get(address) is connection
+        if is_used:
+            del self._connections[address]
+        return is_used
 
     def _reader_address(self, queue: MessageQueue) -> str:
         if self._address is not None:

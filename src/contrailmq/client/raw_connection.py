@@ -69,7 +69,7 @@ class _LargeBody:
     """A body that is being received."""
 
     def __init__(self, command: Command, begun: bytes, missing_bytes: int, landing: Landing | None) -> None:
-        self.command, self.landing = command, landing
+        self.command = command
         self.whole = (landing or Landing()).room(len(begun) + missing_bytes)
         self.whole[: len(begun)] = begun
         self.rest = self.whole[len(begun) :]

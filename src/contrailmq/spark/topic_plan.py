@@ -308,13 +308,12 @@ def _pull_range(part: QueueRange, settings: TopicSettings, reader: QueueReader, 
                     raise DataLossError(
                         f"{queue_name(part.queue)}: the broker answers {offset} with {pulled.next_offset}"
                     )
+                landing.keep()
                 offset = pulled.next_offset
             elif pulled.status is PullStatus.NO_MATCHED_MESSAGE and pulled.next_offset > offset:
                 offset = pulled.next_offset
             else:
                 offset = _after_nothing(pulled, part, offset, settings)
-            if pulled.status is PullStatus.FOUND:
-                landing.keep()
             pulls.post(offset)
             if pulled.status is PullStatus.FOUND:
                 yield len(landing.kept)

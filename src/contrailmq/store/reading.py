@@ -2,9 +2,9 @@
 
 A read of a queue gives slices of the mapped log, one a record, never decoded: 32 of them cost about 15 us, or 3 when
 another group has just read the same (recent.py). `get_warm` gives records that follow each other in the log, as those
-of a batch do, as one slice. The rules are RocketMQ's (DefaultMessageStore.getMessage): what a bad
-offset answers (`_find`), how much one answer may hold, that a first message larger than the limits is still given
-alone, and that filtered units move the reader on.
+of a batch do, as one slice. The rules are RocketMQ's (DefaultMessageStore.getMessage): what a bad offset answers
+(`_find`), how much one answer may hold, that a first message larger than the limits is still given alone, and that
+filtered units move the reader on.
 
 Slices trust the log: no checksum is computed for them, as in Apache's store. Recovery checks what was written since the
 last checkpoint, and `store verify` checks everything; whoever gets a record can check its body, because its checksum is
@@ -315,7 +315,7 @@ class Reader:
     def _of_one_file(
         self, queue: ConsumeQueue, offset: int, units: bytes, bytes_max: int, *, in_runs: bool
     ) -> GetResult | None:
-        """The usual case: all lie in one file, near the end of the log. 0.35 us a message, 0.1 in runs."""
+        """The usual case: all lie in one file, near the end of the log. 0.35 us a message, less in runs."""
         count = len(units) // CONSUME_QUEUE_UNIT_BYTES
         places = _place_struct(count).unpack(units)
         offsets, sizes = places[0::2], places[1::2]
