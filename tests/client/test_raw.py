@@ -14,7 +14,7 @@ from contrailmq.client.raw_connection import RECEIVE_BYTES, Landing
 from contrailmq.client.results import PullStatus
 from contrailmq.message import MessageQueue
 from contrailmq.wire.codes import RequestCode
-from contrailmq.wire.errors import ConnectionClosedError, RemoteProtocolError
+from contrailmq.wire.errors import ConnectionClosedError, RemoteProtocolError, RequestTimeoutError
 from contrailmq.wire.frame import FrameParser, encode_response
 from contrailmq.wire.header import Command
 
@@ -51,9 +51,9 @@ def peer(*serves: Serve) -> Iterator[str]:
     assert failures == []
 
 
-def found(request: Command, body: bytes) -> bytes:
-    offset = int(request.ext["queueOffset"])
-    ext = {"minOffset": "0", "maxOffset": "100", "nextBeginOffset": str(offset + 1), "suggestWhichBrokerId": "0"}
+def found(request: Command, body: bytes, *, next_offset: int | None = None) -> bytes:
+    following = int(request.ext["queueOffset"]) + 1 if next_offset is None else next_offset
+    ext = {"minOffset": "0", "maxOffset": "100", "nextBeginOffset": str(following), "suggestWhichBrokerId": "0"}
     return encode_response(request, 0, ext, body)
 
 
@@ -155,6 +155,56 @@ def test_a_pull_that_is_abandoned_is_not_received_and_the_next_one_has_a_new_con
         reader.abandon(reader.post_pull(Q, 1))
         assert reader.pull(Q, 2).body == SMALL
     assert left == [True]
+
+
+@pytest.mark.parametrize("body", [SMALL, LARGE])
+def test_the_first_of_two_answers_counts_and_answers_to_nobody_are_passed_over(body: bytes) -> None:
+    """In one piece and by themselves; the second has another body and another next offset."""
+
+    def serve(connection: socket.socket, requests: Iterator[Command]) -> None:
+        first = next(requests)
+        unasked = Command(first.code, opaque=first.opaque + 1000)
+        others = [found(first, other, next_offset=80) for other in (b"other", LARGE)]
+        connection.sendall(b"".join((found(unasked, LARGE, next_offset=70), found(first, body), *others)))
+        connection.sendall(found(next(requests), b"next"))
+
+    with peer(serve) as address, QueueReader(address) as reader:
+        landing = Landing()
+        pulled = reader.pull_answer(reader.post_pull(Q, 3, landing=landing))
+        assert (pulled.next_offset, bytes(pulled.body)) == (4, body)
+        assert reader.pull(Q, 4).body == b"next"
+
+
+def test_a_stream_that_breaks_behind_an_answer_gives_the_answer_and_then_the_reason() -> None:
+    ended, was_in_time = threading.Event(), list[bool]()
+
+    def serve(connection: socket.socket, requests: Iterator[Command]) -> None:
+        first, _second = next(requests), next(requests)
+        connection.sendall(found(first, SMALL) + b"HTTP/1.1 400 Bad Request\r\n")
+        was_in_time.append(ended.wait(20))  # it stays open: whoever waits for more waits in vain
+
+    with peer(serve) as address, QueueReader(address, timeout_s=60) as reader:
+        posted = [reader.post_pull(Q, offset) for offset in (1, 2)]
+        assert reader.pull_answer(posted[0]).body == SMALL
+        with pytest.raises(RemoteProtocolError, match=f"^{address}: .*check that a RocketMQ server listens there"):
+            reader.pull_answer(posted[1])
+        ended.set()
+    assert was_in_time == [True]
+
+
+def test_a_peer_that_stops_in_the_middle_of_a_body_is_given_up_before_it_goes_on() -> None:
+    ended, was_in_time = threading.Event(), list[bool]()
+
+    def half(connection: socket.socket, requests: Iterator[Command]) -> None:
+        connection.sendall(found(next(requests), LARGE)[:300_000])
+        was_in_time.append(ended.wait(20))
+
+    with peer(half) as address, QueueReader(address, timeout_s=0.2) as reader:
+        with pytest.raises(RequestTimeoutError, match=r"0\.2"):
+            reader.pull(Q, 1)
+        assert reader._connections == {}
+        ended.set()
+    assert was_in_time == [True]
 
 
 def test_a_large_answer_with_a_broken_header_ends_the_connection() -> None:

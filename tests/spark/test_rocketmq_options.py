@@ -11,8 +11,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StringType, StructField, StructType
 
 import contrailmq.spark.rocketmq as rocketmq
-from contrailmq.client.errors import NoRouteError
-from contrailmq.client.raw import RawPull
 from contrailmq.message import MessageQueue
 from contrailmq.spark.access import parse_access
 from contrailmq.spark.columns import COLUMNS, OptionError
@@ -25,7 +23,6 @@ from contrailmq.spark.topic_plan import (
     TopicSettings,
     find_queues,
     plan_queue_ranges,
-    read_range,
 )
 from spark.test_rocketmq_source import Q0, Q1, FakeBroker, settings_of
 
@@ -74,18 +71,6 @@ def test_a_remade_topic_is_read_from_its_beginning_when_loss_is_allowed(monkeypa
     assert [partition.part for partition in reader.partitions(start, end)] == [QueueRange(Q0, 0, 4)]
     later = reader.latestOffset(end, ReadAllAvailable())
     assert [partition.part for partition in reader.partitions(end, later)] == [QueueRange(Q0, 4, 8)]
-
-
-class DeletedBroker(FakeBroker):
-    def pull(self, queue: MessageQueue, offset: int, **_: object) -> RawPull:  # type: ignore[override]
-        raise NoRouteError(queue.topic, namesrv="none:1", remedy="create it")
-
-
-def test_a_topic_deleted_between_planning_and_reading_is_loss() -> None:
-    part, broker = QueueRange(Q0, 10, 20), DeletedBroker({Q0: 100})
-    with pytest.raises(DataLossError, match="went away before offsets 10 to 20 were read"):
-        list(read_range(part, settings_of(), broker))  # type: ignore[arg-type]
-    assert list(read_range(part, lenient(), broker)) == []  # type: ignore[arg-type]
 
 
 def test_a_batch_that_starts_behind_the_end_is_loss_and_not_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +155,10 @@ def test_client_settings_without_effect_are_refused(options: dict[str, str], tex
 @pytest.mark.parametrize("partition", [None, InputPartition(None)])
 def test_an_empty_plan_reads_nothing(partition: InputPartition | None) -> None:
     """Spark makes one partition without a value of a plan that has none."""
-    readers = [RocketMQReader(settings_of()), CommitLogReader("/nowhere", LogSettings())]
+    readers: list[RocketMQReader | CommitLogReader] = [
+        RocketMQReader(settings_of()),
+        CommitLogReader("/nowhere", LogSettings()),
+    ]
     assert [list(reader.read(partition)) for reader in readers] == [[], []]
 
 

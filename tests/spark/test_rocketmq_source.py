@@ -39,10 +39,10 @@ from contrailmq.spark.topic_plan import (
     ending_offsets,
     find_queues,
     plan_queue_ranges,
-    read_range,
     share_limit,
     starting_offsets,
 )
+from contrailmq.spark.topic_pulls import read_range
 from contrailmq.store.record import encode_record
 from contrailmq.testing import LocalCluster
 
@@ -402,7 +402,7 @@ def test_a_stream_through_spark_gives_each_message_once_and_its_sink_marks_them(
     assert sorted(row["body"].decode() for row in rows) == wanted
     keys = [row["properties"][DEDUP_PROPERTY] for row in rows]
     assert len(set(keys)) == 50
-    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(60_000)  # ms; a busy machine needs more than its 10 s
     spark.streams.removeListener(mirror)
     with QueueReader(namesrv=cluster.namesrv) as client:
         queues = client.queues("In")

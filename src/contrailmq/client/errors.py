@@ -67,7 +67,8 @@ class BrokerNotFoundError(ClientError):
 
     def __init__(self, broker_name: str) -> None:
         super().__init__(
-            f"broker {broker_name!r} has no master address in the route: it is down or has not registered yet",
+            f"broker {broker_name!r} has no master address in the route: it is down or has not registered yet; "
+            "start it, or wait for it",
             code=BROKER_NOT_EXIST,
         )
         self.broker_name = broker_name

@@ -41,6 +41,7 @@ from contrailmq.client.routes import (
 )
 from contrailmq.message import ContrailError, Message, MessageQueue, Property, encode_properties
 from contrailmq.wire.acl import AclCredentials
+from contrailmq.wire.bodies import ClusterInfo, TopicList
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import (
     ConnectError,
@@ -49,6 +50,7 @@ from contrailmq.wire.errors import (
     RequestTimeoutError,
     ResponseError,
 )
+from contrailmq.wire.fastjson import decode_body
 from contrailmq.wire.header import Command, ExtValue
 
 _STORED: Final = (
@@ -90,7 +92,7 @@ class Asked(TypedDict, total=False):
     """What a pull may say besides its place."""
 
     max_count: int  # 1024; a broker gives fewer when its limits say so
-    max_bytes: int  # 4 MiB
+    max_bytes: int  # 4 MiB; a broker of ours takes 256 KiB for anything less
     subscription: str  # "*"
     expression_type: str  # TAG; or SQL92
     wait_s: float  # 0: how long the broker waits for the first message
@@ -148,6 +150,12 @@ class QueueReader:
             self._routes[topic] = self._fetch_route(topic)
         return self._routes[topic]
 
+    def topics(self) -> list[str]:
+        """Every topic that the first answering NameServer knows, sorted."""
+        address, answer = self._ask_namesrv(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {})
+        body = _checked(answer, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, address).body
+        return sorted(decode_body(body, TopicList).topic_list)
+
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that can be read, sorted."""
         return subscribe_queues(topic, self.route(topic, is_fresh=True))
@@ -160,20 +168,31 @@ class QueueReader:
             self._routes[topic] = default_topic_route(self.route(default_topic), queues_max=queues)
             return publish_queues(topic, self._routes[topic])
 
+    def has_broker(self, broker_name: str) -> bool:
+        """Whether a broker of this name is registered now."""
+        if self._address is not None:
+            return True
+        address, answer = self._ask_namesrv(RequestCode.GET_BROKER_CLUSTER_INFO, {})
+        body = _checked(answer, RequestCode.GET_BROKER_CLUSTER_INFO, address).body
+        return broker_name in decode_body(body, ClusterInfo).broker_addr_table
+
     def _fetch_route(self, topic: str) -> TopicRoute:
+        ext = {"topic": topic, "acceptStandardJsonOnly": "true"}
+        address, answer = self._ask_namesrv(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext)
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            raise NoRouteError(topic, namesrv=address, remedy="create the topic, or check its name and its broker")
+        return parse_route(_checked(answer, RequestCode.GET_ROUTEINFO_BY_TOPIC, address).body)
+
+    def _ask_namesrv(self, code: RequestCode, ext: Mapping[str, ExtValue]) -> tuple[str, Command]:
+        """The first NameServer that answers, and its answer."""
         if not self._namesrv:
             raise NoNameServerError("no NameServer address: pass namesrv='host:9876' or set NAMESRV_ADDR")
         last: ContrailError | None = None
         for address in self._namesrv:
-            ext = {"topic": topic, "acceptStandardJsonOnly": "true"}
             try:
-                answer = self._invoke(address, RequestCode.GET_ROUTEINFO_BY_TOPIC, ext)
+                return address, self._invoke(address, code, ext)
             except (ConnectError, ConnectionClosedError, RequestTimeoutError) as exc:
                 last = exc
-                continue
-            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-                raise NoRouteError(topic, namesrv=address, remedy="create the topic, or check its name")
-            return parse_route(_checked(answer, RequestCode.GET_ROUTEINFO_BY_TOPIC, address).body)
         raise NoNameServerError(f"none of the NameServers {';'.join(self._namesrv)} answered: {last}") from last
 
     # Reading.

@@ -16,7 +16,7 @@ from typing import Final
 from contrailmq.message import ContrailError
 from contrailmq.wire.acl import AclCredentials
 from contrailmq.wire.codes import RequestCode
-from contrailmq.wire.errors import ConnectError, ConnectionClosedError, RequestTimeoutError
+from contrailmq.wire.errors import ConnectError, ConnectionClosedError, RemoteProtocolError, RequestTimeoutError
 from contrailmq.wire.frame import FrameParser, encode_request
 from contrailmq.wire.header import Command, ExtValue, to_ext
 from contrailmq.wire.transport import split_address
@@ -179,6 +179,9 @@ class RawConnection:
         except OSError as exc:
             self.close()
             raise ConnectionClosedError(self.address, exc.strerror or str(exc)) from exc
+        except RemoteProtocolError as exc:
+            self.close()
+            raise RemoteProtocolError(f"{self.address}: {exc}; check that a RocketMQ server listens there") from exc
 
     def _receive(self, deadline_s: float) -> None:
         left_s = deadline_s - time.monotonic()
@@ -189,6 +192,8 @@ class RawConnection:
 
     def _take(self) -> None:
         """Receive once."""
+        if self._parser.error is not None:
+            raise self._parser.error  # it came behind an answer
         large = self._large
         if large is not None:
             received = self._socket.recv_into(large.rest)
@@ -212,8 +217,8 @@ class RawConnection:
             raise ConnectionClosedError(self.address, "the peer closed it")
 
     def _keep(self, command: Command, large: _LargeBody | None) -> None:
-        """Keep an answer that came whole for whoever asked."""
-        if not command.is_response or command.opaque not in self._answers:
+        """Keep an answer that came whole for whoever asked. There is one: what else comes belongs to nobody."""
+        if not command.is_response or self._answers.get(command.opaque, command) is not None:
             return
         self._answers[command.opaque] = command
         landing = self._landings.pop(command.opaque, None)

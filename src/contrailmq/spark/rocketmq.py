@@ -49,11 +49,10 @@ from contrailmq.spark.topic_plan import (
     plan_queue_ranges,
     publish_offsets,
     queue_name,
-    read_range,
     share_limit,
     starting_offsets,
-    topic_names,
 )
+from contrailmq.spark.topic_pulls import read_range
 from contrailmq.spark.worker_daemon import end_quietly
 
 end_quietly()
@@ -409,7 +408,7 @@ def _read_part(part: QueueRange, settings: TopicSettings) -> Iterator[pa.RecordB
 
 
 def _names(settings: TopicSettings) -> list[str]:
-    return [] if settings.pattern is None else topic_names(settings.namesrv, settings.access)
+    return [] if settings.pattern is None else reader_for(settings).topics()
 
 
 def offsets_json(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:

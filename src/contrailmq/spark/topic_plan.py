@@ -1,41 +1,25 @@
-"""Reading topics through brokers: which queues, from where to where, in what ranges, and the pulls of one range.
+"""Reading topics through brokers: which queues, from where to where, in what ranges.
 
-Plain functions over plain values, as in log_plan.py: planning takes anything that answers like a `QueueReader`, and one
-range is read by `read_range` wherever it runs. Ranges are half-open in queue offsets; nothing is ever read past the end
-of a range, whatever else a pull brings.
-
-**Loss.** A broker deletes old messages. A range whose beginning is gone, or a queue that jumps inside a range although
-nothing was filtered, raises `DataLossError` unless the caller accepts it (`failOnDataLoss=false`); then reading goes on
-at what is left.
+Plain functions over plain values, as in log_plan.py: planning takes anything that answers like a `QueueReader`. Ranges
+are half-open in queue offsets; topic_pulls.py reads one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-import numpy as np
-import pyarrow as pa
-
 from contrailmq.client.errors import NoRouteError
-from contrailmq.client.raw import PostedPull, QueueReader, RawPull
-from contrailmq.client.raw_connection import Landing, RawConnection
-from contrailmq.client.results import PullStatus
+from contrailmq.client.raw import QueueReader
 from contrailmq.message import ContrailError, MessageQueue, is_system_topic
 from contrailmq.spark.access import Access
 from contrailmq.spark.columns import OptionError, View
-from contrailmq.spark.decode import Decoder, Selection, unwrapped
 from contrailmq.spark.options import ANY_BROKER, EARLIEST, LATEST, OffsetsJson
-from contrailmq.spark.records import Records, gather
-from contrailmq.spark.scan import follow
-from contrailmq.wire.bodies import TopicList
-from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.errors import ResponseError
-from contrailmq.wire.fastjson import decode_body
 
 Offsets = dict[MessageQueue, int]
 PULL_COUNT: Final = 2048  # a broker answers with fewer when its own limits say so
@@ -251,145 +235,6 @@ def plan_queue_ranges(
     return ranges
 
 
-def read_range(part: QueueRange, settings: TopicSettings, reader: QueueReader) -> Iterator[pa.RecordBatch]:
-    """Batches with the messages of a range, in queue order. While one is decoded, the next pull is on its way."""
-    decoder = Decoder(settings.view, _selection(settings), decompress_bodies=settings.decompress)
-    landing = Landing()
-    for kept_bytes in _pull_range(part, settings, reader, landing):
-        if kept_bytes >= settings.batch_bytes:
-            batch = _decoded(decoder, landing.kept, part)
-            landing.clear()
-            if batch.num_rows:
-                yield batch
-    if landing.kept:
-        batch = _decoded(decoder, landing.kept, part)
-        if batch.num_rows:
-            yield batch
-
-
-def _selection(settings: TopicSettings) -> Selection:
-    tags = None
-    if settings.expression_type == "TAG" and settings.subscription.strip() not in ("*", ""):
-        # A broker compares hashes of tags; two tags may share one, so the text is compared again here.
-        tags = frozenset(tag.strip() for tag in settings.subscription.split("||"))
-    return Selection(with_system_topics=True, tags=tags)
-
-
-def _decoded(decoder: Decoder, data: bytes | memoryview, part: QueueRange) -> pa.RecordBatch:
-    records = unwrapped(split_records(data))
-    within = (records.queue_offset >= part.start) & (records.queue_offset < part.stop)
-    return decoder.decode(records if within.all() else records.select(within), part.queue.broker_name)
-
-
-def split_records(data: bytes | memoryview) -> Records:
-    """The records that stand one after the other in the answers to pulls."""
-    octets = np.frombuffer(data, dtype=np.uint8)
-    positions, end = follow(octets)
-    if end == len(data):
-        records = gather(octets, positions)
-        if records.sound.all():
-            return records
-        end = int(positions[np.argmin(records.sound)])
-    raise DataLossError(f"pulled records of {len(data)} bytes are damaged at byte {end}: read again")
-
-
-def _pull_range(part: QueueRange, settings: TopicSettings, reader: QueueReader, landing: Landing) -> Iterator[int]:
-    """Keep the records of a range in the landing; after each pull that brought some, how many bytes it holds."""
-    pulls = _Pulls(part, settings, reader, landing)
-    is_filtered = settings.subscription.strip() not in ("*", "") or settings.expression_type != "TAG"
-    offset = part.start
-    pulls.post(offset)
-    try:
-        while (pulled := pulls.answer(offset)) is not None:
-            if pulled.status is PullStatus.FOUND:
-                if not is_filtered:
-                    _check_first(pulled, part, offset, settings)
-                if pulled.next_offset <= offset:
-                    raise DataLossError(
-                        f"{queue_name(part.queue)}: the broker answers {offset} with {pulled.next_offset}"
-                    )
-                landing.keep()
-                offset = pulled.next_offset
-            elif pulled.status is PullStatus.NO_MATCHED_MESSAGE and pulled.next_offset > offset:
-                offset = pulled.next_offset
-            else:
-                offset = _after_nothing(pulled, part, offset, settings)
-            pulls.post(offset)
-            if pulled.status is PullStatus.FOUND:
-                yield len(landing.kept)
-    finally:
-        pulls.abandon()
-
-
-class _Pulls:
-    """Pulls of one range, of which at most one is on its way."""
-
-    def __init__(self, part: QueueRange, settings: TopicSettings, reader: QueueReader, landing: Landing) -> None:
-        self._part, self._settings, self._reader, self._landing = part, settings, reader, landing
-        self._posted: PostedPull | None = None
-
-    def post(self, offset: int) -> None:
-        """Ask for what begins there, unless the range ends there."""
-        if offset >= self._part.stop:
-            return
-        with self._losing(offset):
-            self._posted = self._reader.post_pull(
-                self._part.queue,
-                offset,
-                max_count=min(self._settings.pull_count, self._part.stop - offset),
-                max_bytes=self._settings.batch_bytes,
-                subscription=self._settings.subscription or "*",
-                expression_type=self._settings.expression_type,
-                landing=self._landing,
-            )
-
-    def answer(self, offset: int) -> RawPull | None:
-        """What was asked for; None when that was nothing, or the topic was deleted meanwhile and that is allowed."""
-        posted, self._posted = self._posted, None
-        if posted is not None:
-            with self._losing(offset):
-                return self._reader.pull_answer(posted)
-        return None
-
-    def abandon(self) -> None:
-        if self._posted is not None:
-            self._reader.abandon(self._posted)
-
-    @contextlib.contextmanager
-    def _losing(self, offset: int) -> Iterator[None]:
-        try:
-            yield
-        except (NoRouteError, ResponseError) as exc:
-            if isinstance(exc, ResponseError) and exc.code != ResponseCode.TOPIC_NOT_EXIST:
-                raise
-            if self._settings.fail_on_data_loss:
-                raise DataLossError(
-                    f"{queue_name(self._part.queue)} went away before offsets {offset} to {self._part.stop} were read "
-                    f"({exc}); set failOnDataLoss=false to go on without them"
-                ) from exc
-
-
-def _check_first(pulled: RawPull, part: QueueRange, offset: int, settings: TopicSettings) -> None:
-    first = int.from_bytes(pulled.body[20:28], "big", signed=True)  # the first record's queue offset
-    if first > offset and settings.fail_on_data_loss:
-        raise _loss(part.queue, offset, min(first, part.stop), pulled)
-
-
-def _after_nothing(pulled: RawPull, part: QueueRange, offset: int, settings: TopicSettings) -> int:
-    """Where to go on when a pull inside the range brought nothing: the messages there are gone."""
-    following = part.stop if pulled.next_offset <= offset else min(pulled.next_offset, part.stop)
-    if settings.fail_on_data_loss:
-        raise _loss(part.queue, offset, following, pulled)
-    return following
-
-
-def _loss(queue: MessageQueue, start: int, stop: int, pulled: RawPull) -> DataLossError:
-    return DataLossError(
-        f"{queue_name(queue)}: offsets {start} to {stop} are not on the broker any more (it has {pulled.min_offset} to "
-        f"{pulled.max_offset}): they expired or the topic was made anew; set failOnDataLoss=false to go on without them"
-    )
-
-
 def publish_offsets(client: QueueReader, offsets: Mapping[MessageQueue, int]) -> None:
     """Set the offsets of the client's group. A broker knows a group after its first pull, so an unknown one pulls."""
     for queue, offset in offsets.items():
@@ -405,20 +250,3 @@ def publish_offsets(client: QueueReader, offsets: Mapping[MessageQueue, int]) ->
 def queue_name(queue: MessageQueue) -> str:
     """A queue as messages to people name it."""
     return f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
-
-
-def topic_names(namesrv: str, access: Access) -> list[str]:
-    """Every topic that the first answering NameServer knows."""
-    addresses = [part.strip() for part in re.split("[;,]", namesrv) if part.strip()]
-    last: ContrailError | None = None
-    for address in addresses:
-        try:
-            connection = RawConnection(address, tls=access.tls(), credentials=access.credentials())
-            try:
-                answer = connection.invoke(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {}, timeout_s=10.0)
-            finally:
-                connection.close()
-            return sorted(decode_body(answer.body, TopicList).topic_list)
-        except ContrailError as exc:
-            last = exc
-    raise OptionError(f"none of the NameServers {namesrv!r} listed its topics: {last}") from last

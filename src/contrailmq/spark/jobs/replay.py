@@ -52,7 +52,8 @@ from contrailmq.spark.packing import DEDUP_PROPERTY
 from contrailmq.spark.queue_units import all_queues
 from contrailmq.spark.sending import Sender, SinkSettings, make_message
 from contrailmq.spark.store_files import confirmed_end, find_stores, log_files
-from contrailmq.spark.topic_plan import QueueRange, TopicSettings, read_range
+from contrailmq.spark.topic_plan import QueueRange, TopicSettings
+from contrailmq.spark.topic_pulls import read_range
 
 Row = dict[str, Any]
 _STEP_S: Final = 0.05  # the pace is kept by pauses of this length
