@@ -19,6 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import contrailmq
+from contrailmq.client.raw import RawPull
+from contrailmq.client.results import PullStatus
 from contrailmq.message import Message, MessageQueue, SysFlag, decode_properties, encode_host, encode_properties
 from contrailmq.message.batch import BatchPart, encode_batch
 from contrailmq.spark.columns import View, choose_view
@@ -29,10 +31,12 @@ from contrailmq.spark.property_table import AlikeProperties, PropertyTable, pars
 from contrailmq.spark.scan import BadStretch, CorruptLogError, Range, scan_buffer
 from contrailmq.spark.slices import only_slice
 from contrailmq.spark.store_files import confirmed_end, log_files
-from contrailmq.spark.topic_plan import QueueRange, _decoded, split_records
+from contrailmq.spark.topic_plan import QueueRange, TopicSettings
+from contrailmq.spark.topic_pulls import read_range, split_records
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.store.record import decode_record, encode_blank, encode_record
 from spark.conftest import STORES, expected
+from spark.test_rocketmq_source import FakeBroker
 
 ALL = Selection(with_system_topics=True)
 
@@ -456,6 +460,17 @@ def log_with_inner_batches() -> bytes:
     return bytes(data)
 
 
+class OneAnswer(FakeBroker):
+    """Gives the same bytes, whatever it is asked for."""
+
+    def __init__(self, data: bytes, next_offset: int) -> None:
+        super().__init__({})
+        self.pulled = RawPull(PullStatus.FOUND, next_offset, 0, next_offset, data)
+
+    def pull(self, queue: MessageQueue, offset: int, **limits: object) -> RawPull:  # type: ignore[override]
+        return self.pulled
+
+
 def test_messages_of_an_inner_batch_are_rows_of_their_own() -> None:
     data = log_with_inner_batches()
     part = Range("x", 0, 0, len(data), len(data), is_aligned=True)
@@ -474,11 +489,10 @@ def test_messages_of_an_inner_batch_are_rows_of_their_own() -> None:
     assert [row["msgId"] for row in rows[1:4]] == ["id0", "id1", "id2"]
     assert [row["flag"] for row in rows[1:4]] == [0, 1, 2]
     assert len({row["physicalOffset"] for row in rows[1:4]}) == 1
-    pulled = split_records(data)
     middle = QueueRange(MessageQueue("T", "b", 3), 41, 44)
-    chosen = _decoded(Decoder(View()), data, middle).to_pylist()
-    assert [row["queueOffset"] for row in chosen] == [41, 42, 43]
-    units, _ = Dispatcher().dispatch(pulled)
+    (chosen,) = read_range(middle, TopicSettings("none:1"), OneAnswer(data, 44))  # type: ignore[arg-type]
+    assert chosen.column("queueOffset").to_pylist() == [41, 42, 43]
+    units, _ = Dispatcher().dispatch(split_records(data, "T"))
     assert units.queue_offset.tolist() == [7, 8]  # batches have queues of another kind
 
 
@@ -495,7 +509,7 @@ def test_a_batch_does_not_change_with_the_memory_that_it_was_decoded_from(
         store.put_many(messages)
         landing = bytearray().join(store.get_slices("T", 0, 0, 100, max_bytes=1 << 20).slices)
     decoder = Decoder(choose_view(None, properties, None), Selection(with_system_topics=True))
-    batch = decoder.decode(split_records(memoryview(landing)), "b")
+    batch = decoder.decode(split_records(memoryview(landing), "T"), "b")
     landing[:] = bytes(len(landing))
     rows = batch.to_pylist()
     assert [row["body"] for row in rows] == [message.body for message in messages]

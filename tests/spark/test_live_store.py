@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from contrailmq.message import Message
-from contrailmq.spark import scan
+from contrailmq.spark import log_plan, queue_units, scan, store_files
 from contrailmq.spark.commitlog import CommitLogStreamReader
+from contrailmq.spark.decode import Selection
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
 from contrailmq.spark.store_files import confirmed_end
 from contrailmq.store import MessageStore, StoreConfig
@@ -73,3 +75,74 @@ def test_the_end_of_a_live_log_is_found_without_looking_through_the_space_behind
     assert end == confirmed_end(path, known_end=end)
     assert sought == []
     assert numbers(path) == list(range(60))
+
+
+@pytest.fixture
+def cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[store_files.LogFile], int]:
+    """A store whose oldest log file and whose queue 0 are deleted just after their directories were listed."""
+    path = str(tmp_path / "store")
+    with MessageStore(StoreConfig(path, mapped_file_size_commit_log=16 * 1024)) as store:
+        put(store, 0, 301)
+        end = store.log_max_offset
+    files, queues = store_files.log_files(path), queue_units.queue_files(path)
+    assert len(files) > 2
+    assert queues[0][:2] == ("Live", 0)
+    for module in (store_files, log_plan):
+        monkeypatch.setattr(module, "log_files", lambda store: files)
+    for module in (store_files, queue_units):
+        monkeypatch.setattr(module, "queue_files", lambda store: queues)
+    Path(files[0].path).unlink()
+    shutil.rmtree(Path(queues[0].paths[0]).parent)
+    return path, files, end
+
+
+@pytest.mark.parametrize("skips_damage", [False, True])
+@pytest.mark.parametrize("is_first_look", [False, True])
+def test_files_that_are_deleted_meanwhile_do_not_hide_the_end_of_the_log(
+    cleaned: tuple[str, list[store_files.LogFile], int], is_first_look: bool, skips_damage: bool
+) -> None:
+    path, files, end = cleaned
+    assert confirmed_end(path, known_end=0 if is_first_look else files[1].base, skips_damage=skips_damage) == end
+
+
+def test_a_stream_that_stands_in_a_file_that_is_deleted_goes_on_behind_it(
+    cleaned: tuple[str, list[store_files.LogFile], int],
+) -> None:
+    path, files, end = cleaned
+    assert store_files.record_at_or_after(path, 10, end) == files[1].base
+    assert confirmed_end(path, known_end=files[0].base + 1) == end
+
+
+def test_a_plan_by_time_takes_a_deleted_file_for_one_of_any_time(
+    cleaned: tuple[str, list[store_files.LogFile], int],
+) -> None:
+    path, files, end = cleaned
+    parts = plan_parts(path, 0, end, LogSettings(selection=Selection(begin_ms=1)))
+    assert sorted({part.range.path for part in parts}) == [file.path for file in files]
+
+
+def test_queues_that_go_while_they_are_listed_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "store")
+    with MessageStore(StoreConfig(path)) as store:
+        put(store, 0, 3)
+    listed = queue_units._inside
+
+    def overtaken(folder: Path) -> list[Path]:
+        found = listed(folder)
+        if folder.name == "Live":
+            shutil.rmtree(folder / "1")
+        return found
+
+    monkeypatch.setattr(queue_units, "_inside", overtaken)
+    assert [queue.queue_id for queue in queue_units.queue_files(path)] == [0, 2]
+
+
+def test_the_last_units_of_a_queue_are_read_without_its_older_files(tmp_path: Path) -> None:
+    path = str(tmp_path / "store")
+    with MessageStore(StoreConfig(path, mapped_file_size_consume_queue=20 * 20)) as store:
+        put(store, 0, 300)
+    queue = queue_units.queue_files(path)[0]
+    last = queue_units.last_places(queue)
+    Path(queue.paths[0]).unlink()
+    assert len(last) == 16
+    assert queue_units.last_places(queue) == last

@@ -162,7 +162,7 @@ def scan_part(
             f"host {socket.gethostname()} cannot read {exc.filename or path} ({exc.strerror}), which host "
             f"{part.planned_on} planned to read: "
             + (
-                "it was deleted meanwhile; set failOnDataLoss=false to go on without it"
+                "it was deleted meanwhile; run again, or set failOnDataLoss=false to go on without it"
                 if is_deleted
                 else f"every executor needs the store under the same path, and {folder} is "
                 + ("there but may not be read" if os.path.isdir(folder) else "not there on this host")

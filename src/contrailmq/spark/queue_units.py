@@ -1,7 +1,12 @@
-"""The consume queues of a store seen from outside: their files, the units in them, and where in the log these point."""
+"""The consume queues of a store seen from outside: their files, the units in them, and where in the log these point.
+
+A running broker deletes files, and queues with their topics, while they are looked at. What is gone when it is listed
+is left out. To read units of a file that is gone since raises FileNotFoundError: only callers know what that means.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from bisect import bisect_left
@@ -40,7 +45,7 @@ def queue_files_under(folder: str, topics: Iterable[str] | None = None) -> list[
     wanted = None if topics is None else set(topics)
     found: list[QueueFiles] = []
     for queue in _queue_folders_under(folder, wanted):
-        paths = sorted(str(path) for path in queue.iterdir() if path.name.isdecimal())
+        paths = sorted(str(path) for path in _inside(queue) if path.name.isdecimal())
         found.append(QueueFiles(queue.parent.name, int(queue.name), tuple(paths)))
     return sorted(found)
 
@@ -60,10 +65,17 @@ def queue_folders(store: str) -> Iterator[Path]:
 
 
 def _queue_folders_under(folder: str, topics: set[str] | None) -> Iterator[Path]:
-    root = Path(folder)
-    for topic in root.iterdir() if root.is_dir() else ():
-        if (topics is None or topic.name in topics) and topic.is_dir():
-            yield from (queue for queue in topic.iterdir() if queue.name.isdecimal() and queue.is_dir())
+    for topic in _inside(Path(folder)):
+        if topics is None or topic.name in topics:
+            yield from (queue for queue in _inside(topic) if queue.name.isdecimal() and queue.is_dir())
+
+
+def _inside(folder: Path) -> list[Path]:
+    """What is in a directory; nothing where there is none, or none any more."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def read_units(queue: QueueFiles, first: int = 0, stop: int = 2**63 - 1) -> Units:
@@ -100,8 +112,10 @@ def _joined(pieces: Sequence[tuple[Int, Int, Int]]) -> tuple[Int, Int, Int]:
 
 def _raw_units(queue: QueueFiles, first: int, stop: int) -> Iterator[tuple[int, Units]]:
     """Units as they are on disk, and the queue offset of the first of them, file by file."""
-    for path in queue.paths:
-        base = _first_offset_of(path)
+    bases = [*map(_first_offset_of, queue.paths), stop]
+    for path, base, next_base in zip(queue.paths, bases, bases[1:], strict=False):
+        if next_base <= first:
+            continue  # without a look: it may be deleted by now
         low = max(0, first - base)
         count = min(stop - base, os.stat(path).st_size // UNIT_BYTES) - low
         if count <= 0:
@@ -197,12 +211,19 @@ def _unit_at(descriptor: int, index: int) -> tuple[int, int, int]:
 
 
 def dispatched_end(store: str) -> int:
-    """The highest end that any consume queue points to, or 0."""
-    return max(map(queue_end, queue_files(store)), default=0)
+    """The highest end that any consume queue points to, or 0. A queue that is being deleted tells nothing."""
+    highest = 0
+    for queue in queue_files(store):
+        with contextlib.suppress(FileNotFoundError):
+            highest = max(highest, queue_end(queue))
+    return highest
 
 
 def last_places(queue: QueueFiles) -> list[tuple[int, int]]:
-    """Where the last units of a queue point to, and the sizes that they state."""
-    end = _end_of_queue(queue)
-    physical_offset, size, _ = read_places(queue, max(0, end - _UNITS_TO_BELIEVE), end)
+    """Where the last units of a queue point to, and the sizes that they state. One that is being deleted has none."""
+    try:
+        end = _end_of_queue(queue)
+        physical_offset, size, _ = read_places(queue, max(0, end - _UNITS_TO_BELIEVE), end)
+    except FileNotFoundError:
+        return []
     return list(zip(physical_offset.tolist(), size.tolist(), strict=True))

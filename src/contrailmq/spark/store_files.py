@@ -10,10 +10,14 @@ hide everything behind it) nor read on from there (stale records would rise agai
 2. From there the chain is followed as far as records are whole, CRC included. What follows is not part of the log.
 
 Without consume queues rule 2 starts at the last log file that begins with a record, as a broker's recovery does.
+
+**Meanwhile** a running broker deletes old files. One that is gone before it was looked into is as if it had been gone
+before the directory was listed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import socket
@@ -92,9 +96,10 @@ def log_files(store: str) -> list[LogFile]:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.is_file() and entry.name.isdecimal())
         for name in names:
             path = os.path.join(folder, name)
-            size_bytes = os.stat(path).st_size
-            if size_bytes:
-                files.append(LogFile(path, int(name), size_bytes))
+            with contextlib.suppress(FileNotFoundError):
+                size_bytes = os.stat(path).st_size
+                if size_bytes:
+                    files.append(LogFile(path, int(name), size_bytes))
     except OSError as exc:
         raise StoreFilesError(
             f"host {socket.gethostname()} cannot read {folder}: {exc.strerror}; every executor needs the store's path"
@@ -139,24 +144,25 @@ def _whole_end(store: str, files: list[LogFile]) -> int:
             if file.base <= physical_offset < file.base + file.size_bytes:
                 limit = min(physical_offset + size_bytes, file.base + file.size_bytes)
                 place = Range(file.path, file.base, physical_offset, limit, limit, is_aligned=True)
-                item = next(iter(scan(place, check_crc=True, ends_at_break=True)), None)
+                item = _first_item(place, check_crc=True, ends_at_break=True)
                 if isinstance(item, Records) and int(item.size[0]) == size_bytes:
                     return limit
     return 0
 
 
 def first_record(file: LogFile) -> Records | None:
-    """The header of the file's first record, None when the file does not begin with one."""
+    """The header of the file's first record, None when the file does not begin with one, or is gone."""
     limit = file.base + file.size_bytes
     part = Range(file.path, file.base, file.base, file.base + 1, limit, is_aligned=True)
-    item = next(iter(scan(part, check_crc=False, ends_at_break=True)), None)
+    item = _first_item(part, check_crc=False, ends_at_break=True)
     return item if isinstance(item, Records) else None
 
 
-def _is_blank(file: LogFile) -> bool:
-    """Whether the file holds nothing but filler: RocketMQ leaves such a file behind a message too large for one."""
-    with open(file.path, "rb") as opened:
-        return opened.read(8)[4:] == BLANK_MAGIC.to_bytes(4, "big", signed=True)
+def _first_item(part: Range, *, check_crc: bool, ends_at_break: bool = False) -> Records | BadStretch | None:
+    """What a range begins with; None when it has nothing, or its file is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        return next(iter(scan(part, check_crc=check_crc, block_rows=1, ends_at_break=ends_at_break)), None)
+    return None
 
 
 def _follow_whole(files: list[LogFile], position: int) -> int:
@@ -166,27 +172,39 @@ def _follow_whole(files: list[LogFile], position: int) -> int:
         if end <= position:
             continue
         if position < file.base:
-            if _is_blank(file):
+            head = _head_at(file, 0)
+            if head is None or _is_filler(head):  # RocketMQ leaves a file of filler behind a message too large for one
                 continue
             if first_record(file) is None:
                 return position
             position = file.base
         rest = Range(file.path, file.base, position, end, end, is_aligned=True)
-        for item in scan(rest, check_crc=True, ends_at_break=True):
-            if isinstance(item, BadStretch):
-                return item.start
-            position = file.base + int(item.position[-1] + item.size[-1])
+        with contextlib.suppress(FileNotFoundError):
+            for item in scan(rest, check_crc=True, ends_at_break=True):
+                if isinstance(item, BadStretch):
+                    return item.start
+                position = file.base + int(item.position[-1] + item.size[-1])
     return position
+
+
+def _head_at(file: LogFile, position: int) -> bytes | None:
+    """Size and magic of what stands at a position in the file; None where the file is gone."""
+    with contextlib.suppress(FileNotFoundError), open(file.path, "rb") as opened:
+        opened.seek(position)
+        return opened.read(8)
+    return None
+
+
+def _is_filler(head: bytes) -> bool:
+    return head[4:] == BLANK_MAGIC.to_bytes(4, "big", signed=True)
 
 
 def _is_unwritten(files: list[LogFile], position: int) -> bool:
     """Whether nothing stands where a chain of records ends, as at the end of a live log."""
     for file in files:
         if position < file.base + file.size_bytes:
-            with open(file.path, "rb") as opened:
-                opened.seek(max(0, position - file.base))
-                head = opened.read(8)
-            if head[4:] != BLANK_MAGIC.to_bytes(4, "big", signed=True):
+            head = _head_at(file, max(0, position - file.base))
+            if head is not None and not _is_filler(head):
                 return not any(head)
     return True
 
@@ -230,7 +248,7 @@ def record_at_or_after(store: str, position: int, end: int) -> int:
         if low == file.base:
             return low
         part = Range(file.path, file.base, low, stop, stop, is_aligned=False)
-        item = next(iter(scan(part, check_crc=False, block_rows=1)), None)
+        item = _first_item(part, check_crc=False)
         if isinstance(item, Records):
             return file.base + int(item.position[0])
     return end
