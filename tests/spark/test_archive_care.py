@@ -25,7 +25,7 @@ from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
 from contrailmq.spark.jobs.archive_topics import archive_topics, topics_to_archive
 from contrailmq.spark.jobs.delta import publish_delta
 from contrailmq.spark.jobs.iceberg import publish_iceberg
-from contrailmq.spark.jobs.manifest import ArchiveError, ArchiveState, Manifest
+from contrailmq.spark.jobs.manifest import ArchiveError, ArchiveState, Manifest, make_folder
 from contrailmq.spark.log_plan import LogSettings
 from contrailmq.spark.store_files import log_files
 from contrailmq.testing import LocalCluster
@@ -138,6 +138,31 @@ def test_files_of_a_first_run_that_failed_are_gone_after_the_next(
     assert {path.name for path in (tmp_path / "_manifest").iterdir()} == {".lock", commit_path(tmp_path, 1).name}
 
 
+@pytest.mark.parametrize("publish", [publish_delta, publish_iceberg])
+def test_publishing_after_a_first_run_that_failed_leaves_the_archive_usable(
+    tmp_path: Path, golden_store: Callable[[str], str], publish: Callable[[str], int]
+) -> None:
+    with pytest.raises(RuntimeError, match="cut short"):
+        archive(golden_store("clean"), str(tmp_path), CutShort(1))
+    assert data_files(tmp_path)
+    assert publish(str(tmp_path)) == 0
+    archive(golden_store("clean"), str(tmp_path), ONE)
+    assert archived(tmp_path) == user_offsets("clean")
+    assert publish(str(tmp_path)) == len(data_files(tmp_path))
+
+
+def test_a_run_that_commits_nothing_keeps_the_mark_of_one_that_failed(
+    tmp_path: Path, golden_store: Callable[[str], str]
+) -> None:
+    """An empty store has nothing to commit; a writer of a stream may end early in the same way."""
+    with pytest.raises(RuntimeError, match="cut short"):
+        archive(golden_store("clean"), str(tmp_path), CutShort(1))
+    with Manifest(tmp_path).writing() as head:
+        assert head.version == 0
+    archive(golden_store("clean"), str(tmp_path), ONE)
+    assert archived(tmp_path) == user_offsets("clean")
+
+
 @pytest.mark.parametrize("damage", [b"", b'{"version": 1, "off', b"[]", b'{"version": 1}', b"\xff\xfe", b"7"])
 def test_a_damaged_commit_is_named_with_its_remedy(grown: tuple[str, Path], damage: bytes) -> None:
     store, target = grown
@@ -236,6 +261,28 @@ def test_an_error_of_the_system_is_told_with_its_place_and_remedy(
     done = run("archive", "--store", golden_store("clean"), "--to", str(tmp_path / "file"), "--engine", "local")
     assert done.exit_code == 2
     assert done.stderr == f"error: {tmp_path}/file: Not a directory; name a directory\n"
+
+
+class Overtaken(type(Path())):  # type: ignore[misc]
+    """A folder that another task makes just after this one looked for it."""
+
+    def is_dir(self) -> bool:
+        was_there = super().is_dir()
+        os.makedirs(self, exist_ok=True)
+        return was_there
+
+
+def test_tasks_that_make_a_folder_at_once_both_have_it(tmp_path: Path) -> None:
+    folder = Overtaken(tmp_path, "topic=T", "date=2026-11-15")
+    make_folder(folder)
+    assert Path(folder).is_dir()
+
+
+def test_a_file_where_a_folder_belongs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "topic=T").touch()
+    with pytest.raises(NotADirectoryError) as caught:
+        make_folder(tmp_path / "topic=T" / "date=2026-11-15")
+    assert caught.value.filename == str(tmp_path / "topic=T")
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "gone"])

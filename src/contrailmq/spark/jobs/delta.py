@@ -29,7 +29,7 @@ def publish_delta(target: str) -> int:
         raise ArchiveError(f"a Delta table needs {exc.name}: pip install 'contrailmq[delta]'") from exc
     manifest = Manifest(target)
     manifest.check_archive()
-    with manifest.writing():
+    with manifest.held():
         files = manifest.load().files
         table = DeltaTable(target) if DeltaTable.is_deltatable(target) else None
         published = 0 if table is None else table.transaction_version(_APPLICATION) or 0

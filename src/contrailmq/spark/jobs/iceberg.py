@@ -33,7 +33,7 @@ def publish_iceberg(target: str, catalog: Catalog | None = None, table: str = "c
         raise ArchiveError(f"an Iceberg table needs {exc.name}: pip install 'contrailmq[iceberg]'") from exc
     manifest = Manifest(target)
     manifest.check_archive()
-    with manifest.writing():
+    with manifest.held():
         files = manifest.load().files
         opened = _open(catalog or own_catalog(target), table, manifest.archive)
         snapshot = opened.current_snapshot()

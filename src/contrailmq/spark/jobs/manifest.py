@@ -4,13 +4,22 @@
     <archive>/_manifest/00000000000000000007.json                 commit 7: files it added, offsets and batches after it
 
 One commit is one file that appears whole or not at all (written aside, synced, linked under the next number). Offsets
-and files are in the same commit, so they cannot disagree: that is what makes an archive exactly-once. Two writers meet
-at the link: one of them fails with `ArchiveBusyError` and has changed nothing. A lock keeps them apart before that.
+and files are in the same commit, so they cannot disagree: that is what makes an archive exactly-once.
+
+A lock keeps two writers apart. Where it does not hold (a shared disk whose locks do not reach other hosts, a `.lock`
+that somebody removed), they meet at the link: one of them fails with `ArchiveBusyError` and has committed nothing, its
+files are leavings. It may have taken the other's files for leavings, too, and removed them. So a writer looks just
+before the link whether its lock and every file of its commit are still there, and fails if not. What is left is the
+moment between that look and the link.
 
 A file that no commit lists is the leaving of a failed attempt; readers ignore it and the next writer removes it. Since
 that deletes data if a commit was lost, it is done with care: only files with names of our own making are removed;
 commits are numbered from 1 without a gap, and a gap is an error; and data without any commit is an error too, unless
-`_manifest/.begun` is there, which a first run makes before its first file and removes after its first commit.
+`_manifest/.begun` is there, which a run makes before the archive's first file; it goes after the first commit.
+
+A commit that was damaged may still be JSON, and one without its offsets would have everything archived again. So what
+is read is checked: types, paths that stay in the archive, a position for everything that the commit names, and that no
+position is lost or lower than in the commit before.
 """
 
 from __future__ import annotations
@@ -21,12 +30,14 @@ import json
 import os
 import re
 import secrets
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Final, NamedTuple
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Final, NamedTuple
+
+import msgspec
 
 from contrailmq.message import ContrailError
 from contrailmq.spark.disk_errors import cause, remedy
@@ -34,7 +45,15 @@ from contrailmq.spark.disk_errors import cause, remedy
 _VERSION: Final = 1
 _FOLDER: Final = "_manifest"  # Spark ignores names that begin with an underscore
 _BEGUN: Final = ".begun"
+_LOCK: Final = ".lock"
 _COMMIT_NAME: Final = re.compile(r"([0-9]{20})\.json")
+_PART_NAME: Final = re.compile(r"\.commit-[0-9a-z_]+")  # a commit before its link, also as tempfile names it
+_UNREADABLE: Final = {  # what stands in a commit's place when reading fails so
+    errno.EISDIR: "it is a directory",
+    errno.ENOENT: "it is a link to nothing",
+    errno.ELOOP: "it is a link to itself",
+    errno.EIO: "the disk cannot read it",
+}
 _DATA_NAME: Final = re.compile(r"[0-9a-f]{16}\.parquet")  # as data_name makes them
 
 
@@ -80,18 +99,44 @@ class Manifest:
     def __init__(self, archive: str | Path) -> None:
         self.archive = Path(archive)
         self._folder = self.archive / _FOLDER
+        self._lock: int | None = None  # descriptor of the lock file while the archive is held
 
     def load(self) -> ArchiveState:
         """The state after the newest commit, with every file."""
         commits = [_read_commit(self._path(number)) for number in range(1, self._newest() + 1)]
         if not commits:
             return ArchiveState()
+        for before, after in pairwise(commits):
+            self._check_step(before, after)
         return replace(commits[-1], files=tuple(file for commit in commits for file in commit.files))
 
     def head(self) -> ArchiveState:
-        """The state after the newest commit without its files: one small file to read, however long the history."""
+        """The state after the newest commit without its files: two small files to read, however long the history."""
         newest = self._newest()
-        return replace(_read_commit(self._path(newest)), files=()) if newest else ArchiveState()
+        if not newest:
+            return ArchiveState()
+        head = _read_commit(self._path(newest))
+        if newest > 1:
+            self._check_step(_read_commit(self._path(newest - 1)), head)
+        return replace(head, files=())
+
+    def _check_step(self, before: ArchiveState, after: ArchiveState) -> None:
+        """Refuse a commit that lost a position of the one before it, or has a lower one.
+
+        Sources may go: a store that was known by another name (a link) is entered under its own by a run that also
+        reads on. So one that is gone is an error only if nothing was read on.
+        """
+        path = self._path(after.version)
+        for kind, old, new in (
+            ("offsets", before.offsets, after.offsets),
+            ("batches", before.batches, after.batches),
+        ):
+            for source, position in old.items():
+                if new.get(source, position) < position:
+                    raise _damaged(path, f"its {kind} have {source} at {new[source]}, before it was at {position}")
+            gone = sorted(old.keys() - new.keys())
+            if gone and (kind == "batches" or new.items() <= old.items()):
+                raise _damaged(path, f"its {kind} lack {gone[0]}, before it was at {old[gone[0]]}")
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:020d}.json"
@@ -157,7 +202,11 @@ class Manifest:
         topics: dict[str, list[str] | None] | None = None,
         checkpoints: dict[str, str] | None = None,
     ) -> ArchiveState:
-        """Add one commit on top of `before`. When it returns, the commit is on disk."""
+        """Add one commit on top of `before`. When it returns, the commit is on disk.
+
+        Every file must be there with its size, and the lock must be held still if it was taken; else nothing is
+        committed.
+        """
         after = ArchiveState(
             before.version + 1,
             {**before.offsets, **(offsets or {})},
@@ -176,41 +225,99 @@ class Manifest:
             }
         )
         make_folder(self._folder)
-        newest = self._path(after.version)
-        with explained(newest), tempfile.NamedTemporaryFile("w", dir=self._folder, prefix=".commit-") as part:
-            part.write(text)
-            part.flush()
-            os.fsync(part.fileno())
-            try:
-                os.link(part.name, newest)
-            except FileExistsError:
-                raise ArchiveBusyError(
-                    f"{self.archive}: commit {after.version} was made by another writer meanwhile; run again"
-                ) from None
+        part = self._folder / f".commit-{secrets.token_hex(8)}"
+        try:
+            with explained(self._path(after.version)):
+                with open(part, "x") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                self._check_lock()
+                self._check_files(files)
+                self._link(part, after.version)
+        finally:
+            with suppress(OSError):  # the commit stands or falls without it; the next writer removes it
+                part.unlink()
         sync_folder(self._folder)
         return after
+
+    def _link(self, part: Path, number: int) -> None:
+        """Give a commit its name, unless another writer was faster."""
+        try:
+            os.link(part, self._path(number))
+        except FileExistsError:
+            raise ArchiveBusyError(
+                f"{self.archive}: commit {number} was made by another writer meanwhile; run again"
+            ) from None
+        except FileNotFoundError:
+            raise ArchiveBusyError(
+                f"{part} was removed by another writer before it became commit {number}: nothing was committed; let "
+                "one writer work at a time, then run again"
+            ) from None
+
+    def _check_lock(self) -> None:
+        """Refuse to go on when the lock taken is not the archive's any more: others get past it."""
+        if self._lock is None:
+            return
+        path, ours = self._folder / _LOCK, os.fstat(self._lock)
+        try:
+            is_ours = os.path.samestat(ours, path.stat())
+        except FileNotFoundError:
+            is_ours = False
+        if not is_ours:
+            raise ArchiveBusyError(
+                f"{path} was removed while this writer held it, another may be at work: nothing was committed; leave "
+                "the file where it is, let one writer work at a time, then run again"
+            )
+
+    def _check_files(self, files: Sequence[ArchivedFile]) -> None:
+        """Refuse to commit files that are not as they were written."""
+        lost = [file for file in files if _size(self.archive / file.path) != file.size_bytes]
+        if lost:
+            size = _size(self.archive / lost[0].path)
+            raise ArchiveBusyError(
+                f"{self.archive}: {len(lost)} of {len(files)} files to commit were removed or changed after they were "
+                f"written, the first is {lost[0].path} ({'gone' if size is None else f'{size} bytes'}, written were "
+                f"{lost[0].size_bytes}): nothing was committed; let one writer work at a time, then run again"
+            )
 
     @contextmanager
     def writing(self) -> Iterator[ArchiveState]:
         """Hold the archive for writing, alone. Gives its head."""
-        self.check_commits()
-        make_folder(self._folder)
-        with open(self._folder / ".lock", "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ArchiveBusyError(f"{self.archive} is being written by another process; wait for it") from None
+        with self.held():
             head, begun = self.head(), self._folder / _BEGUN
             if not head.version:
                 begun.touch()
                 sync_folder(self._folder)
             yield head
-            begun.unlink(missing_ok=True)
+            if self._path(1).exists():
+                begun.unlink(missing_ok=True)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep writers out, for a job that commits nothing."""
+        self.check_commits()
+        make_folder(self._folder)
+        with open(self._folder / _LOCK, "w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ArchiveBusyError(f"{self.archive} is being written by another process; wait for it") from None
+            self._lock = lock.fileno()
+            try:
+                self._check_lock()  # somebody may have removed the file between its opening and its locking
+                yield
+            finally:
+                self._lock = None
 
     def remove_leavings(self) -> list[Path]:
-        """Delete data files of ours that no commit lists. Only for a writer that holds the archive."""
+        """Delete data files of ours that no commit lists, and commits that never got their name.
+
+        Only for a writer that holds the archive.
+        """
         listed = {self.archive / file.path for file in self.load().files}
         left = [path for path in self._data_files() if path not in listed]
+        left += [path for path in self._folder.iterdir() if _PART_NAME.fullmatch(path.name) and path.is_file()]
         for path in left:
             path.unlink()
         return left
@@ -225,26 +332,75 @@ def data_name() -> str:
     return f"{secrets.token_hex(8)}.parquet"
 
 
+def _size(path: Path) -> int | None:
+    """A file's bytes, None without the file."""
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+_Position = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Versioned(msgspec.Struct):
+    """What can be read of a commit of any version."""
+
+    version: int
+
+
+class _Commit(msgspec.Struct):
+    """A commit as it stands in its file. Older ones have no topics and no checkpoints."""
+
+    offsets: dict[str, _Position]
+    batches: dict[str, _Position]
+    files: list[ArchivedFile]
+    topics: dict[str, list[str] | None] = {}
+    checkpoints: dict[str, str] = {}
+
+    def fault(self) -> str | None:
+        """What cannot be true of a commit, though its types are right."""
+        for file in self.files:
+            path = PurePosixPath(file.path)
+            if path.is_absolute() or ".." in path.parts or not path.parts:
+                return f"the file {file.path!r} is not in the archive"
+            if file.rows < 0 or file.size_bytes < 0:
+                return f"the file {file.path!r} has {file.rows} rows and {file.size_bytes} bytes"
+        unread = sorted(self.topics.keys() - self.offsets.keys()) + sorted(
+            self.checkpoints.keys() - self.batches.keys()
+        )
+        if unread:
+            return f"it does not say how far {unread[0]} was read"
+        if self.files and not self.offsets and not self.batches:
+            return f"it lists {len(self.files)} files, but not how far their source was read"
+        return None
+
+
 def _read_commit(path: Path) -> ArchiveState:
     """A commit as the state after it, with the files that it added."""
-    content = path.read_bytes()
     try:
-        commit = json.loads(content)
-        if commit["version"] != _VERSION:
-            raise ArchiveError(f"{path} has version {commit['version']}, this program knows {_VERSION}: update it")
-        return ArchiveState(
-            int(path.stem),
-            {source: int(offset) for source, offset in commit["offsets"].items()},
-            {query: int(batch) for query, batch in commit["batches"].items()},
-            tuple(ArchivedFile(*entry) for entry in commit["files"]),
-            dict(commit.get("topics", {})),
-            dict(commit.get("checkpoints", {})),
-        )
-    except (ValueError, TypeError, KeyError, AttributeError) as exc:
-        raise ArchiveError(
-            f"{path} is damaged: its {len(content)} bytes are no commit ({type(exc).__name__}: {exc}); "
-            "restore it from a backup, nothing was deleted"
-        ) from exc
+        content = path.read_bytes()
+    except OSError as exc:
+        if exc.errno not in _UNREADABLE:
+            raise
+        raise _damaged(path, _UNREADABLE[exc.errno]) from exc
+    try:
+        version = msgspec.json.decode(content, type=_Versioned).version
+        if version != _VERSION:
+            raise ArchiveError(f"{path} has version {version}, this program knows {_VERSION}: update it")
+        commit = msgspec.json.decode(content, type=_Commit)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise _damaged(path, f"its {len(content)} bytes are no commit ({exc})") from exc
+    fault = commit.fault()
+    if fault is not None:
+        raise _damaged(path, fault)
+    return ArchiveState(
+        int(path.stem), commit.offsets, commit.batches, tuple(commit.files), commit.topics, commit.checkpoints
+    )
+
+
+def _damaged(path: Path, what: str) -> ArchiveError:
+    return ArchiveError(f"{path} is damaged: {what}; restore it from a backup, nothing was deleted")
 
 
 @contextmanager
@@ -261,10 +417,11 @@ def explained(path: Path) -> Iterator[None]:
 def make_folder(folder: Path) -> None:
     """Make a directory and those above it, as far as there are none, each with a name that is durable."""
     if not folder.is_dir():
-        if folder.exists():
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
         make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)  # another task may have been faster
+        try:
+            folder.mkdir(exist_ok=True)  # another task may have been faster
+        except FileExistsError as exc:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from exc
         sync_folder(folder.parent)
 
 
