@@ -22,9 +22,10 @@ from contrailmq.spark.columns import COLUMNS, OptionError
 from contrailmq.spark.commitlog import CommitLogSource
 from contrailmq.spark.decode import Selection
 from contrailmq.spark.engine import LocalEngine
-from contrailmq.spark.jobs import rebuild as rebuild_job
+from contrailmq.spark.jobs import swap
 from contrailmq.spark.jobs.index_files import IndexShape
-from contrailmq.spark.jobs.rebuild import RebuildError, rebuild
+from contrailmq.spark.jobs.rebuild import rebuild, remove_old
+from contrailmq.spark.jobs.swap import RebuildError
 from contrailmq.spark.jobs.verify import verify
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
 from contrailmq.spark.queue_units import queue_files, units_between
@@ -438,13 +439,13 @@ def test_a_rebuild_that_died_between_its_renames_is_undone_by_the_next(
         raise Died
 
     with monkeypatch.context() as patched:
-        patched.setattr(rebuild_job.shutil, "rmtree", lambda *given, **named: None)  # a killed process removes nothing
-        patched.setattr(rebuild_job, "_swap", lambda store, folder: half_swapped(store, die))
+        patched.setattr(shutil, "rmtree", lambda *given, **named: None)  # a killed process removes nothing
+        patched.setattr(swap, "swap", lambda store, folder: half_swapped(store, die))
         with pytest.raises(Died):
             rebuild(store, ONE)
     assert not Path(store, "consumequeue").exists()
     assert list(Path(store).glob("rebuild-*"))
-    rebuild_job.remove_old(rebuild(store, ONE))
+    remove_old(rebuild(store, ONE))
     assert verify(store, ONE) == []
     after = {str(path.relative_to(store)) for path in Path(store).rglob("*") if path.is_file()}
     assert {name for name in after if not name.startswith("index/")} == {

@@ -20,7 +20,8 @@ from contrailmq.spark.dispatched import Dispatcher, java_hashes, numbered
 from contrailmq.spark.engine import LocalEngine
 from contrailmq.spark.jobs import rebuild as job
 from contrailmq.spark.jobs.index_files import IndexShape
-from contrailmq.spark.jobs.rebuild import RebuildError, is_in_use, rebuild, remove_old
+from contrailmq.spark.jobs.rebuild import rebuild, remove_old
+from contrailmq.spark.jobs.swap import RebuildError, is_in_use
 from contrailmq.spark.jobs.verify import Finding, findings_table, verify
 from contrailmq.spark.records import stable_order
 from contrailmq.spark.scan import CorruptLogError

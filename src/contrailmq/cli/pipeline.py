@@ -133,7 +133,7 @@ def verify(
     """Check log, queues and index of a store against each other. Exits with 1 when something was found."""
     with _errors():
         from contrailmq.spark.jobs import verify as job
-        from contrailmq.spark.jobs.rebuild import is_in_use
+        from contrailmq.spark.jobs.swap import is_in_use
         from contrailmq.spark.store_files import find_stores
 
         stores = find_stores(store)
@@ -295,7 +295,11 @@ def redrive(
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send dead letters back to their topics; a letter that was sent back already is not sent again."""
+    """Send dead letters back to their topics; a letter that was sent back already is not sent again.
+
+    Run one at a time for a group. Of two at once each may send every letter, with the same key: consumers that drop
+    repeats (`deduplicated` on Spark, `contrailmq.idempotent`) drop the second, others get it twice.
+    """
     with _errors():
         from contrailmq.spark.jobs import replay as job
 

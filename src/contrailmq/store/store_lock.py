@@ -43,8 +43,9 @@ class StoreLock:
                 raise StoreLockedError(self._path.parent, owner_pid=owner_pid if owner_pid > 0 else None)
             _open_here.add(self._path)
         self._descriptor = descriptor
-        self._files.pwrite(descriptor, _LOCK_TEXT, 0)
-        self._files.sync(descriptor)
+        if self._files.size(descriptor) < len(_LOCK_TEXT):
+            self._files.pwrite(descriptor, _LOCK_TEXT, 0)
+            self._files.sync(descriptor)
 
     def release(self) -> None:
         if self._descriptor >= 0:

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from contrailmq.spark.jobs.manifest import sync_folder
 from contrailmq.spark.records import stable_order
 
 HEADER: Final = struct.Struct(">qqqqii")
@@ -93,26 +94,48 @@ def _shape_by_header(path: Path) -> IndexShape | None:
     return None
 
 
-def write_index(folder: str, fragments: Iterable[str], shape: IndexShape) -> int:
-    """Write index files for entries in fragment files (arrays of `ENTRY`, in log order); gives the number of files."""
-    os.mkdir(folder)
-    files, end_time, end_physical = 0, 0, 0
+class IndexWritten(NamedTuple):
+    """How much `write_index` wrote."""
+
+    files: int
+    entries: int
+
+
+def write_index(folder: str, pieces: Iterable[npt.NDArray[np.void]], shape: IndexShape) -> IndexWritten:
+    """Write index files for entries (arrays of `ENTRY`, in log order) into an empty folder; all is then on the disk."""
+    files, count, end_time, end_physical = 0, 0, 0, 0
     names: set[str] = set()
-    for entries in _in_files(fragments, shape.units - 1):
+    for entries in _in_files(pieces, shape.units - 1):
         name = _name(int(entries["store_time_ms"][0]), names)
         _write_file(os.path.join(folder, name), entries, shape, end_time, end_physical)
         end_time, end_physical = int(entries["store_time_ms"][-1]), int(entries["physical_offset"][-1])
-        files += 1
-    return files
+        files, count = files + 1, count + len(entries)
+    sync_folder(Path(folder))
+    return IndexWritten(files, count)
 
 
-def _in_files(fragments: Iterable[str], room: int) -> Iterator[npt.NDArray[np.void]]:
+def write_durably(path: str | Path, pieces: Iterable[bytes], size_bytes: int) -> None:
+    """Write a new file of this size, a hole behind what is given. It is on the disk when this returns.
+
+    A sync that fails is final: the kernel may have dropped what it could not write, and a second one would succeed.
+    """
+    with open(path, "xb") as file:
+        file.writelines(pieces)
+        file.truncate(size_bytes)
+        try:
+            os.fsync(file.fileno())
+        except OSError as exc:
+            exc.filename = str(path)
+            raise
+
+
+def _in_files(pieces: Iterable[npt.NDArray[np.void]], room: int) -> Iterator[npt.NDArray[np.void]]:
     """The entries of each file: as many as have room, the last file's as many as are left."""
     held: list[npt.NDArray[np.void]] = []
     count = 0
-    for fragment in fragments:
-        held.append(np.fromfile(fragment, dtype=ENTRY))
-        count += len(held[-1])
+    for piece in pieces:
+        held.append(piece)
+        count += len(piece)
         if count >= room:
             joined = np.concatenate(held)
             whole = count - count % room
@@ -163,10 +186,8 @@ def _write_file(
         count + 1,
     )
     assert seed_physical <= int(entries["physical_offset"][0])
-    with open(path, "wb") as file:
-        file.write(header + slots.tobytes())
-        file.write(bytes(_UNIT.itemsize) + units.tobytes())  # unit 0 is never used
-        file.truncate(shape.file_bytes)
+    never_used = bytes(_UNIT.itemsize)  # unit 0
+    write_durably(path, [header, slots.tobytes(), never_used, units.tobytes()], shape.file_bytes)
 
 
 def has_index(store: str, shape: IndexShape) -> bool:

@@ -10,28 +10,34 @@
    record. Only then the new files take the place of the old ones, which stay beside under another name until the caller
    removes them.
 
+A task may run twice, even at the same time: Spark repeats one that it thinks lost or slow, while the first may go on.
+So every attempt writes under random names, which its result tells, and what others wrote is lost with the folder.
+
+Power may go at any time: each new file and folder is synced before the swap, and the names that the swap changed before
+anything old may be removed.
+
 The store must not run: its lock file is held from the first read to the swap.
 """
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import secrets
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from contrailmq.message import ContrailError
 from contrailmq.spark.dispatched import DELAY_LEVELS, Dispatcher
 from contrailmq.spark.engine import Engine, Progress
-from contrailmq.spark.jobs.index_files import ENTRY, IndexShape, write_index
+from contrailmq.spark.jobs import swap
+from contrailmq.spark.jobs.index_files import ENTRY, IndexShape, write_durably, write_index
+from contrailmq.spark.jobs.manifest import sync_folder
+from contrailmq.spark.jobs.swap import RebuildError
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_records
 from contrailmq.spark.queue_units import UNIT_BYTES, queue_files
 from contrailmq.spark.records import stable_order
@@ -41,10 +47,6 @@ _QUEUE_FILE_BYTES: Final = 6_000_000  # RocketMQ's default: 300,000 units
 _DISK_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _PRE_BLANK: Final = np.array([(0, 2147483647, 0)], dtype=_DISK_UNIT).tobytes()
 assert _DISK_UNIT.itemsize == UNIT_BYTES
-
-
-class RebuildError(ContrailError):
-    """Queues or index could not be rebuilt; the store is as it was."""
 
 
 class Run(NamedTuple):
@@ -71,28 +73,44 @@ class RebuildResult:
     old: tuple[str, ...]
 
 
+class _Entries(NamedTuple):
+    """A fragment file of index entries, and how many it must hold."""
+
+    fragment: str
+    number: int
+
+
 class _ReadWork(NamedTuple):
     part: LogPart
     settings: LogSettings
-    fragment: str
+    folder: str
     levels: str
 
 
 class _ReadDone(NamedTuple):
     runs: list[Run]
-    entries: int
+    entries: _Entries
 
 
-class _WriteWork(NamedTuple):
+class _QueueWork(NamedTuple):
     runs: list[list[Run]]  # of several queues, each in log order
-    root: str
+    folder: str
     file_bytes: int
 
 
 class _IndexWork(NamedTuple):
+    entries: list[_Entries]
     folder: str
-    fragments: list[str]
     shape: IndexShape
+
+
+class _Written(NamedTuple):
+    """What one attempt wrote into a folder of its own: index files, or queues as `topic/queue id`."""
+
+    folder: str
+    index_files: int = 0
+    index_entries: int = 0
+    gaps: int = 0  # in queue offsets, closed up
 
 
 def rebuild(
@@ -108,43 +126,52 @@ def rebuild(
 ) -> RebuildResult:
     """Rebuild consume queues and index of the store at `store` from its log."""
     settings = LogSettings(check_crc=False, range_bytes=range_bytes)
-    with ExitStack() as held:
-        held.enter_context(_held(store))
+    with swap.held(store):
         if not dry_run:
-            _clear_up(store)
+            swap.clear_up(store)
         file_bytes = queue_file_bytes or _file_bytes_of(store)
         shape = index_shape or _shape_of(store)
-        folder = held.enter_context(tempfile.TemporaryDirectory(dir=store, prefix="rebuild-"))
         files = log_files(store)
         if not files:
             raise RebuildError(f"the commit log of {store} is empty: there is nothing to build queues from")
         first, end = files[0].base, confirmed_end(store)
         parts = plan_parts(store, first, end, settings)
-        work = [_ReadWork(part, settings, f"{folder}/{number:08d}", levels) for number, part in enumerate(parts)]
-        done = list(engine.run(_read_part, work, on_progress))
-        by_queue: dict[tuple[str, int], list[Run]] = {}
-        for piece in done:
-            for run in piece.runs:
-                by_queue.setdefault((run.topic, run.queue_id), []).append(run)
-        queues = f"{folder}/consumequeue"
-        os.mkdir(queues)
-        index = _IndexWork(f"{folder}/index", [f"{item.fragment}.index" for item in work], shape)
-        # The index comes first: it is the longest piece of work, and others fill the time beside it.
-        writes: list[_WriteWork | _IndexWork] = [index, *_grouped(by_queue, queues, file_bytes)]
-        index_files, *gaps_closed = engine.run(_write, writes)
-        gaps = sum(gaps_closed)
-        old = () if dry_run else _swap(store, folder)
+        replaced: tuple[str, ...] = ()
+        with swap.scratch(store) as folder:
+            reads = [_ReadWork(part, settings, folder, levels) for part in parts]
+            done = list(engine.run(_read_part, reads, on_progress))
+            by_queue: dict[tuple[str, int], list[Run]] = {}
+            for piece in done:
+                for run in piece.runs:
+                    by_queue.setdefault((run.topic, run.queue_id), []).append(run)
+            # The index comes first: it is the longest piece of work, and others fill the time beside it.
+            index_work = _IndexWork([piece.entries for piece in done], folder, shape)
+            queue_work = _grouped(by_queue, folder, file_bytes)
+            writes: list[_QueueWork | _IndexWork] = [index_work, *queue_work]
+            index, *queues = engine.run(_write, writes)
+            entries = sum(piece.entries.number for piece in done)
+            if index.index_entries != entries:
+                raise RebuildError(
+                    f"the new index has {index.index_entries} entries where the log gives {entries}: disk or program "
+                    "are at fault; nothing was replaced"
+                )
+            if not dry_run:
+                _gather(folder, index, zip(queue_work, queues, strict=True))
+                replaced = swap.swap(store, folder)
+        old = () if dry_run else swap.hand_over(store, replaced)
     units = sum(run.units for runs in by_queue.values() for run in runs)
-    entries = sum(piece.entries for piece in done)
-    return RebuildResult(len(by_queue), units, entries, index_files, end - first, gaps, old)
+    gaps = sum(written.gaps for written in queues)
+    return RebuildResult(len(by_queue), units, entries, index.index_files, end - first, gaps, old)
 
 
 def _read_part(work: _ReadWork) -> _ReadDone:
-    """Units of one range into a fragment file, grouped by queue; index entries beside it."""
+    """Units of one range into a fragment file, grouped by queue; index entries into another."""
+    name = os.path.join(work.folder, secrets.token_hex(8))
+    units_path, entries_path = f"{name}.units", f"{name}.entries"
     dispatcher = Dispatcher(work.levels)
     pieces: dict[tuple[str, int], list[tuple[np.ndarray, np.ndarray]]] = {}
     entry_count = 0
-    with open(f"{work.fragment}.index", "wb") as index:
+    with open(entries_path, "xb") as index:
         for records in read_records(work.part, work.settings):
             units, entries = dispatcher.dispatch(records)
             packed = np.empty(len(entries.key_hash), dtype=ENTRY)
@@ -164,7 +191,7 @@ def _read_part(work: _ReadWork) -> _ReadDone:
                 chosen = order[bounds[number] : bounds[number + 1]]
                 pieces.setdefault(key, []).append((units.queue_offset[chosen], rows[chosen]))
     runs: list[Run] = []
-    with open(work.fragment, "wb") as fragment:
+    with open(units_path, "xb") as fragment:
         for (topic, queue_id), parts in pieces.items():
             offsets = np.concatenate([part[0] for part in parts])
             position = fragment.tell()
@@ -172,13 +199,13 @@ def _read_part(work: _ReadWork) -> _ReadDone:
             fragment.writelines(part[1].tobytes() for part in parts)
             cuts = [0, *(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(offsets)]
             runs.extend(
-                Run(topic, queue_id, int(offsets[a]), b - a, work.fragment, position + a * UNIT_BYTES)
+                Run(topic, queue_id, int(offsets[a]), b - a, units_path, position + a * UNIT_BYTES)
                 for a, b in itertools.pairwise(cuts)
             )
-    return _ReadDone(runs, entry_count)
+    return _ReadDone(runs, _Entries(entries_path, entry_count))
 
 
-def _grouped(by_queue: dict[tuple[str, int], list[Run]], root: str, file_bytes: int) -> list[_WriteWork]:
+def _grouped(by_queue: dict[tuple[str, int], list[Run]], folder: str, file_bytes: int) -> list[_QueueWork]:
     """Queues dealt to a few pieces of work of about the same number of units."""
     piles: list[list[list[Run]]] = [[] for _ in range(min(16, max(1, len(by_queue))))]
     weights = [0] * len(piles)
@@ -186,21 +213,38 @@ def _grouped(by_queue: dict[tuple[str, int], list[Run]], root: str, file_bytes: 
         lightest = weights.index(min(weights))
         piles[lightest].append(runs)
         weights[lightest] += sum(run.units for run in runs)
-    return [_WriteWork(pile, root, file_bytes) for pile in piles if pile]
+    return [_QueueWork(pile, folder, file_bytes) for pile in piles if pile]
 
 
-def _write(work: _WriteWork | _IndexWork) -> int:
-    """The index: gives its files. Or queues, read back: gives the gaps in queue offsets that were closed up."""
+def _write(work: _QueueWork | _IndexWork) -> _Written:
+    """The index, or queues, which are read back."""
+    own = os.path.join(work.folder, secrets.token_hex(8))
+    os.mkdir(own)
     if isinstance(work, _IndexWork):
-        return write_index(work.folder, work.fragments, work.shape)
+        files, count = write_index(own, map(_read_entries, work.entries), work.shape)
+        return _Written(own, index_files=files, index_entries=count)
     gaps = 0
     for runs in work.runs:
-        folder = Path(work.root, runs[0].topic, str(runs[0].queue_id))
+        folder = Path(own, runs[0].topic, str(runs[0].queue_id))
         folder.mkdir(parents=True)
         closed = _write_queue(runs, folder, work.file_bytes)
         _read_back(runs, folder, work.file_bytes, has_gaps=closed > 0)
         gaps += closed
-    return gaps
+    return _Written(own, gaps=gaps)
+
+
+def _gather(folder: str, index: _Written, queues: Iterable[tuple[_QueueWork, _Written]]) -> None:
+    """Move what the tasks wrote together, as it is to stand in the store: `folder/index`, `folder/consumequeue`."""
+    os.rename(index.folder, os.path.join(folder, "index"))
+    root = Path(folder, "consumequeue")
+    root.mkdir()
+    for work, written in queues:
+        for runs in work.runs:
+            topic, queue_id = runs[0].topic, str(runs[0].queue_id)
+            Path(root, topic).mkdir(exist_ok=True)
+            os.rename(Path(written.folder, topic, queue_id), Path(root, topic, queue_id))
+    for made in (*root.iterdir(), root, Path(folder)):
+        sync_folder(made)
 
 
 def _kept(runs: list[Run]) -> Iterator[tuple[Run, int]]:
@@ -230,9 +274,24 @@ def _queue_bytes(runs: list[Run], file_bytes: int) -> Iterator[bytes]:
 
 
 def _run_bytes(run: Run, repeated: int) -> bytes:
-    with open(run.fragment, "rb") as fragment:
-        fragment.seek(run.position + repeated * UNIT_BYTES)
-        return fragment.read((run.units - repeated) * UNIT_BYTES)
+    return _fragment_bytes(run.fragment, run.position + repeated * UNIT_BYTES, (run.units - repeated) * UNIT_BYTES)
+
+
+def _read_entries(entries: _Entries) -> npt.NDArray[np.void]:
+    return np.frombuffer(_fragment_bytes(entries.fragment, 0, entries.number * ENTRY.itemsize), dtype=ENTRY)
+
+
+def _fragment_bytes(path: str, position: int, size_bytes: int) -> bytes:
+    """What a task wrote there, all of it: what is too short would be units or entries lost without a word."""
+    with open(path, "rb") as fragment:
+        fragment.seek(position)
+        data = fragment.read(size_bytes)
+    if len(data) != size_bytes:
+        raise RebuildError(
+            f"{path} was cut short: {len(data)} bytes found at {position}, {size_bytes} expected; nothing was "
+            "replaced: see that nothing else touches the store's directory and that its disk is sound, then run again"
+        )
+    return data
 
 
 def _base(runs: list[Run], file_bytes: int) -> int:
@@ -250,13 +309,12 @@ def _write_queue(runs: list[Run], folder: Path, file_bytes: int) -> int:
             joined = b"".join(data)
             whole = len(joined) - len(joined) % file_bytes
             for at in range(0, whole, file_bytes):
-                (folder / f"{base:020d}").write_bytes(joined[at : at + file_bytes])
+                write_durably(folder / f"{base:020d}", [joined[at : at + file_bytes]], file_bytes)
                 base += file_bytes
             data, held = [joined[whole:]], len(joined) - whole
     if held:
-        with open(folder / f"{base:020d}", "wb") as file:
-            file.write(b"".join(data))
-            file.truncate(file_bytes)
+        write_durably(folder / f"{base:020d}", data, file_bytes)
+    sync_folder(folder)
     return _gaps(runs)
 
 
@@ -281,41 +339,6 @@ def _read_back(runs: list[Run], folder: Path, file_bytes: int, *, has_gaps: bool
         )
 
 
-@contextmanager
-def _held(store: str) -> Iterator[None]:
-    """The store's own lock (a POSIX record lock on byte 0, as RocketMQ takes it): a running broker refuses it."""
-    with open(os.path.join(store, "lock"), "a+b") as lock:
-        try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-        except OSError:
-            raise RebuildError(f"{store} is in use by a running broker or store: stop it first") from None
-        yield
-
-
-def is_in_use(store: str) -> bool:
-    """Whether another process holds the store. Not for a process that has it open: asking would let go of its lock."""
-    if not os.path.exists(os.path.join(store, "lock")):
-        return False
-    try:
-        with _held(store):
-            return False
-    except RebuildError:
-        return True
-
-
-def _swap(store: str, folder: str) -> tuple[str, ...]:
-    """Put the new directories in place of the old; the old ones keep a name that says what they are."""
-    replaced = []
-    for name in ("consumequeue", "index"):
-        target, new = os.path.join(store, name), os.path.join(folder, name)
-        if os.path.exists(target):
-            old = tempfile.mkdtemp(dir=store, prefix=f"{name}.before-rebuild-")
-            os.rename(target, os.path.join(old, name))
-            replaced.append(old)
-        os.rename(new, target)
-    return tuple(replaced)
-
-
 def _shape_of(store: str) -> IndexShape:
     shape = IndexShape.of_store(store)
     if shape is None:
@@ -326,21 +349,9 @@ def _shape_of(store: str) -> IndexShape:
     return shape
 
 
-def _clear_up(store: str) -> None:
-    """Undo what a killed rebuild left half done: files it was making, a directory taken away and not yet replaced."""
-    for folder in Path(store).glob("rebuild-*"):
-        shutil.rmtree(folder)
-    for name in ("consumequeue", "index"):
-        for old in Path(store).glob(f"{name}.before-rebuild-*/{name}"):
-            if not Path(store, name).exists():
-                old.rename(Path(store, name))
-                old.parent.rmdir()
-
-
 def remove_old(result: RebuildResult) -> None:
     """Delete the directories that a rebuild replaced."""
-    for folder in result.old:
-        shutil.rmtree(folder)
+    swap.remove(result.old)
 
 
 def _file_bytes_of(store: str) -> int:

@@ -6,8 +6,12 @@ Every range of the log is read once, by any engine, and compared with what the q
 - queue offsets without gap or repeat (`queue-gap`, `queue-repeat`);
 - consume queues both ways: a record that should have a unit and has none (`no-unit`), a unit that points to no such
   record (`stray-unit`), a unit that says something else than its record (`wrong-unit`);
-- the index both ways (`no-index-entry`, `stray-index-entry`), where there is one, and the times of its entries and
-  headers (`wrong-index-time`). Files of a size that does not tell their shape are named (`index-shape`).
+- the index both ways (`no-index-entry`, `stray-index-entry`) and the times of its entries and headers
+  (`wrong-index-time`). Files of a size that does not tell their shape are named (`index-shape`).
+
+A store without any index file, whose records have keys, is one `no-index-entry` finding. A store does not tell whether
+its broker writes an index, unless one was filled or its directory is left. So the finding says which it is: an index
+that is gone, or one that is gone or was never written (messageIndexEnable=false).
 
 What stands in the extensions of queue units is compared by `contrailmq store verify` alone.
 
@@ -18,6 +22,7 @@ give a million rows.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -31,6 +36,8 @@ from contrailmq.spark.queue_units import QueueFiles, queue_files_under, read_uni
 from contrailmq.spark.records import Int, stable_order
 from contrailmq.spark.scan import BadStretch, Range
 from contrailmq.spark.store_files import confirmed_end, log_files
+from contrailmq.store.checkpoint import read_checkpoint
+from contrailmq.store.files import Files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -96,7 +103,8 @@ def verify(
     end = confirmed_end(store)
     shape = index_shape or IndexShape.of_store(store)
     begin = next((file.base for file in log_files(store)), 0)
-    is_indexed = shape is not None and has_index(store, shape)
+    has_files = bool(index_paths(store))
+    is_compared = shape is not None and (has_index(store, shape) or not has_files)
     work = [
         _Work(
             store,
@@ -105,12 +113,14 @@ def verify(
             levels,
             True,
             begin,
-            shape if is_indexed else None,
+            shape if is_compared else None,
         )
         for part in _parts(store, end, range_bytes)
     ]
     findings = list(_checked(engine, work, on_progress))
-    if not is_indexed and index_paths(store):
+    if not has_files:
+        findings = _as_one_missing_index(store, findings)
+    elif not is_compared:
         findings.append(_unknown_shape(store))
     if slave is not None:
         findings.extend(compare_logs(store, slave, engine, range_bytes=range_bytes))
@@ -124,6 +134,32 @@ def _unknown_shape(store: str) -> Finding:
         "the index was not compared"
     )
     return Finding("index-shape", store, None, None, None, 0, len(paths), detail)
+
+
+def _as_one_missing_index(store: str, findings: list[Finding]) -> list[Finding]:
+    """The findings with those of keys that no index holds joined: each range of the log has one."""
+    missing = [finding for finding in findings if finding.kind == "no-index-entry"]
+    if not missing:
+        return findings
+    detail = "keys of records, and the store has no index file: "
+    if _had_index(store):
+        detail += "it had an index once, which is gone; rebuild makes it again"
+    else:
+        detail += "its index is gone and rebuild makes it again, or its broker writes none (messageIndexEnable=false)"
+    rows = sum(finding.rows for finding in missing)
+    joined = missing[0]._replace(rows=rows, detail=detail)
+    return [finding for finding in findings if finding.kind != "no-index-entry"] + [joined]
+
+
+def _had_index(store: str) -> bool:
+    """Did a broker write an index here? Its directory comes with its first file, its time when a file is full."""
+    if Path(store, "index").is_dir():
+        return True
+    checkpoint = Path(store, "checkpoint")
+    try:
+        return checkpoint.is_file() and read_checkpoint(checkpoint, Files()).index_msg_time_ms > 0
+    except OSError:
+        return False  # what cannot be read is no sign of an index; the finding says that it may be either
 
 
 def findings_frame(spark: SparkSession, findings: list[Finding]) -> DataFrame:
