@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from contrailmq.testing import LocalCluster
 from spark.conftest import expected, unpack
 
 ONE = LocalEngine(1)
+HEARD_S = 120  # the longest that a task waits until progress is told
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +173,8 @@ def wait(work: tuple[int, str]) -> int:
     number, pipe = work
     if number == 5:
         with open(pipe, "rb", buffering=0) as opened:
-            opened.read(1)
+            heard, _, _ = select.select([opened], [], [], HEARD_S)
+            assert heard, f"nobody heard within {HEARD_S} s that another task was done"
     return number * number
 
 
@@ -181,6 +184,7 @@ def test_progress_is_told_while_tasks_run(tmp_path: Path, spark: Any, pool: Loca
     pipe = str(tmp_path / "pipe")
     os.mkfifo(pipe)
     told: list[tuple[int, int]] = []
+    allowed_s = HEARD_S
     with open(os.open(pipe, os.O_RDWR), "wb", buffering=0) as end:
 
         def tell(done: int, total: int) -> None:
@@ -189,10 +193,13 @@ def test_progress_is_told_while_tasks_run(tmp_path: Path, spark: Any, pool: Loca
             told.append((done, total))
 
         def by_value(work: tuple[int, str]) -> int:  # Spark's workers cannot import tests
+            import select
+
             number, pipe = work
             if number == 5:
                 with open(pipe, "rb", buffering=0) as opened:
-                    opened.read(1)
+                    heard, _, _ = select.select([opened], [], [], allowed_s)
+                    assert heard, f"nobody heard within {allowed_s} s that another task was done"
             return number * number
 
         work = [(number, pipe) for number in range(6)]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,17 @@ from contrailmq import Message
 from contrailmq.cli import app
 from contrailmq.client.raw import QueueReader
 from contrailmq.client.sync_admin import Admin
-from contrailmq.message import MessageError, dlq_topic
+from contrailmq.message import MessageError, Property, dlq_topic
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.decode import Selection
 from contrailmq.spark.engine import LocalEngine
+from contrailmq.spark.jobs import replay as job
 from contrailmq.spark.jobs.archive import archive
-from contrailmq.spark.jobs.replay import UnsendableError, redrive, redriven, replay
+from contrailmq.spark.jobs.replay import Pace, ReplayResult, UnsendableError, redrive, redriven, replay
 from contrailmq.spark.packing import DEDUP_PROPERTY
 from contrailmq.spark.sending import Sender, SinkSettings, make_message
-from contrailmq.spark.topic_plan import QueueRange, TopicSettings, read_range
+from contrailmq.spark.topic_plan import QueueRange, TopicSettings
+from contrailmq.spark.topic_pulls import read_range
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.testing import LocalCluster
 
@@ -245,3 +248,78 @@ def test_a_redrive_that_would_find_nothing_is_refused(
     done = run("redrive", "--group", "g", "-n", "nobody:1", *words)
     assert done.exit_code == 2
     assert text in done.stderr
+
+
+def put_letters(cluster: LocalCluster, group: str, topic: str, message_ids: list[str]) -> None:
+    """Dead letters with these message ids in one queue, for a topic that is made too; bodies count them."""
+    settings = SinkSettings(cluster.namesrv)
+    with QueueReader(namesrv=cluster.namesrv) as client, Admin(namesrv=cluster.namesrv) as admin:
+        admin.create_topic(topic, queues=2)
+        sender = Sender(client, settings)
+        for number, message_id in enumerate(message_ids):
+            letter = make_message({"topic": dlq_topic(group), "body": f"{number}"}, settings, f"{group}-{number}")
+            letter.properties |= {"RETRY_TOPIC": topic, Property.UNIQUE_KEY: message_id}
+            sender.add(letter, {"queueId": 0})
+        sender.flush()
+
+
+def arrived(cluster: LocalCluster, topic: str) -> int:
+    with QueueReader(namesrv=cluster.namesrv) as reader:
+        return sum(reader.max_offset(queue) for queue in reader.queues(topic))
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster) -> Callable[[str], list[tuple[float, int]]]:
+    """Time stands still but for a job's pauses: at which time each began, and how many messages had arrived then."""
+
+    def watch(topic: str) -> list[tuple[float, int]]:
+        now_s, seen = [0.0], []
+
+        def sleep(seconds: float) -> None:
+            seen.append((now_s[0], arrived(cluster, topic)))
+            now_s[0] += seconds
+
+        monkeypatch.setattr(job, "Pace", partial(Pace, clock=lambda: now_s[0], sleep=sleep))
+        return seen
+
+    return watch
+
+
+@pytest.mark.parametrize("kind", ["replay", "redrive"])
+def test_messages_arrive_at_the_rate_and_not_when_a_batch_is_full(
+    cluster: LocalCluster, tmp_path: Path, pauses: Callable[[str], list[tuple[float, int]]], kind: str
+) -> None:
+    """Three hundred at fifty a second: by each pause all that was allowed has arrived, each queue in its order."""
+    topic = f"Paced_{kind}"
+    seen = pauses(topic)
+    if kind == "replay":
+        source = filled(tmp_path, [(number % 2, Message("Fast", b"%d" % number)) for number in range(300)])
+        with Admin(namesrv=cluster.namesrv) as admin:
+            admin.create_topic(topic, queues=2)
+        assert replay(source, topic, cluster.namesrv, per_second=50).sent == 300
+    else:
+        put_letters(cluster, "paced", topic, [f"PACED{number:027}" for number in range(300)])
+        assert redrive("paced", cluster.namesrv, per_second=50).sent == 300
+    assert seen[-1][0] == pytest.approx(300 / 50, abs=0.1)
+    assert [(time_s, count) for time_s, count in seen if not 0 <= round(time_s * 50, 6) - count <= 1] == []
+    rows = read_topic(cluster, topic)
+    assert len(rows) == 300
+    by_queue: dict[tuple[str, int], list[int]] = {}
+    for row in rows:
+        by_queue.setdefault((row["brokerName"], row["queueId"]), []).append(int(row["body"]))
+    assert all(bodies == sorted(bodies) for bodies in by_queue.values())
+
+
+def test_a_letter_that_its_queue_holds_twice_is_sent_once(cluster: LocalCluster) -> None:
+    """The second is found while the first still waits in the sender, where the broker's index cannot see it."""
+    one, other = "TWICE" + "0" * 27, "TWICE" + "1" * 27
+    put_letters(cluster, "twice", "Once", [one, other, one])
+    assert redrive("twice", cluster.namesrv, dry_run=True) == ReplayResult(3, 0, 1)
+    assert redrive("twice", cluster.namesrv) == ReplayResult(3, 2, 1)
+    assert sorted(row["body"] for row in read_topic(cluster, "Once")) == [b"0", b"1"]
+    assert redrive("twice", cluster.namesrv) == ReplayResult(3, 0, 3)
+
+
+def test_the_command_says_that_redrives_of_a_group_run_one_at_a_time() -> None:
+    said = " ".join(run("redrive", "--help").stdout.split())
+    assert "Run one at a time for a group." in said

@@ -19,7 +19,7 @@ from contrailmq.cli.pipeline import _cause
 from contrailmq.client.raw import QueueReader
 from contrailmq.message import dlq_topic
 from contrailmq.spark.decode import Selection
-from contrailmq.spark.engine import LocalEngine, SparkEngine
+from contrailmq.spark.engine import Engine, LocalEngine, SparkEngine
 from contrailmq.spark.jobs.archive import archive
 from contrailmq.spark.jobs.replay import Pace, Share, redrive, replay, stored_rows
 from contrailmq.spark.jobs.report import percentile, report
@@ -27,7 +27,8 @@ from contrailmq.spark.jobs.report_page import page
 from contrailmq.spark.log_plan import LogSettings
 from contrailmq.spark.packing import DEDUP_PROPERTY
 from contrailmq.spark.sending import Sender, SinkSettings, make_message
-from contrailmq.spark.topic_plan import QueueRange, TopicSettings, read_range
+from contrailmq.spark.topic_plan import QueueRange, TopicSettings
+from contrailmq.spark.topic_pulls import read_range
 from contrailmq.testing import LocalCluster
 from spark.conftest import expected, unpack
 
@@ -234,16 +235,64 @@ def vars_of(result: Any) -> tuple[int, int, int]:
     return result.found, result.sent, result.skipped
 
 
-def test_the_pace_lets_through_no_more_than_allowed() -> None:
-    now = [0.0]
+class Timed:
+    """A clock that stands still but for pauses and `pass_s`, and what was sent by which time."""
 
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
+    def __init__(self, per_second: float) -> None:
+        self.now_s, self.passed, self.sent = 0.0, 0, 0
+        self.arrivals: list[tuple[float, int]] = []  # time, how many
+        self._pace = Pace(per_second, self._send, clock=lambda: self.now_s, sleep=self._pause)
 
-    pace = Pace(100, clock=lambda: now[0], sleep=sleep)
+    def pass_s(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def let_through(self) -> None:
+        self._pace.wait()
+        self.passed += 1
+
+    def _send(self) -> None:
+        self.arrivals.append((self.now_s, self.passed - self.sent))
+        self.sent = self.passed
+
+    def _pause(self, seconds: float) -> None:
+        assert self.sent == self.passed  # nothing waits meanwhile
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize("per_second", [0.5, 7, 100, 1000, 123_456])
+def test_no_more_arrives_than_the_pace_allows(per_second: float) -> None:
+    timed = Timed(per_second)
     for _ in range(250):
-        pace.wait()
-    assert 2.4 <= now[0] <= 2.5
+        timed.let_through()
+        assert timed.passed <= timed.now_s * per_second + 1e-6
+    assert 250 / per_second <= timed.now_s + 1e-9 <= 250 / per_second + 0.06
+    assert max(count for _, count in timed.arrivals) <= 0.05 * per_second + 1
+
+
+def test_what_a_slow_source_gives_arrives_without_a_pause_too() -> None:
+    """One message every 10 ms where 200 a second are allowed."""
+    timed = Timed(200)
+    for _ in range(300):
+        timed.pass_s(0.01)
+        timed.let_through()
+        assert timed.passed - timed.sent <= 6
+    assert timed.now_s == pytest.approx(3.0)
+
+
+def test_after_a_standstill_a_second_is_made_up_for_and_no_more() -> None:
+    timed = Timed(100)
+    timed.pass_s(60.0)
+    for _ in range(200):
+        timed.let_through()
+    assert timed.now_s == pytest.approx(61.0, abs=0.06)
+
+
+def test_without_a_rate_nothing_is_sent_before_its_batch_is_full() -> None:
+    timed = Timed(0)
+    for _ in range(5000):
+        timed.pass_s(1.0)
+        timed.let_through()
+    assert timed.arrivals == []
 
 
 def order_of(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[tuple[int, bytes, str]]]:
@@ -267,7 +316,7 @@ def test_replay_in_spark_tasks_equals_replay_in_this_process(
         archive(source, str(tmp_path / "archive"), ONE)
         source = str(tmp_path / "archive")
     some = Selection(topics=frozenset(["GoldenOrder", "GoldenBulk"]))
-    engines = {"local": ONE, "spark": SparkEngine(spark)}
+    engines: dict[str, Engine] = {"local": ONE, "spark": SparkEngine(spark)}
     assert engines["spark"].tasks_at_once == 2
     results = {
         name: replay(source, f"Both_{kind}_{name}", cluster.namesrv, engine, selection=some)

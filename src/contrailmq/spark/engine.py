@@ -14,8 +14,10 @@ import os
 import pickle
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
 from types import ModuleType
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import pyarrow as pa
 
+from contrailmq.message import ContrailError
 from contrailmq.spark.task_process import freeze
 
 if TYPE_CHECKING:
@@ -33,6 +36,18 @@ _LOOK_S: Final = 0.5
 Progress = Callable[[int, int], None]  # items done, items in all
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+class WorkerDiedError(ContrailError):
+    """A process of the local engine's pool ended before its task: most often the system took it for its memory."""
+
+    retriable = True
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(
+            f"one of the {workers} processes of the local engine was killed, most often for want of memory: free some, "
+            "use fewer of them, as in LocalEngine(workers=1), or let Spark run the job (--engine spark)"
+        )
 
 
 class Engine(Protocol):
@@ -65,19 +80,38 @@ class LocalEngine:
     def run(
         self, kernel: Callable[[Item], Result], items: Sequence[Item], on_progress: Progress | None = None
     ) -> Iterator[Result]:
-        for done, result in enumerate(self._results(kernel, items), 1):
-            if on_progress is not None:
-                on_progress(done, len(items))
+        tell = on_progress or _tell_nobody
+        if self.workers > 1 and len(items) > 1:
+            yield from self._run_in_pool(kernel, items, tell)
+            return
+        for done, item in enumerate(items, 1):
+            result = kernel(item)
+            tell(done, len(items))
             yield result
 
-    def _results(self, kernel: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        if self.workers == 1 or len(items) <= 1:
-            return map(kernel, items)
+    def _run_in_pool(self, kernel: Callable[[Item], Result], items: Sequence[Item], tell: Progress) -> Iterator[Result]:
+        """However it ends, no task runs any more then: after an error the caller removes what tasks were writing."""
+        tasks: deque[Future[Result]] = deque()
+        try:
+            pool = self._started_pool(kernel.__module__)
+            tasks.extend(pool.submit(kernel, item) for item in items)
+            while tasks:
+                result = tasks[0].result()
+                tasks.popleft()
+                tell(len(items) - len(tasks), len(items))
+                yield result
+        except BrokenProcessPool as exc:
+            self.close()
+            raise WorkerDiedError(self.workers) from exc
+        finally:
+            wait([task for task in tasks if not task.cancel()])
+
+    def _started_pool(self, kernel_module: str) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(["contrailmq.spark.log_plan", kernel.__module__])
-            self._pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_skip_pandas)
-        return self._pool.map(kernel, items)
+            context.set_forkserver_preload(["contrailmq.spark.log_plan", kernel_module])
+            self._pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_prepare_worker)
+        return self._pool
 
     def close(self) -> None:
         """End the pool's processes."""
@@ -86,16 +120,30 @@ class LocalEngine:
             self._pool = None
 
 
+def _tell_nobody(done: int, total: int) -> None:
+    """For a caller that gives no `on_progress`."""
+
+
+def _prepare_worker() -> None:
+    """Begin a process of a pool."""
+    sys.meta_path.insert(0, _NoPandas())
+    maker = multiprocessing.parent_process()  # the one with the pool, not the server that forked this one
+    assert maker is not None
+
+    def end_with_maker() -> None:
+        maker.join()
+        os._exit(1)
+
+    # A pool that is killed cannot end its processes, and each would wait for its next task for ever.
+    threading.Thread(target=end_with_maker, name="end-with-maker", daemon=True).start()
+
+
 class _NoPandas(MetaPathFinder):
     """PyArrow imports pandas, where it is installed, with its first array: most of a second that no kernel needs."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if fullname == "pandas":
             raise ModuleNotFoundError("pandas is left out of a pool's processes", name=fullname)
-
-
-def _skip_pandas() -> None:
-    sys.meta_path.insert(0, _NoPandas())
 
 
 class SparkEngine:

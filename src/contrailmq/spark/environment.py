@@ -296,7 +296,7 @@ def _started_from(home: Path | None) -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ["SPARK_HOME"]
+        os.environ.pop("SPARK_HOME", None)  # another session may have begun and ended meanwhile
 
 
 def _cache_folder() -> Path:

@@ -7,12 +7,12 @@ repeats in the source stay repeats, and replaying a stretch twice gives the same
 
 **redrive** sends dead letters (`%DLQ%group`) back to the topic they were meant for. Each carries the key
 `redrive-<message id>` instead of its own, by which a reader would take it for a repeat of the message that failed; a
-letter whose key the broker's index already finds in the topic is not sent again.
+letter whose key the broker's index already finds in the topic is not sent again, nor is one that its queue holds twice.
 
 Both run on any engine, in this process unless one is given. A queue is one task's from its first message to its last,
 so its order is kept however many tasks there are: `replay` deals the queues to as many tasks as the engine runs at
 once, each of which reads the source and keeps its own queues; `redrive` has a task for every dead-letter queue. A rate
-is shared evenly among tasks, so together they never pass it. A task that Spark repeats sends its messages again with
+is shared evenly among tasks, so together they do not pass it. A task that Spark repeats sends its messages again with
 the same keys.
 """
 
@@ -57,6 +57,7 @@ from contrailmq.spark.topic_pulls import read_range
 
 Row = dict[str, Any]
 _STEP_S: Final = 0.05  # the pace is kept by pauses of this length
+_MADE_UP_S: Final = 1.0  # of a broker or source that was slow
 _NOTES_MAX: Final = 5  # about messages that were passed over, of each task
 
 
@@ -75,27 +76,36 @@ class ReplayResult:
 
 
 class Pace:
-    """Lets through at most `per_second` messages a second; 0 means no limit."""
+    """Lets through at most `per_second` messages a second; 0 means no limit.
+
+    A sender gathers messages, which would then arrive many at once: what was let through is sent (by `send`) before
+    every pause, and every step where nothing needs to pause. A pause lasts a step at least, so that batches are not
+    too small. Messages that were late are made up for, those of a second at most.
+    """
 
     def __init__(
         self,
         per_second: float,
+        send: Callable[[], None],
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._per_second, self._clock, self._sleep = per_second, clock, sleep
-        self._began_s = clock()
-        self._passed = 0
+        self._per_second, self._send, self._clock, self._sleep = per_second, send, clock, sleep
+        self._due_s = self._sent_s = clock()
 
     def wait(self) -> None:
         """Return when the next message may go."""
-        self._passed += 1
         if not self._per_second:
             return
-        ahead_s = self._passed / self._per_second - (self._clock() - self._began_s)
-        if ahead_s >= _STEP_S:
-            self._sleep(ahead_s)
+        now_s = self._clock()
+        self._due_s = max(self._due_s, now_s - _MADE_UP_S) + 1 / self._per_second
+        is_early = self._due_s > now_s
+        if is_early or now_s - self._sent_s >= _STEP_S:
+            self._send()
+            if is_early:
+                self._sleep(max(self._due_s - self._clock(), _STEP_S))
+            self._sent_s = self._clock()
 
 
 class Share(NamedTuple):
@@ -230,12 +240,13 @@ def _replay_share(work: _Replay) -> ReplayResult:
     rows = stored_rows(work.source, work.selection, work.share)
     if work.dry_run:
         return ReplayResult(sum(1 for _ in rows), 0, 0)
-    settings, pace = work.settings, Pace(work.per_second)
+    settings = work.settings
     found = skipped = 0
     notes: list[str] = []
     queues: dict[str, list[MessageQueue]] = {}
     with settings.access.open(settings.namesrv, settings.group, settings.timeout_s) as client:
         sender = Sender(client, settings)
+        pace = Pace(work.per_second, sender.flush)
         try:
             for row in rows:
                 pace.wait()
@@ -362,6 +373,9 @@ def redrive(
 ) -> ReplayResult:
     """Send a group's dead letters back to their topics: those with one of `tags`, with all `properties`, that match.
 
+    Run one at a time for a group: two at once do not see what the other is about to send, and every letter may arrive
+    twice. Both carry the same key, so consumers that drop repeats (`deduplicated`, `contrailmq.idempotent`) drop one.
+
     `matches` sees each row and may leave it where it is; it travels to the engine's tasks. `options` are the source's
     own for keys and TLS, as in `replay`.
     """
@@ -382,25 +396,28 @@ def redrive(
 
 def _redrive_queue(work: _Redrive) -> ReplayResult:
     """Send the letters of one queue back, in their order."""
-    settings, access, pace = work.settings, work.settings.access, Pace(work.per_second)
+    settings, access = work.settings, work.settings.access
     found = sent = skipped = 0
+    taken: set[str] = set()  # the index does not know yet what waits to be sent, or was sent just now
     with (
         access.open(settings.namesrv, settings.group, settings.timeout_s) as client,
         Admin(namesrv=settings.namesrv, tls=access.tls(), credentials=access.credentials()) as admin,
     ):
         sender = Sender(client, settings)
+        pace = Pace(work.per_second, sender.flush)
         try:
             for row in _dead_letters(client, work.part, settings.namesrv):
                 if not work.wants(row):
                     continue
                 found += 1
                 again, key = redriven(row)
-                if admin.messages_by_key(again["topic"], key, max_count=1):
+                if key in taken or admin.messages_by_key(again["topic"], key, max_count=1):
                     skipped += 1
                 elif not work.dry_run:
                     pace.wait()
                     sender.add(make_message(again, settings, key), again)
                     sent += 1
+                taken.add(key)
             sender.flush()
         finally:
             sender.close()
