@@ -9,8 +9,10 @@ Run as a program it is a driver of its own process group, which the test kills w
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,8 @@ def start_sink(spark: Any, namesrv: str, folder: Path) -> Any:
 STREAMS = {"archive": start_archive, "sink": start_sink}
 STARTS_MAX = 5
 LOOK_S = 0.02
+GROWN_S = 300.0  # the longest until a checkpoint has grown
+DRIVER_S = 600.0  # the longest that a driver runs: long before, it is killed or has read everything
 
 
 def start(kind: str, spark: Any, source: str, folder: Path) -> Any:
@@ -52,7 +56,11 @@ def start(kind: str, spark: Any, source: str, folder: Path) -> Any:
     before = logged(folder)
     for _ in range(STARTS_MAX):
         query = STREAMS[kind](spark, source, folder)
+        deadline_s = time.monotonic() + GROWN_S
         while query.isActive and logged(folder) == before:
+            assert time.monotonic() < deadline_s, (
+                f"no batch of the {kind} was logged within {GROWN_S:g} s: {query.status}"
+            )
             with contextlib.suppress(StreamingQueryException):  # asked for below
                 query.awaitTermination(LOOK_S)
         failure = query.exception()
@@ -67,6 +75,8 @@ def logged(folder: Path) -> set[str]:
 
 
 def main(kind: str, source: str, folder: str) -> None:
+    # Whatever a driver waits for too long is told in its log, and it ends: the test that watches it goes on.
+    faulthandler.dump_traceback_later(DRIVER_S, exit=True)
     spark = contrailmq.spark.session(kind, master="local[2]", spark_driver_memory="1g")
     start(kind, spark, source, Path(folder)).awaitTermination()
     spark.stop()

@@ -68,9 +68,11 @@ def test_sources_sink_and_jobs_work_through_spark_connect(tmp_path: Path, golden
             for number in range(20):
                 producer.send(Message("In", b"%d" % number))
         paths = [str(Path(contrailmq.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        # By SPARK_TESTING the server takes any free port, and its client asks for it: elsewhere both mean 15002, where
+        # two builds on one host would meet.
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT, golden_store("clean"), cluster.namesrv, str(tmp_path)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SPARK_TESTING": "1"},
             capture_output=True,
             text=True,
         )
