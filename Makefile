@@ -82,6 +82,7 @@ check: $(STAMP) ## Format, lint, strict types, tidy
 	@echo "==> ruff format --check";     $(BIN)/ruff format --check src tests
 	@echo "==> ruff check";              $(BIN)/ruff check src tests
 	@echo "==> mypy --strict";           $(BIN)/mypy
+	@echo "==> mypy, names in tests";    $(BIN)/mypy --config-file tests/mypy.ini tests
 	@echo "==> tidy";                    $(BIN)/python -m pytest -q tests/test_tidy.py
 
 lint: $(STAMP)  ## Format and fix what can be fixed
