@@ -27,7 +27,11 @@ DIFFERENCES: Final[Mapping[str, tuple[str, str, str]]] = {
         "4096",
         "a pull that asks for more gets more; the usual client asks for 32",
     ),
-    "maxTransferBytesOnMessageInMemory": ("262144", "4194304", "the same; what a client asks for bounds it further"),
+    "maxTransferBytesOnMessageInMemory": (
+        "262144",
+        "4194304",
+        "the same; what a client asks for bounds it further, though not below 262144",
+    ),
     "maxTransferCountOnMessageInDisk": ("8", "4096", "cold data is read by a worker thread and disturbs nobody"),
     "maxTransferBytesOnMessageInDisk": ("65536", "4194304", "cold data is read by a worker thread and disturbs nobody"),
     "enablePropertyFilter": (

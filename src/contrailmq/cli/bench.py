@@ -227,6 +227,9 @@ def spark(
         Path | None, typer.Option(help="Settings file for Maven; the user's own unless given.", exists=True)
     ] = None,
     rounds: Annotated[int, typer.Option(help="Measured rounds beside Kafka.")] = 4,
+    java_options: Annotated[
+        str, typer.Option(help="For the JVM of both sides beside Kafka, such as -XX:+UseParallelGC.")
+    ] = "",
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> None:
@@ -238,7 +241,14 @@ def spark(
         from contrailmq.cli.bench_spark_kafka import compare
 
         environment = find_environment(kafka_home, fetch=fetch_kafka, maven_settings=maven_settings)
-        compared = compare(environment, count=count, body_bytes=body_bytes, rounds=rounds, directory=directory)
+        compared = compare(
+            environment,
+            count=count,
+            body_bytes=body_bytes,
+            rounds=rounds,
+            directory=directory,
+            java_options=java_options,
+        )
         show("spark beside kafka", compared, as_json=as_json)
         return
     figures = measure_spark(count=count, body_bytes=body_bytes, directory=directory, master=master)

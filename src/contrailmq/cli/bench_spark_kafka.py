@@ -4,12 +4,14 @@ Both sides run in one Spark session of the comparison's environment (bench_kafka
 messages: a file store, a topic of ours and a topic of Kafka's, four queues or partitions each. Both brokers are
 processes of their own on this machine, flush in the background and acknowledge every write; their CPU is not counted.
 Every case runs twice unmeasured and then in `rounds` rounds, the sides taking turns; medians are compared. The JVM
-compiles as it likes, which a short job of ours would not let it do; it is busy with that for several rounds.
+compiles and collects as it does when nobody tells it otherwise, unlike in a short job of ours; it is busy compiling for
+several rounds. Options for it, such as another collector, may be given: they are both sides' options.
 
 Kafka's connector gives seven columns, and ours seventeen: cases are measured with all of them, with all but the map of
-properties, with ten (Kafka's and tags, ids, birth time and the map) and with Kafka's own. What a message of ours has
-as properties, one of Kafka's has as headers, which its connector leaves out unless asked: a case that gives the map is
-held against Kafka's reading with the same five headers, and its line also tells the ratio to the one without.
+properties, with ten (Kafka's and tags, ids, birth time and the map), with these without the map, which are the nine
+that the targets come from, and with Kafka's own. What a message of ours has as properties, one of Kafka's has as
+headers, which its connector leaves out unless asked: a case that gives the map is held against Kafka's reading with the
+same five headers, and its line also tells the ratio to the one without.
 
 `compare` is the caller's half: brokers, log, a child process. `main` is the child's.
 """
@@ -60,7 +62,13 @@ class Round(NamedTuple):
 
 
 def compare(
-    environment: KafkaEnvironment, *, count: int, body_bytes: int, rounds: int, directory: Path | None
+    environment: KafkaEnvironment,
+    *,
+    count: int,
+    body_bytes: int,
+    rounds: int,
+    directory: Path | None,
+    java_options: str = "",
 ) -> dict[str, object]:
     """Run both sides; gives name -> figures, one line for each case."""
     from contrailmq.spark.environment import ensure_java
@@ -83,12 +91,14 @@ def compare(
                 "jars": ",".join(str(jar) for jar in environment.connector_jars()),
                 "count": count,
                 "rounds": rounds,
+                "java_options": java_options,
             }
             return {
                 "messages": count,
                 "body bytes": body_bytes,
                 "rounds": rounds,
                 "Spark, Kafka": f"{SPARK_VERSION}, {KAFKA_VERSION}",
+                "options of the JVM": java_options or "its own",
                 **_in_child(environment, order),
             }
     finally:
@@ -115,7 +125,7 @@ class Bench:
 
     def __init__(self, order: dict[str, Any]) -> None:
         import contrailmq.spark
-        from contrailmq.spark.environment import ROWS_JAVA_OPTIONS
+        from contrailmq.spark.environment import ARROW_JAVA_OPTIONS
 
         self.order = order
         self.store, self.count = str(order["store"]), int(order["count"])
@@ -126,17 +136,15 @@ class Bench:
             spark_driver_memory="2g",
             **{
                 "spark.jars": order["jars"],
-                "spark.driver.extraJavaOptions": ROWS_JAVA_OPTIONS,
+                "spark.driver.extraJavaOptions": f"{ARROW_JAVA_OPTIONS} {order['java_options']}",
             },
         )
 
     # --- what both sides do with a frame
     def fresh(self) -> str:
-        """A path that was not used before; what was under the one before is removed."""
-        folder = Path(self.order["folder"])
-        shutil.rmtree(folder, ignore_errors=True)
+        """A path that was not used before."""
         self._number += 1
-        return str(folder / str(self._number))
+        return str(Path(self.order["folder"]) / str(self._number))
 
     def noop(self, frame: Any) -> None:
         frame.write.format("noop").mode("overwrite").save()
@@ -257,6 +265,7 @@ class Bench:
             with_map("files, all columns -> noop", 1.5, "read", lambda: noop(log())),
             with_map("files, ten columns -> noop", 1.5, "read", lambda: noop(log(columns=ten))),
             Case("files, without properties -> noop", 1.5, "read", lambda: noop(log(properties="none"))),
+            Case("files, nine columns -> noop", 1.5, "read", lambda: noop(log(columns=_NINE_COLUMNS))),
             Case("files, Kafka's columns -> noop", None, "read", lambda: noop(log(columns=alike))),
             Case("files, metadata -> count", 4.0, "read", count_by_queue),
             Case("files -> archive", 2.5, "parquet", lambda: archive(self.store, self.fresh(), engine)),
@@ -298,6 +307,7 @@ class Bench:
                             measured.add(other)
                             sides.insert(len(sides) if number % 2 else 0, (f"kafka {other}", kafka[other]))
                     for name, side in sides:
+                        shutil.rmtree(self.order["folder"], ignore_errors=True)  # what the case before wrote
                         round_ = _timed(side, meter)
                         print(
                             f"round {number}, {name}: {round_.seconds:.2f} s, CPU {round_.cpu_s:.2f} s",
@@ -311,7 +321,7 @@ class Bench:
 
 
 def _timed(side: Callable[[], object], meter: CpuMeter) -> Round:
-    os.sync()  # what the case before wrote would go to the disk meanwhile
+    os.sync()  # what is on its way to the disk would be so meanwhile
     cpu_s, began_s = meter.seconds(), time.perf_counter()
     side()
     return Round(time.perf_counter() - began_s, meter.seconds() - cpu_s)
