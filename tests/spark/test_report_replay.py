@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,55 @@ def test_traffic_over_time_is_told_by_queue_tag_and_host(golden_store: Callable[
     text = page(report(golden_store("clean"), ONE))
     for title in ("Messages over time", "Queues over time", "Tags over time", "Producers over time"):
         assert f"<h2>{title}</h2>" in text
+
+
+@pytest.mark.parametrize(
+    ("names", "step_ms"),
+    [(["clean"], 1000), (["clean", "kill9"], 1000), (["clean", "direct"], 60_000), (["direct", "clean"], 60_000)],
+)
+def test_traffic_is_told_by_the_second_within_ten_minutes_and_by_the_minute_beyond(
+    golden_store: Callable[[str], str], names: list[str], step_ms: int
+) -> None:
+    """The second store was written 8 minutes after the first, the third 31."""
+    settings = LogSettings(check_crc=False, range_bytes=40_000)
+    found = report(",".join(map(golden_store, names)), ONE, settings=settings)
+    java = [message for name in names for message in expected(name)["messages"]]
+    assert found.step_ms == step_ms
+    for rows, cut_ms in ((found.traffic, step_ms), (found.minutes, 60_000)):
+        times = [(m["topic"], m["storeTimestamp"] // cut_ms * cut_ms, m["storeSize"]) for m in java]
+        sizes: Counter[tuple[str, int]] = Counter()
+        for topic, time_ms, size in times:
+            sizes[topic, time_ms] += size
+        numbers = Counter((topic, time_ms) for topic, time_ms, _ in times)
+        assert rows == sorted((*key, number, sizes[key]) for key, number in numbers.items())
+    by_queue = Counter((m["topic"], str(m["queueId"]), m["storeTimestamp"] // step_ms * step_ms) for m in java)
+    assert found.over_time["queue"] == sorted((*key, number) for key, number in by_queue.items())
+
+
+@pytest.mark.parametrize(
+    ("last", "step_ms", "columns", "marks"),
+    [
+        ("2026-01-01 00:00:00", 1000, 12, ["2026-01-01 00:00:00", "2026-01-01 00:00:03", "2026-01-01 00:00:12"]),
+        ("2026-01-01 00:00:58", 1000, 60, ["2026-01-01 00:00:00", "2026-01-01 00:00:15", "2026-01-01 00:01:00"]),
+        ("2026-01-01 00:00:59", 1000, 32, ["2026-01-01 00:00:00", "2026-01-01 00:00:16", "2026-01-01 00:01:04"]),
+        ("2026-01-02 23:59:00", 60_000, 48, ["2026-01-01 00:00", "2026-01-01 12:00", "2026-01-03 00:00"]),
+        ("2026-07-19 23:59:00", 60_000, 52, ["2025-12-30", "2026-02-20", "2026-07-26"]),
+    ],
+)
+def test_columns_stand_for_as_little_time_as_sixty_of_them_leave_room_for(
+    golden_store: Callable[[str], str], last: str, step_ms: int, columns: int, marks: list[str]
+) -> None:
+    """Traffic from the beginning of 2026 on; the axis is labelled at its first, second and last mark."""
+    first_ms, last_ms = (
+        int(datetime.fromisoformat(f"{time}+00:00").timestamp()) * 1000 for time in ("2026-01-01 00:00:00", last)
+    )
+    rows = [("Topic", time_ms, 1, 1) for time_ms in {first_ms, last_ms}]
+    shown = page(replace(report(golden_store("clean"), ONE), step_ms=step_ms, traffic=rows))
+    plot = ElementTree.fromstring("<svg" + shown.split("<svg")[1].split("</svg>")[0] + "</svg>")
+    labels = [text.text for text in plot.iter("text") if (text.text or "").startswith("202")]
+    assert [labels[0], labels[1], labels[-1]] == marks
+    wide = {float(column.attrib["width"]) + 1 for column in plot.iter("rect")}
+    assert {round(940 / column) for column in wide} == {columns}
 
 
 def test_percentiles_are_upper_bounds_within_a_sixteenth_octave(golden_store: Callable[[str], str]) -> None:

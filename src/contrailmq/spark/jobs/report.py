@@ -3,6 +3,9 @@
 Only headers and properties are read, never bodies. A range of the log becomes counts (`Counts`) that add up, whichever
 engine made them; the report is drawn from the sum. Sizes and latencies (born to stored) are kept as histograms with 16
 steps to the octave, so a percentile is at most 4.5 % above the true value and memory does not grow with the log.
+
+Traffic over time is counted by the second as long as all of it lies within ten minutes, so that a short log has a shape
+too, and by the minute from there on.
 """
 
 from __future__ import annotations
@@ -28,35 +31,73 @@ from contrailmq.spark.store_files import confirmed_end, find_stores, log_files
 from contrailmq.wire.fastjson import loads_fastjson
 
 MINUTE_MS: Final = 60_000
+_SECOND_MS: Final = 1000
+_SECONDS_SPAN_MS: Final = 10 * MINUTE_MS  # a longer one is counted by the minute
 _STEPS: Final = 16  # histogram steps to the octave
 _HOSTS_MAX: Final = 200
 _KINDS: Final = ("queue", "tag", "host")
 
 
-_ADDED: Final = ("messages", "log_bytes", "tags", "hosts", "minutes", "minute_bytes", "over_time", "sizes", "latencies")
+_ADDED: Final = ("messages", "log_bytes", "tags", "hosts", "sizes", "latencies")
+_ADDED_BY_TIME: Final = ("traffic", "traffic_bytes", "over_time")
+
+
+class Span(NamedTuple):
+    """From the first time to the last; of no record, from the end of all times to 0."""
+
+    first_ms: int = 2**63 - 1
+    last_ms: int = 0
+
+    @property
+    def step_ms(self) -> int:
+        """What times are cut to."""
+        return _SECOND_MS if self.last_ms - self.first_ms < _SECONDS_SPAN_MS else MINUTE_MS
+
+    def joined(self, other: Span) -> Span:
+        return Span(min(self.first_ms, other.first_ms), max(self.last_ms, other.last_ms))
 
 
 @dataclass(slots=True)
 class Counts:
-    """Sums over records. Every field is a counter, so two of them add up."""
+    """Sums over records; two of them add up. Times are those of storing, in ms, cut to whole seconds or minutes."""
 
     messages: Counter[tuple[str, int]] = field(default_factory=Counter)  # (topic, queue)
     log_bytes: Counter[tuple[str, int]] = field(default_factory=Counter)
     tags: Counter[tuple[str, str]] = field(default_factory=Counter)  # (topic, tag)
     hosts: Counter[tuple[str, str]] = field(default_factory=Counter)  # (topic, born host's IP)
-    minutes: Counter[tuple[str, int]] = field(default_factory=Counter)  # (topic, minute of store time)
-    minute_bytes: Counter[tuple[str, int]] = field(default_factory=Counter)
-    # (queue, tag or host; topic; its number, text or IP; minute of store time)
+    traffic: Counter[tuple[str, int]] = field(default_factory=Counter)  # (topic, time)
+    traffic_bytes: Counter[tuple[str, int]] = field(default_factory=Counter)
+    # (queue, tag or host; topic; its number, text or IP; time)
     over_time: Counter[tuple[str, str, str, int]] = field(default_factory=Counter)
     sizes: Counter[tuple[str, int]] = field(default_factory=Counter)  # (topic, step)
     latencies: Counter[tuple[str, int]] = field(default_factory=Counter)
     ends: dict[tuple[str, str, int], int] = field(default_factory=dict)  # (store, topic, queue) -> next offset
+    span: Span = field(default_factory=Span)
 
     def add(self, other: Counts) -> None:
+        span = self.span.joined(other.span)
         for name in _ADDED:
             getattr(self, name).update(getattr(other, name))
+        for name in _ADDED_BY_TIME:
+            mine, theirs = (
+                getattr(counts, name)
+                if counts.span.step_ms == span.step_ms
+                else _cut(getattr(counts, name), span.step_ms)
+                for counts in (self, other)
+            )
+            mine.update(theirs)
+            setattr(self, name, mine)
+        self.span = span
         for key, end in other.ends.items():
             self.ends[key] = max(end, self.ends.get(key, 0))
+
+
+def _cut(counter: Counter[Any], step_ms: int) -> Counter[Any]:
+    """Sums by keys that end with a time, the times cut to steps."""
+    sums: Counter[Any] = Counter()
+    for (*names, time_ms), number in counter.items():
+        sums[*names, time_ms - time_ms % step_ms] += number
+    return sums
 
 
 class TopicReport(NamedTuple):
@@ -100,8 +141,9 @@ class Report:
     queues: list[tuple[str, int, int, int]]  # topic, queue, messages, bytes
     tags: list[tuple[str, str, int]]
     hosts: list[tuple[str, str, int]]
-    minutes: list[tuple[str, int, int, int]]  # topic, minute in ms, messages, bytes
-    over_time: dict[str, list[tuple[str, str, int, int]]]  # queue, tag or host -> topic, value, minute in ms, messages
+    step_ms: int  # of the times below: a second for a log of ten minutes at most, else a minute
+    traffic: list[tuple[str, int, int, int]]  # topic, time in ms, messages, bytes
+    over_time: dict[str, list[tuple[str, str, int, int]]]  # queue, tag or host -> topic, value, time in ms, messages
     lags: list[GroupLag]
     retries: list[tuple[str, str, int]]  # kind (retry or dlq), group, messages
     delays: list[DelayBacklog]
@@ -121,16 +163,25 @@ class Report:
             "minutes": [
                 dict(zip(("topic", "time_ms", "messages", "log_bytes"), row, strict=True)) for row in self.minutes
             ],
-            **{
-                f"{kind}_minutes": [
-                    dict(zip(("topic", kind, "time_ms", "messages"), row, strict=True)) for row in self.over_time[kind]
-                ]
-                for kind in _KINDS
-            },
+            **{f"{kind}_minutes": self._minutes_of(kind) for kind in _KINDS},
             "lags": [row._asdict() for row in self.lags],
             "retries": [dict(zip(("kind", "group", "messages"), row, strict=True)) for row in self.retries],
             "delays": [row._asdict() for row in self.delays],
         }
+
+    @property
+    def minutes(self) -> list[tuple[str, int, int, int]]:
+        """Topic, minute in ms, messages, bytes."""
+        messages = _cut(Counter({(topic, time_ms): number for topic, time_ms, number, _ in self.traffic}), MINUTE_MS)
+        log_bytes = _cut(Counter({(topic, time_ms): size for topic, time_ms, _, size in self.traffic}), MINUTE_MS)
+        return [(*key, number, log_bytes[key]) for key, number in messages.items()]
+
+    def _minutes_of(self, kind: str) -> list[dict[str, Any]]:
+        times = Counter({(topic, value, time_ms): number for topic, value, time_ms, number in self.over_time[kind]})
+        return [
+            {"topic": topic, kind: value, "time_ms": time_ms, "messages": number}
+            for (topic, value, time_ms), number in _cut(times, MINUTE_MS).items()
+        ]
 
 
 def report(
@@ -185,11 +236,16 @@ def _measure(records: Records, store: str) -> Counts:
     properties = parse_properties(take_slices(buffer, records.properties_start, records.properties_bytes))
     tags = properties.column(Property.TAGS).fill_null("").dictionary_encode()
     hosts = map_values(take_slices(buffer, *_ip_only(records)), _ip_text).dictionary_encode()
-    minute = records.store_time_ms // MINUTE_MS
+    counts.span = Span(int(records.store_time_ms.min()), int(records.store_time_ms.max()))
+    step_ms = counts.span.step_ms
+    first_ms = counts.span.first_ms // step_ms * step_ms
+    step = (records.store_time_ms - first_ms) // step_ms
     for counter, weight in ((counts.messages, None), (counts.log_bytes, records.size)):
         _count(counter, names, topic, records.queue_id, weight)
-    for counter, weight in ((counts.minutes, None), (counts.minute_bytes, records.size)):
-        _count(counter, names, topic, minute, weight)
+    for counter, weight in ((counts.traffic, None), (counts.traffic_bytes, records.size)):
+        found = Counter[tuple[str, int]]()
+        _count(found, names, topic, step, weight)
+        counter.update({(name, first_ms + number * step_ms): total for (name, number), total in found.items()})
     _count(counts.sizes, names, topic, _step(records.body_bytes), None)
     _count(counts.latencies, names, topic, _step(records.store_time_ms - records.born_time_ms), None)
     for encoded, named in ((tags, counts.tags), (hosts, counts.hosts)):
@@ -203,10 +259,10 @@ def _measure(records: Records, store: str) -> Counts:
         ("host", hosts.dictionary.to_pylist(), hosts.indices.to_numpy()),
     ):
         found = Counter[tuple[str, int]]()
-        _count(found, names, topic, codes.astype(np.int64) + (minute - int(minute.min())) * len(texts), None)
+        _count(found, names, topic, codes.astype(np.int64) + step * len(texts), None)
         for (name, place), number in found.items():
             later, code = divmod(place, len(texts))
-            counts.over_time[kind, name, texts[code], later + int(minute.min())] += number
+            counts.over_time[kind, name, texts[code], first_ms + later * step_ms] += number
     order = np.lexsort((records.queue_offset, records.queue_id, topic))
     for at in order.tolist() if len(order) < 64 else _last_of_each(topic[order], records.queue_id[order], order):
         key = (store, names[topic[at]], int(records.queue_id[at]))
@@ -261,7 +317,7 @@ def summarise(stores: list[str], counts: Counts) -> Report:
         queues, messages, log_bytes = by_topic.get(topic, (0, 0, 0))
         by_topic[topic] = (queues + 1, messages + number, log_bytes + counts.log_bytes[topic, queue_id])
     sizes, latencies = _by_topic(counts.sizes), _by_topic(counts.latencies)
-    minutes = _by_topic(counts.minutes)
+    times = _by_topic(_cut(counts.traffic, MINUTE_MS))
     topics = [
         TopicReport(
             topic,
@@ -270,8 +326,8 @@ def summarise(stores: list[str], counts: Counts) -> Report:
             percentile(sizes[topic], 0.99),
             percentile(latencies[topic], 0.5),
             percentile(latencies[topic], 0.99),
-            min(minutes[topic]) * MINUTE_MS,
-            max(minutes[topic]) * MINUTE_MS,
+            min(times[topic]),
+            max(times[topic]),
         )
         for topic, entry in sorted(by_topic.items(), key=lambda item: -item[1][1])
     ]
@@ -289,7 +345,8 @@ def summarise(stores: list[str], counts: Counts) -> Report:
         queues=sorted((t, q, n, counts.log_bytes[t, q]) for (t, q), n in counts.messages.items()),
         tags=[(t, tag, n) for (t, tag), n in counts.tags.most_common(_HOSTS_MAX) if tag],
         hosts=[(t, host, n) for (t, host), n in counts.hosts.most_common(_HOSTS_MAX)],
-        minutes=sorted((t, m * MINUTE_MS, n, counts.minute_bytes[t, m]) for (t, m), n in counts.minutes.items()),
+        step_ms=counts.span.step_ms,
+        traffic=sorted((t, time_ms, n, counts.traffic_bytes[t, time_ms]) for (t, time_ms), n in counts.traffic.items()),
         over_time=_over_time(counts),
         lags=_add_lags(lag for store in stores for lag in read_lags(store, counts)),
         retries=sorted(retries, key=lambda row: -row[2]),
@@ -298,15 +355,15 @@ def summarise(stores: list[str], counts: Counts) -> Report:
 
 
 def _over_time(counts: Counts) -> dict[str, list[tuple[str, str, int, int]]]:
-    """Messages a minute of the queues, tags and hosts that have most; rows without a tag are left out."""
+    """Messages over time of the queues, tags and hosts that have most; rows without a tag are left out."""
     totals: dict[str, Counter[tuple[str, str]]] = {kind: Counter() for kind in _KINDS}
     for (kind, topic, value, _), number in counts.over_time.items():
         totals[kind][topic, value] += number
     shown = {kind: {pair for pair, _ in total.most_common(_HOSTS_MAX)} for kind, total in totals.items()}
     return {
         kind: sorted(
-            (topic, value, minute * MINUTE_MS, number)
-            for (of, topic, value, minute), number in counts.over_time.items()
+            (topic, value, time_ms, number)
+            for (of, topic, value, time_ms), number in counts.over_time.items()
             if of == kind and value and (topic, value) in shown[kind]
         )
         for kind in _KINDS

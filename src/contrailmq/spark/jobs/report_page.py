@@ -17,8 +17,16 @@ from contrailmq.spark.jobs.report import MINUTE_MS, Report
 _COLOURS: Final = ("#2f6fdb", "#e07b39", "#3d9a5d", "#b5489a", "#8a6d3b", "#5c6b7a", "#9aa5b1")
 _NAMES_SHOWN: Final = 6  # the rest is drawn as one
 _BINS_MAX: Final = 60
-_BINS_MIN: Final = 12  # a store filled within a minute is a narrow column, not a wall
+_BINS_MIN: Final = 12  # a store filled within a second is a narrow column, not a wall
 _MARKS: Final = 4  # stretches of the time axis that are labelled
+_HOUR_MS: Final = 60 * MINUTE_MS
+# What a column may stand for, as people count time; longer logs take whole days.
+_STEPS_MS: Final = (
+    *(seconds * 1000 for seconds in (1, 2, 5, 10, 15)),
+    *(minutes * MINUTE_MS for minutes in (1, 2, 5, 10, 15, 30)),
+    *(hours * _HOUR_MS for hours in (1, 2, 3, 6, 12)),
+)
+_DAY_MS: Final = 24 * _HOUR_MS
 _STYLE: Final = """
 :root{color-scheme:light dark;--line:#8884;--soft:#8881}
 body{font:15px/1.5 system-ui,sans-serif;max-width:1080px;margin:2rem auto;padding:0 1rem}
@@ -29,15 +37,16 @@ td:first-child{overflow-wrap:anywhere;min-width:14rem}td:not(:first-child){white
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%}
 th,td{padding:.3rem .6rem;text-align:right;border-bottom:1px solid var(--line)}
 th:first-child,td:first-child{text-align:left}
-svg{width:100%;height:auto;display:block}svg text{fill:currentColor;font:11px system-ui}
-.key{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin:0 .35em 0 1em}
+svg{width:100%;min-width:700px;height:auto;display:block}svg text{fill:currentColor;font:11px system-ui}
+.key{display:inline-block;margin-right:1em}
+.key i{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.35em}
 """
 
 
 def page(report: Report) -> str:
     """The whole page."""
-    span = [time_ms for _, time_ms, _, _ in report.minutes]
-    period = f"{_time(min(span))} to {_time(max(span) + MINUTE_MS)} UTC" if span else "nothing stored"
+    span, step_ms = [time_ms for _, time_ms, _, _ in report.traffic], report.step_ms
+    period = f"{_time(min(span), step_ms)} to {_time(max(span) + step_ms, step_ms)} UTC" if span else "nothing stored"
     tiles = [
         ("messages", f"{report.messages:,}"),
         ("in the log", _size(report.log_bytes)),
@@ -47,17 +56,17 @@ def page(report: Report) -> str:
         ("waiting for their time", f"{sum(delay.waiting for delay in report.delays):,}"),
     ]
     sections = [
-        ("Messages over time", _columns([(t, m, n) for t, m, n, _ in report.minutes], "other topics")),
+        ("Messages over time", _columns([(t, m, n) for t, m, n, _ in report.traffic], "other topics", step_ms)),
         ("Topics", _topics(report)),
         (
             "Messages by queue",
             _bars([(f"{t} / {q}", n) for t, q, n, _ in sorted(report.queues, key=lambda r: -r[2])[:20]]),
         ),
-        ("Queues over time", _columns(_named(report, "queue", "/"), "other queues")),
+        ("Queues over time", _columns(_named(report, "queue", "/"), "other queues", step_ms)),
         ("Tags", _bars([(f"{topic} : {tag}", n) for topic, tag, n in report.tags[:20]])),
-        ("Tags over time", _columns(_named(report, "tag", ":"), "other tags")),
+        ("Tags over time", _columns(_named(report, "tag", ":"), "other tags", step_ms)),
         ("Producers", _bars([(f"{host} → {topic}", n) for topic, host, n in report.hosts[:20]])),
-        ("Producers over time", _columns(_named(report, "host", "←"), "other producers")),
+        ("Producers over time", _columns(_named(report, "host", "←"), "other producers", step_ms)),
         ("Consumer lag", _bars([(f"{lag.group} on {lag.topic}", lag.lag) for lag in report.lags if lag.lag][:20])),
         ("Retries and dead letters", _bars([(f"{kind} {group}", n) for kind, group, n in report.retries])),
         ("Delayed", _bars([(f"level {d.level}" if d.level else "timer", d.waiting) for d in report.delays])),
@@ -77,26 +86,35 @@ def _named(report: Report, kind: str, sign: str) -> list[tuple[str, int, int]]:
     return [(f"{topic} {sign} {value}", time_ms, count) for topic, value, time_ms, count in report.over_time[kind]]
 
 
-def _columns(rows: Sequence[tuple[str, int, int]], others: str) -> str:
-    """Stacked columns of (name, minute in ms, messages): messages per stretch of time, the largest names in colour."""
+def _columns(rows: Sequence[tuple[str, int, int]], others: str, step_ms: int) -> str:
+    """Stacked columns of (name, time in ms, messages): messages per stretch of time, the largest names in colour."""
     if not rows:
         return ""
     totals: Counter[str] = Counter()
     for name, _, count in rows:
         totals[name] += count
     shown = [name for name, _ in totals.most_common(_NAMES_SHOWN)]
-    low = min(time_ms for _, time_ms, _ in rows)
-    high = max(time_ms for _, time_ms, _ in rows) + MINUTE_MS
-    step = max(MINUTE_MS, -(-(high - low) // _BINS_MAX // MINUTE_MS) * MINUTE_MS)
-    bins = [[0] * (len(shown) + 1) for _ in range(max(_BINS_MIN, -(-(high - low) // step)))]
+    first, last = min(time_ms for _, time_ms, _ in rows), max(time_ms for _, time_ms, _ in rows)
+    step = _column_ms(last - first, step_ms)
+    low = first // step * step
+    number = max(_BINS_MIN, (last - low) // step + 1)
+    bins = [[0] * (len(shown) + 1) for _ in range(-(-number // _MARKS) * _MARKS)]
     for name, time_ms, count in rows:
         bins[(time_ms - low) // step][shown.index(name) if name in shown else len(shown)] += count
     names = [*shown, *([others] if any(column[-1] for column in bins) else [])]
     keys = "".join(
-        f'<span class="key" style="background:{_COLOURS[index]}"></span>{escape(name)}'
+        f'<span class="key"><i style="background:{_COLOURS[index]}"></i>{escape(name)}</span>'
         for index, name in enumerate(names)
     )
     return f"<div>{keys}</div>{_stacked(bins, [*shown, others], low=low, step=step)}"
+
+
+def _column_ms(span_ms: int, step_ms: int) -> int:
+    """The time that one column stands for: as short as there is room for."""
+    for column_ms in _STEPS_MS:
+        if column_ms >= step_ms and span_ms < column_ms * (_BINS_MAX - 1):
+            return column_ms
+    return -(-span_ms // ((_BINS_MAX - 1) * _DAY_MS)) * _DAY_MS
 
 
 def _stacked(bins: list[list[int]], names: list[str], *, low: int, step: int) -> str:
@@ -115,7 +133,7 @@ def _stacked(bins: list[list[int]], names: list[str], *, low: int, step: int) ->
             tall = count / top * (height - 20)
             y -= tall
             if count:
-                title = f"{_time(low + number * step)} {names[index]}: {count:,}"
+                title = f"{_time(low + number * step, step)} {names[index]}: {count:,}"
                 parts.append(
                     f'<rect x="{left + number * wide:.1f}" y="{y:.1f}" width="{max(1.0, wide - 1):.1f}" '
                     f'height="{tall:.1f}" fill="{_COLOURS[index]}"><title>{escape(title)}</title></rect>'
@@ -123,9 +141,9 @@ def _stacked(bins: list[list[int]], names: list[str], *, low: int, step: int) ->
     for mark in range(_MARKS + 1):
         x = left + (width - left) * mark / _MARKS
         anchor = "start" if mark == 0 else "end" if mark == _MARKS else "middle"
-        text = _time(low + len(bins) * step * mark // _MARKS)
+        text = _time(low + len(bins) // _MARKS * mark * step, step)
         parts.append(f'<text x="{x}" y="{height + 16}" text-anchor="{anchor}">{text}</text>')
-    return f'<svg viewBox="0 0 {width} {height + 24}" role="img">{"".join(parts)}</svg>'
+    return _drawing(width, height + 24, parts)
 
 
 def _bars(rows: Sequence[tuple[str, int]]) -> str:
@@ -142,7 +160,11 @@ def _bars(rows: Sequence[tuple[str, int]]) -> str:
             f'<rect x="370" y="{y + 3}" width="{count / top * 540:.1f}" height="15" rx="2" fill="{_COLOURS[0]}"/>'
             f'<text x="{376 + count / top * 540:.1f}" y="{y + 15}">{count:,}</text>'
         )
-    return f'<svg viewBox="0 0 1000 {len(rows) * 22 + 4}" role="img">{"".join(parts)}</svg>'
+    return _drawing(1000, len(rows) * 22 + 4, parts)
+
+
+def _drawing(width: int, height: int, parts: Sequence[str]) -> str:
+    return f'<div class="scroll"><svg viewBox="0 0 {width} {height}" role="img">{"".join(parts)}</svg></div>'
 
 
 def _topics(report: Report) -> str:
@@ -173,5 +195,7 @@ def _whole(value: float) -> str:
     return f"{int(value):,}" if value == int(value) else ""
 
 
-def _time(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+def _time(time_ms: int, step_ms: int) -> str:
+    """A time as exact as the step to the next one makes sense of."""
+    text = "%Y-%m-%d %H:%M:%S" if step_ms < MINUTE_MS else "%Y-%m-%d %H:%M" if step_ms < _DAY_MS else "%Y-%m-%d"
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime(text)
