@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 import contrailmq.spark
 from contrailmq import Message, Producer
 from contrailmq.cli import app
-from contrailmq.message import dlq_topic
 from contrailmq.spark.decode import Selection
 from contrailmq.spark.engine import LocalEngine, SparkEngine
 from contrailmq.spark.jobs.archive import archive
@@ -25,7 +24,6 @@ from contrailmq.spark.jobs.replay import stored_rows
 from contrailmq.spark.jobs.report import report
 from contrailmq.spark.jobs.verify import verify
 from contrailmq.spark.log_plan import LogSettings
-from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.testing import LocalCluster
 from spark.conftest import expected, unpack
 
@@ -270,19 +268,3 @@ def test_ask_answers_for_a_store_an_archive_and_topics(
         ask(spark, count, store=store, archive=target)
     with pytest.raises(contrailmq.spark.OptionError, match="name at least one"):
         ask(spark, count, namesrv=cluster.namesrv)
-
-
-def test_a_redrive_of_a_group_without_dead_letters_says_so(cluster: LocalCluster) -> None:
-    done = run("redrive", "--group", "nobody", "-n", cluster.namesrv, "--engine", "local")
-    assert done.exit_code == 2
-    assert dlq_topic("nobody") in done.stderr
-
-
-def test_what_messages_hold_is_shown_as_it_is(tmp_path: Path) -> None:
-    with MessageStore(
-        StoreConfig(tmp_path, mapped_file_size_commit_log=65_536, max_hash_slot_num=10, max_index_num=40)
-    ) as store:
-        store.put(Message("Marked", b"x", tags="[/t] :smile:"))
-    told = run("report", "--store", str(tmp_path), "--engine", "local")
-    assert told.exit_code == 0, told.output
-    assert "[/t] :smile:" in told.output

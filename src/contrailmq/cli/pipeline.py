@@ -5,7 +5,6 @@ Every command prints a table, or one JSON document with --json. Exit codes: 0 do
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -13,11 +12,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from contrailmq.cli.pipeline_output import answer_rows, print_found
+
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from contrailmq.spark.decode import Selection
     from contrailmq.spark.engine import Engine
     from contrailmq.spark.jobs.replay import ReplayResult
@@ -50,6 +53,8 @@ Rate = Annotated[float, typer.Option("--rate", min=0, help="At most so many mess
 
 
 _REPORT_ROWS = 20  # of queues, tags and producers in a table; --json gives more
+_DATE_DIGITS = 8  # of 20260131, which ISO allows
+_MS_MIN = 10**11  # smaller ones are seconds by mistake
 _POOL_BYTES_MIN = 256 * 1024 * 1024  # below, starting processes takes longer than the work
 
 
@@ -77,7 +82,7 @@ def archive(
             _without_effect("with --namesrv", {"--skip-corrupt": skip_corrupt, "--engine local": engine == "local"})
             shown = _archive_topics(namesrv, topics, target, master, _client(client, client_file), dry_run=dry_run)
             listed = {} if dry_run else _published(target, delta=delta, iceberg=iceberg)
-            _print({**shown, **listed}, as_json, title="archive")
+            print_found({**shown, **listed}, as_json, title="archive")
             return
         assert store is not None
         _without_effect("with --store", {"--client": client, "--client-file": client_file})
@@ -95,7 +100,7 @@ def archive(
         with _engine(engine, master, store) as chosen, _progress("archive", as_json) as tell:
             done = job.archive(store, target, chosen, settings=settings, dry_run=dry_run, on_progress=tell)
         listed = {} if dry_run else _published(target, delta=delta, iceberg=iceberg)
-        _print({**asdict(done), **listed}, as_json, title="archive")
+        print_found({**asdict(done), **listed}, as_json, title="archive")
 
 
 @app.command()
@@ -119,7 +124,7 @@ def rebuild(
                 if not keep_old:
                     job.remove_old(done)
                 rows.append({"store": found, **asdict(done), "old": done.old if keep_old else []})
-        _print(rows[0] if len(rows) == 1 else rows, as_json, title="rebuild")
+        print_found(rows[0] if len(rows) == 1 else rows, as_json, title="rebuild")
 
 
 @app.command()
@@ -142,7 +147,7 @@ def verify(
         with _engine(engine, master, store) as chosen, _progress("verify", as_json) as tell:
             findings = [row for one in stores for row in job.verify(one, chosen, slave=slave, on_progress=tell)]
         rows = [finding._asdict() for finding in findings]
-        _print(
+        print_found(
             {"findings": rows} if as_json else rows,
             as_json,
             title=f"verify, findings: {len(rows)}" if rows else "findings",
@@ -176,18 +181,20 @@ def report(
         if html is not None:
             html.write_text(page(done), encoding="utf-8")
         if as_json:
-            _print(done.to_json(), as_json, title="")
+            print_found(done.to_json(), as_json, title="")
             return
-        _print([row._asdict() for row in done.topics], False, title=f"{done.messages:,} messages")
+        print_found([row._asdict() for row in done.topics], False, title=f"{done.messages:,} messages")
         for title, field, shown in (("queues", "queue_id", done.queues), ("tags", "tag", done.tags)):
             most = sorted(shown, key=lambda row: -row[2])[:_REPORT_ROWS]
-            _print([{"topic": row[0], field: row[1], "messages": row[2]} for row in most], False, title=title)
+            print_found([{"topic": row[0], field: row[1], "messages": row[2]} for row in most], False, title=title)
         hosts = [{"topic": topic, "host": host, "messages": count} for topic, host, count in done.hosts[:_REPORT_ROWS]]
-        _print(hosts, False, title="producers")
-        _print([row._asdict() for row in done.lags], False, title="lag per group")
+        print_found(hosts, False, title="producers")
+        print_found([row._asdict() for row in done.lags], False, title="lag per group")
         names = ("kind", "group", "messages")
-        _print([dict(zip(names, row, strict=True)) for row in done.retries], False, title="retries and dead letters")
-        _print([row._asdict() for row in done.delays], False, title="delayed")
+        print_found(
+            [dict(zip(names, row, strict=True)) for row in done.retries], False, title="retries and dead letters"
+        )
+        print_found([row._asdict() for row in done.delays], False, title="delayed")
         if html is not None:
             typer.echo(f"page: {html}")
 
@@ -201,7 +208,7 @@ def ask(
     topics: Topics = None,
     client: ClientOption = None,
     client_file: ClientFile = None,
-    rows_max: Annotated[int, typer.Option("--rows", help="Print at most so many rows.")] = 100,
+    rows_max: Annotated[int, typer.Option("--rows", min=1, help="Print at most so many rows.")] = 100,
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
@@ -215,18 +222,26 @@ def ask(
             _without_effect("without --namesrv", {"--client": client, "--client-file": client_file})
         else:
             _required(topics, "--topics")
+        names = _listed(topics, "--topics")
         if archived is not None:
             from contrailmq.spark.jobs.manifest import Manifest
 
             Manifest(archived).check_archive()  # before Spark is started
         options = _client(client, client_file)
-        spark = contrailmq.spark.session("contrailmq ask", **({"master": master} if master else {}))
-        answer = contrailmq.spark.ask(
-            spark, sql, store=store, archive=archived, namesrv=namesrv, topics=topics, options=options
-        )
-        found = [row.asDict(recursive=True) for row in answer.limit(rows_max).collect()]
-        spark.stop()
-        _print(found, as_json, title="")
+        with _session("contrailmq ask", master) as spark:
+            answer = contrailmq.spark.ask(
+                spark,
+                sql,
+                store=store,
+                archive=archived,
+                namesrv=namesrv,
+                topics=None if names is None else ",".join(names),
+                options=options,
+            )
+            rows = answer.limit(rows_max + 1).collect()
+            print_found(answer_rows(rows[:rows_max], answer.schema), as_json, title="")
+        if len(rows) > rows_max:
+            typer.echo(f"note: there are more than {rows_max} rows: see more of them with --rows", err=True)
 
 
 @app.command()
@@ -304,13 +319,13 @@ def redrive(
         from contrailmq.spark.jobs import replay as job
 
         address, options = _required(namesrv, "--namesrv"), _client(client, client_file)
-        properties = _named(where, "--property")
+        properties, chosen_tags = _named(where, "--property"), _listed(tags, "--tags")
         with _engine(engine, master) as chosen, _progress("redrive", as_json) as tell:
             done = job.redrive(
                 group,
                 address,
                 chosen,
-                tags=frozenset(tags.split(",")) if tags else None,
+                tags=None if chosen_tags is None else frozenset(chosen_tags),
                 properties=properties,
                 options=options,
                 per_second=rate,
@@ -324,7 +339,7 @@ def _print_sent(done: ReplayResult, as_json: bool, *, title: str) -> None:
     """The counts, and on stderr what the user should know."""
     for note in done.notes:
         typer.echo(f"warning: {note}", err=True)
-    _print({"found": done.found, "sent": done.sent, "skipped": done.skipped}, as_json, title=title)
+    print_found({"found": done.found, "sent": done.sent, "skipped": done.skipped}, as_json, title=title)
 
 
 def _published(target: str, *, delta: bool, iceberg: bool) -> dict[str, int]:
@@ -362,17 +377,13 @@ def _named(given: list[str] | None, option: str) -> dict[str, str]:
 def _archive_topics(
     namesrv: str, topics: str | None, target: str, master: str | None, options: dict[str, str], *, dry_run: bool
 ) -> dict[str, int]:
-    import contrailmq.spark
     from contrailmq.spark.jobs.archive_topics import archive_topics, topics_to_archive
 
-    names = _required(topics, "--topics")
+    names = ",".join(_listed(_required(topics, "--topics"), "--topics") or [])
     if dry_run:
         return topics_to_archive(namesrv, names, target, options=options)
-    spark = contrailmq.spark.session("contrailmq archive", **({"master": master} if master else {}))
-    try:
+    with _session("contrailmq archive", master) as spark:
         return archive_topics(spark, namesrv, names, target, options=options)
-    finally:
-        spark.stop()
 
 
 def _without_effect(where: str, options: dict[str, object]) -> None:
@@ -422,12 +433,22 @@ def _engine(name: str, master: str | None, store: str | None = None) -> Iterator
         finally:
             pool.close()
         return
-    import contrailmq.spark
     from contrailmq.spark.engine import SparkEngine
 
-    session = contrailmq.spark.session("contrailmq pipeline", **({"master": master} if master else {}))
-    try:
+    with _session("contrailmq pipeline", master) as session:
         yield SparkEngine(session)
+
+
+@contextmanager
+def _session(name: str, master: str | None) -> Iterator[SparkSession]:
+    import contrailmq.spark
+
+    session = contrailmq.spark.session(name, **({"master": master} if master else {}))
+    from pyspark.logger import PySparkLogger
+
+    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True  # wrong SQL as JSON with a trace: we tell it
+    try:
+        yield session
     finally:
         session.stop()
 
@@ -477,25 +498,40 @@ def _spark_errors() -> tuple[type[Exception], ...]:
 
 
 def _cause(text: str) -> str:
-    """What went wrong, out of Spark's text: our own error if a task raised one, else its first line."""
+    """What went wrong, out of Spark's text: our own error if a task raised one, else its first line that tells it."""
     ours = re.findall(r"^\s*(?:\w+\.)*contrailmq\.[\w.]*Error: (.+)$", text, re.MULTILINE)
-    return str(ours[-1]) if ours else text.strip().partition("\n")[0].rstrip(";")
+    if ours:
+        return str(ours[-1])
+    told = re.sub(r"\AAn error occurred while calling .+\n: ", "", text.strip())  # by Py4J, before Java's own
+    return told.partition("\n")[0].rstrip(";")
 
 
 def _selection(topics: str | None, *, since: str | None = None, until: str | None = None) -> Selection:
     from contrailmq.spark.decode import Selection
 
-    return Selection(
-        topics=frozenset(topics.split(",")) if topics else None,
-        begin_ms=_time_ms(since, 0),
-        end_ms=_time_ms(until, 2**63 - 1),
-    )
+    names = _listed(topics, "--topics")
+    begin_ms, end_ms = _time_ms(since, "--since", 0), _time_ms(until, "--until", 2**63 - 1)
+    if begin_ms >= end_ms:
+        raise typer.BadParameter(f"--since {since} is not before --until {until}: nothing lies between them")
+    return Selection(topics=None if names is None else frozenset(names), begin_ms=begin_ms, end_ms=end_ms)
 
 
-def _time_ms(text: str | None, default: int) -> int:
+def _listed(text: str | None, option: str) -> list[str] | None:
+    """Names separated by commas. A list without one is an error: it would choose everything, or nothing."""
+    if text is None:
+        return None
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise typer.BadParameter(f"{option} is {text!r} and lacks a name: separate names by commas, or leave it out")
+    return names
+
+
+def _time_ms(text: str | None, option: str, default: int) -> int:
     if text is None:
         return default
-    if text.isdecimal():
+    if text.isdecimal() and len(text) != _DATE_DIGITS:
+        if 0 < int(text) < _MS_MIN:
+            raise typer.BadParameter(f"{option} {text} is in 1973 or before: give milliseconds since 1970, not seconds")
         return int(text)
     try:
         moment = datetime.fromisoformat(text)
@@ -511,42 +547,3 @@ def _required(value: str | None, name: str) -> str:
     if not found:
         raise typer.BadParameter(f"{name} is missing")
     return found
-
-
-def _print(found: dict[str, Any] | list[dict[str, Any]], as_json: bool, *, title: str) -> None:
-    if as_json:
-        typer.echo(json.dumps(found, default=_plain))
-        return
-    from rich.console import Console
-    from rich.table import Table
-
-    rows = found if isinstance(found, list) else [found]
-    # What messages hold is no markup: a tag of "[/x]" would be an error, one of ":smile:" a picture.
-    console = Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False)
-    if not rows:
-        console.print(f"{title}: nothing" if title else "nothing")
-        return
-    if title:
-        console.print(title, style="italic")
-    table = Table()
-    for name in rows[0]:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*("" if value is None else str(_plain(value)) for value in row.values()))
-    console.print(table)
-
-
-def _plain(value: object) -> object:
-    """Bytes as text where they are text, else as hex; times as ISO text; the rest as it is."""
-    if isinstance(value, bytes | bytearray):
-        try:
-            return bytes(value).decode()
-        except UnicodeDecodeError:
-            return bytes(value).hex()
-    return (
-        value.isoformat()
-        if isinstance(value, datetime)
-        else value
-        if isinstance(value, int | float | str)
-        else str(value)
-    )

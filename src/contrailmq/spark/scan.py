@@ -52,8 +52,8 @@ class CorruptLogError(ContrailError):
         self.path, self.start, self.stop = stretch.path, stretch.start, stretch.stop
         super().__init__(
             f"{stretch.path}: {stretch.reason} at physical offset {stretch.start} ({stretch.stop - stretch.start} "
-            "bytes): recover or verify the store (contrailmq pipeline verify), or read on with onCorrupt=skip "
-            "(archive: --skip-corrupt)"
+            "bytes): recover or verify the store (contrailmq pipeline verify); to go on without it, read with "
+            "onCorrupt=skip, or archive with --skip-corrupt"
         )
 
     def __reduce__(self) -> tuple[type[CorruptLogError], tuple[BadStretch]]:

@@ -32,6 +32,8 @@ def ask(
     if sum(given is not None for given in (store, archive, namesrv)) != 1:
         raise OptionError("ask takes exactly one of a store, an archive and a NameServer with topics")
     names = None if topics is None else [name.strip() for name in topics.split(",") if name.strip()]
+    if names == []:
+        raise OptionError(f"topics is {topics!r} and names none: name at least one, or leave it out")
     if archive is not None:
         if options:
             raise OptionError(f"option {next(iter(options))} has no effect on an archive: leave it out")
@@ -41,7 +43,7 @@ def ask(
         chosen = {"includeSystemTopics": "true"} if topics is None else {"topics": topics}
         frame = spark.read.format("commitlog").options(**chosen, **(options or {})).load(store)
     else:
-        if not names:
+        if names is None:
             raise OptionError("ask takes topics when a NameServer is given: name at least one")
         reader = spark.read.format("rocketmq").option("nameServer", namesrv).option("subscribe", topics)
         frame = reader.options(**(options or {})).load()

@@ -29,6 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from contrailmq.client.errors import NoRouteError
 from contrailmq.client.raw import QueueReader
 from contrailmq.client.sync_admin import Admin
 from contrailmq.message import (
@@ -382,10 +383,14 @@ def redrive(
     _check_rate(per_second)
     settings = SinkSettings(namesrv, access_of(options), group="contrailmq_redrive")
     with settings.access.open(namesrv, settings.group, settings.timeout_s) as client:
-        parts = [
-            QueueRange(queue, client.min_offset(queue), client.max_offset(queue))
-            for queue in client.queues(dlq_topic(group))
-        ]
+        try:
+            queues = client.queues(dlq_topic(group))
+        except NoRouteError as exc:
+            raise OptionError(
+                f"group {group} has no dead letters: no broker of {namesrv} has {dlq_topic(group)}; check the group's "
+                "name"
+            ) from exc
+        parts = [QueueRange(queue, client.min_offset(queue), client.max_offset(queue)) for queue in queues]
     filled = [part for part in parts if part.stop > part.start]
     work = [
         _Redrive(part, settings, tags, properties or {}, matches, per_second / len(filled), dry_run) for part in filled
