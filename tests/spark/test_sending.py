@@ -318,9 +318,12 @@ def test_a_row_without_its_deduplication_key_is_refused(keys: str | None, state:
         ({"id": DoubleType()}, {"dedupKeyColumn": "id"}, "which is double: cast it to string"),
         ({"keys": ArrayType(StringType())}, {"dedupKeyColumn": "keys"}, "which is array<string>: cast it"),
         ({}, {"producerGroup": "a b!"}, "producerGroup: group 'a b!' has forbidden characters ' !'"),
+        ({}, {"topic": "a b"}, "option topic: topic 'a b' has forbidden characters ' '"),
+        ({}, {"topic": ""}, "option topic: .* blank"),
+        ({"topic": StringType()}, {"topic": " "}, "option topic: .* blank"),
     ],
 )
-def test_keys_without_one_text_and_groups_with_no_legal_name_are_refused(
+def test_keys_without_one_text_and_names_that_are_not_legal_are_refused_before_anything_is_sent(
     columns: dict[str, Any], options: dict[str, str], text: str
 ) -> None:
     schema = StructType([StructField(name, kind) for name, kind in {"body": StringType(), **columns}.items()])

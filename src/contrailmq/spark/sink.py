@@ -19,7 +19,7 @@ has no delayed batches).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from contrailmq.message import MessageError
-from contrailmq.message.names import check_group
+from contrailmq.message.names import check_group, check_topic
 from contrailmq.spark.access import parse_access
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import Options
@@ -72,7 +72,9 @@ def parse_sink(options: Options, schema: StructType, *, is_overwrite: bool) -> S
     topic, dedup = options.text("topic"), options.text("dedupKeyColumn")
     if "body" not in types:
         raise OptionError(f"the rows have no column body (string or binary); they have {', '.join(types)}")
-    if topic is None and "topic" not in types:
+    if topic is not None:
+        _check_name("topic", topic, check_topic)
+    elif "topic" not in types:
         raise OptionError("the rows have no column topic: add one, or give the option topic")
     if dedup is not None and dedup not in types:
         raise OptionError(f"option dedupKeyColumn names {dedup!r}, which the rows do not have")
@@ -84,10 +86,7 @@ def parse_sink(options: Options, schema: StructType, *, is_overwrite: bool) -> S
         if name not in _COLUMNS and name != dedup:
             raise OptionError(f"column {name!r} has no place in a message: drop it; known are {', '.join(_COLUMNS)}")
     group = options.text("producerGroup", "contrailmq_spark") or "contrailmq_spark"
-    try:
-        check_group(group)
-    except MessageError as exc:
-        raise OptionError(f"option producerGroup: {exc}") from exc
+    _check_name("producerGroup", group, check_group)
     return SinkSettings(
         namesrv=options.required("nameServer", "namesrvAddr", "namesrv"),
         access=parse_access(options.passed),
@@ -99,6 +98,13 @@ def parse_sink(options: Options, schema: StructType, *, is_overwrite: bool) -> S
         batch_count=options.number("batchCount", BATCH_COUNT, least=1),
         token=secrets.token_hex(8),
     )
+
+
+def _check_name(option: str, name: str, check: Callable[[str], None]) -> None:
+    try:
+        check(name)
+    except MessageError as exc:
+        raise OptionError(f"option {option}: {exc}") from exc
 
 
 class RocketMQWriter(DataSourceArrowWriter):  # type: ignore[misc]
