@@ -212,6 +212,15 @@ def test_a_stream_refuses_what_would_do_nothing_or_mean_nothing(options: dict[st
         RocketMQSource({"nameServer": "x:1", "subscribe": "Orders", **options}).streamReader(ALL_COLUMNS)
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("pattern", ["", " "])
+def test_a_pattern_that_matches_no_topic_at_all_is_refused(pattern: str, is_stream: bool) -> None:
+    """A blank one would read nothing, without a word."""
+    given = rocketmq.Options({"nameServer": "x:1", "subscribePattern": pattern}, known=rocketmq.KNOWN_OPTIONS)
+    with pytest.raises(OptionError, match="option subscribePattern is empty: give a regular expression"):
+        rocketmq.parse_settings(given, is_stream=is_stream)
+
+
 @pytest.mark.parametrize("name", ["subscribe", "startingOffsets", "columns", "groupId", "failOnDataLoss", "emit"])
 def test_a_sink_refuses_the_options_of_the_source(name: str) -> None:
     source = RocketMQSource({"nameServer": "x:1", "topic": "Out", name: "rows"})

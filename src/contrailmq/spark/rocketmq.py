@@ -109,6 +109,8 @@ def parse_settings(options: Options, *, is_stream: bool) -> TopicSettings:
     pattern, assign = options.text("subscribePattern"), options.text("assign")
     if sum(given is not None for given in (topics, pattern, assign)) != 1:
         raise OptionError("give exactly one of the options subscribe, subscribePattern and assign")
+    if pattern is not None and not pattern.strip():
+        raise OptionError("option subscribePattern is empty: give a regular expression, such as .* for all topics")
     sql = options.text("sqlExpression")
     if sql and options.text("subExpression"):
         raise OptionError("give one of the options subExpression and sqlExpression, not both")
