@@ -14,7 +14,7 @@ import contrailmq.spark.rocketmq as rocketmq
 from contrailmq.message import MessageQueue
 from contrailmq.spark.access import parse_access
 from contrailmq.spark.columns import COLUMNS, OptionError
-from contrailmq.spark.commitlog import CommitLogReader
+from contrailmq.spark.commitlog import CommitLogReader, CommitLogSource
 from contrailmq.spark.log_plan import LogSettings
 from contrailmq.spark.rocketmq import RocketMQReader, RocketMQSource, RocketMQStreamReader, offsets_of
 from contrailmq.spark.topic_plan import (
@@ -219,6 +219,20 @@ def test_a_pattern_that_matches_no_topic_at_all_is_refused(pattern: str, is_stre
     given = rocketmq.Options({"nameServer": "x:1", "subscribePattern": pattern}, known=rocketmq.KNOWN_OPTIONS)
     with pytest.raises(OptionError, match="option subscribePattern is empty: give a regular expression"):
         rocketmq.parse_settings(given, is_stream=is_stream)
+
+
+@pytest.mark.parametrize("source", [RocketMQSource, CommitLogSource])
+def test_what_is_known_leaves_out_the_option_that_only_jobs_set(
+    source: type[RocketMQSource] | type[CommitLogSource],
+) -> None:
+    with pytest.raises(OptionError, match="known are ") as raised:
+        source({"zzzzzz": "1"})
+    known = str(raised.value).partition("known are ")[2].split(", ")
+    assert "columns" in known
+    assert "emit" not in known
+    with pytest.raises(OptionError) as raised:
+        source({"emitt": "1"})
+    assert "did you mean emit" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["subscribe", "startingOffsets", "columns", "groupId", "failOnDataLoss", "emit"])

@@ -25,6 +25,7 @@ _SPARKS_OWN: Final = (
     "asyncProgressTrackingEnabled",
     "asyncProgressTrackingCheckpointIntervalMs",
 )
+_JOBS_OWN: Final = ("emit",)  # set by archive_stream (portions.py): no hint offers it to users
 
 
 class Options:
@@ -41,8 +42,9 @@ class Options:
                 continue
             name = by_lower.get(lower)
             if name is None:
-                close = difflib.get_close_matches(lower, by_lower, n=1)
-                hint = f": did you mean {by_lower[close[0]]}?" if close else f"; known are {', '.join(sorted(known))}"
+                shown = sorted(set(known).difference(_JOBS_OWN))
+                close = difflib.get_close_matches(lower, by_lower.keys() - _JOBS_OWN, n=1)
+                hint = f": did you mean {by_lower[close[0]]}?" if close else f"; known are {', '.join(shown)}"
                 raise OptionError(f"unknown option {key!r}{hint}")
             self._texts[name] = str(value)
 
