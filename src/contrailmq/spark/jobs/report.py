@@ -34,6 +34,7 @@ MINUTE_MS: Final = 60_000
 _SECOND_MS: Final = 1000
 _SECONDS_SPAN_MS: Final = 10 * MINUTE_MS  # a longer one is counted by the minute
 _STEPS: Final = 16  # histogram steps to the octave
+_STEP_OF_0: Final = -1  # below all others: 1 has the step 0
 _HOSTS_MAX: Final = 200
 _KINDS: Final = ("queue", "tag", "host")
 
@@ -287,8 +288,9 @@ def _count(counter: Counter[tuple[str, int]], names: list[str], topic: Int, valu
 
 
 def _step(values: Int) -> Int:
+    """What values are counted as. Less than nothing is nothing: clocks of two hosts give negative latencies."""
     steps: Int = np.ceil(np.log2(np.maximum(values, 1)) * _STEPS).astype(np.int64)
-    return steps
+    return np.where(values > 0, steps, _STEP_OF_0)
 
 
 def _ip_only(records: Records) -> tuple[Int, Int]:
@@ -306,7 +308,7 @@ def percentile(histogram: dict[int, int], share: float) -> int:
     for step in sorted(histogram):
         seen += histogram[step]
         if seen >= wanted:
-            return int(2 ** (step / _STEPS))
+            return 0 if step == _STEP_OF_0 else int(2 ** (step / _STEPS))
     return 0
 
 

@@ -1,0 +1,54 @@
+"""The report of odd stores: clocks that disagree, configuration of no known shape, several brokers, long names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from contrailmq.message import Message
+from contrailmq.spark.engine import LocalEngine
+from contrailmq.spark.jobs.report import report
+from contrailmq.store import MessageStore, StoreConfig
+from contrailmq.store.clock import ManualClock
+from spark.conftest import expected
+
+ONE = LocalEngine(workers=1)
+NOW_MS = 1_790_000_000_000
+
+
+def filled(folder: Path, messages: list[tuple[int, Message]], *, latency_ms: int = 0, host: bytes = b"") -> str:
+    """A store with these messages, each in the queue named beside it, stored at NOW_MS and born before that."""
+    config = StoreConfig(folder, mapped_file_size_commit_log=65_536, max_hash_slot_num=10, max_index_num=40)
+    with MessageStore(config, clock=ManualClock(NOW_MS)) as store:
+        for queue_id, message in messages:
+            put = store.put(message, queue_id, born_time_ms=NOW_MS - latency_ms, born_host=host)
+            assert put.status.name == "PUT_OK"
+    return str(folder)
+
+
+def test_what_takes_no_time_or_was_born_later_by_another_clock_took_0_ms(tmp_path: Path) -> None:
+    """A step of the histogram is 4.5 % wide, and 0 has one of its own."""
+    for latency_ms, least, most in ((0, 0, 0), (-250, 0, 0), (1, 1, 1), (100, 100, 104), (3000, 3000, 3135)):
+        store = filled(tmp_path / str(latency_ms), [(0, Message("Timed", b"x"))] * 3, latency_ms=latency_ms)
+        (topic,) = report(store, ONE).topics
+        assert least <= topic.latency_p50_ms <= most
+        assert topic.latency_p50_ms == topic.latency_p99_ms
+
+
+def test_empty_bodies_have_0_bytes(tmp_path: Path) -> None:
+    (topic,) = report(filled(tmp_path, [(0, Message("Empty", b""))] * 3), ONE).topics
+    assert (topic.size_p50, topic.size_p99) == (0, 0)
+
+
+def test_percentiles_of_latencies_are_those_of_the_messages(golden_store: Callable[[str], str]) -> None:
+    """The true one is the least latency that so many messages do not pass."""
+    latencies: dict[str, list[int]] = {}
+    for message in expected("clean")["messages"]:
+        latencies.setdefault(message["topic"], []).append(message["storeTimestamp"] - message["bornTimestamp"])
+    found = report(golden_store("clean"), ONE).topics
+    assert sum(row.latency_p99_ms > 0 for row in found) > 3
+    for row in found:
+        of_topic = sorted(max(0, latency) for latency in latencies[row.topic])
+        for shown, hundredths in ((row.latency_p50_ms, 50), (row.latency_p99_ms, 99)):
+            true = of_topic[-(-len(of_topic) * hundredths // 100) - 1]
+            assert true <= shown <= true * 1.045, (row.topic, hundredths)
