@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from contrailmq.message import Message
+import pytest
+
+from contrailmq.message import Message, SystemTopic
 from contrailmq.spark.engine import LocalEngine
 from contrailmq.spark.jobs.report import report
 from contrailmq.store import MessageStore, StoreConfig
@@ -33,6 +35,56 @@ def test_what_takes_no_time_or_was_born_later_by_another_clock_took_0_ms(tmp_pat
         (topic,) = report(store, ONE).topics
         assert least <= topic.latency_p50_ms <= most
         assert topic.latency_p50_ms == topic.latency_p99_ms
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("consumerOffset.json", '{"offsetTable":{"Orders@g":{"0":"abc"}}}', "'abc' is no whole number"),
+        ("consumerOffset.json", '{"offsetTable":{"Orders@g":{"x":1}}}', "'x' is no whole number"),
+        ("consumerOffset.json", '{"offsetTable":{"Orders@g":{"0":1.5}}}', "1.5 is no whole number"),
+        ("consumerOffset.json", '{"offsetTable":{"Orders@g":[1]}}', "Orders@g is [1], not an object"),
+        ("consumerOffset.json", '{"offsetTable":null}', "offsetTable is None, not an object"),
+        ("consumerOffset.json", '{"offsetTable"', "is not JSON"),
+        ("delayOffset.json", '{"offsetTable":5}', "offsetTable is 5, not an object"),
+        ("delayOffset.json", "[]", "what it holds is [], not an object"),
+        ("timermetrics", '{"timingCount":[1]}', "timingCount is [1], not an object"),
+        ("timermetrics", '{"timingCount":{"Orders":{"count":[]}}}', "[] is no whole number"),
+    ],
+)
+def test_a_configuration_of_no_known_shape_is_named_and_its_backup_or_nothing_counts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, text: str, why: str
+) -> None:
+    """A store whose configuration says: 3 messages behind, 2 waiting for level 1, 5 timers."""
+    waiting = [(0, Message(SystemTopic.SCHEDULE, b"x"))] * 4
+    store = filled(tmp_path, [*waiting, *[(0, Message("Orders", b"x"))] * 4])
+    config = tmp_path / "config"
+    config.mkdir(exist_ok=True)
+    good = {
+        "consumerOffset.json": '{"offsetTable":{"Orders@g":{0:1}}}',
+        "delayOffset.json": '{"offsetTable":{1:2}}',
+        "timermetrics": '{"timingCount":{"Orders":{"count":5,"timeStamp":1}}}',
+    }
+    for file, content in good.items():
+        (config / file).write_text(content)
+
+    def shown() -> tuple[list[int], dict[int, int]]:
+        found = report(store, ONE)
+        return [lag.lag for lag in found.lags], {delay.level: delay.waiting for delay in found.delays}
+
+    assert shown() == ([3], {1: 2, 0: 5})
+    assert caplog.messages == []
+    (config / name).write_text(text)
+    (config / f"{name}.bak").write_text(good[name])
+    assert shown() == ([3], {1: 2, 0: 5})
+    (config / f"{name}.bak").unlink()
+    without = {"consumerOffset.json": ([], {1: 2, 0: 5}), "delayOffset.json": ([3], {1: 4, 0: 5})}
+    assert shown() == without.get(name, ([3], {1: 2}))
+    assert len(caplog.messages) == 2
+    for warning in caplog.messages:
+        assert str(config / name) in warning
+        assert why in warning
+        assert "mend or remove it" in warning
 
 
 def test_empty_bodies_have_0_bytes(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ too, and by the minute from there on.
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,8 @@ from contrailmq.spark.slices import map_values, take_slices, text_column
 from contrailmq.spark.store_files import confirmed_end, find_stores, log_files
 from contrailmq.wire.fastjson import loads_fastjson
 
+_T = TypeVar("_T")
+
 MINUTE_MS: Final = 60_000
 _SECOND_MS: Final = 1000
 _SECONDS_SPAN_MS: Final = 10 * MINUTE_MS  # a longer one is counted by the minute
@@ -37,6 +40,7 @@ _STEPS: Final = 16  # histogram steps to the octave
 _STEP_OF_0: Final = -1  # below all others: 1 has the step 0
 _HOSTS_MAX: Final = 200
 _KINDS: Final = ("queue", "tag", "host")
+_log: Final = logging.getLogger(__name__)
 
 
 _ADDED: Final = ("messages", "log_bytes", "tags", "hosts", "sizes", "latencies")
@@ -379,29 +383,60 @@ def _by_topic(counter: Counter[tuple[str, int]]) -> dict[str, dict[int, int]]:
     return found
 
 
-def read_config(store: str, name: str) -> dict[str, Any]:
-    """A configuration file of a broker (fastjson), or its backup; empty when there is none."""
+def read_config(store: str, name: str, take: Callable[[dict[str, Any]], _T]) -> _T:
+    """What `take` makes of a broker's configuration file (fastjson), or of its backup, or of an empty one.
+
+    A report is of the log first: a file that cannot be read is named in a warning, and all the rest is told.
+    """
     for path in (Path(store, "config", name), Path(store, "config", f"{name}.bak")):
-        if path.exists():
-            try:
-                found = loads_fastjson(path.read_bytes())
-            except ContrailError:
-                continue
-            if isinstance(found, dict):
-                return found
-    return {}
+        try:
+            return take(_table(loads_fastjson(path.read_bytes()), "what it holds"))
+        except FileNotFoundError:
+            continue
+        except (ContrailError, OSError, ValueError) as exc:
+            _log.warning("%s is not what a broker writes: %s; it does not count here: mend or remove it", path, exc)
+    return take({})
+
+
+def _table(value: object, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {value!r:.60}, not an object")
+    return value
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{value!r:.60} is no whole number")
+    return value
+
+
+def _numbers(config: dict[str, Any], name: str) -> dict[int, int]:
+    """A table from queues or levels to offsets."""
+    return {_whole(key): _whole(offset) for key, offset in _table(config.get(name, {}), name).items()}
+
+
+def _group_offsets(config: dict[str, Any]) -> dict[str, dict[int, int]]:
+    """From topic@group to the offsets of queues."""
+    table = _table(config.get("offsetTable", {}), "offsetTable")
+    return {name: _numbers(table, name) for name in table}
+
+
+def _timers(config: dict[str, Any]) -> int:
+    entries = _table(config.get("timingCount", {}), "timingCount").values()
+    return sum(_whole(entry.get("count", 0) if isinstance(entry, dict) else entry) for entry in entries)
 
 
 def read_lags(store: str, counts: Counts) -> list[GroupLag]:
     """Lag of every group by the offsets that the broker saved, against the log's own ends."""
     lags = []
-    for name, offsets in read_config(store, "consumerOffset.json").get("offsetTable", {}).items():
-        topic, _, group = str(name).partition("@")
+    for name, offsets in read_config(store, "consumerOffset.json", _group_offsets).items():
+        topic, _, group = name.partition("@")
         if is_system_topic(topic):
             continue
         behind = sum(
-            max(0, counts.ends.get((store, topic, int(queue_id)), 0) - int(offset))
-            for queue_id, offset in offsets.items()
+            max(0, counts.ends.get((store, topic, queue_id), 0) - offset) for queue_id, offset in offsets.items()
         )
         lags.append(GroupLag(group, topic, behind))
     return lags
@@ -425,10 +460,7 @@ def _add_delays(delays: Iterable[DelayBacklog]) -> list[DelayBacklog]:
 
 def read_delays(store: str) -> list[DelayBacklog]:
     """Messages waiting in delay levels, by the queues and the saved progress; timers by the saved counts."""
-    done = {
-        int(level): int(offset)
-        for level, offset in read_config(store, "delayOffset.json").get("offsetTable", {}).items()
-    }
+    done = read_config(store, "delayOffset.json", lambda config: _numbers(config, "offsetTable"))
     delays = []
     for queue in queue_files(store, [SystemTopic.SCHEDULE]):
         units = read_units(queue)
@@ -436,6 +468,5 @@ def read_delays(store: str) -> list[DelayBacklog]:
         waiting = end - done.get(queue.queue_id + 1, 0)
         if waiting > 0:
             delays.append(DelayBacklog(queue.queue_id + 1, waiting))
-    timers = read_config(store, "timermetrics").get("timingCount", {})
-    waiting = sum(int(entry.get("count", 0)) if isinstance(entry, dict) else int(entry) for entry in timers.values())
+    waiting = read_config(store, "timermetrics", _timers)
     return [*delays, DelayBacklog(0, waiting)] if waiting > 0 else delays
