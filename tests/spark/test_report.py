@@ -87,6 +87,15 @@ def test_a_configuration_of_no_known_shape_is_named_and_its_backup_or_nothing_co
         assert "mend or remove it" in warning
 
 
+def test_offsets_of_more_queues_than_a_stranger_may_send_are_read(tmp_path: Path) -> None:
+    """Java writes bare numbers as names, and a broker of many groups has many of them."""
+    store = filled(tmp_path, [(0, Message("Orders", b"x"))] * 4)
+    (tmp_path / "config").mkdir(exist_ok=True)
+    groups = ",".join(f'"Orders@g{number}":{{0:1,1:0,2:0,3:0}}' for number in range(6000))
+    (tmp_path / "config" / "consumerOffset.json").write_text(f'{{"offsetTable":{{{groups}}}}}')
+    assert [lag.lag for lag in report(store, ONE).lags] == [3] * 6000
+
+
 def test_empty_bodies_have_0_bytes(tmp_path: Path) -> None:
     (topic,) = report(filled(tmp_path, [(0, Message("Empty", b""))] * 3), ONE).topics
     assert (topic.size_p50, topic.size_p99) == (0, 0)
