@@ -96,6 +96,22 @@ def test_offsets_of_more_queues_than_a_stranger_may_send_are_read(tmp_path: Path
     assert [lag.lag for lag in report(store, ONE).lags] == [3] * 6000
 
 
+def test_topics_of_the_broker_itself_have_no_lag(tmp_path: Path) -> None:
+    store = filled(tmp_path, [(0, Message("Orders", b"x")), (0, Message(SystemTopic.SCHEDULE, b"x"))])
+    (tmp_path / "config").mkdir(exist_ok=True)
+    text = '{"offsetTable":{"Orders@g":{0:0},"SCHEDULE_TOPIC_XXXX@g":{0:0},"rmq_sys_own@g":{0:0}}}'
+    (tmp_path / "config" / "consumerOffset.json").write_text(text)
+    assert [tuple(lag) for lag in report(store, ONE).lags] == [("g", "Orders", 1)]
+
+
+def test_producers_are_told_by_their_address_whatever_its_port(tmp_path: Path) -> None:
+    """Two stores, each filled from one host; one is of IPv6."""
+    hosts = {"a": bytes([10, 0, 0, 1, 0, 0, 0, 80]), "b": bytes([*bytes(15), 1, 0, 0, 0, 81])}
+    for number, (name, host) in enumerate(hosts.items(), 1):
+        filled(tmp_path / name, [(0, Message("Orders", b"x"))] * number, host=host)
+    assert report(f"{tmp_path}/a,{tmp_path}/b", ONE).hosts == [("Orders", "::1", 2), ("Orders", "10.0.0.1", 1)]
+
+
 def test_empty_bodies_have_0_bytes(tmp_path: Path) -> None:
     (topic,) = report(filled(tmp_path, [(0, Message("Empty", b""))] * 3), ONE).topics
     assert (topic.size_p50, topic.size_p99) == (0, 0)
