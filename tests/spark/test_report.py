@@ -10,6 +10,7 @@ import pytest
 from contrailmq.message import Message, SystemTopic
 from contrailmq.spark.engine import LocalEngine
 from contrailmq.spark.jobs.report import report
+from contrailmq.spark.jobs.report_page import page
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.store.clock import ManualClock
 from spark.conftest import expected
@@ -110,6 +111,36 @@ def test_producers_are_told_by_their_address_whatever_its_port(tmp_path: Path) -
     for number, (name, host) in enumerate(hosts.items(), 1):
         filled(tmp_path / name, [(0, Message("Orders", b"x"))] * number, host=host)
     assert report(f"{tmp_path}/a,{tmp_path}/b", ONE).hosts == [("Orders", "::1", 2), ("Orders", "10.0.0.1", 1)]
+
+
+def test_queues_of_two_brokers_are_counted_and_told_apart(tmp_path: Path) -> None:
+    """Broker a has one message in each of four queues of Orders, broker b two, and Once is on b alone."""
+    orders = [(queue_id, Message("Orders", b"x")) for queue_id in range(4)]
+    a = filled(tmp_path / "a" / "store", orders)
+    b = filled(tmp_path / "b" / "store", [*orders, *orders, (0, Message("Once", b"x"))])
+    both = report(f"{a},{b}", ONE)
+    assert {row.topic: (row.queues, row.messages) for row in both.topics} == {"Orders": (8, 12), "Once": (1, 1)}
+    rows = both.to_json()
+    wanted = {
+        ("Once", 0, b): 1,
+        **{("Orders", queue_id, store): number for store, number in ((a, 1), (b, 2)) for queue_id in range(4)},
+    }
+    assert {(row["topic"], row["queue_id"], row["store"]): row["messages"] for row in rows["queues"]} == wanted
+    assert len(rows["queues"]) == len(rows["queue_minutes"]) == 9
+    assert sum(row["log_bytes"] for row in rows["queues"]) == both.log_bytes
+    over_time = {
+        (row["topic"], int(row["queue"]), row["store"]): row["messages"]
+        for row in rows["queue_minutes"]
+        if row["time_ms"] == NOW_MS // 60_000 * 60_000
+    }
+    assert over_time == wanted
+    shown = page(both)
+    for label in ("a/store · Orders / 3", "b/store · Orders / 3", "b/store · Once / 0"):
+        assert f">{label}<title>{label}</title>" in shown  # a bar
+    assert "</i>b/store · Orders / 3</span>" in shown  # a colour
+    alone = page(report(a, ONE))
+    assert ">Orders / 3<title>" in alone
+    assert " · Orders" not in alone
 
 
 def test_empty_bodies_have_0_bytes(tmp_path: Path) -> None:

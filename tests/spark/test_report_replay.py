@@ -48,7 +48,7 @@ def test_the_report_counts_what_java_counts(golden_store: Callable[[str], str]) 
     found = report(golden_store("clean"), ONE, settings=small)
     java = expected("clean")["messages"]
     assert found.messages == len(java)
-    assert {(t, q): n for t, q, n, _ in found.queues} == Counter((m["topic"], m["queueId"]) for m in java)
+    assert {(t, q): n for t, q, n, _, _ in found.queues} == Counter((m["topic"], m["queueId"]) for m in java)
     assert found.log_bytes == sum(m["storeSize"] for m in java)
     tags = Counter((m["topic"], m["properties"]["TAGS"]) for m in java if m["properties"].get("TAGS"))
     assert {(t, tag): n for t, tag, n in found.tags} == tags
@@ -94,8 +94,12 @@ def test_traffic_is_told_by_the_second_within_ten_minutes_and_by_the_minute_beyo
             sizes[topic, time_ms] += size
         numbers = Counter((topic, time_ms) for topic, time_ms, _ in times)
         assert rows == sorted((*key, number, sizes[key]) for key, number in numbers.items())
-    by_queue = Counter((m["topic"], str(m["queueId"]), m["storeTimestamp"] // step_ms * step_ms) for m in java)
-    assert found.over_time["queue"] == sorted((*key, number) for key, number in by_queue.items())
+    by_queue = Counter(
+        (m["topic"], str(m["queueId"]), m["storeTimestamp"] // step_ms * step_ms, golden_store(name))
+        for name in names
+        for m in expected(name)["messages"]
+    )
+    assert found.over_time["queue"] == sorted((*key[:3], number, key[3]) for key, number in by_queue.items())
 
 
 @pytest.mark.parametrize(

@@ -66,14 +66,14 @@ class Span(NamedTuple):
 class Counts:
     """Sums over records; two of them add up. Times are those of storing, in ms, cut to whole seconds or minutes."""
 
-    messages: Counter[tuple[str, int]] = field(default_factory=Counter)  # (topic, queue)
-    log_bytes: Counter[tuple[str, int]] = field(default_factory=Counter)
+    messages: Counter[tuple[str, str, int]] = field(default_factory=Counter)  # (store, topic, queue)
+    log_bytes: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     tags: Counter[tuple[str, str]] = field(default_factory=Counter)  # (topic, tag)
     hosts: Counter[tuple[str, str]] = field(default_factory=Counter)  # (topic, born host's IP)
     traffic: Counter[tuple[str, int]] = field(default_factory=Counter)  # (topic, time)
     traffic_bytes: Counter[tuple[str, int]] = field(default_factory=Counter)
-    # (queue, tag or host; topic; its number, text or IP; time)
-    over_time: Counter[tuple[str, str, str, int]] = field(default_factory=Counter)
+    # (queue, tag or host; topic; its number, text or IP; a queue's store, else nothing; time)
+    over_time: Counter[tuple[str, str, str, str, int]] = field(default_factory=Counter)
     sizes: Counter[tuple[str, int]] = field(default_factory=Counter)  # (topic, step)
     latencies: Counter[tuple[str, int]] = field(default_factory=Counter)
     ends: dict[tuple[str, str, int], int] = field(default_factory=dict)  # (store, topic, queue) -> next offset
@@ -143,12 +143,13 @@ class Report:
     messages: int
     log_bytes: int
     topics: list[TopicReport]
-    queues: list[tuple[str, int, int, int]]  # topic, queue, messages, bytes
+    queues: list[tuple[str, int, int, int, str]]  # topic, queue, messages, bytes, store
     tags: list[tuple[str, str, int]]
     hosts: list[tuple[str, str, int]]
     step_ms: int  # of the times below: a second for a log of ten minutes at most, else a minute
     traffic: list[tuple[str, int, int, int]]  # topic, time in ms, messages, bytes
-    over_time: dict[str, list[tuple[str, str, int, int]]]  # queue, tag or host -> topic, value, time in ms, messages
+    # queue, tag or host -> topic, value, time in ms, messages, a queue's store (tags and hosts are of all stores)
+    over_time: dict[str, list[tuple[str, str, int, int, str]]]
     lags: list[GroupLag]
     retries: list[tuple[str, str, int]]  # kind (retry or dlq), group, messages
     delays: list[DelayBacklog]
@@ -161,7 +162,8 @@ class Report:
             "log_bytes": self.log_bytes,
             "topics": [row._asdict() for row in self.topics],
             "queues": [
-                dict(zip(("topic", "queue_id", "messages", "log_bytes"), row, strict=True)) for row in self.queues
+                dict(zip(("topic", "queue_id", "messages", "log_bytes", "store"), row, strict=True))
+                for row in self.queues
             ],
             "tags": [dict(zip(("topic", "tag", "messages"), row, strict=True)) for row in self.tags],
             "hosts": [dict(zip(("topic", "host", "messages"), row, strict=True)) for row in self.hosts],
@@ -182,10 +184,10 @@ class Report:
         return [(*key, number, log_bytes[key]) for key, number in messages.items()]
 
     def _minutes_of(self, kind: str) -> list[dict[str, Any]]:
-        times = Counter({(topic, value, time_ms): number for topic, value, time_ms, number in self.over_time[kind]})
+        times = Counter({(topic, value, store, at): number for topic, value, at, number, store in self.over_time[kind]})
         return [
-            {"topic": topic, kind: value, "time_ms": time_ms, "messages": number}
-            for (topic, value, time_ms), number in _cut(times, MINUTE_MS).items()
+            {"topic": topic, kind: value, "time_ms": time_ms, "messages": number} | ({"store": store} if store else {})
+            for (topic, value, store, time_ms), number in _cut(times, MINUTE_MS).items()
         ]
 
 
@@ -245,8 +247,10 @@ def _measure(records: Records, store: str) -> Counts:
     step_ms = counts.span.step_ms
     first_ms = counts.span.first_ms // step_ms * step_ms
     step = (records.store_time_ms - first_ms) // step_ms
-    for counter, weight in ((counts.messages, None), (counts.log_bytes, records.size)):
-        _count(counter, names, topic, records.queue_id, weight)
+    for by_queue, weight in ((counts.messages, None), (counts.log_bytes, records.size)):
+        found = Counter[tuple[str, int]]()
+        _count(found, names, topic, records.queue_id, weight)
+        by_queue.update({(store, name, queue_id): total for (name, queue_id), total in found.items()})
     for counter, weight in ((counts.traffic, None), (counts.traffic_bytes, records.size)):
         found = Counter[tuple[str, int]]()
         _count(found, names, topic, step, weight)
@@ -258,16 +262,16 @@ def _measure(records: Records, store: str) -> Counts:
         _count(found, names, topic, encoded.indices.to_numpy().astype(np.int64), None)
         named.update({(name, values[code]): number for (name, code), number in found.items()})
     queues, queue = np.unique(records.queue_id, return_inverse=True)
-    for kind, texts, codes in (
-        ("queue", [str(number) for number in queues.tolist()], queue),
-        ("tag", tags.dictionary.to_pylist(), tags.indices.to_numpy()),
-        ("host", hosts.dictionary.to_pylist(), hosts.indices.to_numpy()),
+    for kind, texts, codes, of in (
+        ("queue", [str(number) for number in queues.tolist()], queue, store),
+        ("tag", tags.dictionary.to_pylist(), tags.indices.to_numpy(), ""),
+        ("host", hosts.dictionary.to_pylist(), hosts.indices.to_numpy(), ""),
     ):
         found = Counter[tuple[str, int]]()
         _count(found, names, topic, codes.astype(np.int64) + step * len(texts), None)
         for (name, place), number in found.items():
             later, code = divmod(place, len(texts))
-            counts.over_time[kind, name, texts[code], first_ms + later * step_ms] += number
+            counts.over_time[kind, name, texts[code], of, first_ms + later * step_ms] += number
     order = np.lexsort((records.queue_offset, records.queue_id, topic))
     for at in order.tolist() if len(order) < 64 else _last_of_each(topic[order], records.queue_id[order], order):
         key = (store, names[topic[at]], int(records.queue_id[at]))
@@ -319,9 +323,9 @@ def percentile(histogram: dict[int, int], share: float) -> int:
 def summarise(stores: list[str], counts: Counts) -> Report:
     """The report behind counts, and what the stores' configuration says about groups and delays."""
     by_topic: dict[str, tuple[int, int, int]] = {}  # -> queues, messages, bytes
-    for (topic, queue_id), number in counts.messages.items():
-        queues, messages, log_bytes = by_topic.get(topic, (0, 0, 0))
-        by_topic[topic] = (queues + 1, messages + number, log_bytes + counts.log_bytes[topic, queue_id])
+    for key, number in counts.messages.items():
+        queues, messages, log_bytes = by_topic.get(key[1], (0, 0, 0))
+        by_topic[key[1]] = (queues + 1, messages + number, log_bytes + counts.log_bytes[key])
     sizes, latencies = _by_topic(counts.sizes), _by_topic(counts.latencies)
     times = _by_topic(_cut(counts.traffic, MINUTE_MS))
     topics = [
@@ -348,7 +352,10 @@ def summarise(stores: list[str], counts: Counts) -> Report:
         messages=sum(counts.messages.values()),
         log_bytes=sum(counts.log_bytes.values()),
         topics=topics,
-        queues=sorted((t, q, n, counts.log_bytes[t, q]) for (t, q), n in counts.messages.items()),
+        queues=[
+            (topic, queue_id, counts.messages[store, topic, queue_id], counts.log_bytes[store, topic, queue_id], store)
+            for topic, queue_id, store in sorted((topic, queue_id, store) for store, topic, queue_id in counts.messages)
+        ],
         tags=[(t, tag, n) for (t, tag), n in counts.tags.most_common(_HOSTS_MAX) if tag],
         hosts=[(t, host, n) for (t, host), n in counts.hosts.most_common(_HOSTS_MAX)],
         step_ms=counts.span.step_ms,
@@ -360,17 +367,17 @@ def summarise(stores: list[str], counts: Counts) -> Report:
     )
 
 
-def _over_time(counts: Counts) -> dict[str, list[tuple[str, str, int, int]]]:
+def _over_time(counts: Counts) -> dict[str, list[tuple[str, str, int, int, str]]]:
     """Messages over time of the queues, tags and hosts that have most; rows without a tag are left out."""
-    totals: dict[str, Counter[tuple[str, str]]] = {kind: Counter() for kind in _KINDS}
-    for (kind, topic, value, _), number in counts.over_time.items():
-        totals[kind][topic, value] += number
-    shown = {kind: {pair for pair, _ in total.most_common(_HOSTS_MAX)} for kind, total in totals.items()}
+    totals: dict[str, Counter[tuple[str, str, str]]] = {kind: Counter() for kind in _KINDS}
+    for (kind, topic, value, store, _), number in counts.over_time.items():
+        totals[kind][topic, value, store] += number
+    shown = {kind: {name for name, _ in total.most_common(_HOSTS_MAX)} for kind, total in totals.items()}
     return {
         kind: sorted(
-            (topic, value, time_ms, number)
-            for (of, topic, value, time_ms), number in counts.over_time.items()
-            if of == kind and value and (topic, value) in shown[kind]
+            (topic, value, time_ms, number, store)
+            for (of, topic, value, store, time_ms), number in counts.over_time.items()
+            if of == kind and value and (topic, value, store) in shown[kind]
         )
         for kind in _KINDS
     }

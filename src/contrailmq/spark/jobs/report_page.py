@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
+from pathlib import PurePath
 from typing import Final
 
 from contrailmq.spark.jobs.report import MINUTE_MS, Report
@@ -55,12 +56,13 @@ def page(report: Report) -> str:
         ("dead letters", f"{sum(count for kind, _, count in report.retries if kind == 'dlq'):,}"),
         ("waiting for their time", f"{sum(delay.waiting for delay in report.delays):,}"),
     ]
+    of = _store_prefixes(report.stores)
     sections = [
         ("Messages over time", _columns([(t, m, n) for t, m, n, _ in report.traffic], "other topics", step_ms)),
         ("Topics", _topics(report)),
         (
             "Messages by queue",
-            _bars([(f"{t} / {q}", n) for t, q, n, _ in sorted(report.queues, key=lambda r: -r[2])[:20]]),
+            _bars([(f"{of[s]}{t} / {q}", n) for t, q, n, _, s in sorted(report.queues, key=lambda r: -r[2])[:20]]),
         ),
         ("Queues over time", _columns(_named(report, "queue", "/"), "other queues", step_ms)),
         ("Tags", _bars([(f"{topic} : {tag}", n) for topic, tag, n in report.tags[:20]])),
@@ -83,7 +85,23 @@ def page(report: Report) -> str:
 
 
 def _named(report: Report, kind: str, sign: str) -> list[tuple[str, int, int]]:
-    return [(f"{topic} {sign} {value}", time_ms, count) for topic, value, time_ms, count in report.over_time[kind]]
+    of = {"": "", **_store_prefixes(report.stores)}
+    return [
+        (f"{of[store]}{topic} {sign} {value}", time_ms, count)
+        for topic, value, time_ms, count, store in report.over_time[kind]
+    ]
+
+
+def _store_prefixes(stores: Sequence[str]) -> dict[str, str]:
+    """How queues are marked with their store: nothing for one alone, else as many last parts as tell all apart."""
+    if len(stores) == 1:
+        return {stores[0]: ""}
+    parts = [PurePath(store).parts for store in stores]
+    for number in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(part[-number:]) for part in parts]
+        if len(set(names)) == len(stores):
+            return {store: f"{name} · " for store, name in zip(stores, names, strict=True)}
+    return {store: f"{store} · " for store in stores}
 
 
 def _columns(rows: Sequence[tuple[str, int, int]], others: str, step_ms: int) -> str:
