@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -141,6 +142,22 @@ def test_queues_of_two_brokers_are_counted_and_told_apart(tmp_path: Path) -> Non
     alone = page(report(a, ONE))
     assert ">Orders / 3<title>" in alone
     assert " · Orders" not in alone
+
+
+def test_labels_of_long_names_keep_their_ends_by_which_they_differ(tmp_path: Path) -> None:
+    """Queues of one topic of 127 characters, and tags that differ in their last letter."""
+    topic = "Orders_of_all_our_branches_" + "x" * 100
+    messages = [(number, Message(topic, b"x", tags=f"tag-{'y' * 60}-{number}")) for number in range(3)]
+    shown = page(report(filled(tmp_path, messages), ONE))
+    labels = re.findall(r'<text x="360"[^>]*>([^<]*)<title>([^<]*)</title>', shown)
+    assert {len(short) for short, _ in labels} == {46}
+    assert all(short.startswith(("Orders_of_all_our_b", "127.0.0.1 ")) for short, _ in labels)
+    queues = {short[-4:]: whole for short, whole in labels if " / " in whole}
+    assert queues == {f" / {number}": f"{topic} / {number}" for number in range(3)}
+    tags = {short[-6:]: whole for short, whole in labels if " : " in whole}
+    assert tags == {f"yyyy-{number}": f"{topic} : tag-{'y' * 60}-{number}" for number in range(3)}
+    (legend,) = re.findall(r"\.key\{([^}]*)\}", shown)
+    assert "overflow-wrap:anywhere" in legend  # else the page scrolls sideways
 
 
 def test_empty_bodies_have_0_bytes(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ _COLOURS: Final = ("#2f6fdb", "#e07b39", "#3d9a5d", "#b5489a", "#8a6d3b", "#5c6b
 _NAMES_SHOWN: Final = 6  # the rest is drawn as one
 _BINS_MAX: Final = 60
 _BINS_MIN: Final = 12  # a store filled within a second is a narrow column, not a wall
+_LABEL_MAX: Final = 46  # characters beside a bar: as many capitals as there is room for
 _MARKS: Final = 4  # stretches of the time axis that are labelled
 _HOUR_MS: Final = 60 * MINUTE_MS
 # What a column may stand for, as people count time; longer logs take whole days.
@@ -30,7 +31,7 @@ _STEPS_MS: Final = (
 _DAY_MS: Final = 24 * _HOUR_MS
 _STYLE: Final = """
 :root{color-scheme:light dark;--line:#8884;--soft:#8881}
-body{font:15px/1.5 system-ui,sans-serif;max-width:1080px;margin:2rem auto;padding:0 1rem}
+body{font:15px/1.5 system-ui,sans-serif;max-width:1080px;margin:2rem auto;padding:0 1rem;overflow-wrap:break-word}
 h1{font-size:1.5rem;margin:0}h2{font-size:1.1rem;margin:2.2rem 0 .6rem}
 .tiles{display:flex;flex-wrap:wrap;gap:1rem;margin:1.2rem 0}
 .tile{background:var(--soft);border-radius:8px;padding:.7rem 1.1rem}.tile b{display:block;font-size:1.4rem}
@@ -39,8 +40,8 @@ td:first-child{overflow-wrap:anywhere;min-width:14rem}td:not(:first-child){white
 th,td{padding:.3rem .6rem;text-align:right;border-bottom:1px solid var(--line)}
 th:first-child,td:first-child{text-align:left}
 svg{width:100%;min-width:700px;height:auto;display:block}svg text{fill:currentColor;font:11px system-ui}
-.key{display:inline-block;margin-right:1em}
-.key i{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.35em}
+.key{display:inline-flex;align-items:baseline;margin-right:1em;overflow-wrap:anywhere}
+.key i{flex:none;width:.8em;height:.8em;border-radius:2px;margin-right:.35em}
 """
 
 
@@ -172,13 +173,20 @@ def _bars(rows: Sequence[tuple[str, int]]) -> str:
     parts = []
     for number, (label, count) in enumerate(rows):
         y = number * 22
-        short = label if len(label) <= 52 else label[:49] + "..."
         parts.append(
-            f'<text x="360" y="{y + 14}" text-anchor="end">{escape(short)}<title>{escape(label)}</title></text>'
+            f'<text x="360" y="{y + 14}" text-anchor="end">{escape(_short(label))}<title>{escape(label)}</title></text>'
             f'<rect x="370" y="{y + 3}" width="{count / top * 540:.1f}" height="15" rx="2" fill="{_COLOURS[0]}"/>'
             f'<text x="{376 + count / top * 540:.1f}" y="{y + 15}">{count:,}</text>'
         )
     return _drawing(1000, len(rows) * 22 + 4, parts)
+
+
+def _short(label: str) -> str:
+    """A label that fits beside its bar, cut in the middle: a queue's number and a tag stand at the end."""
+    if len(label) <= _LABEL_MAX:
+        return label
+    kept = _LABEL_MAX - len("...")
+    return f"{label[: kept - kept // 2]}...{label[-(kept // 2) :]}"
 
 
 def _drawing(width: int, height: int, parts: Sequence[str]) -> str:
