@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from contrailmq.message import Message, SystemTopic
 from contrailmq.spark.engine import LocalEngine
-from contrailmq.spark.jobs.report import report
+from contrailmq.spark.jobs.report import GroupLag, report
 from contrailmq.spark.jobs.report_page import page
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.store.clock import ManualClock
@@ -158,6 +159,32 @@ def test_labels_of_long_names_keep_their_ends_by_which_they_differ(tmp_path: Pat
     assert tags == {f"yyyy-{number}": f"{topic} : tag-{'y' * 60}-{number}" for number in range(3)}
     (legend,) = re.findall(r"\.key\{([^}]*)\}", shown)
     assert "overflow-wrap:anywhere" in legend  # else the page scrolls sideways
+
+
+def test_names_that_look_like_markup_are_shown_and_not_obeyed(tmp_path: Path) -> None:
+    tag = "<script>alert('&amp;')</script>"
+    found = report(filled(tmp_path, [(0, Message("Orders", b"x", tags=tag))]), ONE)
+    group = "<img src=x>"
+    shown = page(
+        replace(
+            found,
+            stores=["/data/<b>"],
+            topics=[found.topics[0]._replace(topic="<u>")],
+            queues=[("<i>", 0, 1, 1, "/data/<b>")],
+            over_time={**found.over_time, "queue": []},
+            lags=[GroupLag(group, "Orders", 1)],
+            retries=[("dlq", group, 1)],
+        )
+    )
+    text = "&lt;script&gt;alert(&#x27;&amp;amp;&#x27;)&lt;/script&gt;"
+    assert f"</i>Orders : {text}</span>" in shown  # a colour
+    assert f"<title>Orders : {text}</title>" in shown  # a bar
+    assert re.search(f"<title>[-0-9: ]+Orders : {re.escape(text)}: 1</title>", shown)  # a column
+    assert "<div>/data/&lt;b&gt; · " in shown
+    assert "<td>&lt;u&gt;</td>" in shown
+    for label in ("&lt;i&gt; / 0", "&lt;img src=x&gt; on Orders", "dlq &lt;img src=x&gt;"):
+        assert f">{label}<title>{label}</title>" in shown
+    assert not re.search("<(script|img|u|b>/)", shown)
 
 
 def test_empty_bodies_have_0_bytes(tmp_path: Path) -> None:
