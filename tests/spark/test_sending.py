@@ -10,17 +10,20 @@ import pytest
 from pyspark.sql.types import ArrayType, BinaryType, DoubleType, StringType, StructField, StructType
 
 from contrailmq.client.errors import ContrailError
+from contrailmq.client.errors import SendFailedError as ClientSendFailedError
 from contrailmq.client.raw import PostedBatch, RawSent
 from contrailmq.client.raw_connection import Pieces
-from contrailmq.message import MessageError, MessageQueue, Property, decode_properties
+from contrailmq.message import Message, MessageError, MessageQueue, Property, decode_properties
 from contrailmq.message.batch import split_batch
 from contrailmq.spark import sending
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import Options
 from contrailmq.spark.packing import DEDUP_PROPERTY, pack_parts
 from contrailmq.spark.rocketmq import KNOWN_OPTIONS
-from contrailmq.spark.sending import Sender, SendFailedError, SinkSettings, make_message
+from contrailmq.spark.sending import Sender, SendFailedError, SendRefusedError, SinkSettings, make_message
 from contrailmq.spark.sink import parse_sink
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.errors import ResponseError
 
 QUEUES = [MessageQueue("Out", "broker-a", number) for number in range(2)]
 
@@ -37,6 +40,7 @@ class FakeBroker:
         self.stored: dict[MessageQueue, list[bytes]] = {}
         self.on_the_way: dict[int, tuple[MessageQueue, bytes]] = {}
         self.most_on_the_way: dict[MessageQueue, int] = {}
+        self.refusal: ContrailError | None = None  # what failing answers say
         self._number = 0
 
     def publish_queues(self, topic: str) -> list[MessageQueue]:
@@ -55,7 +59,7 @@ class FakeBroker:
     def batch_answer(self, posted: PostedBatch) -> RawSent:
         queue, body = self.on_the_way.pop(posted.opaque)
         if posted.opaque in self.failures:
-            raise ContrailError(f"answer {posted.opaque} failed")
+            raise self.refusal or ContrailError(f"answer {posted.opaque} failed")
         self.stored.setdefault(queue, []).append(body)
         return RawSent(queue, 0)
 
@@ -388,3 +392,62 @@ def test_a_batch_is_tried_again_with_the_same_keys_until_it_is_acknowledged() ->
 def test_a_batch_that_is_never_acknowledged_fails_the_write() -> None:
     with pytest.raises(SendFailedError, match="Out/broker-a/1 did not acknowledge after 2 tries: answer 2 failed"):
         send(ROWS[:1], FakeBroker(failures={1, 2}), SinkSettings("x", tries=2), PLAIN)
+
+
+def refusal(code: int) -> ResponseError:
+    return ResponseError(code, "because", request_code=RequestCode.SEND_BATCH_MESSAGE, address="here:1")
+
+
+@pytest.mark.parametrize(
+    "name", ["MESSAGE_ILLEGAL", "NO_PERMISSION", "INVALID_PARAMETER", "REQUEST_CODE_NOT_SUPPORTED"]
+)
+def test_what_no_further_try_mends_fails_the_write_at_once_with_the_brokers_words(name: str) -> None:
+    broker, pauses = FakeBroker(failures={1}), list[float]()
+    broker.refusal = refusal(ResponseCode[name])
+    sender = Sender(broker, SinkSettings("x", topic="Out"), sleep=pauses.append)  # type: ignore[arg-type]
+    sender.add(make_message({"body": "b"}, SinkSettings("x", topic="Out"), "k"), {"queueId": 1})
+    text = rf"^Out/broker-a/1 refused rows, .* answered {name}\({ResponseCode[name].value}\): because"
+    with pytest.raises(SendRefusedError, match=text) as raised:
+        sender.flush()
+    assert not raised.value.retriable
+    assert (pauses, broker.stored) == ([], {})
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+        ResponseCode.FLOW_CONTROL,
+        777,
+    ],
+)
+def test_what_may_pass_is_tried_again(code: int) -> None:
+    broker = FakeBroker(failures={1, 2, 3})
+    broker.refusal = refusal(code)
+    send(ROWS[:1], broker, SinkSettings("x"), PLAIN)
+    assert [body for _, _, body, _ in broker.parts()] == [b"1"]
+
+
+def test_a_delayed_row_that_is_refused_for_good_is_sent_once() -> None:
+    """The client that sends it wraps the broker's answer."""
+    sent = []
+
+    class Refusing:
+        def send(self, message: Message, *, queue: MessageQueue) -> None:
+            sent.append(queue)
+            cause = refusal(ResponseCode.NO_PERMISSION)
+            raise ClientSendFailedError(message.topic, tries=1, elapsed_s=0.1, brokers=["b"], cause=cause)
+
+    settings = SinkSettings("x", topic="Out")
+    sender = Sender(FakeBroker(), settings, sleep=lambda _: None)  # type: ignore[arg-type]
+    sender._producer = Refusing()  # type: ignore[assignment]
+    row = {"body": "b", "delayLevel": 3, "queueId": 0}
+    with pytest.raises(SendRefusedError, match=r"NO_PERMISSION\(16\): because"):
+        sender.add(make_message(row, settings, "k"), row)
+    assert sent == QUEUES[:1]

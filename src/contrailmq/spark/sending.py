@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from contrailmq.client.batch import BATCH_BYTES_ADVISED
+from contrailmq.client.errors import error_code
 from contrailmq.client.raw import PostedBatch, QueueReader
 from contrailmq.client.raw_connection import Pieces
 from contrailmq.message import (
@@ -38,6 +39,7 @@ from contrailmq.spark.columns import OptionError
 from contrailmq.spark.dispatched import java_hashes, numbered
 from contrailmq.spark.packing import DEDUP_PROPERTY, Int, Joined, Parts, digest, pack_parts
 from contrailmq.spark.records import stable_order
+from contrailmq.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
     from contrailmq.client.sync import Producer
@@ -48,12 +50,27 @@ _WAITING_BYTES_MAX: Final = 16 * 1024 * 1024  # full, behind those that are on t
 _ROUNDS_MAX: Final = 4  # of Arrow batches, before a batch that is on its way is waited for
 _NO_PLACE: Final = -1  # of a row that names no queue
 _PAUSE_S: Final = 0.2  # before the second try; doubled each time
+# Answers about the rows, the topic or who sends. Others may pass: a topic that comes to be, a broker that is busy.
+_FINAL: Final = frozenset(
+    {
+        ResponseCode.MESSAGE_ILLEGAL,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.INVALID_PARAMETER,
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+    }
+)
 
 
 class SendFailedError(ContrailError):
     """A batch of rows was not acknowledged within the allowed tries."""
 
     retriable = True
+
+
+class SendRefusedError(SendFailedError):
+    """The broker refused rows for a reason that no further try mends."""
+
+    retriable = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,10 +432,11 @@ class Sender:
                 send()
                 return
             except ContrailError as exc:
+                name = f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
+                if error_code(exc) in _FINAL:
+                    raise SendRefusedError(f"{name} refused rows, for good: {exc}") from exc
                 if not left:
-                    raise SendFailedError(
-                        f"{queue.topic}/{queue.broker_name}/{queue.queue_id} did not acknowledge after "
-                        f"{self._settings.tries} tries: {exc}"
-                    ) from exc
+                    text = f"{name} did not acknowledge after {self._settings.tries} tries: {exc}"
+                    raise SendFailedError(text) from exc
                 self._sleep(pause_s)
                 pause_s *= 2

@@ -12,8 +12,8 @@ Then a repeat may stay, but nothing is dropped that is no repeat: another row at
 32 bits: two agree once in four billion).
 
 Rows of one queue are sent in batches of at most 1 MiB; a batch is tried again, with growing pauses, until it is
-acknowledged or tries run out; `write` returns after the last acknowledgement. Delayed rows travel one by one (RocketMQ
-has no delayed batches).
+acknowledged or tries run out, but not where the broker would answer the same again; `write` returns after the last
+acknowledgement. Delayed rows travel one by one (RocketMQ has no delayed batches).
 """
 
 from __future__ import annotations
