@@ -197,6 +197,15 @@ def test_the_page_of_a_report_is_written_beside_its_tables(tmp_path: Path, golde
     assert text.count("<svg") == text.count("</svg>") >= 5
 
 
+def test_queues_of_several_stores_are_shown_with_their_store(tmp_path: Path) -> None:
+    stores = [unpack("direct", tmp_path / name) for name in ("a", "b")]
+    for given, columns in ((stores[0], 3), (",".join(stores), 4)):
+        told = run("report", "--store", given, "--engine", "local").stdout
+        heads = told.partition("queues\n")[2].splitlines()[1]
+        assert len(heads.strip("┃").split("┃")) == columns
+        assert ("store" in heads) == (columns == 4)
+
+
 def test_what_messages_hold_is_shown_as_it_is(tmp_path: Path) -> None:
     sizes = StoreConfig(tmp_path, mapped_file_size_commit_log=65_536, max_hash_slot_num=10, max_index_num=40)
     with MessageStore(sizes) as store:

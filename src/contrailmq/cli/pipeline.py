@@ -184,9 +184,13 @@ def report(
             print_found(done.to_json(), as_json, title="")
             return
         print_found([row._asdict() for row in done.topics], False, title=f"{done.messages:,} messages")
-        for title, field, shown in (("queues", "queue_id", done.queues), ("tags", "tag", done.tags)):
-            most = sorted(shown, key=lambda row: -row[2])[:_REPORT_ROWS]
-            print_found([{"topic": row[0], field: row[1], "messages": row[2]} for row in most], False, title=title)
+        queues = [
+            {"topic": topic, "queue_id": queue_id, "messages": count, **({"store": of} if len(done.stores) > 1 else {})}
+            for topic, queue_id, count, _, of in sorted(done.queues, key=lambda row: -row[2])[:_REPORT_ROWS]
+        ]
+        print_found(queues, False, title="queues")
+        tags = [{"topic": topic, "tag": tag, "messages": count} for topic, tag, count in done.tags[:_REPORT_ROWS]]
+        print_found(tags, False, title="tags")
         hosts = [{"topic": topic, "host": host, "messages": count} for topic, host, count in done.hosts[:_REPORT_ROWS]]
         print_found(hosts, False, title="producers")
         print_found([row._asdict() for row in done.lags], False, title="lag per group")
