@@ -1,20 +1,24 @@
-"""`verify` of a store without an index: what is gone is told, and what was never there is told as that."""
+"""`verify` of an index: what is gone is told, what was never there is told as that, and so is what outlived its log."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from contrailmq.cli import app
 from contrailmq.message import Message, encode_host
-from contrailmq.spark.engine import LocalEngine
+from contrailmq.spark.engine import LocalEngine, SparkEngine
+from contrailmq.spark.jobs import verify as job
 from contrailmq.spark.jobs.index_files import IndexShape
 from contrailmq.spark.jobs.rebuild import rebuild
 from contrailmq.spark.jobs.verify import Finding, verify
+from contrailmq.spark.store_files import confirmed_end
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.store.record import encode_record
 from spark.conftest import expected, unpack
@@ -84,3 +88,71 @@ def test_no_index_is_missed_where_no_record_has_a_key(tmp_path: Path) -> None:
     Path(tmp_path, "commitlog").mkdir()
     Path(tmp_path, "commitlog", "0" * 20).write_bytes(record + bytes(5000))
     assert [finding.kind for finding in verify(str(tmp_path), ONE)] == ["no-unit"]
+
+
+def keyed(folder: Path) -> tuple[str, list[int]]:
+    """A store of 500 messages, each with a key and its unique id in the index, and where they lie in the log."""
+    with MessageStore(StoreConfig(str(folder), mapped_file_size_commit_log=1024 * 1024)) as opened:
+        places = [
+            opened.put(Message("Orders", b"x", keys=[f"k{number}"]), queue_id=0).physical_offset
+            for number in range(500)
+        ]
+    return str(folder), [int(place) for place in places]
+
+
+def zero_from(path: Path, position: int) -> None:
+    """Zeros from there to the end of a file, whose size stays."""
+    size = path.stat().st_size
+    os.truncate(path, position)
+    os.truncate(path, size)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("left", [250, 0])
+def test_index_entries_behind_the_end_of_the_log_are_stray(tmp_path: Path, spark: Any, left: int) -> None:
+    """A log that lost its end, and its queue with it; of both nothing is left in the second case."""
+    store, places = keyed(tmp_path / "store")
+    assert verify(store, ONE) == []
+    end = places[left]
+    zero_from(Path(store, "commitlog", "0" * 20), end)
+    zero_from(Path(store, "consumequeue", "Orders", "0", "0" * 20), left * 20)
+    detail = f"index entries that point behind the last record, the log ends at {end}"
+    told = [Finding("stray-index-entry", store, None, None, None, end, 2 * (500 - left), detail)]
+    assert verify(store, ONE, range_bytes=10_000) == told
+    assert verify(store, SparkEngine(spark), range_bytes=10_000) == told
+
+
+def test_index_entries_of_a_store_without_log_files_are_stray(tmp_path: Path) -> None:
+    store, _ = keyed(tmp_path / "store")
+    Path(store, "commitlog", "0" * 20).unlink()
+    shutil.rmtree(Path(store, "consumequeue"))
+    assert [(found.kind, found.physical_offset, found.rows) for found in verify(store, ONE)] == [
+        ("stray-index-entry", 0, 1000)
+    ]
+
+
+def test_index_entries_of_messages_that_came_meanwhile_are_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker goes on after the end of its log was looked up, and before its index is read."""
+    ends: list[int] = []
+    store, _ = keyed(tmp_path / "store")
+
+    def overtaken(path: str) -> int:
+        ends.append(confirmed_end(path))
+        if len(ends) == 1:
+            with MessageStore(StoreConfig(store, mapped_file_size_commit_log=1024 * 1024)) as opened:
+                opened.put(Message("Orders", b"y", keys="late"), queue_id=0)
+        return ends[-1]
+
+    monkeypatch.setattr(job, "confirmed_end", overtaken)
+    assert verify(store, ONE) == []
+    assert len(ends) == 2
+    assert ends[0] < ends[1]
+
+
+def test_index_entries_of_cleaned_log_files_are_no_damage(tmp_path: Path) -> None:
+    store = unpack("clean", tmp_path)
+    shutil.rmtree(Path(store, "consumequeue"))
+    Path(store, "commitlog", "0" * 20).unlink()
+    assert "stray-index-entry" not in {finding.kind for finding in verify(store, ONE)}

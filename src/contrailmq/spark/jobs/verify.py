@@ -6,8 +6,8 @@ Every range of the log is read once, by any engine, and compared with what the q
 - queue offsets without gap or repeat (`queue-gap`, `queue-repeat`);
 - consume queues both ways: a record that should have a unit and has none (`no-unit`), a unit that points to no such
   record (`stray-unit`), a unit that says something else than its record (`wrong-unit`);
-- the index both ways (`no-index-entry`, `stray-index-entry`) and the times of its entries and headers
-  (`wrong-index-time`). Files of a size that does not tell their shape are named (`index-shape`).
+- the index both ways (`no-index-entry`, `stray-index-entry`, also behind the end of the log) and the times of its
+  entries and headers (`wrong-index-time`). Files of a size that does not tell their shape are named (`index-shape`).
 
 A store without any index file, whose records have keys, is one `no-index-entry` finding. A store does not tell whether
 its broker writes an index, unless one was filled or its directory is left. So the finding says which it is: an index
@@ -120,8 +120,10 @@ def verify(
     findings = list(_checked(engine, work, on_progress))
     if not has_files:
         findings = _as_one_missing_index(store, findings)
-    elif not is_compared:
+    elif shape is None or not is_compared:
         findings.append(_unknown_shape(store))
+    else:
+        findings.extend(_entries_behind(store, shape, end))
     if slave is not None:
         findings.extend(compare_logs(store, slave, engine, range_bytes=range_bytes))
     return findings
@@ -310,6 +312,23 @@ def _compare_index(work: _Work, shape: IndexShape, blocks: list[IndexEntries]) -
             yield Finding(kind, work.store, None, None, None, place, int(lacking.sum()), detail)
     for units in found:
         yield from _compare_times(work, units, places, times)
+
+
+def _entries_behind(store: str, shape: IndexShape, end: int) -> Iterator[Finding]:
+    """Index entries that point to where no record is: at the end of the log, or behind it.
+
+    A running broker went on meanwhile. It writes the index after the log, so the record of a good entry is in the log
+    when the entry is read, and below an end that is looked up after that.
+    """
+    behind = [units.physical_offset for units in read_index(store, shape.slots, end, 2**63 - 1)]
+    places = np.concatenate([np.empty(0, np.int64), *behind])
+    if not len(places):
+        return
+    end = max(end, confirmed_end(store))
+    stray = places[places >= end]
+    if len(stray):
+        detail = f"index entries that point behind the last record, the log ends at {end}"
+        yield Finding("stray-index-entry", store, None, None, None, int(stray[0]), len(stray), detail)
 
 
 def _compare_times(work: _Work, units: IndexUnits, places: Int, times: Int) -> Iterator[Finding]:
