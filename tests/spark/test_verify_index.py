@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from contrailmq.spark.jobs import verify as job
 from contrailmq.spark.jobs.index_files import IndexShape
 from contrailmq.spark.jobs.rebuild import rebuild
 from contrailmq.spark.jobs.verify import Finding, verify
-from contrailmq.spark.store_files import confirmed_end
+from contrailmq.spark.store_files import StoreFilesError, confirmed_end
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.store.record import encode_record
 from spark.conftest import expected, unpack
@@ -156,3 +158,29 @@ def test_index_entries_of_cleaned_log_files_are_no_damage(tmp_path: Path) -> Non
     shutil.rmtree(Path(store, "consumequeue"))
     Path(store, "commitlog", "0" * 20).unlink()
     assert "stray-index-entry" not in {finding.kind for finding in verify(store, ONE)}
+
+
+def test_an_index_that_is_no_directory_is_an_error(tmp_path: Path) -> None:
+    store = unpack("clean", tmp_path)
+    shutil.rmtree(Path(store, "index"))
+    Path(store, "index").write_bytes(b"")
+    text = rf"cannot list the index {re.escape(store)}/index: Not a directory; name a directory"
+    with pytest.raises(StoreFilesError, match=text):
+        verify(store, ONE)
+    told = CliRunner().invoke(app, ["pipeline", "verify", "--store", store, "--engine", "local"])
+    assert told.exit_code == 2, told.output
+
+
+def test_an_index_that_may_not_be_read_is_not_told_as_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as root, who may read anything: the listing is refused in the system's stead."""
+    store, scan = unpack("clean", tmp_path), os.scandir
+
+    def refused(path: Any) -> Any:
+        if Path(path) == Path(store, "index"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    text = rf"cannot list the index {re.escape(store)}/index: Permission denied; give this user the right to it"
+    with pytest.raises(StoreFilesError, match=text):
+        verify(store, ONE)

@@ -12,6 +12,7 @@ its slot is the same. A file's first seconds are counted from the end time of th
 from __future__ import annotations
 
 import os
+import socket
 import struct
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -22,8 +23,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from contrailmq.spark.disk_errors import cause, remedy
 from contrailmq.spark.jobs.manifest import sync_folder
 from contrailmq.spark.records import stable_order
+from contrailmq.spark.store_files import StoreFilesError
 
 HEADER: Final = struct.Struct(">qqqqii")
 HEADER_BYTES: Final = 40
@@ -66,8 +69,18 @@ class IndexShape(NamedTuple):
 
 
 def index_paths(store: str) -> list[Path]:
-    """The index files of a store, oldest first."""
-    return [path for path in sorted(Path(store, "index").glob("*")) if path.name.isdecimal()]
+    """The index files of a store, oldest first; none without the directory. One that cannot be listed is an error."""
+    folder = Path(store, "index")
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if entry.name.isdecimal())
+    except FileNotFoundError:
+        return []
+    except OSError as exc:  # not as Path.glob, to which it is empty: an index would be told as gone
+        raise StoreFilesError(
+            f"host {socket.gethostname()} cannot list the index {folder}: {cause(exc)}; {remedy(exc)}"
+        ) from exc
+    return [folder / name for name in names]
 
 
 def _shape_by_header(path: Path) -> IndexShape | None:
