@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from contrailmq.cli import app
-from contrailmq.message import java_hash
+from contrailmq.message import encode_host, java_hash
 from contrailmq.spark.dispatched import Dispatcher, java_hashes, numbered
 from contrailmq.spark.engine import LocalEngine
 from contrailmq.spark.jobs import rebuild as job
@@ -25,6 +25,7 @@ from contrailmq.spark.jobs.swap import RebuildError, is_in_use
 from contrailmq.spark.jobs.verify import Finding, findings_table, verify
 from contrailmq.spark.records import stable_order
 from contrailmq.spark.scan import CorruptLogError
+from contrailmq.store.record import encode_record
 from lock_holder import in_use_by_another
 from spark.conftest import unpack
 
@@ -162,6 +163,26 @@ def test_a_wrong_unit_is_told_with_both_sayings(tmp_path: Path) -> None:
     findings = damaged(tmp_path, f"consumequeue/GoldenOrder/2/{0:020d}", 20 * 3 + 12, b"\x00" * 8)
     assert [(f.kind, f.topic, f.queue_id, f.queue_offset) for f in findings] == [("wrong-unit", "GoldenOrder", 2, 3)]
     assert "tags code" in findings[0].detail
+
+
+@pytest.mark.parametrize("range_bytes", [1, 64 << 20], ids=["across ranges", "in one range"])
+def test_a_queue_offset_that_comes_again_is_a_repeat_and_one_left_out_a_gap(tmp_path: Path, range_bytes: int) -> None:
+    log, places, host = b"", list[int](), encode_host("10.0.0.1", 1)
+    for queue_offset in (0, 1, 1, 2, 3, 2, 5):
+        places.append(len(log))
+        log += encode_record(
+            "T", b"body", b"", queue_id=3, queue_offset=queue_offset, physical_offset=len(log), born_host=host,
+            store_host=host, born_time_ms=1, store_time_ms=1,
+        )  # fmt: skip
+    Path(tmp_path, "commitlog").mkdir()
+    Path(tmp_path, "commitlog", "0" * 20).write_bytes(log + bytes(5000))
+    store = str(tmp_path)
+    found = verify(store, ONE, range_bytes=range_bytes)
+    assert [finding for finding in found if finding.kind.startswith("queue-")] == [
+        Finding("queue-repeat", store, "T", 3, 1, places[2], 1, "queue offset 1 follows 1"),
+        Finding("queue-repeat", store, "T", 3, 2, places[5], 2, "queue offset 2 follows 3"),
+        Finding("queue-gap", store, "T", 3, 5, places[6], 2, "queue offset 5 follows 2"),
+    ]
 
 
 def index_name(store: Path, number: int) -> str:
