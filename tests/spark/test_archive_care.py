@@ -324,6 +324,49 @@ def test_what_is_no_archive_does_not_read_as_an_empty_one(tmp_path: Path, name: 
     assert not (tmp_path / name / "_manifest").exists()
 
 
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("store", "store is a store, no place for an archive: give a directory beside it"),
+        ("link", "link is a store, no place for an archive: give a directory beside it"),
+        ("store/commitlog", "commitlog is a store, no place for an archive: give a directory beside it"),
+        ("store/archive", "store/archive lies in the store "),
+        ("link/config/../archive/deep", "deep lies in the store "),
+        ("", "the archive's directory has no name, '' was given: name one"),
+    ],
+)
+def test_an_archive_does_not_go_into_a_store_or_to_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, text: str
+) -> None:
+    store = unpack("clean", tmp_path)
+    (tmp_path / "link").symlink_to(store)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    before, target = sorted(tmp_path.rglob("*")), place and f"{tmp_path}/{place}"
+    for dry_run in (False, True):
+        with pytest.raises(ArchiveError, match=re.escape(text)):
+            archive(str(tmp_path / "link"), target, ONE, dry_run=dry_run)
+    assert sorted(tmp_path.rglob("*")) == before
+    beside = str(tmp_path / "store-archive")  # a name that begins alike
+    assert archive(store, beside, ONE).rows == len(user_offsets("clean"))
+
+
+@pytest.mark.parametrize("place", ["store", ""])
+def test_streams_and_topics_are_not_archived_into_a_store_or_to_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for job in (
+        partial(archive_stream, None, place, "checkpoint"),
+        partial(archive_topics, None, "localhost:1", "T", place),
+        partial(topics_to_archive, "localhost:1", "T", place),
+    ):
+        with pytest.raises(ArchiveError, match="store is a store|'' was given"):
+            job()
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "store", tmp_path / "store" / "commitlog"]
+
+
 def test_topics_without_a_queue_are_warned_of(tmp_path: Path) -> None:
     """They may come later, so the run is none the worse; a store without consume queues does not tell."""
     store, target = unpack("clean", tmp_path), str(tmp_path / "archive")

@@ -58,6 +58,13 @@ def find_stores(pattern: str) -> list[str]:
     return list({store_identity(store): store for store in reversed(found)}.values())[::-1]
 
 
+def is_store(path: str) -> bool:
+    """Whether a directory holds a commit log, or is one."""
+    with contextlib.suppress(StoreFilesError, OSError):
+        return bool(_log_folder(path))
+    return False
+
+
 def store_identity(store: str) -> str:
     """The same for every name that a store has on this host: links, and its commitlog directory."""
     return os.path.realpath(_root_of(store))

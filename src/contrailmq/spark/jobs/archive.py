@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from contrailmq.spark.jobs.parquet_files import write_batches
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
 from contrailmq.spark.portions import EMIT_OPTION, PORTION_COLUMN, read_portions
 from contrailmq.spark.queue_units import all_queues
-from contrailmq.spark.store_files import confirmed_end, find_stores, log_files, renamed
+from contrailmq.spark.store_files import confirmed_end, find_stores, is_store, log_files, renamed, store_identity
 from contrailmq.spark.task_process import freeze
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def archive(
 ) -> ArchiveResult:
     """Append what the stores (a path, comma list or glob) gained since the last run to the archive at `target`."""
     chosen = LogSettings() if settings is None else settings
+    check_target(target, find_stores(stores))
     manifest = Manifest(target)
     if dry_run:
         manifest.check_commits()
@@ -105,6 +107,25 @@ def archive(
         after.version,
         ends,
     )
+
+
+def check_target(target: str, stores: Iterable[str] = ()) -> None:
+    """Refuse a directory that is a store or lies in one of these, and one without a name.
+
+    A broker would find files that are none of its own, and jobs take a store with a manifest in it for an archive.
+    """
+    if not target.strip():
+        raise ArchiveError(
+            f"the archive's directory has no name, {target!r} was given: name one (. is the current one)"
+        )
+    if is_store(target):
+        raise ArchiveError(f"{target} is a store, no place for an archive: give a directory beside it")
+    place = Path(os.path.realpath(target))
+    for store in stores:
+        if place.is_relative_to(store_identity(store)):
+            raise ArchiveError(
+                f"{target} lies in the store {store}, no place for an archive: give a directory beside it"
+            )
 
 
 def topics_without_queue(stores: str, settings: LogSettings) -> list[str]:
@@ -181,6 +202,7 @@ def archive_stream(stream: DataFrame | DataStreamReader, target: str, checkpoint
 
     Set a trigger on it and start it. One query per checkpoint; several queries may share an archive, one at a time.
     """
+    check_target(target)
     if hasattr(stream, "load"):  # also of Spark Connect, whose classes are others
         frame = stream.option(EMIT_OPTION, "portions").load()
     else:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from contrailmq.spark.access import PREFIX, parse_access
-from contrailmq.spark.jobs.archive import NAMELESS_QUERY, archive_stream
+from contrailmq.spark.jobs.archive import NAMELESS_QUERY, archive_stream, check_target
 from contrailmq.spark.jobs.manifest import ArchiveError, Manifest
 from contrailmq.spark.topic_plan import TopicSettings, find_queues
 
@@ -31,10 +31,11 @@ def archive_topics(
 
     `options` are the source's own for keys and TLS: `{"rocketmq.accessKey": ..., "rocketmq.secretKey": ...}`.
     """
-    source = spark.readStream.format("rocketmq").options(**(options or {})).option("nameServer", namesrv)
-    source = source.option("startingOffsets", "earliest").option("subscribe", topics)
+    check_target(target)
     manifest = Manifest(target)
     _check_checkpoint(manifest, target)
+    source = spark.readStream.format("rocketmq").options(**(options or {})).option("nameServer", namesrv)
+    source = source.option("startingOffsets", "earliest").option("subscribe", topics)
     before = manifest.load()
     writer = archive_stream(source, target, str(Path(target, _CHECKPOINT).absolute()))
     writer.trigger(availableNow=True).start().awaitTermination()
@@ -47,6 +48,7 @@ def topics_to_archive(
     namesrv: str, topics: str, target: str, *, options: Mapping[str, str] | None = None
 ) -> dict[str, int]:
     """What `archive_topics` would add now, by offsets: nothing is read or written."""
+    check_target(target)
     access = parse_access({name.removeprefix(PREFIX): value for name, value in (options or {}).items()})
     _check_checkpoint(Manifest(target), target)
     settings = TopicSettings(namesrv, access, topics=tuple(name.strip() for name in topics.split(",")))
