@@ -286,6 +286,27 @@ def test_units_are_found_in_queues_of_many_files(tmp_path: Path) -> None:
         assert [n for n in range(first, last) if n in places] == wanted, (start, stop)
 
 
+@pytest.mark.parametrize("name", ["a [x]", "a*", "a?b", "a{b,c}", "a,b", ",", "[a"])
+def test_a_path_that_exists_is_a_store_whatever_its_letters_mean_elsewhere(tmp_path: Path, name: str) -> None:
+    """As a glob, `a*` would find its neighbour too; as a list, `a,b` is two stores."""
+    for folder in (name, "ab", "a"):
+        (tmp_path / folder / "st" / "commitlog").mkdir(parents=True)
+    assert find_stores(f"{tmp_path}/{name}/st") == [f"{tmp_path}/{name}/st"]
+    assert find_stores(f" {tmp_path}/{name}/st/commitlog ") == [f"{tmp_path}/{name}/st"]
+    if "," not in name:
+        assert find_stores(f"{tmp_path}/ab/st, {tmp_path}/{name}/st") == [f"{tmp_path}/ab/st", f"{tmp_path}/{name}/st"]
+    assert set(find_stores(f"{tmp_path}/*/st")) == {f"{tmp_path}/{folder}/st" for folder in (name, "ab", "a")}
+
+
+@pytest.mark.parametrize("part", ["none", "none*"])
+def test_a_comma_that_parts_what_is_one_path_is_told(tmp_path: Path, part: str) -> None:
+    (tmp_path / "a" / "commitlog").mkdir(parents=True)
+    given = f"{tmp_path}/a,{part}"
+    text = f"nothing matches '{re.escape(part)}' on host .*: commas separate stores, '{re.escape(given)}' names 2"
+    with pytest.raises(StoreFilesError, match=text):
+        find_stores(given)
+
+
 def test_a_store_is_the_same_under_every_name(tmp_path: Path) -> None:
     store = unpack("clean", tmp_path)
     link = tmp_path / "link"

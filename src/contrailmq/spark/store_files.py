@@ -21,7 +21,7 @@ import contextlib
 import glob
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, TypeVar
 
 from contrailmq.message import ContrailError
@@ -46,16 +46,26 @@ class LogFile(NamedTuple):
 
 
 def find_stores(pattern: str) -> list[str]:
-    """Store directories behind a comma list of paths and globs, each once; each must hold a commit log."""
-    found: list[str] = []
-    for text in pattern.split(","):
-        matches = sorted(glob.glob(text.strip())) if glob.has_magic(text) else [text.strip()]
-        if not matches:
-            raise StoreFilesError(f"nothing matches {text.strip()!r} on host {socket.gethostname()}")
-        found.extend(_root_of(os.path.abspath(match)) for match in matches)
+    """Store directories behind a comma list of paths and globs, each once; each must hold a commit log.
+
+    A name that exists as it is given is a path, whatever its characters mean in a glob or in a list.
+    """
+    found = [_root_of(os.path.abspath(match)) for match in _matches(pattern)]
     for store in found:
         log_files(store)
     return list({store_identity(store): store for store in reversed(found)}.values())[::-1]
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """The paths that a comma list of paths and globs means, in its order."""
+    whole = pattern.strip()
+    texts = [whole] if os.path.exists(whole) else [text.strip() for text in pattern.split(",")]
+    for text in texts:
+        matches = [text] if os.path.exists(text) else sorted(glob.glob(text))
+        if not matches and (len(texts) > 1 or glob.has_magic(text)):
+            advice = f": commas separate stores, {whole!r} names {len(texts)}" if len(texts) > 1 else ""
+            raise StoreFilesError(f"nothing matches {text!r} on host {socket.gethostname()}{advice}")
+        yield from matches or [text]  # of a single path that is not there `log_files` says more
 
 
 def is_store(path: str) -> bool:
