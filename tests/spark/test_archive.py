@@ -246,6 +246,18 @@ def test_spark_and_a_process_pool_archive_the_same(
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("name", ["ar [x]", "ar{a,b}", "ar*", "a?", "a\\[b", "100%41"])
+def test_an_archive_whose_path_looks_like_a_glob_is_read(spark: Any, tmp_path: Path, name: str) -> None:
+    """Of its neighbours, which such a glob would match, nothing is read."""
+    store = unpack("clean", tmp_path)
+    for folder in (name, "ar x", "ara", "ab"):
+        archive(store, str(tmp_path / folder), ONE)
+    frame = read_archive(spark, str(tmp_path / name))
+    assert sorted(row[0] for row in frame.select("physicalOffset").collect()) == user_offsets("clean")
+    assert frame.where("topic is null or date is null").count() == 0
+
+
+@pytest.mark.spark
 def test_a_stream_is_archived_the_same_as_a_frame_and_as_a_reader(
     spark: Any, tmp_path: Path, golden_store: Callable[[str], str]
 ) -> None:

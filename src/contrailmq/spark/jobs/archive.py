@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -219,7 +220,7 @@ def _query_id(session: SparkSession, checkpoint: str) -> str:
     context = getattr(session, "_sc", None)
     if context is not None:
         return str(context.getLocalProperty("sql.streaming.queryId") or NAMELESS_QUERY)
-    (metadata,) = session.read.text(f"{checkpoint}/metadata").collect()
+    (metadata,) = session.read.text(_literal(f"{checkpoint}/metadata")).collect()
     return str(json.loads(metadata[0])["id"])
 
 
@@ -262,4 +263,9 @@ def read_archive(spark: SparkSession, target: str) -> DataFrame:
     reader = spark.read.schema(f"{ddl}, topic string, date date").option("basePath", str(manifest.archive))
     if not paths:
         return spark.createDataFrame([], f"{ddl}, topic string, date date").select(*COLUMNS, "date")
-    return reader.parquet(*paths).select(*COLUMNS, "date")
+    return reader.parquet(*map(_literal, paths)).select(*COLUMNS, "date")
+
+
+def _literal(path: str) -> str:
+    """A path as a glob that matches nothing else: Hadoop takes every path to read for a glob, but no basePath."""
+    return re.sub(r"([*?\[\]{}\\])", r"\\\1", path)
