@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 import contrailmq
 from contrailmq.cli import app
+from contrailmq.message import encode_host
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.commitlog import CommitLogSource
 from contrailmq.spark.engine import LocalEngine, SparkEngine
@@ -30,6 +31,7 @@ from contrailmq.spark.jobs.manifest import ArchiveBusyError, ArchiveError, Manif
 from contrailmq.spark.jobs.parquet_files import read_rows
 from contrailmq.spark.portions import read_portions
 from contrailmq.spark.store_files import log_files
+from contrailmq.store.record import encode_record
 from spark.conftest import expected, unpack
 
 ONE = LocalEngine(workers=1)
@@ -255,6 +257,25 @@ def test_an_archive_whose_path_looks_like_a_glob_is_read(spark: Any, tmp_path: P
     frame = read_archive(spark, str(tmp_path / name))
     assert sorted(row[0] for row in frame.select("physicalOffset").collect()) == user_offsets("clean")
     assert frame.where("topic is null or date is null").count() == 0
+
+
+@pytest.mark.spark
+def test_topics_of_an_archive_keep_their_names(spark: Any, tmp_path: Path) -> None:
+    """Names that Spark does not get back from a directory's, and one that is what it makes of another."""
+    names = ["__HIVE_DEFAULT_PARTITION__", "größe", "grÃ¶ÃŸe", "gr\u00c3\u00b6\u00c3\u009fe", "注文", "a%b|c", "null"]
+    log, host = b"", encode_host("10.0.0.1", 1)
+    for name in names:
+        log += encode_record(
+            name, name.encode(), b"", queue_id=0, queue_offset=0, physical_offset=len(log), born_host=host,
+            store_host=host, born_time_ms=1, store_time_ms=1,
+        )  # fmt: skip
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    (tmp_path / "store" / "commitlog" / ("0" * 20)).write_bytes(log + bytes(5000))
+    archive(str(tmp_path / "store"), str(tmp_path / "archive"), ONE)
+    frame = read_archive(spark, str(tmp_path / "archive"))
+    assert {row.body.decode(): row.topic for row in frame.collect()} == {name: name for name in names}
+    for name in names:
+        assert [row.body.decode() for row in frame.where(frame["topic"] == name).collect()] == [name]
 
 
 @pytest.mark.spark

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 _cleaned: Final[set[str]] = set()  # archives whose leavings this process removed: once is enough for a stream
 NAMELESS_QUERY: Final = "stream"  # the id of a query where Spark does not tell it (PYSPARK_PIN_THREAD=false)
+_NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"  # the directory of a partition without a value, to Hive and Spark
+# Spark makes a letter of each byte of a topic, and null of one name. RocketMQ takes ASCII alone, a log may hold more.
+_TOPIC_OF_DIRECTORY: Final = f"decode(encode(coalesce(topic, '{_NO_VALUE}'), 'ISO-8859-1'), 'UTF-8')"
 _FILE_DDL: Final = "path string, topic string, date string, rows bigint, size_bytes bigint"
 _FILE_SCHEMA: Final = pa.schema(
     [
@@ -259,11 +262,14 @@ def read_archive(spark: SparkSession, target: str) -> DataFrame:
     ddl = ", ".join(f"{name} {spark_type}" for name, (spark_type, _) in COLUMNS.items() if name != "topic")
     manifest = Manifest(target)
     manifest.check_archive()
-    paths = manifest.paths()
+    files = manifest.load().files
     reader = spark.read.schema(f"{ddl}, topic string, date date").option("basePath", str(manifest.archive))
-    if not paths:
+    if not files:
         return spark.createDataFrame([], f"{ddl}, topic string, date date").select(*COLUMNS, "date")
-    return reader.parquet(*map(_literal, paths)).select(*COLUMNS, "date")
+    frame = reader.parquet(*(_literal(str(manifest.archive / file.path)) for file in files))
+    is_plain = all(file.topic.isascii() and file.topic != _NO_VALUE for file in files)
+    topic = "topic" if is_plain else f"{_TOPIC_OF_DIRECTORY} as topic"  # most filter by partition without a detour
+    return frame.selectExpr(*(topic if name == "topic" else name for name in COLUMNS), "date")
 
 
 def _literal(path: str) -> str:
