@@ -113,16 +113,16 @@ def archive(
     )
 
 
-def check_target(target: str, stores: Iterable[str] = ()) -> None:
+def check_target(target: str | Path, stores: Iterable[str] = ()) -> None:
     """Refuse a directory that is a store or lies in one of these, and one without a name.
 
     A broker would find files that are none of its own, and jobs take a store with a manifest in it for an archive.
     """
-    if not target.strip():
+    if not str(target).strip():
         raise ArchiveError(
             f"the archive's directory has no name, {target!r} was given: name one (. is the current one)"
         )
-    if is_store(target):
+    if is_store(str(target)):
         raise ArchiveError(f"{target} is a store, no place for an archive: give a directory beside it")
     place = Path(os.path.realpath(target))
     for store in stores:
