@@ -11,15 +11,18 @@ import pytest
 
 from contrailmq import Message, MessageQueue, Producer
 from contrailmq.client.raw import QueueReader
+from contrailmq.message import encode_host
 from contrailmq.spark import OptionError, deduplicated
 from contrailmq.spark.packing import DEDUP_PROPERTY
 from contrailmq.store import MessageStore, StoreConfig
+from contrailmq.store.record import encode_record
 from contrailmq.testing import LocalCluster
 from spark.conftest import expected
 
 pytestmark = pytest.mark.spark
 # Two messages without a key that are equal but for their place, and three with two keys.
 KEYS = [None, None, "a", "b", "a"]
+NOW_MS = 1_790_000_000_000
 ALL = "topic,brokerName,queueId,queueOffset,physicalOffset,storeHost,storeTimestamp,body,properties"
 
 
@@ -60,12 +63,38 @@ def test_a_stream_keeps_rows_without_a_key_and_drops_repeats(
     assert Counter(row["properties"].get(DEDUP_PROPERTY) for row in rows) == {None: 2, "a": 1, "b": 1}
 
 
+def test_a_stream_keeps_what_was_stored_long_before_what_it_has_read(spark: Any, tmp_path: Path) -> None:
+    """As when one queue is read behind another: the third run finds two rows and a repeat that are an hour older.
+
+    Spark would drop them by the time that it knew before its second batch.
+    """
+    folder, log, host = tmp_path / "store" / "commitlog", b"", encode_host("10.0.0.1", 1)
+    folder.mkdir(parents=True)
+    found: Counter[str | None] = Counter()
+
+    def take(rows: Any, number: int) -> None:
+        found.update(row["properties"].get(DEDUP_PROPERTY) for row in rows.collect())
+
+    for now_ms, keys in ((NOW_MS, [None, "a"]), (NOW_MS, ["c"]), (NOW_MS - 3_600_000, [None, "a", "b"])):
+        for key in keys:
+            own = b"" if key is None else f"{DEDUP_PROPERTY}\x01{key}\x02".encode()
+            log += encode_record(
+                "Keyed", b"x", own, queue_id=0, queue_offset=0, physical_offset=len(log), born_host=host,
+                store_host=host, born_time_ms=now_ms, store_time_ms=now_ms,
+            )  # fmt: skip
+        (folder / ("0" * 20)).write_bytes(log.ljust(4096, b"\0"))
+        frame = spark.readStream.format("commitlog").option("columns", ALL).load(str(folder.parent))
+        writer = deduplicated(frame, within="30 minutes").writeStream.foreachBatch(take).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+    assert found == {None: 2, "a": 1, "b": 1, "c": 1}
+
+
 @pytest.mark.parametrize(
     ("columns", "within", "missing"),
     [
         ("topic,body,properties", None, "storeHost, queueOffset, physicalOffset"),
         ("topic,brokerName,queueId,queueOffset,properties", None, "storeHost, physicalOffset"),
-        ("storeHost,queueOffset,physicalOffset,properties", "1 hour", "storeTimestamp"),
+        ("storeHost,queueOffset,properties", "1 hour", "physicalOffset"),
     ],
 )
 def test_a_stream_that_could_lose_rows_is_refused(

@@ -158,14 +158,17 @@ def _key_prefix(settings: SinkSettings) -> str:
 def deduplicated(frame: DataFrame, *, within: str | None = None) -> DataFrame:
     """Rows without the repeats that an at-least-once sink may leave. Rows that carry no key are all kept.
 
-    The frame needs its `properties` as a map. For a stream give `within`, such as "1 hour": repeats that come later
-    than that are not found, and state is dropped after it; it is counted in `storeTimestamp`. A stream also needs
-    `storeHost`, `queueOffset` and `physicalOffset`, by which it tells rows without a key apart: Spark has no other way
-    to pass a row by a stream's state.
+    The frame needs its `properties` as a map. For a stream give `within`, such as "1 hour": a key is remembered for so
+    long after its row was read, and a repeat that is read later stays. A stream also needs `storeHost`, `queueOffset`
+    and `physicalOffset`, by which it tells rows without a key apart: Spark has no other way to pass a row by a stream's
+    state.
+
+    Times of storing would not do for `within`: queues are not read in the order of these, and Spark drops what lies
+    before its watermark, repeat or not.
     """
     from pyspark.sql import functions
 
-    _check_frame(frame, within)
+    _check_frame(frame)
     key = functions.col("properties")[DEDUP_PROPERTY]
     if not frame.isStreaming:
         return _first_of_each(frame.withColumn("_dedup", key)).drop("_dedup")
@@ -173,14 +176,15 @@ def deduplicated(frame: DataFrame, *, within: str | None = None) -> DataFrame:
     marked = frame.withColumn("_dedup", functions.coalesce(key, functions.concat_ws("/", *place)))
     if within is None:
         return marked.dropDuplicates(["_dedup"]).drop("_dedup")
-    return marked.withWatermark("storeTimestamp", within).dropDuplicatesWithinWatermark(["_dedup"]).drop("_dedup")
+    read = marked.withColumn("_read", functions.current_timestamp()).withWatermark("_read", within)
+    return read.dropDuplicatesWithinWatermark(["_dedup"]).drop("_dedup", "_read")
 
 
 # What names a message: a record by its broker and place in the log, and a message of an inner batch by its offset.
 _PLACE: Final = ("storeHost", "queueOffset", "physicalOffset")
 
 
-def _check_frame(frame: DataFrame, within: str | None) -> None:
+def _check_frame(frame: DataFrame) -> None:
     """Refuse a frame in which keys, or rows without one, cannot be told apart."""
     types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
     found = types.get("properties")
@@ -190,12 +194,11 @@ def _check_frame(frame: DataFrame, within: str | None) -> None:
             f"column properties is {state}: repeats are known by a property, so read the frame with properties=map, "
             "without columnStyle=kafka, and with properties among its columns"
         )
-    wanted = (*_PLACE, "storeTimestamp") if within is not None else _PLACE
-    missing = [name for name in wanted if name not in types]
+    missing = [name for name in _PLACE if name not in types]
     if frame.isStreaming and missing:
         raise OptionError(
             f"the stream has no {', '.join(missing)}, without which rows that carry no key would be lost: read "
-            f"properties, {', '.join(wanted)} too, and drop them afterwards"
+            f"properties, {', '.join(_PLACE)} too, and drop them afterwards"
         )
 
 
