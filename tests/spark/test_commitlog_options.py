@@ -194,11 +194,17 @@ def test_a_host_that_does_not_see_the_store_says_who_saw_what(tmp_path: Path) ->
 
 
 def test_a_clock_that_was_set_back_hides_no_row(tmp_path: Path) -> None:
-    """File 0 ends an hour and 10 s after its start; file 1 begins 5 s before that end, file 2 two hours later."""
+    """File 0 ends an hour and 10 s after its start; file 1 begins 5 s before that end, file 2 two hours later.
+
+    File 3 begins a minute after file 2, and its second record was stored with that one's.
+    """
     folder, hour = tmp_path / "commitlog", 3_600_000
     folder.mkdir()
     host = encode_host("10.0.0.1", 1)
-    for number, times in enumerate(([0, hour + 10_000], [hour + 5_000, hour + 20_000], [3 * hour, 3 * hour + 1])):
+    late = 3 * hour
+    for number, times in enumerate(
+        ([0, hour + 10_000], [hour + 5_000, hour + 20_000], [late, late + 1], [late + 60_000, late + 2])
+    ):
         data, base = bytearray(), number * 4096
         for time_ms in times:
             data += encode_record(
@@ -221,7 +227,12 @@ def test_a_clock_that_was_set_back_hides_no_row(tmp_path: Path) -> None:
         return [divmod(row["physicalOffset"], 4096) for row in found]
 
     second = places()[1][1]
-    assert places(startingTimestamp=str(hour + 8_000)) == [(0, second), (1, second), (2, 0), (2, second)]
+    assert places(startingTimestamp=str(hour + 8_000)) == [
+        (0, second),
+        (1, second),
+        *((number, place) for number in (2, 3) for place in (0, second)),
+    ]
+    assert places(startingTimestamp=str(late), endingTimestamp=str(late + 30_000)) == [(2, 0), (2, second), (3, second)]
     assert places(endingTimestamp=str(hour + 5_001)) == [(0, 0), (1, 0)]
     parts, _ = parts_of(str(tmp_path), selection=Selection(begin_ms=2 * hour))
-    assert [part.range.base for part in parts] == [4096, 2 * 4096]  # what ended long before is not read
+    assert [part.range.base for part in parts] == [4096, 2 * 4096, 3 * 4096]  # what ended long before is not read

@@ -56,6 +56,21 @@ def test_a_stream_of_an_open_store_sees_each_message_once(tmp_path: Path) -> Non
     assert seen == list(range(201))
 
 
+def test_what_comes_before_a_start_at_the_end_is_looked_up_is_no_loss_and_not_read(tmp_path: Path) -> None:
+    """Spark asks for the end of AvailableNow first, and for the start then."""
+    path = str(tmp_path / "store")
+    with MessageStore(StoreConfig(path, mapped_file_size_commit_log=16 * 1024)) as store:
+        put(store, 0, 3)
+        reader = CommitLogStreamReader(path, LogSettings(), begins_at_end=True)
+        reader.prepareForTriggerAvailableNow()
+        put(store, 3, 2)
+        start: dict[str, Any] = reader.initialOffset()
+        put(store, 5, 2)
+        end = reader.latestOffset(start, ReadAllAvailable())
+        assert end == start
+        assert reader.partitions(start, end) == []
+
+
 def test_the_end_of_a_live_log_is_found_without_looking_through_the_space_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -293,8 +293,9 @@ def test_assigned_queues_are_read_alone_and_must_exist(monkeypatch: pytest.Monke
         RocketMQReader(settings('{"Orders": {"broker-a": [1, 7]}}')).partitions()
     with pytest.raises(OptionError, match="names no queue"):
         settings('{"Orders": {"broker-a": []}}')
-    with pytest.raises(OptionError, match="not queues as JSON"):
-        settings('{"Orders": [1]}')
+    for text in ('{"Orders": [1]}', '{"Orders": {"b": "12"}}', '{"Orders": {"b": [1.9]}}', '{"Orders": {"b": [true]}}'):
+        with pytest.raises(OptionError, match="not queues as JSON"):
+            settings(text)
 
 
 @pytest.mark.parametrize("wanted", range(3, 12))

@@ -281,6 +281,35 @@ def test_available_now_ends_where_the_queues_ended_when_it_began(
     assert offsets_of(reader.latestOffset(start, ReadAllAvailable())) == {Q0: 100, Q1: 10}
 
 
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_what_comes_before_a_start_at_the_end_is_looked_up_is_no_loss_and_not_read(
+    stream: tuple[RocketMQStreamReader, FakeBroker], fails: str
+) -> None:
+    """Spark asks for the ends of AvailableNow first: a queue grows and another appears until it asks for the start."""
+    broker = stream[1]
+    reader = RocketMQStreamReader(settings_of(startingOffsets="latest", groupId="stream", failOnDataLoss=fails))
+    reader.prepareForTriggerAvailableNow()
+    new = MessageQueue("Orders", "broker-b", 0)
+    broker.sizes |= {Q0: 105, new: 7}
+    start = reader.initialOffset()
+    assert offsets_of(start) == {Q0: 105, Q1: 10, new: 7}
+    broker.sizes |= {Q0: 110, new: 9}
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert end == start
+    assert reader.partitions(start, end) == []
+
+
+def test_a_queue_made_anew_is_a_loss_also_when_ends_were_looked_up_before(
+    stream: tuple[RocketMQStreamReader, FakeBroker],
+) -> None:
+    reader, broker = stream
+    start = reader.reportLatestOffset()
+    broker.sizes[Q0] = 3
+    reader.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLossError, match="ends at 3, before the offset 100"):
+        reader.latestOffset(start, ReadAllAvailable())
+
+
 def test_new_queues_are_read_from_their_beginning(stream: tuple[RocketMQStreamReader, FakeBroker]) -> None:
     reader, broker = stream
     start = reader.reportLatestOffset()

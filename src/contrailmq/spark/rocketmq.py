@@ -169,9 +169,13 @@ def _assigned(text: str) -> tuple[MessageQueue, ...]:
     import json
 
     try:
+        tree = json.loads(text)
+        lists = [ids for brokers in tree.values() for ids in brokers.values()]
+        if not all(type(ids) is list and all(type(queue_id) is int for queue_id in ids) for ids in lists):
+            raise TypeError("queues are lists of whole numbers")
         found = tuple(
-            MessageQueue(topic, broker, int(queue_id))
-            for topic, brokers in json.loads(text).items()
+            MessageQueue(topic, broker, queue_id)
+            for topic, brokers in tree.items()
             for broker, queue_ids in brokers.items()
             for queue_id in queue_ids
         )
@@ -315,7 +319,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._is_mirrored and not self._is_start_mirrored:
             self._mirror(begins)
             self._is_start_mirrored = True
-        ends = self._final_ends if self._final_ends is not None else self._ends()
+        ends = self._ends() if self._final_ends is None else self._not_before(begins, self._final_ends)
         self._check_vanished(begins, ends)
         reached = dict(ends)
         known = self._with_new_queues(begins, reached)
@@ -356,6 +360,12 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except (NoRouteError, BrokerNotFoundError):
                 continue  # whether that is an error is decided where the offsets before are known
         return ends
+
+    def _not_before(self, begins: Offsets, final_ends: Offsets) -> Offsets:
+        """Ends that Spark looked up before the start: a queue that grew in between ends at its start."""
+        early = [queue for queue in begins if final_ends.get(queue, -1) < begins[queue]]
+        ends = self._ends() if early else {}
+        return {**final_ends, **{queue: begins[queue] for queue in early if ends.get(queue, -1) >= begins[queue]}}
 
     def _with_new_queues(self, begins: Offsets, ends: Offsets) -> Offsets:
         """Beginnings of all queues: those without an offset yet begin at their earliest message.
