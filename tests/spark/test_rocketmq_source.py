@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -295,8 +296,40 @@ def test_what_comes_before_a_start_at_the_end_is_looked_up_is_no_loss_and_not_re
     assert offsets_of(start) == {Q0: 105, Q1: 10, new: 7}
     broker.sizes |= {Q0: 110, new: 9}
     end = reader.latestOffset(start, ReadAllAvailable())
-    assert end == start
-    assert reader.partitions(start, end) == []
+    assert offsets_of(end) == offsets_of(start)
+    asked_again = reader.initialOffset()  # as Spark does before it plans the first batch, and after a restart
+    assert asked_again != start
+    assert reader.partitions(asked_again, end) == []
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_a_first_batch_from_the_end_is_planned_again_from_where_it_began(
+    stream: tuple[RocketMQStreamReader, FakeBroker],
+) -> None:
+    """Spark died after it had saved the end of the batch; it asks for the start anew, which is elsewhere by now."""
+    broker = stream[1]
+    settings = settings_of(startingOffsets="latest", groupId="stream")
+    reader = RocketMQStreamReader(settings)
+    start = reader.initialOffset()
+    broker.sizes[Q0] = 103
+    end = json.loads(json.dumps(reader.latestOffset(start, ReadAllAvailable())))
+    broker.sizes[Q0], broker.sizes[Q1] = 150, 20
+    restarted = RocketMQStreamReader(settings)
+    planned = [partition.part for partition in restarted.partitions(restarted.initialOffset(), end)]
+    assert planned == [QueueRange(Q0, 100, 103)]
+
+
+def test_a_batch_with_a_new_queue_is_planned_again_from_where_that_began(
+    stream: tuple[RocketMQStreamReader, FakeBroker],
+) -> None:
+    """Its first messages expired in between: that is for the reading to tell."""
+    reader, broker = stream
+    start = reader.reportLatestOffset()
+    new = MessageQueue("Orders", "broker-b", 0)
+    broker.sizes[new], broker.lowest[new] = 8, 1
+    end = reader.latestOffset(start, ReadAllAvailable())
+    broker.lowest[new] = 5
+    assert [partition.part for partition in reader.partitions(start, end)] == [QueueRange(new, 1, 8)]
 
 
 def test_a_queue_made_anew_is_a_loss_also_when_ends_were_looked_up_before(

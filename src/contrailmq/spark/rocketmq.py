@@ -283,7 +283,12 @@ class RocketMQReader(DataSourceReader):  # type: ignore[misc]
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """Stream: what queues gained since the last micro-batch."""
+    """Stream: what queues gained since the last micro-batch.
+
+    Spark saves where a micro-batch ends, not where it begins: for the first one it asks `initialOffset` again and
+    again, also after a restart, and a queue that appeared has no start at all. Both would be elsewhere when the batch
+    is planned a second time. So the end of a batch also says where queues began that its start does not tell.
+    """
 
     def __init__(
         self,
@@ -300,13 +305,15 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._settings, self._partitions_min, self._records_max = settings, partitions_min, records_max
         self._rows_max, self._rows_min, self._delay_max_s = rows_max, rows_min, delay_max_s
         self._is_mirrored, self._emits_portions = is_mirrored, emits_portions
+        self._initial: dict[str, Any] | None = None
         self._final_ends: Offsets | None = None
         self._waiting_since_s: float | None = None
         self._is_start_mirrored = False
 
     def initialOffset(self) -> dict[str, Any]:
         source = reader_for(self._settings)
-        return offsets_json(starting_offsets(source, self._queues(), self._settings))
+        self._initial = offsets_json(starting_offsets(source, self._queues(), self._settings))
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._rows_max) if self._rows_max else ReadAllAvailable()
@@ -324,17 +331,21 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reached = dict(ends)
         known = self._with_new_queues(begins, reached)
         if self._final_ends is None and self._is_held_back(known, reached):
-            return offsets_json(begins)
+            return start
         if isinstance(limit, ReadMaxRows):
             reached = share_limit(known, reached, limit.max_rows)
-        return offsets_json({**begins, **reached})
+        is_first = start == self._initial
+        if not is_first and {**begins, **reached} == begins:
+            return start  # as it is written: another text is another offset to Spark
+        began = {queue: begin for queue, begin in {**begins, **known}.items() if is_first or begins.get(queue) != begin}
+        return offsets_json({**begins, **reached}, began)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         return offsets_json(self._ends())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         ends = offsets_of(end)
-        begins = self._with_new_queues(offsets_of(start), ends)
+        begins = self._with_new_queues({**offsets_of(start), **_began_of(end)}, ends)
         ranges = plan_queue_ranges(begins, ends, partitions_min=self._partitions_min, records_max=self._records_max)
         return [_RangePartition(part) for part in ranges]
 
@@ -423,21 +434,35 @@ def _names(settings: TopicSettings) -> list[str]:
     return [] if settings.pattern is None else reader_for(settings).topics()
 
 
-def offsets_json(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:
-    """Offsets for a checkpoint. Spark compares them as text: sorted keys and plain integers, always."""
+def offsets_json(offsets: Offsets, began: Offsets | None = None) -> dict[str, Any]:
+    """Offsets for a checkpoint, and where queues began that the offsets before do not tell."""
+    saved = {"offsets": _tree(offsets), "version": _VERSION}
+    return {**saved, "began": _tree(began)} if began else saved
+
+
+def _tree(offsets: Offsets) -> dict[str, dict[str, dict[str, int]]]:
+    """Spark compares offsets as text: sorted keys and plain integers, always."""
     tree: dict[str, dict[str, dict[str, int]]] = {}
     for queue in sorted(offsets):
         tree.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = int(offsets[queue])
-    return {"offsets": tree, "version": _VERSION}
+    return tree
 
 
 def offsets_of(offset: dict[str, Any]) -> Offsets:
     """Offsets from a checkpoint."""
     if offset.get("version") != _VERSION:
         raise OptionError(f"the checkpoint's offset is of version {offset.get('version')}, not {_VERSION}: start anew")
+    return _by_queue(offset["offsets"])
+
+
+def _began_of(offset: dict[str, Any]) -> Offsets:
+    return _by_queue(offset.get("began", {}))
+
+
+def _by_queue(tree: dict[str, dict[str, dict[str, int]]]) -> Offsets:
     return {
         MessageQueue(topic, broker, int(queue_id)): int(value)
-        for topic, brokers in offset["offsets"].items()
+        for topic, brokers in tree.items()
         for broker, queues in brokers.items()
         for queue_id, value in queues.items()
     }
