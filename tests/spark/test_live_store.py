@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -67,10 +68,40 @@ def test_what_comes_before_a_start_at_the_end_is_looked_up_is_no_loss_and_not_re
         start: dict[str, Any] = reader.initialOffset()
         put(store, 5, 2)
         end = reader.latestOffset(start, ReadAllAvailable())
-        assert end == start
+        assert end["stores"] == start["stores"]
         asked_again = reader.initialOffset()  # as Spark does before it plans the first batch
         assert asked_again != start
         assert reader.partitions(asked_again, end) == []
+        assert reader.latestOffset(end, ReadAllAvailable()) == end
+
+
+def test_a_first_batch_from_the_end_is_planned_again_from_where_it_began(tmp_path: Path) -> None:
+    """Spark died after it had saved the end of the batch; it asks for the start anew, which is behind that by now."""
+    path = str(tmp_path / "store")
+    with MessageStore(StoreConfig(path, mapped_file_size_commit_log=16 * 1024)) as store:
+        put(store, 0, 3)
+        reader = CommitLogStreamReader(path, LogSettings(), begins_at_end=True)
+        start: dict[str, Any] = reader.initialOffset()
+        put(store, 3, 2)
+        end = json.loads(json.dumps(reader.latestOffset(start, ReadAllAvailable())))
+        put(store, 5, 2)
+        restarted = CommitLogStreamReader(path, LogSettings(), begins_at_end=True)
+        parts = restarted.partitions(restarted.initialOffset(), end)
+        batches = [batch for part in parts for batch in restarted.read(part)]
+    assert [int(body) for batch in batches for body in batch.column("body").to_pylist()] == [3, 4]
+
+
+def test_a_store_that_appeared_is_planned_again_from_where_it_began(tmp_path: Path) -> None:
+    """Its first file was deleted in between, which is a loss."""
+    for name, count in (("a", 1), ("b", 200)):
+        with MessageStore(StoreConfig(str(tmp_path / name), mapped_file_size_commit_log=16 * 1024)) as store:
+            put(store, 0, count)
+    reader = CommitLogStreamReader(f"{tmp_path}/*", LogSettings())
+    start: dict[str, Any] = {"stores": {str(tmp_path / "a"): confirmed_end(str(tmp_path / "a"))}, "version": 1}
+    end = reader.latestOffset(start, ReadAllAvailable())
+    Path(store_files.log_files(str(tmp_path / "b"))[0].path).unlink()
+    with pytest.raises(store_files.StoreFilesError, match="16384 bytes were deleted unread"):
+        reader.partitions(start, end)
 
 
 def test_the_end_of_a_live_log_is_found_without_looking_through_the_space_behind_it(

@@ -265,14 +265,15 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._bytes_per_trigger, self._partitions_min = bytes_per_trigger, partitions_min
         self._begins_at_end, self._emits_portions = begins_at_end, emits_portions
         self._known_ends: dict[str, int] = {}  # only saves work: the log before it was walked already
+        self._initial: dict[str, Any] | None = None
         self._final_ends: dict[str, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         stores = find_stores(self._pattern)
         _check_queues(stores, self._settings.selection)
-        if self._begins_at_end:
-            return _offset_json(self._ends())
-        return _offset_json({store: _first_offset(store) for store in stores})
+        begins = self._ends() if self._begins_at_end else {store: _first_offset(store) for store in stores}
+        self._initial = _offset_json(begins)
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxBytes(self._bytes_per_trigger) if self._bytes_per_trigger else ReadAllAvailable()
@@ -295,14 +296,20 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if isinstance(limit, ReadMaxBytes):
             reached = _share(begins, reached, limit.max_bytes)
         # A store that has vanished keeps its offset; planning says what to do about it.
-        return _offset_json({**begins, **reached})
+        found = {**begins, **reached}
+        is_first = start == self._initial
+        if not is_first and found == _offsets_of(start):
+            return start  # as it is written: another text is another offset to Spark
+        # As in `rocketmq`: where a batch began must be the same when Spark, which does not save it, plans it again.
+        new = {store: _first_offset(store) for store in reached if store not in begins}
+        return _offset_json(found, {**begins, **new} if is_first else new)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         return _offset_json(self._ends())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         ends = _offsets_of(end)
-        begins = renamed(_offsets_of(start), ends)
+        begins = renamed({**_offsets_of(start), **end.get("began", {})}, ends)
         between: dict[str, tuple[int, int]] = {}
         for store, stop in sorted(ends.items()):
             begin = begins.get(store)
@@ -387,9 +394,10 @@ def _first_offset(store: str) -> int:
     return files[0].base if files else 0
 
 
-def _offset_json(offsets: dict[str, int]) -> dict[str, Any]:
+def _offset_json(offsets: dict[str, int], began: dict[str, int] | None = None) -> dict[str, Any]:
     # Spark compares offsets as text: sorted keys and plain integers, always.
-    return {"stores": {store: int(offsets[store]) for store in sorted(offsets)}, "version": _VERSION}
+    saved = {"stores": {store: int(offsets[store]) for store in sorted(offsets)}, "version": _VERSION}
+    return {**saved, "began": {store: int(began[store]) for store in sorted(began)}} if began else saved
 
 
 def _offsets_of(offset: dict[str, Any]) -> dict[str, int]:
