@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from contrailmq import Message
-from contrailmq.cli import app
 from contrailmq.cli.pipeline import _cause
 from contrailmq.cli.pipeline_output import answer_rows, print_found
 from contrailmq.client.raw import QueueReader
@@ -25,7 +23,9 @@ from contrailmq.spark.jobs import replay as replay_job
 from contrailmq.spark.sending import Sender, SinkSettings, make_message
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.testing import LocalCluster
+from spark import test_pipeline_command
 from spark.conftest import expected, unpack
+from spark.test_pipeline_command import run
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +34,8 @@ def cluster() -> Iterator[LocalCluster]:
         yield running
 
 
-def run(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["pipeline", *arguments])
-
-
 def answer(*arguments: str) -> Any:
-    done = run(*arguments, "--engine", "local", "--json")
-    assert done.exit_code == 0, done.stderr
-    return json.loads(done.stdout)
+    return test_pipeline_command.answer(*arguments, "--engine", "local")
 
 
 @pytest.mark.spark
