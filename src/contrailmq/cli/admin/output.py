@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 import typer
 
 if TYPE_CHECKING:
-    from contrailmq import Admin, StoredMessage
-
-T = TypeVar("T")
-
-Namesrv = Annotated[
-    str | None, typer.Option("-n", "--namesrv", envvar="NAMESRV_ADDR", help="NameServers, host:port;host:port")
-]
-Json = Annotated[bool, typer.Option("--json", help="print JSON instead of tables")]
-
-
-def ask(namesrv: str | None, question: Callable[[Admin], T]) -> T:
-    """Connect, ask, disconnect. What goes wrong is one line on standard error and exit code 1."""
-    from contrailmq import Admin
-    from contrailmq.message import ContrailError
-
-    try:
-        with Admin(namesrv=namesrv) as admin:
-            return question(admin)
-    except ContrailError as exc:
-        typer.echo(f"error: {exc}", err=True)
-        raise typer.Exit(1) from None
-
-
-def ask_broker(address: str, namesrv: str | None, question: Callable[[Admin], T]) -> T:
-    """Ask one broker, whose address is known. A NameServer is not asked, so none need be named: any address will do."""
-    return ask(namesrv or address, question)
+    from contrailmq import StoredMessage
 
 
 def show(rows: Sequence[Sequence[object]], columns: Sequence[str], *, as_json: bool) -> None:

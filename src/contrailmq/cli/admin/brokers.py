@@ -1,0 +1,65 @@
+"""`contrailmq admin cluster …` and `contrailmq admin broker …`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from contrailmq.cli.admin.asking import Address, Json, Namesrv, ask, ask_broker
+from contrailmq.cli.admin.output import done, show, show_pairs
+
+cluster_app = typer.Typer(help="Clusters.", no_args_is_help=True)
+broker_app = typer.Typer(help="Brokers.", no_args_is_help=True)
+
+
+@cluster_app.command("list")
+def cluster_list(namesrv: Namesrv = None, as_json: Json = False) -> None:
+    """Clusters, brokers, addresses."""
+    info = ask(namesrv, lambda admin: admin.cluster())
+    rows = [
+        (cluster, name, id_, address)
+        for cluster, names in sorted(info.cluster_addr_table.items())
+        for name in sorted(names)
+        for id_, address in sorted(info.broker_addr_table[name].broker_addrs.items())
+    ]
+    show(rows, ("cluster", "broker", "id", "address"), as_json=as_json)
+
+
+@broker_app.command("status")
+def broker_status(address: Address, namesrv: Namesrv = None, as_json: Json = False) -> None:
+    """Runtime figures."""
+    show_pairs(ask_broker(address, namesrv, lambda admin: admin.broker_stats(address)).items(), as_json=as_json)
+
+
+@broker_app.command("pending")
+def broker_pending(address: Address, namesrv: Namesrv = None, as_json: Json = False) -> None:
+    """Messages that wait: timers and half messages by topic, delayed ones by level. Our brokers only."""
+    rows = []
+    for key, text in sorted(ask_broker(address, namesrv, lambda admin: admin.broker_stats(address)).items()):
+        kind, separator, name = key.partition("Pending_")
+        if separator:
+            rows.append((kind, name, int(text)))
+    show(rows, ("kind", "of", "pending"), as_json=as_json)
+
+
+@broker_app.command("config")
+def broker_config(address: Address, namesrv: Namesrv = None, as_json: Json = False) -> None:
+    """Settings."""
+    show_pairs(ask_broker(address, namesrv, lambda admin: admin.broker_config(address)).items(), as_json=as_json)
+
+
+@broker_app.command("set")
+def broker_set(
+    address: Address,
+    setting: Annotated[str, typer.Argument(help="key=value, RocketMQ's key")],
+    namesrv: Namesrv = None,
+    as_json: Json = False,
+) -> None:
+    """Change a setting while the broker runs."""
+    key, separator, value = setting.partition("=")
+    if not separator:
+        typer.echo(f"error: {setting!r} is not key=value", err=True)
+        raise typer.Exit(2)
+    ask_broker(address, namesrv, lambda admin: admin.update_broker_config(address, {key: value}))
+    done(f"{address}: {key}={value}", as_json=as_json)

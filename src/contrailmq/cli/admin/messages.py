@@ -1,0 +1,89 @@
+"""`contrailmq admin message …`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from contrailmq.cli.admin.asking import Json, MaxCount, Namesrv, Topic, ask
+from contrailmq.cli.admin.output import message_facts, print_json, show_messages, show_pairs
+
+message_app = typer.Typer(help="Messages.", no_args_is_help=True)
+
+
+@message_app.command("get")
+def message_get(
+    topic: Topic,
+    message_id: Annotated[str, typer.Argument(help="a unique id or an offset message id")],
+    namesrv: Namesrv = None,
+    as_json: Json = False,
+) -> None:
+    """One message by its id."""
+    message = ask(namesrv, lambda admin: admin.message(topic, message_id))
+    if message is None:
+        typer.echo(f"error: topic {topic} has no message {message_id}, or it is older than three days", err=True)
+        raise typer.Exit(1)
+    if as_json:
+        print_json(message_facts(message))
+    else:
+        show_pairs(message_facts(message).items(), as_json=False)
+
+
+@message_app.command("by-key")
+def message_by_key(
+    topic: Topic,
+    key: Annotated[str, typer.Argument(help="a business key")],
+    max_count: MaxCount = 32,
+    namesrv: Namesrv = None,
+    as_json: Json = False,
+) -> None:
+    """Messages with a business key, newest first."""
+    found = ask(namesrv, lambda admin: admin.messages_by_key(topic, key, max_count=max_count))
+    show_messages(found, as_json=as_json)
+
+
+@message_app.command("by-time")
+def message_by_time(
+    topic: Topic,
+    begin_ms: Annotated[int, typer.Option("--begin-ms", help="epoch milliseconds")] = 0,
+    end_ms: Annotated[int, typer.Option("--end-ms", help="epoch milliseconds")] = 2**62,
+    max_count: MaxCount = 100,
+    namesrv: Namesrv = None,
+    as_json: Json = False,
+) -> None:
+    """Messages that were stored in a time span."""
+    found = ask(
+        namesrv,
+        lambda admin: admin.messages_by_time(topic, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count),
+    )
+    show_messages(found, as_json=as_json)
+
+
+@message_app.command("send")
+def message_send(
+    topic: Topic,
+    body: Annotated[str, typer.Argument(help="the body, as UTF-8 text")],
+    tags: Annotated[str | None, typer.Option("--tags")] = None,
+    keys: Annotated[str, typer.Option("--keys", help="separated by spaces")] = "",
+    namesrv: Namesrv = None,
+    as_json: Json = False,
+) -> None:
+    """Send one message."""
+    from contrailmq import Message, Producer
+    from contrailmq.message import ContrailError
+
+    try:
+        with Producer("contrailmq_admin", namesrv=namesrv) as producer:
+            result = producer.send(Message(topic, body.encode(), tags=tags, keys=keys.split()))
+    except ContrailError as exc:
+        typer.echo(f"error: {exc}", err=True)
+        raise typer.Exit(1) from None
+    facts = [
+        ("status", result.status.value),
+        ("message_id", result.message_id),
+        ("broker", result.queue.broker_name),
+        ("queue_id", result.queue.queue_id),
+        ("queue_offset", result.queue_offset),
+    ]
+    show_pairs(facts, as_json=as_json)
