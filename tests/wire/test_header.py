@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from contrailmq.wire.admin_requests import CreateTopic, RegisterBroker
 from contrailmq.wire.codes import (
@@ -262,3 +266,18 @@ def test_names_of_codes_and_versions() -> None:
     ]
     assert LANGUAGES[9] == "GO"
     assert Command().language == "OTHER"
+
+
+NAMES = st.text(max_size=3) | st.sampled_from(["a", "b", "é", "queueId", "consumerGroup"])
+
+
+@given(st.lists(st.tuples(NAMES, st.text(max_size=40)), max_size=6))
+def test_every_entry_of_a_binary_header_is_read_whatever_the_length_of_its_name(pairs: list[tuple[str, str]]) -> None:
+    """Names of one letter are read another way than the others. Of equal names the last one counts, as in Java's map;
+    an empty value is the same as an absent one."""
+    entries = b"".join(
+        struct.pack(">h", len(name.encode())) + name.encode() + struct.pack(">i", len(text.encode())) + text.encode()
+        for name, text in pairs
+    )
+    header = struct.pack(">hBhiiii", 310, 0, 479, 7, 0, 0, len(entries)) + entries
+    assert decode_header(header, BINARY).ext == {name: text for name, text in pairs if text}

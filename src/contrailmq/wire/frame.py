@@ -16,7 +16,8 @@ import json
 import struct
 from typing import Final
 
-from contrailmq.wire.codes import OUR_LANGUAGE, OUR_VERSION
+from contrailmq.wire.binary_header import BinaryReply
+from contrailmq.wire.codes import LANGUAGE_CODES, OUR_LANGUAGE, OUR_VERSION
 from contrailmq.wire.errors import LocalProtocolError, RemoteProtocolError
 from contrailmq.wire.header import (
     BINARY,
@@ -319,14 +320,22 @@ class ReplyTemplate:
     Values come in the order of `fields`: an int, or bytes that are already safe inside a JSON string (see `escape`).
     """
 
-    __slots__ = ("_code", "_fixed", "_format", "_names")
+    __slots__ = ("_binary", "_format")
 
     def __init__(
         self, fields: dict[str, type[int] | type[bytes]], fixed: dict[str, str] | None = None, *, code: int = 0
     ) -> None:
-        self._code, self._names, self._fixed = code, tuple(fields), dict(fixed or {})
+        constants = fixed or {}
+        self._binary = BinaryReply(
+            tuple(fields),
+            constants,
+            code=code,
+            flag=FLAG_RESPONSE,
+            language_code=LANGUAGE_CODES[OUR_LANGUAGE],
+            version=OUR_VERSION,
+        )
         parts = [f'"{name}":"{"%d" if kind is int else "%b"}"' for name, kind in fields.items()]
-        constant = [f'"{name}":"{escape(value).decode()}"'.replace("%", "%%") for name, value in self._fixed.items()]
+        constant = [f'"{name}":"{escape(value).decode()}"'.replace("%", "%%") for name, value in constants.items()]
         ext = f'"extFields":{{{",".join(parts + constant)}}},' if parts or constant else ""
         self._format = (
             f'{{"code":{code},{ext}"flag":{FLAG_RESPONSE},'
@@ -335,15 +344,17 @@ class ReplyTemplate:
 
     def render(self, request: Command, values: tuple[int | bytes, ...], *, body_bytes: int = 0) -> bytes:
         """The response up to its body; a body of `body_bytes` is sent by the caller right after it."""
-        if request.serialize_type != JSON:
-            return self._render_slowly(request, values, body_bytes)
-        header = self._format % (*values, request.opaque)
-        header_bytes = len(header)
-        return _PREFIX.pack(4 + header_bytes + body_bytes, header_bytes) + header
+        if request.serialize_type == JSON:
+            header = self._format % (*values, request.opaque)
+            word = len(header)
+        else:
+            header = self._binary.header(request.opaque, [_unescaped(value) for value in values])
+            word = BINARY << 24 | len(header)
+        return _PREFIX.pack(4 + len(header) + body_bytes, word) + header
 
-    def _render_slowly(self, request: Command, values: tuple[int | bytes, ...], body_bytes: int) -> bytes:
-        ext = {
-            name: str(json.loads(b'"%b"' % value)) if isinstance(value, bytes) else str(value)
-            for name, value in zip(self._names, values, strict=True)
-        }
-        return encode_response(request, self._code, {**ext, **self._fixed}, body_bytes=body_bytes)
+
+def _unescaped(value: int | bytes) -> bytes:
+    """A value of a template as it stands in a binary header."""
+    if isinstance(value, int):
+        return b"%d" % value
+    return value if b"\\" not in value else str(json.loads(b'"%b"' % value)).encode()

@@ -1,8 +1,7 @@
 """One command: the header in both of its encodings, and its ext fields as text or as a typed struct. No I/O.
 
     json   := {"code":i,"extFields":{"k":"v",...},"flag":i,"language":"NAME","opaque":i,"remark":"text","version":i}
-    binary := code:i16 language:u8 version:i16 opaque:i32 flag:i32 remarkLen:i32 remark extLen:i32 entry*
-    entry  := keyLen:i16 key valueLen:i32 value                                       (big-endian, UTF-8)
+    binary := see binary_header.py
 
 `flag` bit 0 marks a response, bit 1 a oneway request, which must never be answered. All ext values travel as strings.
 
@@ -19,13 +18,13 @@ are cheaper than a dict of strings (`contrailmq bench wire` measures the three).
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Iterable, Mapping
 from typing import Final, TypeVar
 
 import msgspec
 
 from contrailmq.wire.admin_requests import GetRouteInfo
+from contrailmq.wire.binary_header import decode_binary, encode_binary
 from contrailmq.wire.codes import (
     LANGUAGE_CODES,
     LANGUAGES,
@@ -34,7 +33,7 @@ from contrailmq.wire.codes import (
     request_name,
     widen_binary_code,
 )
-from contrailmq.wire.errors import LocalProtocolError, RemoteProtocolError
+from contrailmq.wire.errors import RemoteProtocolError
 from contrailmq.wire.requests import (
     ConsumerSendMessageBack,
     PullMessage,
@@ -290,29 +289,8 @@ def _typed_loosely(ext: Mapping[str, str], kind: type[H], request: str) -> H:
     return kind(**values)
 
 
-# ------------------------------------------------------------------------------------------------------ binary header
-
-_FIXED: Final = struct.Struct(">hBhiii")  # code language version opaque flag remarkLen
-_I32: Final = struct.Struct(">i")
-_I16: Final = struct.Struct(">h")
-assert _FIXED.size + _I32.size == 21
-
-
 def _decode_binary(header: bytes) -> Command:
-    try:
-        code, language, version, opaque, flag, remark_bytes = _FIXED.unpack_from(header, 0)
-        position = _FIXED.size
-        remark_end = position + remark_bytes
-        if remark_bytes < 0 or remark_end + 4 > len(header):
-            raise RemoteProtocolError(f"binary header: remark length {remark_bytes} does not fit {len(header)} bytes")
-        remark = header[position:remark_end].decode() if remark_bytes else None
-        (ext_bytes,) = _I32.unpack_from(header, remark_end)
-        ext_start = remark_end + 4
-        if ext_bytes < 0 or ext_start + ext_bytes > len(header):
-            raise RemoteProtocolError(f"binary header: ext length {ext_bytes} does not fit {len(header)} bytes")
-        ext = _decode_entries(header, ext_start, ext_start + ext_bytes)
-    except (struct.error, UnicodeDecodeError) as exc:
-        raise RemoteProtocolError(f"binary header of {len(header)} bytes cannot be read: {exc}") from exc
+    code, language, version, opaque, flag, remark, ext = decode_binary(header)
     command = Command(
         code=code if flag & FLAG_RESPONSE else widen_binary_code(code),
         opaque=opaque,
@@ -324,23 +302,6 @@ def _decode_binary(header: bytes) -> Command:
     )
     command._ext = _Ext(ext)
     return command
-
-
-def _decode_entries(header: bytes, position: int, end: int) -> dict[str, str]:
-    ext: dict[str, str] = {}
-    while position < end:
-        (key_bytes,) = _I16.unpack_from(header, position)
-        key_end = position + 2 + key_bytes
-        if key_bytes < 0 or key_end + 4 > end:
-            raise RemoteProtocolError(f"binary header: key length {key_bytes} at byte {position} does not fit")
-        (value_bytes,) = _I32.unpack_from(header, key_end)
-        value_end = key_end + 4 + value_bytes
-        if value_bytes < 0 or value_end > end:
-            raise RemoteProtocolError(f"binary header: value length {value_bytes} at byte {key_end} does not fit")
-        if value_bytes:  # an empty value decodes to null in Java (RocketMQSerializable): the same as absent
-            ext[header[position + 2 : key_end].decode()] = header[key_end + 4 : value_end].decode()
-        position = value_end
-    return ext
 
 
 # ------------------------------------------------------------------------------------------------------------ encoding
@@ -377,7 +338,15 @@ def encode_header(
 ) -> bytes:
     """The header's bytes. LocalProtocolError when it has no binary form."""
     if serialize_type == BINARY:
-        return _encode_binary(code, ext, opaque, flag, remark, language, version)
+        return encode_binary(
+            code,
+            ext,
+            opaque=opaque,
+            flag=flag,
+            remark=remark,
+            language_code=LANGUAGE_CODES.get(language, LANGUAGE_CODES["OTHER"]),
+            version=version,
+        )
     assert serialize_type == JSON
     # Members in Java's (alphabetical) order and without white space; null members are left out.
     return b'{"code":%d,%b"flag":%d,"language":%b,"opaque":%d,%b"serializeTypeCurrentRPC":"JSON","version":%d}' % (
@@ -389,20 +358,3 @@ def encode_header(
         b'"remark":%b,' % _json_text(remark) if remark is not None else b"",
         version,
     )
-
-
-def _encode_binary(
-    code: int, ext: Mapping[str, str], opaque: int, flag: int, remark: str | None, language: str, version: int
-) -> bytes:
-    if not -0x8000 <= code <= 0x7FFF:
-        raise LocalProtocolError(f"{request_name(code)} does not fit the 16 bits of a binary header: send it as JSON")
-    entries = bytearray()
-    for key, value in ext.items():
-        key_bytes, value_bytes = key.encode(), value.encode()
-        if len(key_bytes) > 0x7FFF:
-            raise LocalProtocolError(f"ext field name of {len(key_bytes)} bytes: a binary header takes 32767")
-        entries += _I16.pack(len(key_bytes)) + key_bytes + _I32.pack(len(value_bytes)) + value_bytes
-    remark_bytes = remark.encode() if remark else b""
-    language_code = LANGUAGE_CODES.get(language, LANGUAGE_CODES["OTHER"])
-    fixed = _FIXED.pack(code, language_code, version, opaque, flag, len(remark_bytes))
-    return fixed + remark_bytes + _I32.pack(len(entries)) + bytes(entries)
