@@ -7,6 +7,7 @@ import logging
 import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from contrailmq.broker.persistence import SavePause, TableSaver
 from contrailmq.broker.registration import Registration
 from contrailmq.broker.supervision import FAILURES_MAX, Supervisor
 from contrailmq.broker.topics import Topic
+from contrailmq.store.record import BatchPart, encode_batch
 from contrailmq.wire.bodies import KVTable, RegisterBrokerBody, decode_body, encode_body
 from contrailmq.wire.errors import ConnectError
 from contrailmq.wire.frame import FrameParser, encode_response
@@ -229,6 +231,25 @@ def test_who_made_a_topic_is_answered_when_the_name_servers_have_heard_of_it(ben
     calls[1]()
     assert consumer.take()[0].code == 0
     assert bench.tell(34, None, body, link=consumer)[0].code == 0
+
+
+@pytest.mark.parametrize("is_binary", [False, True], ids=["JSON", "binary"])
+@pytest.mark.parametrize("is_batch", [False, True], ids=["single", "batch"])
+def test_with_synchronous_flush_too_the_first_messages_of_a_topic_wait_for_its_route(
+    tmp_path: Path, is_batch: bool, is_binary: bool
+) -> None:
+    with closing(Bench(tmp_path, flush_disk_type="SYNC_FLUSH")) as bench:
+        bench.store.request_flush = lambda: None  # type: ignore[method-assign]
+        calls: list[Callable[[], None]] = []
+        bench.node.when_registered = calls.append
+        body = encode_batch([BatchPart(0, b"x", b"")]) if is_batch else b"x"
+        assert bench.tell(310, send_fields("New", m=str(is_batch).lower()), body, is_binary=is_binary) == []
+        bench.node.durable(bench.store.log_max_offset)
+        assert bench.link.take() == [], "durable, but nobody could ask for its route"
+        (call,) = calls
+        call()
+        (answer,) = bench.link.take()
+        assert (answer.code, answer.ext["queueOffset"]) == (0, "0")
 
 
 def test_waiting_for_name_servers_ends_even_when_none_answers(

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.harness import Bench, Link, records, send_fields
 from contrailmq.broker.incoming import IncomingMessage, Refusal
+from contrailmq.broker.send import _has_special, _indexed
 from contrailmq.broker.topics import Topic
 from contrailmq.client.records import decode_messages
-from contrailmq.message import parse_offset_message_id
+from contrailmq.message import decode_properties, parse_offset_message_id
 from contrailmq.store.record import BatchPart, encode_batch
 from contrailmq.wire.codes import ResponseCode
 
@@ -326,6 +329,26 @@ def test_of_equal_names_the_last_counts_for_queue_index_and_answer(bench: Bench,
     assert found == {"k1": 0, "k2": 2, "u1": 0, "u2": 2, "T#a": 0, "T#b": 2}
 
 
+SPECIAL = [
+    "TRAN_MSG", "TRACE_ON", "__RMQ.TRANSIENT.x", "DELAY", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS", "TIMER_DEL_UNIQKEY",
+    "CLUSTER", "MSG_REGION", "INNER_NUM", "INNER_BASE", "INNER_MULTI_DISPATCH", "POP_CK",
+]  # fmt: skip
+ORDINARY_NAMES = ["TAGS", "KEYS", "UNIQ_KEY", "MYTAGS", "TAGS2", "WAIT", "v", ""]
+
+
+@given(
+    st.lists(
+        st.sampled_from([*SPECIAL, *ORDINARY_NAMES, "\x01", "\x01", "\x01", "\x02", "\x02", "\x02"]), max_size=24
+    ).map("".join)
+)
+def test_the_fast_path_reads_of_properties_what_a_decoder_reads_or_leaves_them_to_it(text: str) -> None:
+    known = decode_properties(text)
+    if not known.keys().isdisjoint(SPECIAL):
+        assert _has_special(text)
+    for found, name in zip(_indexed(text), ("UNIQ_KEY", "TAGS", "KEYS"), strict=True):
+        assert found in ("", known.get(name))
+
+
 def test_a_sender_cannot_say_where_a_batch_stands_in_a_batch_queue(bench: Bench) -> None:
     bench.node.topics.put(Topic("Batch", read_queues=1, write_queues=1, attributes={"queue.type": "BatchCQ"}))
     body = encode_batch([BatchPart(0, b"x" * 40, b"INNER_NUM\x013\x02INNER_BASE\x0170\x02")])
@@ -362,9 +385,61 @@ def test_with_synchronous_flush_the_answer_waits_until_the_record_is_durable(syn
     assert answer.ext["queueOffset"] == "0"
 
 
-def test_a_sender_that_does_not_want_to_wait_is_answered_at_once(sync_bench: Bench) -> None:
-    assert sync_bench.send(properties={"WAIT": "false"}).code == 0
-    assert sync_bench.send(properties={"WAIT": "false", "DELAY": "0"}).code == 0
+LOOK_ALIKES = [
+    "NOWAIT\x01false\x02",
+    "XWAIT\x01false\x02",
+    "WAIT\x01falsely\x02",
+    "WAIT\x01false\x02WAIT\x01true\x02",
+]
+KINDS = {"fast": (310, "", "false"), "plain": (310, "DELAY\x010\x02", "false"), "batch": (320, "", "true")}
+
+
+@pytest.mark.parametrize("is_binary", [False, True], ids=["JSON", "binary"])
+@pytest.mark.parametrize("kind", KINDS)
+class TestWaiting:
+    """Who waits for the disk under SYNC_FLUSH, whatever the way to the log and the form of the header."""
+
+    def send(self, bench: Bench, kind: str, properties: str, *, is_binary: bool) -> tuple[int, int]:
+        """How many answers came at once, and how many flushes were asked for."""
+        bench.node.topics.put(Topic("T", read_queues=4, write_queues=4))
+        asked: list[None] = []
+        bench.store.request_flush = lambda: asked.append(None)  # type: ignore[method-assign]
+        code, special, is_batch = KINDS[kind]
+        body = batch_body(2) if code == 320 else b"x"
+        fields = send_fields(properties=properties + special, m=is_batch)
+        answers = bench.tell(code, fields, body, is_binary=is_binary)
+        assert all(answer.code == 0 for answer in answers)
+        return len(answers), len(asked)
+
+    @pytest.mark.parametrize("properties", ["", "WAIT\x01true\x02", *LOOK_ALIKES])
+    def test_a_sender_is_answered_after_the_sync(
+        self, sync_bench: Bench, kind: str, is_binary: bool, properties: str
+    ) -> None:
+        assert self.send(sync_bench, kind, properties, is_binary=is_binary) == (0, 1)
+        sync_bench.node.durable(sync_bench.store.log_max_offset)
+        assert [answer.code for answer in sync_bench.link.take()] == [0]
+
+    @pytest.mark.parametrize("properties", ["WAIT\x01false\x02", "WAIT\x01true\x02WAIT\x01false\x02"])
+    def test_one_that_does_not_want_to_wait_is_answered_at_once_and_asks_for_no_flush(
+        self, sync_bench: Bench, kind: str, is_binary: bool, properties: str
+    ) -> None:
+        assert self.send(sync_bench, kind, properties, is_binary=is_binary) == (1, 0)
+
+    def test_without_synchronous_flush_nobody_asks_for_one(self, bench: Bench, kind: str, is_binary: bool) -> None:
+        assert self.send(bench, kind, "WAIT\x01true\x02", is_binary=is_binary) == (1, 0)
+
+
+def test_the_id_of_a_batch_is_a_property_too(bench: Bench) -> None:
+    properties = "UNIQ_KEY\x01mine\x02MYUNIQ_KEY\x01not\x02"
+    assert bench.ask(320, send_fields(properties=properties, m="true"), batch_body(1)).ext["transactionId"] == "mine"
+
+
+def test_a_name_that_only_ends_like_an_id_makes_no_inner_batch(bench: Bench) -> None:
+    bench.node.topics.put(Topic("Batch", read_queues=1, write_queues=1, attributes={"queue.type": "BatchCQ"}))
+    fields = send_fields("Batch", properties="MYUNIQ_KEY\x01b\x02", m="true")
+    assert "batchUniqId" not in bench.ask(320, fields, batch_body(2)).ext
+    (pulled,) = bench.pull("Batch")
+    assert [message.body for message in records(pulled.body)] == [b"m0", b"m1"]
 
 
 def test_a_late_flush_is_told_as_such_and_a_failed_one_is_no_acknowledgement(sync_bench: Bench) -> None:

@@ -44,6 +44,8 @@ from contrailmq.message import (
     parse_unique_id,
     retry_topic,
     tags_code,
+    text_wants_durable,
+    wants_durable,
 )
 from contrailmq.store.record import body_crc
 
@@ -219,6 +221,40 @@ def test_a_forked_child_makes_other_ids() -> None:
 )
 def test_property_strings_decode_as_javas_reader_does(data: bytes, properties: dict[str, str]) -> None:
     assert decode_properties(data) == properties
+
+
+@pytest.mark.parametrize(
+    ("text", "waits"),
+    [
+        ("", True),
+        ("WAIT\x01true\x02", True),
+        ("WAIT\x01false\x02", False),
+        ("WAIT\x01false", False),
+        ("TAGS\x01a\x02WAIT\x01false\x02KEYS\x01k\x02", False),
+        ("NOWAIT\x01false\x02", True),
+        ("XWAIT\x01false\x02WAIT\x01true\x02", True),
+        ("WAIT\x01falsely\x02", True),
+        ("WAIT\x01False\x02", True),
+        ("WAIT\x01false\x02WAIT\x01true\x02", True),
+        ("WAIT\x01true\x02WAIT\x01false\x02", False),
+        ("WAIT\x01false\x02WAIT\x01\x02", False),
+        ("note\x01WAIT\x01false\x02", True),
+    ],
+)
+def test_a_sender_does_not_wait_for_the_disk_only_when_the_last_wait_is_exactly_false(text: str, waits: bool) -> None:
+    assert text_wants_durable(text) is waits
+    assert wants_durable(decode_properties(text)) is waits
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["WAIT", "NOWAIT", "WAITS", "W", "note", "false", "falsely", "true", "", "\x01", "\x01", "\x02", "\x02"]
+        )
+    ).map("".join)
+)
+def test_a_property_string_says_of_waiting_what_its_map_says(text: str) -> None:
+    assert text_wants_durable(text) is (decode_properties(text).get("WAIT") != "false")
 
 
 def test_properties_encode_in_order_with_a_last_separator() -> None:

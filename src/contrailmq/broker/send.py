@@ -36,6 +36,8 @@ from contrailmq.message import (
     java_hash,
     offset_message_id,
     tags_code,
+    text_wants_durable,
+    wants_durable,
 )
 from contrailmq.store.queue_state import TAG_LENGTH_MAX
 from contrailmq.store.record import split_batch
@@ -182,17 +184,31 @@ class SendProcessor:
         if node.hooks.on_stored:
             self._show(connection, header, queue_id, unique_key, result)
         key = escape(unique_key)
-        if (self._is_sync_flush and "WAIT\x01false" not in text) or command.serialize_type != JSON:
+        if self._is_sync_flush or command.serialize_type != JSON:
+            waits = self._is_sync_flush and text_wants_durable(text)
             message_id = self._message_id_prefix + b"%016X" % result.physical_offset
-            values = (queue_id, key, message_id, result.queue_offset)
-            node.after_append(wants_flush=self._is_sync_flush)
-            if not self._is_sync_flush or "WAIT\x01false" in text:
-                return self._template.render(command, values)
-            self._park(connection, command, result, values)
-            return None
+            return self._answer_in_turn(
+                connection, command, result, (queue_id, key, message_id, result.queue_offset), waits=waits
+            )
         node.after_append()
         answer = self._answer_format % (queue_id, key, result.physical_offset, result.queue_offset, command.opaque)
         return _PREFIX.pack(len(answer) + 4, len(answer)) + answer
+
+    def _answer_in_turn(
+        self,
+        connection: Peer,
+        command: Command,
+        result: AppendResult,
+        values: tuple[int, bytes, bytes, int],
+        *,
+        waits: bool,
+    ) -> bytes | None:
+        """The answer, or none yet: `waits` for the record to be durable."""
+        self._node.after_append(wants_flush=waits)
+        if not waits:
+            return self._template.render(command, values)
+        self._park(connection, command, result, values)
+        return None
 
     def _new_tag_code(self, tags: str) -> int:
         if len(tags) > TAG_LENGTH_MAX:
@@ -209,10 +225,12 @@ class SendProcessor:
         mark = self._node.topic_mark()
         topic = self.writable_topic(header)
         queue_id = self._chosen_queue(topic, header.queue_id)
-        is_inner = bool(header.batch) and topic.takes_inner_batches and "UNIQ_KEY\x01" in (header.properties or "")
-        if header.batch and not is_inner:
-            answer = self._send_batch(connection, command, header, topic, queue_id)
-            return None if answer is None else self._node.answer_when_routed(mark, connection, command, answer)
+        is_inner = False
+        if header.batch:
+            properties = decode_properties(header.properties or "")
+            is_inner = topic.takes_inner_batches and Property.UNIQUE_KEY in properties
+            if not is_inner:
+                return self._send_batch(connection, command, header, properties, topic, queue_id, mark)
         message = self.incoming(connection, command, header, topic, queue_id)
         if is_inner:
             self._make_inner_batch(message)
@@ -221,7 +239,7 @@ class SendProcessor:
         result = put_rewritten(self._node, message, self._fixed)
         if self._node.hooks.on_stored:
             self._show(connection, header, message.answer_queue_id, message.unique_key or "", result)
-        waits = self._is_sync_flush and message.properties.get(Property.WAIT) != "false"
+        waits = self._is_sync_flush and wants_durable(message.properties)
         values = (
             message.answer_queue_id,
             escape(message.unique_key or ""),
@@ -368,8 +386,16 @@ class SendProcessor:
         message.answer_fields["batchUniqId"] = message.unique_key or ""
 
     def _send_batch(
-        self, connection: Peer, command: Command, header: SendHeader, topic: Topic, queue_id: int
+        self,
+        connection: Peer,
+        command: Command,
+        header: SendHeader,
+        properties: dict[str, str],
+        topic: Topic,
+        queue_id: int,
+        mark: int,
     ) -> bytes | None:
+        """`properties` are the request's: its id and its WAIT are those of the batch, as in Java (MessageBatch)."""
         node = self._node
         if topic.name.startswith(RETRY_PREFIX):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot go to a retry topic", self._fixed)
@@ -391,20 +417,21 @@ class SendProcessor:
             store_host=node.store_host,
             reconsume_times=header.reconsume_times or 0,
         )
-        node.after_append(wants_flush=self._is_sync_flush)
+        waits = self._is_sync_flush and wants_durable(properties)
+        node.after_append(wants_flush=waits)
         if not result.status.is_stored:
             raise self._refused(result)
         node.statistics.note_put(topic.name, len(result.physical_offsets), result.size_bytes)
-        unique_key = _find(header.properties or "", "UNIQ_KEY\x01") or ""
+        unique_key = properties.get(Property.UNIQUE_KEY, "")
         if node.hooks.on_stored:
             self._show(connection, header, queue_id, unique_key, result)
         offsets = tuple(result.physical_offsets)
         ids = b",".join([self._message_id_prefix + b"%016X"] * len(offsets)) % offsets  # one by one takes twice as long
         values = (queue_id, escape(unique_key), ids, result.queue_offset)
-        if self._is_sync_flush:
-            self._park(connection, command, result, values)
+        if waits:
+            self._park(connection, command, result, values, None, mark)
             return None
-        return self._template.render(command, values)
+        return node.answer_when_routed(mark, connection, command, self._template.render(command, values))
 
     def _show(
         self,

@@ -59,6 +59,8 @@ from contrailmq.message.properties import (
     decode_properties,
     encode_properties,
     natural_number,
+    text_wants_durable,
+    wants_durable,
 )
 
 __all__ = [
@@ -107,4 +109,6 @@ __all__ = [
     "parse_unique_id",
     "retry_topic",
     "tags_code",
+    "text_wants_durable",
+    "wants_durable",
 ]

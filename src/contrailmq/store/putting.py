@@ -20,6 +20,7 @@ from contrailmq.message import (
     create_unique_ids,
     encode_properties,
     tags_code,
+    wants_durable,
 )
 from contrailmq.message.batch import encode_batch
 from contrailmq.store.clock import Clock
@@ -106,7 +107,7 @@ class Putter:
         if self._is_plain:
             if len(self._facts) >= self.lag_max:
                 self._dispatcher.dispatch(result[4] + result[5])
-        elif not self._settle(result[4] + result[5], waits=message.properties.get(_WAIT) != "false"):
+        elif not self._settle(result[4] + result[5], waits=wants_durable(message.properties)):
             result = result._replace(status=PutStatus.FLUSH_DISK_TIMEOUT, reason=self._timeout_text())
         self._stats.note_put_time(self._now_ms() - started_ms)
         return result
@@ -147,7 +148,7 @@ class Putter:
             if results:
                 self._on_refusal(results[0])
             return results
-        waits = not self._is_plain and any(message.properties.get(_WAIT) != "false" for message in messages)
+        waits = not self._is_plain and any(wants_durable(message.properties) for message in messages)
         if not self._settle(end, waits=waits):
             late, text = PutStatus.FLUSH_DISK_TIMEOUT, self._timeout_text()
             results = [r._replace(status=late, reason=text) if r.status is _PUT_OK else r for r in results]
