@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from admin_command import run, run_json
 from typer.testing import CliRunner
 
 from contrailmq import (
@@ -34,23 +35,12 @@ def cluster() -> Iterator[LocalCluster]:
         yield made
 
 
-def run(cluster: LocalCluster, *arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, ["admin", *arguments, "--namesrv", cluster.namesrv])
-    assert result.exit_code == code, result.output
-    return result.output
-
-
-def run_json(cluster: LocalCluster, *arguments: str) -> list[dict[str, object]]:
-    value: list[dict[str, object]] = json.loads(run(cluster, *arguments, "--json"))
-    return value
-
-
 def test_topics_are_listed_created_measured_and_deleted(cluster: LocalCluster) -> None:
     assert {"topic": "Orders"} in run_json(cluster, "topic", "list")
     run(cluster, "topic", "create", "Made", "--queues", "2")
     assert len(run_json(cluster, "topic", "status", "Made")) == 2
     assert run_json(cluster, "topic", "route", "Made")[0]["write_queues"] == 2
-    run(cluster, "topic", "delete", "Made")
+    run(cluster, "topic", "delete", "Made", "--yes")
     assert {"topic": "Made"} not in run_json(cluster, "topic", "list")
     assert "Orders" in run(cluster, "topic", "list")
 
@@ -62,7 +52,7 @@ def test_groups_show_their_progress(cluster: LocalCluster) -> None:
     assert "lag: 0" in run(cluster, "group", "progress", "audit", "--topic", "Orders")
     run(cluster, "group", "create", "fresh")
     assert {"group": "fresh"} in run_json(cluster, "group", "list")
-    run(cluster, "group", "delete", "fresh")
+    run(cluster, "group", "delete", "fresh", "--yes")
     assert run_json(cluster, "group", "members", "audit") == []
 
 

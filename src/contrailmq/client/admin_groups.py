@@ -161,6 +161,30 @@ class AdminGroups(AdminTopics):
         """Messages that the group has not consumed."""
         return sum(row.lag for row in await self.progress(group, topic))
 
+    async def unread_beyond(self, topic: str, queues: int, *, broker: str | None = None) -> int:
+        """Messages in the queues from number `queues` on that can be read and that some group has not consumed.
+
+        Only groups that have an offset in the topic or subscribe to it count; without any, every message does.
+        """
+        readable = {
+            name: range(queues, config.read_queue_nums)
+            for name, config in (await self.topic_holders(topic, broker=broker)).items()
+        }
+        stats = {
+            queue: item
+            for queue, item in (await self.topic_stats(topic)).items()
+            if queue.queue_id in readable.get(queue.broker_name, ())
+        }
+        if not any(item.max_offset > item.min_offset for item in stats.values()):
+            return 0
+        consumed: dict[MessageQueue, int] = {}
+        for group in await self.topic_groups(topic):
+            for row in await self.progress(group, topic):
+                consumed[row.queue] = min(row.consumer_offset, consumed.get(row.queue, row.consumer_offset))
+        return sum(
+            max(0, item.max_offset - max(item.min_offset, consumed.get(queue, 0))) for queue, item in stats.items()
+        )
+
     async def offset(self, group: str, queue: MessageQueue) -> int:
         """The group's stored offset of a queue, -1 when there is none."""
         ext: dict[str, ExtValue] = {
@@ -217,11 +241,13 @@ class AdminGroups(AdminTopics):
         return decode_body(answer.body, ResetOffsetBody).offsets if answer.body else {queue: offset}
 
     async def clone_offsets(self, source: str, target: str, topic: str) -> None:
-        """Give another group the same offsets of a topic."""
-        for queue in await self.queues(topic):
-            offset = await self.offset(source, queue)
-            if offset >= 0:
-                await self.set_offset(target, queue, offset)
+        """Give another group the same offsets of a topic; an error when the source has none."""
+        offsets = {queue: await self.offset(source, queue) for queue in await self.queues(topic)}
+        known = {queue: offset for queue, offset in offsets.items() if offset >= 0}
+        if not known:
+            raise ClientError(f"group {source} has no offsets of topic {topic}: there is nothing to clone")
+        for queue, offset in known.items():
+            await self.set_offset(target, queue, offset)
 
     async def _target(self, queue: MessageQueue, to: int | OffsetPlace) -> int:
         if to is OffsetPlace.EARLIEST:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from contrailmq.client.admin_session import AdminSession
 from contrailmq.client.answers import number
+from contrailmq.client.errors import ClientError
 from contrailmq.client.routes import subscribe_queues
 from contrailmq.message import MessageQueue, check_topic
 from contrailmq.wire.admin_bodies import GroupList, TopicOffset, TopicStatsTable
@@ -52,24 +55,100 @@ class AdminTopics(AdminSession):
     ) -> None:
         """Create a topic or change it, on one broker, a cluster, or everywhere. `queues` counts those per broker."""
         check_topic(topic)
-        ext: dict[str, ExtValue] = {
-            "topic": self._name(topic),
-            "defaultTopic": "TBW102",
-            "readQueueNums": queues if read_queues is None else read_queues,
-            "writeQueueNums": queues,
+        config = TopicConfig(
+            topic_name=self._name(topic),
+            read_queue_nums=queues if read_queues is None else read_queues,
+            write_queue_nums=queues,
+            perm=permission,
+            order=order,
+        )
+        masters = await self.masters(broker=broker, cluster=cluster)
+        if order:
+            await self._keep_order(topic, dict.fromkeys(masters, config))
+        for address in masters.values():
+            await self._put_topic(address, config, attributes)
+
+    async def topic_holders(
+        self, topic: str, *, broker: str | None = None, cluster: str | None = None
+    ) -> dict[str, TopicConfig]:
+        """The topic's settings by broker name, as the brokers say it; empty when none of them has it.
+
+        Unlike `topic_config`, which asks the brokers that the NameServer names, it finds a topic whose route is not
+        known yet.
+        """
+        configs: dict[str, TopicConfig] = {}
+        for name, address in (await self.masters(broker=broker, cluster=cluster)).items():
+            answer = await self._ask(
+                address,
+                RequestCode.GET_TOPIC_CONFIG,
+                {"topic": self._name(topic)},
+                accept=(ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST),
+            )
+            if answer.code == ResponseCode.SUCCESS:
+                configs[name] = decode_body(answer.body, TopicConfig)
+        return configs
+
+    async def update_topic(
+        self,
+        topic: str,
+        *,
+        read_queues: int | None = None,
+        write_queues: int | None = None,
+        permission: int | None = None,
+        order: bool | None = None,
+        attributes: Mapping[str, str] | None = None,
+        broker: str | None = None,
+        cluster: str | None = None,
+    ) -> dict[str, TopicConfig]:
+        """Change only what is given, on each broker that has the topic; returns the new settings by broker name.
+
+        Messages in queues beyond `read_queues` stay in the log and cannot be read until there are as many again:
+        `AdminGroups.unread_beyond` counts them.
+        """
+        held = await self.topic_holders(topic, broker=broker, cluster=cluster)
+        if not held:
+            raise ClientError(f"topic {topic} does not exist: create it, or look for its name in the list of topics")
+        changes: dict[str, object] = {
+            "read_queue_nums": read_queues,
+            "write_queue_nums": write_queues,
             "perm": permission,
-            "topicFilterType": "SINGLE_TAG",
-            "topicSysFlag": 0,
             "order": order,
+        }
+        given = {name: value for name, value in changes.items() if value is not None}
+        changed = {name: msgspec.structs.replace(config, **given) for name, config in held.items()}
+        if order is not None or write_queues is not None:
+            await self._keep_order(topic, await self.topic_holders(topic) | changed)
+        masters = await self.masters(broker=broker, cluster=cluster)
+        for name, config in changed.items():
+            await self._put_topic(masters[name], config, attributes)
+        return changed
+
+    async def _put_topic(self, address: str, config: TopicConfig, attributes: Mapping[str, str] | None) -> None:
+        ext: dict[str, ExtValue] = {
+            "topic": config.topic_name,
+            "defaultTopic": "TBW102",
+            "readQueueNums": config.read_queue_nums,
+            "writeQueueNums": config.write_queue_nums,
+            "perm": config.perm,
+            "topicFilterType": str(config.topic_filter_type),
+            "topicSysFlag": config.topic_sys_flag,
+            "order": config.order,
         }
         if attributes:
             ext["attributes"] = ",".join(f"+{name}={value}" for name, value in attributes.items())
-        masters = await self.masters(broker=broker, cluster=cluster)
-        for address in masters.values():
-            await self._ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
-        if order:
-            value = ";".join(f"{name}:{queues}" for name in masters)
+        await self._ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
+
+    async def _keep_order(self, topic: str, configs: Mapping[str, TopicConfig]) -> None:
+        """Let the NameServers' list of order topics say what the brokers will say.
+
+        It comes first: with each registration the brokers take from it which topics are in order.
+        """
+        ordered = {name: config.write_queue_nums for name, config in configs.items() if config.order}
+        if ordered:
+            value = ";".join(f"{name}:{queues}" for name, queues in ordered.items())
             await self.put_kv(ORDER_TOPICS, self._name(topic), value)
+        elif await self.get_kv(ORDER_TOPICS, self._name(topic)) is not None:
+            await self.delete_kv(ORDER_TOPICS, self._name(topic))
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
         """Delete a topic at the brokers, then at the NameServers."""

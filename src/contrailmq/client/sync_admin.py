@@ -138,6 +138,38 @@ class Admin:
             )
         )
 
+    def topic_holders(
+        self, topic: str, *, broker: str | None = None, cluster: str | None = None
+    ) -> dict[str, TopicConfig]:
+        """The topic's settings by broker name, as the brokers say it; empty when none of them has it."""
+        return self._call(lambda admin: admin.topic_holders(topic, broker=broker, cluster=cluster))
+
+    def update_topic(
+        self,
+        topic: str,
+        *,
+        read_queues: int | None = None,
+        write_queues: int | None = None,
+        permission: int | None = None,
+        order: bool | None = None,
+        attributes: Mapping[str, str] | None = None,
+        broker: str | None = None,
+        cluster: str | None = None,
+    ) -> dict[str, TopicConfig]:
+        """Change only what is given, on each broker that has the topic; returns the new settings by broker name."""
+        return self._call(
+            lambda admin: admin.update_topic(
+                topic,
+                read_queues=read_queues,
+                write_queues=write_queues,
+                permission=permission,
+                order=order,
+                attributes=attributes,
+                broker=broker,
+                cluster=cluster,
+            )
+        )
+
     def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
         """Delete a topic at the brokers, then at the NameServers."""
         return self._call(lambda admin: admin.delete_topic(topic, cluster=cluster))
@@ -221,6 +253,10 @@ class Admin:
     def progress(self, group: str, topic: str | None = None) -> list[QueueProgress]:
         """How far the group is, queue by queue."""
         return self._call(lambda admin: admin.progress(group, topic))
+
+    def unread_beyond(self, topic: str, queues: int, *, broker: str | None = None) -> int:
+        """Messages in the queues from number `queues` on that some group has not consumed."""
+        return self._call(lambda admin: admin.unread_beyond(topic, queues, broker=broker))
 
     def lag(self, group: str, topic: str | None = None) -> int:
         """Messages that the group has not consumed."""

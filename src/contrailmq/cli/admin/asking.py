@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
+
+from contrailmq.message import ContrailError
 
 if TYPE_CHECKING:
     from contrailmq import Admin
@@ -20,21 +23,71 @@ Topic = Annotated[str, typer.Argument(help="the topic's name")]
 Group = Annotated[str, typer.Argument(help="the group's name")]
 Address = Annotated[str, typer.Argument(help="the broker's host:port")]
 MaxCount = Annotated[int, typer.Option("--max", help="at most so many")]
+Broker = Annotated[str | None, typer.Option("--broker", help="on this broker only")]
+Cluster = Annotated[str | None, typer.Option("--cluster", help="on this cluster only")]
+Yes = Annotated[bool, typer.Option("--yes", help="do not ask")]
 
 
 def ask(namesrv: str | None, question: Callable[[Admin], T]) -> T:
     """Connect, ask, disconnect. What goes wrong is one line on standard error and exit code 1."""
     from contrailmq import Admin
-    from contrailmq.message import ContrailError
 
     try:
         with Admin(namesrv=namesrv) as admin:
             return question(admin)
     except ContrailError as exc:
-        typer.echo(f"error: {exc}", err=True)
-        raise typer.Exit(1) from None
+        fail(str(exc))
 
 
 def ask_broker(address: str, namesrv: str | None, question: Callable[[Admin], T]) -> T:
     """Ask one broker, whose address is known. A NameServer is not asked, so none need be named: any address will do."""
     return ask(namesrv or address, question)
+
+
+def ask_of_topic(namesrv: str | None, topic: str, question: Callable[[Admin], T]) -> T:
+    """Ask about a topic that must exist."""
+
+    def checked(admin: Admin) -> T:
+        require_topic(admin, topic)
+        return question(admin)
+
+    return ask(namesrv, checked)
+
+
+def ask_of_group(namesrv: str | None, group: str, question: Callable[[Admin], T], *, topic: str | None = None) -> T:
+    """Ask about a group that must exist, and a topic if one is named."""
+
+    def checked(admin: Admin) -> T:
+        require_group(admin, group)
+        if topic is not None:
+            require_topic(admin, topic)
+        return question(admin)
+
+    return ask(namesrv, checked)
+
+
+def fail(text: str, *, code: int = 1) -> NoReturn:
+    """One line on standard error, and the end. 1: it cannot be done; 2: the command line is wrong."""
+    typer.echo(f"error: {text}", err=True)
+    raise typer.Exit(code)
+
+
+def confirm(question: str, *, is_agreed: bool) -> None:
+    """Ask before something is destroyed; without a terminal nobody can answer, so `--yes` must have said it."""
+    if is_agreed:
+        return
+    if not sys.stdin.isatty():
+        fail(f"{question} Nobody can be asked without a terminal: add --yes")
+    if not typer.confirm(question, err=True):
+        fail("nothing was changed")
+
+
+# What a command names must be there: a mistyped name is an error, not an empty table.
+def require_topic(admin: Admin, topic: str) -> None:
+    if topic not in admin.topics() and not admin.topic_holders(topic):
+        raise ContrailError(f"topic {topic} does not exist: `contrailmq admin topic list --all` shows those that do")
+
+
+def require_group(admin: Admin, group: str) -> None:
+    if not admin.group_config(group) and not admin.group_topics(group):
+        raise ContrailError(f"group {group} does not exist: `contrailmq admin group list --all` shows those that do")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from contrailmq.cli.admin.asking import Address, Json, Namesrv, ask, ask_broker
+from contrailmq.cli.admin.asking import Address, Json, Namesrv, ask, ask_broker, fail
 from contrailmq.cli.admin.output import done, show, show_pairs
 
 cluster_app = typer.Typer(help="Clusters.", no_args_is_help=True)
@@ -59,7 +59,6 @@ def broker_set(
     """Change a setting while the broker runs."""
     key, separator, value = setting.partition("=")
     if not separator:
-        typer.echo(f"error: {setting!r} is not key=value", err=True)
-        raise typer.Exit(2)
+        fail(f"{setting!r} is not key=value", code=2)
     ask_broker(address, namesrv, lambda admin: admin.update_broker_config(address, {key: value}))
-    done(f"{address}: {key}={value}", as_json=as_json)
+    done(f"{address}: {key}={value}", {"broker": address, key: value}, as_json=as_json)

@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
-from contrailmq.cli.admin.asking import Group, Json, Namesrv, ask
-from contrailmq.cli.admin.output import done, show, time_text
+from contrailmq.cli.admin.asking import (
+    Broker,
+    Cluster,
+    Group,
+    Json,
+    Namesrv,
+    Yes,
+    ask,
+    ask_of_group,
+    confirm,
+    fail,
+    require_group,
+)
+from contrailmq.cli.admin.output import counted, done, show, time_text
+from contrailmq.message import ContrailError
+from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
+
+if TYPE_CHECKING:
+    from contrailmq import Admin
+
+Retries = Annotated[int | None, typer.Option("--retries", help="tries before a message is a dead letter")]
+Consume = Annotated[bool | None, typer.Option("--consume/--no-consume", help="whether the group may consume")]
+Orderly = Annotated[bool | None, typer.Option("--orderly/--no-orderly", help="whether it consumes in order")]
+Broadcast = Annotated[bool | None, typer.Option("--broadcast/--no-broadcast", help="whether it may broadcast")]
 
 group_app = typer.Typer(help="Consumer groups.", no_args_is_help=True)
 
@@ -19,17 +42,95 @@ def group_list(namesrv: Namesrv = None, as_json: Json = False) -> None:
 
 
 @group_app.command("create")
-def group_create(group: Group, namesrv: Namesrv = None, as_json: Json = False) -> None:
-    """Create a group with RocketMQ's defaults."""
-    ask(namesrv, lambda admin: admin.create_group(group))
-    done(f"group {group} exists", as_json=as_json)
+def group_create(
+    group: Group,
+    retries: Retries = None,
+    consume: Consume = None,
+    orderly: Orderly = None,
+    broadcast: Broadcast = None,
+    broker: Broker = None,
+    cluster: Cluster = None,
+    namesrv: Namesrv = None,
+    as_json: Json = False,
+) -> None:
+    """Create a group, with RocketMQ's defaults for what is not given; one that exists is an error."""
+    changes = _changes(retries=retries, consume=consume, orderly=orderly, broadcast=broadcast)
+
+    def create(admin: Admin) -> list[str]:
+        brokers = sorted(admin.masters(broker=broker, cluster=cluster))
+        held = [name for name in admin.group_config(group) if name in brokers]
+        if held:
+            raise ContrailError(f"group {group} exists on {', '.join(held)}: change it with `group update`")
+        config = msgspec.structs.replace(SubscriptionGroupConfig(group_name=group), **changes)
+        admin.create_group(config, broker=broker, cluster=cluster)
+        return brokers
+
+    brokers = ask(namesrv, create)
+    done(f"group {group} is on {', '.join(brokers)}", {"group": group, "brokers": brokers}, as_json=as_json)
+
+
+@group_app.command("update")
+def group_update(
+    group: Group,
+    retries: Retries = None,
+    consume: Consume = None,
+    orderly: Orderly = None,
+    broadcast: Broadcast = None,
+    namesrv: Namesrv = None,
+    as_json: Json = False,
+) -> None:
+    """Change what is given and nothing else, on every broker that has the group."""
+    changes = _changes(retries=retries, consume=consume, orderly=orderly, broadcast=broadcast)
+    if not changes:
+        fail("nothing to change: give --retries, --consume, --orderly or --broadcast", code=2)
+
+    def update(admin: Admin) -> dict[str, SubscriptionGroupConfig]:
+        require_group(admin, group)
+        changed = {
+            name: msgspec.structs.replace(config, **changes) for name, config in admin.group_config(group).items()
+        }
+        for name, config in changed.items():
+            admin.create_group(config, broker=name)
+        return changed
+
+    rows = [
+        {
+            "broker": name,
+            "retries": config.retry_max_times,
+            "consume": config.consume_enable,
+            "orderly": config.consume_message_orderly,
+            "broadcast": config.consume_broadcast_enable,
+        }
+        for name, config in ask(namesrv, update).items()
+    ]
+    text = "\n".join(f"group {group} on {row['broker']} is changed" for row in rows)
+    done(text, {"group": group, "brokers": rows}, as_json=as_json)
+
+
+def _changes(
+    *, retries: int | None, consume: bool | None, orderly: bool | None, broadcast: bool | None
+) -> dict[str, object]:
+    given = {
+        "retry_max_times": retries,
+        "consume_enable": consume,
+        "consume_message_orderly": orderly,
+        "consume_broadcast_enable": broadcast,
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 @group_app.command("delete")
-def group_delete(group: Group, namesrv: Namesrv = None, as_json: Json = False) -> None:
-    """Delete a group and its offsets."""
-    ask(namesrv, lambda admin: admin.delete_group(group))
-    done(f"group {group} is deleted", as_json=as_json)
+def group_delete(group: Group, yes: Yes = False, namesrv: Namesrv = None, as_json: Json = False) -> None:
+    """Delete a group and its offsets. Asks first."""
+
+    def delete(admin: Admin) -> None:
+        require_group(admin, group)
+        topics = admin.group_topics(group)
+        confirm(f"delete group {group} and its offsets in {counted(len(topics), 'topic')}?", is_agreed=yes)
+        admin.delete_group(group)
+
+    ask(namesrv, delete)
+    done(f"group {group} is deleted", {"group": group, "is_deleted": True}, as_json=as_json)
 
 
 @group_app.command("progress")
@@ -50,7 +151,7 @@ def group_progress(
             row.lag,
             time_text(row.last_time_ms),
         )
-        for row in ask(namesrv, lambda admin: admin.progress(group, topic))
+        for row in ask_of_group(namesrv, group, lambda admin: admin.progress(group, topic), topic=topic)
     ]
     columns = ("topic", "broker", "queue", "broker_offset", "consumer_offset", "lag", "last_consumed")
     show(rows, columns, as_json=as_json)
@@ -61,7 +162,7 @@ def group_progress(
 @group_app.command("members")
 def group_members(group: Group, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Who is connected and what the group subscribes to."""
-    found = ask(namesrv, lambda admin: admin.consumers(group))
+    found = ask_of_group(namesrv, group, lambda admin: admin.consumers(group))
     connections = found.connection_set if found is not None else []
     rows = [(item.client_id, item.client_addr, item.language, item.version) for item in connections]
     show(rows, ("client_id", "address", "language", "version"), as_json=as_json)

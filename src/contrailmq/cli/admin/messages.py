@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from contrailmq.cli.admin.asking import Json, MaxCount, Namesrv, Topic, ask
+from contrailmq.cli.admin.asking import Json, MaxCount, Namesrv, Topic, ask, fail
 from contrailmq.cli.admin.output import message_facts, print_json, show_messages, show_pairs
 
 message_app = typer.Typer(help="Messages.", no_args_is_help=True)
@@ -22,8 +22,7 @@ def message_get(
     """One message by its id."""
     message = ask(namesrv, lambda admin: admin.message(topic, message_id))
     if message is None:
-        typer.echo(f"error: topic {topic} has no message {message_id}, or it is older than three days", err=True)
-        raise typer.Exit(1)
+        fail(f"topic {topic} has no message {message_id}, or it is older than three days")
     if as_json:
         print_json(message_facts(message))
     else:
@@ -77,8 +76,7 @@ def message_send(
         with Producer("contrailmq_admin", namesrv=namesrv) as producer:
             result = producer.send(Message(topic, body.encode(), tags=tags, keys=keys.split()))
     except ContrailError as exc:
-        typer.echo(f"error: {exc}", err=True)
-        raise typer.Exit(1) from None
+        fail(str(exc))
     facts = [
         ("status", result.status.value),
         ("message_id", result.message_id),

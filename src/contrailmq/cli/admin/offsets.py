@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from contrailmq.cli.admin.asking import Group, Json, Namesrv, Topic, ask
+from contrailmq.cli.admin.asking import (
+    Group,
+    Json,
+    Namesrv,
+    Topic,
+    ask,
+    ask_of_group,
+    fail,
+    require_group,
+    require_topic,
+)
 from contrailmq.cli.admin.output import done, show
+
+if TYPE_CHECKING:
+    from contrailmq import Admin
 
 offset_app = typer.Typer(help="Offsets of groups.", no_args_is_help=True)
 
@@ -24,10 +37,9 @@ def offset_reset(
     from contrailmq.client.admin_groups import OffsetPlace
 
     if not to.isdigit() and to not in (place.value for place in OffsetPlace):
-        typer.echo(f"error: --to is {to!r}: give earliest, latest, or epoch milliseconds", err=True)
-        raise typer.Exit(2)
+        fail(f"--to is {to!r}: give earliest, latest, or epoch milliseconds", code=2)
     place = int(to) if to.isdigit() else OffsetPlace(to)
-    moved = ask(namesrv, lambda admin: admin.reset_offsets(group, topic, place))
+    moved = ask_of_group(namesrv, group, lambda admin: admin.reset_offsets(group, topic, place), topic=topic)
     rows = [(queue.broker_name, queue.queue_id, offset) for queue, offset in sorted(moved.items())]
     show(rows, ("broker", "queue", "offset"), as_json=as_json)
 
@@ -41,5 +53,13 @@ def offset_clone(
     as_json: Json = False,
 ) -> None:
     """Give another group the same offsets."""
-    ask(namesrv, lambda admin: admin.clone_offsets(source, target, topic))
-    done(f"group {target} is where {source} is in {topic}", as_json=as_json)
+
+    def clone(admin: Admin) -> None:
+        for group in (source, target):
+            require_group(admin, group)
+        require_topic(admin, topic)
+        admin.clone_offsets(source, target, topic)
+
+    ask(namesrv, clone)
+    facts = {"source": source, "target": target, "topic": topic}
+    done(f"group {target} is where {source} is in {topic}", facts, as_json=as_json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -41,12 +41,16 @@ def print_json(value: object) -> None:
     typer.echo(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())
 
 
-def done(text: str, *, as_json: bool) -> None:
-    """One line that says what was done."""
+def done(text: str, facts: Mapping[str, object], *, as_json: bool) -> None:
+    """What was done: a sentence for people, its facts for programs."""
     if as_json:
-        print_json({"done": text})
+        print_json(facts)
     else:
         typer.echo(text)
+
+
+def counted(count: int, noun: str) -> str:
+    return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def show_messages(messages: Sequence[StoredMessage], *, as_json: bool) -> None:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from contrailmq.cli.admin.asking import Json, Namesrv, Topic, ask
-from contrailmq.cli.admin.output import done, show, time_text
+from contrailmq.cli.admin.asking import (
+    Broker,
+    Cluster,
+    Json,
+    Namesrv,
+    Topic,
+    Yes,
+    ask,
+    ask_of_topic,
+    confirm,
+    fail,
+    require_topic,
+)
+from contrailmq.cli.admin.output import counted, done, show, time_text
+from contrailmq.message import ContrailError
+
+if TYPE_CHECKING:
+    from contrailmq import Admin
+    from contrailmq.wire.bodies import TopicConfig
 
 topic_app = typer.Typer(help="Topics.", no_args_is_help=True)
 
@@ -24,32 +41,115 @@ def topic_create(
     queues: Annotated[int, typer.Option("--queues", help="queues on each broker")] = 8,
     permission: Annotated[int, typer.Option("--perm", help="6 read and write, 4 read, 2 write")] = 6,
     order: Annotated[bool, typer.Option("--order", help="an order topic")] = False,
-    broker: Annotated[str | None, typer.Option("--broker", help="on this broker only")] = None,
-    cluster: Annotated[str | None, typer.Option("--cluster", help="on this cluster only")] = None,
+    broker: Broker = None,
+    cluster: Cluster = None,
     namesrv: Namesrv = None,
     as_json: Json = False,
 ) -> None:
-    """Create a topic, or change it."""
-    ask(
-        namesrv,
-        lambda admin: admin.create_topic(
-            topic, queues=queues, permission=permission, order=order, broker=broker, cluster=cluster
-        ),
+    """Create a topic; one that exists is an error and stays as it is."""
+
+    def create(admin: Admin) -> list[str]:
+        held = admin.topic_holders(topic, broker=broker, cluster=cluster)
+        if held:
+            raise ContrailError(
+                f"topic {topic} exists on {', '.join(held)}: change it with `topic update`, or name with --broker a "
+                "broker that does not have it"
+            )
+        admin.create_topic(topic, queues=queues, permission=permission, order=order, broker=broker, cluster=cluster)
+        return sorted(admin.masters(broker=broker, cluster=cluster))
+
+    brokers = ask(namesrv, create)
+    done(
+        f"topic {topic} has {counted(queues, 'queue')} on {', '.join(brokers)}",
+        {"topic": topic, "queues": queues, "brokers": brokers},
+        as_json=as_json,
     )
-    done(f"topic {topic} has {queues} queues on each broker", as_json=as_json)
+
+
+@topic_app.command("update")
+def topic_update(
+    topic: Topic,
+    queues: Annotated[int | None, typer.Option("--queues", help="queues to read and to write on each broker")] = None,
+    read_queues: Annotated[int | None, typer.Option("--read-queues", help="beats --queues")] = None,
+    write_queues: Annotated[int | None, typer.Option("--write-queues", help="beats --queues")] = None,
+    permission: Annotated[int | None, typer.Option("--perm", help="6 read and write, 4 read, 2 write")] = None,
+    order: Annotated[bool | None, typer.Option("--order/--no-order", help="an order topic")] = None,
+    force: Annotated[bool, typer.Option("--force", help="also when unread messages become unreachable")] = False,
+    broker: Broker = None,
+    cluster: Cluster = None,
+    namesrv: Namesrv = None,
+    as_json: Json = False,
+) -> None:
+    """Change what is given and nothing else."""
+    read_queues = queues if read_queues is None else read_queues
+    write_queues = queues if write_queues is None else write_queues
+    if read_queues is None and write_queues is None and permission is None and order is None:
+        fail("nothing to change: give --queues, --read-queues, --write-queues, --perm or --order", code=2)
+
+    def update(admin: Admin) -> tuple[int, dict[str, TopicConfig]]:
+        held = admin.topic_holders(topic, broker=broker, cluster=cluster)
+        unread = 0
+        if held and read_queues is not None:
+            unread = sum(admin.unread_beyond(topic, read_queues, broker=name) for name in held)
+        if unread and not force:
+            raise ContrailError(
+                f"{counted(unread, 'message')} of topic {topic} that not every group has consumed would become "
+                f"unreachable with {counted(read_queues or 0, 'queue')} to read: lower --write-queues alone and let "
+                "the groups finish, or add --force"
+            )
+        changed = admin.update_topic(
+            topic,
+            read_queues=read_queues,
+            write_queues=write_queues,
+            permission=permission,
+            order=order,
+            broker=broker,
+            cluster=cluster,
+        )
+        return unread, changed
+
+    unread, changed = ask(namesrv, update)
+    rows = [
+        {
+            "broker": name,
+            "read_queues": config.read_queue_nums,
+            "write_queues": config.write_queue_nums,
+            "permission": config.perm,
+            "order": config.order,
+        }
+        for name, config in changed.items()
+    ]
+    text = "\n".join(
+        f"topic {topic} on {row['broker']}: {row['read_queues']} queues to read, {row['write_queues']} to write, "
+        f"permission {row['permission']}" + (", in order" if row["order"] else "")
+        for row in rows
+    )
+    if unread:
+        text += f"\n{counted(unread, 'unread message')} cannot be reached until the topic has as many queues again"
+    done(text, {"topic": topic, "brokers": rows, "unreachable_messages": unread}, as_json=as_json)
 
 
 @topic_app.command("delete")
-def topic_delete(topic: Topic, namesrv: Namesrv = None, as_json: Json = False) -> None:
-    """Delete a topic everywhere."""
-    ask(namesrv, lambda admin: admin.delete_topic(topic))
-    done(f"topic {topic} is deleted", as_json=as_json)
+def topic_delete(topic: Topic, yes: Yes = False, namesrv: Namesrv = None, as_json: Json = False) -> None:
+    """Delete a topic everywhere, with its messages. Asks first."""
+
+    def delete(admin: Admin) -> None:
+        require_topic(admin, topic)
+        if not yes:
+            stats = admin.topic_stats(topic)
+            messages = sum(item.max_offset - item.min_offset for item in stats.values())
+            what = f"{counted(messages, 'message')} in {counted(len(stats), 'queue')}"
+            confirm(f"delete topic {topic} with {what}?", is_agreed=False)
+        admin.delete_topic(topic)
+
+    ask(namesrv, delete)
+    done(f"topic {topic} is deleted", {"topic": topic, "is_deleted": True}, as_json=as_json)
 
 
 @topic_app.command("status")
 def topic_status(topic: Topic, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Offsets of each queue."""
-    stats = ask(namesrv, lambda admin: admin.topic_stats(topic))
+    stats = ask_of_topic(namesrv, topic, lambda admin: admin.topic_stats(topic))
     rows = [
         (queue.broker_name, queue.queue_id, item.min_offset, item.max_offset, time_text(item.last_update_timestamp))
         for queue, item in stats.items()
@@ -72,4 +172,8 @@ def topic_route(topic: Topic, namesrv: Namesrv = None, as_json: Json = False) ->
 @topic_app.command("groups")
 def topic_groups(topic: Topic, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Groups that consume the topic."""
-    show([(group,) for group in ask(namesrv, lambda admin: admin.topic_groups(topic))], ("group",), as_json=as_json)
+    show(
+        [(group,) for group in ask_of_topic(namesrv, topic, lambda admin: admin.topic_groups(topic))],
+        ("group",),
+        as_json=as_json,
+    )

@@ -1,0 +1,22 @@
+"""Running `contrailmq admin …` against a cluster of ours."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from typer.testing import CliRunner
+
+from contrailmq.cli import app
+from contrailmq.testing import LocalCluster
+
+
+def run(cluster: LocalCluster, *arguments: str, code: int = 0) -> str:
+    """What the command printed, on both streams; it must end with the exit code."""
+    result = CliRunner().invoke(app, ["admin", *arguments, "--namesrv", cluster.namesrv])
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def run_json(cluster: LocalCluster, *arguments: str) -> Any:
+    return json.loads(run(cluster, *arguments, "--json"))
