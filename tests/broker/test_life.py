@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,37 @@ def test_name_servers_that_are_named_while_the_broker_runs_are_told_of_it(tmp_pa
         return topic.code, route.code
 
     assert asyncio.run(asyncio.wait_for(serve(), 60)) == (ResponseCode.SUCCESS, ResponseCode.SUCCESS)
+
+
+@pytest.mark.parametrize("took_its_place", [False, True])
+def test_a_store_that_is_deleted_under_a_broker_ends_its_sends_and_is_not_made_again(
+    took_its_place: bool, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+
+    async def serve() -> None:
+        broker, client = made(root), RemotingClient()
+        await broker.start()
+        assert (await new_topic(client, broker, "T")).code == ResponseCode.SUCCESS
+        fields = {"producerGroup": "G", "topic": "T", "defaultTopic": "TBW102", "defaultTopicQueueNums": 4}
+        fields |= {"queueId": 0, "sysFlag": 0, "bornTimestamp": 1, "flag": 0, "properties": ""}
+        assert (await client.invoke(broker.address, RequestCode.SEND_MESSAGE, fields, b"x", 30)).code == 0
+        shutil.rmtree(root)
+        if took_its_place:
+            (root / "config").mkdir(parents=True)
+            (root / "config" / "topics.json").write_text("another's")
+        broker.store.tick()
+        answer = await client.invoke(broker.address, RequestCode.SEND_MESSAGE, fields, b"x", 30)
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert f"{root}/lock was deleted while the store was in use" in (answer.remark or "")
+        pull = {"consumerGroup": "G", "topic": "T", "queueId": 0, "queueOffset": 0, "maxMsgNums": 32, "sysFlag": 4}
+        pull |= {"commitOffset": 0, "suspendTimeoutMillis": 0, "subscription": "*", "subVersion": 0}
+        found = await client.invoke(broker.address, RequestCode.PULL_MESSAGE, pull, b"", 30)
+        assert found.code == ResponseCode.SUCCESS, found.remark
+        await client.close()
+        with pytest.raises(TableSaveError, match="lock was deleted while the store was in use"):
+            await broker.stop()
+
+    asyncio.run(asyncio.wait_for(serve(), 60))
+    assert [path.name for path in root.rglob("*")] == (["config", "topics.json"] if took_its_place else [])
+    assert not took_its_place or (root / "config" / "topics.json").read_text() == "another's"

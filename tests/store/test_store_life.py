@@ -103,7 +103,7 @@ CALLS: dict[str, Callable[[MessageStore], object]] = {
     "store_time_at": lambda store: store.store_time_at("T", 0, 0),
     "tick": lambda store: store.tick(),
 }
-NUMBERS_OF_ITS_OWN = {"flush_count", "writable", "unwritable_reason", "standstill_reason"}
+NUMBERS_OF_ITS_OWN = {"flush_count", "lost_reason", "writable", "unwritable_reason", "standstill_reason"}
 
 
 def test_the_table_of_calls_names_every_public_part_of_a_store(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ often as that is cheap (`SavePause`), and never later than flushConsumerOffsetIn
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -48,8 +49,17 @@ class SavePause:
 class TableSaver:
     """Owner: BrokerServer."""
 
-    def __init__(self, directory: Path, snapshots: Mapping[str, Snapshot], worker: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        snapshots: Mapping[str, Snapshot],
+        worker: ThreadPoolExecutor,
+        *,
+        lost_reason: Callable[[], str] = lambda: "",
+    ) -> None:
+        """`lost_reason` says why the directory is not ours to write to any more, if it is not."""
         self._directory = directory
+        self._lost_reason = lost_reason
         self._snapshots = dict(snapshots)
         self._worker = worker
         self._marked: set[str] = set()
@@ -107,6 +117,8 @@ class TableSaver:
 
     def _write(self, texts: Mapping[str, Callable[[], str]]) -> None:
         """Each of them, whatever becomes of the others; then the first error."""
+        if reason := self._lost_reason():
+            raise TableSaveError(self._directory, OSError(errno.ESTALE, reason))
         errors = []
         for name, text in texts.items():
             try:

@@ -243,7 +243,9 @@ class BrokerServer:
         )
         node.changed_settings.update(self._changed)
         node.load()
-        self.saver = TableSaver(node.config_path, node.snapshots(), self._table_worker)
+        self.saver = TableSaver(
+            node.config_path, node.snapshots(), self._table_worker, lost_reason=lambda: self.store.lost_reason
+        )
         self.registration = Registration(
             node, self._client, ha_address=f"{config.broker_ip2 or advertised.ip}:{self.store.config.ha_listen_port}"
         )

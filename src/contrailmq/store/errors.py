@@ -95,6 +95,23 @@ class StoreReadOnlyError(StoreError):
         self.cause = cause
 
 
+class StoreLostError(StoreReadOnlyError):
+    """The store's files were deleted, replaced or cut short under it: it takes no writes until it is opened again.
+
+    Reading goes on from what is mapped. Messages that were acknowledged within the last second may be lost.
+    """
+
+    def __init__(self, path: Path, *, cause: str) -> None:
+        StoreError.__init__(
+            self,
+            f"store {path} is read-only: {cause}; what is sent now would be lost, and what was acknowledged within the "
+            "last second may be. Stop this process, put the directory back (or restore a copy), then open the store "
+            "again",
+        )
+        self.path = path
+        self.cause = cause
+
+
 class CorruptStoreError(StoreError):
     """Files of the store contradict each other or the format in a way that must not be repaired by guessing."""
 

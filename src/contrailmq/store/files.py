@@ -17,6 +17,7 @@ Errors are OSError (a failed sync: SyncError); the callers know which file and p
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -88,6 +89,14 @@ class DiskUsage(NamedTuple):
         return -(-self.used_bytes * 100 // reachable) / 100 if reachable > 0 else -1.0
 
 
+class Identity(NamedTuple):
+    """Which file this is, and how many names it has: 0 when it was deleted and only descriptors keep it."""
+
+    device: int
+    inode: int
+    links: int
+
+
 class Mapped(NamedTuple):
     """What is mapped at this moment, whether someone still wants it or only a reader's view keeps it."""
 
@@ -96,15 +105,29 @@ class Mapped(NamedTuple):
 
 
 class Files:
-    """Thin and thread-safe; all offsets and sizes are bytes. Its one piece of state: it knows the mappings it made."""
+    """Thin and thread-safe; all offsets and sizes are bytes.
+
+    Its state: it knows the mappings it made, and whether names are fenced off.
+    """
 
     def __init__(self) -> None:
         # mapping -> bytes; weak, because a mapping may go with its last view
         self._made: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary()
         self._made_guard = threading.Lock()
+        self._fence = ""  # why names lead to files of others
+
+    def fence(self, reason: str) -> None:
+        """Open, make, rename and remove nothing by name from here on (OSError with this reason): what the names lead to
+        is not ours any more. Descriptors and mappings go on."""
+        self._fence = reason
+
+    def _check_fence(self, path: Path | str) -> None:
+        if self._fence:
+            raise OSError(errno.ESTALE, self._fence, str(path))
 
     def open(self, path: Path | str, *, writable: bool = True, create: bool = False) -> int:
         """A descriptor. With `create`, makes the file when it is absent (and needs `sync_directory` to be durable)."""
+        self._check_fence(path)
         flags = os.O_CLOEXEC | (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
         return os.open(path, flags, 0o644)
 
@@ -270,13 +293,16 @@ class Files:
             os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
+        self._check_fence(target)
         os.replace(source, target)
 
     def unlink(self, path: Path | str) -> None:
+        self._check_fence(path)
         os.unlink(path)
 
     def remove_directory(self, path: Path) -> None:
         """Only if empty (OSError otherwise)."""
+        self._check_fence(path)
         os.rmdir(path)
 
     def sync_filesystem(self, path: Path) -> bool:
@@ -297,6 +323,7 @@ class Files:
 
     def make_directory(self, path: Path, *, durable: bool = True) -> list[Path]:
         """With its parents; the directories that got a new entry. Each is synced on return, unless told otherwise."""
+        self._check_fence(path)
         missing = []
         current = path
         while not current.is_dir():
@@ -347,6 +374,14 @@ class Files:
     def size(self, path: Path | int) -> int:
         """Of a file, by its name or by a descriptor (which is quicker)."""
         return os.stat(path).st_size
+
+    def identity(self, path: Path | int) -> Identity | None:
+        """Of a file, by its name or by a descriptor; None when the name leads nowhere."""
+        try:
+            status = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return Identity(status.st_dev, status.st_ino, status.st_nlink)
 
     def mtime_ms(self, path: Path) -> int:
         return os.stat(path).st_mtime_ns // 1_000_000

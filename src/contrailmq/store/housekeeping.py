@@ -57,7 +57,7 @@ class Housekeeping:
         self._asked = self._served = 0  # how often to persist soon, and how many of these were served
         self._early_tasks: list[Callable[[], None]] = []
         self._tasks: list[Callable[[], None]] = []
-        self._stopping = False
+        self._stopping = self._stands_down = False
         self._wake = Wake()
         self._thread: threading.Thread | None = None
         self._turn = threading.Lock()
@@ -72,6 +72,10 @@ class Housekeeping:
         self._thread = threading.Thread(target=self._run, name="contrailmq-housekeeping", daemon=True)
         self._thread.start()
 
+    def stand_down(self) -> None:
+        """Write, sync and clean nothing any more: the files belong to others. Early tasks go on."""
+        self._stands_down = True
+
     def stop(self) -> None:
         if self._thread is not None:
             self._stopping = True
@@ -82,7 +86,8 @@ class Housekeeping:
     def tick(self) -> None:
         """One round; its first error is kept in `error`, all are reported, a failed sync also to the store."""
         with self._turn:
-            errors = [self._try(step) for step in (*self._early_tasks, self._write_out, *self._tasks)]
+            steps = () if self._stands_down else (self._write_out, *self._tasks)
+            errors = [self._try(step) for step in (*self._early_tasks, *steps)]
             self.error = next((error for error in errors if error is not None), None)
 
     def _try(self, work: Callable[[], None]) -> str | None:

@@ -15,8 +15,8 @@ flush, commit, housekeeping). `close` undoes that in reverse and removes the abo
 disk. `abandon` drops everything as a crash would, for tests.
 
 When the store takes no writes, `unwritable_reason` says why, and every append is refused with it: closed, a slave, a
-failed sync (final until the store is opened again), a disk above the warning level (until there is room), no room for a
-queue or index file (until dispatch goes on).
+failed sync or files that were deleted, replaced or cut under it (final until the store is opened again), a disk above
+the warning level (until there is room), no room for a queue or index file (until dispatch goes on).
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from contrailmq.store.bounds import START_BOUNDS, StartBounds
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.commit_log import LOCALHOST
 from contrailmq.store.config import WITHOUT_EFFECT, StoreConfig
-from contrailmq.store.errors import StoreError, StoreFullError, StoreIOError, StoreReadOnlyError
+from contrailmq.store.errors import StoreError, StoreFullError, StoreIOError, StoreLostError, StoreReadOnlyError
 from contrailmq.store.files import Files
 from contrailmq.store.flush import FlushFailedError
+from contrailmq.store.ground import GroundWatch
 from contrailmq.store.io_errors import explained
 from contrailmq.store.life import while_open
 from contrailmq.store.parts import build_parts
@@ -61,6 +62,7 @@ from contrailmq.store.store_reads import StoreReads
 _log = logging.getLogger(__name__)
 
 _CLOSED: Final = "closed"
+_LOST: Final = "files lost"
 _SYNC_FAILED: Final = "sync failed"
 _SLAVE: Final = "slave"
 _DISK_FULL: Final = "disk full"
@@ -101,6 +103,7 @@ class MessageStore(StoreReads):
         self._bounds = bounds
         self._refusals: dict[str, str] = {}
         self._failure = ""
+        self.lost_reason = ""  # why the files under the store are not its own any more
         self._standstill: OSError | None = None  # why dispatch cannot go on
         self._commit_listeners: list[Callable[[], None]] = []
         try:
@@ -128,6 +131,7 @@ class MessageStore(StoreReads):
         self._dispatcher, self._reader, self._housekeeping = parts.dispatcher, parts.reader, parts.housekeeping
         self._delay_levels, self._retention = parts.delay_levels, parts.retention
         self._lock = StoreLock(self.files, config.lock_path)
+        self._ground = GroundWatch(self.files, self._log_files, config.lock_path, on_lost=self._lose)
         self._facts = self._log.facts
         self._putter = self._new_putter()
         self.put: Put = self._putter.put
@@ -246,6 +250,7 @@ class MessageStore(StoreReads):
         if not self.recovery.is_vouched_for:
             # Until the first flush a minute from now a kill would make the next start feed the index from the log.
             self._housekeeping.persist()
+        self._ground.start(self._lock.descriptor)
         self._is_open = True
         self._reader.closed = None
         self._allow(_CLOSED)
@@ -273,11 +278,12 @@ class MessageStore(StoreReads):
         if not self._is_open:
             return
         self._check_not_in_listener("close")
+        self._ground.tick()  # what took the place of our files must not get our last words
         self._shut()
         self._log.stop_writing()
         self._stop_threads()
         try:
-            if _SYNC_FAILED not in self._refusals and self._persist_all():
+            if not self._is_final and self._persist_all():
                 remove_abort_file(self.files, self.config.abort_path)
         except (OSError, FlushFailedError) as exc:
             _log.error("store %s was not closed cleanly, the next start will recover it: %s", self.config.path, exc)
@@ -304,6 +310,7 @@ class MessageStore(StoreReads):
         self.close()
 
     def _stop_threads(self) -> None:
+        self._ground.stop()
         self._housekeeping.stop()
         if self._committer is not None:
             self._committer.stop()
@@ -387,10 +394,31 @@ class MessageStore(StoreReads):
         self._refuse(_SYNC_FAILED, str(StoreReadOnlyError(self.config.path, cause=cause)))
         self._failure = cause
 
+    def _lose(self, cause: str) -> None:
+        """The files are not ours any more: final. Nothing is written by name, which may lead to another's store."""
+        error = StoreLostError(self.config.path, cause=cause)
+        self.lost_reason = str(error)
+        self._failure = cause
+        self.files.fence(self.lost_reason)
+        self._housekeeping.stand_down()
+        self._refusals = {_LOST: self.lost_reason, **self._refusals}  # first: it is the reason of what follows
+        self._refuse(_LOST, self.lost_reason)
+        _log.error("%s", error)
+
+    def _check_not_lost(self) -> None:
+        if self.lost_reason:
+            raise StoreLostError(self.config.path, cause=self._failure)
+
+    @property
+    def _is_final(self) -> bool:
+        """Whether nothing may be written until the store is opened again."""
+        return _SYNC_FAILED in self._refusals or _LOST in self._refusals
+
     def _raise_if_unusable(self, result: PutResult) -> None:
         if result.status is PutStatus.CREATE_MAPPED_FILE_FAILED and self._log.last_error is not None:
             raise self._log.last_error
         if result.status is PutStatus.SERVICE_NOT_AVAILABLE:
+            self._check_not_lost()
             if _SYNC_FAILED in self._refusals:
                 raise StoreReadOnlyError(self.config.path, cause=self._failure)
             if _CLOSED in self._refusals:
@@ -437,6 +465,7 @@ class MessageStore(StoreReads):
     @while_open
     def append_raw(self, offset: int, data: bytes | memoryview) -> bool:
         """A master's bytes, on a slave; False when they do not continue the log at exactly this offset."""
+        self._check_not_lost()
         return self._log.append_raw(offset, data)
 
     @while_open
@@ -472,6 +501,7 @@ class MessageStore(StoreReads):
     @while_open
     def flush(self, offset: int | None = None) -> None:
         """Make the log durable up to an offset (all of it by default), in this thread. Raises StoreReadOnlyError."""
+        self._check_not_lost()
         end = self._log_files.wrote_offset if offset is None else offset
         try:
             while not self._flusher.wait(end, self.config.sync_flush_timeout / 1000):
@@ -565,7 +595,8 @@ class MessageStore(StoreReads):
 
     @while_open
     def tick(self) -> None:
-        """One round of housekeeping, now."""
+        """One round of housekeeping, now, and a look at whether the files are still there."""
+        self._ground.tick()
         self._housekeeping.tick()
 
     @while_open

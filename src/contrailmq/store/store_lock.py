@@ -31,6 +31,11 @@ class StoreLock:
         self._path = path.resolve()
         self._descriptor = -1
 
+    @property
+    def descriptor(self) -> int:
+        """Of the lock file while it is held. Do not close it."""
+        return self._descriptor
+
     def acquire(self) -> None:
         """Raises StoreLockedError with the owner's pid."""
         with _guard:
