@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Iterator
 
 import pytest
@@ -71,6 +72,22 @@ def test_what_a_message_holds_is_shown_as_it_is(cluster: LocalCluster) -> None:
     shown = run(cluster, "message", "by-key", "Marked", "m-1")
     assert "[/red] [b]x :smile:" in shown
     assert "[/t]" in shown
+
+
+def test_what_a_terminal_would_act_on_is_shown_and_not_done(cluster: LocalCluster) -> None:
+    with Producer("shop", namesrv=cluster.namesrv) as producer:
+        message = Message("Hostile", b"a\x1b[2Jb\x07\nforged line \xc2\x9b31m", tags="\x1b]0;t", keys=["h-1"])
+        message.properties["p"] = "\x1b[31m\x7f"
+        producer.send(message)
+    for shown in (
+        run(cluster, "message", "by-key", "Hostile", "h-1"),
+        run(cluster, "message", "by-key", "Hostile", "h-1", "--json"),
+    ):
+        assert not [char for char in shown if unicodedata.category(char) == "Cc" and char != "\n"]
+    table = run(cluster, "message", "by-key", "Hostile", "h-1")
+    assert "a\\x1b[2Jb\\x07\\nforged line \\x9b31m" in table
+    assert "\\x1b]0;t" in table
+    assert run_json(cluster, "message", "by-key", "Hostile", "h-1")[0]["body"] == "a\x1b[2Jb\x07\nforged line \x9b31m"
 
 
 def test_offsets_are_reset(cluster: LocalCluster) -> None:

@@ -37,6 +37,11 @@ def left_out(line: str) -> int:
     return int(found[1]) if found else 0
 
 
+def test_what_a_terminal_would_act_on_is_escaped(warnings: PeerWarnings, caplog: pytest.LogCaptureFixture) -> None:
+    warnings.warn("a cause", "said \x1b[2J\nERROR forged")
+    assert caplog.messages == ["a cause: said \\x1b[2J\\nERROR forged"]
+
+
 def test_the_first_warnings_of_a_cause_are_written_and_the_others_counted(
     warnings: PeerWarnings, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:

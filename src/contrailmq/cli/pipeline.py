@@ -473,12 +473,12 @@ def _progress(name: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    from contrailmq.message import ContrailError
+    from contrailmq.message import ContrailError, printable_lines
 
     try:
         yield
     except ContrailError as exc:
-        typer.echo(f"error: {exc}", err=True)
+        typer.echo(f"error: {printable_lines(str(exc))}", err=True)
         raise typer.Exit(2) from exc
     except OSError as exc:
         from contrailmq.spark.disk_errors import cause, remedy
@@ -487,7 +487,7 @@ def _errors() -> Iterator[None]:
         typer.echo(f"error: {place}{cause(exc)}; {remedy(exc)}", err=True)
         raise typer.Exit(2) from exc
     except _spark_errors() as exc:
-        typer.echo(f"error: {_cause(str(exc))}", err=True)
+        typer.echo(f"error: {printable_lines(_cause(str(exc)))}", err=True)
         raise typer.Exit(2) from exc
 
 

@@ -30,6 +30,8 @@ def print_found(found: Shown | Sequence[Shown], as_json: bool, *, title: str) ->
     from rich.console import Console
     from rich.table import Table
 
+    from contrailmq.message import printable
+
     rows = [found] if isinstance(found, dict) else found
     # What messages hold is no markup: a tag of "[/x]" would be an error, one of ":smile:" a picture.
     console = Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False)
@@ -40,9 +42,9 @@ def print_found(found: Shown | Sequence[Shown], as_json: bool, *, title: str) ->
         console.print(title, style="italic")
     table = Table()
     for name in rows[0]:
-        table.add_column(name, overflow="fold")
+        table.add_column(printable(name), overflow="fold")
     for row in rows:
-        table.add_row(*map(_cell, row.values()))
+        table.add_row(*(printable(_cell(value)) for value in row.values()))
     console.print(table)
 
 

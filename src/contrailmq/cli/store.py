@@ -23,6 +23,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from contrailmq.message import printable, printable_json
+
 if TYPE_CHECKING:
     from contrailmq.store import StoreConfig, StoreSummary, VerifyReport
 
@@ -104,7 +106,7 @@ def _print_summary(summary: StoreSummary) -> None:
     state = "closed cleanly" if summary.was_clean_exit else "NOT closed cleanly: opening it will run recovery"
     if summary.owner_pid:
         state = _in_use(summary.owner_pid)
-    console.print(f"store [bold]{escape(summary.path)}[/bold], {state}", soft_wrap=True)
+    console.print(f"store [bold]{_safe(summary.path)}[/bold], {state}", soft_wrap=True)
     log = _table("commit log", "files", "bytes each", "from and to offset", "first and last message")
     log.add_row(
         str(summary.log_files),
@@ -121,7 +123,7 @@ def _print_summary(summary: StoreSummary) -> None:
     queues = _table(title, "topic", "queue", "min", "max", "messages", "files")
     for queue in (*summary.queues, *summary.batch_queues):
         numbers = (queue.queue_id, queue.min_offset, queue.max_offset, queue.count, queue.files)
-        queues.add_row(escape(queue.topic), *(f"{number:,}" for number in numbers))
+        queues.add_row(_safe(queue.topic), *(f"{number:,}" for number in numbers))
     console.print(queues)
     index = _table("index", "file", "entries", "from and to offset", "first and last message")
     for file in summary.index:
@@ -137,7 +139,7 @@ def _print_summary(summary: StoreSummary) -> None:
         checkpoint.add_row(name, _time(value) if name.endswith("_time_ms") else f"{value:,}")
     console.print(checkpoint)
     for problem in summary.problems:
-        console.print(f"[red]{escape(problem)}[/red]", soft_wrap=True)
+        console.print(f"[red]{_safe(problem)}[/red]", soft_wrap=True)
 
 
 def _print_verify(report: VerifyReport) -> None:
@@ -156,7 +158,7 @@ def _print_verify(report: VerifyReport) -> None:
     table = _table(title, "part", "where", "offset", "problem")
     for finding in report.findings[:_FINDINGS_SHOWN_MAX]:
         offset = "" if finding.offset is None else f"{finding.offset:,}"
-        table.add_row(finding.part, escape(finding.where), offset, escape(finding.problem))
+        table.add_row(finding.part, _safe(finding.where), offset, _safe(finding.problem))
     console.print(table)
     if report.findings_count > _FINDINGS_SHOWN_MAX:
         console.print(f"and {report.findings_count - _FINDINGS_SHOWN_MAX:,} more (--json lists the first 1,000)")
@@ -169,6 +171,11 @@ def _table(title: str, *columns: str) -> Table:
         is_whole = column in ("file", "from and to offset", "first and last message", "offset", "value")
         table.add_column(column, justify="left" if is_text else "right", overflow="fold", no_wrap=is_whole)
     return table
+
+
+def _safe(text: str) -> str:
+    """Names and problems come from files: neither markup nor what a terminal would act on."""
+    return escape(printable(text))
 
 
 def _counted(count: int, noun: str, plural: str = "") -> str:
@@ -185,7 +192,7 @@ def _time(time_ms: int) -> str:
 
 
 def _print_json(value: dict[str, object]) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    sys.stdout.write(printable_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()) + "\n")
 
 
 # --- frame
@@ -206,7 +213,7 @@ def _reported() -> Iterator[None]:
         yield
     except (StoreError, OSError) as exc:
         text = _explained(exc) if isinstance(exc, OSError) else str(exc)
-        Console(stderr=True).print(f"[red]{escape(text)}[/red]", soft_wrap=True)
+        Console(stderr=True).print(f"[red]{_safe(text)}[/red]", soft_wrap=True)
         raise typer.Exit(2) from exc
 
 

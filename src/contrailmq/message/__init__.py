@@ -52,6 +52,7 @@ from contrailmq.message.names import (
     names_directory,
     retry_topic,
 )
+from contrailmq.message.printable import printable, printable_json, printable_lines
 from contrailmq.message.properties import (
     PROPERTIES_BYTES_MAX,
     RESERVED_PROPERTIES,
@@ -107,6 +108,9 @@ __all__ = [
     "offset_message_id",
     "parse_offset_message_id",
     "parse_unique_id",
+    "printable",
+    "printable_json",
+    "printable_lines",
     "retry_topic",
     "tags_code",
     "text_wants_durable",

@@ -8,7 +8,7 @@ later or elsewhere; it never says that the first one had no effect (a timed-out 
 
 from __future__ import annotations
 
-from contrailmq.message import ContrailError
+from contrailmq.message import ContrailError, printable
 from contrailmq.wire.codes import RETRIABLE_ELSEWHERE, request_name, response_name
 
 __all__ = [
@@ -88,7 +88,7 @@ class RequestTimeoutError(WireError):
 
     def __init__(self, address: str, code: int, timeout_s: float) -> None:
         super().__init__(
-            f"no answer from {address} to {request_name(code)} within {timeout_s:g} s: "
+            f"no answer from {address} to {request_name(code)} within {round(timeout_s, 3):g} s: "
             "the peer is slow, stuck or gone; raise the timeout or look at the peer's log"
         )
         self.address, self.code, self.timeout_s = address, code, timeout_s
@@ -99,7 +99,8 @@ class ResponseError(WireError):
 
     def __init__(self, code: int, remark: str | None, *, request_code: int, address: str = "") -> None:
         where = f" from {address}" if address else ""
-        text = f"{request_name(request_code)}{where} was answered {response_name(code)}: {remark or 'no reason given'}"
+        reason = printable(remark) if remark else "no reason given"
+        text = f"{request_name(request_code)}{where} was answered {response_name(code)}: {reason}"
         super().__init__(text)
         self.code, self.remark, self.request_code, self.address = code, remark, request_code, address
         self.retriable = code in RETRIABLE_ELSEWHERE

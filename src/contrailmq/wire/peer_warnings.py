@@ -3,7 +3,7 @@
 Each cause (a word of ours, never the peer's) has its own allowance: in a period of PERIOD_S the first IN_FULL warnings
 are written as they come and the others are only counted. The first warning after a period, or `tell` when none comes,
 writes how many were left out. So one cause writes at most IN_FULL + 1 lines in a period, whatever peers send, and no
-count is lost. Text of peers is cut at SHOWN_MAX characters.
+count is lost. Text of peers is cut at SHOWN_MAX characters, and what a terminal would act on is escaped.
 
 Everything here runs on the loop's thread, or under the interpreter's lock where several loops share a process: a count
 may then be off by one, a line is never lost.
@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
+
+from contrailmq.message import printable
 
 __all__ = ["IN_FULL", "PERIOD_S", "SHOWN_MAX", "PeerWarnings", "peer_warnings"]
 
@@ -47,6 +49,7 @@ class PeerWarnings:
             period = self._periods[cause] = _Period(now_s)
         if period.written < IN_FULL:
             period.written += 1
+            what = printable(what)
             shown = what if len(what) <= SHOWN_MAX else f"{what[:SHOWN_MAX]}... ({len(what)} characters)"
             self._log.warning("%s: %s", cause, shown)
         else:

@@ -68,7 +68,9 @@ def ask_of_group(namesrv: str | None, group: str, question: Callable[[Admin], T]
 
 def fail(text: str, *, code: int = 1) -> NoReturn:
     """One line on standard error, and the end. 1: it cannot be done; 2: the command line is wrong."""
-    typer.echo(f"error: {text}", err=True)
+    from contrailmq.message import printable_lines
+
+    typer.echo(f"error: {printable_lines(text)}", err=True)
     raise typer.Exit(code)
 
 

@@ -21,9 +21,11 @@ def show(rows: Sequence[Sequence[object]], columns: Sequence[str], *, as_json: b
     from rich.console import Console
     from rich.table import Table
 
+    from contrailmq.message import printable
+
     table = Table(*columns, box=None, header_style="bold")
     for row in rows:
-        table.add_row(*("" if value is None else str(value) for value in row))
+        table.add_row(*("" if value is None else printable(str(value)) for value in row))
     # What messages hold is no markup: a body of "[/x]" would be an error, one of ":smile:" a picture.
     Console(width=None if Console().is_terminal else 200, markup=False, emoji=False).print(table)
 
@@ -38,7 +40,9 @@ def show_pairs(pairs: Iterable[tuple[str, object]], *, as_json: bool) -> None:
 
 
 def print_json(value: object) -> None:
-    typer.echo(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())
+    from contrailmq.message import printable_json
+
+    typer.echo(printable_json(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()))
 
 
 def done(text: str, facts: Mapping[str, object], *, as_json: bool) -> None:
@@ -46,7 +50,9 @@ def done(text: str, facts: Mapping[str, object], *, as_json: bool) -> None:
     if as_json:
         print_json(facts)
     else:
-        typer.echo(text)
+        from contrailmq.message import printable
+
+        typer.echo(printable(text))
 
 
 def counted(count: int, noun: str) -> str:
@@ -101,5 +107,5 @@ def time_text(time_ms: int) -> str:
 
 
 def _short(body: bytes) -> str:
-    text = body[:60].decode("utf-8", "backslashreplace").replace("\n", " ")
+    text = body[:60].decode("utf-8", "backslashreplace")
     return text if len(body) <= 60 else text + "…"
