@@ -31,13 +31,13 @@ def refused(code: int) -> Script:
 class FakePeer:
     """One server that answers by script and remembers what it was asked."""
 
-    def __init__(self, script: Script, *, tls: ServerTls | None = None) -> None:
+    def __init__(self, script: Script, *, tls: ServerTls | None = None, port: int = 0) -> None:
         self.script = script
         self.requests: list[Command] = []
         self._arrivals: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
         self._left = asyncio.Event()
         self._server = RemotingServer(
-            self._serve, host="127.0.0.1", tls=tls, on_disconnect=lambda _connection: self._left.set()
+            self._serve, host="127.0.0.1", port=port, tls=tls, on_disconnect=lambda _connection: self._left.set()
         )
 
     async def __aenter__(self) -> Self:
@@ -97,7 +97,9 @@ class FakePeer:
 _USUAL = (RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT)
 
 
-def name_server(route: Callable[[str], TopicRouteData | None], *, tls: ServerTls | None = None) -> FakePeer:
+def name_server(
+    route: Callable[[str], TopicRouteData | None], *, tls: ServerTls | None = None, port: int = 0
+) -> FakePeer:
     """Answers route requests; None is "no such topic"."""
 
     def script(request: Command) -> bytes:
@@ -106,7 +108,7 @@ def name_server(route: Callable[[str], TopicRouteData | None], *, tls: ServerTls
             return encode_response(request, 17, remark="no route")
         return encode_response(request, body=encode_route(found, is_standard=True))
 
-    return FakePeer(script, tls=tls)
+    return FakePeer(script, tls=tls, port=port)
 
 
 def route_to(*brokers: tuple[str, str], queues: int = 1) -> TopicRouteData:

@@ -79,8 +79,8 @@ def test_after_the_last_try_the_error_lists_tries_time_and_brokers() -> None:
     async def work() -> None:
         routes = route_to(("a", await nothing_listens()), ("b", await nothing_listens()))
         async with name_server(lambda _: routes) as namesrv, aio.Producer("g", namesrv=namesrv.address) as producer:
-            with pytest.raises(SendFailedError, match="after 3 tries") as caught:
-                await producer.send(Message("T", b"x"))
+            with pytest.raises(SendFailedError, match=r"after \d+ tries in 0\.\d+ s \(brokers [ab], [ab]\)") as caught:
+                await producer.send(Message("T", b"x"), timeout=0.2)
         assert caught.value.code == 10001
         assert set(caught.value.brokers) == {"a", "b"}
         assert "cannot connect" in str(caught.value)
@@ -110,7 +110,7 @@ def test_a_queue_of_the_callers_choice_is_tried_once_and_its_error_is_raised_as_
             name_server(lambda _: route_to(("a", silent.address))) as namesrv,
         ):
             async with aio.Producer("g", namesrv=namesrv.address) as producer:
-                with pytest.raises(RequestTimeoutError, match=r"SEND_MESSAGE_V2.* within 0.1 s"):
+                with pytest.raises(RequestTimeoutError, match=r"SEND_MESSAGE_V2.* within 0\.\d+ s"):
                     await producer.send(Message("T", b"x"), queue=MessageQueue("T", "a", 0), timeout=0.1)
             assert len(silent.asked(RequestCode.SEND_MESSAGE_V2)) == 1
 
@@ -176,7 +176,7 @@ def test_without_template_the_error_says_what_to_do() -> None:
     async def work() -> None:
         async with name_server(lambda _: None) as namesrv, aio.Producer("g", namesrv=namesrv.address) as producer:
             with pytest.raises(NoRouteError, match="autoCreateTopicEnable"):
-                await producer.send(Message("New", b"x"))
+                await producer.queues("New")
 
     run(work())
 
@@ -189,7 +189,7 @@ def test_name_servers_are_tried_one_after_the_other() -> None:
                 assert (await producer.send(Message("T", b"x"))).status is SendStatus.OK
         async with aio.Producer("g", namesrv=addresses) as producer:
             with pytest.raises(NoNameServerError, match="none of the NameServers"):
-                await producer.send(Message("T", b"x"))
+                await producer.queues("T")
 
     run(work())
 

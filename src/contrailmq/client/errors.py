@@ -97,8 +97,10 @@ class SendFailedError(ClientError):
         self, topic: str, *, tries: int, elapsed_s: float, brokers: list[str], cause: ContrailError | None
     ) -> None:
         reason = f"last cause: {cause}" if cause is not None else "the time was used up before the first answer"
+        tried = f"{tries} {'try' if tries == 1 else 'tries'} in {elapsed_s:.3f} s"
+        where = f" (brokers {', '.join(dict.fromkeys(brokers))})" if brokers else ""
         super().__init__(
-            f"send to topic {topic!r} failed after {tries} tries in {elapsed_s:.3f} s (brokers {brokers}); {reason}",
+            f"send to topic {topic!r} failed after {tried}{where}; {reason}",
             code=error_code(cause) if cause is not None else ACCESS_BROKER_TIMEOUT,
         )
         self.topic = topic

@@ -13,10 +13,10 @@ when a broker says that it does not know us.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from contrailmq.client.errors import BrokerNotFoundError, ClientStateError, NoRouteError
@@ -26,7 +26,7 @@ from contrailmq.client.routes import MASTER_ID, TopicRoute, default_topic_route,
 from contrailmq.client.server_requests import register_handlers
 from contrailmq.client.settings import ClientOptions
 from contrailmq.client.waiting import is_being_cancelled, set_within
-from contrailmq.message import ContrailError, MessageQueue, StoredMessage
+from contrailmq.message import RETRY_PREFIX, ContrailError, MessageQueue, StoredMessage
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from contrailmq.wire.bodies import ConsumerData, HeartbeatData, ProducerData, encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -37,6 +37,7 @@ from contrailmq.wire.transport import RemotingClient
 _log = logging.getLogger("contrailmq.client")
 
 MISSING_ROUTE_POLL_S: Final = 1.0
+MISSING_ROUTE_WARN_S: Final = 10.0  # a new topic's route takes a second or two: one that is still missing is a mistake
 REFRESH_GAP_S: Final = 1.0  # of refreshes that failed requests ask for
 
 
@@ -98,6 +99,7 @@ class ClientInstance:
         self._tasks: set[asyncio.Task[None]] = set()
         self._route_calls: dict[str, asyncio.Task[TopicRoute]] = {}
         self._last_refresh_s: dict[str, float] = {}
+        self._missing: dict[str, _MissingTopic] = {}  # subscribed to, and without a route
         self._heartbeat_wanted = asyncio.Event()
         self._owners = 0
 
@@ -310,9 +312,29 @@ class ClientInstance:
         while True:
             wanted = set().union(*(member.subscribed_topics() for member in self.consumers.values()))
             for topic in sorted(wanted - self.routes.keys()):
-                with contextlib.suppress(ContrailError):  # expected while it does not exist: asked again in a second
+                try:
                     await self.refresh_route(topic)
+                except ContrailError as exc:  # expected while it does not exist: asked again in a second
+                    self._still_missing(topic, exc)
+            for topic in [topic for topic in self._missing if topic not in wanted or topic in self.routes]:
+                missing = self._missing.pop(topic)
+                if missing.is_told and topic in self.routes:
+                    _log.info("topic %s is there now: its messages are consumed", topic)
             await asyncio.sleep(MISSING_ROUTE_POLL_S)
+
+    def _still_missing(self, topic: str, cause: ContrailError) -> None:
+        """Say it once: a consumer of a topic whose name was misspelt waits in silence for ever."""
+        missing = self._missing.setdefault(topic, _MissingTopic(self.loop.time()))
+        since_s = self.loop.time() - missing.since_s
+        if missing.is_told or since_s < MISSING_ROUTE_WARN_S or topic.startswith(RETRY_PREFIX):
+            return
+        missing.is_told = True
+        groups = ", ".join(sorted(group for group, member in self.consumers.items() if topic in member.topics()))
+        what = "does not exist: create it (contrailmq admin topic create), or check its name"
+        if not isinstance(cause, NoRouteError):
+            what = f"has no route: {cause}"
+        text = "topic %s, which group %s subscribed to %.0f s ago, %s; NameServer %s is asked for it every second"
+        _log.warning(text, topic, groups, since_s, what, self.name_servers.text)
 
     def _forget_offline_brokers(self) -> None:
         known = {broker.name for route in self.routes.values() for broker in route.brokers}
@@ -358,6 +380,14 @@ class ClientInstance:
             await set_within(self._heartbeat_wanted, self.options.heartbeat_interval_s)
             self._heartbeat_wanted.clear()
             await self.send_heartbeats()
+
+
+@dataclass(slots=True)
+class _MissingTopic:
+    """Since when it is looked for, and whether that was said."""
+
+    since_s: float
+    is_told: bool = False
 
 
 _Key = tuple[asyncio.AbstractEventLoop, str, str]

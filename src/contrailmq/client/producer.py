@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import time
 import uuid
 from collections.abc import Sequence
@@ -27,7 +28,6 @@ from contrailmq.client.errors import (
     ClientConfigError,
     ClientError,
     ReplyTimeoutError,
-    SendFailedError,
 )
 from contrailmq.client.hooks import ClientHooks, SendEvent, tell
 from contrailmq.client.instance import ClientInstance
@@ -40,6 +40,7 @@ from contrailmq.client.settings import ProducerOptions, ProducerSettings
 from contrailmq.client.trace import MessageType, TraceDispatcher, TracedMessage, publish_record, recall_record
 from contrailmq.client.tracing import open_trace
 from contrailmq.message import (
+    ContrailError,
     Message,
     MessageError,
     MessageQueue,
@@ -132,15 +133,20 @@ class Producer:
         """Send one message and wait until the broker has it.
 
         Without a queue, a failed try goes to another broker, all within `timeout` seconds (default `send_timeout_s`).
-        With `queue`, or with `selector(queues, message, arg)`, there is one try. Raises SendFailedError after the last
-        try, ResponseError when a broker refuses, MessageError for a message that may not be sent.
+        With `queue`, or with `selector(queues, message, arg)`, there is one try. A broker that cannot be reached, as
+        while it restarts, and a topic without a route are waited for within the same time: nothing was sent yet.
+        Raises SendFailedError after the last try, ResponseError when a broker refuses, MessageError for a message that
+        may not be sent.
         """
         sender = self._running()
         outgoing = sender.check(message)
         if len(outgoing.body) >= self.options.compress_over_bytes:
             await sender.compress(outgoing)
         if selector is not None:
-            queue = await sender.select(message, selector, arg)
+            timeout_s = self.options.send_timeout_s if timeout is None else timeout
+            deadline_s = sender.instance.loop.time() + timeout_s
+            queue = sender.select(await sender.wait_for_route(outgoing.topic, timeout_s), message, selector, arg)
+            timeout = deadline_s - sender.instance.loop.time()
         return await self._send(sender, outgoing, [message], queue, timeout)
 
     def send_async(
@@ -165,11 +171,14 @@ class Producer:
         selector: Selector | None = None,
         arg: object = None,
     ) -> None:
-        """Send without an answer: fast, and nobody learns whether the message was stored."""
+        """Send without an answer: fast, and nobody learns whether the message was stored.
+
+        One try: a broker that cannot be reached is an error at once, which says so, and is not waited for.
+        """
         sender = self._running()
         outgoing = await sender.prepare(message)
         if selector is not None:
-            queue = await sender.select(message, selector, arg)
+            queue = sender.select(await sender.queues_of(outgoing.topic), message, selector, arg)
         hooks = self.options.hooks
         if hooks is None:
             await sender.send_oneway(outgoing, queue)
@@ -343,18 +352,20 @@ class Producer:
         topic = wrap(self.options.namespace, message.topic)
         reply: asyncio.Future[StoredMessage] = instance.loop.create_future()
         instance.replies[correlation_id] = reply
-        is_stored = False
+        deadline_s = instance.loop.time() + timeout
         try:
-            async with asyncio.timeout(timeout):
-                if topic not in instance.routes:  # the broker must know this client before the reply comes
-                    await sender.queues_of(topic)
-                    await instance.send_heartbeats()
-                await self.send(asked, queue=queue, selector=selector, arg=arg, timeout=timeout)
-                is_stored = True
+            if topic not in instance.routes:  # the broker must know this client before the reply comes
+                await sender.wait_for_route(topic, timeout)
+                with contextlib.suppress(TimeoutError):  # then no time is left for the send, which says so
+                    async with asyncio.timeout_at(deadline_s):
+                        await instance.send_heartbeats()
+            left_s = deadline_s - instance.loop.time()
+            await self.send(asked, queue=queue, selector=selector, arg=arg, timeout=left_s)
+            async with asyncio.timeout_at(deadline_s):
                 return await reply
-        except TimeoutError:
-            if not is_stored:
-                raise SendFailedError(message.topic, tries=1, elapsed_s=timeout, brokers=[], cause=None) from None
+        except TimeoutError as exc:
+            if isinstance(exc, ContrailError):
+                raise
             raise ReplyTimeoutError(message.topic, correlation_id=correlation_id, timeout_s=timeout) from None
         finally:
             instance.replies.pop(correlation_id, None)

@@ -3,9 +3,10 @@
 Used by producers, by the trace dispatcher and by consumers that hand a message back themselves. It knows routes,
 retries and fault tolerance; it knows no hooks, no transactions and no life cycle.
 
-Retries follow RocketMQ 5.x: a failed connection, a timeout or a response code that says "another broker may do" is
+Retries follow RocketMQ 5.x: a lost connection, a timeout or a response code that says "another broker may do" is
 tried on another broker, all within one time budget; other response codes fail at once. A send to a queue of the
-caller's choice is tried once. FLUSH_DISK_TIMEOUT and its like are results: the message is stored.
+caller's choice is tried once. What reaches nobody (a refused connection, no route) is tried again until the time is
+over, with pauses: see `tries`. FLUSH_DISK_TIMEOUT and its like are results: the message is stored.
 
 The way of a small message to a known topic has few awaits and no second look at what cannot have changed: at 256 sends
 in flight a producer is bound by its own CPU.
@@ -19,7 +20,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from contrailmq.client.errors import BrokerNotFoundError, ClientConfigError, NoRouteError, SendFailedError
+from contrailmq.client.errors import BrokerNotFoundError, ClientConfigError, NoRouteError
 from contrailmq.client.fault_tolerance import FaultTolerance
 from contrailmq.client.instance import ClientInstance
 from contrailmq.client.namespace import unwrap, wrap
@@ -28,6 +29,7 @@ from contrailmq.client.routes import TopicRoute, publish_queues
 from contrailmq.client.selectors import Selector
 from contrailmq.client.send_template import SendTemplate
 from contrailmq.client.settings import ProducerOptions
+from contrailmq.client.tries import Tries
 from contrailmq.message import (
     RETRY_PREFIX,
     Compression,
@@ -45,7 +47,7 @@ from contrailmq.message import (
     encode_properties,
 )
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.errors import RequestTimeoutError, ResponseError
+from contrailmq.wire.errors import ConnectError, RequestTimeoutError, ResponseError
 from contrailmq.wire.header import Command
 from contrailmq.wire.requests import SendMessageResponse
 
@@ -182,10 +184,7 @@ class Sender:
     # Queues.
     async def queues_of(self, topic: str) -> list[MessageQueue]:
         """The queues that the topic (with namespace) can be sent to; never empty."""
-        publish = self._publish.get(topic)
-        if publish is None or not publish.queues:
-            publish = await self._find(topic)
-        return publish.queues
+        return (self._known(topic) or await self._find(topic)).queues
 
     async def _find(self, topic: str) -> _Publish:
         check_topic(topic)
@@ -206,17 +205,37 @@ class Sender:
             )
         return publish
 
-    async def _find_within(self, topic: str, timeout_s: float) -> _Publish:
-        """The time of a send begins with the search for its route."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._find(topic)
-        except TimeoutError:
-            name_servers = self.instance.name_servers.text
-            cause = RequestTimeoutError(name_servers, RequestCode.GET_ROUTEINFO_BY_TOPIC, timeout_s)
-            raise SendFailedError(topic, tries=0, elapsed_s=timeout_s, brokers=[], cause=cause) from cause
+    async def _find_within(self, tries: Tries) -> _Publish:
+        """The time of a send begins with the search for its route, which is waited for as long as that lasts."""
+        while True:
+            try:
+                async with asyncio.timeout(tries.left_s()):
+                    return await self._find(tries.topic)
+            except TimeoutError:
+                name_servers = self.instance.name_servers.text
+                cause = RequestTimeoutError(name_servers, RequestCode.GET_ROUTEINFO_BY_TOPIC, tries.timeout_s)
+                tries.add_failed(None, tries.last or cause)
+            except ContrailError as exc:
+                if not exc.retriable:
+                    raise
+                tries.add_failed(None, exc)
+            await tries.pause()
+            if tries.left_s() <= 0 or self.instance.remoting.is_closed:
+                raise tries.error() from tries.last
 
-    def _choose(self, publish: _Publish, last_broker: str | None) -> MessageQueue:
+    async def wait_for_route(self, topic: str, timeout_s: float) -> list[MessageQueue]:
+        """As `queues_of`, but a topic without a route is waited for; SendFailedError when the time is over."""
+        publish = self._known(topic)
+        if publish is None:
+            publish = await self._find_within(Tries(topic, self.instance.loop.time, timeout_s))
+        return publish.queues
+
+    def _known(self, topic: str) -> _Publish | None:
+        publish = self._publish.get(topic)
+        return publish if publish is not None and publish.queues else None
+
+    def _choose(self, publish: _Publish, tries: Tries | None = None) -> MessageQueue:
+        last_broker = tries.last_broker if tries is not None else None
         queues = publish.queues
         count = len(queues)
         if self.options.send_latency_fault_enable:
@@ -235,11 +254,9 @@ class Sender:
         publish.cursor = (publish.cursor + 1) & _MASK
         return queues[publish.cursor % count]
 
-    async def select(self, message: Message, selector: Selector, arg: object) -> MessageQueue:
+    def select(self, queues: Sequence[MessageQueue], message: Message, selector: Selector, arg: object) -> MessageQueue:
         """Let the caller's function choose; it sees the topic without namespace, as the caller wrote it."""
-        namespace = self.options.namespace
-        topic = wrap(namespace, message.topic)
-        seen = [queue._replace(topic=unwrap(namespace, topic)) for queue in await self.queues_of(topic)]
+        seen = offered_queues(queues, self.options.namespace)
         chosen = selector(seen, message, arg)
         if not isinstance(chosen, MessageQueue) or chosen.topic != message.topic:
             raise ClientConfigError(f"the selector returned {chosen!r}: it must be one of the queues it was given")
@@ -255,46 +272,42 @@ class Sender:
         failed: FirstTry | None = None,
     ) -> SendResult:
         """To the given queue once, or to any queue with retries; `failed` was the first of them."""
-        if queue is not None:
-            return await self._try(outgoing, self._own_queue(queue, outgoing), timeout_s)
-        clock = self.instance.loop.time
-        start_s = clock() - (failed.elapsed_s if failed is not None else 0.0)
-        publish = self._publish.get(outgoing.topic)
-        if publish is None or not publish.queues:
-            publish = await self._find_within(outgoing.topic, timeout_s)
-        brokers: list[str] = []
-        last: ContrailError | None = None
+        own = self._own_queue(queue, outgoing) if queue is not None else None
+        tries = Tries(outgoing.topic, self.instance.loop.time, timeout_s)
         if failed is not None:
-            brokers.append(failed.broker_name)
-            last = failed.cause
-            self.faults.record_failure(failed.broker_name, is_reachable=not isinstance(last, ResponseError))
+            tries = Tries(outgoing.topic, self.instance.loop.time, timeout_s, failed.elapsed_s)
+            tries.add_failed(failed.broker_name, failed.cause)
+            self.faults.record_failure(failed.broker_name, is_reachable=not isinstance(failed.cause, ResponseError))
             self.instance.refresh_soon(outgoing.topic)
-        for _ in range(1 + self.options.retry_times - len(brokers)):
-            left_s = timeout_s - (clock() - start_s)
+        unsafe: SendResult | None = None
+        while tries.reached <= self.options.retry_times and not self.instance.remoting.is_closed:
+            chosen = own or self._choose(self._known(outgoing.topic) or await self._find_within(tries), tries)
+            left_s = tries.left_s()
             if left_s <= 0:
                 break
-            chosen = self._choose(publish, brokers[-1] if brokers else None)
-            brokers.append(chosen.broker_name)
+            if chosen.broker_name in tries.resting:
+                await tries.pause()
+                continue
             try:
                 result = await self._try(outgoing, chosen, left_s)
             except ContrailError as exc:
-                if not exc.retriable:
+                tries.add_failed(chosen.broker_name, exc)
+                if not exc.retriable or (own is not None and tries.reached):
                     raise
-                last = exc
                 continue
-            is_final = result.status is SendStatus.OK or not self.options.retry_another_broker_when_not_store_ok
-            if is_final or len(brokers) > self.options.retry_times:
+            if result.status is SendStatus.OK or own or not self.options.retry_another_broker_when_not_store_ok:
                 return result
-        raise SendFailedError(
-            outgoing.topic, tries=len(brokers), elapsed_s=clock() - start_s, brokers=brokers, cause=last
-        ) from last
+            unsafe = result
+            tries.add_unsafe(chosen.broker_name)
+        if unsafe is not None:
+            return unsafe
+        raise tries.error() from tries.last
 
     async def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None = None) -> None:
-        """Hand it to the connection; nobody learns whether it was stored."""
+        """Hand it to the connection; nobody learns whether it was stored. One try, which waits for no broker."""
         chosen = self._own_queue(queue, outgoing) if queue is not None else None
         if chosen is None:
-            publish = self._publish.get(outgoing.topic) or await self._find(outgoing.topic)
-            chosen = self._choose(publish, None)
+            chosen = self._choose(self._known(outgoing.topic) or await self._find(outgoing.topic))
         address = await self._master(chosen.broker_name, outgoing.topic)
         await self.instance.remoting.oneway(address, outgoing.code, self._ext(outgoing, chosen), outgoing.body)
 
@@ -321,12 +334,14 @@ class Sender:
         instance = self.instance
         name = queue.broker_name
         start_s = instance.loop.time()
-        address = instance.master_address(name) or await self._master(name, outgoing.topic)
-        connection = instance.remoting.ready(address)
+        address = instance.master_address(name)
+        connection = instance.remoting.ready(address) if address is not None else None
         try:
-            if connection is None or outgoing.topic.startswith(RETRY_PREFIX):
+            if connection is None or address is None or outgoing.topic.startswith(RETRY_PREFIX):
+                address = await self._connect(name, outgoing.topic, timeout_s)
+                left_s = max(0.0, timeout_s - (instance.loop.time() - start_s))
                 answer = await instance.remoting.invoke(
-                    address, outgoing.code, self._ext(outgoing, queue), outgoing.body, timeout_s=timeout_s
+                    address, outgoing.code, self._ext(outgoing, queue), outgoing.body, timeout_s=left_s
                 )
             else:
                 answer = await connection.invoke_frame(
@@ -344,6 +359,17 @@ class Sender:
         if self.options.send_latency_fault_enable:
             self.faults.record_success(name, instance.loop.time() - start_s)
         return result
+
+    async def _connect(self, broker_name: str, topic: str, timeout_s: float) -> str:
+        """The address of the broker, which is connected then. A host that is gone lets dialling hang for long."""
+        address = broker_name
+        try:
+            async with asyncio.timeout(timeout_s):
+                address = await self._master(broker_name, topic)
+                await self.instance.remoting.connect(address)
+        except TimeoutError:
+            raise ConnectError(address, f"no connection within {timeout_s:.3f} s") from None
+        return address
 
     # What `direct` needs too, in any thread.
     def known_place(self, topic: str) -> tuple[MessageQueue, str] | None:

@@ -177,7 +177,7 @@ class Producer(_Blocking):
         selector: Selector | None = None,
         arg: object = None,
     ) -> None:
-        """Send without an answer: nobody learns whether the message was stored."""
+        """Send without an answer, in one try: nobody learns whether the message was stored."""
         self._run(self._producer.send_oneway(message, queue=queue, selector=selector, arg=arg))
 
     def send_batch(

@@ -34,6 +34,7 @@ PENDING_MAX: Final = 2048  # Java's queue; full means dropped
 BATCH_RECORDS: Final = 10  # Java's traceMsgBatchNum
 BODY_BYTES_MAX: Final = 128_000  # Java's limit for one trace message
 FLUSH_SECONDS: Final = 5.0
+CLOSE_S_MAX: Final = 5.0
 
 
 class MessageType(enum.IntEnum):
@@ -178,12 +179,18 @@ class TraceDispatcher:
             self._wakeup.set()
 
     async def close(self) -> None:
-        """Send what waits, then stop."""
+        """Send what waits, then stop. A broker that is away is not waited for longer than one send takes."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
-        await self.flush()
+        try:
+            async with asyncio.timeout(CLOSE_S_MAX):
+                await self.flush()
+        except TimeoutError:
+            self.dropped_count += len(self._pending)
+            _log.warning("%d trace records were dropped: they were not sent in %.0f s", len(self._pending), CLOSE_S_MAX)
+            self._pending.clear()
 
     async def flush(self) -> None:
         while self._pending:

@@ -197,6 +197,10 @@ class RemotingClient:
         connection.oneway(code, self._signed(code, ext, body), body, remark)
 
     @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
     def is_plain(self) -> bool:
         """Neither TLS nor signatures."""
         return self._tls is None and self._sign is None

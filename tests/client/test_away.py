@@ -1,0 +1,257 @@
+"""Brokers, routes and NameServers that are away for a while: what sends wait for, and what consumers are told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Coroutine
+
+import pytest
+
+import contrailmq.aio as aio
+from contrailmq import Message, MessageQueue, Producer, SendStatus, TransactionState
+from contrailmq.client.errors import ClientStateError, NoNameServerError, NoRouteError, SendFailedError
+from contrailmq.client.instance import MISSING_ROUTE_WARN_S
+from contrailmq.client.selectors import by_hash
+from contrailmq.client.tries import PAUSE_S_MAX
+from contrailmq.testing import LocalCluster
+from contrailmq.wire.bodies import TopicRouteData
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.errors import ConnectError
+
+from .fake_peer import FakePeer, name_server, nothing_listens, refused, route_to, stored
+from .names import fresh_name
+from .waiting import MovedLoop
+
+MESSAGE = Message("T", b"x")
+QUEUE = MessageQueue("T", "a", 0)
+LONG_S = 20.0
+
+
+def run(work: Coroutine[object, object, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, 30))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def in_transaction(address: str) -> aio.TransactionProducer:
+    return aio.TransactionProducer(
+        "g",
+        namesrv=address,
+        execute=lambda message, arg: TransactionState.COMMIT,
+        check=lambda message: TransactionState.UNKNOWN,
+    )
+
+
+Send = Callable[[aio.TransactionProducer, float], Awaitable[object]]
+WAITING: dict[str, Send] = {
+    "send": lambda producer, timeout: producer.send(MESSAGE, timeout=timeout),
+    "batch": lambda producer, timeout: producer.send_batch([MESSAGE, MESSAGE], timeout=timeout),
+    "to a queue": lambda producer, timeout: producer.send(MESSAGE, queue=QUEUE, timeout=timeout),
+    "selector": lambda producer, timeout: producer.send(MESSAGE, selector=by_hash, arg="k", timeout=timeout),
+    "transaction": lambda producer, timeout: producer.send_in_transaction(MESSAGE, timeout=timeout),
+}
+
+
+@pytest.mark.parametrize("send", WAITING.values(), ids=WAITING)
+def test_a_broker_that_comes_back_in_time_gets_the_message(send: Send) -> None:
+    """It listens again once the producer has asked for the route anew, which is after the first refused connection."""
+
+    async def work() -> None:
+        port = free_port()
+        route = route_to(("a", f"127.0.0.1:{port}"))
+        async with name_server(lambda _: route) as namesrv, in_transaction(namesrv.address) as producer:
+            assert len(await producer.queues("T")) == 1
+            namesrv.hang_up()
+            sending = asyncio.ensure_future(send(producer, LONG_S))
+            await namesrv.wait_for(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+            async with FakePeer(stored, port=port) as broker:
+                assert getattr(await sending, "status") is SendStatus.OK  # noqa: B009 -- of either kind of result
+                sends = [
+                    *broker.asked(RequestCode.SEND_MESSAGE_V2),
+                    *broker.asked(RequestCode.SEND_BATCH_MESSAGE),
+                ]
+                assert len(sends) == 1
+
+    run(work())
+
+
+@pytest.mark.parametrize("send", WAITING.values(), ids=WAITING)
+def test_a_broker_that_stays_away_takes_the_whole_time_and_the_error_says_tries_seconds_and_cause(send: Send) -> None:
+    async def work() -> None:
+        address = await nothing_listens()
+        async with (
+            name_server(lambda _: route_to(("a", address))) as namesrv,
+            in_transaction(namesrv.address) as producer,
+        ):
+            with pytest.raises(SendFailedError, match=f"cannot connect to {address}") as caught:
+                await send(producer, 0.4)
+        error = caught.value
+        assert 0.39 <= error.elapsed_s < 2.0
+        assert 3 <= error.tries <= 10  # pauses of 25 to 50 ms, then twice as long, and so on
+        assert f"failed after {error.tries} tries in {error.elapsed_s:.3f} s (brokers a)" in str(error)
+        assert error.code == 10001
+
+    run(work())
+
+
+@pytest.mark.parametrize("missing", ["route", "master", "name server"])
+def test_a_route_that_comes_in_time_is_waited_for(missing: str) -> None:
+    """Nothing knows the topic when the send begins; the second question is answered."""
+
+    async def work() -> None:
+        async with FakePeer(stored) as broker:
+            known: list[TopicRouteData | None] = [None]
+            if missing == "master":
+                known = [route_to(("a", broker.address))]
+                known[0].broker_datas[0].broker_addrs = {1: broker.address}  # type: ignore[union-attr]
+            port = free_port()
+            namesrv = name_server(lambda _: known[0], port=port)
+            if missing != "name server":
+                await namesrv.__aenter__()
+            async with aio.Producer("g", namesrv=f"127.0.0.1:{port}") as producer:
+                sending = producer.send_async(MESSAGE, timeout=LONG_S)
+                if missing == "name server":
+                    with pytest.raises(NoNameServerError):
+                        await producer.queues("T")
+                    known[0] = route_to(("a", broker.address))
+                    await namesrv.__aenter__()
+                else:
+                    await namesrv.wait_for(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+                    known[0] = route_to(("a", broker.address))
+                assert (await sending).status is SendStatus.OK
+            await namesrv.__aexit__()
+
+    run(work())
+
+
+def test_a_topic_that_stays_unknown_takes_the_whole_time_and_says_what_to_do() -> None:
+    async def work() -> None:
+        async with name_server(lambda _: None) as namesrv, aio.Producer("g", namesrv=namesrv.address) as producer:
+            with pytest.raises(SendFailedError, match="no route for topic 'T'.*autoCreateTopicEnable") as caught:
+                await producer.send(MESSAGE, timeout=0.2)
+            assert isinstance(caught.value.__cause__, NoRouteError)
+            assert caught.value.code == 10005
+            assert caught.value.elapsed_s >= 0.19
+
+    run(work())
+
+
+def test_a_oneway_send_does_not_wait() -> None:
+    async def work() -> None:
+        address = await nothing_listens()
+        routes = {"T": route_to(("a", address))}
+        async with name_server(routes.get) as namesrv, aio.Producer("g", namesrv=namesrv.address) as producer:
+            began_s = asyncio.get_running_loop().time()
+            with pytest.raises(ConnectError):
+                await producer.send_oneway(MESSAGE)
+            with pytest.raises(NoRouteError):
+                await producer.send_oneway(Message("Unknown", b"x"))
+            assert asyncio.get_running_loop().time() - began_s < 1.0
+
+    run(work())
+
+
+def test_tries_that_reached_a_broker_are_counted_and_those_that_reached_nobody_are_not() -> None:
+    """The answers of b use up the tries, however often a refuses the connection in between."""
+
+    async def work() -> None:
+        async with FakePeer(refused(ResponseCode.SYSTEM_BUSY)) as busy:
+            routes = route_to(("a", await nothing_listens()), ("b", busy.address))
+            async with name_server(lambda _: routes) as namesrv, aio.Producer("g", namesrv=namesrv.address) as producer:
+                with pytest.raises(SendFailedError) as caught:
+                    await producer.send(MESSAGE, timeout=LONG_S)
+            assert len(busy.asked(RequestCode.SEND_MESSAGE_V2)) == 3
+            assert caught.value.brokers.count("b") == 3
+            assert caught.value.elapsed_s < LONG_S / 2
+
+    run(work())
+
+
+def test_a_shutdown_ends_a_send_that_waits() -> None:
+    async def work() -> None:
+        async with name_server(lambda _: None) as namesrv:
+            producer = aio.Producer("g", namesrv=namesrv.address)
+            await producer.start()
+            sending = producer.send_async(MESSAGE, timeout=600)
+            await namesrv.wait_for(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+            await producer.shutdown()
+            with pytest.raises((SendFailedError, ClientStateError)):
+                await asyncio.wait_for(sending, 10 * PAUSE_S_MAX)
+
+    run(work())
+
+
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_blocking_sends_outlast_a_real_brokers_restart(is_batch: bool) -> None:
+    """The short way fails first (`direct`); the broker is back on its port before the time is over."""
+    name = fresh_name("Restart")
+    with LocalCluster() as cluster, Producer(name, namesrv=cluster.namesrv) as producer:
+        producer.send(Message(name, b"the route is known then"))
+        cluster.kill_broker()
+
+        async def both() -> object:
+            message = Message(name, b"x")
+            call = (lambda: producer.send_batch([message], timeout=LONG_S)) if is_batch else (
+                lambda: producer.send(message, timeout=LONG_S)
+            )  # fmt: skip
+            sending = asyncio.create_task(asyncio.to_thread(call))
+            await asyncio.to_thread(cluster.restart_broker)
+            return (await sending).status
+
+        assert asyncio.run(both()) is SendStatus.OK
+
+
+def test_a_subscription_to_a_topic_that_does_not_exist_is_warned_of_once_and_its_coming_is_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def told(level: int) -> list[str]:
+        return [
+            record.getMessage()
+            for record in caplog.records
+            if record.levelno == level and record.name == "contrailmq.client" and "Misspelt" in record.getMessage()
+        ]
+
+    async def until(condition: Callable[[], object], until_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, MovedLoop)
+        while not condition() and loop.now_s < until_s:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            loop.now_s += 0.01
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        known: list[TopicRouteData] = []
+        async with FakePeer(stored) as broker, name_server(lambda _: known[0] if known else None) as namesrv:
+            consumer = aio.PushConsumer("g", namesrv=namesrv.address)
+            consumer.subscribe("Misspelt")
+            consumer.listen(lambda messages: None)
+            await consumer.start()
+            await until(lambda: told(logging.WARNING), began_s + 2 * MISSING_ROUTE_WARN_S)
+            assert loop.time() - began_s >= MISSING_ROUTE_WARN_S
+            await until(lambda: False, loop.time() + 2 * MISSING_ROUTE_WARN_S)
+            (warning,) = told(logging.WARNING)
+            assert "group g" in warning
+            assert namesrv.address in warning
+            assert "contrailmq admin topic create" in warning
+            known.append(route_to(("a", broker.address)))
+            await until(
+                lambda: told(logging.INFO)[-1:] == ["topic Misspelt is there now: its messages are consumed"],
+                loop.time() + 5,
+            )
+            assert len(told(logging.WARNING)) == 1
+            ending = asyncio.ensure_future(consumer.shutdown())
+            await until(ending.done, loop.time() + 60)
+            await ending
+
+    caplog.set_level(logging.INFO, "contrailmq.client")
+    with asyncio.Runner(loop_factory=MovedLoop) as runner:
+        runner.run(work())
