@@ -15,7 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from contrailmq import ConsumeFromWhere, LitePullConsumer, Message, Producer, PushConsumer, SendStatus, StoredMessage
+from contrailmq import (
+    Admin,
+    ConsumeFromWhere,
+    LitePullConsumer,
+    Message,
+    Producer,
+    PushConsumer,
+    SendStatus,
+    StoredMessage,
+)
 from contrailmq.broker import BrokerConfig, BrokerServer
 from contrailmq.broker import server as server_module
 from contrailmq.store import MessageStore, StoreConfig, StoreError
@@ -274,3 +283,57 @@ def test_a_name_server_that_never_answers_does_not_hold_up_the_start(
     began = time.monotonic()
     asyncio.run(serve())
     assert time.monotonic() - began < 20
+
+
+def test_brokers_as_processes_do_not_hear_of_the_environments_name_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A NAMESRV_ADDR of the shell's led `up --brokers 2` and clusters of processes into another cluster."""
+    with LocalCluster() as foreign:
+        before = Admin(namesrv=foreign.namesrv).cluster()
+        monkeypatch.setenv("NAMESRV_ADDR", foreign.namesrv)
+        monkeypatch.setenv("CONTRAILMQ_NAMESRV_ADDR", foreign.namesrv)
+        monkeypatch.setenv("CONTRAILMQ_BROKER_NAME", "stranger")
+        with LocalCluster(processes=True) as cluster:
+            own = Admin(namesrv=cluster.namesrv).cluster()
+            assert Admin(namesrv=foreign.namesrv).cluster() == before
+            assert cluster.broker_addresses[0] in str(own)
+            assert "stranger" not in str(own)
+
+
+def test_up_with_several_brokers_does_not_hear_of_the_environments_name_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LocalCluster(config={"brokerName": "broker-a"}) as foreign:
+        before = Admin(namesrv=foreign.namesrv).cluster()
+        monkeypatch.setenv("NAMESRV_ADDR", foreign.namesrv)
+        ports = ("--namesrv-port", "0", "--broker-port", "0")
+        process = run_command("up", "--store", str(tmp_path), "--brokers", "2", *ports)
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("ready namesrv "), process.communicate()
+            own = Admin(namesrv=line.split()[2]).cluster()
+            assert Admin(namesrv=foreign.namesrv).cluster() == before
+            assert "broker-a" in str(own)
+            assert "broker-b" in str(own)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=30)
+
+
+def test_the_broker_command_refuses_to_replace_a_live_one_unless_told_to(tmp_path: Path) -> None:
+    with LocalCluster(config={"brokerName": "broker-a"}) as cluster:
+        own = ("brokerName=broker-a", "listenPort=0", "bindAddress=127.0.0.1", f"storePathRootDir={tmp_path}")
+        small = ("mappedFileSizeCommitLog=1048576", "maxHashSlotNum=1000", "maxIndexNum=4000")
+        settings = [part for text in (*own, *small) for part in ("--set", text)]
+        refused = run_command("broker", "-n", cluster.namesrv, *settings)
+        output, errors = refused.communicate(timeout=30)
+        assert (refused.returncode, output) == (1, "")
+        assert cluster.broker_addresses[0] in errors
+        assert "--takeover" in errors
+        taking = run_command("broker", "-n", cluster.namesrv, "--takeover", *settings)
+        try:
+            assert taking.stdout is not None
+            assert taking.stdout.readline().startswith("ready broker broker-a ")
+        finally:
+            taking.send_signal(signal.SIGTERM)
+            taking.communicate(timeout=30)

@@ -112,6 +112,7 @@ class BrokerConfig:
     transaction_op_msg_max_size: int = 4096
     transaction_op_batch_interval: int = 3000
     # --- ContrailMQ's own
+    takeover: bool = False  # replace a live broker of the same name and id at another address
     server_channel_max_idle_time_seconds: int = 120
     held_pulls_max: int = 100_000
     unsent_bytes_max: int = 64 * 1024 * 1024  # a client that does not read its answers is cut off beyond this
@@ -243,6 +244,7 @@ FIXED_KEYS: Final = frozenset(
         "enableFastListenPort",
         "unsentBytesMax",
         "serverChannelMaxIdleTimeSeconds",
+        "takeover",
     )
 )
 

@@ -5,7 +5,8 @@ for, as in the reference. The whole table is sent each time (a NameServer refuse
 first registration with a single topic, and a full one is never wrong). NameServers that cannot be reached are logged
 when they go and when they come back, and never delay the others. What they answer tells ordered topics, and tells a
 slave its master: the first one, in the order of namesrvAddr, that knows a master is believed. Those that know none say
-that it is gone only when they all do; those that do not answer say nothing.
+that it is gone only when they all do; those that do not answer say nothing. A live broker of the same name and id is
+not replaced (see `takeover`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import Final
 
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.takeover import NameGuard, NameTakenError
 from contrailmq.broker.turns import in_turns
 from contrailmq.wire.admin_requests import BrokerIdentity, RegisterBroker, RegisterBrokerResponse
 from contrailmq.wire.bodies import (
@@ -40,6 +42,9 @@ UNREGISTER_TIMEOUT_S: Final = 3.0
 RECONNECT_S: Final = 1.0
 ANSWER_WAIT_S: Final = 1.0  # how long a request that made a topic may wait for the NameServers
 
+_AWAY: Final = "away"
+_TAKEN: Final = "taken"
+
 
 class Registration:
     """Owner: BrokerServer."""
@@ -55,7 +60,8 @@ class Registration:
         self._client = client
         self._ha_address = ha_address
         self._master_told: Callable[[str, str], None] | None = None
-        self._reachable: dict[str, bool] = {}
+        self._guard = NameGuard(node, client)
+        self._missed: dict[str, str] = {}  # NameServer -> why this broker is not registered there; "" where it is
         self._body: tuple[tuple[int, ...], bytes] | None = None  # (what it was made of, the last one)
         self._is_due = asyncio.Event()
         self._waiting: list[Callable[[], None]] = []
@@ -148,10 +154,31 @@ class Registration:
             self._master_told(*(masters[0] if masters else ("", "")))
         return len(answers)
 
+    async def check_name(self, within_s: float) -> None:
+        """NameTakenError when a NameServer that answers in time knows a live broker in this one's place."""
+        questions = [asyncio.ensure_future(self._conflict(a)) for a in self._node.config.namesrv_addresses]
+        if not questions:
+            return
+        try:
+            await asyncio.wait(questions, timeout=within_s)
+        finally:
+            for question in questions:
+                question.cancel()
+        for question in questions:
+            if question.done() and not question.cancelled() and (conflict := question.result()) is not None:
+                raise conflict
+
+    async def _conflict(self, address: str) -> NameTakenError | None:
+        try:
+            return await self._guard.conflict(address)
+        except WireError:
+            return None  # it is asked again before a registration
+
     async def unregister_all(self) -> None:
         self._is_leaving = True
         self.cancel()
-        await asyncio.gather(*(self._unregister(address) for address in self._node.config.namesrv_addresses))
+        mine = [address for address in self._node.config.namesrv_addresses if self._missed.get(address) != _TAKEN]
+        await asyncio.gather(*map(self._unregister, mine))
 
     async def body(self) -> bytes:
         """Every topic with its permissions, limited by what the broker itself may do. Made anew when that changed."""
@@ -214,16 +241,20 @@ class Registration:
             compressed=False,
         )
         try:
+            conflict = await self._guard.conflict(address)
+            if conflict is not None:
+                self._note(address, _TAKEN, str(conflict))
+                return None
             answer = await self._client.invoke(
                 address, RequestCode.REGISTER_BROKER, header, body, config.register_broker_timeout_mills / 1000
             )
         except WireError as exc:
-            self._note(address, is_reachable=False, why=str(exc))
+            self._note(address, _AWAY, str(exc))
             return None
         if answer.code != ResponseCode.SUCCESS:
-            self._note(address, is_reachable=False, why=f"it answered {answer.code}: {answer.remark or 'no reason'}")
+            self._note(address, _AWAY, f"it answered {answer.code}: {answer.remark or 'no reason'}")
             return None
-        self._note(address, is_reachable=True, why="")
+        self._note(address, "", "")
         self._learn_order(answer.body)
         return answer.header(RegisterBrokerResponse)
 
@@ -235,15 +266,18 @@ class Registration:
             except WireError as exc:
                 log.warning("the NameServer's order topics cannot be read: %s", exc)
 
-    def _note(self, address: str, *, is_reachable: bool, why: str) -> None:
+    def _note(self, address: str, missed: str, why: str) -> None:
         """Say it when it changes, not every 30 s."""
-        if self._reachable.get(address) is is_reachable:
+        if self._missed.get(address) == missed:
             return
-        self._reachable[address] = is_reachable
-        if is_reachable:
+        self._missed[address] = missed
+        if not missed:
             log.info("registered with NameServer %s as %s", address, self._node.address)
         else:
-            log.warning("not registered with NameServer %s: %s; trying again every %g s", address, why, self.period_s)
+            level = logging.ERROR if missed == _TAKEN else logging.WARNING
+            log.log(
+                level, "not registered with NameServer %s: %s; trying again every %g s", address, why, self.period_s
+            )
 
     async def _unregister(self, address: str) -> None:
         config = self._node.config

@@ -117,6 +117,7 @@ class BrokerServer:
             for service in (self.transactions, self.delay, self.timers):
                 self.add_service(service)
             await self._listen()
+            await self.registration.check_name(FIRST_REGISTRATION_S)
         except BaseException:  # a cancelled start too must not keep ports and the store's lock
             await self._close_ports(0)
             await self.supervisor.stop()

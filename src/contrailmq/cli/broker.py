@@ -24,6 +24,9 @@ def broker(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; beats file and environment.")
     ] = None,
+    takeover: Annotated[
+        bool, typer.Option("--takeover", help="Replace a live broker of the same name and id at another address.")
+    ] = False,
 ) -> None:
     """Run a broker until SIGINT or SIGTERM. Prints a line that begins with `ready` once it accepts."""
     from contrailmq.broker.config import keys, read_configs
@@ -36,7 +39,7 @@ def broker(
     try:
         properties = gathered_settings(
             file=config_file,
-            flags={"namesrvAddr": namesrv} if namesrv else {},
+            flags=({"namesrvAddr": namesrv} if namesrv else {}) | ({"takeover": "true"} if takeover else {}),
             settings=settings or [],
             keys={*keys(), *StoreConfig.known_keys()},
         )

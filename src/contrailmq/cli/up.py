@@ -39,6 +39,9 @@ def up(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One broker setting; beats the file.")
     ] = None,
+    takeover: Annotated[
+        bool, typer.Option("--takeover", help="Replace a live broker of the same name and id at another address.")
+    ] = False,
     no_console: Annotated[bool, typer.Option("--no-console", help="Start no web console.")] = False,
 ) -> None:
     """Run a NameServer and brokers until SIGINT or SIGTERM. Prints one line that begins with `ready`."""
@@ -49,7 +52,10 @@ def up(
 
     try:
         properties = gathered_settings(
-            file=config_file, flags={}, settings=settings or [], keys={*keys(), *StoreConfig.known_keys()}
+            file=config_file,
+            flags={"takeover": "true"} if takeover else {},
+            settings=settings or [],
+            keys={*keys(), *StoreConfig.known_keys()},
         )
         properties.pop("namesrvAddr", None)
         run_until_stopped(

@@ -15,7 +15,7 @@ from contrailmq.broker.config import read_configs
 from contrailmq.broker.server import BrokerServer
 from contrailmq.message import ContrailError
 from contrailmq.store.config import rocketmq_key
-from contrailmq.wire.properties import format_properties
+from contrailmq.wire.properties import format_properties, is_setting
 
 
 class ClusterError(ContrailError):
@@ -92,7 +92,7 @@ class ProcessMember:
         self._path.mkdir(parents=True, exist_ok=True)
         config_file = self._path / "broker.conf"
         config_file.write_text(format_properties(self._properties))
-        self._process = _spawn(config_file)
+        self._process = _spawn(config_file, self._properties.get("namesrvAddr", ""))
         output = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         protocol = asyncio.StreamReaderProtocol(output)
@@ -145,11 +145,12 @@ class ProcessMember:
             self._last_lines = [*self._last_lines[-20:], raw.decode("utf-8", "replace").rstrip()]
 
 
-def _spawn(config_file: Path) -> subprocess.Popen[bytes]:
+def _spawn(config_file: Path, namesrv: str) -> subprocess.Popen[bytes]:
     """Not by the loop: uvloop's child runs Python's clean-up after a fork, and that of py4j shuts the sockets down by
     which this process talks to a JVM. Spark would go on over a new one, in a thread that knows no session."""
+    command = [sys.executable, "-m", "contrailmq", "broker", "-c", str(config_file)]
     return subprocess.Popen(
-        [sys.executable, "-m", "contrailmq", "broker", "-c", str(config_file)],
+        [*command, "-n", namesrv] if namesrv else command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=_environment(),
@@ -157,7 +158,9 @@ def _spawn(config_file: Path) -> subprocess.Popen[bytes]:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with the package that runs here found first."""
+    """Ours, with the package that runs here found first and without any setting: those of this broker are in its file,
+    and a NAMESRV_ADDR of the shell's would have it register with a cluster that is not its own."""
     package_parent = str(Path(__file__).resolve().parents[2])
     others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join([package_parent, *others])}
+    kept = {name: value for name, value in os.environ.items() if not is_setting(name)}
+    return kept | {"PYTHONPATH": os.pathsep.join([package_parent, *others])}

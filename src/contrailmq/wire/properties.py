@@ -27,6 +27,7 @@ __all__ = [
     "camel_case",
     "environment_settings",
     "format_properties",
+    "is_setting",
     "merge",
     "parse_properties",
     "read_properties",
@@ -139,6 +140,11 @@ def environment_settings(environ: Mapping[str, str], keys: Iterable[str]) -> dic
         if name in environ:
             found[key] = environ[name]
     return found
+
+
+def is_setting(name: str) -> bool:
+    """Whether a variable of the environment may be a setting."""
+    return name in _ROCKETMQ_NAMES or name.startswith(ENVIRONMENT_PREFIX)
 
 
 def merge(*, flags: Mapping[str, str], environment: Mapping[str, str], file: Mapping[str, str]) -> dict[str, str]:
