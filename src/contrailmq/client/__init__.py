@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from contrailmq._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from contrailmq.client.admin_dead_letters import LetterChoice, LetterReport
     from contrailmq.client.admin_groups import OffsetPlace, QueueProgress
     from contrailmq.client.batch import split_batch
     from contrailmq.client.hooks import ClientHooks, ConsumeEvent, OpenTelemetryHooks, SendEvent
@@ -37,6 +38,8 @@ __all__ = [
     "ConsistentHashStrategy",
     "ConsumeEvent",
     "ConsumeOutcome",
+    "LetterChoice",
+    "LetterReport",
     "MachineRoomNearbyStrategy",
     "MachineRoomStrategy",
     "OffsetPlace",
@@ -65,6 +68,8 @@ _HOMES: Final = {
     "ConsumeOutcome": "contrailmq.client.results",
     "MachineRoomNearbyStrategy": "contrailmq.client.rebalance",
     "MachineRoomStrategy": "contrailmq.client.rebalance",
+    "LetterChoice": "contrailmq.client.admin_dead_letters",
+    "LetterReport": "contrailmq.client.admin_dead_letters",
     "OffsetPlace": "contrailmq.client.admin_groups",
     "OpenTelemetryHooks": "contrailmq.client.hooks",
     "QueueProgress": "contrailmq.client.admin_groups",

@@ -4,7 +4,8 @@
         await admin.topics()
         await admin.progress("billing")
 
-Parts: topics (`admin_topics.py`), groups (`admin_groups.py`), messages (`admin_messages.py`); brokers are here.
+Parts: topics (`admin_topics.py`), groups (`admin_groups.py`), messages (`admin_messages.py`), dead letters
+(`admin_dead_letters.py`); brokers are here.
 Structs that come back are the wire's own bodies: they have every field that the broker sent.
 """
 
@@ -12,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from contrailmq.client.admin_messages import AdminMessages
+from contrailmq.client.admin_dead_letters import AdminDeadLetters
 from contrailmq.wire import properties
 from contrailmq.wire.admin_bodies import BrokerStatsData, HaRuntimeInfo
 from contrailmq.wire.bodies import KVTable, decode_body
 from contrailmq.wire.codes import RequestCode
 
 
-class Admin(AdminMessages):
+class Admin(AdminDeadLetters):
     """Looks at and changes a cluster."""
 
     async def broker_stats(self, address: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Administration of messages: finding them, looking at dead letters, sending those again."""
+"""Administration of messages: finding them, having one consumed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,13 @@ from contrailmq.client.admin_groups import AdminGroups
 from contrailmq.client.errors import ClientError
 from contrailmq.client.pulling import PullRequest, pull
 from contrailmq.client.records import ReceivedMessage, decode_messages
-from contrailmq.client.results import PullStatus, SendResult
-from contrailmq.client.sending import Outgoing, Sender
-from contrailmq.client.settings import ProducerOptions
+from contrailmq.client.results import PullStatus
 from contrailmq.client.subscription import make_subscription
 from contrailmq.message import (
     MessageError,
     MessageQueue,
-    Property,
     StoredMessage,
-    dlq_topic,
     parse_offset_message_id,
-    retry_topic,
 )
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult
 from contrailmq.wire.bodies import decode_body
@@ -34,8 +29,6 @@ TOOLS_GROUP: Final = "TOOLS_CONSUMER"  # RocketMQ's group for tools; brokers hav
 UNIQUE_KEY_WINDOW_MS: Final = 3 * 24 * 3600 * 1000  # how far back a unique id is looked for, as Java's tools do
 END_OF_TIME_MS: Final = 2**63 - 1
 PULL_COUNT: Final = 32
-# Set by the broker that stored the dead letter; a new send gets its own.
-_NOT_RESENT: Final = (Property.DELAY, Property.RECONSUME_TIME, Property.MAX_RECONSUME_TIMES, Property.REAL_TOPIC)
 
 
 class AdminMessages(AdminGroups):
@@ -82,42 +75,6 @@ class AdminMessages(AdminGroups):
                     break
                 messages.append(message)
         return messages
-
-    # Dead letters.
-    async def dead_letters(self, group: str, *, max_count: int = 100) -> list[StoredMessage]:
-        """What the group gave up, oldest first; empty when it has no dead-letter queue."""
-        topic = dlq_topic(self._name(group))
-        if topic not in await self.topics():
-            return []
-        messages: list[StoredMessage] = []
-        for queue in await self.queues(topic):
-            async for message in self._read(queue, await self.min_offset(queue)):
-                if len(messages) >= max_count:
-                    return messages
-                messages.append(message)
-        return messages
-
-    async def resend_dead_letter(self, group: str, message: StoredMessage) -> SendResult:
-        """Give a dead letter to the group again, and only to it: through its retry topic, with fresh retries.
-
-        The dead letter stays where it is. A group that consumes in order gets it back into its dead-letter queue:
-        brokers do not retry for such groups.
-        """
-        real_group = self._name(group)
-        properties = {name: value for name, value in message.properties.items() if name not in _NOT_RESENT}
-        properties.setdefault(Property.RETRY_TOPIC, message.topic)
-        properties.setdefault(Property.ORIGIN_MESSAGE_ID, message.offset_message_id)
-        outgoing = Outgoing(
-            retry_topic(real_group), bytes(message.stored_body), properties, message.message_id, message.flag
-        )
-        outgoing.sys_flag = message.sys_flag & 0x701  # the body is compressed as it was
-        sender = Sender(self._connected(), TOOLS_GROUP, ProducerOptions())
-        return await sender.send(outgoing, timeout_s=self.options.request_timeout_s)
-
-    async def resend_dead_letters(self, group: str, *, max_count: int = 100) -> list[SendResult]:
-        """The same for the oldest `max_count` of them."""
-        messages = await self.dead_letters(group, max_count=max_count)
-        return [await self.resend_dead_letter(group, message) for message in messages]
 
     async def consume_directly(
         self, group: str, client_id: str, message: StoredMessage

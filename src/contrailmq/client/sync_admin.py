@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Self, TypeVar, Unpack
 
 from contrailmq.client import admin as aio_admin
+from contrailmq.client.admin_dead_letters import NEW_LETTERS, LetterChoice, LetterReport
 from contrailmq.client.admin_groups import OffsetPlace, QueueProgress
 from contrailmq.client.admin_messages import END_OF_TIME_MS
 from contrailmq.client.errors import ClientStateError
@@ -312,9 +313,13 @@ class Admin:
         """Give a dead letter to the group again, and only to it: through its retry topic, with fresh retries."""
         return self._call(lambda admin: admin.resend_dead_letter(group, message))
 
-    def resend_dead_letters(self, group: str, *, max_count: int = 100) -> list[SendResult]:
-        """The same for the oldest `max_count` of them."""
-        return self._call(lambda admin: admin.resend_dead_letters(group, max_count=max_count))
+    def choose_dead_letters(self, group: str, choice: LetterChoice = NEW_LETTERS) -> LetterReport:
+        """What `resend_dead_letters` would send; sends and remembers nothing."""
+        return self._call(lambda admin: admin.choose_dead_letters(group, choice))
+
+    def resend_dead_letters(self, group: str, choice: LetterChoice = NEW_LETTERS) -> LetterReport:
+        """Send the chosen letters to the group again, oldest first, and remember them."""
+        return self._call(lambda admin: admin.resend_dead_letters(group, choice))
 
     def consume_directly(self, group: str, client_id: str, message: StoredMessage) -> ConsumeMessageDirectlyResult:
         """Let one running member consume a message now."""
