@@ -12,7 +12,7 @@ import pytest
 from contrailmq.store import Boundary, Files
 from contrailmq.store.consume_queue import ConsumeQueue
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
-from contrailmq.store.descriptors import capacity_for
+from contrailmq.store.descriptors import FEW, DescriptorCache, capacity_for, ceiling_for, file_name
 from contrailmq.store.queue_unit import PRE_BLANK, PRE_BLANK_SIZE, UNIT_BYTES, Unit, pack_unit
 
 FILE_UNITS = 10
@@ -401,3 +401,32 @@ def test_the_end_of_a_longer_queue_is_found_with_few_reads(count: int, tmp_path:
     assert (queue.min_offset, queue.max_offset, queue.physical_max) == (0, count, 1_000 + 100 * count)
     assert files.counts["open"] == 1
     assert files.counts["pread"] <= (4 if count < 3_480 else 16)
+
+
+def test_queue_files_stop_where_descriptors_become_scarce(tmp_path: Path) -> None:
+    """Another part of the process takes descriptors until fewer are left than log files may need."""
+    files = Files()
+    ceiling = max(int(path.name) for path in Path("/proc/self/fd").iterdir()) + 60
+    cache = DescriptorCache(files, 1_000, ceiling)
+    for number in range(30):
+        cache.create(str(tmp_path), number, 20)
+    assert len(cache) == 30
+    taken = []
+    while not taken or taken[-1] < ceiling - 5:
+        taken.append(files.open(tmp_path / file_name(0)))
+    for number in range(30, 300):
+        cache.create(str(tmp_path), number, 20)
+        assert cache.peek(str(tmp_path), number - 29, 1)[0] == 20
+    assert FEW <= len(cache) < 40
+    assert max(int(path.name) for path in Path("/proc/self/fd").iterdir()) <= ceiling + 2
+    for descriptor in taken:
+        files.close(descriptor)
+    for number in range(300, 700):
+        cache.create(str(tmp_path), number, 20)
+    assert len(cache) > 50
+    cache.close()
+
+
+@pytest.mark.parametrize(("limit", "ceiling"), [(64, 48), (256, 192), (1024, 960), (1 << 20, (1 << 20) - 64)])
+def test_some_descriptors_are_left_to_log_files(limit: int, ceiling: int) -> None:
+    assert ceiling_for(limit) == ceiling

@@ -43,6 +43,7 @@ from contrailmq.broker.transactions import METRICS_FILE, TransactionService
 from contrailmq.message import ContrailError
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.config import StoreConfig
+from contrailmq.store.descriptors import STORE_DESCRIPTORS
 from contrailmq.store.errors import StoreConfigError
 from contrailmq.store.message_store import Drive, MessageStore
 from contrailmq.wire.connection import SERVER_LIMITS
@@ -315,6 +316,7 @@ class BrokerServer:
                 idle_seconds=config.server_channel_max_idle_time_seconds,
                 limits=limits,
                 ration=ration,
+                reserved_descriptors=STORE_DESCRIPTORS,
                 on_disconnect=self.members.disconnected,
             )
             try:

@@ -21,7 +21,7 @@ from contrailmq.store.batch_consume_queue import BATCH_UNIT_BYTES, BatchUnit
 from contrailmq.store.batch_queue_table import BatchQueueTable, names_queue, unit_of
 from contrailmq.store.consume_queue import PENDING_BYTES_MAX, ConsumeQueue
 from contrailmq.store.consume_queue_ext import ConsumeQueueExtTable, is_ext_address
-from contrailmq.store.descriptors import DescriptorCache, capacity_for
+from contrailmq.store.descriptors import DescriptorCache, capacity_for, ceiling_for
 from contrailmq.store.files import Files
 from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.store.queue_state import DispatchFact
@@ -70,8 +70,8 @@ class ConsumeQueueTable:
         self._root_text = str(root)
         self.file_bytes = file_bytes
         self._files = files
-        capacity = open_files_max or capacity_for(files.raise_descriptor_limit())
-        self._descriptors = DescriptorCache(files, capacity)
+        limit = files.raise_descriptor_limit()
+        self._descriptors = DescriptorCache(files, open_files_max or capacity_for(limit), ceiling_for(limit))
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._counts: dict[str, int] = {}  # topic -> how many queues it has
         self._dirty: dict[ConsumeQueue, None] = {}  # have pending units

@@ -7,6 +7,11 @@ short under us is a short read, never a SIGBUS.
 
 The cache owns its descriptors. Reading and writing happen under its lock, so an entry is never closed in the middle of
 a call; a sync, which may take long, uses a descriptor of its own and holds no lock.
+
+Who shares the limit. The kernel gives the lowest free number, so a descriptor's number says how many are in use in the
+whole process. Connections stop at `limit - STORE_DESCRIPTORS`. The cache stops growing at `limit - LOG_DESCRIPTORS`: it
+keeps one file fewer open each time that it meets that number, and one more after some opens that did not. What is left
+is for what cannot do with less: log files, index files, tables.
 """
 
 from __future__ import annotations
@@ -18,9 +23,14 @@ from typing import Final
 
 from contrailmq.store.files import Files
 
+NO_CEILING: Final = 2**31 - 1
 CAPACITY_MIN: Final = 64
 CAPACITY_MAX: Final = 16_384
 RESERVED_DESCRIPTORS: Final = 512  # sockets, log files, index files: what the rest of the process may need at once
+LOG_DESCRIPTORS: Final = 64  # two for a log file, one for an index file, some for timers and tables that are saved
+STORE_DESCRIPTORS: Final = LOG_DESCRIPTORS + CAPACITY_MIN  # what connections leave to a store
+FEW: Final = 16  # queue files that stay open however scarce descriptors are
+_QUIET: Final = 16  # opens that met no want of descriptors, until one more file may stay open
 
 
 def capacity_for(descriptor_limit: int) -> int:
@@ -28,13 +38,21 @@ def capacity_for(descriptor_limit: int) -> int:
     return max(CAPACITY_MIN, min(CAPACITY_MAX, descriptor_limit // 2, descriptor_limit - RESERVED_DESCRIPTORS))
 
 
+def ceiling_for(descriptor_limit: int) -> int:
+    """The descriptor number from which on the cache shrinks. Of a low limit a quarter is kept free."""
+    return descriptor_limit - min(LOG_DESCRIPTORS, descriptor_limit // 4)
+
+
 class DescriptorCache:
     """Least recently used descriptors, keyed by directory and file base."""
 
-    def __init__(self, files: Files, capacity: int) -> None:
+    def __init__(self, files: Files, capacity: int, ceiling: int = NO_CEILING) -> None:
         assert capacity > 0
         self._files = files
         self._capacity = capacity
+        self._ceiling = ceiling
+        self._allowed = capacity  # how many files stay open as things are
+        self._quiet = 0
         self._open: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._lock = threading.Lock()
         self._new_entries: set[Path] = set()  # directories with names that no sync has covered
@@ -135,7 +153,12 @@ class DescriptorCache:
         return descriptor
 
     def _keep(self, directory: str, base: int, descriptor: int) -> None:
-        if len(self._open) >= self._capacity:
+        if descriptor >= self._ceiling:
+            self._allowed, self._quiet = max(min(FEW, self._capacity), len(self._open) - 1), 0
+        elif self._allowed < self._capacity:
+            self._quiet += 1
+            self._allowed += self._quiet % _QUIET == 0
+        while len(self._open) >= self._allowed:
             _, oldest = self._open.popitem(last=False)
             self._files.close(oldest)
         self._open[directory, base] = descriptor

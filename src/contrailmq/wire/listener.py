@@ -3,6 +3,10 @@
 With TLS on, the first byte of a connection is looked at before the protocol sees it (`tls` says what it tells). We
 accept ourselves, in place of the loop's server, for three things that it does not do: look at that byte, say in the
 log when accepting fails (usually for want of descriptors), and at the end take in what the kernel has accepted for us.
+
+Connections beyond what the limit of open files leaves (`open_files`) are closed as soon as they are accepted: whoever
+dials is told at once, those who are connected go on, and the rest of the process keeps the files that it needs. The log
+says when that begins and when it is over, with a number.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from collections.abc import Callable
 from typing import Final
 
 from contrailmq.wire.connection import Connection, as_protocol
+from contrailmq.wire.open_files import OWN_DESCRIPTORS, connection_ceiling
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.tls import ServerTls, TlsMode
 
@@ -30,6 +35,7 @@ TLS_FIRST_BYTE: Final = b"\x16"  # ContentType.handshake
 _FIRST_BYTE_SECONDS: Final = 10.0  # with TLS on, a connection that has not said a byte by then is closed
 _LAST_HANDSHAKE_SECONDS: Final = 2.0  # for those under way when we stop: some round trips
 _ACCEPT_PAUSE_SECONDS: Final = 1.0  # after accepting failed; as asyncio's servers
+_FREE_AGAIN: Final = 16  # connections fewer: else each one that ends and begins would be two lines in the log
 _NO_SUCH_ADDRESS: Final = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
@@ -80,14 +86,25 @@ def check_host(host: str) -> None:
 class Listener:
     """Accepts on one listening socket, from its making to `close`."""
 
-    def __init__(self, listening: socket.socket, factory: Callable[[], Connection], tls: ServerTls | None) -> None:
-        self._listening, self._factory = listening, factory
+    def __init__(
+        self,
+        listening: socket.socket,
+        factory: Callable[[], Connection],
+        tls: ServerTls | None,
+        *,
+        reserve: int = OWN_DESCRIPTORS,
+    ) -> None:
+        """`reserve` is how many descriptors connections leave to the rest of the process."""
+        self._listening, self._factory, self._reserve = listening, factory, reserve
         self._tls = tls if tls is not None and tls.mode is not TlsMode.DISABLED else None
         self._loop = asyncio.get_running_loop()
         self._silent: dict[socket.socket, asyncio.TimerHandle] = {}  # accepted, first byte not seen
         self._entering: set[asyncio.Task[None]] = set()  # on their way to the protocol, through a handshake or not
         self._resuming: asyncio.TimerHandle | None = None  # accepting failed and goes on then
         self._is_failing = False  # since the last connection that was accepted: the log has it once
+        self._count = 0  # connections that were accepted here and have not ended
+        self._count_max = 0  # how many there were when descriptors became scarce
+        self._refused = 0  # connections, since then
         listening.setblocking(False)
         self._loop.add_reader(listening, self._accept)
 
@@ -109,6 +126,7 @@ class Listener:
             task.cancel()
 
     def _accept(self, count_max: int = AT_ONCE) -> None:
+        ceiling = connection_ceiling(self._reserve)
         for _ in range(count_max):
             try:
                 sock, _peer = self._listening.accept()
@@ -117,7 +135,13 @@ class Listener:
             except OSError as exc:
                 self._pause(exc)
                 return
-            self._is_failing = False
+            if self._is_failing:
+                self._is_failing = False
+                _log.info("accepting goes on")
+            if not self._has_room(sock.fileno(), ceiling):
+                sock.close()
+                continue
+            self._count += 1
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is None:
@@ -125,6 +149,33 @@ class Listener:
             else:
                 self._silent[sock] = self._loop.call_later(_FIRST_BYTE_SECONDS, self._drop, sock)
                 self._loop.add_reader(sock, self._peek, sock)
+
+    def _has_room(self, descriptor: int, ceiling: int) -> bool:
+        """Whether a connection with this descriptor may stay.
+
+        Once there were too many, their number decides: a file that was closed leaves a low descriptor, which says
+        nothing about the others.
+        """
+        if self._refused and self._count <= self._count_max - _FREE_AGAIN:
+            _log.warning("connections are taken again: %d were refused for want of descriptors", self._refused)
+            self._refused = 0
+        if descriptor < ceiling and not (self._refused and self._count >= self._count_max):
+            return True
+        if not self._refused:
+            self._count_max = self._count
+            text = "no connections beyond these %d: %d of %d descriptors are in use, the rest is for files; new ones "
+            text += "are closed at once; raise the limit on open files (ulimit -n, LimitNOFILE)"
+            _log.error(text, self._count, ceiling, ceiling + self._reserve)
+        self._refused += 1
+        return False
+
+    def _made(self) -> Connection:
+        connection = self._factory()
+        connection.on_close.append(self._left)
+        return connection
+
+    def _left(self, connection: Connection | None = None) -> None:
+        self._count -= 1
 
     def _pause(self, error: OSError) -> None:
         """Accept nothing for a while: the loop would call at once again, and again in vain."""
@@ -164,13 +215,15 @@ class Listener:
         timeout = _FIRST_BYTE_SECONDS if context is not None else None
         try:
             await self._loop.connect_accepted_socket(
-                as_protocol(self._factory), sock, ssl=context, ssl_handshake_timeout=timeout
+                as_protocol(self._made), sock, ssl=context, ssl_handshake_timeout=timeout
             )
         except (OSError, ssl.SSLError) as exc:
             peer_warnings.warn("TLS handshake failed", str(exc))
             sock.close()
+            self._left()
 
     def _drop(self, sock: socket.socket) -> None:
         self._loop.remove_reader(sock)
         self._silent.pop(sock).cancel()
         sock.close()
+        self._left()

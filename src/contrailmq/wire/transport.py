@@ -27,6 +27,7 @@ from contrailmq.wire.errors import ConnectError, ConnectionClosedError, ListenEr
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command, Fields, to_ext
 from contrailmq.wire.listener import Listener, bind, check_host
+from contrailmq.wire.open_files import OWN_DESCRIPTORS, raise_limit
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.ration import Ration
 from contrailmq.wire.tls import ServerTls
@@ -71,11 +72,12 @@ class RemotingServer:
         idle_seconds: float = 120.0,
         limits: Limits = SERVER_LIMITS,
         ration: Ration | None = None,
+        reserved_descriptors: int = OWN_DESCRIPTORS,
         on_connect: Callable[[Connection], None] | None = None,
         on_disconnect: Callable[[Connection], None] | None = None,
     ) -> None:
         self._handler, self._host, self._port, self._tls = handler, host, port, tls
-        self._idle_s, self._limits = idle_seconds, limits
+        self._idle_s, self._limits, self._reserve = idle_seconds, limits, reserved_descriptors
         self._ration = ration or Ration(UNFINISHED_BYTES_MAX)
         self._on_connect, self._on_disconnect = on_connect, on_disconnect
         self._listeners: list[Listener] = []
@@ -94,12 +96,15 @@ class RemotingServer:
 
     async def start(self) -> None:
         """Listen. ConnectError when the address cannot be bound."""
+        raise_limit()
         try:
             sockets = await bind(self._host, self._port)
         except OSError as exc:
             raise ListenError(self.address, exc.strerror or str(exc)) from exc
         self._port = int(sockets[0].getsockname()[1])
-        self._listeners = [Listener(listening, self._connection, self._tls) for listening in sockets]
+        self._listeners = [
+            Listener(listening, self._connection, self._tls, reserve=self._reserve) for listening in sockets
+        ]
         self._schedule_sweep(asyncio.get_running_loop())
 
     async def close(self, drain_seconds: float = 3.0) -> None:
