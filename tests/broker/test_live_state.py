@@ -303,7 +303,10 @@ def test_settings_have_rocketmqs_keys_and_round_trip() -> None:
 
 def test_an_unknown_key_is_a_warning_that_names_the_nearest() -> None:
     _, warnings = BrokerConfig.from_properties({"autoCreateTopicsEnable": "true", "sendMessageThreadPoolNums": "16"})
-    assert warnings == ["setting autoCreateTopicsEnable is not known: did you mean autoCreateTopicEnable?"]
+    assert warnings == [
+        "settings of RocketMQ's without effect here: sendMessageThreadPoolNums",
+        "setting autoCreateTopicsEnable is not known: did you mean autoCreateTopicEnable?",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -376,5 +379,5 @@ def test_an_address_found_inside_a_container_is_warned_about_and_one_that_was_se
 
 
 def test_a_setting_without_effect_is_refused_as_such_and_not_as_unknown() -> None:
-    with pytest.raises(BrokerConfigError, match="sendMessageThreadPoolNums='4': a setting of RocketMQ's that has no"):
+    with pytest.raises(BrokerConfigError, match="sendMessageThreadPoolNums='4': has no effect here: threads"):
         BrokerConfig(broker_name="a").update({"sendMessageThreadPoolNums": "4"})

@@ -2,8 +2,8 @@
 
 A properties file is shared by broker and store: keys of the store go to `StoreConfig`, the rest is read here. Every
 field is RocketMQ's key in snake case. Where we deliberately differ from RocketMQ's default, the difference stands in
-DIFFERENCES with its reason, is shown by `-p`, and nowhere else. A key that RocketMQ has and that means nothing here is
-accepted in silence when it is in WITHOUT_EFFECT; any other unknown key is a warning that names the nearest known one.
+DIFFERENCES with its reason, is shown by `-p`, and nowhere else. Keys that RocketMQ has and that mean nothing here are
+in `foreign_settings`; any other unknown key is a warning that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from contrailmq.broker.foreign_settings import PROMISES, named_in_one_line, why_without_effect
 from contrailmq.message import ContrailError, MessageError, check_group
 from contrailmq.store.config import StoreConfig, rocketmq_key
+from contrailmq.wire.promises import broken_promises
 
 # key -> (RocketMQ's default, ours, why)
 DIFFERENCES: Final[Mapping[str, tuple[str, str, str]]] = {
@@ -40,18 +42,6 @@ DIFFERENCES: Final[Mapping[str, tuple[str, str, str]]] = {
         "SQL92 subscriptions work without a setting; filters are compiled and cheap",
     ),
 }
-
-# Settings of thread pools, of parts that this broker does not have, or of behaviour that is always on here.
-_WITHOUT_EFFECT: Final = re.compile(
-    r".*(ThreadPool(Nums|QueueCapacity)|ThreadNums|ThreadPoolQueueCapacity)$"
-    r"|(serverWorkerThreads|serverCallbackExecutorThreads|serverSelectorThreads|serverOnewaySemaphoreValue"
-    r"|serverAsyncSemaphoreValue|serverPooledByteBufAllocatorEnable|serverSocketBacklog|useEpollNativeSelector"
-    r"|clientManageThreadPoolNums|rocketmqHome|messageStorePlugIn|highSpeedMode|brokerFastFailureEnable"
-    r"|brokerNotActiveTimeoutMillis|filterSupportRetry"
-    r"|waitTimeMillsIn\w+|enableControllerMode|enableSlaveActingMaster|pop\w+|enablePop\w+|\w+RocksDB\w*|rocksdb\w*"
-    r"|configManagerVersion|storeType|lite\w+|cold\w+|acl\w*|auth\w*|metrics\w*|\w*[Cc]ompaction\w*|disableConsumeIfConsumerReadSlowly"
-    r"|transferMsgByHeap|asyncSendEnable|traceTopicEnable|enableDetailStat|autoDeleteUnusedStats|forceRegister|compressedRegister)$"
-)
 
 
 class BrokerConfigError(ContrailError):
@@ -112,6 +102,7 @@ class BrokerConfig:
     transaction_op_msg_max_size: int = 4096
     transaction_op_batch_interval: int = 3000
     # --- ContrailMQ's own
+    allow_unsupported: bool = False  # start with settings that promise what is not there: `wire/promises.py`
     takeover: bool = False  # replace a live broker of the same name and id at another address
     server_channel_max_idle_time_seconds: int = 120
     held_pulls_max: int = 100_000
@@ -122,18 +113,21 @@ class BrokerConfig:
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> tuple[BrokerConfig, list[str]]:
-        """The configuration and the warnings about keys that nobody knows. Raises BrokerConfigError for bad values."""
+        """The configuration and the warnings about keys that nobody knows or that have no effect.
+
+        Raises BrokerConfigError for bad values, UnsupportedError for keys that promise what is not there.
+        """
         config = cls()
         known = keys()
         store_keys = StoreConfig.known_keys()
-        warnings = []
+        said = [broken_promises(properties, PROMISES), named_in_one_line(properties)]
         for key, text in properties.items():
             if key in known:
                 config._set(known[key], text)
-            elif key not in store_keys and not _WITHOUT_EFFECT.match(key):
-                warnings.append(_unknown(key, [*known, *store_keys]))
+            elif key not in store_keys and not why_without_effect(key):
+                said.append(_unknown(key, [*known, *store_keys]))
         config.check()
-        return config, warnings
+        return config, [warning for warning in said if warning]
 
     def update(self, properties: Mapping[str, str]) -> None:
         """Change settings at run time: all of them, or none when one is bad."""
@@ -141,8 +135,8 @@ class BrokerConfig:
         fresh = dataclasses.replace(self)
         for key, text in properties.items():
             if key not in known:
-                no_effect = "a setting of RocketMQ's that has no effect here" if _WITHOUT_EFFECT.match(key) else ""
-                raise BrokerConfigError(key, text, no_effect or _unknown(key, known))
+                reason = why_without_effect(key)
+                raise BrokerConfigError(key, text, f"has no effect here: {reason}" if reason else _unknown(key, known))
             if key in FIXED_KEYS:
                 raise BrokerConfigError(key, text, "cannot be changed while the broker runs: edit the file and restart")
             fresh._set(known[key], text)
@@ -244,6 +238,7 @@ FIXED_KEYS: Final = frozenset(
         "enableFastListenPort",
         "unsentBytesMax",
         "serverChannelMaxIdleTimeSeconds",
+        "allowUnsupported",
         "takeover",
     )
 )
@@ -301,4 +296,5 @@ def read_configs(
         defaults.setdefault("ha_listen_port", config.listen_port + 1)
     known = {rocketmq_key(name): name for name in defaults}
     unsaid = {name: defaults[name] for key, name in known.items() if key not in properties}
-    return config, StoreConfig.from_properties(properties, path=path, **unsaid), warnings
+    store_config = StoreConfig.from_properties(properties, path=path, **unsaid)
+    return config, store_config.with_unused_keys(()), warnings  # which have named them

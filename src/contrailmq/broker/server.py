@@ -221,6 +221,11 @@ class BrokerServer:
         config, is_slave = self.config, self.store.config.is_slave
         if is_slave and config.broker_id == 0:
             raise BrokerConfigError("brokerId", 0, "brokerRole=SLAVE needs an id above 0: 0 is the master's")
+        if is_slave:
+            log.warning(
+                "brokerRole=SLAVE: messages are NOT replicated yet. This slave copies its master's tables (topics, "
+                "groups, offsets, timers) and not its log: a loss of the master's disk loses its messages"
+            )
         if not is_slave and config.broker_id != 0:
             log.warning("brokerId=%d is taken as 0: brokerRole says that this is a master", config.broker_id)
             config.broker_id = 0

@@ -1,7 +1,7 @@
 """Settings of a NameServer: RocketMQ's keys in snake case, with RocketMQ's defaults.
 
 Keys that size Java's thread pools and buffers are known, shown and otherwise without effect: files written for Apache's
-NameServer are taken without a warning. They stand together at the end.
+NameServer are taken, and a start names them in one line. Keys that promise what is not there refuse the start.
 
 Every number has a range, checked wherever it comes from: a file, a flag, the environment, UPDATE_NAMESRV_CONFIG. What
 says where files lie and which port is listened on is never changed while the server runs, whatever the black list says.
@@ -10,10 +10,12 @@ says where files lie and which port is listened on is never changed while the se
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from contrailmq.wire.promises import Promise, broken_promises, is_on
 from contrailmq.wire.properties import Settings, SettingsError
 
 __all__ = ["NamesrvConfig"]
@@ -28,8 +30,35 @@ _RANGES: Final = {  # other numbers: 0 to Java's largest int
     "waitSecondsForService": (0, _DAY_SECONDS),
 }
 _FIXED_KEYS: Final = frozenset(
-    {"bindAddress", "configBlackList", "configStorePath", "kvConfigPath", "listenPort", "rocketmqHome"}
+    {
+        "allowUnsupported",
+        "bindAddress",
+        "configBlackList",
+        "configStorePath",
+        "enableControllerInNamesrv",
+        "kvConfigPath",
+        "listenPort",
+        "rocketmqHome",
+    }
 )
+
+PROMISES: Final = (
+    Promise("enableControllerInNamesrv", is_on, "no controller elects masters yet"),
+    *(
+        Promise(key, is_on, "access control is not built yet: every client may do everything")
+        for key in ("aclEnable", "authenticationEnabled", "authorizationEnabled")
+    ),
+)
+# Keys that size Java's thread pools and buffers, and names that nobody reads.
+_UNREAD: Final = """
+    clientRequestThreadPoolNums clientRequestThreadPoolQueueCapacity clusterTest defaultThreadPoolNums
+    defaultThreadPoolQueueCapacity enableShutdownGracefully productEnvName serverAsyncSemaphoreValue
+    serverCallbackExecutorThreads serverNettyWorkerGroupEnable serverOnewaySemaphoreValue
+    serverPooledByteBufAllocatorEnable serverSelectorThreads serverSocketBacklog serverSocketRcvBufSize
+    serverSocketSndBufSize serverWorkerThreads unRegisterBrokerQueueCapacity useEpollNativeSelector
+    writeBufferHighWaterMark writeBufferLowWaterMark
+"""
+WITHOUT_EFFECT: Final = frozenset(_UNREAD.split())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +83,15 @@ class NamesrvConfig(Settings):
     need_wait_for_service: bool = False
     wait_seconds_for_service: int = 45
     delete_topic_with_broker_registration: bool = False
+    enable_controller_in_namesrv: bool = False  # promises a controller: see PROMISES
+    allow_unsupported: bool = False  # ContrailMQ's own: see `wire/promises.py`
 
-    # known and without effect
+    # known and without effect: WITHOUT_EFFECT
     client_request_thread_pool_nums: int = 8
     client_request_thread_pool_queue_capacity: int = 50000
     cluster_test: bool = False
     default_thread_pool_nums: int = 16
     default_thread_pool_queue_capacity: int = 10000
-    enable_controller_in_namesrv: bool = False
     enable_shutdown_gracefully: bool = False
     product_env_name: str = "center"
     server_async_semaphore_value: int = 64
@@ -87,6 +117,18 @@ class NamesrvConfig(Settings):
                 if not least <= value <= most:
                     shown = str(value) if abs(value) < 10**20 else f"a number of {value.bit_length()} bits"
                     raise SettingsError(f"setting {key} is {shown}: it takes {least} to {most}")
+
+    @classmethod
+    def from_properties(cls, properties: Mapping[str, str]) -> tuple[NamesrvConfig, list[str]]:
+        """As `Settings` has it. UnsupportedError for keys that promise what is not there."""
+        promised = {promise.key for promise in PROMISES} - cls.keys().keys()
+        unused = sorted(WITHOUT_EFFECT & properties.keys())
+        said = [
+            broken_promises(properties, PROMISES),
+            f"settings of RocketMQ's without effect here: {', '.join(unused)}" if unused else "",
+        ]
+        config, unknown = super().from_properties({k: v for k, v in properties.items() if k not in promised})
+        return config, [warning for warning in (*said, *unknown) if warning]
 
     @property
     def home(self) -> Path:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -305,8 +305,7 @@ class StoreConfig(_Settings):
             if name.startswith(_SIZES) and str(text).strip("+-0 ") == "":  # 0 in code: as large as those that are there
                 raise StoreConfigError(rocketmq_key(name), text, "at least 1")
         config = cls(root, **(values | settings))
-        object.__setattr__(config, "unused_keys", tuple(sorted(key for key in texts if key in WITHOUT_EFFECT)))
-        return config
+        return config.with_unused_keys(sorted(key for key in texts if key in WITHOUT_EFFECT))
 
     @staticmethod
     def known_keys() -> frozenset[str]:
@@ -317,9 +316,12 @@ class StoreConfig(_Settings):
     def replaced(self, **settings: object) -> StoreConfig:
         """A copy with some settings changed."""
         values: dict[str, object] = {name: getattr(self, name) for name in _field_types()}
-        copy = StoreConfig(self.path, **(values | settings))
-        object.__setattr__(copy, "unused_keys", self.unused_keys)
-        return copy
+        return StoreConfig(self.path, **(values | settings)).with_unused_keys(self.unused_keys)
+
+    def with_unused_keys(self, keys: Iterable[str]) -> StoreConfig:
+        """This one, freshly made, with the keys that opening a store tells have no effect."""
+        object.__setattr__(self, "unused_keys", tuple(keys))
+        return self
 
     def change(self, properties: Mapping[str, str]) -> None:
         """Change settings of a running store: all of them, or none when one is unusable or fixed at start."""

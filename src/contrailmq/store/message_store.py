@@ -31,7 +31,7 @@ from contrailmq.message import encode_host
 from contrailmq.store.bounds import START_BOUNDS, StartBounds
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.commit_log import LOCALHOST
-from contrailmq.store.config import WITHOUT_EFFECT, StoreConfig
+from contrailmq.store.config import StoreConfig
 from contrailmq.store.errors import StoreError, StoreFullError, StoreIOError, StoreLostError, StoreReadOnlyError
 from contrailmq.store.files import Files
 from contrailmq.store.flush import FlushFailedError
@@ -168,8 +168,8 @@ class MessageStore(StoreReads):
         if self._was_opened:
             raise StoreError(f"store {config.path} was opened before: make a new MessageStore to open it again")
         self._entered()
-        for key in config.unused_keys:
-            _log.info("setting %s has no effect here: %s", key, WITHOUT_EFFECT[key])
+        if config.unused_keys:
+            _log.info("settings of RocketMQ's without effect here: %s", ", ".join(config.unused_keys))
         try:
             self.files.make_directory(config.path)
             self._lock.acquire()

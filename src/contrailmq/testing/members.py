@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from contrailmq.broker.server import BrokerServer
 from contrailmq.message import ContrailError
 from contrailmq.store.config import rocketmq_key
 from contrailmq.wire.properties import format_properties, is_setting
+
+log = logging.getLogger("contrailmq")
 
 
 class ClusterError(ContrailError):
@@ -51,7 +54,9 @@ class ThreadlessMember:
         return self._server
 
     async def start(self) -> None:
-        config, store_config, _ = read_configs(self._properties, path=self._path, **self._store_settings)
+        config, store_config, warnings = read_configs(self._properties, path=self._path, **self._store_settings)
+        for warning in warnings:
+            log.warning("%s", warning)
         server = BrokerServer(config, store_config)
         await server.start()
         self._server = server

@@ -1,0 +1,165 @@
+"""RocketMQ's keys that this broker knows and does not go by, and what a start says of them.
+
+Two kinds. PROMISES are keys whose silence would mislead about safety or data: the broker refuses to start with them
+(`wire/promises.py`). All others, here and in the store's own table, change nothing that a user could rely on: a start
+names those that are set in one line, and docs/broker.md lists them all (a test compares).
+
+The names are those of RocketMQ 5.5's BrokerConfig, MessageStoreConfig, NettyServerConfig, NettyClientConfig and
+AuthConfig, and some that only 4.x has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from contrailmq.store.config import WITHOUT_EFFECT as OF_STORE
+from contrailmq.wire.promises import Promise, is_above_one, is_on
+
+_NO_REPLICATION: Final = "the log is not replicated yet: each message is on one machine"
+_NO_ACCESS_CONTROL: Final = "access control is not built yet: every client may do everything"
+_NO_ROCKSDB: Final = "RocksDB is not used: what stands there is not read"
+
+PROMISES: Final = (
+    Promise("aclEnable", is_on, _NO_ACCESS_CONTROL),
+    Promise("authenticationEnabled", is_on, _NO_ACCESS_CONTROL),
+    Promise("authorizationEnabled", is_on, _NO_ACCESS_CONTROL),
+    Promise("rejectPullConsumerEnable", is_on, "pull consumers are served like others"),
+    Promise("brokerRole", lambda text: text == "SYNC_MASTER", _NO_REPLICATION),
+    Promise("inSyncReplicas", is_above_one, _NO_REPLICATION),
+    Promise("minInSyncReplicas", is_above_one, _NO_REPLICATION),
+    Promise("allAckInSyncStateSet", is_on, _NO_REPLICATION),
+    Promise("duplicationEnable", is_on, _NO_REPLICATION),
+    Promise("enableDLegerCommitLog", is_on, _NO_REPLICATION),
+    Promise("enableControllerMode", is_on, "no controller elects a master yet"),
+    Promise("enableSlaveActingMaster", is_on, "a slave does not stand in for its master yet"),
+    Promise("metricsExporterType", lambda text: text.upper() not in ("", "0", "DISABLE"), "nothing is exported yet"),
+    Promise("storeType", lambda text: text not in ("", "default"), _NO_ROCKSDB),
+    Promise("configManagerVersion", lambda text: text.lower() not in ("", "v1"), _NO_ROCKSDB),
+    Promise("timerRocksDBEnable", is_on, _NO_ROCKSDB),
+    Promise("transRocksDBEnable", is_on, _NO_ROCKSDB),
+    Promise("messageStorePlugIn", bool, "store plug-ins, such as tiered storage, are not loaded"),
+)
+
+# why -> keys
+_BY_REASON: Final[Mapping[str, str]] = {
+    "threads and queues: the broker is one loop": """
+        ackMessageThreadPoolNums ackThreadPoolQueueCapacity adminBrokerThreadPoolNums adminBrokerThreadPoolQueueCapacity
+        asyncSendEnable brokerFastFailureEnable clientCallbackExecutorThreads clientManagerThreadPoolQueueCapacity
+        clientManageThreadPoolNums clientWorkerThreads compactionThreadNum consumerManagerThreadPoolQueueCapacity
+        consumerManageThreadPoolNums disableCallbackExecutor dispatchCqCacheNum dispatchCqThreads
+        dispatchFromSenderThread enableAsyncReput enableFastChannelEventProcess endTransactionPoolQueueCapacity
+        endTransactionThreadPoolNums heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity
+        litePullMessageThreadPoolNums litePullThreadPoolQueueCapacity loadBalanceProcessorThreadPoolNums
+        loadBalanceThreadPoolQueueCapacity processReplyMessageThreadPoolNums pullMessageThreadPoolNums
+        pullThreadPoolQueueCapacity putMessageFutureThreadPoolNums putThreadPoolQueueCapacity queryMessageThreadPoolNums
+        queryThreadPoolQueueCapacity recoverConcurrently recoverThreadPoolNums replyThreadPoolQueueCapacity
+        sendMessageThreadPoolNums sendThreadPoolQueueCapacity serverCallbackExecutorThreads serverSelectorThreads
+        serverWorkerThreads waitTimeMillsInAckQueue waitTimeMillsInAdminBrokerQueue waitTimeMillsInHeartbeatQueue
+        waitTimeMillsInLitePullQueue waitTimeMillsInPullQueue waitTimeMillsInSendQueue waitTimeMillsInTransactionQueue
+    """,
+    "buffers and event loops of Java's transport": """
+        channelNotActiveInterval clientAsyncSemaphoreValue clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout
+        clientOnewaySemaphoreValue clientPooledByteBufAllocatorEnable clientSocketRcvBufSize clientSocketSndBufSize
+        connectTimeoutMillis disableNettyWorkerGroup enableReconnectForGoAway enableShutdownGracefully highSpeedMode
+        isScanAvailableNameSrv maxReconnectIntervalTimeSeconds serverAsyncSemaphoreValue serverNettyWorkerGroupEnable
+        serverOnewaySemaphoreValue serverPooledByteBufAllocatorEnable serverSocketBacklog serverSocketRcvBufSize
+        serverSocketSndBufSize shutdownWaitTimeSeconds socksProxyConfig transferMsgByHeap useEpollNativeSelector
+        writeBufferHighWaterMark writeBufferLowWaterMark
+    """,
+    "POP and lite topics are not served": """
+        appendAckAsync appendCkAsync defaultMessageRequestMode defaultPopShareQueueNum enableCreateSysGroup
+        enableLitePopLog enableNotifyAfterPopOrderLockRelease enableNotifyBeforePopCalculateLag enablePopBatchAck
+        enablePopBufferMerge enablePopLog enablePopMessageThreshold enablePopMetrics enableRetryTopicV2
+        enableSkipLongAwaitingAck initPopOffsetByCheckMsgInMem liteEventCapacityCacheTtlMs liteEventCheckInterval
+        liteEventFullDispatchDelayTime liteEventFullDispatchDelayTimeForWildcardGroup liteLagCountMetricsEnable
+        liteLagLatencyCollectEnable liteLagLatencyMetricsEnable liteLagLatencyTopK liteSubscriptionCheckInterval
+        liteSubscriptionCheckTimeoutMills liteTtlCheckInterval maxClientEventCount maxLiteSubscriptionCount
+        maxPopPollingSize minLiteTTl popCkMaxBufferSize popCkOffsetMaxQueueSize popCkStayBufferTime
+        popCkStayBufferTimeOut popConsumerFSServiceInit popConsumerKVServiceEnable popConsumerKVServiceInit
+        popConsumerKVServiceLog popFromRetryProbability popInflightMessageThreshold popLongPollingForceNotifyInterval
+        popOrderLockTimerTickMs popOrderLockTimerTicksPerWheel popPollingMapExpireTimeSeconds popPollingMapSize
+        popPollingSize popResponseReturnActualRetryTopic popReviveConcurrency popReviveMaxAttemptTimes
+        popReviveMaxReturnSizePerRead popReviveSkipIfGroupAbsent retrieveMessageFromPopRetryTopicV1 reviveAckWaitMs
+        reviveInterval reviveMaxSlow reviveQueueNum reviveScanTime serverLoadBalancerEnable skipWhenCKRePutReachMaxTimes
+    """,
+    "access control is not built yet": """
+        aclCacheExpiredSecond aclCacheMaxNum aclCacheRefreshSecond authConfigPath authenticationMetadataProvider
+        authenticationProvider authenticationStrategy authenticationWhitelist authorizationMetadataProvider
+        authorizationProvider authorizationStrategy authorizationWhitelist initAuthenticationUser
+        innerClientAuthenticationCredentials migrateAuthFromV1Enabled statefulAuthenticationCacheExpiredSecond
+        statefulAuthenticationCacheMaxNum statefulAuthorizationCacheExpiredSecond statefulAuthorizationCacheMaxNum
+        userCacheExpiredSecond userCacheMaxNum userCacheRefreshSecond
+    """,
+    "metrics are not exported yet": """
+        accountStatsEnable accountStatsPrintZeroValues autoDeleteUnusedStats commercialBaseCount commercialBigCount
+        commercialEnable commercialSizePerMsg commercialTimerCount commercialTransCount enableConnectionMetrics
+        enableDetailStat enableLagAndDlqMetrics enableLmqStats enableMessageStoreMetrics enableRemotingMetrics
+        enableRequestMetrics enableScheduleMessageStats enableStatsMetrics enableTransactionMetrics estimateAccumulation
+        isolateLogEnable maxStatsIdleTimeInMinutes metricGrpcExporterIntervalInMills metricGrpcExporterTimeOutInMills
+        metricLoggingExporterIntervalInMills metricsGrpcExporterHeader metricsGrpcExporterTarget metricsInDelta
+        metricsLabel metricsOtelCardinalityLimit metricsPromExporterHost metricsPromExporterPort printChannelGroups
+        printChannelGroupsMinNum sampleSteps
+    """,
+    "no controller, no replicated log, no acting masters, no containers yet": """
+        brokerElectionPriority brokerHeartbeatInterval brokerNotActiveTimeoutMillis checkSyncStateSetPeriod
+        cleanOfflineBrokerInterval compatibleWithOldNameSrv controllerAddr controllerHeartBeatTimeoutMills dLegerGroup
+        dLegerPeers dLegerSelfId enableBatchPush enableRemoteEscape fetchControllerAddrByDnsLookup forwardTimeout
+        isBrokerContainer isInBrokerContainer loadBalancePollNameServerInterval lockInStrictMode maxChecksumRange
+        preferredLeaderId sendHeartbeatTimeoutMillis skipPreOnline syncBrokerMemberGroupPeriod syncBrokerMetadataPeriod
+        syncControllerMetadataPeriod
+    """,
+    "RocksDB is not used": """
+        bottomMostCompressionTypeForConsumeQueueStore cleanRocksDBDirtyCQIntervalMin combineAssignOffsetCQType
+        combineCQEnableCheckSelf combineCQLoadingCQTypes combineCQMaxExtraSearchCommitLogFiles combineCQPreferCQType
+        enableRocksDBLog indexRocksDBEnable memTableFlushIntervalMs persistConsumerOffsetIncrementally
+        realTimePersistRocksDBConfig rocksdbCompressionType rocksdbCQDoubleWriteEnable rocksdbFlushWalFrequency
+        rocksdbWalFileRollingThreshold statRocksDBCQIntervalSec timerRocksDBStopScan useSingleRocksDBForAllConfigs
+    """,
+    "compaction topics and store plug-ins are not supported": """
+        compactionScheduleInternal maxOffsetMapSize
+    """,
+    "cold reads always go to a bounded worker": """
+        cgColdReadThreshold coldCtrStrategyEnable globalColdReadThreshold timerColdDataCheckIntervalMs
+        usePIDColdCtrStrategy
+    """,
+    "mappings are cheap here and are not swapped": """
+        cleanSwapedMapInterval commitLogForceSwapMapInterval commitLogSwapMapReserveFileNum
+        logicQueueForceSwapMapInterval logicQueueSwapMapInterval logicQueueSwapMapReserveFileNum
+    """,
+    "registration always sends the whole table, to the NameServers of namesrvAddr": """
+        compressedRegister enableRegisterProducer enableSingleTopicRegister enableSplitMetadata enableSplitRegistration
+        fetchNamesrvAddrByAddressServer fetchNameSrvAddrByDnsLookup fetchNamesrvAddrInterval forceRegister
+        splitMetadataSize splitRegistrationSize updateNameServerAddrPeriod
+    """,
+    "filters are compiled, and need no bit maps": """
+        enableCalcFilterBitMap expectConsumerNumUseFilter filterDataCleanTimeSpan filterServerNums filterSupportRetry
+        maxErrorRateOfBloomFilter
+    """,
+    "what they choose is fixed here, or always on": """
+        allowRecallWhenBrokerNotWriteable broadcastOffsetExpireMaxSecond broadcastOffsetExpireSecond brokerConfigPath
+        clearRetryTopicWhenDeleteTopic clusterName configName consumerFallbehindThreshold
+        consumerOffsetUpdateVersionStep correctLogicMinOffsetSleepInterval delayOffsetUpdateVersionStep
+        disableConsumeIfConsumerReadSlowly enableBroadcastOffsetStore enableCleanExpiredOffset
+        enableLogConsumeQueueRepeatedlyBuildWhenRecover enableMixedMessageType enableNetWorkFlowControl
+        flushConsumerOffsetHistoryInterval maxBatchDeleteFilesNum maxTopicLength realTimeNotifyConsumerChange
+        rocketmqHome searchBcqByCacheEnable subscriptionExpiredTimeout timerEnableDisruptor timerInterceptDelayLevel
+        timerMetricSmallThreshold timerProgressLogIntervalMs transactionMetricFlushInterval useStaticSubscription
+        validateSystemTopicWhenUpdateTopic
+    """,
+}
+WITHOUT_EFFECT: Final[Mapping[str, str]] = {
+    key: reason for reason, names in _BY_REASON.items() for key in names.split()
+} | {key: reason for key, reason in OF_STORE.items() if key not in {promise.key for promise in PROMISES}}
+
+
+def why_without_effect(key: str) -> str:
+    """Why a key of RocketMQ's has no effect here, "" for a key that is not known to have none."""
+    missing = {promise.key: promise.missing for promise in PROMISES}
+    return missing.get(key) or WITHOUT_EFFECT.get(key, "")
+
+
+def named_in_one_line(keys: Iterable[str]) -> str:
+    """The warning about keys without effect, "" when there are none of them."""
+    unused = sorted(key for key in keys if key in WITHOUT_EFFECT)
+    return f"settings of RocketMQ's without effect here: {', '.join(unused)}" if unused else ""
