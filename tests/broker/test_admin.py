@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from broker.harness import Bench, Link, records, send_fields
+from contrailmq.broker.config import BrokerConfig, BrokerConfigError
+from contrailmq.broker.config import keys as broker_keys
 from contrailmq.broker.groups import Group
 from contrailmq.broker.topics import Topic
 from contrailmq.message import Message, MessageQueue
@@ -524,6 +527,41 @@ def test_settings_of_the_store_that_it_can_follow_are_changed_too(bench: Bench) 
         assert word in (refused.remark or "")
     assert bench.store.config.file_reserved_time == 24
     assert bench.config.region_id == "R2"
+
+
+@pytest.mark.parametrize(
+    ("setting", "allowed"),
+    [
+        ("transactionCheckInterval=-1", "1 to "),
+        ("transactionCheckInterval=0", "1 to "),
+        ("registerNameServerPeriod=-30000", "1 to "),
+        ("shortPollingTimeMills=-1", "0 to "),
+        ("startAcceptSendRequestTimeStamp=-1", "0 to "),
+        ("flushDelayOffsetInterval=-1", "1 to "),
+        ("flushCommitLogThoroughInterval=-5", "must not be negative"),
+        ("timerFlushIntervalMs=0", "1 to "),
+        ("maxTransferCountOnMessageInMemory=0", "1 to "),
+        (f"heldPullsMax={'9' * 5000}", "a whole number is needed"),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_number_out_of_its_range_is_refused_with_its_key_and_the_range(
+    bench: Bench, setting: str, allowed: str
+) -> None:
+    refused = bench.ask(25, None, f"regionId=R9\n{setting}\n".encode())
+    assert refused.code == ResponseCode.SYSTEM_ERROR
+    assert setting.partition("=")[0] in (refused.remark or "")
+    assert allowed in (refused.remark or "")
+    assert bench.config.region_id != "R9"
+
+
+@pytest.mark.parametrize(
+    "name", [spec.name for spec in dataclasses.fields(BrokerConfig) if type(getattr(BrokerConfig(), spec.name)) is int]
+)
+def test_no_number_of_a_broker_is_negative(name: str) -> None:
+    key = next(key for key, field in broker_keys().items() if field == name)
+    with pytest.raises(BrokerConfigError, match=rf"{key}=-1: \d"):
+        BrokerConfig.from_properties({key: "-1"})
 
 
 def test_cleaning_and_ha_status(bench: Bench) -> None:

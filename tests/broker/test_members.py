@@ -160,6 +160,8 @@ def test_a_fresh_group_on_a_queue_that_lost_its_beginning_is_not_found(
 
 def test_offsets_are_committed_and_queried(bench: Bench) -> None:
     bench.node.topics.put(Topic("T"))
+    for _ in range(43):
+        bench.send()
     update = {"consumerGroup": "g", "topic": "T", "queueId": "0", "commitOffset": "42"}
     assert bench.ask(15, update).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
     bench.node.groups.put(Group("g"))

@@ -217,12 +217,50 @@ def test_a_held_pull_with_an_expression_that_takes_long_is_woken_by_any_arrival_
 
 
 def test_the_offset_that_rides_along_is_committed(bench: Bench) -> None:
-    fill(bench, 1)
+    fill(bench, 9)
     bench.pull(offset=0, sysFlag=5, commitOffset=7)
     assert bench.node.offsets.query("g", "T", 0) == 7
     bench.pull(offset=0, sysFlag=4, commitOffset=9)
     assert bench.node.offsets.query("g", "T", 0) == 7
     assert bench.node.offsets.query_pull("g", "T", 0) == 0
+
+
+@pytest.mark.parametrize("way", ["commit", "pull"])
+@pytest.mark.parametrize("offset", [4, 1000, 2**62])
+def test_an_offset_committed_beyond_the_end_is_the_end_and_nothing_that_comes_later_is_passed_over(
+    bench: Bench, way: str, offset: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(bench, 3)
+    if way == "pull":
+        (answer,) = bench.pull(offset=offset, sysFlag=5, commitOffset=offset)
+        assert (answer.code, offsets(answer)[1]) == (ResponseCode.PULL_OFFSET_MOVED, 3)
+    else:
+        bench.pull(offset=0)
+        fields = {"consumerGroup": "g", "topic": "T", "queueId": 0, "commitOffset": offset}
+        assert bench.ask(15, fields).code == 0
+    assert bench.node.offsets.query("g", "T", 0) == 3
+    assert f"committed {offset} in queue 0 of topic T, which ends at 3" in caplog.text
+    fill(bench, 2)
+    (found,) = bench.pull(offset=int(bench.ask(14, {"consumerGroup": "g", "topic": "T", "queueId": 0}).ext["offset"]))
+    assert len(records(found.body)) == 2
+
+
+def test_a_negative_offset_is_not_committed(bench: Bench) -> None:
+    fill(bench, 3)
+    bench.pull(offset=0, sysFlag=5, commitOffset=2)
+    bench.pull(offset=0, sysFlag=5, commitOffset=-1)
+    answer = bench.ask(15, {"consumerGroup": "g", "topic": "T", "queueId": 0, "commitOffset": -5})
+    assert (answer.code, "commitOffset -5" in (answer.remark or "")) == (ResponseCode.INVALID_PARAMETER, True)
+    assert bench.node.offsets.query("g", "T", 0) == 2
+
+
+def test_a_slave_takes_an_offset_of_its_master_that_lies_beyond_its_own_queue(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, settings={"brokerId": "1"}, broker_role="SLAVE")
+    bench.node.topics.put(Topic("T"))
+    bench.node.groups.find_or_create("g")
+    bench.ask(15, {"consumerGroup": "g", "topic": "T", "queueId": 0, "commitOffset": 9})
+    assert bench.node.offsets.query("g", "T", 0) == 9
+    bench.close()
 
 
 def test_a_reset_moves_the_next_pull_once(bench: Bench) -> None:

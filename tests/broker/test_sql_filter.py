@@ -139,6 +139,40 @@ def test_hostile_expressions_are_refused_without_recursion_errors(expression: st
         SqlExpression(expression)
 
 
+LONG = "9" * 10_000  # more digits than Python converts
+
+
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        (f"a = {LONG}", "larger than a 64-bit integer"),
+        (f"a = -{LONG}", "larger than a 64-bit integer"),
+        (f"a = {LONG}L", "larger than a 64-bit integer"),
+        (f"a = {LONG}.5", "larger than a double"),
+        ("a = 1E99999", "larger than a double"),
+        (f"a = 1E{LONG}", "larger than a double"),
+        (f"a = 1 {LONG}", "unexpected"),
+        (f"'{LONG}' > a", "only numbers have an order"),
+        (f"{'b' * 10_000} = 1 {'c' * 5_000}", "unexpected"),
+        (f"a IN ({LONG})", "a string in quotes"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_literal_of_any_length_gets_an_error_of_a_line(expression: str, said: str) -> None:
+    with pytest.raises(SqlError, match=said) as caught:
+        SqlExpression(expression)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_small_number_with_ten_thousand_zeros_before_it_is_that_number() -> None:
+    zeros = "0" * 10_000
+    assert SqlExpression(f"a = {zeros}10").matches(MESSAGE)
+    assert SqlExpression(f"a = {zeros}").matches({"a": "0"})
+    assert SqlExpression("a = 10").matches({"a": f"+{zeros}10"})
+    assert SqlExpression("a = -10").matches({"a": f"-{zeros}10"})
+    assert not SqlExpression("a = 10").matches({"a": LONG})
+
+
 def test_a_long_flat_chain_needs_no_depth() -> None:
     chain = " OR ".join(f"a = {n}" for n in range(500))
     assert SqlExpression(chain).matches(MESSAGE)

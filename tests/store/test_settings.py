@@ -78,6 +78,14 @@ def test_a_setting_has_rocketmqs_name_and_default(default: str, tmp_path: Path) 
     [
         ("mappedFileSizeCommitLog", "0", "at least 1"),
         ("maxHashSlotNum", "-1", "must not be negative"),
+        ("flushIntervalCommitLog", "0", "1 to 31622400000 ms"),
+        ("flushIntervalCommitLog", "-1", "1 to 31622400000 ms"),
+        ("syncFlushTimeout", "9" * 19, "1 to 31622400000 ms"),
+        ("maxTransferCountOnMessageInMemory", "0", "1 to 2147483647 messages"),
+        ("diskMaxUsedSpaceRatio", "101", "0 to 100 %"),
+        ("messageDelayLevel", "1s -5s", "levels like"),
+        ("messageDelayLevel", "1s 5", "levels like"),
+        ("messageDelayLevel", f"{'9' * 5000}d", "levels like"),
         ("deleteWhen", "99", "hours from 00 to 23"),
         ("timerCheckMetricsWhen", "05;noon", "hours from 00 to 23"),
     ],
@@ -85,6 +93,28 @@ def test_a_setting_has_rocketmqs_name_and_default(default: str, tmp_path: Path) 
 def test_a_value_that_makes_no_sense_is_refused_with_its_key(key: str, value: str, remedy: str, tmp_path: Path) -> None:
     with pytest.raises(StoreConfigError, match=f"{key}.*{remedy}"):
         StoreConfig.from_properties({key: value}, path=tmp_path)
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(StoreConfig) if field.type == "int"])
+def test_no_number_is_negative(field: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreConfigError, match=rf"{rocketmq_key(field)}=-1: .*\d"):
+        StoreConfig(tmp_path, **{field: -1})
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        field.name
+        for field in dataclasses.fields(StoreConfig)
+        if field.type == "int"
+        and re.search("interval(?!.*forcibly)|time_?out", field.name)
+        and "thorough" not in field.name
+    ],
+)
+def test_no_wait_is_nothing(field: str, tmp_path: Path) -> None:
+    """A thread that waits for nothing is a loop without a pause; a time-out of nothing fails every message."""
+    with pytest.raises(StoreConfigError, match=rf"{rocketmq_key(field)}=0: 1 to "):
+        StoreConfig(tmp_path, **{field: 0})
 
 
 def test_the_size_of_a_queue_file_is_rounded_up_to_whole_units(tmp_path: Path) -> None:

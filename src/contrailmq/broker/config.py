@@ -156,9 +156,10 @@ class BrokerConfig:
         return {key: _text(getattr(self, name)) for key, name in sorted(keys().items())}
 
     def check(self) -> None:
-        for name, (low, high, meaning) in _RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
+        for spec in dataclasses.fields(self):
+            name, value = spec.name, getattr(self, spec.name)
+            low, high, meaning = _RANGES.get(name, _NOT_NEGATIVE)
+            if isinstance(value, int) and not low <= value <= high:
                 raise BrokerConfigError(_key(name), value, f"{low} to {high}{meaning}")
         for key, name in (("brokerName", self.broker_name), ("brokerClusterName", self.broker_cluster_name)):
             try:
@@ -201,6 +202,7 @@ class BrokerConfig:
 _INT_MAX: Final = 2**31 - 1
 _DAY_MS: Final = 24 * 3_600_000
 MIB: Final = 1024 * 1024
+_NOT_NEGATIVE: Final = (0, 2**63 - 1, "")  # numbers that are not named
 # field -> (lowest, highest, what else to say). A pause of nothing would be a loop without one.
 _RANGES: Final[Mapping[str, tuple[int, int, str]]] = {
     "listen_port": (0, 65_535, "; 0 takes a free port"),

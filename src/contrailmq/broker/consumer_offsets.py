@@ -77,7 +77,7 @@ class OffsetProcessor:
                 f"queueId {header.queue_id} must be 0 to {QUEUES_MAX - 1} and commitOffset {header.commit_offset} not "
                 "negative",
             )
-        node.offsets.commit(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        node.commit_offset(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
         return _DONE.render(command, ())
 
     def search(self, connection: Peer, command: Command) -> bytes | None:

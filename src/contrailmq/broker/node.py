@@ -37,6 +37,7 @@ from contrailmq.store.status import AppendResult, Arrival
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
+from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.properties import format_properties
 
 log = logging.getLogger("contrailmq.broker")
@@ -141,6 +142,24 @@ class BrokerNode:
             "consumerOffset.json": lambda: _text_of(self.offsets.snapshot()),
             "broker.properties": lambda: _settings_text(dict(self.changed_settings)),
         }
+
+    def commit_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Record what a group has consumed, as its consumer says; one beyond the end of the queue counts as the end.
+
+        The reference stores any number and moves the next pull to the end, which by then may lie further on: the
+        messages that arrived in between would never be delivered. A slave's queues may end before its master's.
+        """
+        if not self.store.config.is_slave and offset > self.store.max_offset(topic, queue_id):
+            self.dispatch_now()
+            end = self.store.max_offset(topic, queue_id)
+            if offset > end:
+                peer_warnings.warn(
+                    "an offset beyond the end of its queue was committed",
+                    f"group {group[:64]} committed {offset} in queue {queue_id} of topic {topic[:128]}, which ends at "
+                    f"{end}: {end} is stored",
+                )
+                offset = end
+        self.offsets.commit(group, topic, queue_id, offset)
 
     def topic_to_read(self, name: str) -> Topic | None:
         """A topic as consumers see it. While light queues are on, each is a topic of one queue, which no table holds

@@ -1,7 +1,7 @@
 """Consumer offsets: how far each group has read each queue, and offsets that an operator has reset.
 
 The table is keyed `topic@group`, then by queue, as in `consumerOffset.json`. Any committed value is taken, also a
-smaller one.
+smaller one; `BrokerNode.commit_offset` sees to it that none lies beyond the end of its queue.
 
 A server-side reset stores the new offset beside the table. Until the group's next pull of that queue, commits are
 acknowledged but ignored (a consumer still works on the old messages and must not undo the reset), and a query returns

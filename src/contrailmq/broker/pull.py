@@ -114,7 +114,7 @@ class PullProcessor:
             if reset is not None:
                 return self._moved(command, group, topic, header.queue_id, reset)
         if header.sys_flag & COMMIT_OFFSET and not node.is_slave and header.commit_offset >= 0:
-            node.offsets.commit(group.name, topic.name, header.queue_id, header.commit_offset)
+            node.commit_offset(group.name, topic.name, header.queue_id, header.commit_offset)
         node.offsets.note_pull(group.name, topic.name, header.queue_id, offset)
         node.dispatch_now()
         if self._is_for_workers(header, topic, subscription):

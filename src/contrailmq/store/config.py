@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
+from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.errors import StoreConfigError
 from contrailmq.store.files import Files
 from contrailmq.store.index_sizes import read_index_sizes
 from contrailmq.store.rebuild_places import OLD
+from contrailmq.store.setting_ranges import refusal
 
 GIB: Final = 1 << 30
 MIB: Final = 1 << 20
@@ -428,10 +430,11 @@ class StoreConfig(_Settings):
             raise StoreConfigError("maxMessageSize", self.max_message_size, f"at least {_MESSAGE_BYTES_MIN}")
         if self.pre_write_commit_log not in ("on", "off", "auto"):
             raise StoreConfigError("preWriteCommitLog", self.pre_write_commit_log, "on, off or auto")
-        for name in _field_types():
+        for name, kind in _field_types().items():
             value = getattr(self, name)
-            if name.startswith(_SIZES) and value < 0:
-                raise StoreConfigError(rocketmq_key(name), value, "must not be negative")
+            if kind == "int" and (remedy := refusal(name, value)):
+                raise StoreConfigError(rocketmq_key(name), value, remedy)
+        DelayLevels(self.message_delay_level)  # refuses what it cannot read
         for name in ("delete_when", "timer_check_metrics_when"):
             hours = getattr(self, name).split(";")
             if not all(_HOUR.fullmatch(hour.strip()) for hour in hours):

@@ -13,6 +13,7 @@ from contrailmq.message import Property, SystemTopic, natural_number, tags_code
 from contrailmq.store.errors import StoreConfigError
 
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LEVEL_MS_MAX: Final = 36_525 * 86_400_000  # a hundred years: delivery times stay within 64 bits
 _UNKNOWN_LEVEL_MS: Final = 1_000  # ScheduleMessageService.computeDeliverTimestamp, for a level that is not in the table
 
 
@@ -21,9 +22,11 @@ class DelayLevels:
 
     def __init__(self, text: str) -> None:
         try:
-            self.delays_ms: tuple[int, ...] = tuple(int(part[:-1]) * _UNIT_MS[part[-1]] for part in text.split(" "))
+            self.delays_ms: tuple[int, ...] = tuple(_delay_ms(part) for part in text.split(" "))
         except (ValueError, KeyError, IndexError) as exc:
-            raise StoreConfigError("messageDelayLevel", text, "levels like '1s 5m 2h 1d', one space between") from exc
+            raise StoreConfigError(
+                "messageDelayLevel", text, "levels like '1s 5m 2h 1d', one space between, none longer than 100 years"
+            ) from exc
 
     def deliver_time_ms(self, level: int, store_time_ms: int) -> int:
         level = min(level, len(self.delays_ms))
@@ -36,3 +39,10 @@ class DelayLevels:
             if level > 0:
                 return self.deliver_time_ms(level, store_time_ms)
         return tags_code(properties.get(Property.TAGS))
+
+
+def _delay_ms(text: str) -> int:
+    count = natural_number(text[:-1])
+    if count is None or count * _UNIT_MS[text[-1]] > _LEVEL_MS_MAX:
+        raise ValueError(text)
+    return count * _UNIT_MS[text[-1]]

@@ -237,9 +237,10 @@ def _order_doubles(a: float, b: float) -> int:
 def _to_number(text: str, *, like: int | float) -> int | float:
     if isinstance(like, float):
         return _to_double(text)
-    if not _INTEGER.fullmatch(text) or len(text.lstrip("+-0")) > 19:
+    digits = text.lstrip("+-0")  # Python refuses to convert thousands of digits, leading zeros too
+    if not _INTEGER.fullmatch(text) or len(digits) > 19:
         raise NotConvertible(text)
-    number = int(text)
+    number = int(digits or "0") * (-1 if text[0] == "-" else 1)
     low, high = (_INT_MIN, _INT_MAX) if _INT_MIN <= like <= _INT_MAX else (_LONG_MIN, _LONG_MAX)
     if not low <= number <= high:
         raise NotConvertible(text)

@@ -20,10 +20,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from contrailmq.broker.filters.sql_tokens import SqlError, Token, TokenKind, tokenize
+from contrailmq.broker.filters.sql_tokens import SqlError, Token, TokenKind, shortened, tokenize
 
 DEPTH_MAX: Final = 64  # parentheses, signs, NOT and chained comparisons
 LONG_MAX: Final = 2**63 - 1
+LONG_DIGITS_MAX: Final = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +120,9 @@ def _as_boolean(node: Node, what: str) -> Node:
 def _show(node: Node) -> str:
     match node:
         case Constant(value=value):
-            return repr(value)
+            return shortened(repr(value))
         case Name(name=name):
-            return name
+            return shortened(name)
         case _:
             return type(node).__name__
 
@@ -135,7 +136,9 @@ class _Parser:
     def expect_end(self) -> None:
         token = self._tokens[self._at]
         if token.kind is not TokenKind.END:
-            raise SqlError(f"unexpected {token.text!r} at {token.position}: the expression was complete before it")
+            raise SqlError(
+                f"unexpected {shortened(token.text)!r} at {token.position}: the expression was complete before it"
+            )
 
     def disjunction(self) -> Node:
         return self._chain("OR", self._conjunction, Any)
@@ -282,21 +285,22 @@ class _Parser:
 
     def _unexpected(self, wanted: str) -> SqlError:
         token = self._tokens[self._at]
-        shown = token.text or token.kind.value
+        shown = shortened(token.text) or token.kind.value
         return SqlError(f"expected {wanted} at {token.position}, found {shown!r}")
 
 
 def _integer(text: str) -> int:
-    value = int(text.rstrip("lL"))
-    if value > LONG_MAX:
-        raise SqlError(f"{text} is larger than a 64-bit integer")
-    return value
+    digits = text.rstrip("lL").lstrip("0") or "0"
+    # The length comes first: Python refuses to convert thousands of digits.
+    if len(digits) > LONG_DIGITS_MAX or int(digits) > LONG_MAX:
+        raise SqlError(f"{shortened(text)} is larger than a 64-bit integer")
+    return int(digits)
 
 
 def _float(text: str) -> float:
     value = float(text)
     if value == float("inf"):
-        raise SqlError(f"{text} is larger than a double")
+        raise SqlError(f"{shortened(text)} is larger than a double")
     return value
 
 

@@ -18,10 +18,16 @@ from contrailmq.message import ContrailError
 
 EXPRESSION_CHARS_MAX: Final = 16 * 1024  # Java has no limit; the longest seen in the wild is an IN list of some kB
 TOKENS_MAX: Final = 4096
+SHOWN_CHARS_MAX: Final = 40
 
 
 class SqlError(ContrailError):
     """The filter expression cannot be used; the text names the place and what was expected there."""
+
+
+def shortened(text: str) -> str:
+    """A piece of an expression as an error shows it: a literal may be as long as the expression."""
+    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}… ({len(text)} characters)"
 
 
 class TokenKind(enum.Enum):
