@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -19,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_killed_broker_shows_what_was_committed_and_never_what_was_rolled_back(tmp_path: Path, stage: str) -> None:
+def test_a_killed_broker_shows_once_what_was_committed_and_never_what_was_rolled_back(
+    tmp_path: Path, stage: str
+) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(tmp_path), stage, str(ROUNDS), "5"],
         env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}"},
@@ -37,8 +38,6 @@ def test_a_killed_broker_shows_what_was_committed_and_never_what_was_rolled_back
     assert len(halves) >= ROUNDS
     assert {name for name in halves if outcome(name) == COMMIT} <= set(visible)
     assert [name for name in visible if outcome(name) != COMMIT] == []
-    # One life shows a message once; a kill before its op message was written shows it once more.
-    begins = [int(words[2]) for words in diary if words[0] == "round"]
-    for start, end in itertools.pairwise([*begins, len(visible)]):
-        assert [name for name, copies in Counter(visible[start:end]).items() if copies > 1] == []
+    # Not even a kill between a commit and its op message: the log says what was committed.
+    assert [name for name, copies in Counter(visible).items() if copies > 1] == []
     assert (tmp_path / "pending").read_text() == "{}"

@@ -41,6 +41,11 @@ DIFFERENCES: Final[Mapping[str, tuple[str, str, str]]] = {
         "true",
         "SQL92 subscriptions work without a setting; filters are compiled and cheap",
     ),
+    "transactionOpBatchInterval": (
+        "3000",
+        "100",
+        "producers are asked again about the rollbacks of the last 200 ms before a crash, not of 3 s",
+    ),
 }
 
 
@@ -100,7 +105,7 @@ class BrokerConfig:
     transaction_check_max: int = 15
     transaction_check_interval: int = 30_000
     transaction_op_msg_max_size: int = 4096
-    transaction_op_batch_interval: int = 3000
+    transaction_op_batch_interval: int = 100
     # --- ContrailMQ's own
     allow_unsupported: bool = False  # start with settings that promise what is not there: `wire/promises.py`
     takeover: bool = False  # replace a live broker of the same name and id at another address
