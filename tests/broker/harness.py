@@ -121,7 +121,14 @@ class Link:
 
 
 class Bench:
-    def __init__(self, path: Path, *, settings: Mapping[str, str] | None = None, **store_settings: object) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        files: Files | None = None,
+        **store_settings: object,
+    ) -> None:
         self.clock = ManualClock()
         sizes: dict[str, object] = {
             "mapped_file_size_commit_log": MIB,
@@ -131,7 +138,7 @@ class Bench:
         }
         self.store = MessageStore(
             with_our_defaults(StoreConfig(path / "store", **(sizes | store_settings))),
-            files=UnsyncedFiles(),
+            files=files or UnsyncedFiles(),
             clock=self.clock,
             drive=Drive.LOOP,
         )

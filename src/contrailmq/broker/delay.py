@@ -11,9 +11,11 @@ it); what the broker itself puts is never rewritten, so it is not delayed again.
 
     due      := the unit's delivery time, or now when that lies further ahead than the whole delay (the clock was
                 set back since)
-    progress := saved every flushDelayOffsetInterval and at the end, after the copies it speaks of were made durable
+    progress := saved every flushDelayOffsetInterval and at the end, after the copies it speaks of were made durable;
+                journaled without a sync after each tick that delivered something (level_journal.py)
 
-A crash repeats what was delivered since the last save; a power failure loses nothing. A put that the store refuses
+A kill repeats at most the tick that it interrupts, PORTION messages; a power failure what was delivered since the last
+save, and loses nothing. A put that the store refuses
 for now is tried again and holds up its own level only. Delivery never waits for a disk (what is not in memory is read
 by a worker meanwhile), so RocketMQ's switch between
 synchronous and asynchronous delivery (enableScheduleAsyncDeliver) has nothing to switch.
@@ -30,11 +32,13 @@ from contrailmq.broker import config_files
 from contrailmq.broker.config_files import DataVersion, Json, TableSaveError, whole_number
 from contrailmq.broker.handlers import Handlers, success
 from contrailmq.broker.incoming import IncomingMessage, Refusal
+from contrailmq.broker.level_journal import LevelJournal
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.worker_job import WorkerJob
 from contrailmq.message import Property, StoredMessage, SysFlag, SystemTopic, natural_number, tags_code
-from contrailmq.store.copying import COPY_MISSES_MAX, QUEUE_ID_MAX, Copier
+from contrailmq.store.copying import COPY_MISSES_MAX, QUEUE_ID_MAX, Copier, place_of
 from contrailmq.store.delay_levels import DelayLevels
+from contrailmq.store.journal import CopyPlace
 from contrailmq.store.record import CorruptRecordError, decode_record
 from contrailmq.store.status import Copy, GetResult, PutStatus
 from contrailmq.store.timer.admission import TIMER_REQUESTS
@@ -67,6 +71,8 @@ class DelayService:
         self._copier = Copier(SystemTopic.SCHEDULE)
         self._job = WorkerJob(worker)
         self._path = node.config_path / FILE_NAME
+        self._journal = LevelJournal(node.store.files, node.store, node.config_path)
+        self._last_copy: CopyPlace | None = None  # that this life has made
         self._version = DataVersion(timestamp=node.now_ms())
         self._saved: dict[int, int] = {}
         self._saved_text = ""
@@ -114,7 +120,25 @@ class DelayService:
             self.offsets = {
                 level: self._within_queue(level, offset) for level, offset in self.offsets.items() if level in known
             }
+        self._take_journal()
         self._note_saved(dict(self.offsets), self.text())
+
+    def _take_journal(self) -> None:
+        """Go on behind what an earlier run delivered after its last save; the table then says so itself."""
+        ahead = {level: offset for level, offset in self._journal.open().items() if offset > self.offsets.get(level, 0)}
+        if ahead and not self._node.is_slave:
+            log.info(
+                "delay levels go on where a crash stopped them, ahead of %s: %s",
+                self._path,
+                ", ".join(f"level {level} at {offset}" for level, offset in sorted(ahead.items())),
+            )
+            self.offsets |= ahead
+            try:
+                self._save(self._store.log_max_offset, self._snapshot())
+            except TableSaveError as exc:  # a full disk: the journal stays as it is, and goes on
+                log.error("%s", exc)
+                return
+        self._journal.clear()
 
     def _read_table(self, data: Json) -> None:
         table = data.get("offsetTable", {})
@@ -127,8 +151,17 @@ class DelayService:
     def stop(self) -> None:
         self._job.wait()
         if self._node.is_slave:
+            self._journal.close()
             return  # its file is its master's
-        self._save(self._store.log_max_offset, self._snapshot())
+        try:
+            self._save(self._store.log_max_offset, self._snapshot())
+            self._journal.clear()
+        finally:
+            self._journal.close()
+
+    def crash(self) -> None:
+        """Let go of the files as they are, as a killed process does."""
+        self._journal.close()
 
     def tick(self, now_ms: int) -> None:
         """Deliver a portion of what is due; sets `interval_ms` to when the next one is."""
@@ -149,6 +182,8 @@ class DelayService:
         self.interval_ms = max(next_ms - now_ms, 0)
         if left < PORTION:
             self._node.after_append(wants_flush=self._store.config.is_sync_flush)
+            if self._last_copy is not None:
+                self._journal.note(self.offsets, self._last_copy)
         self._save_when_due(now_ms)
 
     def pending(self) -> dict[int, int]:
@@ -231,6 +266,7 @@ class DelayService:
                     misses = 0 if written else misses + 1
                 if written:
                     self._note(copies[:written])
+                    self._last_copy = place_of(copies[written - 1])
                     self.offsets[level] = offsets[written - 1] + 1
                     at += written
                 if at < len(found.slices) and (not copies or written < len(copies)):
@@ -333,6 +369,7 @@ class DelayService:
         )
         if result.status.is_stored:
             self.delivered += 1
+            self._last_copy = CopyPlace(result.physical_offset, result.store_time_ms)
             self._node.statistics.note_put(topic, 1, result.size_bytes)
             return True
         if result.status in _HOPELESS:

@@ -191,6 +191,7 @@ class BrokerServer:
         await self._close_ports(0)
         await self.supervisor.abandon()
         self.registration.cancel()
+        self.delay.crash()
         self.timers.crash()
         self.handlers.cancel()
         await self._client.close()

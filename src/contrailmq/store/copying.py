@@ -20,6 +20,7 @@ from itertools import repeat
 from typing import Final
 
 from contrailmq.message import Property, SysFlag, decode_properties, tags_code
+from contrailmq.store.journal import CopyPlace
 from contrailmq.store.record import MAGIC_V1
 from contrailmq.store.status import Copy
 
@@ -27,6 +28,7 @@ _FRONT: Final = struct.Struct(">ii12xqqi44xi")  # size, magic, queue_offset, phy
 FRONT_BYTES: Final = 88
 assert _FRONT.size == FRONT_BYTES
 front_of: Final = _FRONT.unpack_from
+_PLACE: Final = struct.Struct(">28xq20xq")  # physical_offset, store_time
 UNUSUAL_FLAGS: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.INNER_BATCH
 
 _NO_ADDITIONS: Final[Iterable[bytes]] = repeat(b"")
@@ -45,6 +47,12 @@ QUEUE_ID_DIGITS: Final = 9  # of those that are worth copying: each fits the rec
 COPY_MISSES_MAX: Final = 2  # groups of copies in a row of which the log took none: the next messages go one by one
 TAIL_MAX: Final = 256  # characters of a text's end that are worth remembering
 REAL_TOPIC: Final = property_key(Property.REAL_TOPIC)
+
+
+def place_of(copy: Copy) -> CopyPlace:
+    """Where the log has put a copy, and when: `append_copies` writes both into it."""
+    physical_offset, store_time_ms = _PLACE.unpack_from(copy.head_and_body)
+    return CopyPlace(physical_offset, store_time_ms)
 
 
 def topic_part(topic: str) -> bytes:
