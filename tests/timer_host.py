@@ -130,7 +130,7 @@ class MemoryHost:
             _, _, _, _, flag, _, _, sys_flag, born_ms, born_host, _, store_host, times, prepared, _ = _HEAD.unpack_from(
                 copied
             )
-            self.append(
+            place = self.append(
                 copy.topic,
                 copy.queue_id,
                 body,
@@ -146,6 +146,8 @@ class MemoryHost:
                 reconsume_times=times,
                 prepared_transaction_offset=prepared,
             )
+            struct.pack_into(">q", copy.head_and_body, 28, place.physical_offset)
+            struct.pack_into(">q", copy.head_and_body, 56, place.store_time_ms)
         return len(copies)
 
     def min_offset(self, topic: str, queue_id: int) -> int:

@@ -246,7 +246,9 @@ class TimerService:
         if self._config.timer_wheel_enable:
             found = self.timer.open(self._node.now_ms())
             self._is_running = True
-            self._is_recount_due = found.replayed_units > 0 or found.is_rebuilt or found.retake_until > 0
+            self._is_recount_due = (
+                found.replayed_units > 0 or found.is_rebuilt or found.retake_until > 0 or found.is_journaled
+            )
             log.info(
                 "timers go on from %d, at offset %d of the timer topic; %d units were replayed",
                 found.read_time_ms,

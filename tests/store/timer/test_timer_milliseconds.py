@@ -401,7 +401,7 @@ def test_a_crash_in_the_middle_of_a_slot_repeats_what_it_had_delivered_once(benc
     send_at(bench, 100, 300, 500, 700)
     go_to(bench, 300)
     bench.timer.flush(bench.clock.now_ms())
-    bench.crash()
+    bench.crash_without_journal()
     bench.tick()
     assert bench.host.bodies() == ["100", "300", "100", "300"]
     go_to(bench, 500)
@@ -489,7 +489,7 @@ def test_a_crash_before_a_slot_that_is_put_back_is_on_the_wheel_leaves_it_as_it_
     go_to(bench, 250)
     bench.timer._put_back()
     bench.timer.log.write()
-    bench.crash()
+    bench.crash_without_journal()
     assert bench.timer.wheel.get(TICK_MS) == before
     assert bench.timer.recount(100_000)
     assert bench.timer.metrics.counts == {"Orders": 5, "Far": 1}
@@ -526,7 +526,7 @@ def test_a_crash_after_a_slot_was_put_back_and_grew_delivers_each_message_once(b
     assert bench.host.bodies() == ["100"]
     send_at(bench, 700)
     bench.timer.tick(bench.clock.now_ms())
-    bench.crash()
+    bench.crash_without_journal()
     for millisecond in (0, 150, 600, 1000):
         go_to(bench, millisecond)
     assert bench.host.bodies() == ["100", "100", "300", "500", "700"]

@@ -23,7 +23,8 @@ from contrailmq.message import (
     natural_number,
     tags_code,
 )
-from contrailmq.store.copying import COPY_MISSES_MAX, QUEUE_ID_MAX
+from contrailmq.store.copying import COPY_MISSES_MAX, QUEUE_ID_MAX, place_of
+from contrailmq.store.journal import CopyPlace
 from contrailmq.store.status import Copy, PutStatus
 from contrailmq.store.timer.due import DueSlot, Portion
 from contrailmq.store.timer.host import TimerHost
@@ -64,6 +65,7 @@ class Delivery:
         self._stats = stats
         self._count = count
         self._copier = timer_copier()
+        self.last_copy: CopyPlace | None = None  # that this life has made
         self._rolled: dict[tuple[object, ...], None] = {}  # messages that had rolled and were put since the start
 
     def read_marks(self, due: DueSlot) -> bool:
@@ -113,6 +115,7 @@ class Delivery:
                 misses = 0 if written else misses + 1
             if written:
                 self._stats.delivered += written
+                self.last_copy = place_of(copies[written - 1])
                 for topic, count in Counter([copy[0] for copy in copies[:written]]).items():
                     self._count(due.time_ms, topic, -count)
                 due.done += written
@@ -168,6 +171,7 @@ class Delivery:
         written = self._store.append_copies(copies) if copies else 0
         if written:
             self._stats.delivered += written
+            self.last_copy = place_of(copies[written - 1])
             return written
         message = read_timer(reader, units[0][0], units[0][1])
         if message is None:
@@ -243,6 +247,8 @@ class Delivery:
             reconsume_times=message.reconsume_times,
             prepared_transaction_offset=message.prepared_transaction_offset,
         )
+        if result.status.is_stored:
+            self.last_copy = CopyPlace(result.physical_offset, result.store_time_ms)
         return result.status
 
 

@@ -84,6 +84,7 @@ class DueSlot:
         self.time_ms = slot.time_ms
         self.end_ms = slot.time_ms + precision_ms
         self.done = 0
+        self.told = 0  # of these, those that the journal has
         self.asked_end = 0  # of the portion that a worker reads; 0 when none does
         self.mark_offsets: list[int] = []  # marks of recalled messages, which were not read yet
         self.mark_sizes: list[int] = []
@@ -154,6 +155,11 @@ class DueSlot:
         """Physical offsets of what was delivered."""
         offsets = self._messages.physical_offsets
         return {offsets[at] for at in self._ready[: self.done]}
+
+    def untold(self) -> array[int]:
+        """Physical offsets of what was delivered and is not in the journal yet."""
+        offsets = self._messages.physical_offsets
+        return array("q", [offsets[at] for at in self._ready[self.told : self.done]])
 
     def go_on(self, timer_log: TimerLog, reader: RecordReader, now_ms: int, max_count: int) -> bool:
         """Read as much as takes as long as `max_count` deliveries; whether all messages wait for their time or are

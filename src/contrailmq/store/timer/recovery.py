@@ -12,6 +12,9 @@ and the old chain is whole. (The messages of a chain stand in the order of the c
 Then every slot of the wheel is looked at once. Slots before the read time are closed (Apache leaves delivered slots
 open). A slot that points past the end of the log was not written by the rules of wheel.py; the wheel is then rebuilt
 from all units of the log. So is a wheel that is new.
+
+The journal of deliveries (delivered.py) may know of more than the checkpoint. Its values then stand for the
+checkpoint's, but for one: the walk still begins at what was flushed, because the wheel lacks what came after.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Final, NamedTuple
 from contrailmq.message import SystemTopic
 from contrailmq.store.record import CorruptRecordError, decode_record
 from contrailmq.store.timer.checkpoint import TimerCheckpoint
+from contrailmq.store.timer.delivered import Delivered
 from contrailmq.store.timer.host import TimerHost
 from contrailmq.store.timer.log import TimerLog, TimerUnit
 from contrailmq.store.timer.wheel import Slot, TimerWheel
@@ -44,18 +48,26 @@ class Recovered(NamedTuple):
     read_time_ms: int = 0
     replayed_units: int = 0
     is_rebuilt: bool = False
+    is_journaled: bool = False  # a crash came after deliveries that only the journal knows
 
 
 def recover(
-    store: TimerHost, wheel: TimerWheel, timer_log: TimerLog, checkpoint: TimerCheckpoint, now_ms: int
+    store: TimerHost,
+    wheel: TimerWheel,
+    timer_log: TimerLog,
+    checkpoint: TimerCheckpoint,
+    now_ms: int,
+    delivered: Delivered | None = None,
 ) -> Recovered:
     """Make wheel and log agree and find where to go on. `now_ms` counts only where nothing was ever delivered."""
-    read_time_ms = checkpoint.read_time_ms
-    if not read_time_ms or abs(read_time_ms - now_ms) > BELIEVED_MS:
-        read_time_ms = _oldest_waiting_ms(wheel, now_ms)
     is_unused = next(wheel.all_slots(), None) is None  # new, or made again: every unit that waits is missing
     start = timer_log.begin if is_unused else _start_of_walk(timer_log, checkpoint.log_flushed_position)
     end = _end_of_log(store, timer_log, start)
+    if delivered is not None:
+        checkpoint = delivered.advance(checkpoint, log_end=end)
+    read_time_ms = checkpoint.read_time_ms
+    if not read_time_ms or abs(read_time_ms - now_ms) > BELIEVED_MS:
+        read_time_ms = _oldest_waiting_ms(wheel, now_ms)
     is_rebuilt = any(slot.last_position >= end for slot in wheel.all_slots())
     if is_rebuilt:
         log.warning("the timer wheel points past the end of the timer log: it is rebuilt from %d on", timer_log.begin)
@@ -70,17 +82,20 @@ def recover(
         is_new = position >= checkpoint.log_flushed_position
         slot = wheel.get(unit.slot_time_ms)
         is_missing = position > slot.last_position and (is_new or unit.slot_time_ms >= read_time_ms)
+        is_waiting = 0 <= slot.first_position <= position <= slot.last_position
         if is_missing and _chain_in(wheel, timer_log, slot, position, unit, newest_of):
             replayed += 1
-            if is_new:
-                read_time_ms = min(read_time_ms, unit.slot_time_ms)  # taken in after the clock went back
+            is_waiting = True
+        if is_new and is_waiting:
+            # Taken in after the clock went back. A flush may have brought it onto the wheel, and not ended.
+            read_time_ms = min(read_time_ms, unit.slot_time_ms)
         if newest is None or unit.physical_offset >= newest.physical_offset:
             newest = unit
         position = timer_log.next_position(position)
     timer_log.seek_end(position)
     _close_delivered(wheel, read_time_ms)
     return _where_to_go_on(store, timer_log, checkpoint, newest)._replace(
-        read_time_ms=read_time_ms, replayed_units=replayed, is_rebuilt=is_rebuilt
+        read_time_ms=read_time_ms, replayed_units=replayed, is_rebuilt=is_rebuilt, is_journaled=delivered is not None
     )
 
 

@@ -27,10 +27,11 @@ What holds, whatever fails
   the checkpoint: none of them speaks of what a power failure could take away. A put that the store refuses for now
   is tried again, for ever (timerEnableRetryUntilSuccess is always on); one that it can never take (too long with the
   properties that the timer adds) is put without them.
-* Repeated at most once per crash: what was delivered after the last flush is delivered again, and what was before it of
-  the slot that was under delivery then. Of a message that rolls a crash may leave one copy more on its way, and each
-  life puts one of the copies (`_rolled_identity`). A failed put repeats nothing: the place inside the slot is kept, and
-  delivery goes on there. Nor does a stop: what is left of the slot is put back on the wheel (put_back.py).
+* Repeated at most once per crash: a kill repeats what the tick that it interrupts has delivered, because each tick ends
+  with a line in a journal (delivered.py); a power failure what was delivered after the last flush, and what was before
+  it of the slot that was under delivery then. Of a message that rolls a crash may leave one copy more on its way, and
+  each life puts one of the copies (`_rolled_identity`). A failed put repeats nothing: the place inside the slot is
+  kept, and delivery goes on there. Nor does a stop: what is left of the slot is put back on the wheel (put_back.py).
 
 Clock steps
 -----------
@@ -51,8 +52,10 @@ from typing import Final
 from contrailmq.message import Property, SystemTopic
 from contrailmq.store.errors import StoreIOError
 from contrailmq.store.files import Files
+from contrailmq.store.journal import CopyPlace
 from contrailmq.store.timer.admission import effective_precision_ms, roll_window_slots, rolled_slot_time_ms
 from contrailmq.store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
+from contrailmq.store.timer.delivered import NO_SLOT, Delivered, DeliveredJournal
 from contrailmq.store.timer.delivery import Delivery, TimerStats
 from contrailmq.store.timer.due import DueSlot
 from contrailmq.store.timer.host import TimerHost
@@ -110,6 +113,8 @@ class TimerStore:
             files, directory, file_bytes=found if found >= FILE_BYTES_MIN else config.mapped_file_size_timer_log
         )
         self._checkpoint_file = TimerCheckpointFile(files, config.path / "config" / "timercheck")
+        self._journal = DeliveredJournal(files, config.path / "config")
+        self._told_copy: CopyPlace | None = None  # the last one that the journal has
         self._metrics_path = config.path / "config" / "timermetrics"
         self.metrics = TopicCounts("timingCount")
         self.stats = TimerStats()
@@ -143,18 +148,33 @@ class TimerStore:
         checkpoint = self._checkpoint_file.open()
         if not self.metrics.load(self._metrics_path):
             self.metrics = TopicCounts("timingCount", now_ms)
-        found = recover(self._store, self.wheel, self.log, checkpoint, now_ms)
+        delivered = self._journal.open(self._store)
+        if self.config.is_slave:
+            delivered = None  # its master delivers
+        found = recover(self._store, self.wheel, self.log, checkpoint, now_ms, delivered)
+        if delivered is not None:
+            self._take_off(delivered)
         self.read_time_ms, self.queue_offset = found.read_time_ms, found.queue_offset
         self._retake_until = found.retake_until
         self.master_queue_offset = checkpoint.master_queue_offset
         self._version = (checkpoint.state_version, checkpoint.version_timestamp, checkpoint.version_counter)
         self._last_flush_ms = self._last_clean_ms = now_ms
         self.flush(now_ms)
+        self._journal.clear()
         return found
+
+    def _take_off(self, delivered: Delivered) -> None:
+        """Take from the slot that a crash interrupted what is done of it."""
+        if not delivered.done:
+            return
+        slot = self.wheel.get(delivered.slot_time_ms)
+        if not slot.is_empty and slot.time_ms == delivered.slot_time_ms:
+            put_back(self.log, self.wheel, slot, delivered.done, self._cuts)
 
     def close(self, now_ms: int) -> None:
         self._put_back()
         self.flush(now_ms)
+        self._journal.clear()
         self.crash()
 
     def crash(self) -> None:
@@ -162,6 +182,7 @@ class TimerStore:
         self.wheel.close()
         self.log.close()
         self._checkpoint_file.close()
+        self._journal.close()
 
     # --- the stages
 
@@ -186,10 +207,25 @@ class TimerStore:
                 if not has_read:
                     dequeued += self.dequeue(now_ms, max_count - dequeued)
         self.log.write()
+        self._note_delivered()
         if enqueued >= max_count or dequeued >= max_count:
             return True
         is_held = self._released_ms < now_ms and not self._intake.is_waiting and not self._awaits_dispatch
         return delivers and (is_held or self._is_reading)
+
+    def _note_delivered(self) -> None:
+        """Have the journal know what was delivered since it was told last. The units taken in are in their file."""
+        due, copy = self._due, self._delivery.last_copy
+        if copy is None or (copy is self._told_copy and (due is None or due.told == due.done)):
+            return
+        slot_time_ms = NO_SLOT if due is None else due.time_ms
+        state = Delivered(self.read_time_ms, self.queue_offset, self.log.end, self._version[2], slot_time_ms)
+        if due is None:
+            is_told = self._journal.note(state, copy)
+        elif is_told := self._journal.note(state, copy, due.untold()):
+            due.told = due.done
+        if is_told:
+            self._told_copy = copy
 
     @property
     def _is_reading(self) -> bool:
