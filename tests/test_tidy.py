@@ -22,16 +22,17 @@ FUNCTION_LINES_MAX = 60
 
 # room -> rooms it may import, besides itself
 ARROWS: dict[str, set[str]] = {
+    "_faults": set(),
     "_lazy": set(),
     "_version": set(),
     "message": set(),
-    "wire": {"message"},
-    "store": {"message", "_lazy"},
+    "wire": {"message", "_faults"},
+    "store": {"message", "_lazy", "_faults"},
     "client": {"wire", "message", "_lazy"},
     "aio": {"client", "message"},
     "idempotence": {"client", "message"},
     "namesrv": {"wire", "message", "_version"},
-    "broker": {"store", "wire", "client", "message", "_version"},
+    "broker": {"store", "wire", "client", "message", "_version", "_faults"},
     "spark": {"client", "wire", "store", "message", "aio"},
     "console": {"client", "wire", "message", "aio"},
     "testing": {"spark", "console", "broker", "namesrv", "aio", "idempotence", "client", "store", "wire", "message"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,32 @@ def test_a_group_is_made_shown_saved_forbidden_and_deleted(bench: Bench) -> None
     assert bench.ask(352, {"group": "g"}).code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
     assert bench.node.offsets.topics_of_group("g") == set()
     assert "%RETRY%g" not in bench.node.topics
+
+
+def test_changes_of_topics_groups_and_offsets_are_logged(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "contrailmq.broker")
+    bench.ask(17, NEW)
+    bench.ask(17, NEW)
+    bench.ask(17, NEW | {"readQueueNums": "4"})
+    group = {"groupName": "g", "retryMaxTimes": 3}
+    for retries in (3, 3, 5):
+        bench.ask(200, None, json.dumps(group | {"retryMaxTimes": retries}).encode())
+    bench.ask(353, {"group": "g", "topic": "Made", "readable": "false"})
+    bench.node.offsets.commit("g", "Made", 0, 7)
+    fields = {"group": "g", "topic": "Made", "timestamp": "-1", "isForce": "true", "queueId": "0"}
+    bench.ask(222, fields)
+    bench.ask(207, {"groupName": "g", "cleanOffset": "true"})
+    bench.ask(215, {"topic": "Made"})
+    assert [line for line in caplog.messages if "Made" in line or "group g" in line] == [
+        "topic Made is new: 3 queues to read, 5 to write, perm 6",
+        "topic Made changed: it had 3 queues to read, 5 to write, perm 6, it has 4 queues to read, 5 to write, perm 6",
+        "group g is new",
+        "group g changed: retryMaxTimes was 3, is 5",
+        "group g may no longer read topic Made",
+        "offsets of group g on topic Made are reset by the broker: queue 0 from 7 to 0",
+        "group g was deleted",
+        "topic Made was deleted: it had 4 queues to read, 5 to write, perm 6",
+    ]
 
 
 def test_groups_come_in_lists_and_pages(bench: Bench) -> None:

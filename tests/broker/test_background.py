@@ -472,9 +472,9 @@ def test_what_a_full_disk_refused_is_written_as_soon_as_there_is_room(
 
     asyncio.run(asyncio.wait_for(run(), 30))
     assert [line for line in caplog.messages if "saved" in line] == [
-        f"{tmp_path}/config/a.json cannot be saved: File exists: make room or mend the directory; what changed is in "
-        "effect, and is saved as soon as that works",
-        f"the tables in {tmp_path}/config are saved again",
+        f"broker tables: {tmp_path}/config/a.json cannot be saved: File exists: make room or mend the directory; what "
+        "changed is in effect, and is saved as soon as that works",
+        f"broker tables: those in {tmp_path}/config are saved again, after 0.0 s",
     ]
 
 

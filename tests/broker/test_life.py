@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from pathlib import Path
 
@@ -72,6 +73,25 @@ def test_name_servers_that_are_named_while_the_broker_runs_are_told_of_it(tmp_pa
         return topic.code, route.code
 
     assert asyncio.run(asyncio.wait_for(serve(), 60)) == (ResponseCode.SUCCESS, ResponseCode.SUCCESS)
+
+
+def test_a_store_that_takes_no_messages_is_logged_when_that_begins_and_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def serve() -> None:
+        broker = made(tmp_path)
+        await broker.start()
+        for reason in ("the disk is full to 96 %", "the disk is full to 97 %", None, None):
+            broker.store.set_disk_full(reason)
+            broker._watch_store()
+        await broker.stop()
+
+    caplog.set_level(logging.INFO, "contrailmq.broker")
+    asyncio.run(asyncio.wait_for(serve(), 60))
+    assert [line for line in caplog.messages if "takes no messages" in line] == [
+        "broker b takes no messages: the disk is full to 96 %",
+        "broker b takes no messages: it takes them again, after 0.0 s",
+    ]
 
 
 @pytest.mark.parametrize("took_its_place", [False, True])

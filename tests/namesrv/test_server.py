@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -108,6 +109,30 @@ def test_a_silent_broker_is_forgotten_and_its_connection_closed(tmp_path: Path) 
             await other.close()
 
     asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_brokers_that_come_and_go_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        clock = Clock()
+        async with running(tmp_path, clock) as (server, ask, _client):
+            for _ in range(2):
+                await ask(Code.REGISTER_BROKER, ext(heartbeatTimeoutMillis="5000"), registration("T", "U"))
+            await ask(Code.UNREGISTER_BROKER, IDENTITY)
+            await ask(Code.REGISTER_BROKER, ext(heartbeatTimeoutMillis="5000"), registration("T", "U"))
+            clock.now_ms += 5001
+            server.scan()
+
+    caplog.set_level(logging.INFO)
+    asyncio.run(asyncio.wait_for(main(), 10))
+    name, address = IDENTITY["brokerName"], IDENTITY["brokerAddr"]
+    came = f"broker {name} (id 0) of cluster {IDENTITY['clusterName']} registered at {address}, with 2 topics"
+    went = f"broker {name} of cluster {IDENTITY['clusterName']} at {address} is forgotten: "
+    assert [line for line in caplog.messages if line.startswith("broker ")] == [
+        came,
+        went + "it said goodbye",
+        came,
+        went + "it was silent for its heartbeat timeout",
+    ]
 
 
 def test_a_data_version_that_is_the_same_counts_as_a_heartbeat(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -239,7 +240,12 @@ def test_what_recovery_cut_is_a_value_and_in_the_log(tmp_path: Path, caplog: pyt
     (line,) = [record for record in caplog.records if record.getMessage().startswith("recovered the store")]
     assert line.levelname == "WARNING"
     assert report.reason in line.getMessage()
-    assert f"cut_bytes={lost.size_bytes}" in line.getMessage()
+    assert (
+        f"it was not closed cleanly (a crash or a kill); the log holds offsets 0 to {kept.size_bytes}; "
+        in line.getMessage()
+    )
+    assert f"; {lost.size_bytes} bytes behind the end cut (at {lost.physical_offset}: " in line.getMessage()
+    assert re.search(r"; that took \d+\.\d s$", line.getMessage())
 
 
 def test_ids_times_and_the_earliest_message_are_told(tmp_path: Path) -> None:

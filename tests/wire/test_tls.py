@@ -196,7 +196,8 @@ def test_without_descriptors_accepting_pauses_is_logged_once_and_goes_on(
     asyncio.run(asyncio.wait_for(main(), 10))
     assert [record.message for record in caplog.records if "accepting failed" in record.message] == [
         "accepting failed: [Errno 24] Too many open files; trying every 3600 s; raise the limit on open files if it is"
-        " reached"
+        " reached",
+        "accepting failed: well again, after 0.0 s",
     ]
 
 

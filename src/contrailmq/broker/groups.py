@@ -7,6 +7,7 @@ which topics a group may not read (code 353).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from contrailmq.broker import config_files
 from contrailmq.broker.config_files import DataVersion, Json
 from contrailmq.broker.topics import QUEUES_MAX
 from contrailmq.message import ContrailError, MessageError, check_group
+
+log = logging.getLogger("contrailmq.broker")
 
 SYSTEM_GROUPS: Final = (
     "TOOLS_CONSUMER",
@@ -157,13 +160,19 @@ class GroupTable:
         return group
 
     def put(self, group: Group) -> None:
-        if self._groups.get(group.name) != group:
+        known = self._groups.get(group.name)
+        if known != group:
             self._groups[group.name] = group
+            if known is None:
+                log.info("group %s is new", group.name)
+            else:
+                log.info("group %s changed: %s", group.name, _changes(known, group))
             self._changed()
 
     def delete(self, name: str) -> bool:
         if self._groups.pop(name, None) is None:
             return False
+        log.info("group %s was deleted", name)
         self._forbidden.pop(name, None)
         self._changed()
         return True
@@ -178,6 +187,7 @@ class GroupTable:
             table.pop(topic, None)
         else:
             table[topic] = 1 << _SUBSCRIPTION_FORBIDDEN_BIT
+        log.info("group %s may %s topic %s", group, "read" if is_readable else "no longer read", topic)
         if not table:
             del self._forbidden[group]
         self._changed()
@@ -230,6 +240,12 @@ def check_group_values(group: Group) -> None:
         value = getattr(group, _KEYS[key])
         if not low <= value <= high:
             raise GroupError(f"{key}={value} of subscription group {group.name}: {low} to {high} are allowed")
+
+
+def _changes(before: Group, after: Group) -> str:
+    """Which settings differ, for the log."""
+    old, new = before.to_json(), after.to_json()
+    return ", ".join(f"{key} was {old.get(key)}, is {new[key]}" for key in new if old.get(key) != new[key])
 
 
 def _mask(bits: object) -> int:

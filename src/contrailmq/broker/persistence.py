@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+from contrailmq._faults import LastingFault
 from contrailmq.broker import config_files
 from contrailmq.broker.config_files import TableSaveError
 
@@ -65,7 +66,7 @@ class TableSaver:
         self._marked: set[str] = set()
         self._lock = asyncio.Lock()
         self._is_due = asyncio.Event()
-        self._is_failing = False
+        self._fault = LastingFault(log, "broker tables")
 
     def add(self, name: str, snapshot: Snapshot) -> None:
         """One more file to look after."""
@@ -102,13 +103,10 @@ class TableSaver:
             except TableSaveError as exc:
                 self._marked |= marked
                 self._is_due.set()
-                if not self._is_failing:
-                    log.error("%s", exc)
-                self._is_failing = True
+                self._fault.goes_on(exc)
                 raise
-            if self._is_failing and texts:
-                self._is_failing = False
-                log.info("the tables in %s are saved again", self._directory)
+            if texts:
+                self._fault.is_over(f"those in {self._directory} are saved again")
 
     def save_all_now(self) -> None:
         """Write every file from this thread: the last act of a broker that stops."""

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from contrailmq._faults import LastingFault
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.takeover import NameGuard, NameTakenError
 from contrailmq.broker.turns import in_turns
@@ -61,6 +62,7 @@ class Registration:
         self._ha_address = ha_address
         self._master_told: Callable[[str, str], None] | None = None
         self._guard = NameGuard(node, client)
+        self._faults: dict[str, LastingFault] = {}  # by NameServer
         self._missed: dict[str, str] = {}  # NameServer -> why this broker is not registered there; "" where it is
         self._body: tuple[tuple[int, ...], bytes] | None = None  # (what it was made of, the last one)
         self._is_due = asyncio.Event()
@@ -267,17 +269,17 @@ class Registration:
                 log.warning("the NameServer's order topics cannot be read: %s", exc)
 
     def _note(self, address: str, missed: str, why: str) -> None:
-        """Say it when it changes, not every 30 s."""
-        if self._missed.get(address) == missed:
-            return
-        self._missed[address] = missed
-        if not missed:
+        """Say it when it changes and hourly, not every 30 s."""
+        before, self._missed[address] = self._missed.get(address), missed
+        if missed:
+            if before != missed:
+                level = logging.ERROR if missed == _TAKEN else logging.WARNING
+                self._faults[address] = LastingFault(log, f"not registered with NameServer {address}", level=level)
+            self._faults[address].goes_on(f"{why}; trying again every {self.period_s:g} s")
+        elif before:
+            self._faults[address].is_over(f"registered with NameServer {address} as {self._node.address}")
+        elif before is None:
             log.info("registered with NameServer %s as %s", address, self._node.address)
-        else:
-            level = logging.ERROR if missed == _TAKEN else logging.WARNING
-            log.log(
-                level, "not registered with NameServer %s: %s; trying again every %g s", address, why, self.period_s
-            )
 
     async def _unregister(self, address: str) -> None:
         config = self._node.config

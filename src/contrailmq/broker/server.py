@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
 
+from contrailmq._faults import LastingFault
 from contrailmq.broker.admin import ClientAdmin, GroupAdmin, OffsetAdmin, ProgressAdmin, RuntimeAdmin, TopicAdmin
 from contrailmq.broker.advertise import advertised_address
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError, with_our_defaults
@@ -64,6 +65,7 @@ RECHECK_MS: Final = 5_000
 STANDSTILL_MS: Final = 1_000  # how soon dispatch goes on when there is room again
 CLIENT_SCAN_MS: Final = 10_000
 SAMPLE_MS: Final = 10_000
+STORE_WATCH_MS: Final = 1_000
 
 
 class PortError(ContrailError):
@@ -101,6 +103,7 @@ class BrokerServer:
         self._cold_readers = ThreadPoolExecutor(COLD_READERS, "contrailmq-cold-read")
         self._client = RemotingClient()
         self._save_pause = SavePause()
+        self._unwritable = LastingFault(log, f"broker {config.broker_name} takes no messages")
         self._is_running = False
         self._changed: dict[str, str] = {}
 
@@ -350,12 +353,21 @@ class BrokerServer:
         keep.every("flush timeouts", EXPIRE_MS, lambda: node.parked.expire(node.monotonic_ms()))
         keep.every("client scan", CLIENT_SCAN_MS, lambda: self.members.expire(node.monotonic_ms()))
         keep.every("statistics", SAMPLE_MS, lambda: node.statistics.tick(node.monotonic_ms(), wall_ms=node.now_ms()))
+        keep.every("store watch", STORE_WATCH_MS, self._watch_store)
         keep.watch("offset saver", self._save_offsets)
         keep.watch("table saver", self.saver.run)
         if self.slave_sync is not None:
             keep.watch("copy of the master's tables", self.slave_sync.run)
         keep.watch("registration", self.registration.run)  # also without a NameServer: one may be named later
         keep.watch("NameServer connections", self.registration.keep_connected)
+
+    def _watch_store(self) -> None:
+        """A full disk, a failed sync, files that are gone: the log says when it begins, hourly, and when it ends."""
+        reason = self.store.unwritable_reason
+        if reason and not self.node.is_slave:
+            self._unwritable.goes_on(reason)
+        else:
+            self._unwritable.is_over("it takes them again")
 
     async def _save_offsets(self) -> None:
         while True:

@@ -29,6 +29,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Protocol, TypeVar
 
+from contrailmq._faults import LastingFault
 from contrailmq.broker.config_files import DataVersion, Json, TableSaveError
 from contrailmq.broker.delay import FILE_NAME as DELAY_FILE
 from contrailmq.broker.delay import DelayService
@@ -99,7 +100,7 @@ class SlaveSync:
         self._timers = timers
         self._look_again = look_again
         self._is_due = asyncio.Event()
-        self._troubles: set[str] = set()
+        self._faults: dict[str, LastingFault] = {}
         self._copied_from: dict[RequestCode, str] = {}  # versions say something about tables of one master only
         self.master = ""
         saver.add(DELAY_FILE, self._delay_snapshot)
@@ -304,15 +305,15 @@ class SlaveSync:
         )
 
     def _miss(self, what: str, why: str) -> None:
-        """Say it when it begins, not every time."""
-        if what not in self._troubles:
-            self._troubles.add(what)
-            log.warning("slave %s: %s: %s", self._node.config.broker_name, what, why)
+        fault = self._faults.get(what)
+        if fault is None:
+            text = f"slave {self._node.config.broker_name}: {what}"
+            fault = self._faults[what] = LastingFault(log, text, level=logging.WARNING)
+        fault.goes_on(why)
 
     def _over(self, what: str) -> None:
-        if what in self._troubles:
-            self._troubles.remove(what)
-            log.info("slave %s: %s: well again, with %s", self._node.config.broker_name, what, self.master)
+        if what in self._faults:
+            self._faults[what].is_over(f"well again, with {self.master}")
 
 
 def _object(body: bytes) -> Json:

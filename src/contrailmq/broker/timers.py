@@ -19,6 +19,7 @@ from concurrent.futures import Executor
 from datetime import datetime
 from typing import Final, NamedTuple
 
+from contrailmq._faults import LastingFault
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.incoming import IncomingMessage, Refusal
 from contrailmq.broker.node import BrokerNode
@@ -95,6 +96,8 @@ class TimerService:
         self._config = node.store.config
         self._job = WorkerJob(worker)
         self._failure: StoreError | None = None
+        self._standstill = LastingFault(log, "timers stand still")
+        self._unflushed = LastingFault(log, "the timer wheel is not flushed")
         self._plan: FlushPlan | None = None
         self._is_running = False
         self._is_recount_due = False
@@ -289,9 +292,10 @@ class TimerService:
             if self._failure is not None:
                 raise
             # A full disk: what was taken in stays in memory and is written later.
-            log.error("timers stand still: %s", exc)
+            self._standstill.goes_on(exc)
             self.interval_ms = STANDSTILL_MS
             return
+        self._standstill.is_over("they go on")
         if store.log_max_offset != end:
             self._node.after_append(wants_flush=self._config.is_sync_flush)
         pause_ms = self.timer.next_due_ms(now_ms) - now_ms
@@ -311,12 +315,16 @@ class TimerService:
             if not isinstance(exc, StoreIOError) or exc.operation != "write" or self._plan is None:
                 self._failure = exc
                 raise
-            log.error("the timer wheel is not flushed: %s", exc)
+            self._unflushed.goes_on(exc)
             self.timer.drop_flush(self._plan)
             return
         if is_free and self.timer.is_flush_due(now_ms):
             plan = self._plan = self.timer.begin_flush(now_ms)
-            self._job.start(lambda: self.timer.run_flush(plan), lambda: self.timer.end_flush(plan))
+            self._job.start(lambda: self.timer.run_flush(plan), lambda: self._flushed(plan))
+
+    def _flushed(self, plan: FlushPlan) -> None:
+        self.timer.end_flush(plan)
+        self._unflushed.is_over("it is flushed again")
 
     # --- figures
 

@@ -10,6 +10,7 @@ INHERIT.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,8 @@ from typing import Final
 from contrailmq.broker import config_files
 from contrailmq.broker.config_files import DataVersion, Json
 from contrailmq.message import RETRY_PREFIX, ContrailError, SysFlag, SystemTopic, is_system_topic
+
+log = logging.getLogger("contrailmq.broker")
 
 INHERIT: Final = 1
 WRITE: Final = 2
@@ -109,6 +112,14 @@ class Topic:
             order=self.order if order is None else order,
             attributes=self.attributes,
         )
+
+    @property
+    def text(self) -> str:
+        """What it has, for the log."""
+        said = f"{self.read_queues} queues to read, {self.write_queues} to write, perm {self.perm}"
+        if self.order:
+            said += ", ordered"
+        return said + "".join(f", {key}={value}" for key, value in sorted(self.attributes.items()))
 
     def to_json(self) -> Json:
         return {
@@ -204,14 +215,21 @@ class TopicTable:
 
     def put(self, topic: Topic) -> None:
         """Create or replace, then tell the listeners; an unchanged topic changes nothing."""
-        if self._topics.get(topic.name) == topic:
+        known = self._topics.get(topic.name)
+        if known == topic:
             return
         self._topics[topic.name] = topic
+        if known is None:
+            log.info("topic %s is new: %s", topic.name, topic.text)
+        else:
+            log.info("topic %s changed: it had %s, it has %s", topic.name, known.text, topic.text)
         self._changed(topic)
 
     def delete(self, name: str) -> bool:
-        if self._topics.pop(name, None) is None:
+        known = self._topics.pop(name, None)
+        if known is None:
             return False
+        log.info("topic %s was deleted: it had %s", name, known.text)
         self._changed(None)
         return True
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from contrailmq.cli.logs import FILE_MIB, FILES_KEPT, File, FileMib, FilesKept, Json, Level, LogLevel, LogSettings
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -27,10 +29,16 @@ def broker(
     takeover: Annotated[
         bool, typer.Option("--takeover", help="Replace a live broker of the same name and id at another address.")
     ] = False,
+    log_level: Level = LogLevel.INFO,
+    log_file: File = None,
+    log_file_mib: FileMib = FILE_MIB,
+    log_files: FilesKept = FILES_KEPT,
+    log_json: Json = False,
 ) -> None:
     """Run a broker until SIGINT or SIGTERM. Prints a line that begins with `ready` once it accepts."""
     from contrailmq.broker.config import keys, read_configs
     from contrailmq.broker.server import BrokerServer
+    from contrailmq.cli.logs import start_logging
     from contrailmq.cli.serving import gathered_settings, run_until_stopped
     from contrailmq.message import ContrailError
     from contrailmq.store import StoreConfig
@@ -50,6 +58,7 @@ def broker(
             _print(config.to_properties(), store_config)
             return
         tls = server_tls(properties)
+        start_logging(LogSettings(log_level, log_file, log_file_mib, log_files, log_json))
         run_until_stopped(lambda stopped: _serve(BrokerServer(config, store_config, tls=tls), stopped))
     except BrokenPipeError:  # of `-p | head`: whoever reads has had enough
         raise

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from contrailmq.cli.logs import FILE_MIB, FILES_KEPT, File, FileMib, FilesKept, Json, Level, LogLevel, LogSettings
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -22,8 +24,14 @@ def namesrv(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; beats file and environment.")
     ] = None,
+    log_level: Level = LogLevel.INFO,
+    log_file: File = None,
+    log_file_mib: FileMib = FILE_MIB,
+    log_files: FilesKept = FILES_KEPT,
+    log_json: Json = False,
 ) -> None:
     """Run a NameServer until SIGINT or SIGTERM. Prints a line that begins with `ready` once it accepts."""
+    from contrailmq.cli.logs import start_logging
     from contrailmq.cli.serving import gathered_settings, run_until_stopped
     from contrailmq.message import ContrailError
     from contrailmq.namesrv import NameServer, NamesrvConfig
@@ -52,8 +60,9 @@ def namesrv(
             typer.echo(format_properties(config.to_properties()), nl=False)
             return
         server = NameServer(config, tls=server_tls(properties))
+        start_logging(LogSettings(log_level, log_file, log_file_mib, log_files, log_json))
         run_until_stopped(lambda stopped: _serve(server, stopped))
-    except ContrailError as exc:
+    except (ContrailError, OSError) as exc:
         typer.echo(f"error: {exc}", err=True)
         raise typer.Exit(1) from exc
 

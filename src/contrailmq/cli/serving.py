@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from contrailmq.cli.logs import LogSettings, start_logging
 from contrailmq.wire.properties import SettingsError, environment_settings, merge, read_properties
 from contrailmq.wire.transport import new_event_loop
 
@@ -46,7 +47,8 @@ def gathered_settings(
 
 def run_until_stopped(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Run `serve(stopped)`; SIGINT and SIGTERM set `stopped`, a second one ends the process at once."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if not logging.getLogger().handlers:
+        start_logging(LogSettings())
 
     async def main() -> None:
         stopped = asyncio.Event()

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from contrailmq.cli.logs import FILE_MIB, FILES_KEPT, File, FileMib, FilesKept, Json, Level, LogLevel, LogSettings
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Mapping
@@ -43,9 +45,15 @@ def up(
         bool, typer.Option("--takeover", help="Replace a live broker of the same name and id at another address.")
     ] = False,
     no_console: Annotated[bool, typer.Option("--no-console", help="Start no web console.")] = False,
+    log_level: Level = LogLevel.INFO,
+    log_file: File = None,
+    log_file_mib: FileMib = FILE_MIB,
+    log_files: FilesKept = FILES_KEPT,
+    log_json: Json = False,
 ) -> None:
     """Run a NameServer and brokers until SIGINT or SIGTERM. Prints one line that begins with `ready`."""
     from contrailmq.broker.config import keys
+    from contrailmq.cli.logs import start_logging
     from contrailmq.cli.serving import gathered_settings, run_until_stopped
     from contrailmq.message import ContrailError
     from contrailmq.store import StoreConfig
@@ -58,9 +66,17 @@ def up(
             keys={*keys(), *StoreConfig.known_keys()},
         )
         properties.pop("namesrvAddr", None)
+        logs = LogSettings(log_level, log_file, log_file_mib, log_files, log_json)
+        start_logging(logs)
         run_until_stopped(
             lambda stopped: _serve(
-                store, properties, stopped, namesrv_port=namesrv_port, broker_port=broker_port, brokers=brokers
+                store,
+                properties,
+                stopped,
+                logs,
+                namesrv_port=namesrv_port,
+                broker_port=broker_port,
+                brokers=brokers,
             )
         )
     except (ContrailError, OSError) as exc:
@@ -72,6 +88,7 @@ async def _serve(
     store: Path,
     properties: Mapping[str, str],
     stopped: asyncio.Event,
+    logs: LogSettings,
     *,
     namesrv_port: int,
     broker_port: int,
@@ -79,6 +96,7 @@ async def _serve(
 ) -> None:
     import asyncio
 
+    from contrailmq.cli.logs import child_log
     from contrailmq.cli.serving import settle_memory
     from contrailmq.namesrv import NameServer, NamesrvConfig
     from contrailmq.testing.members import Member, ProcessMember, ThreadlessMember
@@ -94,7 +112,10 @@ async def _serve(
             said = own | dict(properties) | {"listenPort": str(port), "namesrvAddr": name_server.address}
             if brokers > 1:
                 said |= own
-            members.append(kind(store / said["brokerName"], said, store_settings=SMALL_STORE))
+            member = kind(store / said["brokerName"], said, store_settings=SMALL_STORE)
+            if isinstance(member, ProcessMember):
+                member.flags, member.on_line = logs.child_flags(), child_log(said["brokerName"])
+            members.append(member)
         await asyncio.gather(*(member.start() for member in members))
         settle_memory()
         addresses = " ".join(member.address for member in members)

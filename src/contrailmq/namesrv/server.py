@@ -72,6 +72,10 @@ Answer = bytes | Coroutine[None, None, bytes]
 Serve = Callable[[Connection, Command], Answer]
 
 
+def _tell_gone(key: BrokerKey, broker_name: str, why: str) -> None:
+    _log.info("broker %s of cluster %s at %s is forgotten: %s", broker_name, key.cluster, key.address, why)
+
+
 def _epoch_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -163,7 +167,10 @@ class NameServer:
 
     def scan(self) -> None:
         """Forget the brokers that were silent for their timeout."""
+        before = dict(self.tables.live)
         connections, changes = self.tables.expire(self._clock_ms())
+        for key in before.keys() - self.tables.live.keys():
+            _tell_gone(key, before[key].broker_name, "it was silent for its heartbeat timeout")
         for connection in connections:
             if isinstance(connection, Connection):
                 connection.close("the broker was silent for its heartbeat timeout")
@@ -261,6 +268,9 @@ class NameServer:
             )
 
     def _disconnected(self, connection: Connection) -> None:
+        for key, live in self.tables.live.items():
+            if live.connection is connection:
+                _tell_gone(key, live.broker_name, "its connection ended")
         self._tell(self.tables.connection_closed(connection))
 
     def _schedule_scan(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -420,6 +430,7 @@ class NameServer:
     def _registered(
         self, connection: Connection, request: Command, header: headers.RegisterBroker, read: ReadRegistration
     ) -> bytes:
+        known = self.tables.live.get(BrokerKey(header.cluster_name, header.broker_addr))
         outcome = self.tables.register(
             Registration(
                 cluster=header.cluster_name,
@@ -438,6 +449,10 @@ class NameServer:
         )
         if outcome.refusal is not None:
             return encode_response(request, ResponseCode.SYSTEM_ERROR, remark=outcome.refusal)
+        if known is None:
+            text = "broker %s (id %d) of cluster %s registered at %s, with %d topics"
+            topics = len(read.queues)
+            _log.info(text, header.broker_name, header.broker_id, header.cluster_name, header.broker_addr, topics)
         if outcome.change is not None:
             self._tell([outcome.change])
         ext = headers.RegisterBrokerResponse(
@@ -453,6 +468,8 @@ class NameServer:
         key = BrokerKey(header.cluster_name, header.broker_addr)
 
         def unregister() -> bytes:
+            if key in self.tables.live:
+                _tell_gone(key, header.broker_name, "it said goodbye")
             self._tell(self.tables.unregister([key], names={key: header.broker_name}))
             return encode_response(request)
 

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from contrailmq._faults import LastingFault
 from contrailmq.store.files import Files, Identity
 from contrailmq.store.mapped_file import MappedFile
 from contrailmq.store.mapped_file_queue import MappedFileQueue
@@ -44,7 +45,8 @@ class GroundWatch:
         self._on_lost = on_lost
         self._lock_descriptor = -1
         self._compares_numbers = True  # whether a name and its open file have the same number on this file system
-        self._is_lost = self._is_failing = self._stopping = False
+        self._is_lost = self._stopping = False
+        self._fault = LastingFault(_log, f"{lock_path}: nobody can say whether the store's files are still there")
         self._turn = threading.Lock()
         self._wake = Wake()
         self._thread: threading.Thread | None = None
@@ -71,11 +73,9 @@ class GroundWatch:
             try:
                 cause = self._cause()
             except OSError as exc:  # not an answer: a file system that is away for a moment
-                if not self._is_failing:
-                    _log.error("%s: nobody can say whether the store's files are still there: %s", self._lock_path, exc)
-                self._is_failing = True
+                self._fault.goes_on(exc)
                 return
-            self._is_failing = False
+            self._fault.is_over("they are")
             if cause:
                 self._is_lost = True
                 self._on_lost(cause)

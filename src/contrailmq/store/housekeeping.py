@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from contrailmq._faults import LastingFault
 from contrailmq.store.bounds import START_BOUNDS, StartBounds
 from contrailmq.store.checkpoint import Checkpoint
 from contrailmq.store.clock import Clock
@@ -47,6 +48,7 @@ class Housekeeping:
         self._config = config
         self._files = files
         self._clock = clock
+        self._faults: dict[Callable[[], None], LastingFault] = {}
         self._queues = queues
         self._index = index
         self._checkpoint = checkpoint
@@ -95,15 +97,22 @@ class Housekeeping:
             work()
         except OSError as exc:
             error = f"housekeeping of {self._config.path}: {exc}"
-            _log.error("%s", error)
+            self._fault_of(work).goes_on(exc)
             if isinstance(exc, SyncError):
                 self._on_sync_failure(error)
             return error
         except Exception as exc:  # noqa: BLE001  without its thread a store cleans nothing and forgets how far it came
             error = f"housekeeping of {self._config.path}: {exc!r}"
-            _log.exception("%s", error)
+            self._fault_of(work).goes_on(repr(exc), error=exc)
             return error
+        self._fault_of(work).is_over()
         return None
+
+    def _fault_of(self, work: Callable[[], None]) -> LastingFault:
+        fault = self._faults.get(work)
+        if fault is None:
+            fault = self._faults[work] = LastingFault(_log, f"housekeeping of {self._config.path}")
+        return fault
 
     def persist_in_turn(self) -> None:
         """Persist now; trouble is treated as in a round."""

@@ -32,6 +32,7 @@ run, gives the same store.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -52,6 +53,7 @@ from contrailmq.store.queue_ledger import Ledger, LedgerEntry
 from contrailmq.store.queue_unit import UNIT_BYTES
 from contrailmq.store.reconcile import Reconciler
 from contrailmq.store.record import Kind, check_record
+from contrailmq.store.recovery_text import recovery_text
 
 _log = logging.getLogger(__name__)
 
@@ -140,6 +142,7 @@ def recover(
     On return the log is cut, queues and index agree with it, and every queue's `min_offset` and `max_offset` are
     right. Nothing is synced here: the store flushes and writes the checkpoint afterwards.
     """
+    began_s = time.monotonic()
     run = _Recovery(log, queues, index, checkpoint, ledger, was_clean_exit, delay_levels)
     run.check_body_crc = check_body_crc
     run.check_record_crc = check_record_crc
@@ -159,7 +162,7 @@ def recover(
             report.trusted_bytes,
         )
     level = logging.WARNING if report.found_damage else logging.INFO
-    _log.log(level, "recovered the store: %s", report)
+    _log.log(level, "recovered the store: %s", recovery_text(report, seconds=time.monotonic() - began_s))
     return report
 
 

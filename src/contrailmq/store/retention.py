@@ -27,6 +27,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, Protocol
 
+from contrailmq._faults import LastingFault
 from contrailmq.message import is_system_topic
 from contrailmq.store.clock import Clock
 from contrailmq.store.config import StoreConfig, hours_of
@@ -116,6 +117,9 @@ class Retention:
         self._check_due_ms = now_ms + SELF_CHECK_MS
         self._retry_due_ms = now_ms + config.redelete_hanged_file_interval
         self._manual_rounds = 0
+        self._crowded = LastingFault(
+            _log, "the disk is crowded, and no log file may be deleted yet", level=logging.WARNING
+        )
         self._queues_cleaned_to = -1
         self._is_disk_full = False
         self.findings: list[str] = []  # of the newest self-check
@@ -205,7 +209,9 @@ class Retention:
                 at_once=config.clean_file_forcibly_enable and verdict.at_once,
             )
             if verdict.is_up and not removed:
-                _log.warning("disk used to %.0f %% but no log file may be deleted yet", verdict.used_ratio * 100)
+                self._crowded.goes_on(f"it is used to {verdict.used_ratio:.0%}")
+        if removed or not verdict.is_up:
+            self._crowded.is_over()
         if now_ms >= self._retry_due_ms:
             self._retry_due_ms = now_ms + config.redelete_hanged_file_interval
             self._log.retry_first(force_after_ms=config.destroy_maped_file_interval_forcibly)

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -92,19 +92,20 @@ class ProcessMember:
         self._said: asyncio.Task[None] | None = None
         self._last_lines: list[str] = []
         self.address = ""
+        self.flags: list[str] = []  # more of them for its command line
+        self.on_line: Callable[[str], None] | None = None  # hears every line that it prints
 
     async def start(self) -> None:
         self._path.mkdir(parents=True, exist_ok=True)
         config_file = self._path / "broker.conf"
         config_file.write_text(format_properties(self._properties))
-        self._process = _spawn(config_file, self._properties.get("namesrvAddr", ""))
+        self._process = _spawn(config_file, self._properties.get("namesrvAddr", ""), self.flags)
         output = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         protocol = asyncio.StreamReaderProtocol(output)
         self._pipe, _ = await loop.connect_read_pipe(lambda: protocol, self._process.stdout)
         async for raw in output:
-            line = raw.decode("utf-8", "replace").rstrip()
-            self._last_lines = [*self._last_lines[-20:], line]
+            line = self._note(raw)
             if line.startswith("ready broker "):
                 self.address = line.split()[-1]
                 self._properties["listenPort"] = self.address.rpartition(":")[2]
@@ -147,13 +148,20 @@ class ProcessMember:
     async def _listen(self, output: asyncio.StreamReader) -> None:
         """Keep the pipe empty: a broker must not stop because nobody reads its log. Ends when the broker does."""
         async for raw in output:
-            self._last_lines = [*self._last_lines[-20:], raw.decode("utf-8", "replace").rstrip()]
+            self._note(raw)
+
+    def _note(self, raw: bytes) -> str:
+        line = raw.decode("utf-8", "replace").rstrip()
+        self._last_lines = [*self._last_lines[-20:], line]
+        if self.on_line is not None:
+            self.on_line(line)
+        return line
 
 
-def _spawn(config_file: Path, namesrv: str) -> subprocess.Popen[bytes]:
+def _spawn(config_file: Path, namesrv: str, flags: Sequence[str]) -> subprocess.Popen[bytes]:
     """Not by the loop: uvloop's child runs Python's clean-up after a fork, and that of py4j shuts the sockets down by
     which this process talks to a JVM. Spark would go on over a new one, in a thread that knows no session."""
-    command = [sys.executable, "-m", "contrailmq", "broker", "-c", str(config_file)]
+    command = [sys.executable, "-m", "contrailmq", "broker", "-c", str(config_file), *flags]
     return subprocess.Popen(
         [*command, "-n", namesrv] if namesrv else command,
         stdout=subprocess.PIPE,

@@ -20,6 +20,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
+from contrailmq._faults import LastingFault
 from contrailmq.wire.connection import Connection, as_protocol
 from contrailmq.wire.open_files import OWN_DESCRIPTORS, connection_ceiling
 from contrailmq.wire.peer_warnings import peer_warnings
@@ -101,7 +102,7 @@ class Listener:
         self._silent: dict[socket.socket, asyncio.TimerHandle] = {}  # accepted, first byte not seen
         self._entering: set[asyncio.Task[None]] = set()  # on their way to the protocol, through a handshake or not
         self._resuming: asyncio.TimerHandle | None = None  # accepting failed and goes on then
-        self._is_failing = False  # since the last connection that was accepted: the log has it once
+        self._fault = LastingFault(_log, "accepting failed")
         self._count = 0  # connections that were accepted here and have not ended
         self._count_max = 0  # how many there were when descriptors became scarce
         self._refused = 0  # connections, since then
@@ -135,9 +136,7 @@ class Listener:
             except OSError as exc:
                 self._pause(exc)
                 return
-            if self._is_failing:
-                self._is_failing = False
-                _log.info("accepting goes on")
+            self._fault.is_over("it goes on")
             if not self._has_room(sock.fileno(), ceiling):
                 sock.close()
                 continue
@@ -179,10 +178,8 @@ class Listener:
 
     def _pause(self, error: OSError) -> None:
         """Accept nothing for a while: the loop would call at once again, and again in vain."""
-        if not self._is_failing:
-            self._is_failing = True
-            text = "accepting failed: %s; trying every %g s; raise the limit on open files if it is reached"
-            _log.error(text, error, _ACCEPT_PAUSE_SECONDS)
+        remedy = f"trying every {_ACCEPT_PAUSE_SECONDS:g} s; raise the limit on open files if it is reached"
+        self._fault.goes_on(f"{error}; {remedy}")
         self._loop.remove_reader(self._listening)
         self._resuming = self._loop.call_later(_ACCEPT_PAUSE_SECONDS, self._resume)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Mapping
 from typing import Final
 
 from contrailmq.broker.config_files import compact
@@ -21,6 +23,9 @@ from contrailmq.wire.peer import Peer
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.requests import ResetOffset
 
+log = logging.getLogger("contrailmq.broker")
+
+QUEUES_TOLD_MAX: Final = 16  # of a reset, in its line of the log
 LONG_MAX: Final = 2**63 - 1
 RESET_VERSION: Final = 28  # V3_0_7_SNAPSHOT: older clients cannot be told
 
@@ -48,12 +53,23 @@ class OffsetAdmin:
         node.dispatch_now()
         if node.config.use_server_side_reset_offset:
             offsets = self._server_side(header, topic)
+            self._tell(header, offsets, "by the broker")
             for queue, offset in offsets.items():
                 node.offsets.reset(header.group, queue.topic, queue.queue_id, offset)
             await self._saver.save("consumerOffset.json")
         else:
             offsets = self._through_clients(header, topic, connection, command)
+            self._tell(header, offsets, "by its clients, which were told")
         return success(command, None, encode_body(ResetOffsetBody.of(offsets)))
+
+    def _tell(self, header: ResetOffset, offsets: Mapping[MessageQueue, int], how: str) -> None:
+        moves = []
+        for queue, offset in list(offsets.items())[:QUEUES_TOLD_MAX]:
+            before = self._node.offsets.query(header.group, queue.topic, queue.queue_id)
+            moves.append(f"queue {queue.queue_id} from {'none' if before is None else before} to {offset}")
+        more = f", and {len(offsets) - len(moves)} more" if len(offsets) > len(moves) else ""
+        text = "offsets of group %s on topic %s are reset %s: %s%s"
+        log.info(text, header.group, header.topic, how, ", ".join(moves) or "no queue", more)
 
     def _server_side(self, header: ResetOffset, topic: Topic) -> dict[MessageQueue, int]:
         """The offset of each queue that is reset: as given, else by time; -1 means the end."""
@@ -121,6 +137,9 @@ class OffsetAdmin:
                 peer_warnings.warn("offsets are not cloned, the topic does not exist", topic[:128])
                 continue
             node.offsets.clone(header.src_group, header.dest_group, topic)
+            log.info(
+                "offsets of group %s on topic %s are now those of group %s", header.dest_group, topic, header.src_group
+            )
         return success(command)
 
     def correction(self, connection: Peer, command: Command) -> bytes | None:
