@@ -87,7 +87,7 @@ class TurnedFile(logging.handlers.RotatingFileHandler):
 
     _is_told = False
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 -- logging's name
+    def handleError(self, record: logging.LogRecord) -> None:
         if not self._is_told:
             self._is_told = True
             error = sys.exc_info()[1]
@@ -107,7 +107,7 @@ class PlainLines(logging.Formatter):
         shown.msg, shown.args = printable(record.getMessage()), None
         return super().format(shown)
 
-    def formatException(self, ei: object) -> str:  # noqa: N802 -- logging's name
+    def formatException(self, ei: object) -> str:
         return printable_lines(super().formatException(ei))  # type: ignore[arg-type]
 
 

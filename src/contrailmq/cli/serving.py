@@ -46,7 +46,10 @@ def gathered_settings(
 
 
 def run_until_stopped(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run `serve(stopped)`; SIGINT and SIGTERM set `stopped`, a second one ends the process at once."""
+    """Run `serve(stopped)`; SIGINT and SIGTERM set `stopped`, a second one of a kind ends the process at once.
+
+    One of each is one wish: Ctrl-C reaches every process of a terminal, and then a parent asks its children to end.
+    """
     if not logging.getLogger().handlers:
         start_logging(LogSettings())
 
@@ -54,14 +57,17 @@ def run_until_stopped(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None
         stopped = asyncio.Event()
         loop = asyncio.get_running_loop()
 
-        def stop() -> None:
-            if stopped.is_set():
+        seen: set[signal.Signals] = set()
+
+        def stop(number: signal.Signals) -> None:
+            if number in seen:
                 log.error("stopped by a second signal: nothing more is saved, the next start recovers")
                 os._exit(1)
+            seen.add(number)
             stopped.set()
 
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop)
+            loop.add_signal_handler(number, stop, number)
         await serve(stopped)
 
     gc.set_threshold(GC_THRESHOLD, 20, 20)
