@@ -498,6 +498,8 @@ def test_a_setting_is_kept_as_it_was_said_whatever_is_in_it(bench: Bench) -> Non
 
 
 def test_a_setting_that_was_changed_has_its_effect_at_once(bench: Bench) -> None:
+    bench.config.allow_remote_config = "autoCreateTopicEnable,autoCreateSubscriptionGroup"
+
     def change(**settings: object) -> None:
         body = "".join(f"{key}={value}\n" for key, value in settings.items())
         assert bench.ask(25, None, body.encode()).code == 0
@@ -536,6 +538,7 @@ def test_a_setting_that_is_fixed_at_the_start_is_refused(bench: Bench, setting: 
 
 
 def test_settings_of_the_store_that_it_can_follow_are_changed_too(bench: Bench) -> None:
+    bench.config.allow_remote_config = "fileReservedTime"
     assert bench.ask(25, None, b"fileReservedTime=24\nmaxTransferCountOnMessageInMemory=2\nregionId=R2\n").code == 0
     for _ in range(3):
         bench.send()

@@ -58,7 +58,7 @@ def test_a_table_that_cannot_be_saved_is_told_with_its_file_and_the_store_is_clo
 
 def test_name_servers_that_are_named_while_the_broker_runs_are_told_of_it(tmp_path: Path) -> None:
     async def serve() -> tuple[int, int]:
-        broker, client = made(tmp_path), RemotingClient()
+        broker, client = made(tmp_path, allowRemoteConfig="namesrvAddr"), RemotingClient()
         name_server = NameServer(NamesrvConfig(listen_port=0, bind_address="127.0.0.1", rocketmq_home=str(tmp_path)))
         await name_server.start()
         await broker.start()

@@ -115,9 +115,9 @@ def test_a_broker_whose_address_is_given_is_asked_without_a_name_server(
     for what in ("status", "pending", "config"):
         result = CliRunner().invoke(app, ["admin", "broker", what, address, "--json"])
         assert result.exit_code == 0, result.output
-    changed = CliRunner().invoke(app, ["admin", "broker", "set", address, "fileReservedTime=71"])
+    changed = CliRunner().invoke(app, ["admin", "broker", "set", address, "maxFilterMessageSize=15000"])
     assert changed.exit_code == 0, changed.output
-    assert json.loads(run(cluster, "broker", "config", address, "--json"))["fileReservedTime"] == "71"
+    assert json.loads(run(cluster, "broker", "config", address, "--json"))["maxFilterMessageSize"] == "15000"
     without = CliRunner().invoke(app, ["admin", "topic", "list"])
     assert (without.exit_code, "no NameServer address" in without.output) == (1, True)
 

@@ -153,9 +153,11 @@ def test_messages_are_found_by_id_key_place_and_time(cluster: LocalCluster, admi
 def test_a_brokers_settings_are_read_and_changed(own_cluster: LocalCluster) -> None:
     address = own_cluster.broker_addresses[0]
     with Admin(namesrv=own_cluster.namesrv) as admin:
-        assert admin.broker_config(address)["autoCreateTopicEnable"] == "true"
-        admin.update_broker_config(address, {"autoCreateTopicEnable": "false"})
-        assert admin.broker_config(address)["autoCreateTopicEnable"] == "false"
+        assert admin.broker_config(address)["traceOn"] == "true"
+        admin.update_broker_config(address, {"traceOn": "false"})
+        assert admin.broker_config(address)["traceOn"] == "false"
+        with pytest.raises(ContrailError, match="allowRemoteConfig=fileReservedTime"):
+            admin.update_broker_config(address, {"fileReservedTime": "1"})
         with pytest.raises(ContrailError, match="maxMessageSize.*cannot be changed"):
             admin.update_broker_config(address, {"maxMessageSize": "1000"})
 

@@ -27,6 +27,7 @@ from contrailmq import (
 )
 from contrailmq.broker import BrokerConfig, BrokerServer
 from contrailmq.broker import server as server_module
+from contrailmq.broker.advertise import interface_outward
 from contrailmq.store import MessageStore, StoreConfig, StoreError
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.transport import RemotingClient
@@ -337,3 +338,41 @@ def test_the_broker_command_refuses_to_replace_a_live_one_unless_told_to(tmp_pat
         finally:
             taking.send_signal(signal.SIGTERM)
             taking.communicate(timeout=30)
+
+
+@pytest.mark.parametrize(("listen", "told"), [((), "127.0.0.1"), (("--listen", "127.0.0.2"), "127.0.0.2")])
+def test_up_listens_where_it_is_told_and_on_the_loopback_address_otherwise(
+    tmp_path: Path, listen: tuple[str, ...], told: str
+) -> None:
+    """127.0.0.3 leads to whatever listens on all addresses. The file's bindAddress does not open the port to all."""
+    ports = ("--namesrv-port", "0", "--broker-port", "0", "--set", "bindAddress=0.0.0.0")
+    process = run_command("up", "--store", str(tmp_path), *ports, *listen)
+    try:
+        assert process.stdout is not None
+        _, _, namesrv, _, broker, *_ = process.stdout.readline().split()
+        for address in (namesrv, broker):
+            host, _, port = address.rpartition(":")
+            assert host == told
+            socket.create_connection((told, int(port)), timeout=5).close()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.3", int(port)), timeout=5)
+        with Producer("shop", namesrv=namesrv) as producer:
+            assert producer.send(Message("Orders", b"x")).status is SendStatus.OK
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert f"bindAddress=0.0.0.0 has no effect: --listen is {told}" in errors
+
+
+def test_up_on_all_addresses_tells_clients_one_that_leads_here_from_outside(tmp_path: Path) -> None:
+    ports = ("--namesrv-port", "0", "--broker-port", "0")
+    process = run_command("up", "--store", str(tmp_path), *ports, "--listen", "0.0.0.0")
+    try:
+        assert process.stdout is not None
+        _, _, namesrv, _, broker, *_ = process.stdout.readline().split()
+        assert broker.rpartition(":")[0] == interface_outward()
+        for address in (namesrv, broker):
+            socket.create_connection(("127.0.0.3", int(address.rpartition(":")[2])), timeout=5).close()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)

@@ -15,6 +15,8 @@ from typing import Final, NamedTuple
 
 CONTAINER_MARKS: Final = ("/.dockerenv", "/run/.containerenv")  # what Docker and Podman leave in a container
 
+_OUTSIDE: Final = "203.0.113.1"  # TEST-NET-3: only the route there is asked for
+
 
 class Advertised(NamedTuple):
     ip: str
@@ -34,9 +36,14 @@ def advertised_address(
     elif bind_address not in ("", "0.0.0.0", "::"):
         ip, reason = bind_address, "bindAddress"
     else:
-        target = servers[0].rpartition(":")[0] if servers else "203.0.113.1"  # TEST-NET-3: only the route is asked for
+        target = servers[0].rpartition(":")[0] if servers else _OUTSIDE
         ip, reason = interface_towards(target), f"the interface that leads to {target}"
     return Advertised(ip, reason, _warning(ip, servers, is_in_container=is_in_container and not configured))
+
+
+def interface_outward() -> str:
+    """This machine's address on the way to others."""
+    return interface_towards(_OUTSIDE)
 
 
 def interface_towards(host: str) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from contrailmq.broker.client_bound import DEFAULT_MAX
 from contrailmq.broker.foreign_settings import PROMISES, named_in_one_line, why_without_effect
 from contrailmq.message import ContrailError, MessageError, check_group
 from contrailmq.store.config import StoreConfig, rocketmq_key
@@ -79,6 +80,7 @@ class BrokerConfig:
     # --- topics and groups
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
+    config_black_list: str = "configBlackList;brokerConfigPath"  # never changed over the network
     default_topic_queue_nums: int = 8
     cluster_topic_enable: bool = True
     broker_topic_enable: bool = True
@@ -107,7 +109,10 @@ class BrokerConfig:
     transaction_op_msg_max_size: int = 4096
     transaction_op_batch_interval: int = 100
     # --- ContrailMQ's own
+    allow_remote_config: str = ""  # keys of PROTECTED_KEYS that may be changed over the network; * for all
     allow_unsupported: bool = False  # start with settings that promise what is not there: `wire/promises.py`
+    client_topics_max: int = DEFAULT_MAX  # clients may not create more, see `client_bound`
+    client_groups_max: int = DEFAULT_MAX
     takeover: bool = False  # replace a live broker of the same name and id at another address
     server_channel_max_idle_time_seconds: int = 120
     held_pulls_max: int = 100_000
@@ -225,6 +230,8 @@ _RANGES: Final[Mapping[str, tuple[int, int, str]]] = {
     "transaction_op_msg_max_size": (1, MIB, " bytes"),
     "transaction_op_batch_interval": (1, _DAY_MS, " ms"),
     "server_channel_max_idle_time_seconds": (1, _INT_MAX, " s"),
+    "client_topics_max": (0, 100_000_000, ""),
+    "client_groups_max": (0, 100_000_000, ""),
     "held_pulls_max": (0, 100_000_000, ""),
     "unsent_bytes_max": (MIB, 2**40, " bytes"),
     "pull_bytes_max": (1, 12 * MIB, " bytes; an answer must fit in a frame of 16 MiB"),
@@ -245,9 +252,24 @@ FIXED_KEYS: Final = frozenset(
         "enableFastListenPort",
         "unsentBytesMax",
         "serverChannelMaxIdleTimeSeconds",
+        "allowRemoteConfig",
         "allowUnsupported",
+        "configBlackList",
         "takeover",
     )
+)
+
+# Where data goes and how long it stays, how soon it is durable, where brokers are found, who may do what.
+PROTECTED_KEYS: Final = frozenset(
+    """
+    autoCreateSubscriptionGroup autoCreateTopicEnable brokerPermission clientGroupsMax clientTopicsMax namesrvAddr
+    rejectTransactionMessage
+    cleanFileForciblyEnable cleanResourceInterval deleteFileBatchMax deleteWhen destroyMapedFileIntervalForcibly
+    diskMaxUsedSpaceRatio diskSpaceCleanForciblyRatio diskSpaceWarningLevelRatio fileReservedTime
+    redeleteHangedFileInterval
+    commitCommitLogLeastPages commitCommitLogThoroughInterval flushCommitLogLeastPages flushCommitLogThoroughInterval
+    flushConsumeQueueThoroughInterval
+    """.split()  # noqa: SIM905 - as the guide lists them
 )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from contrailmq.broker import config_files
+from contrailmq.broker.client_bound import ClientBound
 from contrailmq.broker.config_files import DataVersion, Json
 from contrailmq.broker.topics import QUEUES_MAX
 from contrailmq.message import ContrailError, MessageError, check_group
@@ -116,6 +117,7 @@ class GroupTable:
     def __init__(self, *, now_ms: Callable[[], int], auto_create: bool = True) -> None:
         self._now_ms = now_ms
         self.auto_create = auto_create
+        self.client_bound = ClientBound("group", "clientGroupsMax")
         self._groups: dict[str, Group] = {}
         self._forbidden: dict[str, dict[str, int]] = {}
         self._listeners: list[Callable[[], None]] = []
@@ -145,7 +147,10 @@ class GroupTable:
             self._groups.setdefault(name, Group(name))
 
     def find_or_create(self, name: str) -> Group | None:
-        """The group, made with defaults when that is allowed; None when it is unknown or its name is not legal."""
+        """The group, made with defaults when that is allowed; None when it is unknown or its name is not legal.
+
+        ClientBoundError when there are too many.
+        """
         known = self._groups.get(name)
         if known is not None:
             return known
@@ -155,6 +160,7 @@ class GroupTable:
             check_group(name)
         except MessageError:
             return None
+        self.client_bound.check(name, len(self._groups))
         group = Group(name)
         self.put(group)
         return group

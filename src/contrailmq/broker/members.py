@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 
+from contrailmq.broker.client_bound import ClientBoundError
 from contrailmq.broker.connections import BROADCASTING, Client
 from contrailmq.broker.filters import (
     SQL92,
@@ -66,10 +67,16 @@ class MemberProcessor:
         client = Client(connection, data.client_id, command.language, command.version, node.monotonic_ms())
         is_changed = True
         mark = node.topic_mark()
+        refused: ClientBoundError | None = None
         for consumer in data.consumer_data_set:
-            is_changed = self._consumer(client, consumer, data)
+            try:
+                is_changed = self._consumer(client, consumer, data)
+            except ClientBoundError as exc:  # the client's other groups go on
+                refused = exc
         for producer in data.producer_data_set:
             node.clients.register_producer(producer.group_name, client)
+        if refused is not None:
+            raise refused
         is_v2 = data.heartbeat_fingerprint != 0
         answer = success(
             command, HeartBeatResponse(is_support_heart_beat_v2=True, is_sub_change=is_changed if is_v2 else True)

@@ -110,6 +110,8 @@ class BrokerNode:
         config = self.config
         self.topics.auto_create = config.auto_create_topic_enable
         self.groups.auto_create = config.auto_create_subscription_group
+        self.topics.client_bound.count_max = config.client_topics_max
+        self.groups.client_bound.count_max = config.client_groups_max
         self.clients.silence_ms = config.channel_expired_timeout
         self.held.held_max = config.held_pulls_max
         self.topics.add_system_topics(

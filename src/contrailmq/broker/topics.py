@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from contrailmq.broker import config_files
+from contrailmq.broker.client_bound import ClientBound
 from contrailmq.broker.config_files import DataVersion, Json
 from contrailmq.message import RETRY_PREFIX, ContrailError, SysFlag, SystemTopic, is_system_topic
 
@@ -180,6 +181,7 @@ class TopicTable:
         self._now_ms = now_ms
         self._topics: dict[str, Topic] = {}
         self._own_names: set[str] = set()
+        self.client_bound = ClientBound("topic", "clientTopicsMax")
         self.auto_create = True  # whether TBW102 may be a template, wherever it comes from
         self._listeners: list[Callable[[Topic | None], None]] = []
         self.version = DataVersion(timestamp=now_ms())
@@ -234,7 +236,10 @@ class TopicTable:
         return True
 
     def create_for_send(self, name: str, *, template: str, queues_wanted: int, is_unit: bool = False) -> Topic | None:
-        """The topic made from a template on a first send, or None when the template does not allow it."""
+        """The topic made from a template on a first send, or None when the template does not allow it.
+
+        ClientBoundError when there are too many.
+        """
         known = self._topics.get(name)
         if known is not None:
             return known
@@ -253,6 +258,7 @@ class TopicTable:
             topic = Topic(name, read_queues=1, write_queues=1, sys_flag=UNIT_SUBSCRIPTION if is_unit else 0)
         else:
             return None
+        self.client_bound.check(name, len(self._topics))
         self.put(topic)
         return topic
 

@@ -41,6 +41,9 @@ def up(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One broker setting; beats the file.")
     ] = None,
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="ADDR", help="Address to listen on; 0.0.0.0 for all of this machine's.")
+    ] = "127.0.0.1",
     takeover: Annotated[
         bool, typer.Option("--takeover", help="Replace a live broker of the same name and id at another address.")
     ] = False,
@@ -68,20 +71,28 @@ def up(
         properties.pop("namesrvAddr", None)
         logs = LogSettings(log_level, log_file, log_file_mib, log_files, log_json)
         start_logging(logs)
+        properties |= _listening_on(listen, properties)
         run_until_stopped(
             lambda stopped: _serve(
-                store,
-                properties,
-                stopped,
-                logs,
-                namesrv_port=namesrv_port,
-                broker_port=broker_port,
-                brokers=brokers,
+                store, properties, stopped, logs, namesrv_port=namesrv_port, broker_port=broker_port, brokers=brokers
             )
         )
     except (ContrailError, OSError) as exc:
         typer.echo(f"error: {exc}", err=True)
         raise typer.Exit(1) from exc
+
+
+def _listening_on(address: str, properties: Mapping[str, str]) -> dict[str, str]:
+    """Settings of brokers that listen there, and tell clients an address that leads there."""
+    from contrailmq.broker.advertise import interface_outward
+
+    if properties.get("bindAddress", address) != address:
+        typer.echo(f"warning: bindAddress={properties['bindAddress']} has no effect: --listen is {address}", err=True)
+    said = {"bindAddress": address}
+    # The NameServer is dialled over the loopback interface, whose address is of no use to other machines.
+    if address in ("", "0.0.0.0", "::") and not properties.get("brokerIP1"):
+        said["brokerIP1"] = interface_outward()
+    return said
 
 
 async def _serve(
@@ -101,7 +112,9 @@ async def _serve(
     from contrailmq.namesrv import NameServer, NamesrvConfig
     from contrailmq.testing.members import Member, ProcessMember, ThreadlessMember
 
-    name_server = NameServer(NamesrvConfig(listen_port=namesrv_port, rocketmq_home=str(store)))
+    name_server = NameServer(
+        NamesrvConfig(bind_address=properties["bindAddress"], listen_port=namesrv_port, rocketmq_home=str(store))
+    )
     await name_server.start()
     kind: type[Member] = ThreadlessMember if brokers == 1 else ProcessMember
     members: list[Member] = []

@@ -31,6 +31,7 @@ _RANGES: Final = {  # other numbers: 0 to Java's largest int
 }
 _FIXED_KEYS: Final = frozenset(
     {
+        "allowRemoteConfig",
         "allowUnsupported",
         "bindAddress",
         "configBlackList",
@@ -41,7 +42,8 @@ _FIXED_KEYS: Final = frozenset(
         "rocketmqHome",
     }
 )
-
+# What hides topics, or removes them.
+PROTECTED_KEYS: Final = frozenset({"deleteTopicWithBrokerRegistration", "enableAllTopicList", "enableTopicList"})
 PROMISES: Final = (
     Promise("enableControllerInNamesrv", is_on, "no controller elects masters yet"),
     *(
@@ -84,6 +86,7 @@ class NamesrvConfig(Settings):
     wait_seconds_for_service: int = 45
     delete_topic_with_broker_registration: bool = False
     enable_controller_in_namesrv: bool = False  # promises a controller: see PROMISES
+    allow_remote_config: str = ""  # ContrailMQ's own: see `wire/remote_config.py`
     allow_unsupported: bool = False  # ContrailMQ's own: see `wire/promises.py`
 
     # known and without effect: WITHOUT_EFFECT

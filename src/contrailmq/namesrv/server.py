@@ -24,7 +24,7 @@ from typing import Final
 
 from contrailmq.message import ContrailError
 from contrailmq.namesrv import kv_config
-from contrailmq.namesrv.config import NamesrvConfig
+from contrailmq.namesrv.config import PROTECTED_KEYS, NamesrvConfig
 from contrailmq.namesrv.registration import ReadRegistration, check_crc, is_light, read_registration
 from contrailmq.namesrv.routes import MASTER_ID, BrokerKey, MinBrokerIdChange, Registration, RouteTables, queue_data
 from contrailmq.namesrv.saving import Saving
@@ -48,6 +48,7 @@ from contrailmq.wire.header import Command
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.properties import format_properties, parse_properties
 from contrailmq.wire.ration import Ration
+from contrailmq.wire.remote_config import remote_refusal
 from contrailmq.wire.tls import ServerTls
 from contrailmq.wire.transport import Connection, RemotingServer, not_supported
 
@@ -558,6 +559,9 @@ class NameServer:
         if blocked:
             remark = f"Can not update config in black list: {', '.join(blocked)}"
             return encode_response(request, ResponseCode.NO_PERMISSION, remark=remark)
+        refusal = remote_refusal(changes, PROTECTED_KEYS, self.config.allow_remote_config)
+        if refusal:
+            return encode_response(request, ResponseCode.NO_PERMISSION, remark=refusal)
         self.config = self.config.updated(changes)
         self._apply_config()
         self._changed_settings.update({key: changes[key] for key in self.config.keys() & changes.keys()})

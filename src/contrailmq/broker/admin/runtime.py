@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from contrailmq.broker.config import BrokerConfigError, store_properties
+from contrailmq.broker.config import PROTECTED_KEYS, BrokerConfigError, store_properties
 from contrailmq.broker.config_files import DataVersion, compact
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
@@ -20,6 +20,7 @@ from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
 from contrailmq.wire.properties import parse_properties
+from contrailmq.wire.remote_config import remote_refusal
 
 OUR_VERSION_NAME: Final = "V5_3_3"
 # Java has a thread pool and a queue for each kind of request; tools show these figures.
@@ -158,6 +159,7 @@ class RuntimeAdmin:
         changes = parse_properties(command.body.decode("utf-8", "replace"))
         if not changes:
             raise Refused(ResponseCode.SYSTEM_ERROR, "the body holds no key=value line")
+        self._check_remote(changes)
         try:
             self._node.change_settings(changes)
         except (BrokerConfigError, StoreConfigError) as exc:
@@ -166,6 +168,18 @@ class RuntimeAdmin:
         self._configured()
         await self._saver.save("broker.properties")
         return success(command, {"version": compact(self._version.to_json()).decode()})
+
+    def _check_remote(self, keys: Iterable[str]) -> None:
+        config = self._node.config
+        listed = sorted({part.strip() for part in config.config_black_list.split(";")}.intersection(keys))
+        if listed:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"Can not update config in black list: {', '.join(listed)} (configBlackList)",
+            )
+        refusal = remote_refusal(keys, PROTECTED_KEYS, config.allow_remote_config)
+        if refusal:
+            raise Refused(ResponseCode.NO_PERMISSION, refusal)
 
     # --- cleaning
 

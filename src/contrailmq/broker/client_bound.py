@@ -1,0 +1,46 @@
+"""How far clients alone may fill a table: topics and groups come to be by a send, a pull or a heartbeat of anybody.
+
+The whole table counts, whoever made its entries; what an operator creates is not bounded. The retry and dead-letter
+topics of a group that exists are not asked for here: the bound of the groups is theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from contrailmq.message import ContrailError
+
+log = logging.getLogger("contrailmq.broker")
+
+DEFAULT_MAX: Final = 50_000  # each is saved with all others at every change: 50,000 topics are a file of 10 MB
+_SHOWN: Final = 128
+
+
+class ClientBoundError(ContrailError):
+    """Clients may create no more of these; nothing was created."""
+
+
+class ClientBound:
+    """The bound of one table. Owner: the table."""
+
+    def __init__(self, what: str, setting: str) -> None:
+        self._what = what
+        self._setting = setting
+        self._is_told = False
+        self.count_max = DEFAULT_MAX
+
+    def check(self, name: str, count: int) -> None:
+        """ClientBoundError when the table is full, for a client. The log has it once, until there was room again."""
+        if count < self.count_max:
+            self._is_told = False
+            return
+        text = (
+            f"{self._what} {name[:_SHOWN]} is not created: this broker has {count} {self._what}s, and clients may "
+            f"create no more than {self._setting}={self.count_max}: create it with an admin tool, delete {self._what}s "
+            f"that nobody uses, or raise {self._setting}"
+        )
+        if not self._is_told:
+            self._is_told = True
+            log.warning("%s; told once until there is room", text)
+        raise ClientBoundError(text)
