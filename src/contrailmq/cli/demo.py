@@ -30,6 +30,10 @@ class DemoFailedError(Exception):
     """A step did not come out as told."""
 
 
+class LeftOutError(Exception):
+    """A step needs what is not installed; the text says what."""
+
+
 class Stage:
     """What the steps share: a running cluster, its store directory, and the screen."""
 
@@ -37,7 +41,7 @@ class Stage:
         self.cluster, self.store, self.console = cluster, store, console
 
     def say(self, text: str) -> None:
-        self.console.print(f"   {text}", highlight=False)
+        self.console.print(f"   {text}", highlight=False, markup=False, soft_wrap=True)
 
 
 class Inbox:
@@ -83,6 +87,8 @@ def demo() -> None:
         except DemoFailedError as error:
             console.print(f"[red]failed:[/red] {error}")
             raise typer.Exit(1) from error
+        except LeftOutError as error:  # the last step: everything before it was shown
+            stage.say(f"left out: {error}")
     console.print(f"done in {time.monotonic() - begin:.1f} s; nothing is left behind")
 
 
@@ -211,11 +217,21 @@ def report_with_spark(stage: Stage) -> None:
     from rich.table import Table
 
     import contrailmq.spark
-    from contrailmq.spark.engine import SparkEngine
-    from contrailmq.spark.jobs.report import report as traffic_report
+    from contrailmq.cli import missing_extra
 
-    stage.say("starting Spark (local[2]) ...")
-    spark = contrailmq.spark.session("contrailmq-demo", master="local[2]")
+    try:
+        from contrailmq.spark.engine import SparkEngine
+        from contrailmq.spark.jobs.report import report as traffic_report
+
+        stage.say("starting Spark (local[2]) ...")
+        spark = contrailmq.spark.session("contrailmq-demo", master="local[2]")
+    except contrailmq.spark.SparkEnvironmentError as error:
+        raise LeftOutError(str(error)) from error
+    except ModuleNotFoundError as error:
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        raise LeftOutError(missing) from error
     try:
         log = spark.read.format("commitlog").load(str(_broker_store(stage)))
         rows = log.groupBy("topic", "tags").count().orderBy("topic", "tags").collect()

@@ -479,7 +479,7 @@ def _errors() -> Iterator[None]:
         yield
     except ContrailError as exc:
         typer.echo(f"error: {printable_lines(str(exc))}", err=True)
-        raise typer.Exit(2) from exc
+        raise typer.Exit(1 if _is_missing(exc) else 2) from exc
     except OSError as exc:
         from contrailmq.spark.disk_errors import cause, remedy
 
@@ -489,6 +489,13 @@ def _errors() -> Iterator[None]:
     except _spark_errors() as exc:
         typer.echo(f"error: {printable_lines(_cause(str(exc)))}", err=True)
         raise typer.Exit(2) from exc
+
+
+def _is_missing(error: Exception) -> bool:
+    """Whether what Spark needs is not installed, as with a module that cannot be imported (`cli.main`)."""
+    from contrailmq.spark.environment import SparkEnvironmentError
+
+    return isinstance(error, SparkEnvironmentError)
 
 
 def _spark_errors() -> tuple[type[Exception], ...]:
