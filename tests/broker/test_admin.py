@@ -461,6 +461,29 @@ def test_runtime_info_has_what_cluster_list_parses(bench: Bench) -> None:
     assert int(str(table["commitLogMaxOffset"])) > 0
 
 
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_put_times_are_told_from_the_first_put_of_a_wakeup_until_all_are_readable_or_durable(
+    tmp_path: Path, flush: str
+) -> None:
+    bench = Bench(tmp_path, flush_disk_type=flush)
+    bench.node.topics.put(Topic("T"))
+    readings = iter(range(0, 100_000_000_000, 15_000_000))  # 15 ms between one and the next
+    bench.node.stopwatch_ns = lambda: next(readings)
+    for _ in range(3):  # one wakeup: what is due runs when it ends
+        bench.tell(310, send_fields(), b"body", settle=False)
+    bench.settle()
+    if flush == "SYNC_FLUSH":
+        assert "[10~50ms]:0" in str(body_of(bench.ask(28))["table"]["putMessageDistributeTime"])
+        bench.node.durable(bench.store.log_max_offset)
+        assert len(bench.link.take()) == 3
+    table = body_of(bench.ask(28))["table"]
+    assert table["putMessageEntireTimeMax"] == "15"
+    assert str(table["putMessageDistributeTime"]).startswith("[<=0ms]:0 [0~10ms]:0 [10~50ms]:3 [50~100ms]:0")
+    for key in ("putLatency99", "putLatency999"):
+        assert 12.5 < float(str(table[key])) < 18.0
+    bench.close()
+
+
 def test_statistics_are_viewed_by_name_and_key(bench: Bench) -> None:
     bench.node.statistics.tick(0, wall_ms=0)
     bench.send()

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -77,8 +79,12 @@ class BrokerNode:
         self.when_registered: Callable[[Callable[[], None]], None] = lambda call: call()
         self.changed_settings: dict[str, str] = {}  # what an operator changed while the broker ran
         self._arrivals: list[Arrival] = []
-        self._is_dispatch_due = False
+        self.is_dispatch_due = False  # something was appended in this wakeup
         self._is_flush_due = False
+        self.stopwatch_ns: Callable[[], int] = time.perf_counter_ns
+        self._put_began_ns = 0  # the first put of this wakeup
+        self._timed_puts = 0  # of statistics.put
+        self._unsynced: deque[tuple[int, int, int]] = deque()  # where puts end, when they began, how many
         self.set_address(*address)
         store.set_batch_topics(BatchTopics(self.topics))
         store.add_arrival_listener(self._arrivals.append, queues=self.held.queues)
@@ -213,6 +219,7 @@ class BrokerNode:
     def put(self, message: IncomingMessage) -> AppendResult:
         """Append without rewriting: for what the broker itself puts, and for what was rewritten already."""
         properties = message.properties
+        began_ns = 0 if self.is_dispatch_due else self.stopwatch_ns()
         result = self.store.append(
             message.topic,
             message.queue_id,
@@ -229,30 +236,42 @@ class BrokerNode:
             reconsume_times=message.reconsume_times,
             prepared_transaction_offset=message.prepared_transaction_offset,
         )
-        self.after_append()
+        self.after_append(began_ns=began_ns)
         if result.status.is_stored:
             self.statistics.note_put(message.topic, 1, result.size_bytes)
         else:
             self.statistics.put_failed += 1
         return result
 
-    def after_append(self, *, wants_flush: bool = False) -> None:
-        """Have the queues brought up to date at the end of this wakeup."""
+    def after_append(self, *, wants_flush: bool = False, began_ns: int = 0) -> None:
+        """Have the queues brought up to date at the end of this wakeup. `began_ns`: when its first put began."""
         if wants_flush:
             self._is_flush_due = True
-        if not self._is_dispatch_due:
-            self._is_dispatch_due = True
+        if not self.is_dispatch_due:
+            self.is_dispatch_due = True
+            self._put_began_ns = began_ns or self.stopwatch_ns()
             self.call_soon(self.dispatch_now)
 
     def dispatch_now(self) -> None:
         """Bring queues and index up to date, ask for a flush where one is waited for, wake held pulls."""
-        if not self._is_dispatch_due:
+        if not self.is_dispatch_due:
             return
-        self._is_dispatch_due = False
-        if self._is_flush_due:
+        self.is_dispatch_due = False
+        is_flush_due = self._is_flush_due
+        if is_flush_due:
             self._is_flush_due = False
             self.store.request_flush()
         self._dispatch()
+        self._time_puts(until_durable=is_flush_due)
+
+    def _time_puts(self, *, until_durable: bool) -> None:
+        """Note how long the puts of this wakeup took; later, when the disk has them, where that is waited for."""
+        count = self.statistics.put.value - self._timed_puts
+        self._timed_puts += count
+        if count and until_durable:
+            self._unsynced.append((self.store.log_max_offset, self._put_began_ns, count))
+        elif count:
+            self.store.stats.note_puts(count, (self.stopwatch_ns() - self._put_began_ns) // 1000)
 
     def dispatch_again(self) -> None:
         """Dispatch could not go on (no room for a queue or index file): nothing is appended then that would call it."""
@@ -262,11 +281,15 @@ class BrokerNode:
     def durable(self, offset: int) -> None:
         """The log is synced up to `offset`; -1: a sync failed, and nothing that waits may be acknowledged."""
         if offset < 0:
+            self._unsynced.clear()
             self.parked.fail()
             return
         if self.store.config.is_sync_flush:
             self._dispatch()  # readers see a message only when it is durable
         self.parked.advanced(offset)
+        while self._unsynced and self._unsynced[0][0] <= offset:
+            _, began_ns, count = self._unsynced.popleft()
+            self.store.stats.note_puts(count, (self.stopwatch_ns() - began_ns) // 1000)
 
     def committed(self) -> None:
         """The write buffer pool made more of the log readable (transientStorePoolEnable)."""

@@ -162,6 +162,7 @@ class SendProcessor:
         properties += self._suffix
         code = 0 if tags is None else self._tag_codes.get(tags) or self._new_tag_code(tags)
         born_host: bytes = connection.attributes.get(BORN_HOST) or _born_host(connection)  # type: ignore[assignment]
+        began_ns = 0 if node.is_dispatch_due else node.stopwatch_ns()
         result = node.store.append(
             header.topic,
             queue_id,
@@ -187,10 +188,9 @@ class SendProcessor:
         if self._is_sync_flush or command.serialize_type != JSON:
             waits = self._is_sync_flush and text_wants_durable(text)
             message_id = self._message_id_prefix + b"%016X" % result.physical_offset
-            return self._answer_in_turn(
-                connection, command, result, (queue_id, key, message_id, result.queue_offset), waits=waits
-            )
-        node.after_append()
+            values = (queue_id, key, message_id, result.queue_offset)
+            return self._answer_in_turn(connection, command, result, values, waits=waits, began_ns=began_ns)
+        node.after_append(began_ns=began_ns)
         answer = self._answer_format % (queue_id, key, result.physical_offset, result.queue_offset, command.opaque)
         return _PREFIX.pack(len(answer) + 4, len(answer)) + answer
 
@@ -202,9 +202,10 @@ class SendProcessor:
         values: tuple[int, bytes, bytes, int],
         *,
         waits: bool,
+        began_ns: int,
     ) -> bytes | None:
         """The answer, or none yet: `waits` for the record to be durable."""
-        self._node.after_append(wants_flush=waits)
+        self._node.after_append(wants_flush=waits, began_ns=began_ns)
         if not waits:
             return self._template.render(command, values)
         self._park(connection, command, result, values)
@@ -407,6 +408,7 @@ class SendProcessor:
             )
         born_host = connection.attributes.get(BORN_HOST) or _born_host(connection)
         assert isinstance(born_host, bytes)
+        began_ns = 0 if node.is_dispatch_due else node.stopwatch_ns()
         result = node.store.append_batch(
             topic.name,
             queue_id,
@@ -418,7 +420,7 @@ class SendProcessor:
             reconsume_times=header.reconsume_times or 0,
         )
         waits = self._is_sync_flush and wants_durable(properties)
-        node.after_append(wants_flush=waits)
+        node.after_append(wants_flush=waits, began_ns=began_ns)
         if not result.status.is_stored:
             raise self._refused(result)
         node.statistics.note_put(topic.name, len(result.physical_offsets), result.size_bytes)

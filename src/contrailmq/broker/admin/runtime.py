@@ -85,13 +85,7 @@ class RuntimeAdmin:
             "putMessageFailedTimes": str(numbers.put_failed),
             "putMessageSizeTotal": str(numbers.put_bytes.value),
             "putMessageAverageSize": str(numbers.put_bytes.value / numbers.put.value if numbers.put.value else 0.0),
-            "putMessageEntireTimeMax": "0",
-            "getMessageEntireTimeMax": "0",
-            "putMessageDistributeTime": "",
-            "putLatency99": "0.00",
-            "putLatency999": "0.00",
             "pageCacheLockTimeMills": "0",
-            "dispatchMaxBuffer": "0",
         }
 
     def _store_figures(self) -> dict[str, str]:
