@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from at_once import AtOnce as AtOnce
 from contrailmq.broker.admin import ClientAdmin, GroupAdmin, OffsetAdmin, ProgressAdmin, RuntimeAdmin, TopicAdmin
+from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.config import BrokerConfig, with_our_defaults
 from contrailmq.broker.consumer_offsets import OffsetProcessor
 from contrailmq.broker.handlers import Handlers
@@ -152,6 +153,9 @@ class Bench:
             self.config, self.store, clock=self.clock, call_soon=self._due.append, address=("10.0.0.2", 10_911)
         )
         self.node.load()
+        self.adoption = Adoption(self.node)
+        self.adoption.at_opening()
+        self.node.on_new_queues = self.adoption.at_delivery
         self._worker = ThreadPoolExecutor(1)
         self.handlers = Handlers()
         self.loop = asyncio.new_event_loop()

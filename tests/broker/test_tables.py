@@ -87,6 +87,14 @@ def test_each_change_advances_the_version_and_is_told(topics: TopicTable) -> Non
     assert [topic and topic.perm for topic in told] == [6, 4, None]
 
 
+def test_the_text_of_the_table_is_that_of_its_json_also_after_changes(topics: TopicTable) -> None:
+    for topic in (Topic("A", attributes={"queue.type": "BatchCQ"}), Topic('odd "name"'), Topic("A", perm=4)):
+        topics.put(topic)
+        assert topics.text_snapshot()() == config_files.pretty(topics.to_json())
+    empty = TopicTable(now_ms=now)
+    assert empty.text_snapshot()() == config_files.pretty(empty.to_json())
+
+
 def test_cluster_and_broker_names_are_system_topics(topics: TopicTable) -> None:
     assert all(topics.is_system(name) for name in ("C", "b", "TBW102", "SCHEDULE_TOPIC_XXXX", "rmq_sys_any"))
     assert not topics.is_system("Orders")

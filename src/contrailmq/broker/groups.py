@@ -120,7 +120,7 @@ class GroupTable:
         self.client_bound = ClientBound("group", "clientGroupsMax")
         self._groups: dict[str, Group] = {}
         self._forbidden: dict[str, dict[str, int]] = {}
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: list[Callable[[str], None]] = []
         self.version = DataVersion(timestamp=now_ms())
         self.add_defaults(SYSTEM_GROUPS)
 
@@ -139,7 +139,8 @@ class GroupTable:
     def names(self) -> list[str]:
         return list(self._groups)
 
-    def listen(self, changed: Callable[[], None]) -> None:
+    def listen(self, changed: Callable[[str], None]) -> None:
+        """Call `changed(name)` after each creation, change or deletion."""
         self._listeners.append(changed)
 
     def add_defaults(self, names: Iterable[str]) -> None:
@@ -173,14 +174,14 @@ class GroupTable:
                 log.info("group %s is new", group.name)
             else:
                 log.info("group %s changed: %s", group.name, _changes(known, group))
-            self._changed()
+            self._changed(group.name)
 
     def delete(self, name: str) -> bool:
         if self._groups.pop(name, None) is None:
             return False
         log.info("group %s was deleted", name)
         self._forbidden.pop(name, None)
-        self._changed()
+        self._changed(name)
         return True
 
     def is_forbidden(self, group: str, topic: str) -> bool:
@@ -196,7 +197,7 @@ class GroupTable:
         log.info("group %s may %s topic %s", group, "read" if is_readable else "no longer read", topic)
         if not table:
             del self._forbidden[group]
-        self._changed()
+        self._changed(group)
 
     def to_json(self) -> Json:
         return self.snapshot()()
@@ -215,8 +216,13 @@ class GroupTable:
         """A copy of group -> topic -> bits."""
         return {group: dict(table) for group, table in self._forbidden.items()}
 
-    def load(self, path: Path) -> None:
-        config_files.load(path, self.read)
+    def load(self, path: Path) -> bool:
+        """False when there is no file."""
+        return config_files.load(path, self._read) is not None
+
+    def _read(self, data: Json) -> GroupTable:
+        self.read(data)
+        return self
 
     def read(self, data: Json) -> None:
         """Replace the table by what a file or a master says; the reference's own groups stay."""
@@ -234,10 +240,10 @@ class GroupTable:
         """A slave's table becomes its master's. Nobody is told."""
         self._groups, self._forbidden, self.version = other._groups, other._forbidden, other.version
 
-    def _changed(self) -> None:
+    def _changed(self, name: str) -> None:
         self.version.advance(self._now_ms())
         for listener in self._listeners:
-            listener()
+            listener(name)
 
 
 def check_group_values(group: Group) -> None:

@@ -66,7 +66,6 @@ class MemberProcessor:
         data = decode_body(command.body, HeartbeatData)
         client = Client(connection, data.client_id, command.language, command.version, node.monotonic_ms())
         is_changed = True
-        mark = node.topic_mark()
         refused: ClientBoundError | None = None
         for consumer in data.consumer_data_set:
             try:
@@ -81,7 +80,8 @@ class MemberProcessor:
         answer = success(
             command, HeartBeatResponse(is_support_heart_beat_v2=True, is_sub_change=is_changed if is_v2 else True)
         )
-        return node.answer_when_routed(mark, connection, command, answer)
+        groups = [consumer.group_name for consumer in data.consumer_data_set]
+        return node.answer_when_routed(connection, command, answer, topics=map(retry_topic, groups), groups=groups)
 
     def _consumer(self, client: Client, data: ConsumerData, heartbeat: HeartbeatData) -> bool:
         """Register one group of a heartbeat; True when the client's fingerprint is not the one that is known."""

@@ -14,16 +14,19 @@ import dataclasses
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from contrailmq.broker import config_files
 from contrailmq.broker.config import BrokerConfig
+from contrailmq.broker.config_files import EmptyFileError, TableSaveError
 from contrailmq.broker.connections import ClientTable
+from contrailmq.broker.deleted_topics import DELETED_FILE, DeletedTopics
 from contrailmq.broker.groups import Group, GroupTable
 from contrailmq.broker.handlers import Refused
 from contrailmq.broker.hooks import Hooks
 from contrailmq.broker.incoming import IncomingMessage, Rewrite
+from contrailmq.broker.keeping import GROUPS_FILE, TOPICS_FILE, Keeping
 from contrailmq.broker.long_polling import HeldPulls
 from contrailmq.broker.offsets import OffsetTable
 from contrailmq.broker.order_locks import OrderLocks
@@ -37,6 +40,7 @@ from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.store.message_store import MessageStore
 from contrailmq.store.status import AppendResult, Arrival
 from contrailmq.wire.codes import ResponseCode
+from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
 from contrailmq.wire.peer_warnings import peer_warnings
@@ -75,9 +79,12 @@ class BrokerNode:
         self.statistics = Statistics()
         self.rewrites: list[Rewrite] = []
         self.hooks = Hooks()
-        # Called with what to do when the NameServers have heard of a new topic; without any, that is at once.
-        self.when_registered: Callable[[Callable[[], None]], None] = lambda call: call()
+        self.keeping = Keeping()
+        self.deleted = DeletedTopics()
+        self.has_groups_file = True
         self.changed_settings: dict[str, str] = {}  # what an operator changed while the broker ran
+        self.on_new_queues: Callable[[list[tuple[str, int]]], None] = lambda queues: None  # (topic, queue) of each
+        self._new_queues = store.new_queues
         self._arrivals: list[Arrival] = []
         self.is_dispatch_due = False  # something was appended in this wakeup
         self._is_flush_due = False
@@ -85,6 +92,8 @@ class BrokerNode:
         self._put_began_ns = 0  # the first put of this wakeup
         self._timed_puts = 0  # of statistics.put
         self._unsynced: deque[tuple[int, int, int]] = deque()  # where puts end, when they began, how many
+        self.topics.listen(self._topic_changed)
+        self.groups.listen(self.keeping.group_changed)
         self.set_address(*address)
         store.set_batch_topics(BatchTopics(self.topics))
         store.add_arrival_listener(self._arrivals.append, queues=self.held.queues)
@@ -106,8 +115,12 @@ class BrokerNode:
 
     def load(self) -> None:
         """Read the tables of an earlier run; ConfigFileError when a file and its backup cannot be read."""
-        self.topics.load(self.config_path / "topics.json")
-        self.groups.load(self.config_path / "subscriptionGroup.json")
+        try:
+            self.topics.load(self.config_path / TOPICS_FILE)
+        except EmptyFileError as exc:
+            log.warning("%s; topics that hold messages are adopted from the queues", exc)
+        self.deleted.load(self.config_path / DELETED_FILE)
+        self.has_groups_file = self.groups.load(self.config_path / GROUPS_FILE)
         self.offsets.load(self.config_path / "consumerOffset.json")
         self._follow_settings()
 
@@ -145,8 +158,9 @@ class BrokerNode:
     def snapshots(self) -> dict[str, Snapshot]:
         """File name -> what takes its values as of now and gives what makes a text of them."""
         return {
-            "topics.json": lambda: _text_of(self.topics.snapshot()),
-            "subscriptionGroup.json": lambda: _text_of(self.groups.snapshot()),
+            DELETED_FILE: lambda: _text_of(self.deleted.snapshot()),  # before the topics: deleted_topics.py says why
+            TOPICS_FILE: self.topics.text_snapshot,
+            GROUPS_FILE: lambda: _text_of(self.groups.snapshot()),
             "consumerOffset.json": lambda: _text_of(self.offsets.snapshot()),
             "broker.properties": lambda: _settings_text(dict(self.changed_settings)),
         }
@@ -184,26 +198,46 @@ class BrokerNode:
             return Group(name)
         return group or self.groups.find_or_create(name)
 
-    def topic_mark(self) -> int:
-        """Changes when a topic does; see `answer_when_routed`."""
-        return self.topics.version.counter
+    def answer_when_kept(
+        self, connection: Peer, command: Command, answer: bytes, *, topics: Iterable[str], groups: Iterable[str] = ()
+    ) -> bytes | None:
+        """The answer, or none yet: it leaves when the topics and groups that it relies on are kept (keeping.py).
 
-    def answer_when_routed(self, mark: int, connection: Peer, command: Command, answer: bytes) -> bytes | None:
-        """The answer, at once or, when a topic was made since `mark`, as soon as its route can be asked for."""
-        if mark == self.topics.version.counter:
-            return answer
-        is_early = True  # until this call has returned
-        answered: list[bytes] = []
+        When the disk refuses them it becomes an error, which says what is stored and what is not.
+        """
 
-        def reply() -> None:
-            if is_early:
-                answered.append(answer)
-            elif connection.is_open and not command.is_oneway:
+        def kept(error: TableSaveError | None) -> None:
+            if connection.is_open and not command.is_oneway:
+                connection.reply(answer if error is None else _not_kept(command, error))
+
+        return None if self.keeping.wait(topics, groups, kept) else answer
+
+    def answer_when_routed(
+        self, connection: Peer, command: Command, answer: bytes, *, topics: Iterable[str], groups: Iterable[str]
+    ) -> bytes | None:
+        """The same where nothing is acknowledged that a crash could take: it leaves in any case."""
+
+        def settled(_error: TableSaveError | None) -> None:
+            if connection.is_open and not command.is_oneway:
                 connection.reply(answer)
 
-        self.when_registered(reply)
-        is_early = False
-        return answered[0] if answered else None
+        return None if self.keeping.wait(topics, groups, settled) else answer
+
+    def delete_queues(self, topics: Sequence[str]) -> None:
+        """Destroy the queues of deleted topics, and remember that they are: the log still holds their records.
+
+        The caller saves DELETED_FILE, and the tables that it changed in the same step, before it answers.
+        """
+        self.dispatch_now()
+        for name in topics:
+            self.deleted.note(name, log_end=self.store.appended_offset)
+        self.store.delete_topics(topics)
+
+    def _topic_changed(self, topic: Topic | None) -> None:
+        if topic is not None:
+            if self.deleted.note_made_again(topic.name):
+                self.keeping.when_saved(DELETED_FILE, lambda _error: None)
+            self.keeping.topic_changed(topic.name)
 
     def refuse_on_slave(self) -> None:
         """Topics and groups of a slave are its master's: a change here would be gone with the next copy of them."""
@@ -297,6 +331,10 @@ class BrokerNode:
 
     def _dispatch(self) -> None:
         self.store.dispatch()
+        if self._new_queues:
+            queues = list(self._new_queues)
+            self._new_queues.clear()
+            self.on_new_queues(queues)
         if self._arrivals:
             # Held pulls run after dispatch has returned: they read the queues that it is writing.
             arrivals = self._arrivals.copy()
@@ -309,6 +347,11 @@ class BrokerNode:
                     tags_code=arrival.tags_code,
                     properties=arrival.properties,
                 )
+
+
+def _not_kept(command: Command, error: TableSaveError) -> bytes:
+    remark = f"the message is stored, but its topic or group may be forgotten by a crash: {error}"
+    return encode_response(command, ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark)
 
 
 def _text_of(to_json: Callable[[], config_files.Json]) -> Callable[[], str]:

@@ -1,6 +1,8 @@
 """Saving the tables: one thread writes, the loop only hands over text.
 
-`mark` notes that a file is out of date, `save` writes everything that is marked and returns when it is on disk. A
+`mark` notes that a file is out of date, `save` writes everything that is marked and returns when it is on disk,
+`when_saved` calls back then: all that changed before a save began share it. Files are written in the order in which
+they were named: what forbids something is on disk before what would follow from its absence (deleted_topics.py). A
 snapshot is taken on the loop, where nothing changes under it; making a text of it (0.1 s for 6,000 topics), writing,
 syncing and renaming happen in the worker. Saves do not overlap.
 
@@ -27,6 +29,7 @@ from contrailmq.broker.config_files import TableSaveError
 
 log = logging.getLogger("contrailmq.broker")
 
+Saved = Callable[[TableSaveError | None], None]
 Snapshot = Callable[[], Callable[[], str]]  # takes the values as of now; what it returns makes the text, in any thread
 
 SOONEST_S: Final = 0.2
@@ -64,6 +67,7 @@ class TableSaver:
         self._snapshots = dict(snapshots)
         self._worker = worker
         self._marked: set[str] = set()
+        self._waiting: dict[str, list[Saved]] = {}  # for the next save of a file
         self._lock = asyncio.Lock()
         self._is_due = asyncio.Event()
         self._fault = LastingFault(log, "broker tables")
@@ -81,6 +85,11 @@ class TableSaver:
         self.mark(name)
         self._is_due.set()
 
+    def when_saved(self, name: str, call: Saved) -> None:
+        """Have the file written, and call once: when it is on disk as it is now, or with the error that kept it off."""
+        self._waiting.setdefault(name, []).append(call)
+        self.mark_soon(name)
+
     async def run(self) -> None:
         """Write what is marked for `run`, and again what could not be written. For ever."""
         while True:
@@ -97,31 +106,36 @@ class TableSaver:
             self.mark(name)
         async with self._lock:
             marked, self._marked = self._marked, set()
-            texts = {name: self._snapshots[name]() for name in marked}
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._worker, self._write, texts)
-            except TableSaveError as exc:
-                self._marked |= marked
+            waiting = {name: self._waiting.pop(name, []) for name in marked}
+            texts = {name: snapshot() for name, snapshot in self._snapshots.items() if name in marked}
+            errors = await asyncio.get_running_loop().run_in_executor(self._worker, self._write, texts)
+            self._marked |= errors.keys()
+            for name, calls in waiting.items():
+                for call in calls:
+                    call(errors.get(name))
+            if errors:
                 self._is_due.set()
-                self._fault.goes_on(exc)
-                raise
+                error = next(iter(errors.values()))
+                self._fault.goes_on(error)
+                raise error
             if texts:
                 self._fault.is_over(f"those in {self._directory} are saved again")
 
     def save_all_now(self) -> None:
         """Write every file from this thread: the last act of a broker that stops."""
         self._marked.clear()
-        self._write({name: snapshot() for name, snapshot in self._snapshots.items()})
+        errors = self._write({name: snapshot() for name, snapshot in self._snapshots.items()})
+        if errors:
+            raise next(iter(errors.values()))
 
-    def _write(self, texts: Mapping[str, Callable[[], str]]) -> None:
-        """Each of them, whatever becomes of the others; then the first error."""
+    def _write(self, texts: Mapping[str, Callable[[], str]]) -> dict[str, TableSaveError]:
+        """Each of them, whatever becomes of the others; the errors."""
         if reason := self._lost_reason():
-            raise TableSaveError(self._directory, OSError(errno.ESTALE, reason))
-        errors = []
+            return dict.fromkeys(texts, TableSaveError(self._directory, OSError(errno.ESTALE, reason)))
+        errors = {}
         for name, text in texts.items():
             try:
                 config_files.save(self._directory / name, text())
             except TableSaveError as exc:
-                errors.append(exc)
-        if errors:
-            raise errors[0]
+                errors[name] = exc
+        return errors

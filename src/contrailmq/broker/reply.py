@@ -50,6 +50,7 @@ class ReplyProcessor:
             result = node.put(message)
             if result.status.is_stored:
                 physical_offset, queue_offset = result.physical_offset, result.queue_offset
+        await node.keeping.kept(topic.name)
         ext = SendMessageResponse(
             msg_id=offset_message_id(node.store_host, physical_offset) if physical_offset >= 0 else "0",
             queue_id=queue_id,

@@ -6,6 +6,9 @@
 The copy goes to `%RETRY%group` with DELAY set, and the delay part brings it back when its time has come; a dead letter
 goes to `%DLQ%group` at once. Beside what the reference writes, a dead letter says where it came from
 (DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID), so that it can be sent again to its own topic.
+
+The copy says WAIT=false, as the reference's does, and yet its consumer is answered under SYNC_FLUSH when it is durable:
+it goes on past the message then, and a power cut must not take both.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ from contrailmq.broker.groups import Group
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.incoming import IncomingMessage
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.parked import Outcome
 from contrailmq.broker.send import MAX_RECONSUME_VERSION, put_rewritten
 from contrailmq.message import Property, dlq_topic, retry_topic
 from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
 from contrailmq.wire.requests import ConsumerSendMessageBack
@@ -51,12 +56,38 @@ class RetryProcessor:
             )
         if group.retry_queues <= 0:
             return success(command)
-        mark = node.topic_mark()
         message = self._copy(header, group, command.version)
-        put_rewritten(node, message)
+        result = put_rewritten(node, message)
         key = f"{message.properties[Property.RETRY_TOPIC]}@{group.name}"
         node.statistics.counter("SNDBCK_PUT_NUMS", key).add(1)
-        return node.answer_when_routed(mark, connection, command, success(command))
+        if not node.store.config.is_sync_flush:
+            return self._acknowledged(connection, command, group)
+        node.after_append(wants_flush=True)
+        timeout_ms = node.store.config.sync_flush_timeout
+        node.parked.park(
+            result.physical_offset + result.size_bytes,
+            node.monotonic_ms() + timeout_ms,
+            lambda outcome: self._settled(outcome, connection, command, group),
+        )
+        return None
+
+    def _settled(self, outcome: Outcome, connection: Peer, command: Command, group: Group) -> None:
+        """The copy is durable, or not: its consumer goes on past the message when it hears that it is."""
+        answer: bytes | None
+        if outcome is Outcome.DURABLE:
+            answer = self._acknowledged(connection, command, group)
+        else:
+            is_late = outcome is Outcome.TIMED_OUT
+            code = ResponseCode.FLUSH_DISK_TIMEOUT if is_late else ResponseCode.SERVICE_NOT_AVAILABLE
+            config = self._node.store.config
+            late = f"stored, but not synced to disk within syncFlushTimeout={config.sync_flush_timeout} ms"
+            answer = encode_response(command, code, remark=late if is_late else self._node.store.unwritable_reason)
+        if answer is not None and connection.is_open and not command.is_oneway:
+            connection.reply(answer)
+
+    def _acknowledged(self, connection: Peer, command: Command, group: Group) -> bytes | None:
+        topics = (retry_topic(group.name), dlq_topic(group.name))
+        return self._node.answer_when_kept(connection, command, success(command), topics=topics, groups=(group.name,))
 
     def _copy(self, header: ConsumerSendMessageBack, group: Group, version: int) -> IncomingMessage:
         node = self._node

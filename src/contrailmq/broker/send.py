@@ -85,6 +85,7 @@ class SendProcessor:
     def __init__(self, node: BrokerNode) -> None:
         self._node = node
         self._tag_codes: dict[str, int] = {}
+        self._pending = node.keeping.topics
         self._random = random.Random()
         self._is_sync_flush = node.store.config.is_sync_flush
         self._flush_timeout_ms = node.store.config.sync_flush_timeout
@@ -146,6 +147,7 @@ class SendProcessor:
             or header.batch
             or not 0 <= queue_id < topic.queue_limit
             or not node.is_accepting
+            or header.topic in self._pending
             or not self._is_open
             or _has_special(text)
         ):
@@ -223,7 +225,6 @@ class SendProcessor:
 
     def _send_plainly(self, connection: Peer, command: Command, header: SendHeader) -> bytes | None:
         self._check_accepting()
-        mark = self._node.topic_mark()
         topic = self.writable_topic(header)
         queue_id = self._chosen_queue(topic, header.queue_id)
         is_inner = False
@@ -231,12 +232,13 @@ class SendProcessor:
             properties = decode_properties(header.properties or "")
             is_inner = topic.takes_inner_batches and Property.UNIQUE_KEY in properties
             if not is_inner:
-                return self._send_batch(connection, command, header, properties, topic, queue_id, mark)
+                return self._send_batch(connection, command, header, properties, topic, queue_id)
         message = self.incoming(connection, command, header, topic, queue_id)
         if is_inner:
             self._make_inner_batch(message)
         if topic.name.startswith(RETRY_PREFIX):
             self._check_retries(message, command, header)
+        topics = (topic.name, message.topic)
         result = put_rewritten(self._node, message, self._fixed)
         if self._node.hooks.on_stored:
             self._show(connection, header, message.answer_queue_id, message.unique_key or "", result)
@@ -249,10 +251,10 @@ class SendProcessor:
         )
         if waits:
             self._node.after_append(wants_flush=True)
-            self._park(connection, command, result, values, message.answer_fields, mark)
+            self._park(connection, command, result, values, message.answer_fields, topics)
             return None
         answer = self._answer(command, ResponseCode.SUCCESS, values, message.answer_fields)
-        return self._node.answer_when_routed(mark, connection, command, answer)
+        return self._node.answer_when_kept(connection, command, answer, topics=topics)
 
     def incoming(
         self, connection: Peer, command: Command, header: SendHeader, topic: Topic, queue_id: int
@@ -394,7 +396,6 @@ class SendProcessor:
         properties: dict[str, str],
         topic: Topic,
         queue_id: int,
-        mark: int,
     ) -> bytes | None:
         """`properties` are the request's: its id and its WAIT are those of the batch, as in Java (MessageBatch)."""
         node = self._node
@@ -431,9 +432,10 @@ class SendProcessor:
         ids = b",".join([self._message_id_prefix + b"%016X"] * len(offsets)) % offsets  # one by one takes twice as long
         values = (queue_id, escape(unique_key), ids, result.queue_offset)
         if waits:
-            self._park(connection, command, result, values, None, mark)
+            self._park(connection, command, result, values, None, (topic.name,))
             return None
-        return node.answer_when_routed(mark, connection, command, self._template.render(command, values))
+        answer = self._template.render(command, values)
+        return node.answer_when_kept(connection, command, answer, topics=(topic.name,))
 
     def _show(
         self,
@@ -490,9 +492,9 @@ class SendProcessor:
         result: AppendResult | BatchResult,
         values: tuple[int, bytes, bytes, int],
         more: dict[str, str] | None = None,
-        mark: int | None = None,
+        topics: tuple[str, ...] = (),
     ) -> None:
-        """Answer when the record is durable, and its topic routed when one was made since `mark`."""
+        """Answer when the record is durable and these topics are kept."""
         if isinstance(result, AppendResult):
             end = result.physical_offset + result.size_bytes
         else:
@@ -505,8 +507,7 @@ class SendProcessor:
             answer: bytes | None
             if outcome is Outcome.DURABLE:
                 answer = self._answer(command, ResponseCode.SUCCESS, values, more)
-                if mark is not None:
-                    answer = node.answer_when_routed(mark, connection, command, answer)
+                answer = node.answer_when_kept(connection, command, answer, topics=topics)
             elif outcome is Outcome.TIMED_OUT:
                 remark = f"stored, but not synced to disk within syncFlushTimeout={self._flush_timeout_ms} ms"
                 answer = self._answer(command, ResponseCode.FLUSH_DISK_TIMEOUT, values, more, remark)

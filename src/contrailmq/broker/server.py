@@ -22,12 +22,14 @@ from typing import Final
 
 from contrailmq._faults import LastingFault
 from contrailmq.broker.admin import ClientAdmin, GroupAdmin, OffsetAdmin, ProgressAdmin, RuntimeAdmin, TopicAdmin
+from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.advertise import advertised_address
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError, with_our_defaults
 from contrailmq.broker.config_files import ConfigFileError, TableSaveError
 from contrailmq.broker.consumer_offsets import OffsetProcessor
 from contrailmq.broker.delay import DelayService
 from contrailmq.broker.handlers import Handlers
+from contrailmq.broker.keeping import TOPICS_FILE
 from contrailmq.broker.members import MemberProcessor
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.persistence import SavePause, TableSaver
@@ -257,13 +259,17 @@ class BrokerServer:
         self.saver = TableSaver(
             node.config_path, node.snapshots(), self._table_worker, lost_reason=lambda: self.store.lost_reason
         )
+        adoption = Adoption(node)
+        for name in adoption.at_opening():
+            self.saver.mark_soon(name)
+        node.on_new_queues = adoption.at_delivery
         self.registration = Registration(
             node, self._client, ha_address=f"{config.broker_ip2 or advertised.ip}:{self.store.config.ha_listen_port}"
         )
         self.slave_sync: SlaveSync | None = None
-        node.when_registered = self.registration.when_registered
+        node.keeping.when_saved = self.saver.when_saved
+        node.keeping.when_registered = self.registration.when_registered
         node.topics.listen(lambda topic: self._topics_changed())
-        node.groups.listen(lambda: self.saver.mark_soon("subscriptionGroup.json"))
         self._register_processors()
         self.store.on_durable(lambda offset: self._hop(loop, lambda: node.durable(offset)))
         self.store.on_committed(lambda: self._hop(loop, node.committed))
@@ -386,7 +392,7 @@ class BrokerServer:
         self.registration.register_soon()
 
     def _topics_changed(self) -> None:
-        self.saver.mark_soon("topics.json")
+        self.saver.mark_soon(TOPICS_FILE)
         self.registration.register_soon()
 
     def _hop(self, loop: asyncio.AbstractEventLoop, news: Callable[[], None]) -> None:

@@ -74,6 +74,7 @@ class ConsumeQueueTable:
         self._descriptors = DescriptorCache(files, open_files_max or capacity_for(limit), ceiling_for(limit))
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._counts: dict[str, int] = {}  # topic -> how many queues it has
+        self.created: dict[tuple[str, int], None] = {}  # since somebody cleared it
         self._dirty: dict[ConsumeQueue, None] = {}  # have pending units
         self._unsynced: dict[ConsumeQueue, None] = {}
         self.ext: ConsumeQueueExtTable | None = None
@@ -201,6 +202,7 @@ class ConsumeQueueTable:
                 descriptors=self._descriptors,
             )
             self._counts[topic] = self._counts.get(topic, 0) + 1
+            self.created[key] = None
         return queue
 
     def extension_code(self, topic: str, queue_id: int, address: int) -> int | None:
@@ -339,6 +341,7 @@ class ConsumeQueueTable:
             return self.batches.delete(topic, queue_id)
         self._dirty.pop(queue, None)
         self._unsynced.pop(queue, None)
+        self.created.pop((topic, queue_id), None)
         self._counts[topic] -= 1
         if not self._counts[topic]:
             del self._counts[topic]

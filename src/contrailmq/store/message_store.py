@@ -130,6 +130,7 @@ class MessageStore(StoreReads):
         self._queues, self._index, self.checkpoint = parts.queues, parts.index, parts.checkpoint
         self._dispatcher, self._reader, self._housekeeping = parts.dispatcher, parts.reader, parts.housekeeping
         self._delay_levels, self._retention = parts.delay_levels, parts.retention
+        self.new_queues = parts.queues.created  # who dispatches may look at it, and clears it
         self._lock = StoreLock(self.files, config.lock_path)
         self._ground = GroundWatch(self.files, self._log_files, config.lock_path, on_lost=self._lose)
         self._facts = self._log.facts
@@ -479,6 +480,12 @@ class MessageStore(StoreReads):
         """Queues and index hold everything before this offset."""
         self._reader.catch_up()
         return self._dispatcher.mark
+
+    @property
+    @while_open
+    def appended_offset(self) -> int:
+        """The end of what was appended: the next record begins there, or in the next file."""
+        return self._log_files.wrote_offset
 
     @property
     @while_open

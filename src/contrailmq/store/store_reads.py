@@ -157,6 +157,18 @@ class StoreReads(StoreLife):
         return {(queue.topic, queue.queue_id): (queue.min_offset, queue.max_offset) for queue in both}
 
     @while_open
+    def physical_end(self, topic: str) -> int:
+        """Where in the log the newest message of a topic's queues ends; -1 when they hold none."""
+        self._reader.catch_up()
+        both = (*self._queues, *self._queues.batches)
+        return max((queue.physical_max for queue in both if queue.topic == topic), default=-1)
+
+    @while_open
+    def has_batch_queues(self, topic: str) -> bool:
+        """Whether the messages of a topic are in batch queues (queue.type=BatchCQ)."""
+        return self._queues.batches.holds(topic)
+
+    @while_open
     def min_offset(self, topic: str, queue_id: int) -> int:
         queue = self._reader.any_queue(topic, queue_id)
         return queue.min_offset if queue is not None else 0

@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from contrailmq.broker.attributes import GROUP_ATTRIBUTES, AttributeChangeError, altered
 from contrailmq.broker.config_files import Json, compact, with_entries
+from contrailmq.broker.deleted_topics import DELETED_FILE
 from contrailmq.broker.filters import Subscription
 from contrailmq.broker.groups import Group, GroupError, check_group_values
 from contrailmq.broker.handlers import Handlers, Refused, success
+from contrailmq.broker.keeping import GROUPS_FILE, TOPICS_FILE
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.persistence import TableSaver
 from contrailmq.broker.turns import in_turns
@@ -50,7 +52,7 @@ class GroupAdmin:
         self._node.refuse_on_slave()
         async with self._changing:
             self._node.groups.put(self._checked(loads_fastjson(command.body)))
-        await self._saver.save("subscriptionGroup.json")
+        await self._saver.save(GROUPS_FILE)
         return success(command)
 
     async def create_many(self, connection: Peer, command: Command) -> bytes | None:
@@ -64,7 +66,7 @@ class GroupAdmin:
             groups = [self._checked(entry) async for entry in in_turns(entries)]
             async for group in in_turns(groups):
                 self._node.groups.put(group)
-        await self._saver.save("subscriptionGroup.json")
+        await self._saver.save(GROUPS_FILE)
         return success(command)
 
     async def delete(self, connection: Peer, command: Command) -> bytes | None:
@@ -76,10 +78,9 @@ class GroupAdmin:
             node.offsets.remove_group(header.group_name)
         node.statistics.forget(group=header.group_name)
         if node.topics.delete(retry_topic(header.group_name)):
-            node.dispatch_now()
-            node.store.delete_topics([retry_topic(header.group_name)])
+            node.delete_queues([retry_topic(header.group_name)])
             node.held.release_topic(retry_topic(header.group_name))
-        await self._saver.save("subscriptionGroup.json", "consumerOffset.json", "topics.json")
+        await self._saver.save(DELETED_FILE, GROUPS_FILE, "consumerOffset.json", TOPICS_FILE)
         return success(command)
 
     async def forbid(self, connection: Peer, command: Command) -> bytes | None:
@@ -87,7 +88,7 @@ class GroupAdmin:
         if header.readable is not None:
             node.refuse_on_slave()
             node.groups.set_readable(header.group, header.topic, is_readable=header.readable)
-            await self._saver.save("subscriptionGroup.json")
+            await self._saver.save(GROUPS_FILE)
         is_readable = not node.groups.is_forbidden(header.group, header.topic)
         body = GroupForbidden(group=header.group, topic=header.topic, readable=is_readable)
         return success(command, None, encode_body(body))

@@ -8,6 +8,7 @@ from typing import Final
 
 from contrailmq.broker.config import PROTECTED_KEYS, BrokerConfigError, store_properties
 from contrailmq.broker.config_files import DataVersion, compact
+from contrailmq.broker.deleted_topics import DELETED_FILE
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.persistence import TableSaver
@@ -47,7 +48,7 @@ class RuntimeAdmin:
         handlers.register(RequestCode.GET_BROKER_HA_STATUS, self.ha_status)
         handlers.register(RequestCode.GET_BROKER_EPOCH_CACHE, self.epochs)
         handlers.register(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE, self.clean_queues)
-        handlers.register(RequestCode.CLEAN_UNUSED_TOPIC, self.clean_topics)
+        handlers.register_slow(RequestCode.CLEAN_UNUSED_TOPIC, self.clean_topics)
         handlers.register(RequestCode.DELETE_EXPIRED_COMMITLOG, self.delete_files)
 
     # --- figures
@@ -181,16 +182,23 @@ class RuntimeAdmin:
         self._node.store.clean_expired_queues()
         return success(command)
 
-    def clean_topics(self, connection: Peer, command: Command) -> bytes | None:
-        """Drop the queues of topics that no longer exist; system topics and light queues stand in no table."""
+    async def clean_topics(self, connection: Peer, command: Command) -> bytes | None:
+        """Drop the queues of topics that no longer exist; system topics and light queues stand in no table.
+
+        Topics that have messages and were in no table were adopted at the start. A slave's table may be behind its
+        queues: it drops none.
+        """
         node = self._node
+        if node.is_slave:
+            return success(command)
         node.dispatch_now()
         unused = {
             topic
             for topic, _ in node.store.queues()
             if topic not in node.topics and not node.topics.is_system(topic) and not topic.startswith(LIGHT_PREFIX)
         }
-        node.store.delete_topics(sorted(unused))
+        node.delete_queues(sorted(unused))
+        await self._saver.save(DELETED_FILE)
         return success(command)
 
     def delete_files(self, connection: Peer, command: Command) -> bytes | None:

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 from contrailmq.broker.attributes import TOPIC_ATTRIBUTES, AttributeChangeError, altered, read_changes
 from contrailmq.broker.config_files import Json, compact, with_entries
+from contrailmq.broker.deleted_topics import DELETED_FILE
 from contrailmq.broker.handlers import Handlers, Refused, success
+from contrailmq.broker.keeping import TOPICS_FILE
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.persistence import TableSaver
 from contrailmq.broker.topics import Topic, TopicError, check_topic_values
@@ -77,19 +79,18 @@ class TopicAdmin:
         self._check_name(name)
         async with self._changing:
             node.topics.delete(name)
-        node.dispatch_now()
-        node.store.delete_topics([name])
+            node.delete_queues([name])
         node.offsets.remove_topic(name)
         node.statistics.forget(topic=name)
         node.held.release_topic(name)
-        await self._saver.save("topics.json", "consumerOffset.json")
+        await self._saver.save(DELETED_FILE, TOPICS_FILE, "consumerOffset.json")
         return success(command)
 
     async def _kept_and_routed(self) -> None:
         """Return when the topics are on disk and the NameServers have heard of them."""
         heard = asyncio.Event()
-        self._node.when_registered(heard.set)
-        await self._saver.save("topics.json")
+        self._node.keeping.when_registered(heard.set)
+        await self._saver.save(TOPICS_FILE)
         await heard.wait()
 
     def _altered(self, name: str, change: str | Mapping[str, str]) -> dict[str, str]:

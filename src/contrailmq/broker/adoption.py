@@ -1,0 +1,132 @@
+"""Topics that the queues hold and the table lacks are adopted, so that their messages are served.
+
+The table may be older than the queues (a file restored from a copy, written by a broker that acknowledged first, lost
+with its backup). A message whose topic nobody knows cannot be read, and cleaning would destroy its queue. So every
+topic with messages in its queues gets an entry: as many queues as the highest queue id asks for, readable and writable,
+queue.type=BatchCQ where its queues are of that kind. A retry topic brings its group along. That is looked at when the
+store is opened. What waits in a delay level, in the timer or as half of a transaction then, comes to its topic later:
+such a topic is adopted when its first queue is made, and gets more queues as they are.
+
+Left alone are: what was deleted (deleted_topics.py; queues that came back are removed), light queues, which stand in no
+table, the broker's own `rmq_sys_` topics, and the table of a slave, which its master gives it. The number of queues of
+a topic that the table knows is the operator's word, also where it is too small.
+
+A message without a table is served at the price of settings: permissions, order and filter of an adopted topic are the
+usual ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from contrailmq.broker.deleted_topics import DELETED_FILE
+from contrailmq.broker.groups import Group
+from contrailmq.broker.keeping import GROUPS_FILE, TOPICS_FILE
+from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.topics import QUEUES_MAX, Topic
+from contrailmq.message import RETRY_PREFIX, MessageError, SystemTopic, check_group, check_topic
+from contrailmq.store.light_queues import LIGHT_PREFIX
+
+log = logging.getLogger("contrailmq.broker")
+
+NAMES_MAX: Final = 10  # in a line of the log
+
+
+class Adoption:
+    """Owner: the broker's server. Everything runs on the loop."""
+
+    def __init__(self, node: BrokerNode) -> None:
+        self._node = node
+        self._adopted: dict[str, Topic] = {}  # as they were made; one that was changed since is somebody else's
+
+    def at_opening(self) -> list[str]:
+        """Call it once, when store and tables are loaded; returns the files that are out of date then."""
+        node = self._node
+        node.store.new_queues.clear()
+        if node.is_slave:
+            return []
+        changed = [DELETED_FILE] if node.deleted.fit(node.store.log_min_offset, node.store.appended_offset) else []
+        unknown = self._unknown_topics()
+        back = [name for name in unknown if node.deleted.covers(name, newest_end=node.store.physical_end(name))]
+        if back:
+            node.store.delete_topics(back)
+            log.info(
+                "removed the queues of %d deleted topics that the log had brought back: %s", len(back), _some(back)
+            )
+        wanted = [name for name in unknown if name not in back and not node.deleted.is_gone(name)]
+        adopted = [self._adopt(name, queues=unknown[name]) for name in wanted]
+        if adopted:
+            log.warning(
+                "adopted %d topics that the queues hold and topics.json lacks: %s; change their queues and permissions "
+                "with updateTopic if they were others",
+                len(adopted),
+                _some([f"{topic.name} ({topic.write_queues} queues)" for topic in adopted]),
+            )
+        groups = self._adopt_groups(adopted if node.has_groups_file else list(node.topics))
+        return changed + [TOPICS_FILE] * bool(adopted) + [GROUPS_FILE] * bool(groups)
+
+    def at_delivery(self, queues: Sequence[tuple[str, int]]) -> None:
+        """Queues were made: whose topic does the table lack?"""
+        node = self._node
+        for name, queue_id in queues:
+            known = node.topics.get(name)
+            if known is None and not node.is_slave and _may_adopt(name) and not node.deleted.is_gone(name):
+                self._adopt_groups([self._adopt(name, queues=queue_id + 1)])
+                log.warning("adopted topic %s: a message came to its queue %d, topics.json lacks it", name, queue_id)
+            elif known is not None and known is self._adopted.get(name) and queue_id >= known.queue_limit:
+                self._adopt(name, queues=queue_id + 1)
+
+    def _unknown_topics(self) -> dict[str, int]:
+        """Topics with messages that the table lacks, and how many queues they have."""
+        counts: dict[str, int] = {}
+        holding: set[str] = set()
+        for (topic, queue_id), (low, high) in self._node.store.queues().items():
+            if topic not in self._node.topics:
+                counts[topic] = max(counts.get(topic, 0), queue_id + 1)
+                if high > low:
+                    holding.add(topic)
+        return {topic: counts[topic] for topic in sorted(holding) if _may_adopt(topic)}
+
+    def _adopt(self, name: str, *, queues: int) -> Topic:
+        attributes = {"queue.type": "BatchCQ"} if self._node.store.has_batch_queues(name) else {}
+        count = min(queues, QUEUES_MAX)
+        topic = self._adopted[name] = Topic(name, read_queues=count, write_queues=count, attributes=attributes)
+        self._node.topics.put(topic)
+        return topic
+
+    def _adopt_groups(self, topics: Sequence[Topic]) -> list[str]:
+        """Those of the retry topics among these that no table has."""
+        names = [topic.name.removeprefix(RETRY_PREFIX) for topic in topics if topic.name.startswith(RETRY_PREFIX)]
+        adopted = [name for name in names if name not in self._node.groups and _is_group(name)]
+        for name in adopted:
+            self._node.groups.put(Group(name))
+        if adopted:
+            log.warning("adopted %d groups that have retry topics: %s", len(adopted), _some(adopted))
+        return adopted
+
+
+def _may_adopt(topic: str) -> bool:
+    if topic.startswith((LIGHT_PREFIX, SystemTopic.PREFIX)):
+        return False
+    try:
+        check_topic(topic)
+    except MessageError as exc:
+        log.warning("a queue directory is not adopted: %s", exc)
+        return False
+    return True
+
+
+def _is_group(name: str) -> bool:
+    """False for what pop consumers' retry topics have in its place: group and topic in one."""
+    try:
+        check_group(name)
+    except MessageError:
+        return False
+    return True
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - NAMES_MAX
+    return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")

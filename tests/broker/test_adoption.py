@@ -1,0 +1,367 @@
+"""Opening a store whose tables know less than its queues: messages are served, deleted topics stay deleted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.harness import Bench, records, send_fields
+from broker.test_timers import TimerBench
+from contrailmq import Admin, Message, Producer
+from contrailmq.broker.config_files import ConfigFileError
+from contrailmq.broker.deleted_topics import DELETED_FILE, DeletedTopics
+from contrailmq.broker.groups import Group
+from contrailmq.broker.keeping import GROUPS_FILE, TOPICS_FILE
+from contrailmq.broker.topics import Topic
+from contrailmq.client.raw import QueueReader
+from contrailmq.message import MessageQueue
+from contrailmq.store.record import BatchPart, encode_batch
+from contrailmq.testing import LocalCluster
+
+
+def crashed(bench: Bench, path: Path, lost: tuple[str, ...] = (), **store_settings: Any) -> Bench:
+    """The broker again after a crash that came before its tables were saved, without the directories in `lost`."""
+    bench.store.abandon()
+    bench.loop.close()
+    bench._worker.shutdown()
+    for name in lost:
+        whole = path / "store" / name
+        shutil.rmtree(whole) if whole.is_dir() else whole.unlink(missing_ok=True)
+    return Bench(path, **store_settings)
+
+
+def bodies(bench: Bench, topic: str, queue_id: int = 0) -> list[bytes]:
+    (answer,) = bench.pull(topic, queue_id=queue_id)
+    assert answer.code == 0, answer.remark
+    return [message.body for message in records(answer.body)]
+
+
+@pytest.mark.parametrize("lost", [(), ("consumequeue", "queues.ledger")], ids=["queues kept", "queues lost"])
+def test_a_topic_that_only_the_queues_or_the_log_know_is_adopted_with_its_queues(
+    tmp_path: Path, lost: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path)
+    bench.send("Orders", b"o", e=2)
+    bench.send("Bills", b"b")
+    bench.settle()
+    again = crashed(bench, tmp_path, lost=lost)
+    orders, bills = again.node.topics.get("Orders"), again.node.topics.get("Bills")
+    assert orders == Topic("Orders", read_queues=3, write_queues=3, perm=6)
+    assert bills == Topic("Bills", read_queues=1, write_queues=1, perm=6)
+    assert (bodies(again, "Orders", 2), bodies(again, "Bills")) == ([b"o"], [b"b"])
+    assert "adopted 2 topics that the queues hold and topics.json lacks: Bills (1 queues), Orders (3 queues)" in (
+        caplog.text
+    )
+    assert again.ask(316).code == 0
+    assert bodies(again, "Orders", 2) == [b"o"], "cleaning spares it"
+    assert again.send("Orders", e=2).ext["queueOffset"] == "1"
+    again.close()
+
+
+def test_retry_topics_bring_their_groups_and_dead_letters_come_too(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.send("T", b"poison")
+    for level in (0, -1):
+        assert bench.ask(36, {"offset": "0", "group": "g", "delayLevel": str(level), "originTopic": "T"}).code == 0
+    again = crashed(bench, tmp_path)
+    assert again.node.groups.get("g") == Group("g")
+    assert again.node.topics.get("%RETRY%g") == Topic("%RETRY%g", read_queues=1, write_queues=1)
+    assert (bodies(again, "%RETRY%g"), bodies(again, "%DLQ%g")) == ([b"poison"], [b"poison"])
+    again.close()
+
+
+def test_without_a_table_of_groups_every_retry_topic_names_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.heartbeat("T", group="g")
+    bench.run(bench.saver.save(TOPICS_FILE))
+    again = crashed(bench, tmp_path)
+    assert "g" in again.node.groups
+    again.node.groups.delete("g")
+    again.run(again.saver.save(GROUPS_FILE))
+    last = crashed(again, tmp_path)
+    assert "g" not in last.node.groups, "there is a table now, and it says so"
+    last.close()
+
+
+def test_topics_of_batch_queues_are_adopted_as_such(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.node.topics.put(Topic("Batch", read_queues=1, write_queues=1, attributes={"queue.type": "BatchCQ"}))
+    batch = encode_batch([BatchPart(0, b"m%d" % number, b"") for number in range(3)])
+    fields = send_fields("Batch", properties="UNIQ_KEY\x01b\x02", m="true")
+    assert bench.ask(320, fields, batch).ext["queueOffset"] == "0"
+    again = crashed(bench, tmp_path)
+    topic = again.node.topics.get("Batch")
+    assert topic is not None
+    assert topic.takes_inner_batches
+    assert again.ask(320, fields, batch).ext["queueOffset"] == "3"
+    assert bodies(again, "Batch") == [batch, batch]
+    again.close()
+
+
+def test_light_queues_and_the_brokers_own_topics_are_left_alone(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"enable_lmq": True, "enable_multi_dispatch": True}
+    bench = Bench(tmp_path, **settings)
+    bench.send(properties={"INNER_MULTI_DISPATCH": "%LMQ%a"})
+    bench.store.put(Message("rmq_sys_REVIVE_LOG_Other", b"kept"))
+    bench.store.put(Message("TRANS_CHECK_MAX_TIME_TOPIC", b"half"))
+    bench.settle()
+    again = crashed(bench, tmp_path, **settings)
+    assert "T" in again.node.topics
+    assert "TRANS_CHECK_MAX_TIME_TOPIC" in again.node.topics
+    assert "%LMQ%a" not in again.node.topics
+    assert "rmq_sys_REVIVE_LOG_Other" not in again.node.topics
+    assert {"%LMQ%a", "rmq_sys_REVIVE_LOG_Other"} <= {topic for topic, _ in again.store.queues()}
+    again.close()
+
+
+def test_the_operators_number_of_queues_stands(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.send("T", e=3)
+    bench.node.topics.put(Topic("T", read_queues=2, write_queues=2))
+    bench.run(bench.saver.save(TOPICS_FILE))
+    again = crashed(bench, tmp_path)
+    topic = again.node.topics.get("T")
+    assert topic is not None
+    assert topic.read_queues == 2
+    again.close()
+
+
+def test_an_empty_table_counts_as_none_and_a_garbled_one_stops_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path)
+    bench.send("Orders", b"o")
+    bench.settle()
+    config = tmp_path / "store" / "config"
+    config.mkdir()
+    (config / "topics.json").write_bytes(bytes(100))
+    (config / "topics.json.bak").write_text("")
+    again = crashed(bench, tmp_path)
+    assert bodies(again, "Orders") == [b"o"]
+    assert "topics.json.bak: empty" in caplog.text
+    (config / "topics.json").write_text("{nonsense")
+    with pytest.raises(ConfigFileError, match="mend the file"):
+        again.node.load()
+    again.close()
+
+
+def test_a_slave_adopts_nothing_and_cleans_nothing(tmp_path: Path) -> None:
+    """Its table is its master's, and may be behind what the log brought."""
+    bench = Bench(tmp_path)
+    bench.send("Orders", b"o")
+    bench.settle()
+    again = crashed(bench, tmp_path, broker_role="SLAVE")
+    assert "Orders" not in again.node.topics
+    assert again.ask(316).code == 0
+    assert again.store.queues()["Orders", 0] == (0, 1)
+    again.close()
+
+
+# ------------------------------------------------------------------------------------------------------------ deleted
+
+
+def deleted(bench: Bench, topic: str) -> None:
+    assert bench.ask(215, {"topic": topic}).code == 0
+
+
+LOSSES: Mapping[str, tuple[str, ...]] = {
+    "killed before the queues' removal was on the disk": (),
+    "queues made anew from the log": ("consumequeue", "queues.ledger", "checkpoint"),
+}
+
+
+@pytest.mark.parametrize("lost", LOSSES.values(), ids=LOSSES)
+def test_a_deleted_topic_stays_deleted_though_the_log_still_has_it(tmp_path: Path, lost: tuple[str, ...]) -> None:
+    bench = Bench(tmp_path)
+    bench.send("Orders", b"o")
+    bench.send("Kept", b"k")
+    bench.settle()
+    bench.store._housekeeping.persist()  # the ledger names the queue: its absence alone would bring it back
+    bench.store._housekeeping.persist_soon = lambda: None  # type: ignore[method-assign]
+    deleted(bench, "Orders")
+    again = crashed(bench, tmp_path, lost=lost)
+    assert "Orders" not in again.node.topics
+    assert ("Orders", 0) not in again.store.queues()
+    assert bodies(again, "Kept") == [b"k"]
+    assert again.send("Orders", b"new").ext["queueOffset"] == "0"
+    again.run(again.saver.save(DELETED_FILE))
+    last = crashed(again, tmp_path, lost=(*lost, "config/topics.json"))
+    assert bodies(last, "Orders") == [b"new"], "made again, and lost from the table: adopted, without the old messages"
+    last.close()
+
+
+def test_what_is_delivered_late_to_a_deleted_topic_does_not_bring_it_back(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.send("Orders", b"o")
+    deleted(bench, "Orders")
+    bench.store.put(Message("Orders", b"was delayed"))
+    bench.settle()
+    again = crashed(bench, tmp_path)
+    assert "Orders" not in again.node.topics
+    assert again.send("Orders", b"new").ext["queueOffset"] == "1"
+    assert bodies(again, "Orders") == [b"was delayed", b"new"]
+    again.close()
+
+
+def test_deleted_groups_and_cleaned_topics_stay_away_too(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.send("T", b"poison")
+    assert bench.ask(36, {"offset": "0", "group": "g", "delayLevel": "0", "originTopic": "T"}).code == 0
+    bench.store.put(Message("Stray", b"of no topic"))
+    assert bench.ask(207, {"groupName": "g", "cleanOffset": "true"}).code == 0
+    assert bench.ask(316).code == 0
+    again = crashed(bench, tmp_path, lost=("consumequeue", "queues.ledger"))
+    assert again.node.groups.get("g") is None
+    assert {topic for topic, _ in again.store.queues()} == {"T"}
+    again.close()
+
+
+def test_the_deletion_is_on_the_disk_before_the_table_without_the_topic(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.send("Orders", b"o")
+    config = tmp_path / "store" / "config"
+    written = []
+    original = bench.saver._write
+
+    def write(texts: Mapping[str, object]) -> object:
+        written.append(list(texts))
+        return original(texts)  # type: ignore[arg-type]
+
+    bench.saver._write = write  # type: ignore[method-assign, assignment]
+    deleted(bench, "Orders")
+    assert written == [[DELETED_FILE, TOPICS_FILE, "consumerOffset.json"]]
+    assert json.loads((config / DELETED_FILE).read_text()) == {
+        "deletedTopics": {"Orders": {"logEnd": bench.store.appended_offset, "isMadeAgain": False}}
+    }
+    bench.close()
+
+
+def test_deletions_are_forgotten_with_their_records_and_move_back_with_a_log_that_lost_its_end() -> None:
+    topics = DeletedTopics()
+    topics.note("Old", log_end=1000)
+    topics.note("New", log_end=5000)
+    assert not topics.fit(0, 6000)
+    assert topics.fit(1000, 4000)
+    assert not topics.is_gone("Old")
+    assert topics.is_gone("New")
+    assert topics.covers("New", newest_end=4000)
+    assert not topics.covers("New", newest_end=4001), "written after the power cut"
+    assert topics.note_made_again("New")
+    assert not topics.note_made_again("New")
+    assert not topics.is_gone("New")
+
+
+# --------------------------------------------------------------------------------------------------- what comes later
+
+LATER = {
+    "level": {"DELAY": "2"},
+    "timer": {"TIMER_DELAY_SEC": "5"},
+    "half": {"TRAN_MSG": "true", "PGROUP": "pg"},
+}
+
+
+@pytest.mark.parametrize("kind", LATER)
+def test_without_a_table_what_waits_for_its_time_comes_to_a_topic_that_can_be_read(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = TimerBench(tmp_path)
+    answers = []
+    for queue_id in (1, 3):
+        properties = LATER[kind] | {"UNIQ_KEY": f"K{queue_id}"}
+        flags = "4" if kind == "half" else "0"
+        answers.append(bench.send("Later", b"%d" % queue_id, properties=properties, e=queue_id, f=flags, g=0))
+        assert answers[-1].code == 0
+    now_ms = bench.clock.now_ms()
+    bench.settle()
+    bench.store.abandon()
+    bench.timers.crash()
+    bench.loop.close()
+    bench._worker.shutdown()
+    again = TimerBench(tmp_path, now_ms=now_ms)
+    assert "Later" not in again.node.topics, "nothing of it is in a queue of its own yet"
+    for answer in answers if kind == "half" else ():
+        fields = {"producerGroup": "pg", "tranStateTableOffset": answer.ext["queueOffset"], "commitOrRollback": "8"}
+        place = {"commitLogOffset": str(int(answer.ext["msgId"][-16:], 16)), "msgId": answer.ext["transactionId"]}
+        assert again.ask(37, fields | place | {"fromTransactionCheck": "false"}).code == 0
+    again.run_ms(7000)
+    again.delay.tick(again.clock.now_ms())
+    again.settle()
+    assert (bodies(again, "Later", 1), bodies(again, "Later", 3)) == ([b"1"], [b"3"])
+    topic = again.node.topics.get("Later")
+    assert topic is not None
+    assert topic.read_queues == 4
+    assert "adopted topic Later: a message came to its queue 1" in caplog.text
+    again.close()
+
+
+def test_a_retry_that_waits_for_a_deleted_group_does_not_bring_it_back(tmp_path: Path) -> None:
+    bench = TimerBench(tmp_path)
+    bench.send("T", b"poison")
+    assert bench.ask(36, {"offset": "0", "group": "g", "delayLevel": "2", "originTopic": "T"}).code == 0
+    assert bench.ask(207, {"groupName": "g", "cleanOffset": "true"}).code == 0
+    bench.clock.advance(7000)
+    bench.delay.tick(bench.clock.now_ms())
+    bench.settle()
+    assert bench.store.max_offset("%RETRY%g", 0) == 1
+    assert "%RETRY%g" not in bench.node.topics
+    assert bench.node.groups.get("g") is None
+    bench.close()
+
+
+# --------------------------------------------------------------------------------------------------- a broker's life
+
+
+@pytest.mark.parametrize("files", [("topics.json", "topics.json.bak"), ("",)], ids=["no topics.json", "no config"])
+def test_a_store_without_tables_serves_all_its_messages(tmp_path: Path, files: tuple[str, ...]) -> None:
+    sent: dict[str, set[bytes]] = {}
+    with LocalCluster(store=tmp_path) as cluster:
+        with Producer("shop", namesrv=cluster.namesrv) as producer:
+            for number in range(40):
+                topic = f"Orders{number % 4}"
+                sent.setdefault(topic, set()).add(b"%d" % number)
+                producer.send(Message(topic, b"%d" % number))
+            producer.send_batch([Message("Batched", b"a"), Message("Batched", b"b")])
+            sent["Batched"] = {b"a", b"b"}
+        cluster.stop_broker()
+        config = tmp_path / "broker-0" / "config"
+        for name in files:
+            shutil.rmtree(config) if not name else (config / name).unlink(missing_ok=True)
+        cluster.restart_broker()
+        with QueueReader(namesrv=cluster.namesrv) as reader:
+            for topic, expected in sent.items():
+                found = [message for queue in reader.queues(topic) for message in pulled(reader, queue)]
+                assert set(found) == expected
+                assert len(found) == len(expected)
+        cluster.stop_broker()
+        assert "Orders3" in (config / "topics.json").read_text(), "adopted for good"
+
+
+def pulled(reader: QueueReader, queue: MessageQueue) -> list[bytes]:
+    return [message.body for message in records(bytes(reader.pull(queue, 0).body))]
+
+
+def test_a_topic_deleted_and_a_broker_killed_stay_so(tmp_path: Path) -> None:
+    with LocalCluster(store=tmp_path) as cluster, Producer("shop", namesrv=cluster.namesrv) as producer:
+        for _ in range(3):
+            producer.send(Message("Orders", b"o"))
+            with Admin(namesrv=cluster.namesrv) as admin:
+                admin.delete_topic("Orders")
+            cluster.kill_broker()
+            shutil.rmtree(tmp_path / "broker-0" / "consumequeue", ignore_errors=True)
+            cluster.restart_broker()
+            assert "Orders" not in Admin(namesrv=cluster.namesrv).topics()
+
+
+def test_adopting_says_which_files_are_out_of_date(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    assert bench.adoption.at_opening() == []
+    bench.store.put(Message("%RETRY%g", b"r"))
+    bench.store.dispatch()
+    assert bench.adoption.at_opening() == [TOPICS_FILE, GROUPS_FILE]
+    assert bench.adoption.at_opening() == []
+    bench.close()
