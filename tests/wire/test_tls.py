@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from contrailmq.wire import listener as listener_module
+from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.errors import ConnectError, LocalProtocolError, WireError
-from contrailmq.wire.frame import encode_response
+from contrailmq.wire.frame import FrameParser, encode_request, encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.tls import ServerTls, TlsMode, client_tls, server_tls
 from contrailmq.wire.transport import Connection, RemotingClient, RemotingServer, new_event_loop
@@ -67,7 +68,6 @@ GOOD = [
     pytest.param({**SERVER, "tls.server.need.client.auth": "optional"}, CLIENT, id="optional, no certificate"),
 ]
 BAD = [
-    pytest.param({**SERVER, "tls.server.mode": "enforcing"}, {}, id="enforcing, plain client"),
     pytest.param({**SERVER, "tls.server.mode": "disabled"}, CLIENT, id="disabled, TLS client"),
     pytest.param({**SERVER, "tls.server.need.client.auth": "require"}, CLIENT, id="mutual, no certificate"),
     pytest.param(
@@ -92,6 +92,29 @@ def test_the_modes_that_serve(server: dict[str, str], client: dict[str, str], lo
 def test_the_modes_that_refuse(server: dict[str, str], client: dict[str, str], loop: Loop) -> None:
     with asyncio.Runner(loop_factory=loop) as runner, pytest.raises(WireError):
         runner.run(asyncio.wait_for(ask(server, client), 10))
+
+
+@LOOPS
+def test_where_tls_is_enforced_a_plain_request_is_told_so_and_reaches_nobody(loop: Loop) -> None:
+    """With a oneway before it, which is dropped, and half a request behind it. The connection ends after the answer."""
+
+    async def main() -> None:
+        served: list[Command] = []
+        enforced = server_tls({**SERVER, "tls.server.mode": "enforcing"})
+        server = RemotingServer(lambda _, commands: served.extend(commands), host="127.0.0.1", tls=enforced)
+        await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(encode_request(2, None, opaque=1, is_oneway=True) + request(7) + request(8)[:5])
+        (answer,) = FrameParser().feed(await reader.read())
+        assert (answer.opaque, answer.code) == (7, ResponseCode.NO_PERMISSION)
+        assert "this port takes TLS only (tls.server.mode=enforcing)" in str(answer.remark)
+        assert served == []
+        writer.close()
+        await turns_until(lambda: not server.connections)
+        await server.close(drain_seconds=0)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asyncio.wait_for(main(), 10))
 
 
 @pytest.mark.parametrize("server", [{}, SERVER], ids=["plain", "TLS"])

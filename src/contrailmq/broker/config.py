@@ -22,6 +22,7 @@ from contrailmq.broker.foreign_settings import PROMISES, named_in_one_line, why_
 from contrailmq.message import ContrailError, MessageError, check_group
 from contrailmq.store.config import StoreConfig, rocketmq_key
 from contrailmq.wire.promises import broken_promises
+from contrailmq.wire.tls import KEYS as TLS_KEYS
 
 # key -> (RocketMQ's default, ours, why)
 DIFFERENCES: Final[Mapping[str, tuple[str, str, str]]] = {
@@ -134,7 +135,7 @@ class BrokerConfig:
         for key, text in properties.items():
             if key in known:
                 config._set(known[key], text)
-            elif key not in store_keys and not why_without_effect(key):
+            elif key not in store_keys and key not in TLS_KEYS and not why_without_effect(key):
                 said.append(_unknown(key, [*known, *store_keys]))
         config.check()
         return config, [warning for warning in said if warning]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -92,7 +93,9 @@ class BrokerServer:
         *,
         clock: Clock | None = None,
         tls: ServerTls | None = None,
+        client_tls: ssl.SSLContext | None = None,
     ) -> None:
+        """`tls` is for whoever connects here, `client_tls` for what this broker dials: NameServers, and its master."""
         self.config = config
         self.clock = clock or SystemClock()
         self.store = MessageStore(with_our_defaults(store_config), clock=self.clock, drive=Drive.LOOP)
@@ -103,7 +106,7 @@ class BrokerServer:
         self._servers: list[RemotingServer] = []
         self._table_worker = ThreadPoolExecutor(1, "contrailmq-tables")
         self._cold_readers = ThreadPoolExecutor(COLD_READERS, "contrailmq-cold-read")
-        self._client = RemotingClient()
+        self._client = RemotingClient(tls=client_tls)
         self._save_pause = SavePause()
         self._unwritable = LastingFault(log, f"broker {config.broker_name} takes no messages")
         self._is_running = False

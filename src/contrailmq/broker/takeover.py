@@ -20,7 +20,7 @@ from contrailmq.broker.node import BrokerNode
 from contrailmq.message import ContrailError
 from contrailmq.wire.bodies import ClusterInfo, KVTable, decode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.errors import WireError
+from contrailmq.wire.errors import RemoteProtocolError, WireError
 from contrailmq.wire.transport import RemotingClient, split_address
 
 ALIVE_S: Final = 1.0  # how long a stranger may take for a connection, and again for an answer
@@ -52,6 +52,8 @@ class NameGuard:
             return None
         timeout_s = config.register_broker_timeout_mills / 1000
         answer = await self._client.invoke(namesrv, RequestCode.GET_BROKER_CLUSTER_INFO, None, b"", timeout_s)
+        if answer.code == ResponseCode.NO_PERMISSION:  # one that takes TLS only, for instance: it says why
+            raise RemoteProtocolError(f"it answered {answer.code}: {answer.remark or 'no reason'}")
         if answer.code != ResponseCode.SUCCESS:
             return None  # a NameServer that tells nobody; its answer to the registration will say more
         group = decode_body(answer.body, ClusterInfo).broker_addr_table.get(config.broker_name)

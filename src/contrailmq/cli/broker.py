@@ -42,14 +42,15 @@ def broker(
     from contrailmq.cli.serving import gathered_settings, run_until_stopped
     from contrailmq.message import ContrailError
     from contrailmq.store import StoreConfig
-    from contrailmq.wire.tls import server_tls
+    from contrailmq.wire.tls import KEYS as TLS_KEYS
+    from contrailmq.wire.tls import client_tls, server_tls
 
     try:
         properties = gathered_settings(
             file=config_file,
             flags=({"namesrvAddr": namesrv} if namesrv else {}) | ({"takeover": "true"} if takeover else {}),
             settings=settings or [],
-            keys={*keys(), *StoreConfig.known_keys()},
+            keys={*keys(), *StoreConfig.known_keys(), *TLS_KEYS},
         )
         config, store_config, warnings = read_configs(properties)
         for warning in warnings:
@@ -57,9 +58,11 @@ def broker(
         if print_config:
             _print(config.to_properties(), store_config)
             return
-        tls = server_tls(properties)
         start_logging(LogSettings(log_level, log_file, log_file_mib, log_files, log_json))
-        run_until_stopped(lambda stopped: _serve(BrokerServer(config, store_config, tls=tls), stopped))
+        tls, outward = server_tls(properties), client_tls(properties)
+        run_until_stopped(
+            lambda stopped: _serve(BrokerServer(config, store_config, tls=tls, client_tls=outward), stopped)
+        )
     except BrokenPipeError:  # of `-p | head`: whoever reads has had enough
         raise
     except (ContrailError, OSError) as exc:

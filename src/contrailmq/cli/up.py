@@ -60,18 +60,20 @@ def up(
     from contrailmq.cli.serving import gathered_settings, run_until_stopped
     from contrailmq.message import ContrailError
     from contrailmq.store import StoreConfig
+    from contrailmq.wire.tls import KEYS as TLS_KEYS
+    from contrailmq.wire.tls import with_client_side
 
     try:
         properties = gathered_settings(
             file=config_file,
             flags={"takeover": "true"} if takeover else {},
             settings=settings or [],
-            keys={*keys(), *StoreConfig.known_keys()},
+            keys={*keys(), *StoreConfig.known_keys(), *TLS_KEYS},
         )
         properties.pop("namesrvAddr", None)
         logs = LogSettings(log_level, log_file, log_file_mib, log_files, log_json)
         start_logging(logs)
-        properties |= _listening_on(listen, properties)
+        properties = with_client_side(properties | _listening_on(listen, properties))
         run_until_stopped(
             lambda stopped: _serve(
                 store, properties, stopped, logs, namesrv_port=namesrv_port, broker_port=broker_port, brokers=brokers
@@ -111,10 +113,12 @@ async def _serve(
     from contrailmq.cli.serving import settle_memory
     from contrailmq.namesrv import NameServer, NamesrvConfig
     from contrailmq.testing.members import Member, ProcessMember, ThreadlessMember
+    from contrailmq.wire.tls import server_tls
 
-    name_server = NameServer(
-        NamesrvConfig(bind_address=properties["bindAddress"], listen_port=namesrv_port, rocketmq_home=str(store))
+    listening = NamesrvConfig(
+        bind_address=properties["bindAddress"], listen_port=namesrv_port, rocketmq_home=str(store)
     )
+    name_server = NameServer(listening, tls=server_tls(properties))
     await name_server.start()
     kind: type[Member] = ThreadlessMember if brokers == 1 else ProcessMember
     members: list[Member] = []

@@ -19,7 +19,7 @@ from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.errors import ConnectError, ConnectionClosedError, RemoteProtocolError, RequestTimeoutError
 from contrailmq.wire.frame import FrameParser, encode_request
 from contrailmq.wire.header import Command, ExtValue, to_ext
-from contrailmq.wire.transport import split_address
+from contrailmq.wire.transport import dial_failure, split_address
 
 RECEIVE_BYTES: Final = 64 * 1024  # of a frame that is longer, the rest is received where it is to lie
 _JOINED_BYTES_MAX: Final = 16 * 1024  # what is copied rather than sent by itself
@@ -100,7 +100,7 @@ class RawConnection:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = plain if tls is None else tls.wrap_socket(plain, server_hostname=tls_server_name or host)
         except (OSError, ssl.SSLError) as exc:
-            raise ConnectError(address, exc.strerror or str(exc)) from exc
+            raise ConnectError(address, dial_failure(exc, is_tls=tls is not None)) from exc
 
     def invoke(
         self,

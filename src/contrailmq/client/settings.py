@@ -24,6 +24,9 @@ from contrailmq.client.results import ConsumeFromWhere, MessageModel
 from contrailmq.message import BODY_BYTES_MAX, Compression, MessageQueue, create_unique_id, parse_unique_id
 from contrailmq.wire.acl import AclCredentials
 from contrailmq.wire.frame import FRAME_BYTES_MAX
+from contrailmq.wire.properties import environment_settings
+from contrailmq.wire.tls import KEYS as TLS_KEYS
+from contrailmq.wire.tls import client_tls
 
 DEFAULT_INSTANCE: Final = "DEFAULT"
 
@@ -50,7 +53,8 @@ class ClientSettings(TypedDict, total=False):
 class ClientOptions:
     """The settings that every client has.
 
-    `tls` is an `ssl.SSLContext` (with CA, client certificate and so on), or True for the system's CAs. `credentials`
+    `tls` is an `ssl.SSLContext` (with CA, client certificate and so on), or True for the system's CAs; None asks the
+    environment (CONTRAILMQ_TLS_ENABLE, CONTRAILMQ_TLS_CLIENT_TRUST_CERT_PATH and so on), False is plain. `credentials`
     sign every request (RocketMQ's ACL). Clients with the same `instance_name` in one loop share connections, routes
     and heartbeats; without one each has its own.
     """
@@ -85,6 +89,8 @@ class ClientOptions:
     def ssl_context(self) -> ssl.SSLContext | None:
         if self.tls is True:
             return ssl.create_default_context()
+        if self.tls is None:
+            return client_tls(environment_settings(os.environ, TLS_KEYS))
         return self.tls or None
 
 

@@ -19,6 +19,7 @@ from typing import Final, Self, TypeVar
 from contrailmq.broker.server import BrokerServer
 from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.testing.members import Member, ProcessMember, ThreadlessMember
+from contrailmq.wire.tls import server_tls, with_client_side
 from contrailmq.wire.transport import new_event_loop
 
 T = TypeVar("T")
@@ -35,7 +36,8 @@ SMALL_STORE: Final[dict[str, object]] = {
 class LocalCluster:
     """A cluster for tests. Use it as a context manager, or call `start` and `stop`.
 
-    `config` holds RocketMQ's keys for every broker: `LocalCluster(config={"flushDiskType": "SYNC_FLUSH"})`.
+    `config` holds RocketMQ's keys for every broker: `LocalCluster(config={"flushDiskType": "SYNC_FLUSH"})`. Its `tls.*`
+    keys are the NameServer's too.
     """
 
     def __init__(
@@ -161,14 +163,14 @@ class LocalCluster:
                 "enableFastListenPort": "false",
                 "namesrvAddr": self._name_server.address,
             }
-            self._members.append(
-                self._kind(self.store_path / name, properties | self._config, store_settings=SMALL_STORE)
-            )
+            said = with_client_side(properties | self._config)
+            self._members.append(self._kind(self.store_path / name, said, store_settings=SMALL_STORE))
         await asyncio.gather(*(member.start() for member in self._members))
 
     def _new_name_server(self, port: int) -> NameServer:
         home = self.store_path / "namesrv-home"
-        return NameServer(NamesrvConfig(bind_address="127.0.0.1", listen_port=port, rocketmq_home=str(home)))
+        config = NamesrvConfig(bind_address="127.0.0.1", listen_port=port, rocketmq_home=str(home))
+        return NameServer(config, tls=server_tls(self._config))
 
     async def _stop(self) -> None:
         await asyncio.gather(*(member.stop() for member in self._members))

@@ -17,6 +17,7 @@ from contrailmq.broker.server import BrokerServer
 from contrailmq.message import ContrailError
 from contrailmq.store.config import rocketmq_key
 from contrailmq.wire.properties import format_properties, is_setting
+from contrailmq.wire.tls import client_tls, server_tls
 
 log = logging.getLogger("contrailmq")
 
@@ -57,7 +58,8 @@ class ThreadlessMember:
         config, store_config, warnings = read_configs(self._properties, path=self._path, **self._store_settings)
         for warning in warnings:
             log.warning("%s", warning)
-        server = BrokerServer(config, store_config)
+        properties = self._properties
+        server = BrokerServer(config, store_config, tls=server_tls(properties), client_tls=client_tls(properties))
         await server.start()
         self._server = server
         self.address = server.address

@@ -94,9 +94,11 @@ class Listener:
         tls: ServerTls | None,
         *,
         reserve: int = OWN_DESCRIPTORS,
+        refusing: Callable[[], Connection] | None = None,
     ) -> None:
-        """`reserve` is how many descriptors connections leave to the rest of the process."""
-        self._listening, self._factory, self._reserve = listening, factory, reserve
+        """`reserve` is how many descriptors connections leave to the rest of the process. `refusing` makes connections
+        for plain peers where TLS is enforced; without it they are closed."""
+        self._listening, self._factory, self._reserve, self._refusing = listening, factory, reserve, refusing
         self._tls = tls if tls is not None and tls.mode is not TlsMode.DISABLED else None
         self._loop = asyncio.get_running_loop()
         self._silent: dict[socket.socket, asyncio.TimerHandle] = {}  # accepted, first byte not seen
@@ -144,7 +146,7 @@ class Listener:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._tls is None:
-                self._enter(sock, None)
+                self._enter(sock, None, self._factory)
             else:
                 self._silent[sock] = self._loop.call_later(_FIRST_BYTE_SECONDS, self._drop, sock)
                 self._loop.add_reader(sock, self._peek, sock)
@@ -168,8 +170,8 @@ class Listener:
         self._refused += 1
         return False
 
-    def _made(self) -> Connection:
-        connection = self._factory()
+    def _made(self, factory: Callable[[], Connection]) -> Connection:
+        connection = factory()
         connection.on_close.append(self._left)
         return connection
 
@@ -196,23 +198,27 @@ class Listener:
         except OSError:
             first = b""
         is_tls = first == TLS_FIRST_BYTE
-        if not first or (not is_tls and self._tls.mode is TlsMode.ENFORCING):
+        is_refused = not is_tls and self._tls.mode is TlsMode.ENFORCING
+        factory = self._refusing if is_refused else self._factory
+        if not first or factory is None:
             self._drop(sock)
             return
         self._loop.remove_reader(sock)
         self._silent.pop(sock).cancel()
-        self._enter(sock, self._tls.context if is_tls else None)
+        self._enter(sock, self._tls.context if is_tls else None, factory)
 
-    def _enter(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
-        task = self._loop.create_task(self._hand_over(sock, context))
+    def _enter(self, sock: socket.socket, context: ssl.SSLContext | None, factory: Callable[[], Connection]) -> None:
+        task = self._loop.create_task(self._hand_over(sock, context, factory))
         self._entering.add(task)
         task.add_done_callback(self._entering.discard)
 
-    async def _hand_over(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
+    async def _hand_over(
+        self, sock: socket.socket, context: ssl.SSLContext | None, factory: Callable[[], Connection]
+    ) -> None:
         timeout = _FIRST_BYTE_SECONDS if context is not None else None
         try:
             await self._loop.connect_accepted_socket(
-                as_protocol(self._made), sock, ssl=context, ssl_handshake_timeout=timeout
+                as_protocol(lambda: self._made(factory)), sock, ssl=context, ssl_handshake_timeout=timeout
             )
         except (OSError, ssl.SSLError) as exc:
             peer_warnings.warn("TLS handshake failed", str(exc))

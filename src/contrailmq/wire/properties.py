@@ -6,8 +6,8 @@
 `Settings` subclass (a dataclass in snake case) takes the merged text: types are checked, values out of place are errors
 that name the key, and a key that nobody knows is a warning that names the nearest one that exists.
 
-The environment's names are ours: CONTRAILMQ_ and the key in capitals, so `listenPort` is CONTRAILMQ_LISTEN_PORT;
-besides them RocketMQ's own NAMESRV_ADDR and ROCKETMQ_HOME count.
+The environment's names are ours: CONTRAILMQ_ and the key in capitals, so `listenPort` is CONTRAILMQ_LISTEN_PORT and
+`tls.enable` CONTRAILMQ_TLS_ENABLE; besides them RocketMQ's own NAMESRV_ADDR and ROCKETMQ_HOME count.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def environment_settings(environ: Mapping[str, str], keys: Iterable[str]) -> dic
     known = set(keys)
     found = {key: environ[name] for name, key in _ROCKETMQ_NAMES.items() if key in known and environ.get(name)}
     for key in known:
-        name = ENVIRONMENT_PREFIX + _snake_case(key).upper()
+        name = ENVIRONMENT_PREFIX + _snake_case(key).upper().replace(".", "_")
         if name in environ:
             found[key] = environ[name]
     return found
@@ -185,7 +185,7 @@ class Settings:
         keys = cls.keys()
         values = {keys[key]: _typed(cls, key, keys[key], text) for key, text in properties.items() if key in keys}
         return cls(**values), [
-            unknown_key(key, keys) for key in properties if key not in keys and not key.startswith("tls.")
+            unknown_key(key, keys) for key in properties if key not in keys and not key.startswith(("tls.", "useTLS"))
         ]
 
     def updated(self: S, properties: Mapping[str, str]) -> S:

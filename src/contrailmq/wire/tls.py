@@ -5,27 +5,32 @@ One port serves both kinds of peers: the first byte of a connection tells them a
 
     disabled     plain only; TLS attempts are closed
     permissive   both
-    enforcing    TLS only; plain connections are closed
+    enforcing    TLS only; requests of plain connections are refused with a text, and the connection is closed
 
 Where RocketMQ makes up a self-signed certificate in its test mode, we have TLS only when a certificate is configured.
+`tls.config.file` names a properties file with more of these keys; what is said elsewhere wins over it.
 """
 
 from __future__ import annotations
 
 import difflib
 import enum
+import logging
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from contrailmq.wire.errors import LocalProtocolError
+from contrailmq.wire.properties import read_properties
 
-__all__ = ["ServerTls", "TlsMode", "client_tls", "server_tls"]
+__all__ = ["KEYS", "ServerTls", "TlsMode", "client_tls", "server_tls", "with_client_side"]
 
+_log = logging.getLogger(__name__)
 
-# RocketMQ's (TlsSystemConfig); the file and the test mode are taken and have no effect.
+# RocketMQ's (TlsSystemConfig, and NettyClientConfig's useTLS); the test mode is taken and has no effect.
 KEYS: Final = (
+    "useTLS",
     "tls.enable",
     "tls.config.file",
     "tls.test.mode.enable",
@@ -61,8 +66,7 @@ class ServerTls:
 
 def server_tls(properties: Mapping[str, str]) -> ServerTls | None:
     """`tls.server.mode|certPath|keyPath|keyPassword|trustCertPath|need.client.auth`; None when nothing is set."""
-    _check_keys(properties)
-    get = properties.get
+    get = _with_file(properties).get
     certificate = get("tls.server.certPath")
     mode_text = get("tls.server.mode", "permissive" if certificate else "disabled")
     try:
@@ -85,24 +89,45 @@ def server_tls(properties: Mapping[str, str]) -> ServerTls | None:
 def client_tls(properties: Mapping[str, str]) -> ssl.SSLContext | None:
     """`tls.enable` and `tls.client.certPath|keyPath|keyPassword|trustCertPath|authServer`; None when TLS is off.
 
-    As in RocketMQ the server is verified only with `tls.client.authServer=true`, and never by host name: brokers are
-    dialled by the addresses that routes give, which certificates seldom name.
+    The server is verified when `trustCertPath` names whom to trust or `authServer=true` is set (RocketMQ: the latter
+    only), and never by host name: brokers are dialled by the addresses of routes, which certificates seldom name.
     """
-    _check_keys(properties)
-    get = properties.get
-    if get("tls.enable", "false").strip().lower() != "true":
+    get = _with_file(properties).get
+    if get("tls.enable", get("useTLS", "false")).strip().lower() != "true":
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
-    if get("tls.client.authServer", "false").strip().lower() == "true":
+    trust = get("tls.client.trustCertPath")
+    if get("tls.client.authServer", "true" if trust else "false").strip().lower() == "true":
         context.verify_mode = ssl.CERT_REQUIRED
-        _load_trust(context, get("tls.client.trustCertPath"))
+        _load_trust(context, trust)
     else:
         context.verify_mode = ssl.CERT_NONE
+        _log.warning(
+            "TLS without verification: whoever answers is believed, and can read all; set tls.client.trustCertPath to "
+            "the CA that signed the servers' certificates"
+        )
     certificate = get("tls.client.certPath")
     if certificate:
         _load_certificate(context, certificate, get("tls.client.keyPath"), get("tls.client.keyPassword"))
     return context
+
+
+def with_client_side(properties: Mapping[str, str]) -> dict[str, str]:
+    """Settings of brokers whose NameServer has the same ones: where TLS is enforced, it is spoken as well."""
+    is_enforced = _with_file(properties).get("tls.server.mode", "").strip().lower() == TlsMode.ENFORCING.value
+    return ({"tls.enable": "true"} if is_enforced else {}) | dict(properties)
+
+
+def _with_file(properties: Mapping[str, str]) -> Mapping[str, str]:
+    """With what the file of `tls.config.file` says besides."""
+    _check_keys(properties)
+    path = properties.get("tls.config.file", "").strip()
+    if not path:
+        return properties
+    file = read_properties(path)
+    _check_keys(file)
+    return {**file, **properties}
 
 
 def _check_keys(properties: Mapping[str, str]) -> None:

@@ -55,6 +55,19 @@ def not_supported(request: Command) -> bytes:
     return encode_response(request, code, remark=f" request type {request.code} not supported")
 
 
+def _refuse_plain(connection: Connection, commands: list[Command]) -> None:
+    """Say why before closing: a connection that only ends tells nobody what to change."""
+    remark = (
+        "this port takes TLS only (tls.server.mode=enforcing): connect with TLS, by tls.enable=true of brokers, slaves "
+        "and RocketMQ's clients, tls= of Python clients, --tls of contrailmq admin"
+    )
+    peer_warnings.warn("plain connection refused", f"{connection.address}: {remark}")
+    for command in commands:
+        if not command.is_oneway:
+            connection.reply(encode_response(command, ResponseCode.NO_PERMISSION, remark=remark))
+    connection.close("it is plain, and TLS is enforced")
+
+
 class RemotingServer:
     """Listens on one port and hands every wakeup's requests to `handler(connection, commands)`.
 
@@ -103,7 +116,8 @@ class RemotingServer:
             raise ListenError(self.address, exc.strerror or str(exc)) from exc
         self._port = int(sockets[0].getsockname()[1])
         self._listeners = [
-            Listener(listening, self._connection, self._tls, reserve=self._reserve) for listening in sockets
+            Listener(listening, self._connection, self._tls, reserve=self._reserve, refusing=self._refusing_connection)
+            for listening in sockets
         ]
         self._schedule_sweep(asyncio.get_running_loop())
 
@@ -130,6 +144,9 @@ class RemotingServer:
 
     def _connection(self) -> Connection:
         return Connection(self._handler, limits=self._limits, ration=self._ration, on_open=self._opened)
+
+    def _refusing_connection(self) -> Connection:
+        return Connection(_refuse_plain, limits=self._limits, ration=self._ration, on_open=self._opened)
 
     def _opened(self, connection: Connection) -> None:
         self.connections.add(connection)
@@ -299,7 +316,7 @@ class RemotingClient:
         except TimeoutError as exc:
             raise ConnectError(address, f"no connection within {self._connect_timeout_s:g} s") from exc
         except (OSError, ssl.SSLError) as exc:
-            raise ConnectError(address, exc.strerror or str(exc)) from exc
+            raise ConnectError(address, dial_failure(exc, is_tls=self._tls is not None)) from exc
         self._connections[address] = connection
         connection.on_close.append(lambda gone: self._forget(address, gone))
         if self._on_connect is not None:
@@ -346,6 +363,17 @@ class RemotingClient:
             connection.forget()
         else:
             connection.reply(answer)
+
+
+def dial_failure(error: OSError, *, is_tls: bool) -> str:
+    """What went wrong with a connection that was to be opened, and for TLS what to look at."""
+    cause = error.strerror or str(error) or type(error).__name__
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"{cause} ({error.verify_message}): trust the CA of the server's certificate (tls.client.trustCertPath)"
+    is_reached = isinstance(error, ssl.SSLError | ConnectionResetError | ConnectionAbortedError)
+    if is_tls and is_reached:
+        return f"{cause}: no TLS there; does the server have a certificate (tls.server.certPath), or speak plain only?"
+    return cause
 
 
 _PORT_MAX: Final = 65535

@@ -1,8 +1,8 @@
 """`contrailmq admin topic|group|message|offset|dlq|cluster|broker …`: looking at a cluster and changing it.
 
 Every command takes `--namesrv` (or NAMESRV_ADDR) and `--json`; `broker` does without a NameServer, it has the address.
-Works with our servers and with Apache's. Each noun has its file; how a cluster is asked stands in `asking.py`, how
-answers are printed in `output.py`.
+Works with our servers and with Apache's. Each noun has its file; how a cluster is asked stands in `asking.py`, with TLS
+in `secured.py`, how answers are printed in `output.py`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from contrailmq.cli.admin.dead_letters import dlq_app
 from contrailmq.cli.admin.groups import group_app
 from contrailmq.cli.admin.messages import message_app
 from contrailmq.cli.admin.offsets import offset_app
+from contrailmq.cli.admin.secured import tls_flags
 from contrailmq.cli.admin.topics import topic_app
 
 __all__ = ["app"]
 
-app = typer.Typer(help="Look at a cluster and change it.", no_args_is_help=True)
+app = typer.Typer(help="Look at a cluster and change it.", no_args_is_help=True, callback=tls_flags)
 app.add_typer(topic_app, name="topic")
 app.add_typer(group_app, name="group")
 app.add_typer(message_app, name="message")

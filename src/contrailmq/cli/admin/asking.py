@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, TypeVar
 
 import typer
 
+from contrailmq.cli.admin.secured import tls_of_flags
 from contrailmq.message import ContrailError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def ask(namesrv: str | None, question: Callable[[Admin], T]) -> T:
     from contrailmq import Admin
 
     try:
-        with Admin(namesrv=namesrv) as admin:
+        with Admin(namesrv=namesrv, **tls_of_flags.get()) as admin:
             return question(admin)
     except ContrailError as exc:
         fail(str(exc))
