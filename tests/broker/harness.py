@@ -30,6 +30,7 @@ from contrailmq.broker.query import QueryProcessor
 from contrailmq.broker.reply import ReplyProcessor
 from contrailmq.broker.retry import RetryProcessor
 from contrailmq.broker.send import SendProcessor
+from contrailmq.broker.topics import saved_batch_topics
 from contrailmq.message import StoredMessage, encode_properties
 from contrailmq.store.clock import ManualClock
 from contrailmq.store.config import StoreConfig
@@ -143,6 +144,7 @@ class Bench:
             clock=self.clock,
             drive=Drive.LOOP,
         )
+        self.store.set_batch_topics(saved_batch_topics(path / "store" / "config" / "topics.json"))
         self.store.open()
         self.config, warnings = BrokerConfig.from_properties(
             {"brokerName": "b", "brokerClusterName": "C"} | dict(settings or {})

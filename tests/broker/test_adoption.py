@@ -5,23 +5,35 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import golden_stores
 from broker.harness import Bench, records, send_fields
 from broker.test_timers import TimerBench
 from contrailmq import Admin, Message, Producer
+from contrailmq.broker import config_files
+from contrailmq.broker.adoption import Adoption
+from contrailmq.broker.config import BrokerConfig, with_our_defaults
 from contrailmq.broker.config_files import ConfigFileError
 from contrailmq.broker.deleted_topics import DELETED_FILE, DeletedTopics
 from contrailmq.broker.groups import Group
 from contrailmq.broker.keeping import GROUPS_FILE, TOPICS_FILE
+from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.topics import Topic
 from contrailmq.client.raw import QueueReader
+from contrailmq.client.raw_connection import RawConnection
 from contrailmq.message import MessageQueue
+from contrailmq.store.clock import SystemClock
+from contrailmq.store.config import StoreConfig
+from contrailmq.store.message_store import Drive, MessageStore
 from contrailmq.store.record import BatchPart, encode_batch
 from contrailmq.testing import LocalCluster
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.header import Command
 
 
 def crashed(bench: Bench, path: Path, lost: tuple[str, ...] = (), **store_settings: Any) -> Bench:
@@ -30,9 +42,13 @@ def crashed(bench: Bench, path: Path, lost: tuple[str, ...] = (), **store_settin
     bench.loop.close()
     bench._worker.shutdown()
     for name in lost:
-        whole = path / "store" / name
-        shutil.rmtree(whole) if whole.is_dir() else whole.unlink(missing_ok=True)
+        remove(path / "store" / name)
     return Bench(path, **store_settings)
+
+
+def remove(path: Path) -> None:
+    """A file or a directory, if it is there."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def bodies(bench: Bench, topic: str, queue_id: int = 0) -> list[bytes]:
@@ -100,6 +116,32 @@ def test_topics_of_batch_queues_are_adopted_as_such(tmp_path: Path) -> None:
     assert topic.takes_inner_batches
     assert again.ask(320, fields, batch).ext["queueOffset"] == "3"
     assert bodies(again, "Batch") == [batch, batch]
+    again.close()
+
+
+NO_QUEUES = ("consumequeue", "batchconsumequeue", "queues.ledger", "checkpoint")
+
+
+@pytest.mark.parametrize("lost", [(), NO_QUEUES], ids=["killed", "queues lost"])
+@pytest.mark.parametrize("order", ["single, batch", "batch, single"])
+def test_a_topic_of_batch_queues_keeps_single_messages_and_batches_in_one_queue_over_a_crash(
+    tmp_path: Path, order: str, lost: tuple[str, ...]
+) -> None:
+    """Recovery makes queues anew: it must know the kind of each before it does."""
+    bench = Bench(tmp_path)
+    bench.node.topics.put(Topic("Batch", read_queues=1, write_queues=1, attributes={"queue.type": "BatchCQ"}))
+    bench.run(bench.saver.save(TOPICS_FILE))
+    batch = encode_batch([BatchPart(0, b"m%d" % number, b"") for number in range(3)])
+    fields = send_fields("Batch", properties="UNIQ_KEY\x01b\x02", m="true")
+    expected = []
+    for kind in order.split(", "):
+        answer = bench.send("Batch", b"alone") if kind == "single" else bench.ask(320, fields, batch)
+        assert answer.code == 0
+        expected.append(b"alone" if kind == "single" else batch)
+    again = crashed(bench, tmp_path, lost)
+    assert bodies(again, "Batch") == expected
+    assert again.store.queues()["Batch", 0] == (0, 4)
+    assert again.send("Batch").ext["queueOffset"] == "4"
     again.close()
 
 
@@ -313,6 +355,57 @@ def test_a_retry_that_waits_for_a_deleted_group_does_not_bring_it_back(tmp_path:
     bench.close()
 
 
+TABLES_OF_TIME = {
+    "levels": ("config/delayOffset.json", "config/delayOffset.json.bak"),
+    "timer checkpoint": ("config/timercheck",),
+    "timer wheel": ("timerwheel",),
+    "timer log and wheel": ("timerlog", "timerwheel"),
+    "all tables": ("config", "timerlog", "timerwheel"),
+    "all but the log": ("config", "timerlog", "timerwheel", "consumequeue", "index", "queues.ledger", "checkpoint"),
+}
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+@pytest.mark.parametrize("lost", TABLES_OF_TIME.values(), ids=TABLES_OF_TIME)
+def test_whatever_is_lost_of_the_tables_of_levels_and_timers_no_message_is(
+    tmp_path: Path, lost: tuple[str, ...], how: str
+) -> None:
+    """Their positions are derived from the log's queues: what was delivered before may come again."""
+    bench = TimerBench(tmp_path)
+    sent = set()
+    for name, properties in {
+        "soon level": {"DELAY": "1"},
+        "late level": {"DELAY": "4"},
+        "soon timer": {"TIMER_DELAY_SEC": "1"},
+        "late timer": {"TIMER_DELAY_SEC": "30"},
+    }.items():
+        assert bench.send("T", name.encode(), properties=properties | {"UNIQ_KEY": name}).code == 0
+        sent.add(name.encode())
+    bench.run_ms(3000)
+    bench.delay.tick(bench.clock.now_ms())
+    bench.settle()
+    assert {message.body for message in bench.messages()} == {b"soon level", b"soon timer"}
+    now_ms = bench.clock.now_ms()
+    if how == "stopped":
+        bench.delay.stop()
+        bench.run(bench.saver.save(TOPICS_FILE))
+        bench.close()
+    else:
+        bench.timers.crash()
+        bench.delay.crash()
+        bench.store.abandon()
+        bench.loop.close()
+        bench._worker.shutdown()
+    for name in lost:
+        remove(tmp_path / "store" / name)
+    again = TimerBench(tmp_path, now_ms=now_ms)
+    again.run_ms(60_000)
+    again.delay.tick(again.clock.now_ms())
+    again.settle()
+    assert set(bodies(again, "T")) == sent
+    again.close()
+
+
 # --------------------------------------------------------------------------------------------------- a broker's life
 
 
@@ -357,6 +450,43 @@ def test_a_topic_deleted_and_a_broker_killed_stay_so(tmp_path: Path) -> None:
             assert "Orders" not in Admin(namesrv=cluster.namesrv).topics()
 
 
+def ask(cluster: LocalCluster, code: int, fields: Mapping[str, str], body: bytes = b"") -> Command:
+    with closing(RawConnection(cluster.broker_addresses[0])) as connection:
+        return connection.invoke(RequestCode(code), fields, body, timeout_s=20.0)
+
+
+def test_a_killed_broker_opens_batch_queues_as_such(tmp_path: Path) -> None:
+    made = {"topic": "Batch", "defaultTopic": "TBW102", "readQueueNums": "1", "writeQueueNums": "1", "perm": "6"}
+    more = {"topicFilterType": "SINGLE_TAG", "order": "false", "topicSysFlag": "0", "attributes": "+queue.type=BatchCQ"}
+    batch = encode_batch([BatchPart(0, b"m%d" % number, b"") for number in range(3)])
+    fields = send_fields("Batch", properties="UNIQ_KEY\x01b\x02", m="true")
+    with LocalCluster(store=tmp_path) as cluster:
+        assert ask(cluster, 17, made | more).code == 0
+        assert ask(cluster, 310, send_fields("Batch"), b"alone").code == 0
+        assert ask(cluster, 320, fields, batch).ext["queueOffset"] == "1"
+        cluster.kill_broker()
+        cluster.restart_broker()
+        with QueueReader(namesrv=cluster.namesrv) as reader:
+            assert pulled(reader, MessageQueue("Batch", "broker-0", 0)) == [b"alone", batch]
+
+
+def test_a_broker_that_cannot_save_a_topic_says_so_until_it_can(tmp_path: Path) -> None:
+    config = tmp_path / "broker-0" / "config"
+    with LocalCluster(store=tmp_path) as cluster:
+        (config / "topics.json.tmp").mkdir(parents=True)
+        refused = ask(cluster, 310, send_fields("Orders"), b"1")
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "the message is stored" in (refused.remark or "")
+        assert "topics.json cannot be saved: Is a directory: make room or mend" in (refused.remark or "")
+        (config / "topics.json.tmp").rmdir()
+        assert ask(cluster, 310, send_fields("Orders"), b"2").code == 0
+        cluster.kill_broker()
+        assert "Orders" in (config / "topics.json").read_text()
+        cluster.restart_broker()
+        with QueueReader(namesrv=cluster.namesrv) as reader:
+            assert pulled(reader, MessageQueue("Orders", "broker-0", 0)) == [b"1", b"2"]
+
+
 def test_adopting_says_which_files_are_out_of_date(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     assert bench.adoption.at_opening() == []
@@ -365,3 +495,23 @@ def test_adopting_says_which_files_are_out_of_date(tmp_path: Path) -> None:
     assert bench.adoption.at_opening() == [TOPICS_FILE, GROUPS_FILE]
     assert bench.adoption.at_opening() == []
     bench.close()
+
+
+@pytest.mark.parametrize("name", golden_stores.NAMES)
+def test_in_a_store_of_apaches_broker_only_topics_are_adopted_that_its_table_lacks(tmp_path: Path, name: str) -> None:
+    path = golden_stores.unpack(name, tmp_path)
+    table = path / "config" / "topics.json"
+    before = config_files.entries(config_files.parse(table.read_text()), "topicConfigTable") if table.exists() else {}
+    config, _ = BrokerConfig.from_properties({"brokerName": "golden", "brokerClusterName": "GoldenCluster"})
+    with MessageStore(with_our_defaults(StoreConfig(path)), drive=Drive.LOOP) as store:
+        node = BrokerNode(
+            config, store, clock=SystemClock(), call_soon=lambda call: None, address=("127.0.0.1", 10_911)
+        )
+        node.load()
+        Adoption(node).at_opening()
+        held = {topic for (topic, _), (low, high) in store.queues().items() if high > low}
+        assert {topic for topic in held if not topic.startswith("rmq_sys_")} <= set(node.topics.names())
+        for topic, entry in before.items():
+            known = node.topics.get(topic)
+            assert known is not None
+            assert known.to_json() == Topic.from_json(entry).to_json(), "as its operator left it"

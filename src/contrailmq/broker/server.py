@@ -43,6 +43,7 @@ from contrailmq.broker.send import SendProcessor
 from contrailmq.broker.slave_sync import SlaveSync
 from contrailmq.broker.supervision import Service, Supervisor
 from contrailmq.broker.timers import TimerService
+from contrailmq.broker.topics import saved_batch_topics
 from contrailmq.broker.transactions import METRICS_FILE, TransactionService
 from contrailmq.message import ContrailError
 from contrailmq.store.clock import Clock, SystemClock
@@ -120,6 +121,7 @@ class BrokerServer:
         self._load_changed_settings()
         self.config.check()
         self._check_role()
+        self.store.set_batch_topics(saved_batch_topics(self.store.config.path / "config" / TOPICS_FILE))
         await loop.run_in_executor(None, self.store.open)
         try:
             self._build(loop)

@@ -183,6 +183,19 @@ class BatchTopics:
         return topic is not None and topic.takes_inner_batches
 
 
+def saved_batch_topics(path: Path) -> frozenset[str]:
+    """Of a topics.json, those whose queues are batch queues: the store must know them before it mends its queues.
+
+    Most tables have none, and are read once, when the store is open.
+    """
+    files = (path, path.with_name(path.name + ".bak"))
+    if not any(file.exists() and b"BatchCQ" in file.read_bytes() for file in files):
+        return frozenset()
+    table = TopicTable(now_ms=lambda: 0)
+    table.load(path)
+    return frozenset(topic.name for topic in table if topic.takes_inner_batches)
+
+
 class TopicTable:
     """Every topic of one broker. Owner: the loop."""
 
