@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import pyspark
 import pytest
 
 import contrailmq
-from contrailmq.spark.environment import ensure_java, pack_package
+from contrailmq.spark.shipping import pack_package
+from spark.standalone import Standalone
 from spark.test_archive import user_offsets
 
 SCRIPT = """
@@ -97,61 +96,10 @@ def test_executors_in_processes_of_their_own_read_archive_and_verify(
     check(run_on("local-cluster[2,1,1024]", golden_store("clean"), tmp_path))
 
 
-class Standalone:
-    """A master and two workers of Spark's standalone mode on loopback, from pyspark's own jars."""
-
-    def __init__(self, folder: Path) -> None:
-        self._processes: list[subprocess.Popen[str]] = []
-        home = Path(pyspark.__file__).parent
-        self._class = str(home / "bin" / "spark-class")
-        clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        self._environment = {
-            **clean,
-            "JAVA_HOME": ensure_java(),
-            "SPARK_HOME": str(home),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-        }
-        self._folder = folder
-        said = self._start("master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        self.url = self._await(said, r"Starting Spark master at (spark://\S+)")
-        for number in range(2):
-            words = ["-c", "1", "-m", "1g", "-d", str(folder / f"work{number}"), "--webui-port", "0", self.url]
-            self._await(self._start("worker.Worker", "--host", "127.0.0.1", *words), r"(Successfully registered)")
-
-    def _start(self, name: str, *words: str) -> IO[str]:
-        process = subprocess.Popen(
-            [self._class, f"org.apache.spark.deploy.{name}", *words],
-            env=self._environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._processes.append(process)
-        assert process.stderr is not None
-        return process.stderr
-
-    def _await(self, said: IO[str], pattern: str) -> str:
-        """What a process says when it is ready; the rest is read in the background, lest it blocks."""
-        heard = []
-        for line in said:
-            heard.append(line)
-            found = re.search(pattern, line)
-            if found:
-                threading.Thread(target=said.read, daemon=True).start()
-                return found[1]
-        raise AssertionError("".join(heard[-20:]))
-
-    def close(self) -> None:
-        for process in reversed(self._processes):
-            process.terminate()
-            process.wait()
-
-
 @pytest.fixture
 def standalone(tmp_path: Path) -> Iterator[str]:
-    cluster = Standalone(tmp_path)
-    yield cluster.url
-    cluster.close()
+    with contextlib.closing(Standalone(tmp_path, workers=2)) as cluster:
+        yield cluster.url
 
 
 @pytest.mark.long

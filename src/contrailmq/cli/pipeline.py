@@ -6,6 +6,7 @@ Every command prints a table, or one JSON document with --json. Exit codes: 0 do
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -201,6 +202,16 @@ def report(
         print_found([row._asdict() for row in done.delays], False, title="delayed")
         if html is not None:
             typer.echo(f"page: {html}")
+
+
+@app.command()
+def package(target: Annotated[Path, typer.Argument(help="The zip to write.")] = Path("contrailmq.zip")) -> None:
+    """Pack contrailmq for `spark-submit --py-files`, where the driver does not have it installed."""
+    with _errors():
+        from contrailmq.spark.shipping import pack_package
+
+        shutil.copyfile(pack_package(), target)
+        typer.echo(str(target))
 
 
 @app.command()

@@ -16,7 +16,12 @@ says what to install, not in an ImportError at this line.
 import importlib
 from typing import TYPE_CHECKING
 
-from contrailmq.spark.environment import ROWS_JAVA_OPTIONS, SparkEnvironmentError, ensure_java, register, session
+try:
+    from contrailmq.spark.environment import ROWS_JAVA_OPTIONS, SparkEnvironmentError, ensure_java, register, session
+except ModuleNotFoundError:
+    import contrailmq.spark.needs  # noqa: F401  it tells all that is missing, and the remedy
+
+    raise
 
 if TYPE_CHECKING:
     from contrailmq.spark.columns import OptionError

@@ -15,6 +15,9 @@ Spark 4.3 keeps the pruned plan of one query for the next and loses rows; tests/
 
 from __future__ import annotations
 
+import contrailmq.spark.needs  # noqa: F401  it tells what a worker lacks before a traceback does
+
+# isort: split
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 import pyarrow as pa
 
 from contrailmq.message import ContrailError
+from contrailmq.spark.shipping import ship_package
 from contrailmq.spark.task_process import freeze
 
 if TYPE_CHECKING:
@@ -164,6 +165,7 @@ class SparkEngine:
             return
         from pyspark import cloudpickle
 
+        ship_package(self.spark)  # a session that was given may not be ours
         # Spark's pickle also takes functions that have no name, such as the filter of a redrive.
         payloads = [cloudpickle.dumps((kernel, item)) for item in items]
 

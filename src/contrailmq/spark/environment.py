@@ -7,8 +7,7 @@
 - **Spark's own Python.** Workers import pyspark from a zip, which Python compiles anew in every process: more than a
   second of CPU for each stream and each kind of worker. A local session starts its JVM with a home in the cache that
   has a directory in the zip's place (`spark_home`); everything in it is a link to the installed Spark.
-- **The package.** Local workers get the directory of this package on PYTHONPATH. With a master that is not local the
-  package is packed and sent to the executors; NumPy, PyArrow, lz4 and zstandard must be installed there.
+- **The package.** Workers get it by shipping.py, before a source is registered.
 """
 
 from __future__ import annotations
@@ -24,17 +23,16 @@ import socket
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from contrailmq.message import ContrailError
+from contrailmq.spark.shipping import PACKAGE, cache_folder, is_local_master, ship_package
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_PACKAGE: Final = Path(__file__).parents[1]
 _JAVA_LEAST: Final = 17  # the oldest that Spark 4 runs on
 _MODULE_ARGUMENT: Final = "--add-modules=jdk.incubator.vector"  # Spark's launcher passes it always
 _SHIM: Final = """#!/bin/sh
@@ -97,17 +95,17 @@ def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
     A session that is already active is used as it is (settings that can change at run time are applied).
     """
     builder_class = _require_pyspark()
-    settings = {**_DEFAULTS, **{_setting_name(name): str(value) for name, value in conf.items()}}
+    given = {_setting_name(name): str(value) for name, value in conf.items()}
+    settings = {**_DEFAULTS, **_submitted(), **given}
     remote = settings.get("spark.remote", os.environ.get("SPARK_REMOTE"))
     if remote is not None:
         is_local = remote.startswith("local")
         if is_local:  # a server that pyspark starts on this host, with workers of its own
             _prepare_process(is_local=True)
-        for name in _DEFAULTS:
-            if _setting_name(name) not in {_setting_name(given) for given in conf}:
-                settings.pop(name)
+        for name in _DEFAULTS.keys() - given.keys():
+            settings.pop(name)
     else:
-        is_local = settings["spark.master"].startswith("local[") or settings["spark.master"] == "local"
+        is_local = is_local_master(settings["spark.master"])
         _prepare_process(is_local=is_local)
         settings.setdefault("spark.sql.shuffle.partitions", str(max(2, os.cpu_count() or 2)))
         if is_local and not _has_context():
@@ -121,6 +119,17 @@ def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
         spark: SparkSession = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def _submitted() -> dict[str, str]:
+    """What `spark-submit` was told about settings of which we have defaults: its `--master` counts more than ours."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # by which spark-submit tells a driver of its JVM
+        return {}
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    told = SparkConf(_jvm=SparkContext._jvm)
+    return {name: told.get(name) for name in _DEFAULTS if told.contains(name)}
 
 
 def _has_context() -> bool:
@@ -148,48 +157,13 @@ def local_settings() -> dict[str, str]:
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats `commitlog` and `rocketmq` known to a session, and send the package to remote executors."""
+    """Make the formats `commitlog` and `rocketmq` known to a session of any kind, and this package to its workers."""
     from contrailmq.spark.commitlog import CommitLogSource
     from contrailmq.spark.rocketmq import RocketMQSource
 
+    ship_package(spark)  # first: a source is registered with the Python files that the session has by then
     for source in (CommitLogSource, RocketMQSource):
         spark.dataSource.register(source)
-    ship_package(spark)
-
-
-def ship_package(spark: SparkSession) -> Path | None:
-    """Send this package to the executors of a cluster; nothing for local masters. Gives the archive that was sent.
-
-    A session of Spark Connect does not know where its executors are: its server gets the package always.
-    """
-    context = getattr(spark, "_sc", None)
-    if context is not None and (context.master.startswith("local[") or context.master == "local"):
-        return None
-    archive = pack_package()
-    if context is None:
-        spark.addArtifacts(str(archive), pyfile=True)
-    else:
-        context.addPyFile(str(archive))
-    return archive
-
-
-def pack_package() -> Path:
-    """This package as a zip that Python can import from, made once per content."""
-    root = _PACKAGE
-    sources = sorted(root.rglob("*.py"))
-    digest = hashlib.sha256()
-    for source in sources:
-        digest.update(str(source.relative_to(root)).encode() + b"\0" + source.read_bytes())
-    archive = _cache_folder() / f"contrailmq-{digest.hexdigest()[:16]}.zip"
-    if not archive.exists():
-        with (
-            tempfile.NamedTemporaryFile(dir=archive.parent, delete=False) as part,
-            zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as packed,
-        ):
-            for source in sources:
-                packed.write(source, Path("contrailmq") / source.relative_to(root))
-        os.replace(part.name, archive)
-    return archive
 
 
 def ensure_java() -> str:
@@ -244,7 +218,7 @@ def _version(java: Path, arguments: list[str]) -> int | None:
 
 
 def _shim_home(java: Path) -> Path:
-    home = _cache_folder() / f"java-{hashlib.sha256(str(java).encode()).hexdigest()[:16]}"
+    home = cache_folder() / f"java-{hashlib.sha256(str(java).encode()).hexdigest()[:16]}"
     script = home / "bin" / "java"
     text = _SHIM.format(argument=_MODULE_ARGUMENT, java=shlex.quote(str(java)))
     if not script.exists() or script.read_text() != text:
@@ -267,7 +241,7 @@ def spark_home() -> Path | None:
     archive = installed / "python" / "lib" / "pyspark.zip"
     if "SPARK_HOME" in os.environ or not archive.is_file():
         return None
-    home = _cache_folder() / f"spark-{hashlib.sha256(f'{installed} {_DAEMON}'.encode()).hexdigest()[:16]}"
+    home = cache_folder() / f"spark-{hashlib.sha256(f'{installed} {_DAEMON}'.encode()).hexdigest()[:16]}"
     links = {home / name: installed / name for name in ("bin", "sbin", "jars")}
     library = home / "python" / "lib"
     links |= {library / path.name: path for path in archive.parent.iterdir() if path != archive}
@@ -299,17 +273,6 @@ def _started_from(home: Path | None) -> Iterator[None]:
         os.environ.pop("SPARK_HOME", None)  # another session may have begun and ended meanwhile
 
 
-def _cache_folder() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "contrailmq"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass  # a read-only home: a temporary directory does as well
-    return Path(tempfile.mkdtemp(prefix="contrailmq-"))
-
-
 def _prepare_process(*, is_local: bool) -> None:
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -317,7 +280,7 @@ def _prepare_process(*, is_local: bool) -> None:
     if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     # The planner of a Python source runs on the driver's host also for a cluster.
-    folder = str(_PACKAGE.parent)
+    folder = str(PACKAGE.parent)
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path != folder]
     os.environ["PYTHONPATH"] = os.pathsep.join([folder, *paths])
 

@@ -15,6 +15,9 @@ Parameter names of the methods below are Spark's contract. `pushFilters` is left
 
 from __future__ import annotations
 
+import contrailmq.spark.needs  # noqa: F401  it tells what a worker lacks before a traceback does
+
+# isort: split
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
