@@ -18,7 +18,8 @@ from __future__ import annotations
 import contrailmq.spark.needs  # noqa: F401  it tells what a worker lacks before a traceback does
 
 # isort: split
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ from pyspark.sql.types import StructType
 
 from contrailmq.spark.columns import OptionError, choose_view
 from contrailmq.spark.decode import QueueKey, Selection
+from contrailmq.spark.log_marks import is_another, mark_before
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
 from contrailmq.spark.options import (
     ANY_BROKER,
@@ -92,6 +94,7 @@ KNOWN_OPTIONS: Final = (
     *_STREAM_OPTIONS,
 )
 _VERSION: Final = 1  # of the offset JSON in checkpoints
+_log: Final = logging.getLogger(__name__)
 
 
 def parse_settings(options: Options) -> LogSettings:
@@ -270,6 +273,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._known_ends: dict[str, int] = {}  # only saves work: the log before it was walked already
         self._initial: dict[str, Any] | None = None
         self._final_ends: dict[str, int] | None = None
+        self._checked: dict[str, Any] | None = None  # the end of a batch whose stores were looked at just now
 
     def initialOffset(self) -> dict[str, Any]:
         stores = find_stores(self._pattern)
@@ -295,17 +299,24 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                     "place, or messages were lost; start a new query, or set failOnDataLoss=false to wait until the "
                     "log has grown past that offset"
                 )
+        marks = renamed(start.get("marks", {}), ends)
+        for store in self._replaced(begins, marks, [store for store in begins if ends.get(store, 0) > begins[store]]):
+            del begins[store]  # so it is a new one
         reached = {store: max(end, begins.get(store, 0)) for store, end in ends.items()}
         if isinstance(limit, ReadMaxBytes):
             reached = _share(begins, reached, limit.max_bytes)
         # A store that has vanished keeps its offset; planning says what to do about it.
         found = {**begins, **reached}
         is_first = start == self._initial
-        if not is_first and found == _offsets_of(start):
-            return start  # as it is written: another text is another offset to Spark
-        # As in `rocketmq`: where a batch began must be the same when Spark, which does not save it, plans it again.
         new = {store: _first_offset(store) for store in reached if store not in begins}
-        return _offset_json(found, {**begins, **new} if is_first else new)
+        if not is_first and not new and found == _offsets_of(start):
+            return start  # as it is written: another text is another offset to Spark
+        for store, offset in reached.items():
+            if begins.get(store) != offset or store not in marks:
+                marks[store] = mark_before(store, offset)
+        # As in `rocketmq`: where a batch began must be the same when Spark, which does not save it, plans it again.
+        self._checked = _offset_json(found, {**begins, **new} if is_first else new, marks)
+        return self._checked
 
     def reportLatestOffset(self) -> dict[str, Any]:
         return _offset_json(self._ends())
@@ -313,6 +324,8 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         ends = _offsets_of(end)
         begins = renamed({**_offsets_of(start), **end.get("began", {})}, ends)
+        if end != self._checked:  # a batch that Spark plans again, after a restart
+            self._replaced(ends, end.get("marks", {}), [store for store in ends if begins.get(store) != ends[store]])
         between: dict[str, tuple[int, int]] = {}
         for store, stop in sorted(ends.items()):
             begin = begins.get(store)
@@ -335,6 +348,22 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         if self._emits_portions:
             return pack_portion(read_part, partition.part, self._settings)
         return freezing(read_part(partition.part, self._settings))
+
+    def _replaced(self, reached: dict[str, int], marks: dict[str, str | None], stores: Iterable[str]) -> list[str]:
+        """Those of the stores that are not the ones which were read up to these offsets (log_marks.py)."""
+        found = [store for store in stores if is_another(store, reached[store], marks.get(store))]
+        for store in found:
+            text = (
+                f"{store} holds other bytes before {reached[store]} than those that were read: another store took its "
+                "place, or its log was cut and written anew"
+            )
+            if self._settings.fail_on_data_loss:
+                raise StoreFilesError(
+                    f"{text}; start a new query with a new checkpoint, or set failOnDataLoss=false to read it from its "
+                    "beginning"
+                )
+            _log.warning("%s; it is read from its beginning", text)
+        return found
 
     def _ends(self) -> dict[str, int]:
         skips, ends = self._settings.skip_corrupt, {}
@@ -397,10 +426,15 @@ def _first_offset(store: str) -> int:
     return files[0].base if files else 0
 
 
-def _offset_json(offsets: dict[str, int], began: dict[str, int] | None = None) -> dict[str, Any]:
+def _offset_json(
+    offsets: dict[str, int], began: dict[str, int] | None = None, marks: dict[str, str | None] | None = None
+) -> dict[str, Any]:
     # Spark compares offsets as text: sorted keys and plain integers, always.
-    saved = {"stores": {store: int(offsets[store]) for store in sorted(offsets)}, "version": _VERSION}
-    return {**saved, "began": {store: int(began[store]) for store in sorted(began)}} if began else saved
+    saved: dict[str, Any] = {"stores": {store: int(offsets[store]) for store in sorted(offsets)}, "version": _VERSION}
+    if began:
+        saved["began"] = {store: int(began[store]) for store in sorted(began)}
+    held = {store: mark for store, mark in sorted((marks or {}).items()) if mark is not None}
+    return {**saved, "marks": held} if held else saved
 
 
 def _offsets_of(offset: dict[str, Any]) -> dict[str, int]:

@@ -18,10 +18,11 @@ from __future__ import annotations
 import contrailmq.spark.needs  # noqa: F401  it tells what a worker lacks before a traceback does
 
 # isort: split
+import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -38,6 +39,7 @@ from contrailmq.spark.portions import EMIT_OPTION, PORTION_DDL, emits_portions, 
 from contrailmq.spark.sending import SinkSettings
 from contrailmq.spark.sink import SINK_OPTIONS, RocketMQStreamWriter, RocketMQWriter, parse_sink
 from contrailmq.spark.task_process import freezing
+from contrailmq.spark.topic_marks import Marks, made_anew, marked
 from contrailmq.spark.topic_plan import (
     BATCH_BYTES,
     PULL_COUNT,
@@ -91,6 +93,9 @@ _READ_OPTIONS: Final = (
 KNOWN_OPTIONS: Final = ("nameServer", "namesrvAddr", "namesrv", "topic", *_READ_OPTIONS, *SINK_OPTIONS)
 _VERSION: Final = 1
 _DEFAULT_GROUP: Final = "contrailmq_spark"
+_Value = TypeVar("_Value", int, str)
+_Tree = dict[str, dict[str, dict[str, _Value]]]  # topic -> broker name -> queue id
+_log: Final = logging.getLogger(__name__)
 _readers: dict[
     tuple[str, str, float, Access], QueueReader
 ] = {}  # one per worker process: workers live on between tasks
@@ -312,6 +317,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._final_ends: Offsets | None = None
         self._waiting_since_s: float | None = None
         self._is_start_mirrored = False
+        self._checked: dict[str, Any] | None = None  # the end of a batch whose queues were looked at just now
 
     def initialOffset(self) -> dict[str, Any]:
         source = reader_for(self._settings)
@@ -331,17 +337,24 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._is_start_mirrored = True
         ends = self._ends() if self._final_ends is None else self._not_before(begins, self._final_ends)
         self._check_vanished(begins, ends)
+        gained = [queue for queue, end in ends.items() if queue in begins and end > begins[queue]]
+        remade = self._made_anew(start, gained)
+        kept = {queue: offset for queue, offset in begins.items() if queue not in remade}
         reached = dict(ends)
-        known = self._with_new_queues(begins, reached)
+        known = self._with_new_queues(kept, reached)
         if self._final_ends is None and self._is_held_back(known, reached):
             return start
         if isinstance(limit, ReadMaxRows):
             reached = share_limit(known, reached, limit.max_rows)
         is_first = start == self._initial
-        if not is_first and {**begins, **reached} == begins:
-            return start  # as it is written: another text is another offset to Spark
         began = {queue: begin for queue, begin in {**begins, **known}.items() if is_first or begins.get(queue) != begin}
-        return offsets_json({**begins, **reached}, began)
+        found = {**begins, **reached}
+        if not began and found == begins:
+            return start  # as it is written: another text is another offset to Spark
+        marks = marked(reader_for(self._settings), reached, before=kept, marks=_marks_of(start))
+        away = {queue: mark for queue, mark in _marks_of(start).items() if queue not in reached}
+        self._checked = offsets_json(found, began, {**away, **marks})
+        return self._checked
 
     def reportLatestOffset(self) -> dict[str, Any]:
         return offsets_json(self._ends())
@@ -349,6 +362,8 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         ends = offsets_of(end)
         begins = self._with_new_queues({**offsets_of(start), **_began_of(end)}, ends)
+        if end != self._checked:  # a batch that Spark plans again, after a restart
+            self._made_anew(end, [queue for queue in ends if ends[queue] > begins[queue]])
         ranges = plan_queue_ranges(begins, ends, partitions_min=self._partitions_min, records_max=self._records_max)
         return [_RangePartition(part) for part in ranges]
 
@@ -406,6 +421,24 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "already: the topic was made anew; set failOnDataLoss=false to read it from its beginning"
             )
 
+    def _made_anew(self, reached: dict[str, Any], queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """Those of the queues that are not the ones which were read up to these offsets (topic_marks.py)."""
+        offsets = offsets_of(reached)
+        remade = made_anew(reader_for(self._settings), offsets, _marks_of(reached), queues)
+        if remade:
+            text = (
+                f"{queue_name(remade[0])} ({len(remade)} in all) holds another message before the offset "
+                f"{offsets[remade[0]]} than the one that was read there: the topic was deleted and made anew, or "
+                "another broker took its broker's name, and what it holds before that offset was not read"
+            )
+            if self._settings.fail_on_data_loss:
+                raise DataLossError(
+                    f"{text}; start a new query with a new checkpoint, or set failOnDataLoss=false to read it from its "
+                    "beginning"
+                )
+            _log.warning("%s; it is read from its beginning", text)
+        return remade
+
     def _is_held_back(self, begins: Offsets, ends: Offsets) -> bool:
         """Whether there is too little for a micro-batch and not yet too long a wait."""
         if not self._rows_min:
@@ -437,17 +470,21 @@ def _names(settings: TopicSettings) -> list[str]:
     return [] if settings.pattern is None else reader_for(settings).topics()
 
 
-def offsets_json(offsets: Offsets, began: Offsets | None = None) -> dict[str, Any]:
-    """Offsets for a checkpoint, and where queues began that the offsets before do not tell."""
-    saved = {"offsets": _tree(offsets), "version": _VERSION}
-    return {**saved, "began": _tree(began)} if began else saved
+def offsets_json(offsets: Offsets, began: Offsets | None = None, marks: Marks | None = None) -> dict[str, Any]:
+    """Offsets for a checkpoint, where queues began that the offsets before do not tell, and marks of what was read."""
+    saved: dict[str, Any] = {"offsets": _tree(offsets), "version": _VERSION}
+    if began:
+        saved["began"] = _tree(began)
+    if marks:
+        saved["marks"] = _tree(marks)
+    return saved
 
 
-def _tree(offsets: Offsets) -> dict[str, dict[str, dict[str, int]]]:
+def _tree(values: Mapping[MessageQueue, _Value]) -> _Tree[_Value]:
     """Spark compares offsets as text: sorted keys and plain integers, always."""
-    tree: dict[str, dict[str, dict[str, int]]] = {}
-    for queue in sorted(offsets):
-        tree.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = int(offsets[queue])
+    tree: _Tree[_Value] = {}
+    for queue in sorted(values):
+        tree.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})[str(queue.queue_id)] = values[queue]
     return tree
 
 
@@ -462,9 +499,13 @@ def _began_of(offset: dict[str, Any]) -> Offsets:
     return _by_queue(offset.get("began", {}))
 
 
-def _by_queue(tree: dict[str, dict[str, dict[str, int]]]) -> Offsets:
+def _marks_of(offset: dict[str, Any]) -> Marks:
+    return _by_queue(offset.get("marks", {}))
+
+
+def _by_queue(tree: _Tree[_Value]) -> dict[MessageQueue, _Value]:
     return {
-        MessageQueue(topic, broker, int(queue_id)): int(value)
+        MessageQueue(topic, broker, int(queue_id)): value
         for topic, brokers in tree.items()
         for broker, queues in brokers.items()
         for queue_id, value in queues.items()
