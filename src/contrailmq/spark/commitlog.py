@@ -60,6 +60,7 @@ from contrailmq.spark.store_files import (
     renamed,
     store_identity,
 )
+from contrailmq.spark.tables import created_with, missing_hint, saved_options, table_schema
 from contrailmq.spark.task_process import freezing
 from contrailmq.spark.worker_daemon import end_quietly
 
@@ -183,47 +184,62 @@ class CommitLogSource(DataSource):  # type: ignore[misc]
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = options  # Spark's base class keeps them under this name
-        self._options = Options(options, known=KNOWN_OPTIONS)
+        self._created = created_with(options)
+        self._options = Options(options if self._created is None else self._created, known=KNOWN_OPTIONS)
 
     @classmethod
     def name(cls) -> str:
         return "commitlog"
 
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
         view = parse_settings(self._options).view
+        if self._created is not None:
+            self._options.required("path")
+            return table_schema(view, self._created)
         return PORTION_DDL if emits_portions(self._options, view) else view.ddl()
 
     def reader(self, schema: StructType) -> CommitLogReader:
-        self._options.refuse(_STREAM_OPTIONS, "on a batch read")
-        if self._begins_at_end():
+        options = self._to_read(schema)
+        options.refuse(_STREAM_OPTIONS, "on a batch read")
+        if _begins_at_end(options):
             raise OptionError(
                 "option startingOffsets is latest, where a batch would find nothing: give an earlier start"
             )
-        settings = parse_settings(self._options)
-        if emits_portions(self._options, settings.view):
+        settings = parse_settings(options)
+        if emits_portions(options, settings.view):
             raise OptionError("emit=portions is for streams (archive_stream): leave it out")
         settings = replace(settings, view=settings.view.fitted(schema))
-        return CommitLogReader(self._options.required("path"), settings, self._options.number("minPartitions", 0))
+        return CommitLogReader(options.required("path"), settings, options.number("minPartitions", 0))
 
     def streamReader(self, schema: StructType) -> CommitLogStreamReader:
-        self._options.refuse(_BATCH_OPTIONS, "on a stream")
-        settings = parse_settings(self._options)
-        emits = emits_portions(self._options, settings.view)
+        options = self._to_read(schema)
+        options.refuse(_BATCH_OPTIONS, "on a stream")
+        settings = parse_settings(options)
+        emits = emits_portions(options, settings.view)
         if not emits:
             settings = replace(settings, view=settings.view.fitted(schema))
         return CommitLogStreamReader(
-            self._options.required("path"),
+            options.required("path"),
             settings,
-            bytes_per_trigger=self._options.number("maxBytesPerTrigger", 0),
-            partitions_min=self._options.number("minPartitions", 0),
-            begins_at_end=self._begins_at_end(),
+            bytes_per_trigger=options.number("maxBytesPerTrigger", 0),
+            partitions_min=options.number("minPartitions", 0),
+            begins_at_end=_begins_at_end(options),
             emits_portions=emits,
         )
 
-    def _begins_at_end(self) -> bool:
-        """Whether only what comes is to be read. Times count more than offsets."""
-        by_time = any(map(self._options.text, ("startingTimestamp", "startingOffsetsByTimestamp")))
-        return not by_time and (self._options.text("startingOffsets") or "").lower() == "latest"
+    def _to_read(self, schema: StructType) -> Options:
+        """The options; for a table those it was created with, and those of the statement."""
+        saved = saved_options(schema)
+        if saved is None:
+            missing_hint(self.options, "path")
+            return self._options
+        return Options({**saved, **self.options}, known=KNOWN_OPTIONS)
+
+
+def _begins_at_end(options: Options) -> bool:
+    """Whether only what comes is to be read. Times count more than offsets."""
+    by_time = any(map(options.text, ("startingTimestamp", "startingOffsetsByTimestamp")))
+    return not by_time and (options.text("startingOffsets") or "").lower() == "latest"
 
 
 class _PartitionOf(InputPartition):  # type: ignore[misc]

@@ -37,7 +37,8 @@ from contrailmq.spark.columns import OptionError, choose_view
 from contrailmq.spark.options import EARLIEST, LATEST, Options, check_offsets, check_times, parse_offsets
 from contrailmq.spark.portions import EMIT_OPTION, PORTION_DDL, emits_portions, pack_portion
 from contrailmq.spark.sending import SinkSettings
-from contrailmq.spark.sink import SINK_OPTIONS, RocketMQStreamWriter, RocketMQWriter, parse_sink
+from contrailmq.spark.sink import SINK_COLUMNS, SINK_OPTIONS, RocketMQStreamWriter, RocketMQWriter, parse_sink
+from contrailmq.spark.tables import created_with, missing_hint, saved_options, table_schema
 from contrailmq.spark.task_process import freezing
 from contrailmq.spark.topic_marks import Marks, made_anew, marked
 from contrailmq.spark.topic_plan import (
@@ -90,8 +91,10 @@ _READ_OPTIONS: Final = (
     *_BATCH_OPTIONS,
     *_STREAM_OPTIONS,
 )
-KNOWN_OPTIONS: Final = ("nameServer", "namesrvAddr", "namesrv", "topic", *_READ_OPTIONS, *SINK_OPTIONS)
+_NAME_SERVER: Final = ("nameServer", "namesrvAddr", "namesrv")
+KNOWN_OPTIONS: Final = (*_NAME_SERVER, "topic", *_READ_OPTIONS, *SINK_OPTIONS)
 _VERSION: Final = 1
+_ROW_WAS_READ: Final = "queueOffset"  # which every row has that was read, and none that is to be sent (tables.py)
 _DEFAULT_GROUP: Final = "contrailmq_spark"
 _Value = TypeVar("_Value", int, str)
 _Tree = dict[str, dict[str, dict[str, _Value]]]  # topic -> broker name -> queue id
@@ -136,7 +139,7 @@ def parse_settings(options: Options, *, is_stream: bool) -> TopicSettings:
     if options.flag("commitGroupOffsets", default=False) and not group:
         raise OptionError("option commitGroupOffsets needs a group: give it as groupId")
     return TopicSettings(
-        namesrv=options.required("nameServer", "namesrvAddr", "namesrv"),
+        namesrv=options.required(*_NAME_SERVER),
         access=parse_access(options.passed),
         topics=tuple(topics or ()),
         pattern=pattern,
@@ -212,57 +215,94 @@ class RocketMQSource(DataSource):  # type: ignore[misc]
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = options
-        if any(name.lower() == "path" for name in options):
-            raise OptionError(
-                "format rocketmq takes no path: name topics by the option subscribe, or topic when writing"
-            )
-        self._options = Options(options, known=KNOWN_OPTIONS, passed_through=PREFIX)
+        self._created = created_with(options)
+        self._options = _checked_options(options if self._created is None else self._created)
 
     @classmethod
     def name(cls) -> str:
         return "rocketmq"
 
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
         view = choose_view(
             self._options.text("columns"), self._options.text("properties"), self._options.text("columnStyle")
         )
+        if self._created is not None:
+            self._options.required(*_NAME_SERVER)
+            return table_schema(view, self._created)
         return PORTION_DDL if emits_portions(self._options, view) else view.ddl()
 
     def reader(self, schema: StructType) -> RocketMQReader:
-        settings = parse_settings(self._options, is_stream=False)
-        if emits_portions(self._options, settings.view):
+        options = self._to_read(schema)
+        settings = parse_settings(options, is_stream=False)
+        if emits_portions(options, settings.view):
             raise OptionError("emit=portions is for streams (archive_stream): leave it out")
         settings = replace(settings, view=settings.view.fitted(schema))
-        return RocketMQReader(settings, **self._shape())
+        return RocketMQReader(settings, **_shape(options))
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:
-        settings = parse_settings(self._options, is_stream=True)
-        emits = emits_portions(self._options, settings.view)
+        options = self._to_read(schema)
+        settings = parse_settings(options, is_stream=True)
+        emits = emits_portions(options, settings.view)
         if not emits:
             settings = replace(settings, view=settings.view.fitted(schema))
         return RocketMQStreamReader(
             settings,
-            **self._shape(),
-            **_limits(self._options),
-            is_mirrored=self._options.flag("commitGroupOffsets", default=False),
+            **_shape(options),
+            **_limits(options),
+            is_mirrored=options.flag("commitGroupOffsets", default=False),
             emits_portions=emits,
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
-        return RocketMQWriter(self._sink(schema, overwrite))
+        return RocketMQWriter(*self._sink(schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
-        return RocketMQStreamWriter(self._sink(schema, overwrite))
+        return RocketMQStreamWriter(*self._sink(schema, overwrite))
 
-    def _sink(self, schema: StructType, overwrite: bool) -> SinkSettings:
-        self._options.refuse(_READ_OPTIONS, "on writing: it belongs to the source")
-        return parse_sink(self._options, schema, is_overwrite=overwrite)
+    def _to_read(self, schema: StructType) -> Options:
+        """The options; for a table those it was created with, but for the sink's, and those of the statement."""
+        saved = saved_options(schema)
+        if saved is None:
+            missing_hint(self.options, _NAME_SERVER[0])
+            return self._options
+        return _checked_options({**_without(saved, SINK_OPTIONS), **self.options})
 
-    def _shape(self) -> dict[str, int]:
-        return {
-            "partitions_min": self._options.number("minPartitions", 0),
-            "records_max": self._options.number("maxRecordsPerPartition", 0),
-        }
+    def _sink(self, schema: StructType, overwrite: bool) -> tuple[SinkSettings, tuple[str, ...]]:
+        """How to write, and the columns of a table that no message takes: these must be null in all rows."""
+        saved = saved_options(schema)
+        if saved is None:
+            missing_hint(self.options, _NAME_SERVER[0])
+            self._options.refuse(_READ_OPTIONS, "on writing: it belongs to the source")
+            return parse_sink(self._options, schema, is_overwrite=overwrite), ()
+        if _ROW_WAS_READ not in schema.names:
+            raise OptionError(
+                f"the table has no column {_ROW_WAS_READ}, by which rows to be sent are told from rows of another "
+                "table: create it without the option columns, or write with a DataFrame"
+            )
+        topics = [topic for topic in saved.get("subscribe", "").split(",") if topic.strip()]
+        topic = {"topic": topics[0].strip()} if len(topics) == 1 else {}
+        options = _checked_options({**topic, **_without(saved, _READ_OPTIONS), **self.options})
+        blank = tuple(name for name in schema.names if name not in SINK_COLUMNS)
+        taken = StructType([field for field in schema.fields if field.name not in blank])
+        return parse_sink(options, taken, is_overwrite=overwrite), blank
+
+
+def _checked_options(given: Mapping[str, str]) -> Options:
+    if any(name.lower() == "path" for name in given):
+        raise OptionError("format rocketmq takes no path: name topics by the option subscribe, or topic when writing")
+    return Options(given, known=KNOWN_OPTIONS, passed_through=PREFIX)
+
+
+def _without(saved: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    lower = {name.lower() for name in names}
+    return {name: value for name, value in saved.items() if name.lower() not in lower}
+
+
+def _shape(options: Options) -> dict[str, int]:
+    return {
+        "partitions_min": options.number("minPartitions", 0),
+        "records_max": options.number("maxRecordsPerPartition", 0),
+    }
 
 
 class _RangePartition(InputPartition):  # type: ignore[misc]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 SINK_OPTIONS: Final = ("producerGroup", "dedupKeyColumn", "sendTries", "sendTimeoutMs", "batchCount")
 
 # column -> Spark types it may have
-_COLUMNS: Final = {
+SINK_COLUMNS: Final = {
     "body": ("string", "binary"),
     "topic": ("string",),
     "tags": ("string",),
@@ -81,10 +81,12 @@ def parse_sink(options: Options, schema: StructType, *, is_overwrite: bool) -> S
     if dedup is not None and types[dedup] not in _KEY_TYPES:
         raise OptionError(f"option dedupKeyColumn names {dedup!r}, which is {types[dedup]}: cast it to string")
     for name, found in types.items():
-        if name in _COLUMNS and found not in _COLUMNS[name]:
-            raise OptionError(f"column {name} is {found}: it must be {' or '.join(_COLUMNS[name])}")
-        if name not in _COLUMNS and name != dedup:
-            raise OptionError(f"column {name!r} has no place in a message: drop it; known are {', '.join(_COLUMNS)}")
+        if name in SINK_COLUMNS and found not in SINK_COLUMNS[name]:
+            raise OptionError(f"column {name} is {found}: it must be {' or '.join(SINK_COLUMNS[name])}")
+        if name not in SINK_COLUMNS and name != dedup:
+            raise OptionError(
+                f"column {name!r} has no place in a message: drop it; known are {', '.join(SINK_COLUMNS)}"
+            )
     group = options.text("producerGroup", "contrailmq_spark") or "contrailmq_spark"
     _check_name("producerGroup", group, check_group)
     return SinkSettings(
@@ -110,11 +112,11 @@ def _check_name(option: str, name: str, check: Callable[[str], None]) -> None:
 class RocketMQWriter(DataSourceArrowWriter):  # type: ignore[misc]
     """Batch writes."""
 
-    def __init__(self, settings: SinkSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: SinkSettings, blank: tuple[str, ...] = ()) -> None:
+        self._settings, self._blank = settings, blank
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteDone:
-        return _write(iterator, self._settings)
+        return _write(_dropped(iterator, self._blank), self._settings)
 
     def commit(self, messages: list[WriteDone | None]) -> None:
         return None  # every task returned after its last acknowledgement
@@ -126,11 +128,11 @@ class RocketMQWriter(DataSourceArrowWriter):  # type: ignore[misc]
 class RocketMQStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     """Micro-batch writes."""
 
-    def __init__(self, settings: SinkSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: SinkSettings, blank: tuple[str, ...] = ()) -> None:
+        self._settings, self._blank = settings, blank
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteDone:
-        return _write(iterator, self._settings)
+        return _write(_dropped(iterator, self._blank), self._settings)
 
     def commit(self, messages: list[WriteDone | None], batchId: int) -> None:
         return None
@@ -143,6 +145,18 @@ def _write(rows: Iterator[pa.RecordBatch], settings: SinkSettings) -> WriteDone:
     done = WriteDone(write_rows(rows, settings, _key_prefix(settings)))
     freeze()
     return done
+
+
+def _dropped(rows: Iterator[pa.RecordBatch], blank: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    """The rows without the columns of a table that no message takes. A value there is refused, not lost."""
+    for batch in rows:
+        for name in blank:
+            if batch.column(name).null_count < batch.num_rows:
+                raise OptionError(
+                    f"column {name!r} has no place in a message that is sent: leave it out, INSERT INTO t (body, tags) "
+                    f"...; known are {', '.join(SINK_COLUMNS)}"
+                )
+        yield batch.drop_columns(list(blank)) if blank else batch
 
 
 def _key_prefix(settings: SinkSettings) -> str:
