@@ -70,6 +70,9 @@ class FakeBroker:
             raise NoRouteError(topic, namesrv="none:1", remedy="create it")
         return found
 
+    def broker_names(self) -> list[str]:
+        return ["broker-a"]
+
     def min_offset(self, queue: MessageQueue) -> int:
         return self.lowest.get(queue, 0)
 

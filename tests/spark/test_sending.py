@@ -46,6 +46,9 @@ class FakeBroker:
     def publish_queues(self, topic: str) -> list[MessageQueue]:
         return [queue._replace(topic=topic) for queue in self.queues]
 
+    def forget_routes(self) -> None:
+        """There are none."""
+
     def post_batch(self, body: Pieces, queue: MessageQueue, *, producer_group: str = "") -> PostedBatch:
         self._number += 1
         self.on_the_way[self._number] = queue, b"".join(body)

@@ -12,11 +12,12 @@ import pytest
 
 from client.waiting import wait_until
 from contrailmq import Message, Producer
-from contrailmq.client.errors import BrokerNotFoundError, NoRouteError
+from contrailmq.client.errors import NoRouteError
 from contrailmq.client.raw import QueueReader, RawPull
 from contrailmq.client.results import PullStatus
 from contrailmq.client.sync_admin import Admin
 from contrailmq.message import MessageQueue
+from contrailmq.spark.patience import BrokerAwayError
 from contrailmq.spark.topic_plan import (
     DataLossError,
     QueueRange,
@@ -157,8 +158,8 @@ def test_a_topic_is_gone_when_its_broker_is_there_without_it() -> None:
 
 @pytest.mark.parametrize("fails", ["true", "false"])
 def test_a_broker_that_is_away_or_refuses_has_lost_nothing(fails: str) -> None:
-    with pytest.raises(BrokerNotFoundError, match="'broker-a' has no master address .* start it, or wait"):
-        read(Refusing(NO_ROUTE, is_registered=False), WHOLE, failOnDataLoss=fails)
+    with pytest.raises(BrokerAwayError, match="broker broker-a was away for 0.0 s .* 'broker-a' has no master address"):
+        read(Refusing(NO_ROUTE, is_registered=False), WHOLE, failOnDataLoss=fails, brokerAwayTimeoutMs="0")
     with pytest.raises(ResponseError):
         read(Refusing(response_error(ResponseCode.SYSTEM_ERROR), is_registered=True), WHOLE, failOnDataLoss=fails)
 
@@ -172,13 +173,14 @@ def test_a_real_broker_that_is_away_is_an_error_and_a_topic_that_it_deleted_is_l
     with LocalCluster(store=tmp_path) as cluster:
         with Producer("filling", namesrv=cluster.namesrv) as producer:
             queue = producer.send(Message("Orders", b"one")).queue
-        part, lenient = QueueRange(queue, 0, 1), settings_of(nameServer=cluster.namesrv, failOnDataLoss="false")
+        options = {"nameServer": cluster.namesrv, "brokerAwayTimeoutMs": "0"}
+        part, lenient = QueueRange(queue, 0, 1), settings_of(failOnDataLoss="false", **options)
         with QueueReader(namesrv=cluster.namesrv) as reader:
             assert offsets(part, lenient, reader) == [0]
             assert reader.has_broker(queue.broker_name)
             cluster.stop_broker()
             assert wait_until(lambda: not reader.has_broker(queue.broker_name))
-        with QueueReader(namesrv=cluster.namesrv) as fresh, pytest.raises(BrokerNotFoundError):
+        with QueueReader(namesrv=cluster.namesrv) as fresh, pytest.raises(BrokerAwayError):
             offsets(part, lenient, fresh)
         cluster.restart_broker()
         with QueueReader(namesrv=cluster.namesrv) as fresh:

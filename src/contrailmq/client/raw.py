@@ -170,11 +170,17 @@ class QueueReader:
 
     def has_broker(self, broker_name: str) -> bool:
         """Whether a broker of this name is registered now."""
-        if self._address is not None:
-            return True
+        return self._address is not None or broker_name in self.broker_names()
+
+    def broker_names(self) -> list[str]:
+        """The brokers that are registered now, sorted."""
         address, answer = self._ask_namesrv(RequestCode.GET_BROKER_CLUSTER_INFO, {})
         body = _checked(answer, RequestCode.GET_BROKER_CLUSTER_INFO, address).body
-        return broker_name in decode_body(body, ClusterInfo).broker_addr_table
+        return sorted(decode_body(body, ClusterInfo).broker_addr_table)
+
+    def forget_routes(self) -> None:
+        """Ask the NameServers again where topics are, when that is next needed."""
+        self._routes.clear()
 
     def _fetch_route(self, topic: str) -> TopicRoute:
         ext = {"topic": topic, "acceptStandardJsonOnly": "true"}

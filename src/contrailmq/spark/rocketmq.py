@@ -20,7 +20,7 @@ import contrailmq.spark.needs  # noqa: F401  it tells what a worker lacks before
 # isort: split
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -35,9 +35,17 @@ from contrailmq.message import MessageQueue
 from contrailmq.spark.access import PREFIX, Access, parse_access
 from contrailmq.spark.columns import OptionError, choose_view
 from contrailmq.spark.options import EARLIEST, LATEST, Options, check_offsets, check_times, parse_offsets
+from contrailmq.spark.patience import AWAY_TIMEOUT_MS, BrokerAwayError, Patience
 from contrailmq.spark.portions import EMIT_OPTION, PORTION_DDL, emits_portions, pack_portion
 from contrailmq.spark.sending import SinkSettings
-from contrailmq.spark.sink import SINK_COLUMNS, SINK_OPTIONS, RocketMQStreamWriter, RocketMQWriter, parse_sink
+from contrailmq.spark.sink import (
+    AWAY_OPTION,
+    SINK_COLUMNS,
+    SINK_OPTIONS,
+    RocketMQStreamWriter,
+    RocketMQWriter,
+    parse_sink,
+)
 from contrailmq.spark.tables import created_with, missing_hint, saved_options, table_schema
 from contrailmq.spark.task_process import freezing
 from contrailmq.spark.topic_marks import Marks, made_anew, marked
@@ -92,11 +100,12 @@ _READ_OPTIONS: Final = (
     *_STREAM_OPTIONS,
 )
 _NAME_SERVER: Final = ("nameServer", "namesrvAddr", "namesrv")
-KNOWN_OPTIONS: Final = (*_NAME_SERVER, "topic", *_READ_OPTIONS, *SINK_OPTIONS)
+KNOWN_OPTIONS: Final = (*_NAME_SERVER, "topic", AWAY_OPTION, *_READ_OPTIONS, *SINK_OPTIONS)
 _VERSION: Final = 1
 _ROW_WAS_READ: Final = "queueOffset"  # which every row has that was read, and none that is to be sent (tables.py)
 _DEFAULT_GROUP: Final = "contrailmq_spark"
 _Value = TypeVar("_Value", int, str)
+_Result = TypeVar("_Result")
 _Tree = dict[str, dict[str, dict[str, _Value]]]  # topic -> broker name -> queue id
 _log: Final = logging.getLogger(__name__)
 _readers: dict[
@@ -157,6 +166,7 @@ def parse_settings(options: Options, *, is_stream: bool) -> TopicSettings:
         pull_count=options.number("pullBatchSize", PULL_COUNT, least=1),
         batch_bytes=options.number("batchBytes", BATCH_BYTES, least=1024),
         pull_timeout_s=options.number("pullTimeoutMs", 20_000, least=1) / 1000,
+        away_timeout_s=options.number(AWAY_OPTION, AWAY_TIMEOUT_MS) / 1000,
     )
 
 
@@ -318,6 +328,9 @@ class RocketMQReader(DataSourceReader):  # type: ignore[misc]
         self._settings, self._partitions_min, self._records_max = settings, partitions_min, records_max
 
     def partitions(self) -> list[InputPartition]:
+        return _patiently(self._settings, self._plan)
+
+    def _plan(self) -> list[InputPartition]:
         source = reader_for(self._settings)
         queues = find_queues(source, self._settings, _names(self._settings))
         begins = starting_offsets(source, queues, self._settings)
@@ -360,17 +373,24 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._checked: dict[str, Any] | None = None  # the end of a batch whose queues were looked at just now
 
     def initialOffset(self) -> dict[str, Any]:
-        source = reader_for(self._settings)
-        self._initial = offsets_json(starting_offsets(source, self._queues(), self._settings))
+        begins = self._patiently(lambda: starting_offsets(reader_for(self._settings), self._queues(), self._settings))
+        self._initial = offsets_json(begins)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._rows_max) if self._rows_max else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._final_ends = self._ends()
+        self._final_ends = self._patiently(self._ends)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        try:
+            return self._patiently(lambda: self._latest(start, limit))
+        except BrokerAwayError as exc:
+            text = "if a broker is gone for good, failOnDataLoss=false goes on without its queues"
+            raise BrokerAwayError(f"{exc}; {text}") from exc
+
+    def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begins = offsets_of(start)
         if self._is_mirrored and not self._is_start_mirrored:
             self._mirror(begins)
@@ -397,9 +417,12 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._checked
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        return offsets_json(self._ends())
+        return offsets_json(self._patiently(self._ends))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        return self._patiently(lambda: self._plan(start, end))
+
+    def _plan(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         ends = offsets_of(end)
         begins = self._with_new_queues({**offsets_of(start), **_began_of(end)}, ends)
         if end != self._checked:  # a batch that Spark plans again, after a restart
@@ -414,7 +437,10 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._is_mirrored:
-            self._mirror(offsets_of(end))
+            self._patiently(lambda: self._mirror(offsets_of(end)))
+
+    def _patiently(self, do: Callable[[], _Result]) -> _Result:
+        return _patiently(self._settings, do)
 
     def _queues(self) -> list[MessageQueue]:
         return find_queues(reader_for(self._settings), self._settings, _names(self._settings))
@@ -450,9 +476,13 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_vanished(self, begins: Offsets, ends: Offsets) -> None:
         gone = sorted(queue for queue in begins if queue not in ends)
         if gone and self._settings.fail_on_data_loss:
+            there = reader_for(self._settings).broker_names()
+            for queue in gone:
+                if queue.broker_name not in there:
+                    raise BrokerNotFoundError(queue.broker_name)  # which is waited for
             raise DataLossError(
-                f"{queue_name(gone[0])} ({len(gone)} in all) is no longer there: the topic was deleted or its broker "
-                "is away; set failOnDataLoss=false to go on without"
+                f"{queue_name(gone[0])} ({len(gone)} in all) is no longer there, though its broker is: the topic was "
+                "deleted or has fewer queues now; set failOnDataLoss=false to go on without"
             )
         short = [queue for queue in begins if queue in ends and ends[queue] < begins[queue]]
         if short and self._settings.fail_on_data_loss:
@@ -494,6 +524,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _mirror(self, offsets: Offsets) -> None:
         publish_offsets(reader_for(self._settings), offsets)
+
+
+def _patiently(settings: TopicSettings, do: Callable[[], _Result]) -> _Result:
+    """Do it, and again while a broker or NameServer is away."""
+    return Patience(reader_for(settings), settings.away_timeout_s).call(do)
 
 
 def _read(partition: InputPartition | None, settings: TopicSettings) -> Iterator[pa.RecordBatch]:

@@ -38,6 +38,7 @@ from contrailmq.spark.access import Access
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.dispatched import java_hashes, numbered
 from contrailmq.spark.packing import DEDUP_PROPERTY, Int, Joined, Parts, digest, pack_parts
+from contrailmq.spark.patience import AWAY_TIMEOUT_MS, BrokerAwayError, Patience
 from contrailmq.spark.records import stable_order
 from contrailmq.wire.codes import ResponseCode
 
@@ -85,6 +86,7 @@ class SinkSettings:
     tries: int = 5
     timeout_s: float = 10.0
     batch_count: int = BATCH_COUNT
+    away_timeout_s: float = AWAY_TIMEOUT_MS / 1000
     token: str = ""  # names this write in the de-duplication keys of a batch job
 
 
@@ -350,7 +352,7 @@ class Sender:
         queues = self._queues.get(topic)
         if queues is None:
             check_topic(topic)
-            queues = self._queues[topic] = self._client.publish_queues(topic)
+            queues = self._queues[topic] = self._patience().call(lambda: self._client.publish_queues(topic))
             # An id that several brokers have means one of their queues, always the same, so that order is kept; ids
             # take turns at the brokers, so that each gets its part.
             brokers: dict[int, list[MessageQueue]] = {}
@@ -426,17 +428,32 @@ class Sender:
         self._try(lambda: producer.send(message, queue=queue), queue)
 
     def _try(self, send: Callable[[], object], queue: MessageQueue) -> None:
-        pause_s = _PAUSE_S
-        for left in reversed(range(self._settings.tries)):
+        """Send until it is acknowledged: so many tries, not counting those while the broker is away."""
+        name = f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
+        pause_s, left, patience = _PAUSE_S, self._settings.tries, self._patience()
+        while True:
             try:
                 send()
+                patience.answered()
                 return
             except ContrailError as exc:
-                name = f"{queue.topic}/{queue.broker_name}/{queue.queue_id}"
                 if error_code(exc) in _FINAL:
                     raise SendRefusedError(f"{name} refused rows, for good: {exc}") from exc
+                if patience.is_away(exc):
+                    self._wait(patience, exc, name)
+                    continue
+                left -= 1
                 if not left:
                     text = f"{name} did not acknowledge after {self._settings.tries} tries: {exc}"
                     raise SendFailedError(text) from exc
                 self._sleep(pause_s)
                 pause_s *= 2
+
+    def _wait(self, patience: Patience, exc: ContrailError, name: str) -> None:
+        try:
+            patience.wait(exc)
+        except BrokerAwayError as away:
+            raise SendFailedError(f"{name} did not acknowledge: {away}") from away
+
+    def _patience(self) -> Patience:
+        return Patience(self._client, self._settings.away_timeout_s, sleep=self._sleep)

@@ -12,7 +12,8 @@ Then a repeat may stay, but nothing is dropped that is no repeat: another row at
 32 bits: two agree once in four billion).
 
 Rows of one queue are sent in batches of at most 1 MiB; a batch is tried again, with growing pauses, until it is
-acknowledged or tries run out, but not where the broker would answer the same again; `write` returns after the last
+acknowledged or tries run out (while its broker is away: time, see patience.py), but not where the broker would answer
+the same again; `write` returns after the last
 acknowledgement. Delayed rows travel one by one (RocketMQ has no delayed batches).
 """
 
@@ -33,6 +34,7 @@ from contrailmq.spark.access import parse_access
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import Options
 from contrailmq.spark.packing import DEDUP_PROPERTY
+from contrailmq.spark.patience import AWAY_TIMEOUT_MS
 from contrailmq.spark.sending import BATCH_COUNT, SinkSettings, write_rows
 from contrailmq.spark.task_process import freeze
 
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 SINK_OPTIONS: Final = ("producerGroup", "dedupKeyColumn", "sendTries", "sendTimeoutMs", "batchCount")
+
+AWAY_OPTION: Final = "brokerAwayTimeoutMs"  # of sources, too
 
 # column -> Spark types it may have
 SINK_COLUMNS: Final = {
@@ -98,6 +102,7 @@ def parse_sink(options: Options, schema: StructType, *, is_overwrite: bool) -> S
         tries=options.number("sendTries", 5, least=1),
         timeout_s=options.number("sendTimeoutMs", 10_000, least=1) / 1000,
         batch_count=options.number("batchCount", BATCH_COUNT, least=1),
+        away_timeout_s=options.number(AWAY_OPTION, AWAY_TIMEOUT_MS) / 1000,
         token=secrets.token_hex(8),
     )
 

@@ -18,6 +18,7 @@ from contrailmq.message import ContrailError, MessageQueue, is_system_topic
 from contrailmq.spark.access import Access
 from contrailmq.spark.columns import OptionError, View
 from contrailmq.spark.options import ANY_BROKER, EARLIEST, LATEST, OffsetsJson
+from contrailmq.spark.patience import AWAY_TIMEOUT_MS
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.errors import ResponseError
 
@@ -73,6 +74,7 @@ class TopicSettings:
     pull_count: int = PULL_COUNT
     batch_bytes: int = BATCH_BYTES
     pull_timeout_s: float = _PULL_TIMEOUT_S
+    away_timeout_s: float = AWAY_TIMEOUT_MS / 1000
 
 
 class QueueRange(NamedTuple):

@@ -4,7 +4,8 @@
 
 **Loss.** A broker deletes old messages. A range whose beginning is gone, or a queue that jumps inside a range although
 nothing was filtered, raises `DataLossError` unless the caller accepts it (`failOnDataLoss=false`); then reading goes on
-at what is left. A broker that is away has lost nothing: that is an error for every caller, to be tried again.
+at what is left. A broker that is away has lost nothing: it is waited for (patience.py), and then an error for every
+caller.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from contrailmq.client.raw_connection import Landing
 from contrailmq.client.results import PullStatus
 from contrailmq.message import MessageQueue
 from contrailmq.spark.decode import Decoder, Selection, unwrapped
+from contrailmq.spark.patience import Patience
 from contrailmq.spark.records import Int, Records, gather
 from contrailmq.spark.scan import follow
 from contrailmq.spark.topic_plan import DataLossError, QueueRange, TopicSettings, queue_name
@@ -136,13 +138,30 @@ class _Pulls:
     def __init__(self, part: QueueRange, settings: TopicSettings, reader: QueueReader, landing: Landing) -> None:
         self._part, self._settings, self._reader, self._landing = part, settings, reader, landing
         self._posted: PostedPull | None = None
+        self._patience = Patience(reader, settings.away_timeout_s)
 
     def post(self, offset: int) -> None:
         """Ask for what begins there, unless the range ends there."""
-        if offset >= self._part.stop:
-            return
+        if offset < self._part.stop:
+            self._posted = self._patience.call(lambda: self._ask(offset))
+
+    def answer(self, offset: int) -> RawPull | None:
+        """What was asked for; None when that was nothing, or the topic was deleted meanwhile and that is allowed."""
+        tries = iter([self._posted])
+        if self._posted is None:
+            return None
+
+        def pulled() -> RawPull | None:
+            posted = next(tries, None) or self._ask(offset)  # again, when the broker went away with the first
+            self._posted = None
+            with self._losing(offset):
+                return None if posted is None else self._reader.pull_answer(posted)
+
+        return self._patience.call(pulled)
+
+    def _ask(self, offset: int) -> PostedPull | None:
         with self._losing(offset):
-            self._posted = self._reader.post_pull(
+            return self._reader.post_pull(
                 self._part.queue,
                 offset,
                 max_count=min(self._settings.pull_count, self._part.stop - offset),
@@ -151,14 +170,6 @@ class _Pulls:
                 expression_type=self._settings.expression_type,
                 landing=self._landing,
             )
-
-    def answer(self, offset: int) -> RawPull | None:
-        """What was asked for; None when that was nothing, or the topic was deleted meanwhile and that is allowed."""
-        posted, self._posted = self._posted, None
-        if posted is not None:
-            with self._losing(offset):
-                return self._reader.pull_answer(posted)
-        return None
 
     def abandon(self) -> None:
         if self._posted is not None:
