@@ -33,7 +33,7 @@ HOT := store/commit_log store/queue_state store/batches store/keys store/copying
        store/mapped_file store/mapped_file_queue message/hashing message/batch broker/send broker/pull broker/handlers \
        broker/statistics broker/offsets broker/long_polling broker/node broker/topics wire/binary_header wire/frame \
        wire/connection store/get_result store/stats store/timer/records store/timer/due store/timer/intake \
-       store/timer/timer_store store/putting store/flush store/waking store/clock
+       store/timer/timer_store store/putting store/flush store/waking store/clock store/store_clock
 
 compile: $(STAMP) pure ## Compile the hot modules with mypyc, in place (needs a C compiler; `make pure` undoes it)
 	@echo "==> mypyc: $(words $(HOT)) modules"

@@ -28,6 +28,7 @@ class RoundCounting:
         self._worker = worker
         self._rounds = threading.Semaphore(0)
         self.now_ms, self.advance = self._clock.now_ms, self._clock.advance
+        self.slept_ms = self._clock.slept_ms
 
     def monotonic_ms(self) -> int:
         if threading.current_thread().name == self._worker:

@@ -178,7 +178,7 @@ class _Broker:
         self._worker, self._readers = ThreadPoolExecutor(1), ThreadPoolExecutor(4)
         self.timers = TimerService(self.node, self._worker, self._readers)
         self.delay = DelayService(self.node, self._worker, self._readers)
-        self.supervisor = Supervisor(self.store.clock.now_ms, lambda name: loop.stop())
+        self.supervisor = Supervisor(self.store.store_clock.look, lambda name: loop.stop())
         self.supervisor.add(self.timers)
         self.supervisor.add(self.delay)
 
@@ -300,6 +300,9 @@ class _CpuClock:
         self._now_ms = 0
         self._calls = 0
         self._look()
+
+    def slept_ms(self) -> int:
+        return 0
 
     def _look(self) -> None:
         self._now_ms = self._waited_ms + time.process_time_ns() // 1_000_000

@@ -1,13 +1,17 @@
 """The store's only source of time.
 
 Store times are milliseconds since 1970 (they go to disk); waits and intervals use the monotonic reading, so that a step
-of the wall clock never starves or floods a service. Tests pass a `ManualClock`.
+of the wall clock never starves or floods a service. What a step does to store times and delays is in store_clock.py.
+Tests pass a `ManualClock`.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
+
+# Goes on while the machine is suspended; -1 where the system has no such clock.
+_BOOT_TIME: Final[int] = getattr(time, "CLOCK_BOOTTIME", -1)
 
 
 class Clock(Protocol):
@@ -15,7 +19,10 @@ class Clock(Protocol):
         """Wall clock, milliseconds since 1970 UTC."""
 
     def monotonic_ms(self) -> int:
-        """Milliseconds from an arbitrary start; never goes back."""
+        """Milliseconds from an arbitrary start; never goes back. A suspended machine does not count it."""
+
+    def slept_ms(self) -> int:
+        """For how long the machine was suspended, from the same start."""
 
 
 class SystemClock:
@@ -25,6 +32,11 @@ class SystemClock:
     def monotonic_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
 
+    def slept_ms(self) -> int:
+        if _BOOT_TIME < 0:
+            return 0
+        return (time.clock_gettime_ns(_BOOT_TIME) - time.monotonic_ns()) // 1_000_000
+
 
 class ManualClock:
     """A clock that stands still until told: for tests, ours and our users'."""
@@ -32,6 +44,7 @@ class ManualClock:
     def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
         self._wall_ms = start_ms
         self._monotonic_ms = 0
+        self._slept_ms = 0
 
     def now_ms(self) -> int:
         return self._wall_ms
@@ -43,6 +56,14 @@ class ManualClock:
         assert milliseconds >= 0
         self._wall_ms += milliseconds
         self._monotonic_ms += milliseconds
+
+    def slept_ms(self) -> int:
+        return self._slept_ms
+
+    def suspend(self, milliseconds: int) -> None:
+        """Let time pass as on a machine that sleeps: the monotonic clock stands still."""
+        self._wall_ms += milliseconds
+        self._slept_ms += milliseconds
 
     def set_wall(self, now_ms: int) -> None:
         """Step the wall clock alone, as an operator or NTP may."""

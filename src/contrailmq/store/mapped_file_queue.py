@@ -192,7 +192,7 @@ class MappedFileQueue:
         with self._guard:
             self.files = tuple(kept)
         for file in reversed(removed):  # newest first: a crash in the middle leaves no gap
-            file.destroy(self._clock.now_ms(), force_after_ms=TRUNCATE_FORCE_MS)
+            file.destroy(self._clock.monotonic_ms(), force_after_ms=TRUNCATE_FORCE_MS)
             self._files_layer.sync_directory(file.path.parent)
         self.flushed_where = self.committed_where = offset
         return len(removed)
@@ -207,10 +207,9 @@ class MappedFileQueue:
         removed: list[Path] = []
         while len(removed) < count_max and len(self.files) > 1:
             file = self.files[0]
-            now_ms = self._clock.now_ms()
-            if not at_once and now_ms < self._files_layer.mtime_ms(file.path) + reserved_ms:
+            if not at_once and self._clock.now_ms() < self._files_layer.mtime_ms(file.path) + reserved_ms:
                 break
-            if not self._remove_first(file, now_ms, force_after_ms):
+            if not self._remove_first(file, force_after_ms):
                 break
             removed.append(file.path)
         return removed
@@ -220,11 +219,11 @@ class MappedFileQueue:
         files = self.files
         if len(files) < 2 or files[0].is_available:
             return False
-        return self._remove_first(files[0], self._clock.now_ms(), force_after_ms)
+        return self._remove_first(files[0], force_after_ms)
 
-    def _remove_first(self, file: MappedFile, now_ms: int, force_after_ms: int) -> bool:
+    def _remove_first(self, file: MappedFile, force_after_ms: int) -> bool:
         try:
-            gone = file.destroy(now_ms, force_after_ms=force_after_ms)
+            gone = file.destroy(self._clock.monotonic_ms(), force_after_ms=force_after_ms)
         except OSError as exc:
             if exc.errno != errno.ENOENT:
                 _log.warning("%s: cannot delete: %s", file.path, exc)

@@ -56,6 +56,7 @@ from contrailmq.store.status import (
     PutResult,
     PutStatus,
 )
+from contrailmq.store.store_clock import StoreClock
 from contrailmq.store.store_lock import StoreLock, remove_abort_file, write_abort_file
 from contrailmq.store.store_reads import StoreReads
 
@@ -110,11 +111,13 @@ class MessageStore(StoreReads):
             config = self.config = config.resolved(self.files)
         except OSError as exc:
             raise StoreIOError("looking at the store", config.path, exc) from exc
-        self.stats = StoreStats(self.clock.now_ms(), self.files.mapped)
+        self.store_clock = StoreClock(self.clock)
+        self.stats = StoreStats(self.store_clock.steady_ms(), self.files.mapped)
         parts = build_parts(
             config,
             self.files,
             self.clock,
+            self.store_clock,
             self.stats,
             on_failure=self._fail,
             on_commit=self._on_commit,
@@ -150,7 +153,7 @@ class MessageStore(StoreReads):
     def _new_putter(self) -> Putter:
         return Putter(
             self.config,
-            self.clock,
+            self.store_clock,
             self._log,
             self._flusher,
             self._committer,
@@ -237,7 +240,8 @@ class MessageStore(StoreReads):
 
     def _start(self) -> None:
         self._dispatcher.mark = self._log_files.max_offset
-        self._log.last_time_ms = self.recovery.last_store_time_ms
+        last_time_ms = self._log.last_time_ms = self.recovery.last_store_time_ms
+        self.store_clock.opened(self._log.lock, lambda: self._log_files.wrote_offset, last_store_time_ms=last_time_ms)
         self._allocator.start()
         self._log.start_writing(self._queues.next_offsets())
         if self.config.is_slave:
@@ -610,7 +614,7 @@ class MessageStore(StoreReads):
     def runtime_info(self) -> dict[str, str]:
         """RocketMQ's run-time keys of a store."""
         self._count_puts()
-        info = self.stats.runtime_info(self.clock.now_ms())
+        info = self.stats.runtime_info(self.store_clock.steady_ms())
         return info | {
             "commitLogDiskRatio": str(self.files.disk_usage(self.config.commit_log_paths[0]).used_ratio),
             "consumeQueueDiskRatio": str(self.files.disk_usage(self.config.consume_queue_path).used_ratio),
@@ -620,8 +624,11 @@ class MessageStore(StoreReads):
 
     def _sample(self) -> None:
         self._count_puts()
-        self.stats.sample(self.clock.now_ms())
-        if self._drive is Drive.EMBEDDED and (self._facts or self._dispatcher.stuck_reason is not None):
+        self.stats.sample(self.store_clock.steady_ms())
+        if self._drive is Drive.LOOP:
+            return
+        self.store_clock.look()  # a loop does that itself, not between a message and its put
+        if self._facts or self._dispatcher.stuck_reason is not None:
             self._catch_up()
 
     def _count_puts(self) -> None:

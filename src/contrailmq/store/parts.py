@@ -34,6 +34,7 @@ from contrailmq.store.reading import Reader
 from contrailmq.store.residency import Residency
 from contrailmq.store.retention import Retention
 from contrailmq.store.stats import StoreStats
+from contrailmq.store.store_clock import StoreClock
 from contrailmq.store.write_buffer_pool import WriteBufferPool
 
 _log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ def build_parts(
     config: StoreConfig,
     files: Files,
     clock: Clock,
+    store_clock: StoreClock,
     stats: StoreStats,
     *,
     on_failure: Callable[[str], None],
@@ -79,7 +81,7 @@ def build_parts(
     checkpoint = Checkpoint(config.checkpoint_path, files)
     pool, committer = _write_buffers(config, files, clock, log_files, on_commit, on_failure)
     allocator = Allocator(files, config, log_files, pool, on_sync_failure=on_failure)
-    log = CommitLog(config, clock, log_files, allocator)
+    log = CommitLog(config, store_clock, log_files, allocator)
     flusher = LogFlusher(
         config,
         clock,
@@ -89,21 +91,14 @@ def build_parts(
         committer=committer,
     )
     flusher.add_listener(on_flushed)
-    queues = ConsumeQueueTable(
-        config.consume_queue_path,
-        file_bytes=config.mapped_file_size_consume_queue,
-        files=files,
-        open_files_max=config.open_files_max,
-        ext_file_bytes=config.mapped_file_size_consume_queue_ext if config.enable_consume_queue_ext else 0,
-        with_light_queues=config.with_light_queues,
-        batch_file_bytes=config.mapper_file_size_batch_consume_queue,
-        batch_topics=batch_topics,
-    )
+    queues = _queues(config, files, batch_topics)
     log.is_batch_topic = queues.batches.holds
     index = _index(config, files, clock, checkpoint, bounds) if config.message_index_enable else None
     delay_levels = DelayLevels(config.message_delay_level)
     housekeeping = Housekeeping(config, files, clock, queues, index, checkpoint, log_files, on_failure, bounds)
-    retention = Retention(config, files, clock, log_files, queues, index, on_disk_full=on_disk_full)
+    retention = Retention(
+        config, files, clock, log_files, queues, index, store_clock.doubted_ms, on_disk_full=on_disk_full
+    )
     housekeeping.add_task(lambda: _clean(retention))
     housekeeping.add_task(LeftPages(files, clock, log_files).tick)
     return Parts(
@@ -132,6 +127,19 @@ def build_parts(
         ),
         housekeeping=housekeeping,
         retention=retention,
+    )
+
+
+def _queues(config: StoreConfig, files: Files, batch_topics: Container[str]) -> ConsumeQueueTable:
+    return ConsumeQueueTable(
+        config.consume_queue_path,
+        file_bytes=config.mapped_file_size_consume_queue,
+        files=files,
+        open_files_max=config.open_files_max,
+        ext_file_bytes=config.mapped_file_size_consume_queue_ext if config.enable_consume_queue_ext else 0,
+        with_light_queues=config.with_light_queues,
+        batch_file_bytes=config.mapper_file_size_batch_consume_queue,
+        batch_topics=batch_topics,
     )
 
 

@@ -15,6 +15,12 @@ Ratios look at the partitions of the log and of the queues. A round removes at m
 never the last one. A file that a reader holds is not waited for: it is tried again every redeleteHangedFileInterval.
 `tick` is one round; the store's housekeeping thread calls it, so neither puts nor reads wait for a deletion. The first
 round comes 60 s after the start and then every cleanResourceInterval, on the monotonic clock.
+
+A file's age is the wall clock's, against its time of modification. A clock that was set forward makes every file old,
+so for an hour after such a jump, and after a start that finds the newest record more than a day old, files expire as if
+the clock had not gone forward: for the timetable, for space and for `delete_now` alike. Only a disk above the
+clean-forcibly ratio still takes files whatever their age. After the hour the wall clock is believed: whoever reads the
+warning in the log has that long to set it right.
 """
 
 from __future__ import annotations
@@ -45,6 +51,10 @@ _HOUR_MS: Final = 3_600_000
 _MAX_USED_LIMITS: Final = (10, 95)  # RocketMQ clamps the three percentages to these
 _WARNING_LIMITS: Final = (35, 90)
 _FORCIBLY_LIMITS: Final = (30, 85)
+
+
+def _no_doubt() -> int:
+    return 0
 
 
 class CleanableLog(Protocol):
@@ -101,10 +111,14 @@ class Retention:
         log: CleanableLog,
         queues: ConsumeQueueTable,
         index: IndexService | None,
+        doubted_ms: Callable[[], int] = _no_doubt,
         *,
         on_disk_full: Callable[[str | None], None],
     ) -> None:
-        """`on_disk_full` gets a reason when puts must be refused, None when there is room again."""
+        """`on_disk_full` gets a reason when puts must be refused, None when there is room again.
+
+        `doubted_ms` tells by how much the wall clock went forward lately (see store_clock.py).
+        """
         self._config = config
         self._files = files
         self._clock = clock
@@ -112,6 +126,7 @@ class Retention:
         self._queues = queues
         self._index = index
         self._on_disk_full = on_disk_full
+        self._doubted_ms = doubted_ms
         now_ms = clock.monotonic_ms()
         self._due_ms = now_ms + FIRST_ROUND_MS
         self._check_due_ms = now_ms + SELF_CHECK_MS
@@ -203,7 +218,7 @@ class Retention:
             if is_manual:
                 self._manual_rounds -= 1
             removed = self._log.delete_expired(
-                reserved_ms=config.file_reserved_time * _HOUR_MS,
+                reserved_ms=config.file_reserved_time * _HOUR_MS + self._doubted_ms(),
                 force_after_ms=config.destroy_maped_file_interval_forcibly,
                 count_max=config.delete_file_batch_max,
                 at_once=config.clean_file_forcibly_enable and verdict.at_once,
