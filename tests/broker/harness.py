@@ -129,9 +129,10 @@ class Bench:
         *,
         settings: Mapping[str, str] | None = None,
         files: Files | None = None,
+        clock: ManualClock | None = None,
         **store_settings: object,
     ) -> None:
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()  # its wall clock counts when the store is opened; then time passes
         sizes: dict[str, object] = {
             "mapped_file_size_commit_log": MIB,
             "mapped_file_size_consume_queue": 20_000,

@@ -17,6 +17,7 @@ from typing import Any
 
 from broker.harness import Link
 from broker.test_transactions import COMMIT, ROLLBACK, TransactionBench
+from contrailmq.store.clock import ManualClock
 from killed_rounds import run_rounds
 
 START_MS = 1_700_000_000_000
@@ -33,10 +34,9 @@ class Round:
         self.number = number
         self.diary = os.open(directory / "diary", os.O_RDWR | os.O_CREAT | os.O_APPEND)
         lines = os.pread(self.diary, 1 << 22, 0).decode().splitlines()
-        self.bench = TransactionBench(directory, checks_max=1000)  # a life is too short to end all that are asked about
-        self.bench.clock.set_wall(
-            max((int(line.split()[1]) for line in lines if line.startswith("now")), default=START_MS)
-        )
+        now_ms = max((int(line.split()[1]) for line in lines if line.startswith("now")), default=START_MS)
+        # A life is too short to end all that are asked about.
+        self.bench = TransactionBench(directory, checks_max=1000, clock=ManualClock(now_ms))
         self.producer = Link(40_000 + number % 20_000)
         self.bench.heartbeat("T", link=self.producer)
         self.write("round", number, self.bench.store.max_offset("T", 1))

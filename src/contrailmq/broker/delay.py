@@ -9,8 +9,9 @@ On the way out the record is put into its real queue, byte for byte but for plac
 and property string stay. So DELAY is still in the property string of a delivered message (consumers of RocketMQ see
 it); what the broker itself puts is never rewritten, so it is not delayed again.
 
-    due      := the unit's delivery time, or now when that lies further ahead than the whole delay (the clock was
-                set back since)
+    due      := when the record was stored, in steady time (store/store_clock.py), and the delay: a wall clock that is
+                set meanwhile shortens and lengthens nothing. Of a record that an earlier process stored: the unit's
+                delivery time by the wall clock of this start, and at the latest this start and the delay.
     progress := saved every flushDelayOffsetInterval and at the end, after the copies it speaks of were made durable;
                 journaled without a sync after each tick that delivered something (level_journal.py)
 
@@ -76,7 +77,7 @@ class DelayService:
         self._version = DataVersion(timestamp=node.now_ms())
         self._saved: dict[int, int] = {}
         self._saved_text = ""
-        self._saved_ms = node.now_ms()
+        self._saved_ms = node.store.store_clock.steady_ms()
         self.levels = DelayLevels(node.store.config.message_delay_level)
         self.offsets: dict[int, int] = {}
         self._turn = 0  # the level that comes first in the next tick, counted from 0
@@ -164,7 +165,7 @@ class DelayService:
         self._journal.close()
 
     def tick(self, now_ms: int) -> None:
-        """Deliver a portion of what is due; sets `interval_ms` to when the next one is."""
+        """Deliver a portion of what is due by steady time; sets `interval_ms` to when the next one is."""
         if self._node.is_slave:
             return
         next_ms = now_ms + POLL_MS
@@ -241,10 +242,9 @@ class DelayService:
         for physical_offset, size_bytes, code in self._store.read_units(
             SystemTopic.SCHEDULE, queue_id, offset, max_count
         ):
-            if not 0 <= code <= now_ms:
-                next_ms = self._due_ms(level, physical_offset, size_bytes, code, now_ms)
-                if next_ms > now_ms:
-                    break
+            next_ms = self._due_ms(level, physical_offset, size_bytes, code)
+            if next_ms > now_ms:
+                break
             due_count += 1
         if not due_count:
             return 0, next_ms
@@ -328,12 +328,17 @@ class DelayService:
         first = self._store.min_offset(SystemTopic.SCHEDULE, level - 1)
         return max(first, min(offset, self._store.max_offset(SystemTopic.SCHEDULE, level - 1)))
 
-    def _due_ms(self, level: int, physical_offset: int, size_bytes: int, code: int, now_ms: int) -> int:
+    def _due_ms(self, level: int, physical_offset: int, size_bytes: int, code: int) -> int:
+        """In steady time."""
         if code < 0:  # the address of a queue extension, not a time
             message = self._read(physical_offset, size_bytes)
             code = 0 if message is None else self.levels.deliver_time_ms(level, message.store_time_ms)
-        # Set back by more than the message would wait: the time of the unit is of another clock.
-        return now_ms if code > self.levels.deliver_time_ms(level, now_ms) else code
+        clock, delay_ms = self._store.store_clock, self.levels.deliver_time_ms(level, 0)
+        due_ms = clock.stored_ms(physical_offset, code - delay_ms) + delay_ms
+        if physical_offset < clock.opened_at:
+            # The wall clock may have been set back since: nobody waits for more than his delay once more.
+            return min(due_ms, clock.opened_ms + delay_ms)
+        return due_ms
 
     def _read(self, physical_offset: int, size_bytes: int) -> StoredMessage | None:
         record = self._store.read_record(physical_offset, size_bytes)

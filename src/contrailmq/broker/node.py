@@ -68,6 +68,7 @@ class BrokerNode:
         self.monotonic_ms = clock.monotonic_ms  # for waits and lives: a stepped clock ends none
         self.call_soon = call_soon
         self.started_ms = clock.now_ms()
+        self.started_monotonic_ms = clock.monotonic_ms()
         self.is_accepting = True  # False while stopping
         self.topics = TopicTable(now_ms=clock.now_ms)
         self.groups = GroupTable(now_ms=clock.now_ms, auto_create=config.auto_create_subscription_group)

@@ -101,7 +101,7 @@ class BrokerServer:
         self.clock = clock or SystemClock()
         self.store = MessageStore(with_our_defaults(store_config), clock=self.clock, drive=Drive.LOOP)
         self.handlers = Handlers()
-        self.supervisor = Supervisor(self.clock.now_ms, self._gave_up)
+        self.supervisor = Supervisor(self.store.store_clock.look, self._gave_up)
         self.failed: asyncio.Event = asyncio.Event()
         self._tls = tls
         self._servers: list[RemotingServer] = []

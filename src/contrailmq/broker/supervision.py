@@ -1,6 +1,7 @@
 """Background work that never disappears silently.
 
-A `Service` has a name, an interval and `tick(now_ms)`; the supervisor calls it for ever. A tick that raises is logged
+A `Service` has a name, an interval and `tick(now_ms)`; the supervisor calls it for ever, with the steady time of
+store/store_clock.py. A tick that raises is logged
 with the service's name and trace and tried again after a pause; one that fails ten times in a row stops the broker,
 because a broker without its delay delivery or its offset saving is worse than none. Long-running coroutines are
 watched in the same way.
@@ -35,8 +36,8 @@ class Service(Protocol):
 class Supervisor:
     """Owner: BrokerServer. `gave_up(name)` is called when a task cannot be kept alive."""
 
-    def __init__(self, now_ms: Callable[[], int], gave_up: Callable[[str], None]) -> None:
-        self._now_ms = now_ms
+    def __init__(self, steady_ms: Callable[[], int], gave_up: Callable[[str], None]) -> None:
+        self._steady_ms = steady_ms
         self._gave_up = gave_up
         self._services: list[Service] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -79,7 +80,7 @@ class Supervisor:
     async def _ticks(self, service: Service) -> None:
         while True:
             await asyncio.sleep(service.interval_ms / 1000)
-            service.tick(self._now_ms())
+            service.tick(self._steady_ms())
 
     async def _keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         failures = 0

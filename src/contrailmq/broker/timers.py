@@ -7,7 +7,9 @@ flushes it on a worker.
     recall handle := base64url of "v1 topic broker_name deliver_ms unique_key"        (deliver_ms = TIMER_OUT_MS + 1)
 
 A recall stores a mark with the same delivery time; when the slot is begun, the mark is read first and its message is
-dropped. The handle is good until then.
+dropped. The handle is good until then. Its time is the wall clock's when the message was admitted: if the clock was set
+since (store/timer/wheel_time.py), a mark is stored for each time that may be meant, and those that meet no message do
+nothing.
 """
 
 from __future__ import annotations
@@ -105,7 +107,8 @@ class TimerService:
         self._sampled_ms = 0
         self._sampled = (0, 0)
         self._rates = (0.0, 0.0)
-        self.timer = TimerStore(node.store, node.store.files, readers)
+        self._clock = node.store.store_clock
+        self.timer = TimerStore(node.store, node.store.files, readers, clock=self._clock)
         self.interval_ms = POLL_MS
 
     def register(self, handlers: Handlers) -> None:
@@ -122,14 +125,15 @@ class TimerService:
             return None
         if message.sys_flag & SysFlag.TRANSACTION_PREPARED:
             return None
-        admitted = admit(properties, self._node.now_ms(), self._config)
+        self._clock.look()  # a wish for a time is meant by the clock as it is now
+        admitted = admit(properties, self._clock.wall_ms(), self._config)
         if admitted is None:
             return None
         if (
             not isinstance(admitted, TimerRefusal)
             and Property.TIMER_DELETE_UNIQUE_KEY not in properties  # a recall makes room
             and self._is_running
-            and self.timer.is_congested(admitted.out_ms)
+            and self.timer.is_congested(admitted.out_ms - self.timer.time.shifts_ms[0])
         ):
             admitted = TimerRefusal(
                 PutStatus.WHEEL_TIMER_FLOW_CONTROL,
@@ -166,30 +170,46 @@ class TimerService:
         handle = self._checked_handle(header)
         born_host = connection.attributes.get(BORN_HOST) or encode_host(*connection.peer)
         assert isinstance(born_host, bytes)
-        mark = IncomingMessage(
-            handle.topic,
-            0,
-            b"0",
-            {
-                Property.TIMER_DELETE_UNIQUE_KEY: handle.unique_key,
-                Property.BORN_TIMESTAMP: str(node.now_ms()),
-                Property.TIMER_DELIVER_MS: str(handle.deliver_ms),
-                Property.UNIQUE_KEY: handle.unique_key,
-                Property.PRODUCER_GROUP: header.producer_group or "",
-                Property.TAGS: RECALL_TAG,
-            },
-            born_host=born_host,
-            store_host=node.store_host,
-            born_time_ms=node.now_ms(),
-        )
-        refusal = self.rewrite(mark)
-        if refusal is not None:
-            raise Refused(ResponseCode.ILLEGAL_OPERATION, refusal.remark)
-        result = node.put(mark)
-        if not result.status.is_stored:
-            raise refused_put(result)
+        for deliver_ms in self._meant_times_ms(handle):
+            mark = IncomingMessage(
+                handle.topic,
+                0,
+                b"0",
+                {
+                    Property.TIMER_DELETE_UNIQUE_KEY: handle.unique_key,
+                    Property.BORN_TIMESTAMP: str(node.now_ms()),
+                    Property.TIMER_DELIVER_MS: str(deliver_ms),
+                    Property.UNIQUE_KEY: handle.unique_key,
+                    Property.PRODUCER_GROUP: header.producer_group or "",
+                    Property.TAGS: RECALL_TAG,
+                },
+                born_host=born_host,
+                store_host=node.store_host,
+                born_time_ms=node.now_ms(),
+            )
+            refusal = self.rewrite(mark)
+            if refusal is not None:
+                raise Refused(ResponseCode.ILLEGAL_OPERATION, refusal.remark)
+            result = node.put(mark)
+            if not result.status.is_stored:
+                raise refused_put(result)
         node.after_append(wants_flush=self._config.is_sync_flush)
         return success(command, RecallMessageResponse(msg_id=handle.unique_key))
+
+    def _meant_times_ms(self, handle: RecallHandle) -> list[int]:
+        """When the message may be due, by the wall clock as it is now: one time unless the clock was set. Refused when
+        none of them lies ahead."""
+        self._clock.look()
+        now_ms, shifts_ms = self._clock.wall_ms(), self.timer.time.shifts_ms
+        times_ms = [handle.deliver_ms - shift_ms + shifts_ms[0] for shift_ms in shifts_ms]
+        meant_ms = [time_ms for time_ms in times_ms if 0 < time_ms - now_ms <= self._config.timer_max_delay_sec * 1000]
+        if not meant_ms:
+            raise Refused(
+                ResponseCode.ILLEGAL_OPERATION,
+                f"recall failed, the message is due in {times_ms[0] - now_ms} ms: too late, or not a time this broker "
+                "accepts",
+            )
+        return meant_ms
 
     def _checked_handle(self, header: RecallMessage) -> RecallHandle:
         node = self._node
@@ -204,20 +224,16 @@ class TimerService:
                 ResponseCode.ILLEGAL_OPERATION,
                 f"recall failed, the message is on broker {handle.broker_name}, not on {node.config.broker_name}",
             )
-        left_ms = handle.deliver_ms - node.now_ms()
-        if not 0 < left_ms <= self._config.timer_max_delay_sec * 1000:
-            raise Refused(
-                ResponseCode.ILLEGAL_OPERATION,
-                f"recall failed, the message is due in {left_ms} ms: too late, or not a time this broker accepts",
-            )
         return handle
 
     # --- master and slave
 
     def checkpoint(self, connection: Peer, command: Command) -> bytes | None:
-        """GET_TIMER_CHECK_POINT (60)."""
+        """GET_TIMER_CHECK_POINT (60). A slave reads times by the wall clock: it gets the earliest that is meant."""
         self._check_enabled()
-        return success(command, None, encode_checkpoint(self.timer.saved_checkpoint)[:CHECKPOINT_BYTES])
+        saved = self.timer.saved_checkpoint
+        saved = saved._replace(read_time_ms=saved.read_time_ms + min(self.timer.time.shifts_ms))
+        return success(command, None, encode_checkpoint(saved)[:CHECKPOINT_BYTES])
 
     def metrics(self, connection: Peer, command: Command) -> bytes | None:
         """GET_TIMER_METRICS (61)."""
@@ -247,7 +263,7 @@ class TimerService:
 
     def start(self) -> None:
         if self._config.timer_wheel_enable:
-            found = self.timer.open(self._node.now_ms())
+            found = self.timer.open(self._clock.steady_ms())
             self._is_running = True
             self._is_recount_due = (
                 found.replayed_units > 0 or found.is_rebuilt or found.retake_until > 0 or found.is_journaled
@@ -263,7 +279,7 @@ class TimerService:
         if self._is_running:
             self._is_running = False
             self._job.wait()
-            self.timer.close(self._node.now_ms())
+            self.timer.close(self._clock.steady_ms())
 
     def crash(self) -> None:
         """Let go of the files as they are, as a killed process does."""
@@ -357,7 +373,7 @@ class TimerService:
             return {}
         enqueue_rate, dequeue_rate = self._rates
         return {
-            "timerReadBehind": str(self.timer.behind_ms(self._node.now_ms()) // 1000),
+            "timerReadBehind": str(self.timer.behind_ms(self._clock.steady_ms()) // 1000),
             "timerOffsetBehind": str(self.timer.behind_messages()),
             "timerCongestNum": str(self.timer.metrics.total),
             "timerEnqueueTps": f"{enqueue_rate:.1f}",

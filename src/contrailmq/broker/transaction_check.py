@@ -6,7 +6,7 @@
                that it does not hold up those behind it
     check      put back with one more check counted, and its producer group is asked
 
-A birth in the future (a client's clock, or ours set back) does not make a message young: it is checked.
+A birth in the future (a client's clock that is fast) does not make a message young: it is checked.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ class CheckLimits(NamedTuple):
     keep_ms: int
 
 
-def decide(message: StoredMessage, *, now_ms: int, limits: CheckLimits) -> Decision:
-    age_ms = now_ms - message.born_time_ms
+def decide(message: StoredMessage, *, age_ms: int, limits: CheckLimits) -> Decision:
     if check_times(message.properties) >= limits.checks_max or age_ms > limits.keep_ms:
         return Decision.GIVE_UP
     immunity_ms = immunity_of(message.properties)

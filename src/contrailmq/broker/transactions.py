@@ -18,6 +18,10 @@ What a crash leaves: a commit whose op message was not written yet is found in t
 committed message is visible once. A rollback without its op message is asked about again, and a rolled back message is
 never visible, provided the producer answers the same again. The read offsets are saved only when the copies put back
 before them are durable.
+
+Ages and intervals are measured in steady time (store/store_clock.py): a clock that is set makes no half message older
+or younger. A birth is a time of the producer's clock, and is taken for one of ours as it was when the message came. A
+restart forgets that: for half messages that were put back after a jump the wall clock counts then.
 """
 
 from __future__ import annotations
@@ -79,21 +83,23 @@ class TransactionService:
     def __init__(self, node: BrokerNode, worker: Executor, mark_file: Callable[[str], None]) -> None:
         self._node = node
         self._store = node.store
+        self._clock = node.store.store_clock
         self._mark_file = mark_file
         self._job = WorkerJob(worker)
-        self._flushed_ms = node.now_ms()
+        self._flushed_ms = self._clock.steady_ms()
         self.metrics = TopicCounts("transactionCount", node.now_ms())
         self.half_offset = 0  # every half message before it is dealt with
         self._ended: set[int] = set()  # ended ones from half_offset on
         self._moved: dict[int, int] = {}  # old offset -> new one, of half messages that were put back
+        self._aheads_ms: dict[int, int] = {}  # offset -> `ahead_ms` of the first copy, where that of this one differs
         self._ops: deque[tuple[int, int]] = deque()  # (offset of an op message, highest half offset in it)
         self._unwritten: list[int] = []  # ended, and in no op message yet
         self._unwritten_bytes = 0
         self._unwritten_since_ms = 0
         self._steps: deque[tuple[int, int, int]] = deque()  # (end of log, half offset, op offset), to be committed
         self._round_end: int | None = None  # where a round in progress ends: before what it puts back itself
-        self._last_round_ms = node.now_ms()
-        self._metrics_ms = node.now_ms()
+        self._last_round_ms = self._clock.steady_ms()
+        self._metrics_ms = self._clock.steady_ms()
         self.interval_ms = POLL_MS
 
     def register(self, handlers: Handlers) -> None:
@@ -111,6 +117,7 @@ class TransactionService:
             return None
         if message.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_COMMIT:
             return None
+        self._clock.look()  # its birth is a time of the wall clock as it is now
         properties[Property.REAL_TOPIC] = message.topic
         properties[Property.REAL_QUEUE_ID] = str(message.queue_id)
         properties[Property.TRANSACTION_ID] = properties.get(Property.UNIQUE_KEY, "")
@@ -158,7 +165,7 @@ class TransactionService:
         ):
             if found != said:
                 raise Refused(ResponseCode.SYSTEM_ERROR, f"the {what} wrong: the message has {found}, not {said}")
-        age_ms = node.now_ms() - half.born_time_ms
+        age_ms = self._age_ms(half, self._clock.steady_ms())
         if not header.from_transaction_check and is_too_late_to_end(
             half.properties, age_ms=age_ms, timeout_ms=node.config.transaction_time_out
         ):
@@ -209,7 +216,7 @@ class TransactionService:
     def _note_end(self, offset: int) -> None:
         self._ended.add(offset)
         if not self._unwritten:
-            self._unwritten_since_ms = self._node.now_ms()
+            self._unwritten_since_ms = self._clock.steady_ms()
         self._unwritten.append(offset)
         self._unwritten_bytes += len(str(offset)) + 1
 
@@ -411,6 +418,14 @@ class TransactionService:
                 return
         self.interval_ms = 0
 
+    def _age_ms(self, half: StoredMessage, now_ms: int) -> int:
+        """Since its birth, which is a time of the wall clock as it was when the message came."""
+        return now_ms - (half.born_time_ms - self._ahead_ms(half))
+
+    def _ahead_ms(self, half: StoredMessage) -> int:
+        own_ms = self._aheads_ms.get(half.queue_offset)
+        return self._clock.ahead_ms(half.physical_offset) if own_ms is None else own_ms
+
     def _forget_moves(self) -> None:
         """Keep the way to messages that are pending, and make it short."""
         kept = {}
@@ -420,12 +435,13 @@ class TransactionService:
             if new >= self.half_offset:
                 kept[old] = new
         self._moved = kept
+        self._aheads_ms = {at: ahead_ms for at, ahead_ms in self._aheads_ms.items() if at >= self.half_offset}
 
     def _check_next(self, now_ms: int, limits: CheckLimits) -> bool:
         """Deal with the half message at `half_offset`; False when the round ends before it."""
         half = self._read(SystemTopic.HALF, self.half_offset)
         if half is not None:
-            decision = decide(half, now_ms=now_ms, limits=limits)
+            decision = decide(half, age_ms=self._age_ms(half, now_ms), limits=limits)
             if decision is Decision.STOP:
                 return False
             is_done = self._give_up(half) if decision is Decision.GIVE_UP else self._put_back(half, decision)
@@ -458,6 +474,9 @@ class TransactionService:
         if not result.status.is_stored:
             return False
         self._moved[half.queue_offset] = result.queue_offset
+        ahead_ms = self._ahead_ms(half)
+        if ahead_ms != self._clock.ahead_ms(result.physical_offset):
+            self._aheads_ms[result.queue_offset] = ahead_ms
         self._count(half.properties.get(Property.REAL_TOPIC, ""), -1)  # its copy counts when it arrives
         if decision is Decision.CHECK:
             self._ask_producer(half, properties, result)

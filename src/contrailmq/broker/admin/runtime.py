@@ -62,8 +62,7 @@ class RuntimeAdmin:
     def _totals(self) -> dict[str, str]:
         node = self._node
         numbers = node.statistics
-        now_ms = node.now_ms()
-        seconds = max((now_ms - node.started_ms) // 1000, 0)
+        seconds = (node.monotonic_ms() - node.started_monotonic_ms) // 1000
         days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
         return {
             "brokerVersionDesc": OUR_VERSION_NAME,

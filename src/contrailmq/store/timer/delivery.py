@@ -30,6 +30,7 @@ from contrailmq.store.timer.due import DueSlot, Portion
 from contrailmq.store.timer.host import TimerHost
 from contrailmq.store.timer.log import TimerMagic
 from contrailmq.store.timer.records import OF_A_TIMER, RecordReader, due_copies, is_recalled, read_timer, timer_copier
+from contrailmq.store.timer.wheel_time import WheelTime
 
 log = logging.getLogger("contrailmq.store.timer")
 
@@ -58,9 +59,15 @@ class Delivery:
     """Owner: TimerStore. `count(slot_time_ms, topic, change)` is told how many wait less."""
 
     def __init__(
-        self, store: TimerHost, reader: RecordReader, stats: TimerStats, count: Callable[[int, str, int], None]
+        self,
+        store: TimerHost,
+        reader: RecordReader,
+        stats: TimerStats,
+        count: Callable[[int, str, int], None],
+        wheel_time: WheelTime,
     ) -> None:
         self._store = store
+        self._wheel_time = wheel_time
         self._reader = reader
         self._stats = stats
         self._count = count
@@ -204,6 +211,10 @@ class Delivery:
         if is_roll:
             rolls = natural_number(message.properties.get(Property.TIMER_ROLL_TIMES, "")) or 0
             added[Property.TIMER_ROLL_TIMES] = str(rolls + 1)
+            moved_ms = self._wheel_time.shifts_ms[0] - self._wheel_time.shift_ms(message.physical_offset)
+            if moved_ms:  # the clock was set meanwhile: the copy is stored under another shift
+                out_ms = natural_number(properties.get(Property.TIMER_OUT_MS, "")) or 0
+                added[Property.TIMER_OUT_MS] = str(out_ms + moved_ms)
         status = self._put(message, properties | added, is_roll=is_roll)
         if status in _HOPELESS:
             status = self._put(message, properties, is_roll=is_roll)

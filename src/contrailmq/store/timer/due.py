@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 from contrailmq.store.timer.log import BROKEN, TimerLog, TimerMagic
 from contrailmq.store.timer.records import RecordReader, own_times
 from contrailmq.store.timer.wheel import Slot
+from contrailmq.store.timer.wheel_time import WheelTime
 
 log = logging.getLogger("contrailmq.store.timer")
 
@@ -79,7 +80,8 @@ class Portion(NamedTuple):
 class DueSlot:
     """Owner: TimerStore. Of the messages that may be delivered, `ready_count`, the first `done` were."""
 
-    def __init__(self, slot: Slot, precision_ms: int) -> None:
+    def __init__(self, slot: Slot, precision_ms: int, wheel_time: WheelTime) -> None:
+        self._wheel_time = wheel_time
         self.slot = slot  # as it is on the wheel
         self.time_ms = slot.time_ms
         self.end_ms = slot.time_ms + precision_ms
@@ -269,7 +271,13 @@ class DueSlot:
             self._asked_look = end  # the worker is asked for the same ones again
             return False
         first_ms, waiting, at = self.time_ms + 1, self._waiting, begin
-        for own_ms in own_times(reader, offsets, sizes):
+        times_ms = own_times(reader, offsets, sizes)
+        if self._wheel_time.shifts_ms != [0]:
+            shift_ms = self._wheel_time.shift_ms
+            times_ms = [own_ms - shift_ms(offset) for own_ms, offset in zip(times_ms, offsets, strict=True)]
+            # One that rolled was stored under another shift than its wish: it is due when the tick is over.
+            times_ms = [own_ms if first_ms <= own_ms <= last_ms else 0 for own_ms in times_ms]
+        for own_ms in times_ms:
             due_ms = own_ms if first_ms <= own_ms <= last_ms else self._clamped(own_ms)
             which = waiting.get(due_ms)
             if which is None:

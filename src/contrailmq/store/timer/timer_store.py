@@ -35,10 +35,15 @@ What holds, whatever fails
 
 Clock steps
 -----------
-Forward: the slots in between are due. Back: the slot under delivery is put back when its tick has not begun any more.
-`read_time_ms` is then ahead of the clock; a new timer whose slot lies before it brings it back. Slots that were
-delivered are closed (see wheel.py), so going back repeats nothing. A stop for longer than the wheel turns is caught up
-from the old read time on; new timers wait meanwhile where their slot would still be an old one's.
+While the process lives: none. `now_ms` is steady time (store/store_clock.py), which a wall clock that is set does not
+move, and a message is taken in at the steady time of its wish (wheel_time.py), whether that was a delay or a time. So
+a timer waits for as long as was left when it was sent: a jump neither shortens nor lengthens that.
+
+After a restart the wall clock counts, and it may have been set. Forward: the slots in between are due. Back:
+`read_time_ms` is ahead of the clock; a new timer whose slot lies before it brings it back, and what waits is due when
+the wall clock shows its time. Slots that were delivered are closed (see wheel.py), so going back repeats nothing. A
+stop for longer than the wheel turns is caught up from the old read time on; new timers wait meanwhile where their slot
+would still be an old one's.
 """
 
 from __future__ import annotations
@@ -53,6 +58,7 @@ from contrailmq.message import Property, SystemTopic
 from contrailmq.store.errors import StoreIOError
 from contrailmq.store.files import Files
 from contrailmq.store.journal import CopyPlace
+from contrailmq.store.store_clock import StoreClock
 from contrailmq.store.timer.admission import effective_precision_ms, roll_window_slots, rolled_slot_time_ms
 from contrailmq.store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
 from contrailmq.store.timer.delivered import NO_SLOT, Delivered, DeliveredJournal
@@ -67,6 +73,7 @@ from contrailmq.store.timer.records import RecordReader, TimerRequest, read_requ
 from contrailmq.store.timer.recount import Recount
 from contrailmq.store.timer.recovery import Recovered, recover
 from contrailmq.store.timer.wheel import SLOTS_TOTAL, Slot, TimerWheel
+from contrailmq.store.timer.wheel_time import DISPLACED_TEXT, WheelTime, resettle
 
 log = logging.getLogger("contrailmq.store.timer")
 
@@ -91,8 +98,16 @@ class FlushPlan:
 class TimerStore:
     """Owner of the wheel, the timer log and the checkpoint. `open` after the message store, `close` before it."""
 
-    def __init__(self, store: TimerHost, files: Files, workers: Executor, *, slots_total: int = SLOTS_TOTAL) -> None:
-        """`workers` read what is not in memory."""
+    def __init__(
+        self,
+        store: TimerHost,
+        files: Files,
+        workers: Executor,
+        *,
+        slots_total: int = SLOTS_TOTAL,
+        clock: StoreClock | None = None,
+    ) -> None:
+        """`workers` read what is not in memory. Without `clock` no wall clock is ever set."""
         config = store.config
         self._store = store
         self._workers = workers
@@ -118,7 +133,11 @@ class TimerStore:
         self._metrics_path = config.path / "config" / "timermetrics"
         self.metrics = TopicCounts("timingCount")
         self.stats = TimerStats()
-        self._delivery = Delivery(store, self._outlet, self.stats, self._note_out)
+        self.time = WheelTime(store, clock, self.precision_ms)
+        self._delivery = Delivery(store, self._outlet, self.stats, self._note_out, self.time)
+        self._displaced_path = config.path / "config" / "timersteady"
+        self._is_displaced = False  # units with a shift are on the wheel, or may be
+        self._shift_ms = 0  # of the messages that are being taken in
         self.read_time_ms = 0
         self.queue_offset = 0
         self.master_queue_offset = 0
@@ -159,7 +178,11 @@ class TimerStore:
         self.master_queue_offset = checkpoint.master_queue_offset
         self._version = (checkpoint.state_version, checkpoint.version_timestamp, checkpoint.version_counter)
         self._last_flush_ms = self._last_clean_ms = now_ms
-        self.flush(now_ms)
+        if self._files.exists(self._displaced_path):
+            self._resettle(now_ms)
+            found = found._replace(read_time_ms=self.read_time_ms, is_rebuilt=True)
+        else:
+            self.flush(now_ms)
         self._journal.clear()
         return found
 
@@ -170,6 +193,19 @@ class TimerStore:
         slot = self.wheel.get(delivered.slot_time_ms)
         if not slot.is_empty and slot.time_ms == delivered.slot_time_ms:
             put_back(self.log, self.wheel, slot, delivered.done, self._cuts)
+
+    def _resettle(self, now_ms: int) -> None:
+        """The clock was set under an earlier process: bring its wheel back to the wall clock."""
+        count = resettle(self._store, self.wheel, self.log, self._cuts, now_ms=now_ms, window_ms=self._window_ms)
+        log.info("the clock was set while %d timers waited: they are due by the wall clock again", count)
+        self.read_time_ms = now_ms // self.precision_ms * self.precision_ms
+        self._retake_until = 0  # what was due before the read time is not known any more: rather twice than never
+        self.flush(now_ms)
+        try:
+            self._files.unlink(self._displaced_path)
+            self._files.sync_directory(self._displaced_path.parent)
+        except OSError as exc:
+            raise StoreIOError("unlink", self._displaced_path, exc) from exc
 
     def close(self, now_ms: int) -> None:
         self._put_back()
@@ -273,9 +309,33 @@ class TimerStore:
             end = min(end, self.master_queue_offset)
         while self.queue_offset < end and self.wheel.changed_count < CHANGED_SLOTS_MAX:
             units = self._store.read_units(SystemTopic.TIMER, 0, self.queue_offset, min(end - self.queue_offset, 256))
+            units = self._of_one_shift(units)
             if not units or not self._take_in_all(units, now_ms, write_time_ms):
                 break
         return self.queue_offset - begin
+
+    def _of_one_shift(self, units: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """These messages, up to one before which the clock was set."""
+        if not units:
+            return units
+        shift_ms = self.time.shift_ms
+        self._shift_ms = shift_ms(units[0][0])
+        if self._shift_ms and not self._is_displaced:
+            try:
+                save_text(self._files, self._displaced_path, DISPLACED_TEXT)
+            except OSError as exc:
+                raise StoreIOError("write", self._displaced_path, exc) from exc
+            self._is_displaced = True
+        if shift_ms(units[-1][0]) == self._shift_ms:
+            return units
+        return [unit for unit in units if shift_ms(unit[0]) == self._shift_ms]
+
+    def _request(self, unit: tuple[int, int, int]) -> TimerRequest | None:
+        """What a message asks for, in steady time."""
+        request = read_request(self._intake, unit[0], unit[1])
+        if request is None or not self._shift_ms:
+            return request
+        return request._replace(out_ms=request.out_ms - self._shift_ms)
 
     def _take_in_all(self, units: list[tuple[int, int, int]], now_ms: int, write_time_ms: int) -> bool:
         """Take in these messages; False when the rest has to wait. The changed slots are kept for all of them."""
@@ -340,7 +400,7 @@ class TimerStore:
         self, unit: tuple[int, int, int], write_time_ms: int, slots: dict[int, GrowingSlot]
     ) -> Place | Without:
         """Where a message goes on the wheel, or what becomes of it without."""
-        request = read_request(self._intake, unit[0], unit[1])
+        request = self._request(unit)
         if request is None:
             self.stats.missing += 1
             return Without.NOTHING
@@ -378,7 +438,7 @@ class TimerStore:
             return 1
         late = 1
         for unit in units[1:]:
-            request = read_request(self._intake, unit[0], unit[1])
+            request = self._request(unit)
             if request is None or request.is_mark or self._was_delivered(request.out_ms, self.queue_offset + late):
                 break
             if not self._is_late(request, write_time_ms):
@@ -473,7 +533,7 @@ class TimerStore:
             self.read_time_ms = max(self.read_time_ms, tick_ms)
             return False
         self.read_time_ms = slot.time_ms
-        self._due = DueSlot(slot, self.precision_ms)
+        self._due = DueSlot(slot, self.precision_ms, self.time)
         self._due.load(self.log, self._workers)
         return True
 
@@ -491,7 +551,7 @@ class TimerStore:
     # --- flow control and figures
 
     def is_congested(self, out_ms: int) -> bool:
-        """Whether the slot of that time holds more timers than timerCongestNumEachSlot."""
+        """Whether the slot of that steady time holds more timers than timerCongestNumEachSlot."""
         slot, due = self.wheel.get(out_ms), self._due
         done = due.done if due is not None and due.time_ms == slot.time_ms else 0
         return slot.timers - done > self.config.timer_congest_num_each_slot

@@ -1,0 +1,126 @@
+"""Between the wall clock, by which messages name their times, and the steady time, by which the wheel turns.
+
+TIMER_OUT_MS, TIMER_DELIVER_MS and recall handles are times of the wall clock as it was when the message was admitted.
+The wheel turns by steady time (store/store_clock.py), which a clock that is set does not move. A message is therefore
+taken in at TIMER_OUT_MS less its *shift*: by how much the wall clock was ahead when the message was stored. Shifts are
+whole ticks: the messages of a slot stay together, and a mark meets the message that it recalls. They are rounded down,
+so a timer that is sent after a jump is late by less than a tick, and never early by more than READ_MS, within which a
+jump is measured. Most processes never see the clock set, and all shifts are 0.
+
+After a restart the wall clock counts, and every shift is 0 again. A wheel that holds units with another shift says so
+in a file of its own (`config/timersteady`), written before the first such unit, and the next opening gives each waiting
+message the slot that its TIMER_OUT_MS names: `resettle`. Then the file goes. Apache's broker does not know it: there a
+timer that was taken in after a jump is due by the size of the jump too early or too late, unless a start of ours came
+in between.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from contrailmq.message import Property, SystemTopic, natural_number
+from contrailmq.store.record import CorruptRecordError, decode_record
+from contrailmq.store.store_clock import READ_MS, StoreClock
+from contrailmq.store.timer.admission import rolled_slot_time_ms
+from contrailmq.store.timer.host import TimerHost
+from contrailmq.store.timer.log import BROKEN, TimerLog, TimerMagic, TimerUnit
+from contrailmq.store.timer.records import is_recalled
+from contrailmq.store.timer.wheel import Slot, TimerWheel
+
+log = logging.getLogger("contrailmq.store.timer")
+
+_CHAIN_UNITS: Final = 1024  # read together
+DISPLACED_TEXT: Final = "The clock was set while timers waited: the next start puts them where TIMER_OUT_MS says.\n"
+
+
+class WheelTime:
+    """Shifts of messages. Without a clock, and on a slave (which takes in what its master names), all are 0."""
+
+    def __init__(self, host: TimerHost, clock: StoreClock | None, precision_ms: int) -> None:
+        self._config = host.config
+        self._clock = clock
+        self._precision_ms = precision_ms
+
+    def shift_ms(self, physical_offset: int) -> int:
+        """Of a message."""
+        if self._clock is None or self._config.is_slave:
+            return 0
+        return self._whole_ticks_ms(self._clock.ahead_ms(physical_offset))
+
+    @property
+    def shifts_ms(self) -> list[int]:
+        """Of all messages that this process stored, each once, the newest first."""
+        if self._clock is None or self._config.is_slave:
+            return [0]
+        return list(dict.fromkeys(map(self._whole_ticks_ms, self._clock.aheads_ms)))
+
+    def _whole_ticks_ms(self, ahead_ms: int) -> int:
+        return (ahead_ms + READ_MS) // self._precision_ms * self._precision_ms
+
+
+def resettle(
+    store: TimerHost, wheel: TimerWheel, timer_log: TimerLog, cuts: list[int], *, now_ms: int, window_ms: int
+) -> int:
+    """Put all that waits into the slots of TIMER_OUT_MS, from the slot of now on; how many. Reads every one of them.
+
+    A message that was recalled is left out here: its mark was meant for where it was, and may not meet it any more.
+    As in put_back.py the new units of a slot are linked to its old ones until all of it is durable (`cuts`): a crash
+    before that leaves the old chains.
+    """
+    tick_ms = now_ms // wheel.precision_ms * wheel.precision_ms
+    waiting: dict[tuple[int, bool], TimerUnit] = {}
+    old_ends: dict[int, int] = {}
+    timer_log.write()
+    for slot in list(wheel.all_slots()):
+        if not slot.is_empty:
+            old_ends[slot.time_ms] = slot.last_position
+            for unit in _units(timer_log, slot):
+                waiting[unit.physical_offset, unit.is_delete and not unit.is_roll] = unit
+            wheel.shut(slot)
+    marks = [_properties(store, unit) for (_, is_mark), unit in waiting.items() if is_mark]
+    recalled = {mark[Property.TIMER_DELETE_UNIQUE_KEY] for mark in marks if Property.TIMER_DELETE_UNIQUE_KEY in mark}
+    for (_, is_mark), unit in sorted(waiting.items()):
+        properties = _properties(store, unit)
+        out_ms = natural_number(properties.get(Property.TIMER_OUT_MS, ""))
+        topic = properties.get(Property.REAL_TOPIC, "")
+        if out_ms is None or (not is_mark and is_recalled(properties.get(Property.UNIQUE_KEY), topic, recalled)):
+            continue
+        out_ms = max(out_ms // wheel.precision_ms * wheel.precision_ms, tick_ms)
+        magic, time_ms = unit.magic & ~TimerMagic.ROLL, out_ms
+        if out_ms - tick_ms >= window_ms:
+            time_ms = rolled_slot_time_ms(out_ms, tick_ms, window_ms=window_ms, precision_ms=wheel.precision_ms)
+            magic |= TimerMagic.ROLL
+        slot = wheel.get(time_ms)
+        previous = old_ends.get(time_ms, -1) if slot.is_empty else slot.last_position
+        position = timer_log.append(
+            unit._replace(previous=previous, magic=magic, write_time_ms=tick_ms, delay_ms=time_ms - tick_ms)
+        )
+        if slot.is_empty and previous >= 0:
+            cuts.append(position)
+        wheel.chain(slot, position, change=-1 if unit.is_delete else 1)
+    return len(waiting)
+
+
+def _units(timer_log: TimerLog, slot: Slot) -> list[TimerUnit]:
+    found: list[TimerUnit] = []
+    position = slot.last_position
+    while position >= 0:
+        units, position = timer_log.chain(position, slot.first_position, _CHAIN_UNITS)
+        found += units
+    if position == BROKEN:
+        log.error("timer log: the chain of slot %d is broken after %d units", slot.time_ms, len(found))
+    return found
+
+
+def _properties(store: TimerHost, unit: TimerUnit) -> Mapping[str, str]:
+    """Of its message; none when that is gone."""
+    record = store.read_record(unit.physical_offset, unit.size_bytes)
+    if record is None:
+        return {}
+    try:
+        message = decode_record(record)
+    except CorruptRecordError:
+        return {}
+    return message.properties if message.topic == SystemTopic.TIMER else {}
