@@ -139,6 +139,20 @@ def test_the_commands_refuse_and_say_what_is_missing(tmp_path: Path) -> None:
     assert "authenticationEnabled=true (access control is not built yet" in namesrv.stderr
 
 
+def test_the_environment_promises_as_much_as_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONTRAILMQ_ACL_ENABLE", "true")
+    where = ("--set", f"storePathRootDir={tmp_path}", "--set", "listenPort=0")
+    ports = ("--namesrv-port", "0", "--broker-port", "0")
+    for arguments in (
+        ("broker", *where),
+        ("namesrv", "--set", "listenPort=0"),
+        ("up", "--store", str(tmp_path), *ports),
+    ):
+        refused = run_command(*arguments)
+        assert (refused.returncode, refused.stdout) == (1, ""), refused.stderr
+        assert "aclEnable=true (access control is not built yet" in refused.stderr
+
+
 def test_a_name_server_names_its_keys_without_effect_and_takes_defaults() -> None:
     said = {
         "serverWorkerThreads": "8",

@@ -279,6 +279,11 @@ def keys() -> dict[str, str]:
     return {_key(spec.name): spec.name for spec in dataclasses.fields(BrokerConfig)}
 
 
+def environment_keys() -> set[str]:
+    """Keys that the environment may set: those that count here, and those that must not be ignored."""
+    return {*keys(), *StoreConfig.known_keys(), *TLS_KEYS, *(promise.key for promise in PROMISES)}
+
+
 def with_our_defaults(config: StoreConfig) -> StoreConfig:
     """A store's settings with DIFFERENCES applied to what stands at RocketMQ's default."""
     changes: dict[str, object] = {}

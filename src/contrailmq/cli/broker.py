@@ -36,13 +36,11 @@ def broker(
     log_json: Json = False,
 ) -> None:
     """Run a broker until SIGINT or SIGTERM. Prints a line that begins with `ready` once it accepts."""
-    from contrailmq.broker.config import keys, read_configs
+    from contrailmq.broker.config import environment_keys, read_configs
     from contrailmq.broker.server import BrokerServer
     from contrailmq.cli.logs import start_logging
     from contrailmq.cli.serving import gathered_settings, run_until_stopped
     from contrailmq.message import ContrailError
-    from contrailmq.store import StoreConfig
-    from contrailmq.wire.tls import KEYS as TLS_KEYS
     from contrailmq.wire.tls import client_tls, server_tls
 
     try:
@@ -50,7 +48,7 @@ def broker(
             file=config_file,
             flags=({"namesrvAddr": namesrv} if namesrv else {}) | ({"takeover": "true"} if takeover else {}),
             settings=settings or [],
-            keys={*keys(), *StoreConfig.known_keys(), *TLS_KEYS},
+            keys=environment_keys(),
         )
         config, store_config, warnings = read_configs(properties)
         for warning in warnings:

@@ -37,7 +37,6 @@ def namesrv(
     from contrailmq.namesrv import NameServer, NamesrvConfig
     from contrailmq.wire.errors import ConnectError
     from contrailmq.wire.properties import SettingsError, format_properties
-    from contrailmq.wire.tls import KEYS as TLS_KEYS
     from contrailmq.wire.tls import server_tls
     from contrailmq.wire.transport import split_address
 
@@ -50,7 +49,7 @@ def namesrv(
                 raise SettingsError(f"-n is {address!r}: it takes host:port, with a port of 0 to 65535") from None
             flags.update(bindAddress=host, listenPort=str(port))
         properties = gathered_settings(
-            file=config_file, flags=flags, settings=settings or [], keys={*NamesrvConfig.keys(), *TLS_KEYS}
+            file=config_file, flags=flags, settings=settings or [], keys=NamesrvConfig.environment_keys()
         )
         if config_file is not None:  # changes of settings are written there, as RocketMQ does: a restart reads them
             properties["configStorePath"] = str(config_file.resolve())

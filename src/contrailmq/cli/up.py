@@ -55,12 +55,10 @@ def up(
     log_json: Json = False,
 ) -> None:
     """Run a NameServer and brokers until SIGINT or SIGTERM. Prints one line that begins with `ready`."""
-    from contrailmq.broker.config import keys
+    from contrailmq.broker.config import environment_keys
     from contrailmq.cli.logs import start_logging
     from contrailmq.cli.serving import gathered_settings, run_until_stopped
     from contrailmq.message import ContrailError
-    from contrailmq.store import StoreConfig
-    from contrailmq.wire.tls import KEYS as TLS_KEYS
     from contrailmq.wire.tls import with_client_side
 
     try:
@@ -68,7 +66,7 @@ def up(
             file=config_file,
             flags={"takeover": "true"} if takeover else {},
             settings=settings or [],
-            keys={*keys(), *StoreConfig.known_keys(), *TLS_KEYS},
+            keys=environment_keys(),
         )
         properties.pop("namesrvAddr", None)
         logs = LogSettings(log_level, log_file, log_file_mib, log_files, log_json)

@@ -17,6 +17,7 @@ from typing import Final
 
 from contrailmq.wire.promises import Promise, broken_promises, is_on
 from contrailmq.wire.properties import Settings, SettingsError
+from contrailmq.wire.tls import KEYS as TLS_KEYS
 
 __all__ = ["NamesrvConfig"]
 
@@ -132,6 +133,11 @@ class NamesrvConfig(Settings):
         ]
         config, unknown = super().from_properties({k: v for k, v in properties.items() if k not in promised})
         return config, [warning for warning in (*said, *unknown) if warning]
+
+    @classmethod
+    def environment_keys(cls) -> set[str]:
+        """Keys that the environment may set: those that count here, and those that must not be ignored."""
+        return {*cls.keys(), *TLS_KEYS, *(promise.key for promise in PROMISES)}
 
     @property
     def home(self) -> Path:
