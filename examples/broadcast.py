@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from cluster import name_server
 
 from contrailmq import ConsumeFromWhere, Message, MessageModel, Producer, PushConsumer, StoredMessage
+from contrailmq.message import printable
 
 
 def main() -> None:
@@ -19,7 +20,7 @@ def main() -> None:
             def handle(
                 messages: list[StoredMessage], number: int = number, received: threading.Event = received
             ) -> None:
-                print(f"member {number} drops {messages[0].body.decode()} from its cache")
+                print(f"member {number} drops {printable(messages[0].body)} from its cache")
                 received.set()
 
             consumer = PushConsumer(

@@ -8,6 +8,7 @@ from cluster import name_server
 
 from contrailmq import ConsumeFromWhere, Message, Producer, PushConsumer, StoredMessage
 from contrailmq.client import by_hash
+from contrailmq.message import printable
 
 ORDERS = ("o-1", "o-2", "o-3")
 STEPS = ("created", "paid", "packed", "shipped")
@@ -19,7 +20,7 @@ def main() -> None:
 
     def handle(messages: list[StoredMessage]) -> None:
         for message in messages:
-            history[message.keys[0]].append(message.body.decode())
+            history[message.keys[0]].append(printable(message.body))
         if all(len(steps) == len(STEPS) for steps in history.values()):
             complete.set()
 

@@ -6,6 +6,7 @@ from cluster import name_server
 
 from contrailmq import Message, Producer, PushConsumer, StoredMessage
 from contrailmq.client import create_reply
+from contrailmq.message import printable
 
 
 def main() -> None:
@@ -22,7 +23,7 @@ def main() -> None:
         consumer.listen(answer)
         consumer.start()
         reply = producer.request(Message("Stock", b"how many?", tags="question"), timeout=20.0)
-        print("the warehouse says:", reply.body.decode())
+        print("the warehouse says:", printable(reply.body))
         consumer.shutdown()
 
 

@@ -1,9 +1,10 @@
 """Streaming word count: sentences come in on one topic, counts go out on another.
 
-    contrailmq up &
-    python examples/spark/word_count.py --namesrv 127.0.0.1:9876
+    python examples/spark/word_count.py                             # a broker of its own, and three sentences
+    python examples/spark/word_count.py --namesrv 127.0.0.1:9876    # the sentences on the topic Sentences of yours
 
-Every micro-batch sends the new total of each word that it changed; `keys` is the word.
+Every micro-batch sends the new total of each word that it changed; `keys` is the word. With `--checkpoint DIR` the next
+run counts on from where this one ended.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import tempfile
 from typing import Any
 
 import contrailmq.spark
+from contrailmq.message import printable
+
+SENTENCES = ("the log is the product", "the trail is the log", "every word counts")
 
 
 def start(spark: Any, namesrv: str, checkpoint: str, *, source: str = "Sentences", target: str = "WordCounts") -> Any:
@@ -41,13 +45,26 @@ def start(spark: Any, namesrv: str, checkpoint: str, *, source: str = "Sentences
     return writer.foreachBatch(publish).trigger(availableNow=True).start()
 
 
+def totals(spark: Any, namesrv: str, target: str = "WordCounts") -> dict[str, int]:
+    """What readers of the target know: the last total of each word."""
+    reader = spark.read.format("rocketmq").option("nameServer", namesrv).option("subscribe", target)
+    rows = reader.load().selectExpr("keys", "cast(body as string) as count", "storeTimestamp").collect()
+    return {row["keys"]: int(row["count"]) for row in sorted(rows, key=lambda row: row["storeTimestamp"])}
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--namesrv", default="127.0.0.1:9876")
-    parser.add_argument("--checkpoint", default=None)
-    arguments = parser.parse_args()
-    spark = contrailmq.spark.session("word count")
-    start(spark, arguments.namesrv, arguments.checkpoint or tempfile.mkdtemp(prefix="word-count-")).awaitTermination()
+    from samples import given_cluster, own_cluster
+
+    parser = argparse.ArgumentParser(description="Count the words of a topic.")
+    parser.add_argument("--namesrv", help="your cluster; without it there is one in this process")
+    parser.add_argument("--checkpoint", help="where the query keeps how far it is")
+    given = parser.parse_args()
+    place = given_cluster(given.namesrv, "Sentences") if given.namesrv else own_cluster("Sentences", SENTENCES)
+    with place as (namesrv, _store), tempfile.TemporaryDirectory(prefix="word-count-") as temporary:
+        spark = contrailmq.spark.session("word count")
+        start(spark, namesrv, given.checkpoint or temporary).awaitTermination()
+        for word, count in sorted(totals(spark, namesrv).items(), key=lambda pair: (-pair[1], pair[0])):
+            print(f"{count:4} {printable(word)}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""The README's first program runs as it stands there."""
+"""The README's programs run as they stand there."""
 
 from __future__ import annotations
 
 import builtins
 import io
 import re
+import subprocess
+import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
@@ -30,3 +32,20 @@ def test_the_readmes_send_and_receive_runs(monkeypatch: pytest.MonkeyPatch) -> N
     with redirect_stdout(printed):
         exec(compile(block[1], str(README), "exec"), {"__name__": "__main__"})
     assert seen == [True], printed.getvalue()
+
+
+def test_the_readmes_pytest_example_passes(tmp_path: Path) -> None:
+    """In a run of its own, with nothing but the file: the fixture comes with the package."""
+    (block,) = [
+        part for part in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if "def test_" in part
+    ]
+    (tmp_path / "test_orders.py").write_text(block)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_orders.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import runpy
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +46,56 @@ def received(spark: Any, cluster: LocalCluster, topic: str) -> list[Any]:
     reader = spark.read.format("rocketmq").option("nameServer", cluster.namesrv).option("subscribe", topic)
     rows: list[Any] = reader.load().collect()
     return rows
+
+
+PRINTED = {
+    "word_count": ["a broker of its own, with 3 messages on topic Sentences", "   4 the", "   2 is", "   2 log"],
+    "order_totals": [
+        "a broker of its own, with 4 messages on topic Orders",
+        '{"region":"eu","minute":"2026-11-15T12:00:00.000Z","total":12.5}',
+        '{"region":"us","minute":"2026-11-15T12:00:00.000Z","total":7.0}',
+    ],
+    "archive_and_ask": [
+        "a broker of its own, with 20 messages on topic Orders",
+        "archived 20 messages, files: 1",
+        "archived 0 messages, files: 0",
+    ],
+    "replay_after_a_bug": [
+        "a broker of its own, with 5 messages on topic Orders",
+        "ReplayResult(found=5, sent=5, skipped=0, notes=())",
+        "topic Orders_replayed now has 5 messages",
+    ],
+}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", PRINTED)
+def test_each_runs_as_the_first_command_of_its_header_says(
+    spark: Any, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process: the session that it asks for is the one that is there."""
+    path = EXAMPLES / f"{name}.py"
+    first = next(line for line in path.read_text().splitlines() if line.startswith("    python "))
+    assert first.partition("#")[0].split() == ["python", f"examples/spark/{name}.py"]
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    monkeypatch.syspath_prepend(EXAMPLES)
+    runpy.run_path(str(path), run_name="__main__")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[: len(PRINTED[name])] == PRINTED[name]
+
+
+def test_every_example_is_run_and_listed() -> None:
+    programs = {path.stem for path in EXAMPLES.glob("*.py")} - {"samples"}
+    assert programs == PRINTED.keys()
+    listed = (EXAMPLES.parent / "README.md").read_text()
+    assert [name for name in programs if f"`spark/{name}.py`" not in listed] == []
+
+
+def test_a_topic_that_is_not_there_is_one_sentence(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    monkeypatch.setattr(sys, "argv", ["word_count.py", "--namesrv", cluster.namesrv])
+    with pytest.raises(SystemExit, match="topic Sentences does not exist at .* without --namesrv"):
+        example("word_count").main()
 
 
 @pytest.mark.spark
