@@ -108,6 +108,7 @@ class Listener:
         self._count = 0  # connections that were accepted here and have not ended
         self._count_max = 0  # how many there were when descriptors became scarce
         self._refused = 0  # connections, since then
+        self._scarce = LastingFault(_log, "descriptors are scarce")
         listening.setblocking(False)
         self._loop.add_reader(listening, self._accept)
 
@@ -158,16 +159,17 @@ class Listener:
         nothing about the others.
         """
         if self._refused and self._count <= self._count_max - _FREE_AGAIN:
-            _log.warning("connections are taken again: %d were refused for want of descriptors", self._refused)
+            self._scarce.is_over(f"connections are taken again: {self._refused} were refused")
             self._refused = 0
         if descriptor < ceiling and not (self._refused and self._count >= self._count_max):
             return True
         if not self._refused:
             self._count_max = self._count
-            text = "no connections beyond these %d: %d of %d descriptors are in use, the rest is for files; new ones "
-            text += "are closed at once; raise the limit on open files (ulimit -n, LimitNOFILE)"
-            _log.error(text, self._count, ceiling, ceiling + self._reserve)
         self._refused += 1
+        self._scarce.goes_on(
+            f"no connections beyond these {self._count_max}: {ceiling} of {ceiling + self._reserve} are in use, the "
+            "rest is for files; new ones are closed at once; raise the limit on open files (ulimit -n, LimitNOFILE)"
+        )
         return False
 
     def _made(self, factory: Callable[[], Connection]) -> Connection:
