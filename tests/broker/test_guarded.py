@@ -10,7 +10,7 @@ import pytest
 
 from broker.harness import Bench
 from contrailmq.broker.config import FIXED_KEYS, PROTECTED_KEYS, BrokerConfig
-from contrailmq.broker.groups import SYSTEM_GROUPS
+from contrailmq.message import SYSTEM_GROUPS
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from namesrv.test_server import running
 

@@ -17,21 +17,10 @@ from contrailmq.broker import config_files
 from contrailmq.broker.client_bound import ClientBound
 from contrailmq.broker.config_files import DataVersion, Json
 from contrailmq.broker.topics import QUEUES_MAX
-from contrailmq.message import ContrailError, MessageError, check_group
+from contrailmq.message import SYSTEM_GROUP_PREFIX, SYSTEM_GROUPS, ContrailError, MessageError, check_group
 
 log = logging.getLogger("contrailmq.broker")
 
-SYSTEM_GROUPS: Final = (
-    "TOOLS_CONSUMER",
-    "FILTERSRV_CONSUMER",
-    "SELF_TEST_C_GROUP",
-    "CID_ONS-HTTP-PROXY",
-    "CID_ONSAPI_PULL",
-    "CID_ONSAPI_PERMISSION",
-    "CID_ONSAPI_OWNER",
-    "CID_RMQ_SYS_TRANS",
-)
-SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 _SUBSCRIPTION_FORBIDDEN_BIT: Final = 0  # PermName/GroupForbidden: bit 0 of a topic's mask forbids reading
 
 

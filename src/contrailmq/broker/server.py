@@ -26,7 +26,7 @@ from contrailmq.broker.admin import ClientAdmin, GroupAdmin, OffsetAdmin, Progre
 from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.advertise import advertised_address
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError, with_our_defaults
-from contrailmq.broker.config_files import ConfigFileError, TableSaveError
+from contrailmq.broker.config_files import ConfigFileError, TableSaveError, save
 from contrailmq.broker.consumer_offsets import OffsetProcessor
 from contrailmq.broker.delay import DelayService
 from contrailmq.broker.handlers import Handlers
@@ -51,6 +51,7 @@ from contrailmq.store.config import StoreConfig
 from contrailmq.store.descriptors import STORE_DESCRIPTORS
 from contrailmq.store.errors import StoreConfigError
 from contrailmq.store.message_store import Drive, MessageStore
+from contrailmq.store.recorded_settings import recorded_path, settings_to_record
 from contrailmq.wire.connection import SERVER_LIMITS
 from contrailmq.wire.errors import ConnectError
 from contrailmq.wire.properties import SettingsError, read_properties
@@ -214,6 +215,15 @@ class BrokerServer:
 
     # --- building
 
+    def _record_settings(self) -> None:
+        """Leave for `contrailmq store` what it needs to know of the settings; blocks for a moment, at the start."""
+        text = settings_to_record(self.store.config)
+        if text is not None:
+            try:
+                save(recorded_path(self.store.config.path), text)
+            except TableSaveError as exc:
+                log.warning("tools will need the broker's configuration file (-c): %s", exc)
+
     def _load_changed_settings(self) -> None:
         """What an operator changed while an earlier run was up wins over the file it was started with."""
         path = self.store.config.path / "config" / "broker.properties"
@@ -261,6 +271,7 @@ class BrokerServer:
         )
         node.changed_settings.update(self._changed)
         node.load()
+        self._record_settings()
         self.saver = TableSaver(
             node.config_path, node.snapshots(), self._table_worker, lost_reason=lambda: self.store.lost_reason
         )

@@ -1,7 +1,8 @@
 """`contrailmq store inspect|verify|rebuild DIR`: looking at a store directory, and mending what can be made again.
 
 `inspect` and `verify` change nothing and may be run on a copy, on a damaged store, and without the broker's
-configuration: file sizes are taken from the files. `verify` ends with 1 when it found something. `rebuild` takes the
+configuration: file sizes are taken from the files, delay levels from what the broker left there. Of a directory that
+holds the stores of several brokers, each is shown. `verify` ends with 1 when it found something. `rebuild` takes the
 store's lock, so it refuses while a broker has the directory open.
 """
 
@@ -41,7 +42,10 @@ _REMEDIES: Final = {
 app = typer.Typer(help="Look at a store directory, check it, rebuild its queues and index.", no_args_is_help=True)
 
 _Directory = Annotated[
-    Path, typer.Argument(metavar="DIR", help="the store's root: the directory that holds commitlog/")
+    Path,
+    typer.Argument(
+        metavar="DIR", help="the store's root: the directory that holds commitlog/, or one that holds such stores"
+    ),
 ]
 _Json = Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")]
 _Conf = Annotated[Path | None, typer.Option("-c", "--config", help="broker.conf, for file sizes and paths that differ")]
@@ -52,28 +56,48 @@ def inspect(directory: _Directory, as_json: _Json = False, config: _Conf = None)
     """Show what is there: files, ranges, topics, queues, counts, times, checkpoint."""
     from contrailmq.store import StoreView, inspect_store
 
-    with _reported(), StoreView(_config(directory, config)) as view:
-        summary = inspect_store(view)
+    found: list[dict[str, object]] = []
+    for place in _stores(directory, config):
+        with _reported(), StoreView(_config(place, config)) as view:
+            summary = inspect_store(view)
+        if as_json:
+            counts = {"topics": summary.topics, "messages": summary.messages}
+            found.append(asdict(summary) | counts | {"checkpoint": summary.checkpoint._asdict()})
+        else:
+            _print_summary(summary)
     if as_json:
-        counts = {"topics": summary.topics, "messages": summary.messages}
-        _print_json(asdict(summary) | counts | {"checkpoint": summary.checkpoint._asdict()})
-        return
-    _print_summary(summary)
+        _print_json_of(directory, found)
 
 
 @app.command()
 def verify(directory: _Directory, as_json: _Json = False, config: _Conf = None) -> None:
-    """Check everything against everything; exit with 1 if something does not fit. Changes nothing."""
+    """Check everything against everything; exit with 1 if something does not fit. Changes nothing.
+
+    Of a store in use, only what cannot be in flight is reported. Delays are those of the store's broker, or of -c.
+    """
     from contrailmq.store import StoreView, verify_store
 
-    with _reported(), StoreView(_config(directory, config)) as view, _progress("verify", quiet=as_json) as on_progress:
-        report = verify_store(view, on_progress)
+    found: list[dict[str, object]] = []
+    is_ok = True
+    places = _stores(directory, config)
+    for place in places:
+        with (
+            _reported(),
+            StoreView(_config(place, config)) as view,
+            _progress("verify", quiet=as_json) as on_progress,
+        ):
+            report = verify_store(view, on_progress)
+        is_ok = is_ok and report.is_ok
+        if as_json:
+            findings = [finding._asdict() for finding in report.findings]
+            found.append(asdict(report) | {"ok": report.is_ok, "findings": findings})
+        else:
+            if place != directory:
+                Console().print(f"store [bold]{escape(str(place))}[/bold]", soft_wrap=True)
+            _print_verify(report)
     if as_json:
-        findings = [finding._asdict() for finding in report.findings]
-        _print_json(asdict(report) | {"ok": report.is_ok, "findings": findings})
-    else:
-        _print_verify(report)
-    if not report.is_ok:
+        _print_json_of(directory, found)
+    if not is_ok:
         raise typer.Exit(1)
 
 
@@ -82,6 +106,11 @@ def rebuild(directory: _Directory, as_json: _Json = False, config: _Conf = None)
     """Make the queues and the index anew from the log; the old ones stay until the new ones are checked."""
     from contrailmq.store import rebuild_store
 
+    inside = [place for place in _stores(directory, config) if place != directory]
+    if inside:
+        names = ", ".join(place.name for place in inside)
+        typer.echo(f"error: {directory} holds the stores of {names}: rebuild them one by one, by their path", err=True)
+        raise typer.Exit(2)
     with _reported(), _progress("rebuild", quiet=as_json) as on_progress:
         report = rebuild_store(_config(directory, config), on_progress=on_progress)
     if as_json:
@@ -145,7 +174,7 @@ def _print_summary(summary: StoreSummary) -> None:
 def _print_verify(report: VerifyReport) -> None:
     console = Console()
     if report.owner_pid:
-        note = f"{_in_use(report.owner_pid)}: what it has not written out yet is missing here, without damage"
+        note = f"{_in_use(report.owner_pid)}: what may be on its way to the disk is left out"
         console.print(note, soft_wrap=True)
     looked = (
         f"{_counted(report.records, 'record')}, {_counted(report.units, 'queue unit')}, "
@@ -195,13 +224,31 @@ def _print_json(value: dict[str, object]) -> None:
     sys.stdout.write(printable_json(msgspec.json.format(msgspec.json.encode(value), indent=2).decode()) + "\n")
 
 
+def _print_json_of(directory: Path, found: list[dict[str, object]]) -> None:
+    """A store's object; of a directory that holds stores, one object with the list of theirs."""
+    if len(found) == 1 and found[0]["path"] == str(directory):
+        _print_json(found[0])
+    else:
+        _print_json({"stores": found})
+
+
 # --- frame
+
+
+def _stores(directory: Path, config: Path | None) -> list[Path]:
+    """The store, or those of the brokers inside when it is a directory such as `contrailmq up --store` makes."""
+    if config is not None or (directory / "commitlog").exists() or not directory.is_dir():
+        return [directory]
+    return sorted(place.parent for place in directory.glob("*/commitlog")) or [directory]
 
 
 def _config(directory: Path, config: Path | None) -> StoreConfig:
     from contrailmq.store import StoreConfig
+    from contrailmq.store.recorded_settings import recorded_settings
 
-    return StoreConfig(directory) if config is None else StoreConfig.from_properties(config, path=directory)
+    if config is not None:
+        return StoreConfig.from_properties(config, path=directory)
+    return StoreConfig(directory, **recorded_settings(directory))
 
 
 @contextmanager

@@ -19,9 +19,8 @@ from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import SendResult
 from contrailmq.client.sending import Outgoing, Sender
 from contrailmq.client.settings import ProducerOptions
-from contrailmq.message import MessageQueue, Property, StoredMessage, dlq_topic, retry_topic
+from contrailmq.message import RESEND_GROUP, MessageQueue, Property, StoredMessage, dlq_topic, retry_topic
 
-RESEND_GROUP: Final = "contrailmq_dlq_resend"
 RESENT_FROM: Final = "DLQ_RESENT_FROM"  # the letter's offset message id
 COPIES_LOOKED_AT: Final = 64  # newest copies of one message in the retry topic; one retry makes one copy
 # How much earlier than its letter a copy may seem: the index counts in seconds, and clocks are set back.

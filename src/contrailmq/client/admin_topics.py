@@ -10,7 +10,7 @@ from contrailmq.client.admin_session import AdminSession
 from contrailmq.client.answers import number
 from contrailmq.client.errors import ClientError
 from contrailmq.client.routes import subscribe_queues
-from contrailmq.message import MessageQueue, check_topic
+from contrailmq.message import MessageQueue, check_topic, is_system_topic
 from contrailmq.wire.admin_bodies import GroupList, TopicOffset, TopicStatsTable
 from contrailmq.wire.bodies import KVTable, TopicConfig, TopicConfigWrapper, TopicList, decode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -27,6 +27,13 @@ class AdminTopics(AdminSession):
         """All topics that the NameServer routes, %RETRY% and %DLQ% ones included, sorted."""
         answer = await self._ask_namesrv(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         return sorted(decode_body(answer.body, TopicList).topic_list)
+
+    async def system_topics(self) -> list[str]:
+        """Those of `topics` that brokers keep for themselves; each cluster and broker has one of its name."""
+        info = await self.cluster()
+        clusters = set(info.cluster_addr_table)
+        own = clusters | set(info.broker_addr_table) | {f"{cluster}_REPLY_TOPIC" for cluster in clusters}
+        return [topic for topic in await self.topics() if is_system_topic(topic) or topic in own]
 
     async def topic_configs(self, *, broker: str | None = None) -> dict[str, dict[str, TopicConfig]]:
         """Settings of all topics, by broker name and topic."""

@@ -6,9 +6,7 @@
 
 from __future__ import annotations
 
-from contrailmq.message import DLQ_PREFIX, RETRY_PREFIX, is_system_topic
-
-SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
+from contrailmq.message import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_GROUP_PREFIX, is_system_topic
 
 
 def wrap(namespace: str, name: str) -> str:

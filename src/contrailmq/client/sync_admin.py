@@ -105,6 +105,10 @@ class Admin:
         """All topics that the NameServer routes, %RETRY% and %DLQ% ones included, sorted."""
         return self._call(lambda admin: admin.topics())
 
+    def system_topics(self) -> list[str]:
+        """Those of `topics` that brokers keep for themselves; each cluster and broker has one of its name."""
+        return self._call(lambda admin: admin.system_topics())
+
     def topic_configs(self, *, broker: str | None = None) -> dict[str, dict[str, TopicConfig]]:
         """Settings of all topics, by broker name and topic."""
         return self._call(lambda admin: admin.topic_configs(broker=broker))

@@ -33,6 +33,20 @@ class SystemTopic:
     PREFIX: Final = "rmq_sys_"
 
 
+# Groups that a broker has from the start, and the one of ours that remembers which dead letters were sent back.
+SYSTEM_GROUPS: Final = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+    "CID_RMQ_SYS_TRANS",
+)
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
+RESEND_GROUP: Final = "contrailmq_dlq_resend"
+
 _SYSTEM_TOPICS: Final = frozenset(
     value for name, value in vars(SystemTopic).items() if name.isupper() and name != "PREFIX"
 )
@@ -41,6 +55,11 @@ _SYSTEM_TOPICS: Final = frozenset(
 def is_system_topic(topic: str) -> bool:
     """Whether the name is one of RocketMQ's fixed system topics; cluster and broker names are a broker's to add."""
     return topic in _SYSTEM_TOPICS or topic.startswith(SystemTopic.PREFIX)
+
+
+def is_system_group(group: str) -> bool:
+    """Whether the group serves brokers or tools, not somebody's consumers."""
+    return group in SYSTEM_GROUPS or group == RESEND_GROUP or group.startswith(SYSTEM_GROUP_PREFIX)
 
 
 def retry_topic(group: str) -> str:

@@ -22,8 +22,8 @@ class Finding(NamedTuple):
 class VerifyReport:
     """`is_ok` when nothing was found. Counts are what is there and was looked at.
 
-    With an `owner_pid` (-1: nobody knows whose) a running process has the store open: what it has not written yet shows
-    as missing, and may be no damage.
+    With an `owner_pid` (-1: nobody knows whose) a running process has the store open: what may be on its way to the
+    disk is no finding.
     """
 
     path: str

@@ -11,10 +11,16 @@ before it, with the record's tags code and store time. Its bitmap cannot be chec
 
 So both directions are checked in one pass with memory for one block of units per queue. A unit whose record lies below
 the log's minimum is fine: its message was cleaned away.
+
+A store in use goes on while it is looked at. Then this is in flight and no finding: what stands at the end of the log
+and is another thing a moment later; a unit that is missing behind the place up to which the queues were on disk when
+the run began (the checkpoint's); a key that is missing behind the index's last entry of that time; what belongs to
+files that were cleaned away, or to queues that were deleted, since.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -26,14 +32,15 @@ from contrailmq.store.consume_queue_ext import ExtUnit, is_ext_address, real_off
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.findings import FINDINGS_LISTED_MAX, VerifyReport
 from contrailmq.store.light_queues import LIGHT_QUEUE_ID, light_units
-from contrailmq.store.log_walk import walk
+from contrailmq.store.log_walk import WalkEnd, walk
 from contrailmq.store.queue_unit import UNIT_BYTES, pack_unit
-from contrailmq.store.read_only import StoreView
+from contrailmq.store.read_only import ReadOnlyLogFile, StoreView
 from contrailmq.store.record import Kind
 from contrailmq.store.verify_index import IndexChecker
 
 _BLOCK_UNITS: Final = 4_096
 _PROGRESS_RECORDS: Final = 4_096
+_APPEND_S_MAX: Final = 0.3  # that a record takes to be written, with its pages on a slow disk
 
 Progress = Callable[[int, int], None]  # bytes of the log done, bytes in all
 
@@ -60,6 +67,9 @@ def _walk_log(view: StoreView, report: VerifyReport, checker: _Checker) -> None:
     for number, file in enumerate(view.log_files):
         end = walk(file, checker, check_body_crc=True)
         kind, is_last = end.verdict.kind, number + 1 == len(view.log_files)
+        if view.owner_pid and kind is not Kind.BLANK and _is_moving(file, end):
+            report.log_max_offset = file.base + end.position
+            return
         if end.records or kind is Kind.BLANK:
             report.log_max_offset = file.base + end.position
             if ended:
@@ -69,6 +79,31 @@ def _walk_log(view: StoreView, report: VerifyReport, checker: _Checker) -> None:
         elif kind is Kind.NOTHING and any(file.mapping[end.position : end.position + (1 << 20)]):
             report.add("log", file.path.name, file.base + end.position, "bytes stand behind the end of the log")
         ended = ended or (kind is not Kind.BLANK and not is_last)
+
+
+def _is_moving(file: ReadOnlyLogFile, end: WalkEnd) -> bool:
+    """Whether somebody writes where a walk ended: it ends elsewhere a moment later, or for another reason."""
+    time.sleep(_APPEND_S_MAX)
+    again = walk(file, _Unheard(), position=end.position, check_body_crc=True)
+    return again.records > 0 or again.verdict.kind is not end.verdict.kind
+
+
+class _Unheard:
+    """A sink for a walk whose end alone matters."""
+
+    def take(
+        self,
+        topic: bytes,
+        queue_id: int,
+        queue_offset: int,
+        physical_offset: int,
+        size_bytes: int,
+        store_time_ms: int,
+        sys_flag: int,
+        properties: bytes,
+        /,
+    ) -> None:
+        """Nobody listens."""
 
 
 class _Cursor:
@@ -145,7 +180,9 @@ class _Checker:
         self._log_min = view.log_files[0].base if view.log_files else 0
         self._index: IndexChecker | None = None  # turned off, files of earlier days mean nothing
         if view.config.message_index_enable:
-            self._index = IndexChecker(view.index_files, report, log_min=self._log_min)
+            in_flight_ms = view.checkpoint.index_msg_time_ms if view.owner_pid else None
+            self._index = IndexChecker(view.index_files, report, log_min=self._log_min, in_flight_ms=in_flight_ms)
+        self._queued_to = view.checkpoint.logics_physical_offset if view.owner_pid else 2**63
 
     def take(
         self,
@@ -218,6 +255,8 @@ class _Checker:
             return
         problem: str | None = f"unit {stands.hex()} should be {expected.hex()}"
         if len(stands) < UNIT_BYTES:
+            if self._is_in_flight(topic, queue_id, record):
+                return
             problem = f"the unit of the record at {record} is missing"
         elif stands[:12] == expected[:12]:
             address, code = (int.from_bytes(unit[12:], "big", signed=True) for unit in (stands, expected))
@@ -225,6 +264,20 @@ class _Checker:
                 problem = self._extension_fault(cursor, topic, queue_id, address, ExtUnit(code, store_time_ms, b""))
         if problem is not None:
             cursor.find(queue_offset, problem)
+
+    def _is_in_flight(self, topic: str, queue_id: int, record: int) -> bool:
+        """Whether the unit of a record may be missing: not written yet, or gone on purpose since the run began."""
+        if not self._view.owner_pid:
+            return False
+        if record >= self._queued_to:
+            return True
+        files, config = self._view.files, self._view.config
+        holder = next((file for file in self._view.log_files if file.base <= record < file.end), None)
+        if holder is not None and not files.exists(holder.path):
+            return True
+        places = (config.consume_queue_path, config.batch_queue_path)
+        known = self._view.queues.get(topic, queue_id) or self._view.queues.batches.get(topic, queue_id)
+        return known is not None and not any(files.exists(place / topic / str(queue_id)) for place in places)
 
     def _extension_fault(
         self, cursor: _Cursor, topic: str, queue_id: int, address: int, expected: ExtUnit
@@ -253,6 +306,8 @@ class _Checker:
             self._report.units += 1
             self._report.add("queue", f"{topic}/{queue_id}", stands.base_offset, f"no record stands behind {stands}")
         if cursor.unit is None or cursor.unit.physical_offset != expected.physical_offset:
+            if self._is_in_flight(topic, queue_id, expected.physical_offset):
+                return
             problem = f"the unit of the record at {expected.physical_offset} is missing"
             self._report.add("queue", f"{topic}/{queue_id}", expected.base_offset, problem)
             return

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from contrailmq.cli.admin.asking import Address, Json, Namesrv, ask, ask_broker, fail
+from contrailmq.cli.admin.figures import figure, setting
 from contrailmq.cli.admin.output import done, show, show_pairs
 
 cluster_app = typer.Typer(help="Clusters.", no_args_is_help=True)
@@ -29,7 +30,8 @@ def cluster_list(namesrv: Namesrv = None, as_json: Json = False) -> None:
 @broker_app.command("status")
 def broker_status(address: Address, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Runtime figures."""
-    show_pairs(ask_broker(address, namesrv, lambda admin: admin.broker_stats(address)).items(), as_json=as_json)
+    found = ask_broker(address, namesrv, lambda admin: admin.broker_stats(address))
+    show_pairs(((name, figure(text) if as_json else text) for name, text in found.items()), as_json=as_json)
 
 
 @broker_app.command("pending")
@@ -46,19 +48,20 @@ def broker_pending(address: Address, namesrv: Namesrv = None, as_json: Json = Fa
 @broker_app.command("config")
 def broker_config(address: Address, namesrv: Namesrv = None, as_json: Json = False) -> None:
     """Settings."""
-    show_pairs(ask_broker(address, namesrv, lambda admin: admin.broker_config(address)).items(), as_json=as_json)
+    found = ask_broker(address, namesrv, lambda admin: admin.broker_config(address))
+    show_pairs(((name, setting(text) if as_json else text) for name, text in found.items()), as_json=as_json)
 
 
 @broker_app.command("set")
 def broker_set(
     address: Address,
-    setting: Annotated[str, typer.Argument(help="key=value, RocketMQ's key")],
+    change: Annotated[str, typer.Argument(metavar="SETTING", help="key=value, RocketMQ's key")],
     namesrv: Namesrv = None,
     as_json: Json = False,
 ) -> None:
     """Change a setting while the broker runs."""
-    key, separator, value = setting.partition("=")
+    key, separator, value = change.partition("=")
     if not separator:
-        fail(f"{setting!r} is not key=value", code=2)
+        fail(f"{change!r} is not key=value", code=2)
     ask_broker(address, namesrv, lambda admin: admin.update_broker_config(address, {key: value}))
-    done(f"{address}: {key}={value}", {"broker": address, key: value}, as_json=as_json)
+    done(f"{address}: {key}={value}", {"broker": address, key: setting(value)}, as_json=as_json)

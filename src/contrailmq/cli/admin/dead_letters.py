@@ -8,7 +8,7 @@ import typer
 
 from contrailmq.cli.admin.asking import Group, Json, MaxCount, Namesrv, ask_of_group
 from contrailmq.cli.admin.output import counted, done, show_messages
-from contrailmq.cli.admin.times import Since, Until
+from contrailmq.cli.admin.times import Since, Until, span
 from contrailmq.message import ContrailError
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ def dlq_resend(
 ) -> None:
     """Give dead letters to the group again, and only to it: those that were not sent back before, oldest first."""
     from contrailmq.client import LetterChoice
-    from contrailmq.client.admin_messages import END_OF_TIME_MS
 
+    begin_ms, end_ms = span(since_ms, until_ms)
     choice = LetterChoice(
         ids=frozenset(ids or ()),
         keys=frozenset(keys or ()),
-        since_ms=since_ms or 0,
-        until_ms=END_OF_TIME_MS if until_ms is None else until_ms,
+        since_ms=begin_ms,
+        until_ms=end_ms,
         max_count=max_count,
         again=again,
     )

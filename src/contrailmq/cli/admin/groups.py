@@ -8,6 +8,7 @@ import msgspec
 import typer
 
 from contrailmq.cli.admin.asking import (
+    All,
     Broker,
     Cluster,
     Group,
@@ -20,8 +21,8 @@ from contrailmq.cli.admin.asking import (
     fail,
     require_group,
 )
-from contrailmq.cli.admin.output import counted, done, show, time_text
-from contrailmq.message import ContrailError
+from contrailmq.cli.admin.output import Moment, counted, done, show
+from contrailmq.message import ContrailError, is_system_group
 from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
 
 if TYPE_CHECKING:
@@ -36,9 +37,19 @@ group_app = typer.Typer(help="Consumer groups.", no_args_is_help=True)
 
 
 @group_app.command("list")
-def group_list(namesrv: Namesrv = None, as_json: Json = False) -> None:
-    """All consumer groups."""
-    show([(group,) for group in ask(namesrv, lambda admin: admin.groups())], ("group",), as_json=as_json)
+def group_list(with_system: All = False, namesrv: Namesrv = None, as_json: Json = False) -> None:
+    """The consumer groups, how many topics each consumes and its lag; those of the system with --all."""
+
+    def groups(admin: Admin) -> list[tuple[str, int, int | None]]:
+        rows: list[tuple[str, int, int | None]] = []
+        for group in admin.groups():
+            if with_system or not is_system_group(group):
+                progress = admin.progress(group)
+                lag = sum(row.lag for row in progress) if progress else None
+                rows.append((group, len({row.queue.topic for row in progress}), lag))
+        return rows
+
+    show(ask(namesrv, groups), ("group", "topics", "lag"), as_json=as_json)
 
 
 @group_app.command("create")
@@ -149,7 +160,7 @@ def group_progress(
             row.broker_offset,
             row.consumer_offset,
             row.lag,
-            time_text(row.last_time_ms),
+            Moment(row.last_time_ms),
         )
         for row in ask_of_group(namesrv, group, lambda admin: admin.progress(group, topic), topic=topic)
     ]

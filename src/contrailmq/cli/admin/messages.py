@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from contrailmq.cli.admin.asking import Json, MaxCount, Namesrv, Topic, ask, fail
+from contrailmq.cli.admin.asking import Json, MaxCount, Namesrv, Topic, ask, ask_of_topic, fail
 from contrailmq.cli.admin.output import message_facts, print_json, show_messages, show_pairs
+from contrailmq.cli.admin.times import Since, Until, span
 
 message_app = typer.Typer(help="Messages.", no_args_is_help=True)
 
@@ -33,27 +34,36 @@ def message_get(
 def message_by_key(
     topic: Topic,
     key: Annotated[str, typer.Argument(help="a business key")],
+    since_ms: Since = None,
+    until_ms: Until = None,
     max_count: MaxCount = 32,
     namesrv: Namesrv = None,
     as_json: Json = False,
 ) -> None:
     """Messages with a business key, newest first."""
-    found = ask(namesrv, lambda admin: admin.messages_by_key(topic, key, max_count=max_count))
+    begin_ms, end_ms = span(since_ms, until_ms)
+    found = ask_of_topic(
+        namesrv,
+        topic,
+        lambda admin: admin.messages_by_key(topic, key, max_count=max_count, begin_ms=begin_ms, end_ms=end_ms),
+    )
     show_messages(found, as_json=as_json)
 
 
 @message_app.command("by-time")
 def message_by_time(
     topic: Topic,
-    begin_ms: Annotated[int, typer.Option("--begin-ms", help="epoch milliseconds")] = 0,
-    end_ms: Annotated[int, typer.Option("--end-ms", help="epoch milliseconds")] = 2**62,
+    since_ms: Since = None,
+    until_ms: Until = None,
     max_count: MaxCount = 100,
     namesrv: Namesrv = None,
     as_json: Json = False,
 ) -> None:
     """Messages that were stored in a time span."""
-    found = ask(
+    begin_ms, end_ms = span(since_ms, until_ms)
+    found = ask_of_topic(
         namesrv,
+        topic,
         lambda admin: admin.messages_by_time(topic, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count),
     )
     show_messages(found, as_json=as_json)

@@ -18,6 +18,7 @@ from contrailmq.cli.admin.asking import (
     require_topic,
 )
 from contrailmq.cli.admin.output import done, show
+from contrailmq.cli.admin.times import FORMS, parse_time
 
 if TYPE_CHECKING:
     from contrailmq import Admin
@@ -29,16 +30,18 @@ offset_app = typer.Typer(help="Offsets of groups.", no_args_is_help=True)
 def offset_reset(
     group: Group,
     topic: Topic,
-    to: Annotated[str, typer.Option("--to", help="earliest, latest, or epoch milliseconds")],
+    to: Annotated[str, typer.Option("--to", help=f"earliest, latest, or a time: {FORMS}")],
     namesrv: Namesrv = None,
     as_json: Json = False,
 ) -> None:
     """Let the group continue elsewhere, running members included."""
     from contrailmq.client.admin_groups import OffsetPlace
 
-    if not to.isdigit() and to not in (place.value for place in OffsetPlace):
-        fail(f"--to is {to!r}: give earliest, latest, or epoch milliseconds", code=2)
-    place = int(to) if to.isdigit() else OffsetPlace(to)
+    place: int | OffsetPlace
+    try:
+        place = OffsetPlace(to) if to in (place.value for place in OffsetPlace) else parse_time(to)
+    except ValueError as exc:
+        fail(f"--to takes earliest, latest or a time; {exc}", code=2)
     moved = ask_of_group(namesrv, group, lambda admin: admin.reset_offsets(group, topic, place), topic=topic)
     rows = [(queue.broker_name, queue.queue_id, offset) for queue, offset in sorted(moved.items())]
     show(rows, ("broker", "queue", "offset"), as_json=as_json)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,20 @@ if TYPE_CHECKING:
     from contrailmq import StoredMessage
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A time in a table. JSON has it as a number, or null where there is none, under the column's name with `_ms`."""
+
+    time_ms: int
+
+    def __str__(self) -> str:
+        return time_text(self.time_ms)
+
+
 def show(rows: Sequence[Sequence[object]], columns: Sequence[str], *, as_json: bool) -> None:
     """Rows as a table, or as a list of objects."""
     if as_json:
-        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+        print_json([dict(map(_json_pair, columns, row)) for row in rows])
         return
     from rich.console import Console
     from rich.table import Table
@@ -28,6 +39,12 @@ def show(rows: Sequence[Sequence[object]], columns: Sequence[str], *, as_json: b
         table.add_row(*("" if value is None else printable(str(value)) for value in row))
     # What messages hold is no markup: a body of "[/x]" would be an error, one of ":smile:" a picture.
     Console(width=None if Console().is_terminal else 200, markup=False, emoji=False).print(table)
+
+
+def _json_pair(column: str, value: object) -> tuple[str, object]:
+    if isinstance(value, Moment):
+        return f"{column}_ms", value.time_ms if value.time_ms > 0 else None
+    return column, value
 
 
 def show_pairs(pairs: Iterable[tuple[str, object]], *, as_json: bool) -> None:

@@ -9,9 +9,10 @@ from typing import Annotated, Final
 
 import typer
 
+END_OF_TIME_MS: Final = 2**63 - 1
 _UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 _RELATIVE: Final = re.compile(r"([+-])([0-9]{1,9})([smhdw])")
-_MILLISECONDS: Final = re.compile(r"[0-9]{1,18}")  # 19 digits may be more than a long
+_MILLISECONDS: Final = re.compile(r"[0-9]{1,19}")
 FORMS: Final = "2026-01-31T08:00, 2026-01-31T08:00:00Z, -30m, -1h, -2d, now or epoch milliseconds"
 
 
@@ -22,7 +23,7 @@ def parse_time(text: str, *, now_ms: int | None = None) -> int:
     if text == "now":
         return now_ms
     if _MILLISECONDS.fullmatch(text):
-        return int(text)
+        return min(int(text), END_OF_TIME_MS)
     if match := _RELATIVE.fullmatch(text):
         sign, count, unit = match.groups()
         span_ms = int(count) * _UNITS_MS[unit]
@@ -31,6 +32,11 @@ def parse_time(text: str, *, now_ms: int | None = None) -> int:
         return max(int(datetime.fromisoformat(text).timestamp() * 1000), 0)
     except (ValueError, OverflowError, OSError):
         raise ValueError(f"{text!r} is no time: give {FORMS}") from None
+
+
+def span(since_ms: int | None, until_ms: int | None) -> tuple[int, int]:
+    """Begin and end of a time span of which either side may be left open."""
+    return since_ms or 0, END_OF_TIME_MS if until_ms is None else until_ms
 
 
 def _option(text: str) -> int:

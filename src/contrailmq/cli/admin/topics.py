@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from contrailmq.cli.admin.asking import (
+    All,
     Broker,
     Cluster,
     Json,
@@ -19,7 +20,7 @@ from contrailmq.cli.admin.asking import (
     fail,
     require_topic,
 )
-from contrailmq.cli.admin.output import counted, done, show, time_text
+from contrailmq.cli.admin.output import Moment, counted, done, show
 from contrailmq.message import ContrailError
 
 if TYPE_CHECKING:
@@ -30,9 +31,14 @@ topic_app = typer.Typer(help="Topics.", no_args_is_help=True)
 
 
 @topic_app.command("list")
-def topic_list(namesrv: Namesrv = None, as_json: Json = False) -> None:
-    """All topics."""
-    show([(topic,) for topic in ask(namesrv, lambda admin: admin.topics())], ("topic",), as_json=as_json)
+def topic_list(with_system: All = False, namesrv: Namesrv = None, as_json: Json = False) -> None:
+    """The topics, those of the system with --all."""
+
+    def topics(admin: Admin) -> list[str]:
+        hidden = () if with_system else admin.system_topics()
+        return [topic for topic in admin.topics() if topic not in hidden]
+
+    show([(topic,) for topic in ask(namesrv, topics)], ("topic",), as_json=as_json)
 
 
 @topic_app.command("create")
@@ -151,7 +157,7 @@ def topic_status(topic: Topic, namesrv: Namesrv = None, as_json: Json = False) -
     """Offsets of each queue."""
     stats = ask_of_topic(namesrv, topic, lambda admin: admin.topic_stats(topic))
     rows = [
-        (queue.broker_name, queue.queue_id, item.min_offset, item.max_offset, time_text(item.last_update_timestamp))
+        (queue.broker_name, queue.queue_id, item.min_offset, item.max_offset, Moment(item.last_update_timestamp))
         for queue, item in stats.items()
     ]
     show(rows, ("broker", "queue", "min", "max", "last_written"), as_json=as_json)
