@@ -7,7 +7,6 @@ of the request by itself and answers NO_PERMISSION to everything else, as Apache
 from __future__ import annotations
 
 import base64
-import functools
 import hmac
 import json
 from collections.abc import Callable, Iterator
@@ -17,14 +16,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import contrailmq.testing.cluster
-import contrailmq.testing.members
 from contrailmq.broker.handlers import Handlers
-from contrailmq.broker.server import BrokerServer
 from contrailmq.cli import app
 from contrailmq.client.raw import QueueReader
 from contrailmq.message import ContrailError, dlq_topic
-from contrailmq.namesrv import NameServer
 from contrailmq.spark import sending
 from contrailmq.spark.access import Access, access_of
 from contrailmq.spark.columns import OptionError
@@ -38,7 +33,6 @@ from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.connection import Connection
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
-from contrailmq.wire.tls import server_tls
 
 CERTS = Path(__file__).resolve().parents[1] / "wire" / "certs"
 SECRETS = {"alice": b"alices-secret"}
@@ -66,10 +60,11 @@ def is_signed(command: Command) -> bool:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[LocalCluster]:
-    """A cluster behind TLS with client certificates and the guard. Its broker registers in plain text."""
+    """A cluster behind TLS with client certificates and the guard."""
     files = {"certPath": "server.pem", "keyPath": "server.key", "trustCertPath": "ca.pem"}
     certificates = {f"tls.server.{name}": str(CERTS / file) for name, file in files.items()}
     certificates["tls.server.need.client.auth"] = "require"
+    certificates |= {name.removeprefix("rocketmq."): value for name, value in TLS.items()}
     serve = Handlers.handle
 
     def guard(self: Handlers, connection: Connection, commands: list[Command]) -> None:
@@ -81,12 +76,8 @@ def guarded() -> Iterator[LocalCluster]:
                 connection.reply(refused)
 
     with pytest.MonkeyPatch.context() as patch:
-        tls = server_tls({**certificates, "tls.server.mode": "enforcing"})
-        patch.setattr(contrailmq.testing.members, "BrokerServer", functools.partial(BrokerServer, tls=tls))
-        open_to_both = functools.partial(NameServer, tls=server_tls({**certificates, "tls.server.mode": "permissive"}))
-        patch.setattr(contrailmq.testing.cluster, "NameServer", open_to_both)
         patch.setattr(Handlers, "handle", guard)
-        with LocalCluster() as running:
+        with LocalCluster(config={**certificates, "tls.server.mode": "enforcing"}) as running:
             yield running
 
 
@@ -109,12 +100,9 @@ def test_replay_goes_in_with_the_right_key_and_with_no_other(
     guarded: LocalCluster, client: QueueReader, golden_store: Callable[[str], str]
 ) -> None:
     only = Selection(topics=frozenset(["GoldenOrder"]))
-    for options in (WRONG, TLS):
-        with pytest.raises(ContrailError, match="who are you"):
+    for options, text in ((WRONG, "who are you"), (TLS, "who are you"), ({}, "TLS")):
+        with pytest.raises(ContrailError, match=text):
             replay(golden_store("clean"), "Guarded", guarded.namesrv, selection=only, options=options)
-    settings = SinkSettings(guarded.namesrv, away_timeout_s=0.0)  # one that speaks no TLS finds nobody who answers
-    with settings.access.open(guarded.namesrv, "plain", 5.0) as plain, pytest.raises(ContrailError, match="closed"):
-        Sender(plain, settings).choose("Guarded", None, None)
     assert replay(golden_store("clean"), "Guarded", guarded.namesrv, selection=only, options=RIGHT).sent == 48
     assert count_of(client, "Guarded") == 48  # and nothing of the refused runs
 
@@ -134,7 +122,7 @@ def letters(guarded: LocalCluster, group: str) -> None:
 
 def test_redrive_goes_in_with_the_right_key_and_with_no_other(guarded: LocalCluster, client: QueueReader) -> None:
     letters(guarded, "g")
-    for options, text in ((WRONG, "who are you"), (TLS, "who are you"), ({}, "closed")):
+    for options, text in ((WRONG, "who are you"), (TLS, "who are you"), ({}, "TLS")):
         with pytest.raises(ContrailError, match=text):
             redrive("g", guarded.namesrv, options=options)
     assert redrive("g", guarded.namesrv, options=RIGHT).sent == 3
