@@ -237,6 +237,30 @@ def test_a_deleted_topic_stays_deleted_though_the_log_still_has_it(tmp_path: Pat
     last.close()
 
 
+def test_a_topic_deleted_before_its_first_message_was_dispatched_is_not_adopted(bench: Bench) -> None:
+    assert bench.ask(310, send_fields("Orders"), b"o", settle=False).code == 0
+    deleted(bench, "Orders")
+    assert "Orders" not in bench.node.topics
+    assert ("Orders", 0) not in bench.store.queues()
+
+
+def test_with_synchronous_flush_what_was_not_dispatched_yet_is_deleted_too_and_takes_no_place(tmp_path: Path) -> None:
+    """Else it would come behind the deletion, with its old offset, and keep new messages out of the queue."""
+    bench = Bench(tmp_path, flush_disk_type="SYNC_FLUSH", flush_interval_commit_log=3_600_000)
+    for body in (b"1", b"2"):
+        assert bench.send("Orders", body, properties={"WAIT": "false"}).code == 0
+    bench.store.flush()
+    bench.node.durable(bench.store.durable_offset)
+    assert bench.send("Orders", b"not dispatched", properties={"WAIT": "false"}).code == 0
+    bench.run(bench.handlers.drain())
+    deleted(bench, "Orders")
+    assert bench.send("Orders", b"new", properties={"WAIT": "false"}).ext["queueOffset"] == "0"
+    bench.store.flush()
+    bench.node.durable(bench.store.durable_offset)
+    assert bodies(bench, "Orders") == [b"new"]
+    bench.close()
+
+
 def test_what_is_delivered_late_to_a_deleted_topic_does_not_bring_it_back(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.send("Orders", b"o")

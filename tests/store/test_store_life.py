@@ -67,6 +67,7 @@ CALLS: dict[str, Callable[[MessageStore], object]] = {
     "delete_topics": lambda store: store.delete_topics(["T"]),
     "dispatch": lambda store: store.dispatch(),
     "dispatched_offset": lambda store: store.dispatched_offset,
+    "appended_offset": lambda store: store.appended_offset,
     "durable_offset": lambda store: store.durable_offset,
     "earliest_time": lambda store: store.earliest_time(),
     "flush": lambda store: store.flush(),
@@ -91,6 +92,8 @@ CALLS: dict[str, Callable[[MessageStore], object]] = {
     "put_many": lambda store: store.put_many([Message("T", b"late")]),
     "query": lambda store: store.query("T", "k"),
     "query_unchecked": lambda store: store.query_unchecked("T", "k"),
+    "has_batch_queues": lambda store: store.has_batch_queues("T"),
+    "physical_end": lambda store: store.physical_end("T"),
     "queues": lambda store: store.queues(),
     "read_cold": lambda store: store.read_cold(0, 100),
     "read_log": lambda store: store.read_log(0, 100),
@@ -103,7 +106,7 @@ CALLS: dict[str, Callable[[MessageStore], object]] = {
     "store_time_at": lambda store: store.store_time_at("T", 0, 0),
     "tick": lambda store: store.tick(),
 }
-NUMBERS_OF_ITS_OWN = {"flush_count", "lost_reason", "writable", "unwritable_reason", "standstill_reason"}
+NUMBERS_OF_ITS_OWN = {"flush_count", "lost_reason", "new_queues", "writable", "unwritable_reason", "standstill_reason"}
 
 
 def test_the_table_of_calls_names_every_public_part_of_a_store(tmp_path: Path) -> None:

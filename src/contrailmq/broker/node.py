@@ -229,9 +229,9 @@ class BrokerNode:
 
         The caller saves DELETED_FILE, and the tables that it changed in the same step, before it answers.
         """
-        self.dispatch_now()
-        for name in topics:
+        for name in topics:  # before the dispatch, which may make their queues
             self.deleted.note(name, log_end=self.store.appended_offset)
+        self.dispatch_now()
         self.store.delete_topics(topics)
 
     def _topic_changed(self, topic: Topic | None) -> None:

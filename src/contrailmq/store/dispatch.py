@@ -120,6 +120,19 @@ class Dispatcher:
         """Whether the calling thread is in the middle of a dispatch: a listener calls."""
         return self._dispatching == threading.get_ident()
 
+    def leave_out(self, topics: Container[str]) -> None:
+        """Topics were deleted: what waits of them (under SYNC_FLUSH, for the sync) goes into no queue.
+
+        It would come with offsets of the queue that is gone, and keep the first messages of a new one out.
+        """
+        with self._lock, self._log.lock:
+            facts = self._log.facts
+            for index, fact in enumerate(list(facts)):
+                state, offset, size, code, time_ms, queue_offset, hashes, sys_flag, properties = fact
+                if state.topic in topics:
+                    flags = sys_flag | SysFlag.TRANSACTION_PREPARED
+                    facts[index] = (state, offset, size, code, time_ms, queue_offset, hashes, flags, properties)
+
     def forget(self) -> None:
         """The store is let go: a late read must not dispatch into files that may be another's by now."""
         with self._lock:

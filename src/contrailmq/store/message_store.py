@@ -578,9 +578,13 @@ class MessageStore(StoreReads):
         not wait for that: the housekeeping thread sees to it at once.)
         """
         self._reader.catch_up()
-        doomed = [queue for queue in (*self._queues, *self._queues.batches) if queue.topic in set(topics)]
+        names = set(topics)
+        self._dispatcher.leave_out(names)
+        for state in self._log.states:
+            if state.topic in names:
+                self._log.forget_queue(state.topic, state.queue_id)
+        doomed = [queue for queue in (*self._queues, *self._queues.batches) if queue.topic in names]
         for queue in doomed:
-            self._log.forget_queue(queue.topic, queue.queue_id)
             self._queues.delete(queue.topic, queue.queue_id)
         if doomed and self._drive is Drive.EMBEDDED:
             self.flush()
