@@ -13,9 +13,9 @@ it); what the broker itself puts is never rewritten, so it is not delayed again.
                 set meanwhile shortens and lengthens nothing. Of a record that an earlier process stored: the unit's
                 delivery time by the wall clock of this start, and at the latest this start and the delay.
     progress := saved every flushDelayOffsetInterval and at the end, after the copies it speaks of were made durable;
-                journaled without a sync after each tick that delivered something (level_journal.py)
+                journaled without a sync after each group of copies (level_journal.py)
 
-A kill repeats at most the tick that it interrupts, PORTION messages; a power failure what was delivered since the last
+A kill repeats at most the group that it interrupts, PORTION messages; a power failure what was delivered since the last
 save, and loses nothing. A put that the store refuses
 for now is tried again and holds up its own level only. Delivery never waits for a disk (what is not in memory is read
 by a worker meanwhile), so RocketMQ's switch between
@@ -183,8 +183,6 @@ class DelayService:
         self.interval_ms = max(next_ms - now_ms, 0)
         if left < PORTION:
             self._node.after_append(wants_flush=self._store.config.is_sync_flush)
-            if self._last_copy is not None:
-                self._journal.note(self.offsets, self._last_copy)
         self._save_when_due(now_ms)
 
     def pending(self) -> dict[int, int]:
@@ -274,10 +272,12 @@ class DelayService:
                     at += 1
         finally:
             found.release()
-        if is_refused:
-            return self.offsets[level] - offset, now_ms + POLL_MS
-        self.offsets[level] = max(self.offsets[level], min(found.next_offset, offset + count))  # some were cleaned away
-        return self.offsets[level] - offset, now_ms
+        if not is_refused:  # some may have been cleaned away
+            self.offsets[level] = max(self.offsets[level], min(found.next_offset, offset + count))
+        if self.offsets[level] > offset and self._last_copy is not None:
+            # At once, not when the tick ends: on a machine that is short of processors a kill may come long after.
+            self._journal.note(self.offsets, self._last_copy)
+        return self.offsets[level] - offset, now_ms + POLL_MS if is_refused else now_ms
 
     def _copies(self, records: Sequence[memoryview]) -> tuple[list[Copy], list[int]]:
         """Copies, and the queue offsets of the originals, up to one that is not simply copied."""

@@ -2,9 +2,9 @@
 
 Delay levels and timers copy messages from a system topic into their real ones. Where they stand is in files of
 RocketMQ's own (`delayOffset.json`, `timercheck`), which cost several syncs to write and are written every 10 s and
-every second. So a service also writes a line here at the end of each tick that delivered something: one `pwrite`, no
+every second. So a service also writes a line here after each group of copies that it has made: one `pwrite`, no
 sync. What a process has written survives its kill, because the pages are the kernel's. A kill then repeats at most the
-tick that it interrupted.
+group that it interrupted.
 
     entry := size:i32  crc:i32  run:i64  number:i32  copy_offset:i64  copy_time_ms:i64  payload       (big-endian)
 
@@ -25,8 +25,9 @@ is killed, and then older entries count.
 Whoever opens the journal saves what it takes from it, and then clears it; so does a service that stops. A stopped
 broker has an empty journal: what an operator changes in RocketMQ's files counts.
 
-Cost: about 3 us for each tick that delivered, whatever it delivered; the bytes are the service's. A write that fails
-(a full disk, a file system that is read-only) ends nothing: it is told once, a crash repeats more meanwhile.
+Cost, for each group of copies: 25 us and 396 bytes for 18 delay levels; 7 us and 76 bytes for timers, and
+0.05 us and 8 bytes for each of them. A group of 128 takes about a millisecond. Nothing waits for a disk. What
+cannot be written (a full disk, a read-only file system) ends nothing: it is told once, a crash repeats more meanwhile.
 """
 
 from __future__ import annotations

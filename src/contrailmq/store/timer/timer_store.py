@@ -27,8 +27,8 @@ What holds, whatever fails
   the checkpoint: none of them speaks of what a power failure could take away. A put that the store refuses for now
   is tried again, for ever (timerEnableRetryUntilSuccess is always on); one that it can never take (too long with the
   properties that the timer adds) is put without them.
-* Repeated at most once per crash: a kill repeats what the tick that it interrupts has delivered, because each tick ends
-  with a line in a journal (delivered.py); a power failure what was delivered after the last flush, and what was before
+* Repeated at most once per crash: a kill repeats the group of copies that it interrupts, because each is followed by
+  a line in a journal (delivered.py); a power failure what was delivered after the last flush, and what was before
   it of the slot that was under delivery then. Of a message that rolls a crash may leave one copy more on its way, and
   each life puts one of the copies (`_rolled_identity`). A failed put repeats nothing: the place inside the slot is
   kept, and delivery goes on there. Nor does a stop: what is left of the slot is put back on the wheel (put_back.py).
@@ -497,6 +497,10 @@ class TimerStore:
             return 0
         due.release(until_ms)
         count = self._delivery.deliver(due, now_ms, max_count)
+        if count:
+            # At once, not when the tick ends: on a machine that is short of processors a kill may come long after.
+            self.log.write()
+            self._note_delivered()
         if self._rolled != self.stats.rolled:
             # What rolled is in the timer topic when the caller has dispatched it, and may belong to the next slot.
             self._rolled = self.stats.rolled
