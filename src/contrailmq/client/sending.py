@@ -272,14 +272,35 @@ class Sender:
         failed: FirstTry | None = None,
     ) -> SendResult:
         """To the given queue once, or to any queue with retries; `failed` was the first of them."""
-        own = self._own_queue(queue, outgoing) if queue is not None else None
-        tries = Tries(outgoing.topic, self.instance.loop.time, timeout_s)
+        clock_s = self.instance.loop.time
         if failed is not None:
-            tries = Tries(outgoing.topic, self.instance.loop.time, timeout_s, failed.elapsed_s)
+            tries = Tries(outgoing.topic, clock_s, timeout_s, failed.elapsed_s)
             tries.add_failed(failed.broker_name, failed.cause)
             self.faults.record_failure(failed.broker_name, is_reachable=not isinstance(failed.cause, ResponseError))
             self.instance.refresh_soon(outgoing.topic)
-        unsafe: SendResult | None = None
+            return await self._go_on(outgoing, tries, None)
+        publish = self._known(outgoing.topic)
+        if queue is not None or publish is None:
+            own = self._own_queue(queue, outgoing) if queue is not None else None
+            return await self._go_on(outgoing, Tries(outgoing.topic, clock_s, timeout_s), own)
+        # The usual case: the first try succeeds, and nothing is noted for others.
+        start_s, chosen = clock_s(), self._choose(publish)
+        try:
+            result = await self._try(outgoing, chosen, timeout_s)
+        except ContrailError as exc:
+            if not exc.retriable:
+                raise
+            tries = Tries(outgoing.topic, clock_s, timeout_s, clock_s() - start_s)
+            tries.add_failed(chosen.broker_name, exc)
+        else:
+            if result.status is SendStatus.OK or not self.options.retry_another_broker_when_not_store_ok:
+                return result
+            tries = Tries(outgoing.topic, clock_s, timeout_s, clock_s() - start_s)
+            tries.add_unsafe(chosen.broker_name, result)
+        return await self._go_on(outgoing, tries, None)
+
+    async def _go_on(self, outgoing: Outgoing, tries: Tries, own: MessageQueue | None) -> SendResult:
+        """Try until it is stored, the tries are used up, or the time is over."""
         while tries.reached <= self.options.retry_times and not self.instance.remoting.is_closed:
             chosen = own or self._choose(self._known(outgoing.topic) or await self._find_within(tries), tries)
             left_s = tries.left_s()
@@ -297,10 +318,9 @@ class Sender:
                 continue
             if result.status is SendStatus.OK or own or not self.options.retry_another_broker_when_not_store_ok:
                 return result
-            unsafe = result
-            tries.add_unsafe(chosen.broker_name)
-        if unsafe is not None:
-            return unsafe
+            tries.add_unsafe(chosen.broker_name, result)
+        if tries.unsafe is not None:
+            return tries.unsafe
         raise tries.error() from tries.last
 
     async def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None = None) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Final
 
 from contrailmq.client.errors import BrokerNotFoundError, NoNameServerError, NoRouteError, SendFailedError
+from contrailmq.client.results import SendResult
 from contrailmq.message import ContrailError
 from contrailmq.wire.errors import ConnectError, ResponseError
 
@@ -37,6 +38,7 @@ class Tries:
         "resting",
         "timeout_s",
         "topic",
+        "unsafe",
     )
 
     def __init__(self, topic: str, clock_s: Callable[[], float], timeout_s: float, elapsed_s: float = 0.0) -> None:
@@ -46,6 +48,7 @@ class Tries:
         self.brokers: list[str] = []
         self.resting: set[str] = set()  # brokers that are not tried again before a pause
         self.last: ContrailError | None = None
+        self.unsafe: SendResult | None = None
         self._clock_s = clock_s
         self._start_s = clock_s() - elapsed_s
         self._count = 0
@@ -70,8 +73,9 @@ class Tries:
         if not has_reached or isinstance(cause, ResponseError):
             self.resting.add(broker_name)
 
-    def add_unsafe(self, broker_name: str) -> None:
-        """A try whose message is stored, but not as safely as asked for."""
+    def add_unsafe(self, broker_name: str, result: SendResult) -> None:
+        """A try whose message is stored, but not as safely as asked for; the last such result is better than none."""
+        self.unsafe = result
         self._count += 1
         self.reached += 1
         self.brokers.append(broker_name)
