@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -68,6 +69,27 @@ def registration(*topics: str, counter: int = 1) -> bytes:
 
 def ext(broker_id: int = 0, address: str = "a:1", **more: str) -> dict[str, str]:
     return {**IDENTITY, "brokerId": str(broker_id), "brokerAddr": address, "haServerAddr": f"{address}:ha", **more}
+
+
+@pytest.mark.parametrize("jump_s", [3600, -3600])
+def test_a_wall_clock_that_is_set_forgets_no_broker_and_keeps_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: int
+) -> None:
+    """Only the wall clock jumps; then the time passes after which a silent broker is forgotten."""
+
+    async def main() -> None:
+        async with running(tmp_path) as (server, ask, _client):
+            answer = await ask(Code.REGISTER_BROKER, ext(heartbeatTimeoutMillis="120000"), registration("T", "U"))
+            assert answer.code == 0, answer.remark
+            wall_ns, monotonic_ns = time.time_ns, time.monotonic_ns
+            monkeypatch.setattr(time, "time_ns", lambda: wall_ns() + jump_s * 1_000_000_000)
+            server.scan()
+            assert [key.address for key in server.tables.live] == ["a:1"]
+            monkeypatch.setattr(time, "monotonic_ns", lambda: monotonic_ns() + 121 * 1_000_000_000)
+            server.scan()
+            assert not server.tables.live
+
+    asyncio.run(asyncio.wait_for(main(), 10))
 
 
 def test_a_broker_whose_connection_closes_is_forgotten_at_once(tmp_path: Path) -> None:

@@ -77,8 +77,9 @@ def _tell_gone(key: BrokerKey, broker_name: str, why: str) -> None:
     _log.info("broker %s of cluster %s at %s is forgotten: %s", broker_name, key.cluster, key.address, why)
 
 
-def _epoch_ms() -> int:
-    return time.time_ns() // 1_000_000
+def _monotonic_ms() -> int:
+    """Brokers are silent for a time that passes: a wall clock that is set forgets none of them."""
+    return time.monotonic_ns() // 1_000_000
 
 
 class BusyError(ContrailError):
@@ -93,7 +94,7 @@ class NameServer:
         config: NamesrvConfig | None = None,
         *,
         tls: ServerTls | None = None,
-        clock_ms: Callable[[], int] = _epoch_ms,
+        clock_ms: Callable[[], int] = _monotonic_ms,
     ) -> None:
         self.config = config or NamesrvConfig()
         self.kv = kv_config.KvConfig()
