@@ -591,7 +591,7 @@ def test_settings_of_the_store_that_it_can_follow_are_changed_too(bench: Bench) 
         ("shortPollingTimeMills=-1", "0 to "),
         ("startAcceptSendRequestTimeStamp=-1", "0 to "),
         ("flushDelayOffsetInterval=-1", "1 to "),
-        ("flushCommitLogThoroughInterval=-5", "must not be negative"),
+        ("maxFilterMessageSize=-5", "must not be negative"),
         ("timerFlushIntervalMs=0", "1 to "),
         ("maxTransferCountOnMessageInMemory=0", "1 to "),
         (f"heldPullsMax={'9' * 5000}", "a whole number is needed"),
