@@ -113,7 +113,7 @@ def test_a_waiting_message_that_was_damaged_is_told_and_counted_and_the_next_is_
     bench.run_ms(3000)
     assert [message.body for message in bench.messages()] == [b"whole"]
     assert bench.delay.undeliverable == 1
-    assert "a delayed message of level 1 after offset 0 is lost" in caplog.text
+    assert "the record of SCHEDULE_TOPIC_XXXX/0 at queue offset 0" in caplog.text
 
 
 @pytest.mark.parametrize("level", ["0", "-1", "x", ""])

@@ -112,7 +112,7 @@ def test_a_broker_whose_address_is_given_is_asked_without_a_name_server(
 ) -> None:
     monkeypatch.delenv("NAMESRV_ADDR", raising=False)
     address = cluster.broker_addresses[0]
-    for what in ("status", "pending", "config"):
+    for what in ("status", "pending", "damage", "config"):
         result = CliRunner().invoke(app, ["admin", "broker", what, address, "--json"])
         assert result.exit_code == 0, result.output
     changed = CliRunner().invoke(app, ["admin", "broker", "set", address, "maxFilterMessageSize=15000"])

@@ -49,6 +49,17 @@ def check_against(writer: LogWriter, store: PlainStore, end: int) -> None:
     assert report.findings == []
 
 
+def check_holed(writer: LogWriter, store: PlainStore) -> None:
+    """Every unit is there, of the damaged record too: offsets never shift, and none is given out twice."""
+    assert store.recovery.physical_offset_max == writer.end
+    assert (store.recovery.units_cut, store.recovery.cut_bytes) == (0, 0)
+    expected: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for topic, queue_id, _, physical_offset, size in writer.records:
+        expected.setdefault((topic, queue_id), []).append((physical_offset, size))
+    assert {key: [unit[:2] for unit in units] for key, units in store.units().items() if units} == expected
+    store.close()
+
+
 def zero(data: bytearray, begin: int, end: int, _seed: int) -> None:
     data[begin:end] = bytes(end - begin)
 
@@ -75,9 +86,10 @@ def damaged_places(writer: LogWriter) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("damage", [zero, garbage, cut])
 @pytest.mark.parametrize("exit_kind", ["clean", "crash"])
-def test_a_damaged_record_ends_the_log_and_all_before_it_is_kept(
+def test_a_damaged_record_ends_the_log_unless_what_follows_was_surely_stored(
     damage: Callable[[bytearray, int, int, int], None], exit_kind: str, tmp_path: Path
 ) -> None:
+    """After a clean exit the ledger knows what follows: then nothing but the damaged record is lost."""
     good = tmp_path / "good"
     writer = write_store(good)
     places = damaged_places(writer)
@@ -103,6 +115,13 @@ def test_a_damaged_record_ends_the_log_and_all_before_it_is_kept(
         else:
             continue
         store = PlainStore(root, **SIZES)
+        if exit_kind == "clean" and damage is not cut and number + 1 < len(writer.records):
+            following = writer.records[number + 1][3]
+            assert [hole[:2] for hole in store.recovery.holes] == [(physical_offset, following)]
+            check_holed(writer, store)
+            check_holed(writer, PlainStore(root, **SIZES))
+            shutil.rmtree(root)
+            continue
         assert store.recovery.cut_bytes or damage is not garbage or not byte
         check_against(writer, store, end)
         check_against(writer, PlainStore(root, **SIZES), end)

@@ -51,7 +51,18 @@ def snapshot(root: Path) -> dict[str, tuple[int, int]]:
 # --- not open
 
 NO_RECORD: dict[str, Any] = {"tags_code": 0, "keys": None, "unique_key": None}
-ALWAYS_ALLOWED = {"open", "close", "abandon", "config", "files", "clock", "stats", "checkpoint", "recovery"}
+ALWAYS_ALLOWED = {
+    "open",
+    "close",
+    "abandon",
+    "config",
+    "files",
+    "clock",
+    "store_clock",
+    "stats",
+    "checkpoint",
+    "recovery",
+}
 REFUSED_BY_STATUS: dict[str, Callable[[MessageStore], object]] = {
     "append": lambda store: store.append("T", 0, b"x", b"", **NO_RECORD).status,
     "append_batch": lambda store: store.append_batch("T", 0, b"").status,
@@ -63,6 +74,7 @@ CALLS: dict[str, Callable[[MessageStore], object]] = {
     "append_raw": lambda store: store.append_raw(0, b"x"),
     "clean_expired_queues": lambda store: store.clean_expired_queues(),
     "confirm_offset": lambda store: store.confirm_offset,
+    "damaged_places": lambda store: store.damaged_places(),
     "delete_expired_files_now": lambda store: store.delete_expired_files_now(),
     "delete_topics": lambda store: store.delete_topics(["T"]),
     "dispatch": lambda store: store.dispatch(),
@@ -74,6 +86,7 @@ CALLS: dict[str, Callable[[MessageStore], object]] = {
     "get": lambda store: store.get("T", 0, 0),
     "get_slices": lambda store: store.get_slices("T", 0, 0, 32),
     "get_slices_cold": lambda store: store.get_slices_cold("T", 0, 0, 32),
+    "get_slices_sound": lambda store: store.get_slices_sound("T", 0, 0, 32),
     "get_slices_warm": lambda store: store.get_slices_warm("T", 0, 0, 32),
     "is_cold": lambda store: store.is_cold("T", 0, 0),
     "is_index_doubtful": lambda store: store.is_index_doubtful,
@@ -81,7 +94,7 @@ CALLS: dict[str, Callable[[MessageStore], object]] = {
     "log_max_offset": lambda store: store.log_max_offset,
     "log_min_offset": lambda store: store.log_min_offset,
     "lookup": lambda store: store.lookup(0),
-    "lookup_unchecked": lambda store: store.lookup_unchecked(0),
+    "lookup_sound": lambda store: store.lookup_sound(0),
     "max_offset": lambda store: store.max_offset("T", 0),
     "min_offset": lambda store: store.min_offset("T", 0),
     "offset_at": lambda store: store.offset_at("T", 0, 0),
@@ -91,9 +104,9 @@ CALLS: dict[str, Callable[[MessageStore], object]] = {
     "put_inner_batch": lambda store: store.put_inner_batch("T", [Message("T", b"late")]),
     "put_many": lambda store: store.put_many([Message("T", b"late")]),
     "query": lambda store: store.query("T", "k"),
-    "query_unchecked": lambda store: store.query_unchecked("T", "k"),
     "has_batch_queues": lambda store: store.has_batch_queues("T"),
     "physical_end": lambda store: store.physical_end("T"),
+    "query_sound": lambda store: store.query_sound("T", "k"),
     "queues": lambda store: store.queues(),
     "read_cold": lambda store: store.read_cold(0, 100),
     "read_log": lambda store: store.read_log(0, 100),

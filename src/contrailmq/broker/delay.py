@@ -273,6 +273,7 @@ class DelayService:
         finally:
             found.release()
         if not is_refused:  # some may have been cleaned away
+            self.undeliverable += found.damaged
             self.offsets[level] = max(self.offsets[level], min(found.next_offset, offset + count))
         if self.offsets[level] > offset and self._last_copy is not None:
             # At once, not when the tick ends: on a machine that is short of processors a kill may come long after.
@@ -293,7 +294,7 @@ class DelayService:
         reading = self._reading.get(level)
         if reading is None:
             if not self._store.is_cold(SystemTopic.SCHEDULE, level - 1, offset):
-                return self._store.get_slices(SystemTopic.SCHEDULE, level - 1, offset, count)
+                return self._store.get_slices_sound(SystemTopic.SCHEDULE, level - 1, offset, count)
             reading = self._reading[level] = (
                 offset,
                 self._readers.submit(self._store.get_slices_cold, SystemTopic.SCHEDULE, level - 1, offset, count),

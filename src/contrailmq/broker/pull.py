@@ -319,7 +319,7 @@ class PullProcessor:
                 return None
             result = self._read(node.store.get_slices_warm, header, topic, subscription)
             if result is None:  # what has just arrived is in memory, so this is somebody far behind whose time is over
-                result = self._read(node.store.get_slices, header, topic, subscription)
+                result = self._read(node.store.get_slices_sound, header, topic, subscription)
             return self._answer(connection, command, header, group, topic, subscription, result, may_hold=False)
 
         def resume() -> None:

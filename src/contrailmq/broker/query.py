@@ -43,7 +43,7 @@ class QueryProcessor:
     def _found(self, header: QueryMessage) -> list[StoredMessage]:
         is_unique = bool(header.unique_key_query) or header.index_type == "U"
         count = UNIQUE_KEY_COUNT if is_unique else max(0, min(header.max_num, 4 * UNIQUE_KEY_COUNT))
-        return self._node.store.query_unchecked(
+        return self._node.store.query_sound(
             header.topic, header.key, count, begin_ms=header.begin_timestamp, end_ms=header.end_timestamp
         )
 

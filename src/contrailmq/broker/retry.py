@@ -91,7 +91,7 @@ class RetryProcessor:
 
     def _copy(self, header: ConsumerSendMessageBack, group: Group, version: int) -> IncomingMessage:
         node = self._node
-        stored = node.store.lookup_unchecked(header.offset)
+        stored = node.store.lookup_sound(header.offset)
         if stored is None:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,

@@ -153,7 +153,7 @@ class TransactionService:
     def _half_of(self, header: EndTransaction) -> StoredMessage:
         """The half message that the request means; Refused when it means none, or comes too late."""
         node = self._node
-        half = self._store.lookup_unchecked(header.commit_log_offset)
+        half = self._store.lookup_sound(header.commit_log_offset)
         if half is None or half.topic != SystemTopic.HALF:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
@@ -264,7 +264,7 @@ class TransactionService:
         """End the half messages whose message is visible already: a crash came before their op message."""
         found = 0
         for physical_offset in committed_halves(self._store, self._begin_of_unlisted_ends()):
-            half = self._store.lookup_unchecked(physical_offset)
+            half = self._store.lookup_sound(physical_offset)
             if half is None or half.topic != SystemTopic.HALF:
                 continue
             offset = last_places.get(half.properties.get(Property.UNIQUE_KEY, ""), half.queue_offset)
@@ -550,7 +550,7 @@ class TransactionService:
             _, _, physical_offset = parse_offset_message_id(message_id)
         except MessageError as exc:
             raise Refused(ResponseCode.SYSTEM_ERROR, str(exc)) from exc
-        stored = self._store.lookup_unchecked(physical_offset)
+        stored = self._store.lookup_sound(physical_offset)
         if stored is None or stored.topic not in (SystemTopic.HALF, SystemTopic.CHECK_MAX_TIME):
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no half message at {physical_offset} (message id {message_id})")
         return stored

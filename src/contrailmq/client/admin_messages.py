@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from typing import Final
@@ -31,6 +32,9 @@ END_OF_TIME_MS: Final = 2**63 - 1
 PULL_COUNT: Final = 32
 
 
+_log = logging.getLogger(__name__)
+
+
 class AdminMessages(AdminGroups):
     """Messages."""
 
@@ -48,7 +52,11 @@ class AdminMessages(AdminGroups):
         """By its place: the offset message id holds the broker's address and the physical offset."""
         host, port, offset = parse_offset_message_id(offset_message_id)
         answer = await self._ask(f"{host}:{port}", RequestCode.VIEW_MESSAGE_BY_ID, {"offset": offset})
-        return decode_messages(answer.body)[0]
+        faults: list[str] = []
+        found = decode_messages(answer.body, on_damage=faults.append)
+        if not found:
+            raise ClientError(f"the message {offset_message_id} is damaged: {'; '.join(faults)}")
+        return found[0]
 
     async def messages_by_key(
         self, topic: str, key: str, *, max_count: int = 32, begin_ms: int = 0, end_ms: int = END_OF_TIME_MS
@@ -115,7 +123,7 @@ class AdminMessages(AdminGroups):
             message
             for name, answer in zip(masters, answers, strict=True)
             if answer.code == ResponseCode.SUCCESS
-            for message in decode_messages(answer.body, broker_name=name)
+            for message in decode_messages(answer.body, broker_name=name, on_damage=_tell)
             if message.topic == self._name(topic)
         ]
         return sorted(messages, key=lambda message: message.store_time_ms, reverse=True)
@@ -141,3 +149,7 @@ class AdminMessages(AdminGroups):
             if pulled.status is PullStatus.NO_NEW_MESSAGE or pulled.next_offset == offset:
                 return
             offset = pulled.next_offset
+
+
+def _tell(fault: str) -> None:
+    _log.error("a damaged record is left out: %s", fault)

@@ -63,6 +63,7 @@ class GroupConsumer(ABC):
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalance_wanted = asyncio.Event()
         self.start_ms = 0
+        self.damaged_count = 0  # records that brokers gave and that were damaged: left out, and told in the log
         self._version = 0
         self._was_entered = False
 

@@ -386,6 +386,7 @@ class LitePullConsumer(GroupConsumer):
                 "%s has no offset %d, goes on at %d", assignment.queue, assignment.next_offset, pulled.next_offset
             )
         assignment.next_offset = pulled.next_offset
+        self.damaged_count += pulled.damaged
         messages = pulled.messages
         if messages and self.options.hooks is not None:
             messages = filtered(self.options.hooks, assignment.queue, messages)

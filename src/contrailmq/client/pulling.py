@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,8 @@ from contrailmq.message import MessageQueue, Property
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import RemoteProtocolError, ResponseError
 from contrailmq.wire.header import Command
+
+_log = logging.getLogger(__name__)
 
 FLAG_COMMIT_OFFSET: Final = 1
 FLAG_SUSPEND: Final = 2
@@ -34,7 +37,7 @@ _STATUS: Final = {
 
 @dataclass(slots=True)
 class Pulled:
-    """A pull's answer. `messages` are those that the subscription wants."""
+    """A pull's answer. `messages` are those that the subscription wants; `damaged` records were left out."""
 
     status: PullStatus
     next_offset: int
@@ -42,6 +45,7 @@ class Pulled:
     max_offset: int
     suggested_id: int
     messages: list[ReceivedMessage]
+    damaged: int = 0
 
 
 @dataclass(slots=True)
@@ -83,12 +87,22 @@ def read_answer(answer: Command, broker_name: str, subscription: Subscription) -
         raise RemoteProtocolError(f"the broker's answer to a pull lacks or garbles {exc}: {ext}") from exc
     status = _STATUS[answer.code]
     messages: list[ReceivedMessage] = []
+    faults: list[str] = []
     if status is PullStatus.FOUND:
-        messages = decode_messages(answer.body, broker_name=broker_name, min_offset=min_offset, max_offset=max_offset)
+        messages = decode_messages(
+            answer.body,
+            broker_name=broker_name,
+            min_offset=min_offset,
+            max_offset=max_offset,
+            on_damage=faults.append,
+        )
+        for fault in faults:
+            text = "broker %s gave a damaged record of %s before queue offset %d, which is left out: %s"
+            _log.error(text, broker_name, subscription.topic, next_offset, fault)
         if subscription.tags and subscription.expression_type == TAG:
             wanted = subscription.tags
             messages = [message for message in messages if message.properties.get(Property.TAGS) in wanted]
-    return Pulled(status, next_offset, min_offset, max_offset, suggested_id, messages)
+    return Pulled(status, next_offset, min_offset, max_offset, suggested_id, messages, len(faults))
 
 
 def _ext(group: str, request: PullRequest, *, is_slave: bool) -> dict[str, str | int]:

@@ -302,6 +302,7 @@ class PushConsumer(GroupConsumer):
         if assignment.cache.is_dropped:
             return
         assignment.next_offset = pulled.next_offset
+        self.damaged_count += pulled.damaged
         messages = pulled.messages
         if messages and self.options.hooks is not None:
             messages = filtered(self.options.hooks, assignment.queue, messages)

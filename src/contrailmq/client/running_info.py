@@ -38,6 +38,7 @@ def running_info(
             "PROP_CONSUME_TYPE": consumer.consume_type,
             "PROP_CLIENT_VERSION": version_name(OUR_VERSION),
             "PROP_CONSUMER_START_TIMESTAMP": str(consumer.start_ms),
+            "PROP_DAMAGED_MESSAGES": str(consumer.damaged_count),
         },
         status_table={topic: ConsumeStatus(consume_failed_msgs=count.failed) for topic, count in counts.items()},
         subscription_set=[item.as_body() for item in consumer.subscriptions.values()],

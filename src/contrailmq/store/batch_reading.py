@@ -23,12 +23,15 @@ def read_batches(
     offset: int,
     limits: tuple[int, int, int, int],
     message_filter: MessageFilter | None,
-    fetch: Callable[[int, int], memoryview | None],
+    fetch: Callable[[int, int, int], memoryview | None],
     *,
     log_end: int,
     distance_in_memory: int,
 ) -> GetResult:
-    """`limits` are (bytes, messages) for what is in memory, then for what is on disk; `offset` is in the queue."""
+    """`limits` are (bytes, messages) for what is in memory, then for what is on disk; `offset` is in the queue.
+
+    `fetch` takes a record's physical offset, its size and its queue offset; it gives None for one that is damaged.
+    """
     memory_bytes, memory_count, disk_bytes, disk_count = limits
     status = GetStatus.NO_MATCHED_MESSAGE
     slices: list[memoryview] = []
@@ -46,7 +49,7 @@ def read_batches(
         following = unit.following
         if message_filter is not None and not message_filter.match_unit(unit.tags_code, None):
             continue
-        record = fetch(physical_offset, unit.size_bytes)
+        record = fetch(physical_offset, unit.size_bytes, unit.base_offset)
         own = unit.base_offset.to_bytes(8, "big") + physical_offset.to_bytes(8, "big")
         if record is None or record[_OWN_OFFSETS] != own:
             status = GetStatus.MESSAGE_WAS_REMOVING if not slices else status

@@ -146,6 +146,7 @@ _OLD_KEYS: Final[Mapping[str, str]] = {  # spellings of older 4.x
 # Settings that are looked at whenever they matter, so that a running store follows a change.
 LIVE: Final = frozenset(
     [
+        "check_crc_on_read",
         "clean_file_forcibly_enable",
         "clean_resource_interval",
         "commit_commit_log_least_pages",
@@ -271,6 +272,7 @@ class _Settings:
     # --- ContrailMQ's own
     pre_write_commit_log: str = "auto"  # "on" | "off" | "auto" (on under SYNC_FLUSH): pwrite the next file ahead
     prefault_bytes: int = 16 * MIB  # how far ahead of the write position pages are faulted in; bounds resident memory
+    check_crc_on_read: str = "cold"  # what a broker checks before it gives it away: "off" | "cold" | "all"
     open_files_max: int = 0  # cap of queue files kept open; 0: from the descriptor limit
     store_host_address: str = "127.0.0.1:10911"  # written as STOREHOST by an embedded store
 
@@ -430,6 +432,8 @@ class StoreConfig(_Settings):
             raise StoreConfigError("maxMessageSize", self.max_message_size, f"at least {_MESSAGE_BYTES_MIN}")
         if self.pre_write_commit_log not in ("on", "off", "auto"):
             raise StoreConfigError("preWriteCommitLog", self.pre_write_commit_log, "on, off or auto")
+        if self.check_crc_on_read not in ("off", "cold", "all"):
+            raise StoreConfigError("checkCrcOnRead", self.check_crc_on_read, "cold, all or off")
         for name, kind in _field_types().items():
             value = getattr(self, name)
             if kind == "int" and (remedy := refusal(name, value)):

@@ -20,6 +20,7 @@ from itertools import repeat
 from typing import Final
 
 from contrailmq.message import Property, SysFlag, decode_properties, tags_code
+from contrailmq.message.checksum import crc32
 from contrailmq.store.journal import CopyPlace
 from contrailmq.store.record import MAGIC_V1
 from contrailmq.store.status import Copy
@@ -29,6 +30,7 @@ FRONT_BYTES: Final = 88
 assert _FRONT.size == FRONT_BYTES
 front_of: Final = _FRONT.unpack_from
 _PLACE: Final = struct.Struct(">28xq20xq")  # physical_offset, store_time
+_BODY_CRC: Final = struct.Struct(">8xi")
 UNUSUAL_FLAGS: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.INNER_BATCH
 
 _NO_ADDITIONS: Final[Iterable[bytes]] = repeat(b"")
@@ -146,6 +148,8 @@ class Copier:
             if size != len(record) or magic != MAGIC_V1 or sys_flag & UNUSUAL_FLAGS or body_length < 0:
                 break
             body_end = FRONT_BYTES + body_length
+            if body_length and crc32(record[FRONT_BYTES:body_end]) & 0x7FFFFFFF != _BODY_CRC.unpack_from(record)[0]:
+                break  # a damaged body: its copy would be a damaged end of the log
             shape = shapes[0] if shapes else None
             match = None if shape is None else shape.match(record, body_end)
             values = match.group(*shape.picked) if shape and match else self._values(record, body_end)

@@ -22,10 +22,13 @@ class GetResult:
     """Slices of the log that answer one read, and where to go on. Call `release` when they were sent.
 
     A slice is a record. `get_slices_warm` gives records that follow each other in the log as one slice, and what it
-    found among recent reads too; `count` is of records.
+    found among recent reads too; `count` is of records, `damaged` of those that were passed over.
     """
 
-    __slots__ = ("count", "max_offset", "min_offset", "next_offset", "size_bytes", "slices", "status", "suggest_slave")
+    __slots__ = (
+        "count", "damaged", "max_offset", "min_offset", "next_offset", "size_bytes", "slices", "status",
+        "suggest_slave",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class GetResult:
         self.slices = [] if slices is None else slices
         self.size_bytes = size_bytes
         self.suggest_slave = suggest_slave
+        self.damaged = 0
         self.count = len(self.slices) if count is None else count
 
     def release(self) -> None:

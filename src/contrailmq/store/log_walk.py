@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, Protocol
 
 from contrailmq.message import SysFlag
 from contrailmq.message.checksum import crc32
-from contrailmq.store.record import MAGIC_V1, Kind, Verdict, check_record, read_facts
+from contrailmq.store.record import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, Kind, Verdict, check_record, read_facts
 
 # size magic body_crc queue_id flag queue_offset physical_offset sys_flag born_time born_host store_time store_host
 # reconsume_times prepared_offset body_length; hosts, flag, times of birth and counts are skipped
@@ -41,6 +41,7 @@ _HOSTS_V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _UNCOMMON: Final = _HOSTS_V6 | SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH  # the last two are in no queue
 _STORE_TIME: Final = struct.Struct(">q")
 _I32: Final = struct.Struct(">i")
+_MAGICS: Final = tuple(_I32.pack(magic) for magic in (MAGIC_V1, MAGIC_V2, BLANK_MAGIC))
 
 
 class LogFile(Protocol):
@@ -176,6 +177,49 @@ def walk(
         last = position
         records += 1
         position += verdict.size_bytes
+
+
+class Hole(NamedTuple):
+    """Bytes of one file that are no records, from one physical offset to another, with whole ones behind them."""
+
+    begin: int
+    end: int
+    reason: str
+
+
+def next_record(file: LogFile, position: int, limit: int) -> int:
+    """Where the next whole record, or the file's BLANK, begins behind `position`; -1 when none does before `limit`.
+
+    A record says its own place and has a checksum, so nothing else is taken for one.
+    """
+    buffer, at = file.mapping, position + 1
+    while True:
+        found = [place for magic in _MAGICS if (place := buffer.find(magic, at + 4, limit)) >= 0]
+        if not found:
+            return -1
+        at = min(found) - 4
+        verdict = check_record(buffer, at, limit=limit, physical_offset=file.base + at)
+        is_end = verdict.kind is Kind.BLANK and at + verdict.size_bytes == file.size_bytes
+        if verdict.kind is Kind.WHOLE or is_end:
+            return at
+        at += 1
+
+
+def walk_over(
+    file: LogFile, sink: Sink, *, position: int = 0, limit: int | None = None, expects: Expects | None = None
+) -> list[Hole]:
+    """Walk by headers, over what is damaged; the holes. For parts of the log that are known to go on behind them."""
+    end_of_data = file.size_bytes if limit is None else limit
+    holes: list[Hole] = []
+    while True:
+        end = walk(file, sink, position=position, limit=end_of_data, check_body_crc=False, expects=expects)
+        if end.verdict.kind is Kind.BLANK or end.position >= end_of_data:
+            return holes
+        position = next_record(file, end.position, end_of_data)
+        hole_end = position if position >= 0 else end_of_data
+        holes.append(Hole(file.base + end.position, file.base + hole_end, end.verdict.reason))
+        if position < 0:
+            return holes
 
 
 class _Run(NamedTuple):

@@ -142,11 +142,9 @@ class MessageStore(StoreReads):
         self.put_many: PutMany = self._putter.put_many
         self.put_inner_batch: PutInnerBatch = self._putter.put_inner_batch
         self.append: Append = self._log.append
-        self.get_slices, self.get_slices_warm, self.get_slices_cold = (
-            parts.reader.get,
-            parts.reader.get_warm,
-            parts.reader.get_cold,
-        )
+        reader = parts.reader
+        self.get_slices, self.get_slices_sound = reader.get, reader.get_sound
+        self.get_slices_warm, self.get_slices_cold = reader.get_warm, reader.get_cold
         self.append_copies: Callable[[Sequence[Copy]], int] = self._log.append_copies
         self._shut()
 
@@ -624,6 +622,7 @@ class MessageStore(StoreReads):
             "consumeQueueDiskRatio": str(self.files.disk_usage(self.config.consume_queue_path).used_ratio),
             "commitLogMinOffset": str(self._log_files.min_offset),
             "commitLogMaxOffset": str(self._log_files.max_offset),
+            "damagedRecords": str(self._reader.damage.count),
         }
 
     def _sample(self) -> None:

@@ -6,11 +6,12 @@ of a batch do, as one slice. The rules are RocketMQ's (DefaultMessageStore.getMe
 (`_find`), how much one answer may hold, that a first message larger than the limits is still given alone, and that
 filtered units move the reader on.
 
-Slices trust the log: no checksum is computed for them, as in Apache's store. Recovery checks what was written since the
-last checkpoint, and `store verify` checks everything; whoever gets a record can check its body, because its checksum is
-in it. What is decoded for an embedding program (`get`, `lookup` and `query` of the store) is checked here, for 0.1 us a
-kilobyte, and a record that is damaged is named. What `lookup` and `query` find is a whole record that says it lies
-there and carries topic and key: an index can be wrong or late without an answer being wrong.
+Damage (damage.py). What this process has just written is trusted. Whatever lies further back, or was there when the
+store was opened, is checked before a broker gives it away (`get_warm`, `get_cold`, `get_sound`; checkCrcOnRead): a
+damaged record is noted and passed over. `get` trusts the log, and what is decoded for an embedding program (`get`,
+`lookup` and `query` of the store) is checked there, and a damaged record is an error that names it. What `lookup` and
+`query` find is a whole record that says it lies there and carries topic and key: an index can be wrong or late without
+an answer being wrong.
 
 How much: the caller's count and bytes, and 32 messages or 256 KiB for what is presumably in memory, 8 messages or 64
 KiB for what is presumably on disk. "On disk" is there a guess from the distance to the end of the log: above 40 % of
@@ -41,8 +42,10 @@ from contrailmq.store.config import CONSUME_QUEUE_UNIT_BYTES, StoreConfig
 from contrailmq.store.consume_queue import ConsumeQueue
 from contrailmq.store.consume_queue_ext import is_ext_address
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.damage import Damage, Place, body_fault, fault_of
 from contrailmq.store.errors import CorruptStoreError, StoreError
 from contrailmq.store.index import IndexService
+from contrailmq.store.light_queues import names_light_queue
 from contrailmq.store.mapped_file import MappedFile
 from contrailmq.store.queue_unit import PRE_BLANK_SIZE, Boundary, unpack_units
 from contrailmq.store.recent import BATCH_BYTES_MAX, Batch, RecentBatches
@@ -97,9 +100,11 @@ class Reader:
         self._dispatch = dispatch
         self.closed: Callable[[], StoreError] | None = None  # makes the error for whoever reads a store that is closed
         self._recent = RecentBatches()
+        self.damage = Damage(config.path)
         self.get: Read = self._reading(self._slices)
         self.get_warm: WarmRead = self._reading(self._warm_slices)
         self.get_cold: Read = self._reading(self._cold_slices)
+        self.get_sound: Read = self._reading(self._sound_slices)
 
     def catch_up(self) -> None:
         """Have dispatched what embedded puts have left, before something is read that dispatch writes."""
@@ -175,6 +180,23 @@ class Reader:
             return False  # all of the log is fresh
         return not self.residency.is_resident(physical_offset)
 
+    def _is_to_be_checked(self, physical_offset: int) -> bool:
+        """By checkCrcOnRead: what was not written by this process lately, or all, or nothing."""
+        checks = self._config.check_crc_on_read
+        return checks == "all" or (checks == "cold" and physical_offset < self.residency.fresh_from)
+
+    def _is_unit_to_be_checked(self, units: bytes) -> bool:
+        return bool(units) and self._is_to_be_checked(_I64.unpack_from(units)[0])
+
+    def _is_damaged(self, queue: AnyQueue, record: memoryview, place: tuple[int, int, int]) -> bool:
+        """Whether the record at (physical offset, size, queue offset) is not what its queue says; it is noted then."""
+        physical_offset, size, queue_offset = place
+        topic = b"" if names_light_queue(queue.topic) else queue.topic.encode()
+        reason = fault_of(record, physical_offset, topic, queue.queue_id, queue_offset)
+        if reason:
+            self.damage.note(Place(physical_offset, size, queue.topic, queue.queue_id, queue_offset, reason))
+        return bool(reason)
+
     def _batches(
         self,
         queue: BatchConsumeQueue,
@@ -183,13 +205,21 @@ class Reader:
         max_bytes: int,
         message_filter: MessageFilter | None,
         fetch: Callable[[int, int], memoryview | None],
+        *,
+        is_checked: bool = True,
     ) -> GetResult:
+        def sound(physical_offset: int, size_bytes: int, base_offset: int) -> memoryview | None:
+            record = fetch(physical_offset, size_bytes)
+            if record is None or not is_checked or not self._is_to_be_checked(physical_offset):
+                return record
+            return None if self._is_damaged(queue, record, (physical_offset, size_bytes, base_offset)) else record
+
         return read_batches(
             queue,
             offset,
             self._limits(max_count, max_bytes),
             message_filter,
-            fetch,
+            sound,
             log_end=self._log.max_offset,
             distance_in_memory=self._distance_in_memory,
         )
@@ -239,7 +269,7 @@ class Reader:
     ) -> GetResult:
         """Slices of the mapped log."""
         if isinstance(queue, BatchConsumeQueue):
-            return self._batches(queue, offset, max_count, max_bytes, message_filter, self.record)
+            return self._batches(queue, offset, max_count, max_bytes, message_filter, self.record, is_checked=False)
         if message_filter is None:
             limits = self._limits(max_count, max_bytes)
             return self._all(queue, offset, queue.read_units(offset, max(1, limits[1])), limits)
@@ -255,9 +285,13 @@ class Reader:
                 return None
             return self._batches(queue, offset, max_count, max_bytes, message_filter, self.record)
         if message_filter is not None:
-            if (queue.doubts and queue.is_doubtful_at(offset)) or self._is_on_disk(queue, offset):
+            if queue.doubts and queue.is_doubtful_at(offset):
                 return None
-            return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.record)
+            first = queue.read_units(offset, 1)
+            if first and self._is_unit_on_disk(first):
+                return None
+            checks = self._is_unit_to_be_checked(first)
+            return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.record, checks=checks)
         recent = self._recent.find(queue, offset, max_count, max_bytes)
         if recent is not None:
             return self._again(queue, recent)
@@ -267,7 +301,10 @@ class Reader:
         units = queue.read_units(offset, max(1, limits[1]))
         if units and self._is_unit_on_disk(units):
             return None
-        found = self._all(queue, offset, units, limits, in_runs=True)
+        if self._is_unit_to_be_checked(units):
+            found = self._filtered(queue, offset, max_count, max_bytes, None, self.record, checks=True)
+        else:
+            found = self._all(queue, offset, units, limits, in_runs=True)
         following = found.next_offset
         is_whole = found.count == following - offset and found.size_bytes <= BATCH_BYTES_MAX
         if not is_whole or not self._recent.is_wanted(queue):
@@ -295,7 +332,16 @@ class Reader:
         """The same as copies, read with pread by the calling thread: no page of the mapping is touched."""
         if isinstance(queue, BatchConsumeQueue):
             return self._batches(queue, offset, max_count, max_bytes, message_filter, self.cold_record)
-        return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.cold_record)
+        checks = self._is_unit_to_be_checked(queue.read_units(offset, 1))
+        return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.cold_record, checks=checks)
+
+    def _sound_slices(
+        self, queue: AnyQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
+    ) -> GetResult:
+        """Slices of the mapped log, of records that were checked: for whoever writes them once more."""
+        if isinstance(queue, BatchConsumeQueue):
+            return self._batches(queue, offset, max_count, max_bytes, message_filter, self.record)
+        return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.record, checks=True)
 
     def _all(
         self,
@@ -396,8 +442,13 @@ class Reader:
         max_bytes: int,
         message_filter: MessageFilter | None,
         fetch: Callable[[int, int], memoryview | None],
+        *,
+        checks: bool = False,
     ) -> GetResult:
-        """Scan at most 16,000 bytes of units (or what `max_count` takes) of one queue file."""
+        """Scan at most 16,000 bytes of units (or what `max_count` takes) of one queue file.
+
+        With `checks`, a damaged record is noted and passed over like one that was filtered out.
+        """
         scan_bytes = max(self._config.max_filter_message_size, max_count * CONSUME_QUEUE_UNIT_BYTES)
         data = queue.read_units(offset, scan_bytes // CONSUME_QUEUE_UNIT_BYTES)
         if not data:
@@ -407,7 +458,7 @@ class Reader:
         cold_before = log_end - self._distance_in_memory
         status = GetStatus.NO_MATCHED_MESSAGE
         slices: list[memoryview] = []
-        total = gone_before = physical_offset = 0
+        total = gone_before = physical_offset = damaged = 0
         following = offset
         for physical_offset, size, code in unpack_units(data):
             is_cold = physical_offset < cold_before
@@ -422,7 +473,10 @@ class Reader:
             if (
                 message_filter is not None
                 and not self._unit_matches(message_filter, queue, code)
-                and not (is_ext_address(code) and self._record_matches(message_filter, fetch(physical_offset, size)))
+                and not (
+                    is_ext_address(code)
+                    and (checks or self._record_matches(message_filter, fetch(physical_offset, size)))
+                )
             ):
                 continue
             record = fetch(physical_offset, size)
@@ -432,7 +486,9 @@ class Reader:
                 file_bytes = self._log.files.file_bytes
                 gone_before = physical_offset - physical_offset % file_bytes + file_bytes
                 continue
-            if message_filter is not None and not message_filter.match_record(record):
+            is_damaged = checks and self._is_damaged(queue, record, (physical_offset, size, following - 1))
+            damaged += is_damaged
+            if is_damaged or (message_filter is not None and not message_filter.match_record(record)):
                 record.release()
                 continue
             slices.append(record)
@@ -440,7 +496,9 @@ class Reader:
             status = GetStatus.FOUND
             gone_before = 0
         suggest_slave = log_end - physical_offset > self._distance_in_memory
-        return GetResult(status, following, queue.min_offset, queue.max_offset, slices, total, suggest_slave)
+        found = GetResult(status, following, queue.min_offset, queue.max_offset, slices, total, suggest_slave)
+        found.damaged = damaged
+        return found
 
     def _unit_matches(self, message_filter: MessageFilter, queue: ConsumeQueue, code: int) -> bool:
         """With extensions on, the unit holds an address, and the tag's code is there; unreadable counts as a match."""
@@ -482,6 +540,14 @@ class Reader:
         """The message that begins at this place; None when none does."""
         data = self.read_record(physical_offset, None)
         return decode_record(data) if data is not None else None
+
+    def is_sound(self, message: StoredMessage) -> bool:
+        """Whether a message's body is the one that was stored; noted when it is not."""
+        reason = body_fault(message)
+        if reason:
+            where = (message.physical_offset, message.size_bytes, message.topic, message.queue_id, message.queue_offset)
+            self.damage.note(Place(*where, reason))
+        return not reason
 
     def _whole_at(self, physical_offset: int, size_bytes: int | None) -> tuple[MappedFile, int] | None:
         file = self._log.files.find(physical_offset) if physical_offset >= 0 else None

@@ -11,6 +11,10 @@ queues and index are made from it, so recovery has two jobs, done in one pass wh
    served after a hole. A BLANK that closes the last file is cut as well, and writing resumes in its place, as Apache's
    store does.
 
+   That is not so where the log was surely written further: up to what the ledger knows, if it was written at a clean
+   exit or in this run of the machine. There a hole is damage to what was stored. If whole records follow, the walk goes
+   on with them, the queues keep their units, whoever reads passes the hole (damage.py), and the report names it.
+
 2. **Make queues and index agree with it** (reconcile.py). Each record of the walk is compared with its unit. Apache
    dispatches only what lies strictly above the queues' maximum after a clean exit, and all of the walk after a crash.
    We compare everything we walk, which also mends a unit that was flipped. Where there is reason to doubt the part
@@ -48,7 +52,7 @@ from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.index import IndexService
 from contrailmq.store.index_recovery import remove_contradicting, remove_doubtful
 from contrailmq.store.light_queues import LIGHT_PREFIX
-from contrailmq.store.log_walk import LogFile, WalkEnd, store_time_at, walk
+from contrailmq.store.log_walk import Hole, LogFile, WalkEnd, next_record, store_time_at, walk, walk_over
 from contrailmq.store.queue_ledger import Ledger, LedgerEntry
 from contrailmq.store.queue_unit import UNIT_BYTES
 from contrailmq.store.reconcile import Reconciler
@@ -107,6 +111,7 @@ class RecoveryReport:
     cut_bytes: int = 0  # from the end of the log to the last byte behind it that is not zero
     cut_files: int = 0
     reason: str = ""
+    holes: tuple[Hole, ...] = ()  # damaged parts of what was walked with checksums, with whole records behind them
     units_added: int = 0  # queue units that the log had and the queues lacked
     units_corrected: int = 0  # units that contradicted the log
     units_cut: int = 0  # units without a record
@@ -118,7 +123,7 @@ class RecoveryReport:
 
     @property
     def found_damage(self) -> bool:
-        return bool(self.cut_bytes or self.units_corrected or self.queues_rebuilt)
+        return bool(self.cut_bytes or self.units_corrected or self.queues_rebuilt or self.holes)
 
 
 def recover(
@@ -194,6 +199,7 @@ class _Recovery:
         self.bounds = START_BOUNDS
         self.distrusted: set[tuple[str, int]] = set()  # queues that were found damaged on the way
         self.units_added = self.units_corrected = self.units_cut = 0
+        self.holes: list[Hole] = []
 
     def distrust_damaged(self) -> bool:
         """Have the next run make those queues again that a read found damaged; False when there are none."""
@@ -203,10 +209,7 @@ class _Recovery:
 
     def run(self, damaged: list[DamagedQueue], index_damage: list[str]) -> RecoveryReport:
         """Recover. Whatever a run that failed has done, this one does again."""
-        self.checksum_bytes_left = self.bounds.queue_bytes
-        for queue in self.queues:
-            queue.doubts.clear()
-            queue.remove_strays()
+        self._begin_again()
         if not self.files:
             return self._without_log()
         log_min = self.files[0].base
@@ -253,6 +256,7 @@ class _Recovery:
             cut_bytes=cut_bytes,
             cut_files=cut_files,
             reason=reason,
+            holes=tuple(self.holes),
             units_added=self.units_added,
             units_corrected=self.units_corrected,
             units_cut=self.units_cut,
@@ -262,6 +266,13 @@ class _Recovery:
             trusted_bytes=self._trusted_bytes(is_full=is_full),
             is_vouched_for=self.ledger is not None and self.ledger.boot_id == self.boot_id and not cut_bytes,
         )
+
+    def _begin_again(self) -> None:
+        self.checksum_bytes_left = self.bounds.queue_bytes
+        self.holes = []
+        for queue in self.queues:
+            queue.doubts.clear()
+            queue.remove_strays()
 
     # --- where to begin
 
@@ -333,13 +344,18 @@ class _Recovery:
         is_that_record = (
             int.from_bytes(head[:4], "big") == unit.size_bytes and int.from_bytes(head[28:36], "big") == physical_offset
         )
-        if queue.topic.startswith(LIGHT_PREFIX):
-            return is_that_record  # the record names its own queue; the walk compares light queues as well
-        return (
-            is_that_record
-            and int.from_bytes(head[12:16], "big") == queue.queue_id
-            and int.from_bytes(head[20:28], "big") == queue.max_offset - 1
+        # The record of a light queue's unit names its own queue; the walk compares light queues as well.
+        is_that_message = is_that_record and (
+            queue.topic.startswith(LIGHT_PREFIX)
+            or (
+                int.from_bytes(head[12:16], "big") == queue.queue_id
+                and int.from_bytes(head[20:28], "big") == queue.max_offset - 1
+            )
         )
+        if is_that_message or physical_offset > self._surely_written_to():
+            return is_that_message
+        verdict = check_record(file.mapping, position, limit=file.size_bytes, physical_offset=physical_offset)
+        return verdict.kind is not Kind.WHOLE  # it was there: the record is damaged, and not the unit
 
     def _missing_from(self, entry: LedgerEntry) -> str:
         """What the ledger knows of a queue and the queue does not have; empty when all is there."""
@@ -435,23 +451,23 @@ class _Recovery:
     # --- walking
 
     def _walk_before(self, sink: Reconciler, first: int, begin: int) -> None:
-        """By headers, from the file of `begin` up to the checked part. A hole there is old: it costs the rest of its
-        file in the queues, never a cut of the log."""
+        """By headers, from the file of `begin` up to the checked part. A hole there is old, and never cuts the log."""
         for file in self.files[:first]:
             if file.base + file.size_bytes > begin:
-                end = walk(file, sink, check_body_crc=False, expects=sink.expects)
-                if end.verdict.kind is not Kind.BLANK and end.position < file.size_bytes:
-                    _log.error("log file %d has a hole at %d: %s", file.base, end.position, end.verdict.reason)
+                for hole in walk_over(file, sink, expects=sink.expects):
+                    _log.error("log file %d has a hole from %d to %d: %s", file.base, *hole)
 
     def _walk_to_end(self, sink: Reconciler, first: int) -> tuple[int, LogFile, WalkEnd]:
         """With checksums, to the end of the log: (its offset, the file it is in, what stands there)."""
-        records = store_time_ms = 0
+        records = store_time_ms = position = 0
         last_offset = -1
-        for number in range(first, len(self.files)):
+        number = first
+        while True:
             file = self.files[number]
             end = walk(
                 file,
                 sink,
+                position=position,
                 check_body_crc=self.check_body_crc,
                 check_record_crc=self.check_record_crc,
                 take_from=sink.take_from,
@@ -460,12 +476,44 @@ class _Recovery:
             if end.records:
                 records += end.records
                 last_offset, store_time_ms = end.last_offset, end.store_time_ms
-            if end.verdict.kind is not Kind.BLANK or number + 1 == len(self.files):
+            is_last = number + 1 == len(self.files)
+            if end.verdict.kind is Kind.BLANK and not is_last:
                 # A blank with a file behind it is only the end of its file; a gap between files is reported by the
                 # log's own check and walked over, as Apache does.
+                number, position = number + 1, 0
+                continue
+            beyond = self._beyond_hole(number, end)
+            if beyond is None:
                 total = WalkEnd(end.position, end.verdict, records, last_offset, store_time_ms)
                 return file.base + end.position, file, total
-        raise AssertionError("a log with files has an end")
+            number, position = beyond
+
+    def _beyond_hole(self, number: int, end: WalkEnd) -> tuple[int, int] | None:
+        """Where the log goes on behind a place that was surely written; None when its end is here."""
+        file, written_to = self.files[number], self._surely_written_to()
+        if end.verdict.kind is Kind.BLANK or file.base + end.position > written_to:
+            return None
+        position = next_record(file, end.position, file.size_bytes)
+        if position >= 0 and file.base + position <= written_to:
+            beyond = number, position
+        elif number + 1 < len(self.files) and self.files[number + 1].base <= written_to:
+            beyond = number + 1, 0
+        else:
+            return None
+        there = self.files[beyond[0]].base + beyond[1]
+        hole = Hole(file.base + end.position, there, end.verdict.reason)
+        self.holes.append(hole)
+        _log.error(
+            "the log is damaged from %d to %d: %s; what follows is kept; restore the file from a copy",
+            *hole,
+        )
+        return beyond
+
+    def _surely_written_to(self) -> int:
+        """The newest record that was in the log, whatever stands there now; -1 when a crash may have kept it out."""
+        if self.ledger is not None and (self.was_clean_exit or (self.boot_id and self.ledger.boot_id == self.boot_id)):
+            return self.ledger.physical_offset
+        return -1
 
     def _rebuild_damaged(self, damaged: list[DamagedQueue], gaps: set[tuple[str, int]], end: int) -> None:
         known = {(queue.topic, queue.queue_id) for queue in damaged}
@@ -479,7 +527,7 @@ class _Recovery:
         sink = Reconciler(self.queues, None, self.delay_levels, scope=scope)
         for file in self.files:
             if file.base < end:
-                walk(file, sink, limit=min(file.size_bytes, end - file.base), check_body_crc=False)
+                walk_over(file, sink, limit=min(file.size_bytes, end - file.base))
         sink.finish(self.files[0].base)
         sink.set_minimums()
         self._count(sink)
@@ -494,7 +542,7 @@ class _Recovery:
         sink = Reconciler(self.queues, self.index, self.delay_levels, scope=frozenset(), index_from=begin)
         for file in self.files:
             if file.base + file.size_bytes > begin and file.base < end:
-                walk(file, sink, limit=min(file.size_bytes, end - file.base), check_body_crc=False)
+                walk_over(file, sink, limit=min(file.size_bytes, end - file.base))
 
     # --- afterwards
 
@@ -536,7 +584,7 @@ class _Recovery:
         for file in self.files:
             if file.base + file.size_bytes > begin and file.base < end:
                 limit, position = min(file.size_bytes, end - file.base), max(0, begin - file.base)
-                walk(file, sink, position=position, limit=limit, check_body_crc=False)
+                walk_over(file, sink, position=position, limit=limit)
         batches.keep_maximums(entries)
 
     def _without_log(self) -> RecoveryReport:

@@ -12,11 +12,13 @@ from __future__ import annotations
 from contrailmq.message import StoredMessage
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.damage import Place
 from contrailmq.store.dispatch import Dispatcher
 from contrailmq.store.life import StoreLife, while_open
 from contrailmq.store.mapped_file_queue import MappedFileQueue
 from contrailmq.store.queue_unit import Boundary, unpack_units
 from contrailmq.store.reading import PULL_BYTES_MAX, Reader, check_body, decode_found
+from contrailmq.store.record import decode_record
 from contrailmq.store.status import MessageFilter, Messages, Read, WarmRead
 
 
@@ -32,6 +34,7 @@ class StoreReads(StoreLife):
     get_slices: Read  # as `get`, but slices of the mapped log, not decoded
     get_slices_warm: WarmRead  # the same; None when that would touch pages that are not in memory: let a worker call
     get_slices_cold: Read  # this one, which gives copies that the calling thread reads from the disk
+    get_slices_sound: Read  # as `get_slices`, all of them checked: for whoever writes them once more
 
     @property
     @while_open
@@ -81,14 +84,21 @@ class StoreReads(StoreLife):
         return message
 
     @while_open
-    def lookup_unchecked(self, physical_offset: int) -> StoredMessage | None:
-        """The same, with the body as it stands: for a broker, which hands it on with its checksum."""
-        return self._reader.lookup(physical_offset)
+    def lookup_sound(self, physical_offset: int) -> StoredMessage | None:
+        """The same; None when its body is damaged, which is noted: for a broker, which goes on without it."""
+        message = self._reader.lookup(physical_offset)
+        return message if message is not None and self._reader.is_sound(message) else None
 
     @while_open
     def read_record(self, physical_offset: int, size_bytes: int | None = None) -> bytes | None:
-        """The bytes of the record that begins there (and has this size); None when there is none."""
-        return self._reader.read_record(physical_offset, size_bytes)
+        """The bytes of the record that begins there (and has this size); None when there is none, or a damaged one."""
+        record = self._reader.read_record(physical_offset, size_bytes)
+        return record if record is not None and self._reader.is_sound(decode_record(record)) else None
+
+    @while_open
+    def damaged_places(self) -> list[Place]:
+        """The damaged records that reads have passed over since the store was opened, 1,000 of them at most."""
+        return self._reader.damage.places()
 
     @while_open
     def is_resident(self, physical_offset: int) -> bool:
@@ -123,11 +133,11 @@ class StoreReads(StoreLife):
         return found
 
     @while_open
-    def query_unchecked(
+    def query_sound(
         self, topic: str, key: str, max_count: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
     ) -> list[StoredMessage]:
-        """The same, with bodies as they stand: for a broker, which hands them on with their checksums."""
-        return self._reader.query(topic, key, max_count, begin_ms, end_ms)
+        """The same without those whose body is damaged, which are noted: for a broker."""
+        return list(filter(self._reader.is_sound, self._reader.query(topic, key, max_count, begin_ms, end_ms)))
 
     @property
     @while_open

@@ -12,6 +12,7 @@ from contrailmq.broker.deleted_topics import DELETED_FILE
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.persistence import TableSaver
+from contrailmq.store.damage import Place
 from contrailmq.store.errors import StoreConfigError
 from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.wire.admin_bodies import BrokerStatsData, BrokerStatsItem, HaRuntimeInfo
@@ -24,6 +25,7 @@ from contrailmq.wire.properties import parse_properties
 from contrailmq.wire.remote_config import remote_refusal
 
 OUR_VERSION_NAME: Final = "V5_3_3"
+DAMAGED_LISTED_MAX: Final = 100  # of damaged records in the figures: 20 KB of text
 # Java has a thread pool and a queue for each kind of request; tools show these figures.
 _POOLS: Final = {"send": 10_000, "pull": 100_000, "query": 20_000, "litePull": 100_000, "ack": 100_000}
 
@@ -96,6 +98,9 @@ class RuntimeAdmin:
             "earliestMessageTimeStamp": str(store.earliest_time()),
             "commitLogDirCapacity": f"Total : {_human(usage.total)}, Free : {_human(usage.free)}.",
             "dispatchBehindBytes": str(max(store.log_max_offset - store.dispatched_offset, 0)),
+            "damagedPlaces": compact(
+                [_damaged(place) for place in store.damaged_places()[:DAMAGED_LISTED_MAX]]
+            ).decode(),
             "remainHowManyDataToFlush": _human(unflushed),
             "remainHowManyDataToCommit": "0 B",
             "remainTransientStoreBufferNumbs": "2147483647",
@@ -203,6 +208,18 @@ class RuntimeAdmin:
     def delete_files(self, connection: Peer, command: Command) -> bytes | None:
         self._node.store.delete_expired_files_now()
         return success(command)
+
+
+def _damaged(place: Place) -> dict[str, object]:
+    """A damaged record, for operators (`contrailmq admin broker damage`)."""
+    return {
+        "topic": place.topic,
+        "queueId": place.queue_id,
+        "queueOffset": place.queue_offset,
+        "physicalOffset": place.physical_offset,
+        "sizeBytes": place.size_bytes,
+        "reason": place.reason,
+    }
 
 
 def _human(size_bytes: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
@@ -43,6 +44,15 @@ def broker_pending(address: Address, namesrv: Namesrv = None, as_json: Json = Fa
         if separator:
             rows.append((kind, name, int(text)))
     show(rows, ("kind", "of", "pending"), as_json=as_json)
+
+
+@broker_app.command("damage")
+def broker_damage(address: Address, namesrv: Namesrv = None, as_json: Json = False) -> None:
+    """Damaged records that the broker has met and passed over since its start, the first 100. Our brokers only."""
+    figures = ask_broker(address, namesrv, lambda admin: admin.broker_stats(address))
+    keys = ("topic", "queueId", "queueOffset", "physicalOffset", "sizeBytes", "reason")
+    rows = [tuple(place[key] for key in keys) for place in json.loads(figures.get("damagedPlaces") or "[]")]
+    show(rows, ("topic", "queue", "queue_offset", "physical_offset", "bytes", "reason"), as_json=as_json)
 
 
 @broker_app.command("config")

@@ -6,6 +6,7 @@ everybody on its loop.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
@@ -25,11 +26,14 @@ from contrailmq.store.copying import (
     topic_part,
     value_of,
 )
+from contrailmq.store.damage import body_fault
 from contrailmq.store.record import MAGIC_V1, CorruptRecordError, decode_record
 from contrailmq.store.residency import CHUNK_BYTES
 from contrailmq.store.status import Copy
 from contrailmq.store.timer.admission import TimerRefusal, requested_time_ms
 from contrailmq.store.timer.host import TimerHost
+
+_log = logging.getLogger(__name__)
 
 _FILE_BYTES_MAX: Final = 1 << 40  # more than a file of the log has
 _TOPIC: Final = topic_part(SystemTopic.TIMER)
@@ -184,13 +188,16 @@ def _decoded_request(reader: RecordReader, physical_offset: int, size_bytes: int
 
 
 def read_timer(reader: RecordReader, physical_offset: int, size_bytes: int) -> StoredMessage | None:
-    """The timer message that a unit points at; None when it is gone, or the place is another message's by now."""
+    """The timer message that a unit points at; None when it is gone or damaged, or the place is another message's."""
     record = reader.view(physical_offset, size_bytes)
     if record is None:
         return None
     try:
         message = decode_record(record)
     except CorruptRecordError:
+        return None
+    if fault := body_fault(message):
+        _log.error("the timer message at physical offset %d is damaged and not delivered: %s", physical_offset, fault)
         return None
     return message if message.topic == SystemTopic.TIMER and message.physical_offset == physical_offset else None
 
