@@ -291,14 +291,26 @@ def test_a_damaged_file_of_an_archive_is_named_with_its_remedy(
 ) -> None:
     archive(golden_store("clean"), str(tmp_path), ONE)
     path = Path(Manifest(tmp_path).paths()[0])
-    state = {"cut": "has 1000 bytes", "empty": "has 0 bytes", "gone": "is missing"}[damage]
+    state = {"cut": "1000 bytes", "empty": "0 bytes", "gone": "gone"}[damage]
     content = path.read_bytes()
     path.write_bytes(content[: 1000 if damage == "cut" else 0])
     if damage == "gone":
         path.unlink()
     done = run("replay", "--from", str(tmp_path), "--dry-run", "--engine", "local")
     assert done.exit_code == 2
-    assert done.stderr.startswith(f"error: {path} cannot be read, it {state} (")
+    assert f"{path.relative_to(tmp_path)} ({state}); restore them from a backup" in done.stderr
+
+
+def test_a_garbled_file_of_an_archive_is_named_with_its_remedy(
+    tmp_path: Path, golden_store: Callable[[str], str]
+) -> None:
+    archive(golden_store("clean"), str(tmp_path), ONE)
+    path = Path(Manifest(tmp_path).paths()[0])
+    size = path.stat().st_size
+    path.write_bytes(bytes(size))
+    done = run("replay", "--from", str(tmp_path), "--dry-run", "--engine", "local")
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"error: {path} cannot be read, it has {size} bytes (")
     assert done.stderr.endswith("): restore it from a backup\n")
 
 

@@ -70,6 +70,9 @@ def archive(
     iceberg: Annotated[bool, typer.Option("--iceberg", help="Also list the files in an Iceberg table there.")] = False,
     client: ClientOption = None,
     client_file: ClientFile = None,
+    broker_name: Annotated[
+        str | None, typer.Option("--broker-name", help="Of the store, for the column brokerName; else its address.")
+    ] = None,
     dry_run: DryRun = False,
     engine: EngineName = "spark",
     master: Master = None,
@@ -80,7 +83,12 @@ def archive(
         if (store is None) == (namesrv is None):
             raise typer.BadParameter("give either --store or --namesrv with --topics")
         if namesrv is not None:
-            _without_effect("with --namesrv", {"--skip-corrupt": skip_corrupt, "--engine local": engine == "local"})
+            unused: dict[str, object] = {
+                "--skip-corrupt": skip_corrupt,
+                "--engine local": engine == "local",
+                "--broker-name": broker_name,
+            }
+            _without_effect("with --namesrv", unused)
             shown = _archive_topics(namesrv, topics, target, master, _client(client, client_file), dry_run=dry_run)
             listed = {} if dry_run else _published(target, delta=delta, iceberg=iceberg)
             print_found({**shown, **listed}, as_json, title="archive")
@@ -90,7 +98,7 @@ def archive(
         from contrailmq.spark.jobs import archive as job
         from contrailmq.spark.log_plan import LogSettings
 
-        settings = LogSettings(selection=_selection(topics), skip_corrupt=skip_corrupt)
+        settings = LogSettings(selection=_selection(topics), skip_corrupt=skip_corrupt, broker_name=broker_name)
         absent = job.topics_without_queue(store, settings)
         if absent:
             typer.echo(

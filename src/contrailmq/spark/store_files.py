@@ -24,7 +24,7 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, TypeVar
 
-from contrailmq.message import ContrailError
+from contrailmq.message import ContrailError, decode_host
 from contrailmq.spark.queue_units import dispatched_end, last_places, queue_files
 from contrailmq.spark.records import Records
 from contrailmq.spark.scan import BadStretch, Range, scan
@@ -78,6 +78,21 @@ def is_store(path: str) -> bool:
 def store_identity(store: str) -> str:
     """The same for every name that a store has on this host: links, and its commitlog directory."""
     return os.path.realpath(_root_of(store))
+
+
+def store_name(store: str) -> str | None:
+    """A name for the broker that wrote a store: the address and the time of its first record; None for an empty log.
+
+    No file of a store, Apache's or ours, holds the name of its broker. Cleaning changes the first record, so whoever
+    needs the same name later keeps it.
+    """
+    for file in log_files(store):
+        first = first_record(file)
+        if first is not None:
+            starts, sizes = first.store_hosts()
+            host = decode_host(bytes(first.data[int(starts[0]) : int(starts[0]) + int(sizes[0])]))
+            return f"{host.ip}:{host.port}@{int(first.store_time_ms[0])}"
+    return None
 
 
 _Value = TypeVar("_Value")

@@ -28,7 +28,15 @@ from contrailmq.spark.jobs.parquet_files import write_batches
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
 from contrailmq.spark.portions import EMIT_OPTION, PORTION_COLUMN, read_portions
 from contrailmq.spark.queue_units import all_queues
-from contrailmq.spark.store_files import confirmed_end, find_stores, is_store, log_files, renamed, store_identity
+from contrailmq.spark.store_files import (
+    confirmed_end,
+    find_stores,
+    is_store,
+    log_files,
+    renamed,
+    store_identity,
+    store_name,
+)
 from contrailmq.spark.task_process import freeze
 
 if TYPE_CHECKING:
@@ -80,21 +88,31 @@ def archive(
     dry_run: bool = False,
     on_progress: Progress | None = None,
 ) -> ArchiveResult:
-    """Append what the stores (a path, comma list or glob) gained since the last run to the archive at `target`."""
+    """Append what the stores (a path, comma list or glob) gained since the last run to the archive at `target`.
+
+    Rows have `brokerName`, so that those of two stores differ: the settings' name, else one made of the first record
+    of the store. The archive keeps it: later runs give the same.
+    """
     chosen = LogSettings() if settings is None else settings
+    if chosen.broker_name is not None and len(find_stores(stores)) > 1:
+        raise ArchiveError(
+            f"{stores} are {len(find_stores(stores))} stores, and {chosen.broker_name!r} is the name of one broker: "
+            "archive them one by one, or leave the name out"
+        )
     check_target(target, find_stores(stores))
     manifest = Manifest(target)
     if dry_run:
         manifest.check_commits()
-        head = _renamed(manifest.head(), find_stores(stores))
+        head = _renamed(manifest.load(), find_stores(stores))
         begins, ends = _bounds(stores, head, chosen)
         return ArchiveResult(0, 0, 0, sum(ends[s] - begins[s] for s in ends), head.version, ends)
     with manifest.writing() as head:
         before = _renamed(head, find_stores(stores))
         begins, ends = _bounds(stores, before, chosen)
+        names = _broker_names(ends, before, chosen)
         manifest.remove_leavings()
         work = [
-            _Work(part, chosen, str(manifest.archive))
+            _Work(part, replace(chosen, broker_name=names.get(store)), str(manifest.archive))
             for store in ends
             for part in plan_parts(store, begins[store], ends[store], chosen)
         ]
@@ -102,7 +120,9 @@ def archive(
         for written in engine.run(_archive_part, work, on_progress):
             files.extend(written)
         topics = {store: _names(chosen) for store in ends}
-        after = before if ends == begins else manifest.commit(before, files, offsets=ends, topics=topics)
+        after = before
+        if ends != begins:
+            after = manifest.commit(before, files, offsets=ends, topics=topics, names=names)
     return ArchiveResult(
         sum(file.rows for file in files),
         len(files),
@@ -145,6 +165,22 @@ def topics_without_queue(stores: str, settings: LogSettings) -> list[str]:
 
 def _archive_part(work: _Work) -> list[ArchivedFile]:
     return write_batches(read_part(work.part, work.settings), work.archive)
+
+
+def _broker_names(stores: Iterable[str], done: ArchiveState, settings: LogSettings) -> dict[str, str]:
+    """The name that the rows of each store have, which is the one that the archive knows; none for an empty log."""
+    found = {}
+    for store in stores:
+        kept, given = done.names.get(store), settings.broker_name
+        if kept is not None and given not in (None, kept):
+            raise ArchiveError(
+                f"{store} was archived as the store of broker {kept!r}, not {given!r}: give that name or none, or "
+                "another directory for the archive"
+            )
+        name = kept or given or store_name(store)
+        if name is not None:
+            found[store] = name
+    return found
 
 
 def _names(settings: LogSettings) -> list[str] | None:
@@ -192,7 +228,13 @@ def _renamed(done: ArchiveState, stores: list[str]) -> ArchiveState:
     """
     offsets = dict(sorted(done.offsets.items(), key=lambda item: item[1]))
     topics = {name: done.topics[name] for name in offsets if name in done.topics}
-    return replace(done, offsets=renamed(offsets, stores), topics=renamed(topics, stores))
+    names = {name: done.names[name] for name in offsets if name in done.names}
+    return replace(
+        done,
+        offsets=renamed(offsets, stores),
+        topics=renamed(topics, stores),
+        names=renamed(names, stores),
+    )
 
 
 def archive_stream(stream: DataFrame | DataStreamReader, target: str, checkpoint: str) -> DataStreamWriter:

@@ -55,6 +55,7 @@ _UNREADABLE: Final = {  # what stands in a commit's place when reading fails so
     errno.EIO: "the disk cannot read it",
 }
 _DATA_NAME: Final = re.compile(r"[0-9a-f]{16}\.parquet")  # as data_name makes them
+_NAMED_MAX: Final = 10  # files that an error names
 
 
 class ArchiveError(ContrailError):
@@ -87,6 +88,7 @@ class ArchiveState:
     files: tuple[ArchivedFile, ...] = ()
     topics: dict[str, list[str] | None] = field(default_factory=dict)  # source -> topics chosen from it; None: all
     checkpoints: dict[str, str] = field(default_factory=dict)  # streaming query -> its checkpoint within the archive
+    names: dict[str, str] = field(default_factory=dict)  # source -> the brokerName of its rows
 
     @property
     def rows(self) -> int:
@@ -108,7 +110,26 @@ class Manifest:
             return ArchiveState()
         for before, after in pairwise(commits):
             self._check_step(before, after)
-        return replace(commits[-1], files=tuple(file for commit in commits for file in commit.files))
+        state = replace(commits[-1], files=tuple(file for commit in commits for file in commit.files))
+        self._check_held(state.files)
+        return state
+
+    def _check_held(self, files: Sequence[ArchivedFile]) -> None:
+        """Refuse an archive that lacks files of its commits: what they held would be missing without a word.
+
+        Whoever cleans directories by another list than ours removes them: VACUUM of a Delta table that was made
+        elsewhere over the same files, or a hand.
+        """
+        lost = [file for file in files if _size(self.archive / file.path) != file.size_bytes]
+        if lost:
+            sizes = {file.path: _size(self.archive / file.path) for file in lost[:_NAMED_MAX]}
+            named = ", ".join(f"{path} ({'gone' if size is None else f'{size} bytes'})" for path, size in sizes.items())
+            more = f" and {len(lost) - _NAMED_MAX} more" if len(lost) > _NAMED_MAX else ""
+            raise ArchiveError(
+                f"{self.archive} lacks {len(lost)} of its {len(files)} files, or has them with other sizes; they held "
+                f"{sum(file.rows for file in lost)} messages: {named}{more}; restore them from a backup, or start "
+                "another archive; was the directory cleaned by something else (VACUUM of a Delta table)?"
+            )
 
     def head(self) -> ArchiveState:
         """The state after the newest commit without its files: two small files to read, however long the history."""
@@ -201,6 +222,7 @@ class Manifest:
         batches: dict[str, int] | None = None,
         topics: dict[str, list[str] | None] | None = None,
         checkpoints: dict[str, str] | None = None,
+        names: dict[str, str] | None = None,
     ) -> ArchiveState:
         """Add one commit on top of `before`. When it returns, the commit is on disk.
 
@@ -213,6 +235,7 @@ class Manifest:
             {**before.batches, **(batches or {})},
             topics={**before.topics, **(topics or {})},
             checkpoints={**before.checkpoints, **(checkpoints or {})},
+            names={**before.names, **(names or {})},
         )
         text = json.dumps(
             {
@@ -221,6 +244,7 @@ class Manifest:
                 "batches": dict(sorted(after.batches.items())),
                 "topics": dict(sorted(after.topics.items())),
                 "checkpoints": dict(sorted(after.checkpoints.items())),
+                "names": dict(sorted(after.names.items())),
                 "files": [list(file) for file in files],
             }
         )
@@ -350,13 +374,14 @@ class _Versioned(msgspec.Struct):
 
 
 class _Commit(msgspec.Struct):
-    """A commit as it stands in its file. Older ones have no topics and no checkpoints."""
+    """A commit as it stands in its file. Older ones have no topics, no checkpoints and no names."""
 
     offsets: dict[str, _Position]
     batches: dict[str, _Position]
     files: list[ArchivedFile]
     topics: dict[str, list[str] | None] = {}
     checkpoints: dict[str, str] = {}
+    names: dict[str, str] = {}
 
     def fault(self) -> str | None:
         """What cannot be true of a commit, though its types are right."""
@@ -395,7 +420,13 @@ def _read_commit(path: Path) -> ArchiveState:
     if fault is not None:
         raise _damaged(path, fault)
     return ArchiveState(
-        int(path.stem), commit.offsets, commit.batches, tuple(commit.files), commit.topics, commit.checkpoints
+        int(path.stem),
+        commit.offsets,
+        commit.batches,
+        tuple(commit.files),
+        commit.topics,
+        commit.checkpoints,
+        commit.names,
     )
 
 
