@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contrailmq.message import Message
-from contrailmq.store import MessageStore, StoreConfig
+from contrailmq.store import MessageStore, StoreConfig, StoreView, verify_store
 from contrailmq.store.errors import CorruptStoreError
 
 SMALL = {"mapped_file_size_commit_log": 64 * 1024, "max_hash_slot_num": 50, "max_index_num": 500}
@@ -86,3 +86,18 @@ def test_a_record_whose_lengths_cannot_be_is_named_by_its_place(store: MessageSt
         damaged.value
     )
     assert "at 0" not in str(damaged.value)
+
+
+def test_verify_names_each_damaged_range_and_the_messages_in_it(store: MessageStore) -> None:
+    places = [place_of(store, offset) for offset in range(10)]
+    overwrite(store, 2, 88 + 20, b"!")
+    overwrite(store, 5, 40, bytes(200))  # the rest of this record and the head of the next one
+    store.close()
+    with StoreView(store.config) as view:
+        report = verify_store(view)
+    log = [(finding.offset, finding.problem) for finding in report.findings if finding.part == "log"]
+    assert [offset for offset, _ in log] == [places[2], places[5]]
+    assert f"damaged up to {places[3]}, where records follow: body checksum differs" in log[0][1]
+    assert f"damaged up to {places[7]}, where records follow: " in log[1][1]
+    lost = [(finding.where, finding.offset) for finding in report.findings if finding.part == "queue"]
+    assert lost == [("T/3", 2), ("T/3", 5), ("T/3", 6)]

@@ -32,7 +32,7 @@ from contrailmq.store.consume_queue_ext import ExtUnit, is_ext_address, real_off
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.findings import FINDINGS_LISTED_MAX, VerifyReport
 from contrailmq.store.light_queues import LIGHT_QUEUE_ID, light_units
-from contrailmq.store.log_walk import WalkEnd, walk
+from contrailmq.store.log_walk import WalkEnd, next_record, walk
 from contrailmq.store.queue_unit import UNIT_BYTES, pack_unit
 from contrailmq.store.read_only import ReadOnlyLogFile, StoreView
 from contrailmq.store.record import Kind
@@ -62,10 +62,20 @@ def verify_store(view: StoreView, on_progress: Progress | None = None) -> Verify
 
 
 def _walk_log(view: StoreView, report: VerifyReport, checker: _Checker) -> None:
-    """Every file; a hole ends its file, and data behind the end of the log is a finding."""
+    """Every file, over its holes; each of them, and data behind the end of the log, is a finding."""
     ended = False
     for number, file in enumerate(view.log_files):
         end = walk(file, checker, check_body_crc=True)
+        while end.verdict.kind is not Kind.BLANK:
+            following = next_record(file, end.position, file.size_bytes)
+            if following < 0:
+                break
+            begin, end = end.position, walk(file, checker, position=end.position, check_body_crc=True)
+            if end.position > begin:
+                continue  # a live store wrote on meanwhile
+            problem = f"damaged up to {file.base + following}, where records follow: {end.verdict.reason}"
+            report.add("log", file.path.name, file.base + end.position, problem)
+            end = walk(file, checker, position=following, check_body_crc=True)
         kind, is_last = end.verdict.kind, number + 1 == len(view.log_files)
         if view.owner_pid and kind is not Kind.BLANK and _is_moving(file, end):
             report.log_max_offset = file.base + end.position
