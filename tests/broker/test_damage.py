@@ -83,7 +83,7 @@ def test_what_lies_behind_garbled_bytes_is_served_and_they_are_not(
 ) -> None:
     bench, hit = damaged
     if is_cold:
-        monkeypatch.setattr(bench.store._reader.residency, "is_resident", lambda _offset: False)
+        monkeypatch.setattr(bench.store.files, "is_resident", lambda *_: False)
     for _ in range(2):
         offsets = [message.queue_offset for message in pulled(bench)]
         assert offsets == [number for number in range(COUNT) if number not in hit]
