@@ -53,6 +53,24 @@ def test_a_queue_offset_that_cannot_be_loses_no_timer(stopped: Bench, offset: in
     assert set(counts.values()) == {1}
 
 
+@pytest.mark.parametrize(
+    "garbled",
+    [
+        {"queue_offset": 2**62, "master_queue_offset": 2**62},
+        {"queue_offset": 61, "log_flushed_position": -5},
+        {"queue_offset": 61, "read_time_ms": 2**61},
+    ],
+)
+def test_a_garbled_checkpoint_does_not_hide_timers_that_a_crash_left_untaken(
+    stopped: Bench, garbled: dict[str, int]
+) -> None:
+    stopped.host.send(b"m60", TIMER_DELAY_SEC="1")  # nobody took it in
+    stopped.clock.advance(5000)
+    path = stopped.host.config.path / "config" / "timercheck"
+    path.write_bytes(encode_checkpoint(decode_checkpoint(path.read_bytes())._replace(**garbled)))
+    assert set(go_on(stopped)) == BODIES | {"m60"}
+
+
 def test_a_wheel_that_is_gone_is_made_again_from_every_file_of_the_log(stopped: Bench) -> None:
     assert len(list((stopped.host.config.path / "timerlog").iterdir())) == 4
     (stopped.host.config.path / "timerwheel").unlink()

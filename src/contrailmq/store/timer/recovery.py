@@ -65,8 +65,11 @@ def recover(
     end = _end_of_log(store, timer_log, start)
     if delivered is not None:
         checkpoint = delivered.advance(checkpoint, log_end=end)
+    if not _is_credible(store, checkpoint, now_ms):
+        log.warning("the timer checkpoint cannot be true (%s): timers are taken in from the timer log on", checkpoint)
+        checkpoint = checkpoint._replace(queue_offset=0, master_queue_offset=0)
     read_time_ms = checkpoint.read_time_ms
-    if not read_time_ms or abs(read_time_ms - now_ms) > BELIEVED_MS:
+    if not _is_believed_time(read_time_ms, now_ms):
         read_time_ms = _oldest_waiting_ms(wheel, now_ms)
     is_rebuilt = any(slot.last_position >= end for slot in wheel.all_slots())
     if is_rebuilt:
@@ -116,6 +119,18 @@ def _chain_in(
         wheel.chain(slot, position, change=change)
     newest_of[slot.time_ms] = unit.physical_offset
     return True
+
+
+def _is_believed_time(read_time_ms: int, now_ms: int) -> bool:
+    return read_time_ms != 0 and abs(read_time_ms - now_ms) <= BELIEVED_MS
+
+
+def _is_credible(store: TimerHost, checkpoint: TimerCheckpoint, now_ms: int) -> bool:
+    """Whether each value can be true. Where one cannot, the file was garbled, and its place in the timer topic would
+    pass over messages that nobody took in."""
+    is_in_topic = 0 <= checkpoint.queue_offset <= store.max_offset(SystemTopic.TIMER, 0)
+    is_time = checkpoint.read_time_ms == 0 or _is_believed_time(checkpoint.read_time_ms, now_ms)
+    return is_in_topic and is_time and checkpoint.log_flushed_position >= 0
 
 
 def _oldest_waiting_ms(wheel: TimerWheel, now_ms: int) -> int:
