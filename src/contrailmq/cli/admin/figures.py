@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from typing import Final
 
@@ -24,7 +26,7 @@ def setting(text: str) -> object:
 
 
 def figure(text: str) -> object:
-    """A run-time figure: a duration in seconds, a size in bytes, rates as a list, counts by bucket, None for ''."""
+    """A run-time figure: a duration in seconds, a size in bytes, rates as a list, counts by bucket, a list, None for ''."""
     if not text.strip():
         return None
     if match := _DURATION.fullmatch(text):
@@ -37,6 +39,9 @@ def figure(text: str) -> object:
         return _bytes(*match.groups())
     if _BUCKETS.fullmatch(text):
         return {name: int(count) for name, count in re.findall(r"\[([^\]]+)\]:(\d+)", text)}
+    if text.startswith("[{") or text == "[]":  # a list of ours
+        with contextlib.suppress(ValueError):
+            return json.loads(text)
     parts = [setting(part) for part in text.split()]
     if len(parts) > 1 and all(isinstance(part, int | float) for part in parts):
         return parts
