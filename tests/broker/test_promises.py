@@ -55,6 +55,21 @@ def test_a_key_that_promises_what_is_not_there_refuses_the_start(key: str) -> No
         BrokerConfig.from_properties({key: value})
 
 
+@pytest.mark.parametrize("text", ["yes", "on", "1", "enabled", "true;"])
+@pytest.mark.parametrize("key", [key for key, (_, default) in PROTECTING.items() if default == "false"])
+def test_what_is_neither_true_nor_false_is_taken_for_a_wish(key: str, text: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"{key}={text} "):
+        BrokerConfig.from_properties({key: text})
+    assert BrokerConfig.from_properties({key: " False "})[1] == []
+
+
+def test_a_misspelt_key_that_would_protect_is_told_its_right_name() -> None:
+    for wrong, right in {"aclEnabled": "aclEnable", "authenticationEnable": "authenticationEnabled"}.items():
+        assert BrokerConfig.from_properties({wrong: "true"})[1] == [
+            f"setting {wrong} is not known: did you mean {right}?"
+        ]
+
+
 def test_all_of_them_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError) as refused:
         read_configs({key: value for key, (value, _) in PROTECTING.items()}, path=tmp_path)

@@ -136,7 +136,7 @@ class BrokerConfig:
             if key in known:
                 config._set(known[key], text)
             elif key not in store_keys and key not in TLS_KEYS and not why_without_effect(key):
-                said.append(_unknown(key, [*known, *store_keys]))
+                said.append(_unknown(key, [*known, *store_keys, *TLS_KEYS, *(promise.key for promise in PROMISES)]))
         config.check()
         return config, [warning for warning in said if warning]
 

@@ -14,30 +14,30 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from contrailmq.store.config import WITHOUT_EFFECT as OF_STORE
-from contrailmq.wire.promises import Promise, is_above_one, is_on
+from contrailmq.wire.promises import Promise, is_above_one, is_not_off
 
 _NO_REPLICATION: Final = "the log is not replicated yet: each message is on one machine"
 _NO_ACCESS_CONTROL: Final = "access control is not built yet: every client may do everything"
 _NO_ROCKSDB: Final = "RocksDB is not used: what stands there is not read"
 
 PROMISES: Final = (
-    Promise("aclEnable", is_on, _NO_ACCESS_CONTROL),
-    Promise("authenticationEnabled", is_on, _NO_ACCESS_CONTROL),
-    Promise("authorizationEnabled", is_on, _NO_ACCESS_CONTROL),
-    Promise("rejectPullConsumerEnable", is_on, "pull consumers are served like others"),
+    Promise("aclEnable", is_not_off, _NO_ACCESS_CONTROL),
+    Promise("authenticationEnabled", is_not_off, _NO_ACCESS_CONTROL),
+    Promise("authorizationEnabled", is_not_off, _NO_ACCESS_CONTROL),
+    Promise("rejectPullConsumerEnable", is_not_off, "pull consumers are served like others"),
     Promise("brokerRole", lambda text: text == "SYNC_MASTER", _NO_REPLICATION),
     Promise("inSyncReplicas", is_above_one, _NO_REPLICATION),
     Promise("minInSyncReplicas", is_above_one, _NO_REPLICATION),
-    Promise("allAckInSyncStateSet", is_on, _NO_REPLICATION),
-    Promise("duplicationEnable", is_on, _NO_REPLICATION),
-    Promise("enableDLegerCommitLog", is_on, _NO_REPLICATION),
-    Promise("enableControllerMode", is_on, "no controller elects a master yet"),
-    Promise("enableSlaveActingMaster", is_on, "a slave does not stand in for its master yet"),
+    Promise("allAckInSyncStateSet", is_not_off, _NO_REPLICATION),
+    Promise("duplicationEnable", is_not_off, _NO_REPLICATION),
+    Promise("enableDLegerCommitLog", is_not_off, _NO_REPLICATION),
+    Promise("enableControllerMode", is_not_off, "no controller elects a master yet"),
+    Promise("enableSlaveActingMaster", is_not_off, "a slave does not stand in for its master yet"),
     Promise("metricsExporterType", lambda text: text.upper() not in ("", "0", "DISABLE"), "nothing is exported yet"),
     Promise("storeType", lambda text: text not in ("", "default"), _NO_ROCKSDB),
     Promise("configManagerVersion", lambda text: text.lower() not in ("", "v1"), _NO_ROCKSDB),
-    Promise("timerRocksDBEnable", is_on, _NO_ROCKSDB),
-    Promise("transRocksDBEnable", is_on, _NO_ROCKSDB),
+    Promise("timerRocksDBEnable", is_not_off, _NO_ROCKSDB),
+    Promise("transRocksDBEnable", is_not_off, _NO_ROCKSDB),
     Promise("messageStorePlugIn", bool, "store plug-ins, such as tiered storage, are not loaded"),
 )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from contrailmq.wire.promises import Promise, broken_promises, is_on
+from contrailmq.wire.promises import Promise, broken_promises, is_not_off
 from contrailmq.wire.properties import Settings, SettingsError
 from contrailmq.wire.tls import KEYS as TLS_KEYS
 
@@ -46,9 +46,9 @@ _FIXED_KEYS: Final = frozenset(
 # What hides topics, or removes them.
 PROTECTED_KEYS: Final = frozenset({"deleteTopicWithBrokerRegistration", "enableAllTopicList", "enableTopicList"})
 PROMISES: Final = (
-    Promise("enableControllerInNamesrv", is_on, "no controller elects masters yet"),
+    Promise("enableControllerInNamesrv", is_not_off, "no controller elects masters yet"),
     *(
-        Promise(key, is_on, "access control is not built yet: every client may do everything")
+        Promise(key, is_not_off, "access control is not built yet: every client may do everything")
         for key in ("aclEnable", "authenticationEnabled", "authorizationEnabled")
     ),
 )

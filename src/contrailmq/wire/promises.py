@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from contrailmq.wire.properties import SettingsError
 
-__all__ = ["Promise", "UnsupportedError", "broken_promises", "is_above_one", "is_on"]
+__all__ = ["Promise", "UnsupportedError", "broken_promises", "is_above_one", "is_not_off", "is_on"]
 
 ALLOW_KEY: Final = "allowUnsupported"
 
@@ -46,6 +46,11 @@ def broken_promises(properties: Mapping[str, str], promises: Iterable[Promise]) 
 
 def is_on(text: str) -> bool:
     return text.strip().lower() == "true"
+
+
+def is_not_off(text: str) -> bool:
+    """True, and also `yes`, `on` or `1`, which RocketMQ would take for false: whoever wrote it relies on it."""
+    return text.strip().lower() not in ("", "false")
 
 
 def is_above_one(text: str) -> bool:
