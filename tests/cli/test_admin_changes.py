@@ -198,3 +198,28 @@ def test_a_delete_at_a_terminal_asks_and_says_what_would_be_gone(
     assert child.returncode == code, said
     assert f"delete topic {name} with 6 messages in 2 queues?" in said
     assert (name in {row["topic"] for row in run_json(cluster, "topic", "list")}) is is_there
+
+
+def test_what_is_told_of_several_brokers_and_of_what_cannot_be_reached_are_lines(
+    cluster: LocalCluster, name: str
+) -> None:
+    broker = filled(cluster, name, queues=2, each=1)
+    said = run(cluster, "topic", "update", name, "--queues", "1", "--force")
+    assert said.splitlines() == [
+        f"topic {name} on {broker}: 1 queues to read, 1 to write, permission 6",
+        "1 unread message cannot be reached until the topic has as many queues again",
+    ]
+    run(cluster, "group", "create", name)
+    said = run(cluster, "group", "update", name, "--retries", "3")
+    assert len(said.splitlines()) == 2
+    assert "\\n" not in said
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("topic", "create", "Queueless", "--queues", "0"), ("dlq", "resend", "nobody", "--max", "0")],
+)
+def test_a_number_that_would_do_nothing_is_a_wrong_command_line(
+    cluster: LocalCluster, arguments: tuple[str, ...]
+) -> None:
+    assert "x>=1" in run(cluster, *arguments, code=2)

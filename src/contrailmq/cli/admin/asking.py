@@ -23,7 +23,7 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON instead of tables
 Topic = Annotated[str, typer.Argument(help="the topic's name")]
 Group = Annotated[str, typer.Argument(help="the group's name")]
 Address = Annotated[str, typer.Argument(help="the broker's host:port")]
-MaxCount = Annotated[int, typer.Option("--max", help="at most so many")]
+MaxCount = Annotated[int, typer.Option("--max", min=1, help="at most so many")]
 All = Annotated[bool, typer.Option("--all", help="those of the system too")]
 Broker = Annotated[str | None, typer.Option("--broker", help="on this broker only")]
 Cluster = Annotated[str | None, typer.Option("--cluster", help="on this cluster only")]
@@ -34,6 +34,8 @@ def ask(namesrv: str | None, question: Callable[[Admin], T]) -> T:
     """Connect, ask, disconnect. What goes wrong is one line on standard error and exit code 1."""
     from contrailmq import Admin
 
+    if not (namesrv or "").strip("; "):
+        fail("no NameServer address: add -n host:9876 or set NAMESRV_ADDR")
     try:
         with Admin(namesrv=namesrv, **tls_of_flags.get()) as admin:
             return question(admin)

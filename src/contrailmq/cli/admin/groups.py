@@ -114,8 +114,8 @@ def group_update(
         }
         for name, config in ask(namesrv, update).items()
     ]
-    text = "\n".join(f"group {group} on {row['broker']} is changed" for row in rows)
-    done(text, {"group": group, "brokers": rows}, as_json=as_json)
+    lines = [f"group {group} on {row['broker']} is changed" for row in rows]
+    done(lines, {"group": group, "brokers": rows}, as_json=as_json)
 
 
 def _changes(

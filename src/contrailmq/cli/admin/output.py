@@ -62,14 +62,15 @@ def print_json(value: object) -> None:
     typer.echo(printable_json(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode()))
 
 
-def done(text: str, facts: Mapping[str, object], *, as_json: bool) -> None:
-    """What was done: a sentence for people, its facts for programs."""
+def done(text: str | Sequence[str], facts: Mapping[str, object], *, as_json: bool) -> None:
+    """What was done: a sentence for people, or a line for each, and its facts for programs."""
     if as_json:
         print_json(facts)
     else:
         from contrailmq.message import printable
 
-        typer.echo(printable(text))
+        for line in [text] if isinstance(text, str) else text:
+            typer.echo(printable(line))
 
 
 def counted(count: int, noun: str) -> str:

@@ -44,7 +44,7 @@ def topic_list(with_system: All = False, namesrv: Namesrv = None, as_json: Json 
 @topic_app.command("create")
 def topic_create(
     topic: Topic,
-    queues: Annotated[int, typer.Option("--queues", help="queues on each broker")] = 8,
+    queues: Annotated[int, typer.Option("--queues", min=1, help="queues on each broker")] = 8,
     permission: Annotated[int, typer.Option("--perm", help="6 read and write, 4 read, 2 write")] = 6,
     order: Annotated[bool, typer.Option("--order", help="an order topic")] = False,
     broker: Broker = None,
@@ -125,14 +125,14 @@ def topic_update(
         }
         for name, config in changed.items()
     ]
-    text = "\n".join(
+    lines = [
         f"topic {topic} on {row['broker']}: {row['read_queues']} queues to read, {row['write_queues']} to write, "
         f"permission {row['permission']}" + (", in order" if row["order"] else "")
         for row in rows
-    )
+    ]
     if unread:
-        text += f"\n{counted(unread, 'unread message')} cannot be reached until the topic has as many queues again"
-    done(text, {"topic": topic, "brokers": rows, "unreachable_messages": unread}, as_json=as_json)
+        lines.append(f"{counted(unread, 'unread message')} cannot be reached until the topic has as many queues again")
+    done(lines, {"topic": topic, "brokers": rows, "unreachable_messages": unread}, as_json=as_json)
 
 
 @topic_app.command("delete")
