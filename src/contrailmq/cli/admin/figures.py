@@ -26,7 +26,7 @@ def setting(text: str) -> object:
 
 
 def figure(text: str) -> object:
-    """A run-time figure: a duration in seconds, a size in bytes, rates as a list, counts by bucket, a list, None for ''."""
+    """A run-time figure: a duration in seconds, a size in bytes, rates or places as a list, counts by bucket."""
     if not text.strip():
         return None
     if match := _DURATION.fullmatch(text):
