@@ -51,7 +51,12 @@ class Trial:
         self.cluster = LocalCluster(
             store=directory,
             processes=True,
-            config={"flushDiskType": flush, "messageDelayLevel": LEVELS, "transactionCheckInterval": 1000},
+            config={
+                "flushDiskType": flush,
+                "messageDelayLevel": LEVELS,
+                "transactionCheckInterval": 1000,
+                "transactionCheckMax": 1000,  # 15 would be over before a producer is connected again
+            },
         )
         self.acknowledged: dict[str, dict[str, Place | None]] = {kind: {} for kind in KINDS}  # value -> where
         self.tried: set[str] = set()
@@ -128,7 +133,14 @@ class Trial:
 
     def _answering(self, group: str) -> TransactionProducer:
         """Whom the broker may ask about the half messages of the group."""
-        return TransactionProducer(group, namesrv=self.cluster.namesrv, execute=_decided, check=_checked, retry_times=0)
+        return TransactionProducer(
+            group,
+            namesrv=self.cluster.namesrv,
+            execute=_decided,
+            check=_checked,
+            retry_times=0,
+            heartbeat_interval_s=1.0,
+        )
 
     def _consumer(self) -> PushConsumer:
         """Refuses each message once, so that all come back through a delay level and the retry topic."""

@@ -32,6 +32,7 @@ TOPIC_LISTS = {
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
 }
 PATHS = ("rocketmqHome", "kvConfigPath", "configStorePath")  # of the machine that was captured
+OURS = ("allowRemoteConfig", "allowUnsupported")  # settings that Apache does not have
 
 
 class Recorder:
@@ -90,7 +91,7 @@ def _body(code: int, body: bytes) -> object:
     if not body:
         return None
     if code == RequestCode.GET_NAMESRV_CONFIG:
-        return {key: value for key, value in parse_properties(body.decode()).items() if key not in PATHS}
+        return {key: value for key, value in parse_properties(body.decode()).items() if key not in (*PATHS, *OURS)}
     value: Any = loads_fastjson(body)
     if code in TOPIC_LISTS:
         value["topicList"] = sorted(value["topicList"])

@@ -417,7 +417,7 @@ def _send_levels(store: MessageStore, node: BrokerNode, settings: Settings) -> i
     began_ms = node.now_ms()
     properties = {"DELAY": "1", "REAL_TOPIC": _TOPIC, "REAL_QID": "0", "TAGS": _TAG}
     for number in range(settings.due):
-        due_ms = node.now_ms() + 1000
+        due_ms = store.store_clock.steady_ms() + 1000  # what a level goes by: it may differ from the wall clock by 1 ms
         encoded = encode_properties(properties | {"UNIQ_KEY": _unique_key(number)})
         body = _DUE.pack(due_ms).ljust(settings.body_bytes, b"\0")
         _append(store, SystemTopic.SCHEDULE, (body, encoded, _unique_key(number), None))

@@ -85,8 +85,8 @@ class StoreClock:
         self, lock: AbstractContextManager[bool], log_end: Callable[[], int], *, last_store_time_ms: int
     ) -> None:
         """The log can be written to from here on. `lock` is the one under which it is."""
-        wall_ms = self._wall_ms()
-        self._base_ms = self._store_base_ms = wall_ms - self.monotonic_ms()
+        self._base_ms = self._store_base_ms = self._base_ms + (self._read_ahead_ms() or 0)
+        wall_ms = self.steady_ms()
         self._lock, self._log_end = lock, log_end
         self.opened_at, self.opened_ms = log_end(), wall_ms
         self._stretches, self._offsets = (Stretch(0, wall_ms, wall_ms, 0, 1),), [0]
