@@ -20,6 +20,7 @@ from contrailmq.broker.persistence import SavePause, TableSaver
 from contrailmq.broker.registration import Registration
 from contrailmq.broker.supervision import FAILURES_MAX, Supervisor
 from contrailmq.broker.topics import Topic
+from contrailmq.store.errors import StoreLostError
 from contrailmq.store.record import BatchPart, encode_batch
 from contrailmq.wire.bodies import ClusterInfo, KVTable, RegisterBrokerBody, decode_body, encode_body
 from contrailmq.wire.codes import RequestCode
@@ -395,6 +396,34 @@ def test_a_service_that_fails_is_logged_by_name_and_goes_on(
     service = asyncio.run(run())
     assert service.events == ["start", "stop"]
     assert sum("counted failed" in record.message for record in caplog.records) == 3
+
+
+def test_a_store_that_takes_no_writes_any_more_stands_a_service_still_and_does_not_end_the_broker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervision, "PAUSE_S", 0)
+    gave_up: list[str] = []
+
+    class Reading(Counted):
+        def tick(self, now_ms: int) -> None:
+            if self.left:
+                self.left -= 1
+                raise StoreLostError(Path("store"), cause="its lock was replaced")
+            super().tick(now_ms)
+
+    async def run() -> None:
+        supervisor = Supervisor(lambda: 0, gave_up.append)
+        service = Reading(failures=3 * FAILURES_MAX)
+        supervisor.add(service)
+        await service.ticked.wait()
+        await supervisor.stop()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert gave_up == []
+    (told,) = [record.message for record in caplog.records if "counted" in record.message]
+    assert told.startswith(
+        "background task counted stands still until the next start: store store is read-only: its lock was replaced"
+    )
 
 
 def test_a_task_that_cannot_be_kept_alive_stops_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ A `Service` has a name, an interval and `tick(now_ms)`; the supervisor calls it 
 store/store_clock.py. A tick that raises is logged
 with the service's name and trace and tried again after a pause; one that fails ten times in a row stops the broker,
 because a broker without its delay delivery or its offset saving is worse than none. Long-running coroutines are
-watched in the same way.
+watched in the same way. A store that takes no writes any more is no such failure: reading from it goes on, so what
+would write to it stands still and is told once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
+
+from contrailmq.store.errors import StoreReadOnlyError
 
 log = logging.getLogger("contrailmq.broker")
 
@@ -84,12 +87,17 @@ class Supervisor:
 
     async def _keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         failures = 0
+        stands_still = False
         loop = asyncio.get_running_loop()
         while failures < FAILURES_MAX:
             began = loop.time()
             try:
                 await work()
                 return
+            except StoreReadOnlyError as exc:  # for good: a failed sync, or files that are gone
+                if not stands_still:
+                    log.error("background task %s stands still until the next start: %s", name, exc)
+                stands_still = True
             except Exception:  # whatever a service raises: it is logged and started again, or stops the broker
                 if loop.time() - began > HEALTHY_S:
                     failures = 0
