@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 import pytest
 
 import contrailmq.aio as aio
-from contrailmq import Message, MessageQueue, Producer, SendStatus, TransactionState
+from contrailmq import LitePullConsumer, Message, MessageQueue, Producer, SendStatus, TransactionState
 from contrailmq.client.errors import ClientStateError, NoNameServerError, NoRouteError, SendFailedError
 from contrailmq.client.instance import MISSING_ROUTE_WARN_S
 from contrailmq.client.selectors import by_hash
@@ -27,6 +27,22 @@ from .waiting import MovedLoop
 MESSAGE = Message("T", b"x")
 QUEUE = MessageQueue("T", "a", 0)
 LONG_S = 20.0
+
+
+def test_a_group_that_a_broker_refuses_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if "clientGroupsMax=0" in record.getMessage()]
+
+    caplog.set_level(logging.INFO, "contrailmq.client")
+    with LocalCluster(config={"clientGroupsMax": "0"}) as cluster:
+        with Producer("p", namesrv=cluster.namesrv) as producer:
+            producer.send(MESSAGE)
+        with LitePullConsumer(fresh_name("Refused"), namesrv=cluster.namesrv) as consumer:
+            consumer.subscribe("T")
+            while len([record for record in told() if record.name == "contrailmq.client"]) < 3:
+                assert consumer.poll(timeout=0.1) == []
+    levels = [record.levelno for record in told() if record.name == "contrailmq.client"]
+    assert (levels[0], set(levels[1:])) == (logging.WARNING, {logging.INFO})
 
 
 def run(work: Coroutine[object, object, None]) -> None:

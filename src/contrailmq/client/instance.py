@@ -99,6 +99,7 @@ class ClientInstance:
         self._tasks: set[asyncio.Task[None]] = set()
         self._route_calls: dict[str, asyncio.Task[TopicRoute]] = {}
         self._last_refresh_s: dict[str, float] = {}
+        self._refusing: set[str] = set()  # brokers that answered the last heartbeat with an error
         self._missing: dict[str, _MissingTopic] = {}  # subscribed to, and without a route
         self._heartbeat_wanted = asyncio.Event()
         self._owners = 0
@@ -364,9 +365,18 @@ class ClientInstance:
         calls = [self.call(address, RequestCode.HEART_BEAT, {}, body) for address in addresses]
         for address, result in zip(addresses, await asyncio.gather(*calls, return_exceptions=True), strict=True):
             if isinstance(result, ContrailError):
-                _log.info("heartbeat to %s failed: %s", address, result)
+                self._heartbeat_failed(address, result)
             elif isinstance(result, BaseException):
                 raise result
+            else:
+                self._refusing.discard(address)
+
+    def _heartbeat_failed(self, address: str, cause: ContrailError) -> None:
+        """A broker that says no gives this client's groups nothing to consume: warned of once, until it says yes."""
+        is_news = isinstance(cause, ResponseError) and address not in self._refusing
+        if is_news:
+            self._refusing.add(address)
+        _log.log(logging.WARNING if is_news else logging.INFO, "heartbeat to %s failed: %s", address, cause)
 
     def heartbeat_body(self) -> HeartbeatData:
         return HeartbeatData(
