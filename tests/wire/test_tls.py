@@ -6,7 +6,9 @@ import asyncio
 import errno
 import logging
 import os
+import re
 import socket
+import ssl
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +94,26 @@ def test_the_modes_that_serve(server: dict[str, str], client: dict[str, str], lo
 def test_the_modes_that_refuse(server: dict[str, str], client: dict[str, str], loop: Loop) -> None:
     with asyncio.Runner(loop_factory=loop) as runner, pytest.raises(WireError):
         runner.run(asyncio.wait_for(ask(server, client), 10))
+
+
+@LOOPS
+def test_a_handshake_that_fails_is_told_with_the_peer_and_a_reason(
+    loop: Loop, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever does not trust the certificate hangs up, which has no text of its own."""
+
+    async def main() -> None:
+        server = RemotingServer(lambda *_: None, host="127.0.0.1", tls=server_tls(SERVER))
+        await server.start()
+        distrust = ssl.create_default_context()
+        with pytest.raises(ssl.SSLError):
+            await asyncio.open_connection("127.0.0.1", server.port, ssl=distrust, server_hostname="elsewhere")
+        await turns_until(lambda: bool(caplog.messages))
+        await server.close(drain_seconds=0)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asyncio.wait_for(main(), 10))
+    assert re.fullmatch(r"TLS handshake failed: 127\.0\.0\.1:\d+: \S.*", caplog.messages[0])
 
 
 @LOOPS

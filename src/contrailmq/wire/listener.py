@@ -218,12 +218,14 @@ class Listener:
         self, sock: socket.socket, context: ssl.SSLContext | None, factory: Callable[[], Connection]
     ) -> None:
         timeout = _FIRST_BYTE_SECONDS if context is not None else None
+        peer = _peer_text(sock) if context is not None else ""
         try:
             await self._loop.connect_accepted_socket(
                 as_protocol(lambda: self._made(factory)), sock, ssl=context, ssl_handshake_timeout=timeout
             )
         except (OSError, ssl.SSLError) as exc:
-            peer_warnings.warn("TLS handshake failed", str(exc))
+            reason = str(exc) or "the peer hung up; does it trust the CA of this server's certificate?"
+            peer_warnings.warn("TLS handshake failed", f"{peer}: {reason}")
             sock.close()
             self._left()
 
@@ -232,3 +234,11 @@ class Listener:
         self._silent.pop(sock).cancel()
         sock.close()
         self._left()
+
+
+def _peer_text(sock: socket.socket) -> str:
+    try:
+        host, port = sock.getpeername()[:2]
+    except OSError:  # it is gone
+        return "a peer"
+    return f"{host}:{port}"
