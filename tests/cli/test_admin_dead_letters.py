@@ -180,3 +180,14 @@ def test_a_letter_that_fails_again_is_a_new_letter_and_can_go_back_again(cluster
         until(lambda: len(admin.dead_letters(group)) == 2)
     assert run_json(cluster, "dlq", "resend", group)["sent"] == 1
     assert run_json(cluster, "dlq", "resend", group)["sent"] == 0
+
+
+def test_what_was_sent_back_and_not_consumed_yet_counts_as_lag(cluster: LocalCluster, group: str) -> None:
+    """The group never had an offset in its retry topic: nothing was in it while it was connected."""
+    give_up(cluster, group, b"1", b"2", b"3")
+    assert run_json(cluster, "group", "progress", group)[-1]["lag"] == 0
+    assert run_json(cluster, "dlq", "resend", group)["sent"] == 3
+    waiting = [row for row in run_json(cluster, "group", "progress", group) if row["lag"]]
+    assert [(row["topic"], row["lag"]) for row in waiting] == [(f"%RETRY%{group}", 3)]
+    listed = {row["group"]: row["lag"] for row in run_json(cluster, "group", "list")}
+    assert listed[group] == 3

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from contrailmq.client.admin_topics import AdminTopics
 from contrailmq.client.answers import number
 from contrailmq.client.errors import ClientError
-from contrailmq.message import ContrailError, MessageQueue, check_group
+from contrailmq.message import ContrailError, MessageQueue, check_group, retry_topic
 from contrailmq.wire.admin_bodies import (
     ConsumerConnection,
     ConsumerRunningInfo,
@@ -146,16 +146,28 @@ class AdminGroups(AdminTopics):
 
     # Progress and offsets.
     async def progress(self, group: str, topic: str | None = None) -> list[QueueProgress]:
-        """How far the group is, queue by queue."""
+        """How far the group is, queue by queue.
+
+        Brokers tell of topics where the group has an offset. What waits in its retry topic counts without one too.
+        """
         ext: dict[str, ExtValue] = {"consumerGroup": self._name(group)}
         if topic is not None:
             ext["topic"] = self._name(topic)
+        retry = retry_topic(self._name(group))
         rows: list[QueueProgress] = []
         for address in (await self.masters()).values():
-            answer = await self._ask(address, RequestCode.GET_CONSUME_STATS, ext)
-            for queue, item in decode_body(answer.body, ConsumeStats).queues.items():
-                rows.append(QueueProgress(queue, item.broker_offset, item.consumer_offset, item.last_timestamp))
+            found = await self._progress_on(address, ext)
+            if topic is None and not any(row.queue.topic == retry for row in found):
+                found += [row for row in await self._progress_on(address, ext | {"topic": retry}) if row.lag > 0]
+            rows += found
         return sorted(rows)
+
+    async def _progress_on(self, address: str, ext: dict[str, ExtValue]) -> list[QueueProgress]:
+        answer = await self._ask(address, RequestCode.GET_CONSUME_STATS, ext)
+        return [
+            QueueProgress(queue, item.broker_offset, item.consumer_offset, item.last_timestamp)
+            for queue, item in decode_body(answer.body, ConsumeStats).queues.items()
+        ]
 
     async def lag(self, group: str, topic: str | None = None) -> int:
         """Messages that the group has not consumed."""
