@@ -150,6 +150,23 @@ def test_up_shows_its_brokers_logs_and_ctrl_c_stops_them_cleanly(tmp_path: Path)
     assert any("of cluster DefaultCluster at" in line and "is forgotten: it said goodbye" in line for line in own)
 
 
+def test_up_names_the_broker_that_ended_and_its_signal(tmp_path: Path) -> None:
+    process = up(tmp_path)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline().startswith("ready namesrv ")
+        os.kill(int((tmp_path / "data" / "broker-b" / "abort").read_text()), signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert process.returncode == 1, errors
+    assert errors.splitlines()[-1] == (
+        "error: broker broker-b ended by itself with signal 9: its log may say why; the others were stopped"
+    )
+
+
 def test_up_with_a_json_log_file_has_everything_in_it(tmp_path: Path) -> None:
     process = up(tmp_path, "--log-json", "--log-file", str(tmp_path / "up.log"))
     assert process.stdout is not None

@@ -119,7 +119,7 @@ async def _serve(
     name_server = NameServer(listening, tls=server_tls(properties))
     await name_server.start()
     kind: type[Member] = ThreadlessMember if brokers == 1 else ProcessMember
-    members: list[Member] = []
+    members: dict[str, Member] = {}
     try:
         for number in range(brokers):
             port = broker_port + number * PORT_STEP if broker_port else 0
@@ -130,18 +130,24 @@ async def _serve(
             member = kind(store / said["brokerName"], said, store_settings=SMALL_STORE)
             if isinstance(member, ProcessMember):
                 member.flags, member.on_line = logs.child_flags(), child_log(said["brokerName"])
-            members.append(member)
-        await asyncio.gather(*(member.start() for member in members))
+            members[said["brokerName"]] = member
+        await asyncio.gather(*(member.start() for member in members.values()))
         settle_memory()
-        addresses = " ".join(member.address for member in members)
+        addresses = " ".join(member.address for member in members.values())
         typer.echo(f"ready namesrv {name_server.address} brokers {addresses} store {store}")
-        waits = [asyncio.ensure_future(work) for work in (stopped.wait(), *(member.failed() for member in members))]
+        failures = {name: asyncio.ensure_future(member.failed()) for name, member in members.items()}
+        waits = [*failures.values(), asyncio.ensure_future(stopped.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        ended = [name for name, wait in failures.items() if wait.done()]
         for wait in waits:
             wait.cancel()
     finally:
-        await asyncio.gather(*(member.stop() for member in members))
+        await asyncio.gather(*(member.stop() for member in members.values()))
         await name_server.stop()
     if not stopped.is_set():
-        typer.echo("error: a broker ended by itself; its log says why", err=True)
+        for name in ended:
+            how = f" with {members[name].ending}" if members[name].ending else ""
+            typer.echo(
+                f"error: broker {name} ended by itself{how}: its log may say why; the others were stopped", err=True
+            )
         raise typer.Exit(1)

@@ -30,6 +30,7 @@ class Member(Protocol):
     """A broker that can be started again after it stopped or was killed. It keeps its store and its port."""
 
     address: str
+    ending: str  # how its process ended, "" while it runs or where it has none
 
     def __init__(self, path: Path, properties: Mapping[str, str], *, store_settings: Mapping[str, object]) -> None: ...
     async def start(self) -> None: ...
@@ -48,6 +49,7 @@ class ThreadlessMember:
         self._store_settings = dict(store_settings)
         self._server: BrokerServer | None = None
         self.address = ""
+        self.ending = ""
 
     @property
     def server(self) -> BrokerServer:
@@ -94,6 +96,7 @@ class ProcessMember:
         self._said: asyncio.Task[None] | None = None
         self._last_lines: list[str] = []
         self.address = ""
+        self.ending = ""
         self.flags: list[str] = []  # more of them for its command line
         self.on_line: Callable[[str], None] | None = None  # hears every line that it prints
 
@@ -142,7 +145,8 @@ class ProcessMember:
 
     async def _reap(self, process: subprocess.Popen[bytes]) -> None:
         """After the end of its output, which is its end."""
-        process.wait()
+        code = process.wait()
+        self.ending = f"signal {-code}" if code < 0 else f"exit code {code}"
         if self._pipe is not None:
             self._pipe.close()
             await asyncio.sleep(0)  # a loop closes what it was told to in its next turn
