@@ -132,6 +132,7 @@ def test_a_brokers_figures_and_settings_are_numbers_in_json(cluster: LocalCluste
         ("Total : 1.0 KiB, Free : 512 B.", {"total_bytes": 1024, "free_bytes": 512}),
         ("2.5 MiB", 2_621_440),
         ("[<=0ms]:3 [0~10ms]:1 ", {"<=0ms": 3, "0~10ms": 1}),
+        ("150,152", [150, 152]),
         ("[]", []),
         ('[{"topic":"Orders","queueId":2}]', [{"topic": "Orders", "queueId": 2}]),
         ('[{"topic":', '[{"topic":'),

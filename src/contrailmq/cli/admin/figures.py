@@ -26,7 +26,7 @@ def setting(text: str) -> object:
 
 
 def figure(text: str) -> object:
-    """A run-time figure: a duration in seconds, a size in bytes, rates or places as a list, counts by bucket."""
+    """A run-time figure: a duration in seconds, a size in bytes, rates and places as a list, counts by bucket."""
     if not text.strip():
         return None
     if match := _DURATION.fullmatch(text):
@@ -42,7 +42,7 @@ def figure(text: str) -> object:
     if text.startswith("[{") or text == "[]":  # a list of ours
         with contextlib.suppress(ValueError):
             return json.loads(text)
-    parts = [setting(part) for part in text.split()]
+    parts = [setting(part) for part in re.split(r"[ ,]+", text.strip())]
     if len(parts) > 1 and all(isinstance(part, int | float) for part in parts):
         return parts
     return setting(text)
