@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -80,6 +81,8 @@ def test_a_live_broker_of_the_same_name_is_not_replaced_and_the_reason_is_told(t
 def test_takeover_replaces_it_and_the_replaced_one_does_not_come_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "contrailmq")
+
     async def serve() -> None:
         async with name_server(tmp_path) as names, running(broker(tmp_path / "1", names)) as first:
             async with running(broker(tmp_path / "2", names, takeover="true")) as second:
@@ -88,8 +91,13 @@ def test_takeover_replaces_it_and_the_replaced_one_does_not_come_back(
                 assert await registered(names) == {0: second.address}
                 assert f"{second.address} is registered" in caplog.text
                 assert await second.registration.register_all() == 1
+            caplog.clear()
             assert await first.registration.register_all() == 1, "the other one is gone"
             assert await registered(names) == {0: first.address}
+            assert any(f"registered at {first.address}, with " in line for line in caplog.messages)
+            caplog.clear()
+            assert await first.registration.register_all() == 1
+            assert caplog.messages == [], "nothing has changed"
 
     asyncio.run(asyncio.wait_for(serve(), 60))
 
@@ -156,6 +164,28 @@ def test_a_restart_at_the_same_address_and_a_slave_are_no_conflict(tmp_path: Pat
                 assert await registered(names) == {0: again.address, 1: slave.address}
                 with pytest.raises(NameTakenError, match="brokerId 1"):
                     await broker(tmp_path / "3", names, role="SLAVE", brokerId="1").start()
+
+    asyncio.run(asyncio.wait_for(serve(), 60))
+
+
+def test_a_name_server_that_goes_and_comes_between_two_rounds_is_told_of(tmp_path: Path) -> None:
+    """The rounds are a minute apart here; the connection is looked at every second."""
+
+    async def serve() -> None:
+        log = logging.getLogger("contrailmq.broker")
+        told: asyncio.Queue[str] = asyncio.Queue()
+        listener = logging.Handler(logging.WARNING)
+        listener.emit = lambda record: told.put_nowait(record.getMessage())  # type: ignore[method-assign]
+        log.addHandler(listener)
+        try:
+            async with contextlib.AsyncExitStack() as later:
+                async with name_server(tmp_path) as names:
+                    server = broker(tmp_path / "1", names, registerNameServerPeriod="60000")
+                    await later.enter_async_context(running(server))
+                text = await asyncio.wait_for(told.get(), 10)
+                assert text.startswith(f"not registered with NameServer {names.address}: cannot connect")
+        finally:
+            log.removeHandler(listener)
 
     asyncio.run(asyncio.wait_for(serve(), 60))
 

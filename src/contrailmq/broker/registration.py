@@ -12,7 +12,6 @@ not replaced (see `takeover`).
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -109,8 +108,12 @@ class Registration:
             await asyncio.gather(*map(self._reconnect, away))
 
     async def _reconnect(self, address: str) -> None:
-        with contextlib.suppress(WireError):  # still away, which `_note` has told
+        try:
             await self._client.connect(address)
+        except WireError as exc:
+            if self._missed.get(address) == "":  # the next round, which would tell it, may be half a minute away
+                self._note(address, _AWAY, str(exc))
+        else:
             self.register_soon()
 
     def when_registered(self, call: Callable[[], None]) -> None:

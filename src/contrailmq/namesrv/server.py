@@ -432,7 +432,8 @@ class NameServer:
     def _registered(
         self, connection: Connection, request: Command, header: headers.RegisterBroker, read: ReadRegistration
     ) -> bytes:
-        known = self.tables.live.get(BrokerKey(header.cluster_name, header.broker_addr))
+        is_known = BrokerKey(header.cluster_name, header.broker_addr) in self.tables.live
+        is_known = is_known and self._in_place(header) == header.broker_addr  # nobody has taken it meanwhile
         outcome = self.tables.register(
             Registration(
                 cluster=header.cluster_name,
@@ -451,7 +452,7 @@ class NameServer:
         )
         if outcome.refusal is not None:
             return encode_response(request, ResponseCode.SYSTEM_ERROR, remark=outcome.refusal)
-        if known is None:
+        if not is_known and self._in_place(header) == header.broker_addr:
             text = "broker %s (id %d) of cluster %s registered at %s, with %d topics"
             topics = len(read.queues)
             _log.info(text, header.broker_name, header.broker_id, header.cluster_name, header.broker_addr, topics)
@@ -464,6 +465,11 @@ class NameServer:
         if orders is None or not self.config.return_order_topic_config_to_broker:
             return encode_response(request, ext=ext)
         return encode_response(request, ext=ext, body=encode_body(KVTable(table=orders)))
+
+    def _in_place(self, header: headers.RegisterBroker) -> str | None:
+        """Who has the place that this broker registers for."""
+        group = self.tables.brokers.get(header.broker_name)
+        return group.broker_addrs.get(header.broker_id) if group is not None else None
 
     def _unregister_broker(self, connection: Connection, request: Command) -> Answer:
         header = request.header(headers.BrokerIdentity)
