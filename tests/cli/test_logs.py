@@ -194,5 +194,28 @@ def test_a_level_that_nobody_knows_and_a_file_that_cannot_be_are_one_line(tmp_pa
             cwd=tmp_path,
         )
         assert wrong.returncode == 1
-        assert wrong.stderr.startswith("error: ")
+        assert wrong.stderr.startswith("error: --log-file /dev/null/x cannot be opened: ")
         assert len(wrong.stderr.splitlines()) == 1, wrong.stderr
+
+
+@pytest.mark.parametrize("command", ["broker", "namesrv"])
+def test_warnings_about_settings_are_lines_of_the_log(tmp_path: Path, command: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "contrailmq", command, "--set", "listenPort=0", "--set", "fileReservdTime=1"]
+        + ["--log-json", "--log-file", str(tmp_path / "log")]
+        + (["--set", f"storePathRootDir={tmp_path / 'store'}"] if command == "broker" else []),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        cwd=tmp_path,
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline().startswith("ready ")
+    finally:
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert errors == ""
+    said = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [line["level"] for line in said if "fileReservdTime" in line["message"]] == ["WARNING"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,12 +52,14 @@ def broker(
             keys=environment_keys(),
         )
         config, store_config, warnings = read_configs(properties)
-        for warning in warnings:
-            typer.echo(f"warning: {warning}", err=True)
         if print_config:
+            for warning in warnings:
+                typer.echo(f"warning: {warning}", err=True)
             _print(config.to_properties(), store_config)
             return
         start_logging(LogSettings(log_level, log_file, log_file_mib, log_files, log_json))
+        for warning in warnings:
+            logging.getLogger("contrailmq").warning("%s", warning)
         tls, outward = server_tls(properties), client_tls(properties)
         run_until_stopped(
             lambda stopped: _serve(BrokerServer(config, store_config, tls=tls, client_tls=outward), stopped)

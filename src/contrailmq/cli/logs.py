@@ -65,13 +65,20 @@ def start_logging(settings: LogSettings) -> None:
     """Every logger of this process writes as the settings say. OSError when the log file cannot be opened."""
     handler: logging.Handler = logging.StreamHandler()
     if settings.file is not None:
-        settings.file.parent.mkdir(parents=True, exist_ok=True)
-        handler = TurnedFile(
-            settings.file, maxBytes=settings.file_mib * _MIB, backupCount=settings.files_kept, encoding="utf-8"
-        )
+        handler = _opened(settings.file, settings)
     handler.setFormatter(JsonLines() if settings.is_json else PlainLines(FORMAT))
     logging.basicConfig(level=settings.level.value.upper(), handlers=[handler], force=True)
     _children.setLevel(logging.DEBUG)  # a child has left out already what is below the level
+
+
+def _opened(file: Path, settings: LogSettings) -> TurnedFile:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return TurnedFile(file, maxBytes=settings.file_mib * _MIB, backupCount=settings.files_kept, encoding="utf-8")
+    except OSError as exc:
+        raise OSError(
+            f"--log-file {file} cannot be opened: {exc.strerror}: choose another, or mend the directory"
+        ) from exc
 
 
 _children: Final = logging.getLogger("contrailmq.child")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,13 +55,15 @@ def namesrv(
         if config_file is not None:  # changes of settings are written there, as RocketMQ does: a restart reads them
             properties["configStorePath"] = str(config_file.resolve())
         config, warnings = NamesrvConfig.from_properties(properties)
-        for warning in warnings:
-            typer.echo(f"warning: {warning}", err=True)
         if print_config:
+            for warning in warnings:
+                typer.echo(f"warning: {warning}", err=True)
             typer.echo(format_properties(config.to_properties()), nl=False)
             return
         server = NameServer(config, tls=server_tls(properties))
         start_logging(LogSettings(log_level, log_file, log_file_mib, log_files, log_json))
+        for warning in warnings:
+            logging.getLogger("contrailmq").warning("%s", warning)
         run_until_stopped(lambda stopped: _serve(server, stopped))
     except (ContrailError, OSError) as exc:
         typer.echo(f"error: {exc}", err=True)
