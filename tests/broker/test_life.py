@@ -14,6 +14,7 @@ from contrailmq.broker.config_files import TableSaveError
 from contrailmq.broker.server import BrokerServer
 from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.store import MessageStore, StoreConfig
+from contrailmq.store.errors import CorruptStoreError
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.transport import RemotingClient
@@ -52,6 +53,21 @@ def test_a_table_that_cannot_be_saved_is_told_with_its_file_and_the_store_is_clo
 
     asyncio.run(serve())
     assert '"offsetTable"' in (tmp_path / "config" / "consumerOffset.json").read_text()
+    with MessageStore(StoreConfig(tmp_path, mapped_file_size_commit_log=MIB)) as store:
+        assert store.recovery.was_clean_exit
+
+
+def test_a_start_that_is_refused_names_the_first_cause_and_lets_go_of_the_store(tmp_path: Path) -> None:
+    """The wheel cannot be used, and then the table of the delay levels cannot be saved either."""
+    (tmp_path / "config" / "delayOffset.json.tmp").mkdir(parents=True)
+    (tmp_path / "timerwheel").write_bytes(bytes(100))
+
+    async def serve() -> None:
+        broker = made(tmp_path)
+        with pytest.raises(CorruptStoreError, match="the timer wheel has 100 bytes"):
+            await broker.start()
+
+    asyncio.run(serve())
     with MessageStore(StoreConfig(tmp_path, mapped_file_size_commit_log=MIB)) as store:
         assert store.recovery.was_clean_exit
 

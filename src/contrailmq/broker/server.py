@@ -132,7 +132,10 @@ class BrokerServer:
             await self.registration.check_name(FIRST_REGISTRATION_S)
         except BaseException:  # a cancelled start too must not keep ports and the store's lock
             await self._close_ports(0)
-            await self.supervisor.stop()
+            try:
+                await self.supervisor.stop()
+            except ContrailError as exc:  # the first cause is raised, not what follows from it
+                log.error("%s", exc)
             await loop.run_in_executor(None, self.store.close)
             raise
         self._is_running = True

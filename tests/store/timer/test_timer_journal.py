@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -9,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from contrailmq.message import SystemTopic
-from contrailmq.store.timer import TimerCheckpoint, encode_checkpoint
+from contrailmq.store.timer import TimerCheckpoint, TimerStore, encode_checkpoint
 from contrailmq.store.timer.delivered import Delivered
 from store.timer.test_timer_milliseconds import TICK_MS, go_to, mark, send_at, started_again
-from store.timer.test_timer_store import START_MS, Bench
+from store.timer.test_timer_store import START_MS, Bench, FilesWithoutSync
 
 
 @pytest.fixture
@@ -226,3 +227,31 @@ def test_a_kill_between_wheel_and_checkpoint_loses_no_timer_that_came_after_the_
     bench.crash()
     bench.run(4000)
     assert bench.host.bodies() == ["ahead", "back"]
+
+
+class FullDisk(FilesWithoutSync):
+    is_full = True
+
+    def pwrite(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().pwrite(descriptor, data, position)
+
+
+@pytest.mark.parametrize("is_killed_again", [False, True])
+def test_a_start_on_a_full_disk_opens_the_timers_and_repeats_nothing(bench: Bench, is_killed_again: bool) -> None:
+    deliver(bench)
+    bench.timer.crash()
+    disk = FullDisk()
+    bench.timer = TimerStore(bench.host, disk, bench.workers, slots_total=bench.slots_total)
+    bench.timer.open(bench.clock.now_ms())
+    assert sum(path.stat().st_size for path in journal_files(bench)) > 0
+    disk.is_full = False
+    if is_killed_again:
+        bench.crash()
+    go_to(bench, 2500)
+    assert bench.host.bodies() == ["100", "300", "500", "1200", "1400", "1600"]
+    bench.timer.flush(bench.clock.now_ms())  # as a broker does within the second
+    bench.crash()
+    go_to(bench, 4000)
+    assert len(bench.host.bodies()) == 6

@@ -181,8 +181,8 @@ class TimerStore:
         if self._files.exists(self._displaced_path):
             self._resettle(now_ms)
             found = found._replace(read_time_ms=self.read_time_ms, is_rebuilt=True)
-        else:
-            self.flush(now_ms)
+        elif not self._flush_if_there_is_room(now_ms):
+            return found  # the journal goes on as it is
         self._journal.clear()
         return found
 
@@ -632,14 +632,27 @@ class TimerStore:
     def flush(self, now_ms: int) -> None:
         """All of a flush, here and now."""
         plan = self.begin_flush(now_ms)
-        self.run_flush(plan)
+        try:
+            self.run_flush(plan)
+        except StoreIOError:
+            self.drop_flush(plan)
+            raise
         self.end_flush(plan)
 
+    def _flush_if_there_is_room(self, now_ms: int) -> bool:
+        """False on a full disk: the next flush does all of it."""
+        try:
+            self.flush(now_ms)
+        except StoreIOError as exc:
+            if exc.operation != "write":
+                raise
+            log.error("the timer wheel cannot be flushed: %s", exc)
+            return False
+        return True
+
     def is_flush_due(self, now_ms: int) -> bool:
-        elapsed_ms = now_ms - self._last_flush_ms
-        return not 0 <= elapsed_ms < self.config.timer_flush_interval_ms or (
-            self.wheel.changed_count >= CHANGED_SLOTS_MAX
-        )
+        is_full = self.wheel.changed_count >= CHANGED_SLOTS_MAX
+        return is_full or not 0 <= now_ms - self._last_flush_ms < self.config.timer_flush_interval_ms
 
     def begin_flush(self, now_ms: int) -> FlushPlan:
         self._last_flush_ms = now_ms
