@@ -56,7 +56,7 @@ BORN_HOST: Final = "born_host"
 
 _PUT_OK: Final = PutStatus.PUT_OK
 # How wide the hosts of a record are is ours to say: a sender's bits would make the record unreadable.
-_SENDERS_FLAGS: Final = ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+_SENDERS_FLAGS: Final = ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.LOST)
 _PREFIX: Final = struct.Struct(">iI")  # frame length, serialize type and header length
 
 # status -> (code, prefix that tools know). What the store says in `reason` follows.

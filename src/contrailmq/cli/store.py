@@ -1,9 +1,9 @@
-"""`contrailmq store inspect|verify|rebuild DIR`: looking at a store directory, and mending what can be made again.
+"""`contrailmq store inspect|verify|rebuild|repair DIR`: looking at a store directory, and mending what can be mended.
 
 `inspect` and `verify` change nothing and may be run on a copy, on a damaged store, and without the broker's
 configuration: file sizes are taken from the files, delay levels from what the broker left there. Of a directory that
-holds the stores of several brokers, each is shown. `verify` ends with 1 when it found something. `rebuild` takes the
-store's lock, so it refuses while a broker has the directory open.
+holds the stores of several brokers, each is shown. `verify` ends with 1 when it found something. `rebuild` and
+`repair` take the store's lock, so they refuse while a broker has the directory open.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rich.table import Table
 from contrailmq.message import printable, printable_json
 
 if TYPE_CHECKING:
-    from contrailmq.store import StoreConfig, StoreSummary, VerifyReport
+    from contrailmq.store import RepairReport, StoreConfig, StoreSummary, VerifyReport
 
 _FINDINGS_SHOWN_MAX: Final = 50  # a screen or two
 _REMEDIES: Final = {
@@ -35,11 +35,13 @@ _REMEDIES: Final = {
     errno.ENOTDIR: "give the store's root, which is a directory",
     errno.EACCES: "run it as the user who owns the store",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.EROFS: "inspect and verify need no writing, rebuild does: mount it for writing, or copy the store",
-    errno.ENOSPC: "rebuild needs room for a second set of queues and index: free some space",
+    errno.EROFS: "inspect and verify need no writing, rebuild and repair do: mount it for writing, or copy the store",
+    errno.ENOSPC: "rebuild needs room for a second set of queues and index, repair for damaged bytes: free some space",
 }
 
-app = typer.Typer(help="Look at a store directory, check it, rebuild its queues and index.", no_args_is_help=True)
+app = typer.Typer(
+    help="Look at a store directory, check it, rebuild its queues and index, repair its log.", no_args_is_help=True
+)
 
 _Directory = Annotated[
     Path,
@@ -106,11 +108,7 @@ def rebuild(directory: _Directory, as_json: _Json = False, config: _Conf = None)
     """Make the queues and the index anew from the log; the old ones stay until the new ones are checked."""
     from contrailmq.store import rebuild_store
 
-    inside = [place for place in _stores(directory, config) if place != directory]
-    if inside:
-        names = ", ".join(place.name for place in inside)
-        typer.echo(f"error: {directory} holds the stores of {names}: rebuild them one by one, by their path", err=True)
-        raise typer.Exit(2)
+    _require_one(directory, config, "rebuild")
     with _reported(), _progress("rebuild", quiet=as_json) as on_progress:
         report = rebuild_store(_config(directory, config), on_progress=on_progress)
     if as_json:
@@ -125,6 +123,30 @@ def rebuild(directory: _Directory, as_json: _Json = False, config: _Conf = None)
     if report.log_end:
         note = f"the log ends there ({report.log_end}): a start cuts what lies behind"
         Console().print(note, soft_wrap=True)
+
+
+@app.command()
+def repair(
+    directory: _Directory,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what is damaged; exit with 1 if it is")] = False,
+    as_json: _Json = False,
+    config: _Conf = None,
+) -> None:
+    """Move damaged ranges of the log to DIR/damaged/, so that everything behind them is read again."""
+    from contrailmq.store import find_damage, repair_store
+
+    _require_one(directory, config, "repair")
+    work = find_damage if dry_run else repair_store
+    with _reported(), _progress("repair", quiet=as_json) as on_progress:
+        report = work(_config(directory, config), on_progress=on_progress)
+    if as_json:
+        ranges = [asdict(one) | {"lost": [lost._asdict() for lost in one.lost]} for one in report.ranges]
+        counts = {"damaged_bytes": report.damaged_bytes, "messages_lost": report.messages_lost}
+        _print_json(asdict(report) | counts | {"ranges": ranges})
+    else:
+        _print_repair(report, directory)
+    if dry_run and (report.ranges or report.units_emptied):
+        raise typer.Exit(1)
 
 
 # --- output
@@ -193,6 +215,39 @@ def _print_verify(report: VerifyReport) -> None:
         console.print(f"and {report.findings_count - _FINDINGS_SHOWN_MAX:,} more (--json lists the first 1,000)")
 
 
+def _print_repair(report: RepairReport, directory: Path) -> None:
+    console = Console()
+    if report.log_end:
+        note = f"the log ends {report.log_end}: that is no damage after a crash; opening the store cuts it there"
+        console.print(_safe(note), soft_wrap=True)
+    if not report.ranges:
+        done = "nothing is damaged"
+        if report.units_emptied:
+            begun = "is not finished" if report.is_dry_run else "was finished"
+            done = f"{done}; an earlier repair {begun}: {_counted(report.units_emptied, 'queue unit')}"
+        console.print(done, soft_wrap=True)
+        return
+    title = (
+        f"{_counted(len(report.ranges), 'damaged range')}, {_counted(report.damaged_bytes, 'byte')}, "
+        f"{_counted(report.messages_lost, 'message')} lost"
+    )
+    table = _table(title, "from", "to", "problem")
+    for one in report.ranges[:_FINDINGS_SHOWN_MAX]:
+        table.add_row(f"{one.begin:,}", f"{one.end:,}", _safe(one.reason))
+    console.print(table)
+    lost = [message for one in report.ranges for message in one.lost]
+    messages = _table("lost, as the queues say", "topic", "queue", "queue offset", "offset", "bytes")
+    for message in lost[:_FINDINGS_SHOWN_MAX]:
+        numbers = (message.queue_id, message.queue_offset, message.physical_offset, message.size_bytes)
+        messages.add_row(_safe(message.topic), *(f"{number:,}" for number in numbers))
+    if lost:
+        console.print(messages)
+    if max(len(lost), len(report.ranges)) > _FINDINGS_SHOWN_MAX:
+        console.print(f"the first {_FINDINGS_SHOWN_MAX} are shown (--json lists all)")
+    end = f"the bytes are in {directory / 'damaged'}; run contrailmq store verify {directory}"
+    console.print(_safe("nothing was changed" if report.is_dry_run else end), soft_wrap=True)
+
+
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left")
     for column in columns:
@@ -240,6 +295,14 @@ def _stores(directory: Path, config: Path | None) -> list[Path]:
     if config is not None or (directory / "commitlog").exists() or not directory.is_dir():
         return [directory]
     return sorted(place.parent for place in directory.glob("*/commitlog")) or [directory]
+
+
+def _require_one(directory: Path, config: Path | None, job: str) -> None:
+    inside = [place for place in _stores(directory, config) if place != directory]
+    if inside:
+        names = ", ".join(place.name for place in inside)
+        typer.echo(f"error: {directory} holds the stores of {names}: {job} them one by one, by their path", err=True)
+        raise typer.Exit(2)
 
 
 def _config(directory: Path, config: Path | None) -> StoreConfig:

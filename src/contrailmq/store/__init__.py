@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from contrailmq.store.rebuild import RebuildReport, rebuild_store
     from contrailmq.store.record import check_record, decode_record, encode_record
     from contrailmq.store.recovery import RecoveryReport, recover
+    from contrailmq.store.repair import RepairReport, find_damage, repair_store
     from contrailmq.store.retention import Retention
     from contrailmq.store.status import GetStatus, PutStatus
     from contrailmq.store.verify import verify_store
@@ -37,6 +38,7 @@ __all__ = [
     "PutStatus",
     "RebuildReport",
     "RecoveryReport",
+    "RepairReport",
     "Retention",
     "StoreConfig",
     "StoreError",
@@ -47,9 +49,11 @@ __all__ = [
     "check_record",
     "decode_record",
     "encode_record",
+    "find_damage",
     "inspect_store",
     "rebuild_store",
     "recover",
+    "repair_store",
     "verify_store",
 ]
 
@@ -66,6 +70,7 @@ _HOMES: Final = {
     "PutStatus": "contrailmq.store.status",
     "RebuildReport": "contrailmq.store.rebuild",
     "RecoveryReport": "contrailmq.store.recovery",
+    "RepairReport": "contrailmq.store.repair",
     "Retention": "contrailmq.store.retention",
     "StoreConfig": "contrailmq.store.config",
     "StoreError": "contrailmq.store.errors",
@@ -76,9 +81,11 @@ _HOMES: Final = {
     "check_record": "contrailmq.store.record",
     "decode_record": "contrailmq.store.record",
     "encode_record": "contrailmq.store.record",
+    "find_damage": "contrailmq.store.repair",
     "inspect_store": "contrailmq.store.inspect",
     "rebuild_store": "contrailmq.store.rebuild",
     "recover": "contrailmq.store.recovery",
+    "repair_store": "contrailmq.store.repair",
     "verify_store": "contrailmq.store.verify",
 }
 

@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from contrailmq.message import MessageError, StoredMessage
+from contrailmq.message import MessageError, StoredMessage, SysFlag
 from contrailmq.message.checksum import crc32
 from contrailmq.message.record import HEAD_V4_BYTES, HOSTS_V6, MAGIC_V1, read_record
 
@@ -29,6 +29,7 @@ PLACES_MAX: Final = 1_000
 _HEAD: Final = struct.Struct(">iii i4x qqi44xi")  # size magic body_crc queue_id queue_offset physical_offset sys_flag
 assert _HEAD.size == HEAD_V4_BYTES
 _SMALLEST: Final = HEAD_V4_BYTES + 3
+_UNCOMMON: Final = HOSTS_V6 | SysFlag.LOST
 
 
 class Place(NamedTuple):
@@ -94,7 +95,7 @@ def fault_of(record: memoryview, physical_offset: int, topic: bytes, queue_id: i
             magic == MAGIC_V1
             and size == len(record)
             and own_offset == physical_offset
-            and not sys_flag & HOSTS_V6
+            and not sys_flag & _UNCOMMON
             and (not topic or (own_queue_offset == queue_offset and own_queue == queue_id))
             and HEAD_V4_BYTES <= body_end <= size - 3
         ):
@@ -128,6 +129,8 @@ def _fault_in_words(record: memoryview, physical_offset: int, topic: bytes, queu
 
 def body_fault(message: StoredMessage) -> str:
     """Why a body is not the one that was stored; empty when it is."""
+    if message.sys_flag & SysFlag.LOST:
+        return "a placeholder of `contrailmq store repair` stands there, which was interrupted: run it again"
     body = message.stored_body
     found = crc32(body) & 0x7FFFFFFF
     if not body or found == message.body_crc:

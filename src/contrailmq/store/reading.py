@@ -677,6 +677,8 @@ def decode_found(found: GetResult, path: Path, where: str, *, from_offset: int =
 
 def check_body(message: StoredMessage, path: Path) -> None:
     """Raise CorruptStoreError for a body that is not the one that was stored."""
+    if message.sys_flag & SysFlag.LOST:
+        raise CorruptStoreError(path, f"physical offset {message.physical_offset}: {body_fault(message)}")
     body = message.stored_body
     if body and crc32(body) & 0x7FFFFFFF != message.body_crc:
         raise CorruptStoreError(

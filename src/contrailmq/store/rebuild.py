@@ -187,7 +187,8 @@ def _refuse_hole(file: ReadOnlyLogFile, offset: int, reason: str, later: ReadOnl
     raise CorruptStoreError(
         file.path,
         f"the log is damaged at offset {offset} ({reason}) and goes on at {later.base}: queues cannot be made across "
-        "the hole. Restore the file from a copy of the store or from a slave; nothing was changed",
+        "the hole. Restore the file from a copy of the store or from a slave, or have `contrailmq store repair` move "
+        "the damaged part aside; nothing was changed",
     )
 
 

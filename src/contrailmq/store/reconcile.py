@@ -22,7 +22,8 @@ from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.index import IndexService
 from contrailmq.store.light_queues import LIGHT_MARK, LIGHT_QUEUE_ID, light_units
 from contrailmq.store.log_walk import Expected, Expects
-from contrailmq.store.queue_unit import UNIT_BYTES, pack_unit
+from contrailmq.store.placeholder import may_be_emptied
+from contrailmq.store.queue_unit import PRE_BLANK, UNIT_BYTES, pack_unit
 
 _log = logging.getLogger(__name__)
 
@@ -39,13 +40,24 @@ _UNIQUE_KEY: Final = Property.UNIQUE_KEY.encode() + b"\x01"
 class _Cursor:
     """How far a walk has come in one queue, and the units that stand there now."""
 
-    __slots__ = ("block", "block_end", "block_first", "first", "next_offset", "queue", "topic_bytes", "topic_part")
+    __slots__ = (
+        "block",
+        "block_end",
+        "block_first",
+        "first",
+        "is_begun_by_lost",
+        "next_offset",
+        "queue",
+        "topic_bytes",
+        "topic_part",
+    )
 
     def __init__(self, queue: ConsumeQueue, topic: bytes) -> None:
         self.queue = queue
         self.topic_part = bytes((len(topic),)) + topic
         self.topic_bytes = len(self.topic_part)
         self.first = -1  # the first offset that the walk saw
+        self.is_begun_by_lost = False  # and it is that of a message that is gone
         self.next_offset = -1
         self.block = b""
         self.block_first = self.block_end = 0
@@ -97,7 +109,9 @@ class Reconciler:
         /,
     ) -> None:
         # Prepared and rolled-back records (bit 2) are in no queue; inner batches are in queues of another format.
-        if physical_offset >= self._queues_from and not sys_flag & _IN_NO_QUEUE:
+        if sys_flag & SysFlag.LOST and physical_offset >= self._queues_from:
+            self._take_lost(topic, queue_id, queue_offset, physical_offset, size_bytes)
+        elif physical_offset >= self._queues_from and not sys_flag & _IN_NO_QUEUE:
             try:
                 cursor = self._cursors[topic, queue_id]
             except KeyError:
@@ -127,6 +141,30 @@ class Reconciler:
             self.units_added += 1
         else:
             self._place(cursor, queue_offset, physical_end, unit)
+
+    def _take_lost(self, topic: bytes, queue_id: int, queue_offset: int, physical_offset: int, size_bytes: int) -> None:
+        """A placeholder (placeholder.py) keeps the queue offset of a message that is gone, with a pre-blank unit."""
+        if queue_offset < 0:
+            return  # it is not known what stood there
+        key = (topic, queue_id)
+        cursor = self._cursors[key] if key in self._cursors else self._cursor(topic, queue_id)
+        if cursor is None or not cursor.queue.may_hold(queue_offset, physical_offset):
+            return
+        queue = cursor.queue
+        if queue_offset >= queue.max_offset:
+            self._queues.extend(queue, queue_offset, PRE_BLANK, physical_offset + size_bytes)
+            self.units_added += 1
+        else:
+            stands = queue.read_units(queue_offset, 1)
+            if not may_be_emptied(stands, physical_offset, size_bytes):
+                return  # another message's: the topic was deleted and made again
+            if stands != PRE_BLANK:  # the repair was interrupted
+                self._queues.overwrite(queue, queue_offset, PRE_BLANK)
+                cursor.block, cursor.block_end = b"", cursor.block_first
+                self.units_corrected += 1
+        if cursor.first < 0:
+            cursor.first, cursor.is_begun_by_lost = queue_offset, True
+        cursor.next_offset = max(cursor.next_offset, queue_offset + 1)
 
     def _take_light(
         self, topic: bytes, physical_offset: int, size_bytes: int, store_time_ms: int, properties: bytes
@@ -179,6 +217,9 @@ class Reconciler:
             if self.scope is None or key in self.scope:
                 cursor = seen.get(key)
                 queue.min_offset = cursor.first if cursor is not None else queue.max_offset
+                if cursor is not None and cursor.is_begun_by_lost:
+                    units = queue.scan(cursor.first, queue.max_offset)
+                    queue.min_offset = next((at for at, unit in units if not unit.is_pre_blank), queue.max_offset)
 
     # --- leaves
 

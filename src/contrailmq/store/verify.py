@@ -21,6 +21,7 @@ files that were cleaned away, or to queues that were deleted, since.
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -40,6 +41,7 @@ from contrailmq.store.verify_index import IndexChecker
 
 _BLOCK_UNITS: Final = 4_096
 _PROGRESS_RECORDS: Final = 4_096
+_BEYOND: Final = 2**63
 _APPEND_S_MAX: Final = 0.3  # that a record takes to be written, with its pages on a slow disk
 
 Progress = Callable[[int, int], None]  # bytes of the log done, bytes in all
@@ -182,6 +184,7 @@ class _Checker:
         self._delay_levels = DelayLevels(view.config.message_delay_level)
         self._cursors: dict[tuple[str, int], _Cursor] = {}
         self._batches: dict[tuple[str, int], _BatchCursor] = {}
+        self._lost: list[tuple[int, int]] = []  # places of placeholders, ascending
         self._with_light_queues = view.queues.with_light_queues
         # Queues that the ledger would know if they had not been deleted on purpose
         ledger = view.ledger if view.ledger and view.ledger.is_current(view.checkpoint, view.log_files) else None
@@ -207,6 +210,9 @@ class _Checker:
         /,
     ) -> None:
         self._report.records += 1
+        if sys_flag & SysFlag.LOST:
+            self._pass_over_lost(physical_offset, physical_offset + size_bytes)
+            return
         if self._on_progress is not None and self._report.records % _PROGRESS_RECORDS == 0:
             self._on_progress(physical_offset - self._log_min, self._view.log_bytes)
         name = topic.decode("utf-8", "replace")
@@ -223,6 +229,16 @@ class _Checker:
                 self._check_unit(light_queue, LIGHT_QUEUE_ID, offset, unit, store_time_ms)
         if self._index is not None:
             self._index.take(name, physical_offset, store_time_ms, sys_flag, decoded)
+
+    def _pass_over_lost(self, begin: int, end: int) -> None:
+        """A placeholder of `store repair`: index and batch queues may still speak of what stood there."""
+        self._lost.append((begin, end))
+        if self._index is not None:
+            self._index.pass_over(begin, end)
+
+    def _is_lost(self, physical_offset: int) -> bool:
+        number = bisect_right(self._lost, (physical_offset, _BEYOND)) - 1
+        return number >= 0 and physical_offset < self._lost[number][1]
 
     def finish(self) -> None:
         """What nothing in the log stands behind."""
@@ -313,8 +329,7 @@ class _Checker:
                 self._view.queues.batches.get(topic, queue_id), self._log_min
             )
         for stands in cursor.before(expected.physical_offset):
-            self._report.units += 1
-            self._report.add("queue", f"{topic}/{queue_id}", stands.base_offset, f"no record stands behind {stands}")
+            self._find_unclaimed(topic, queue_id, stands)
         if cursor.unit is None or cursor.unit.physical_offset != expected.physical_offset:
             if self._is_in_flight(topic, queue_id, expected.physical_offset):
                 return
@@ -331,9 +346,12 @@ class _Checker:
         for queue in self._view.queues.batches:
             cursor = self._batches.get((queue.topic, queue.queue_id)) or _BatchCursor(queue, self._log_min)
             for stands in cursor.before(2**63):
-                self._report.units += 1
-                where = f"{queue.topic}/{queue.queue_id}"
-                self._report.add("queue", where, stands.base_offset, f"no record stands behind {stands}")
+                self._find_unclaimed(queue.topic, queue.queue_id, stands)
+
+    def _find_unclaimed(self, topic: str, queue_id: int, unit: BatchUnit) -> None:
+        self._report.units += 1
+        if not self._is_lost(unit.physical_offset):
+            self._report.add("queue", f"{topic}/{queue_id}", unit.base_offset, f"no record stands behind {unit}")
 
 
 def _check_unclaimed(cursor: _Cursor, queue: ConsumeQueue, begin: int, end: int) -> None:

@@ -95,6 +95,14 @@ class IndexChecker:
             said = f"{_counted(foreign, 'entry', 'entries')} of this record: not its keys"
             self._report.add("index", "", physical_offset, said)
 
+    def pass_over(self, begin: int, end: int) -> None:
+        """Entries of records that were damaged and moved aside from [begin, end) are no findings."""
+        while self._entry is not None and self._entry.physical_offset < begin:
+            self._orphan()
+        while self._entry is not None and self._entry.physical_offset < end:
+            self._report.index_entries += 1
+            self._leave_entry()
+
     def _is_in_flight(self, physical_offset: int, store_time_ms: int) -> bool:
         if self._in_flight_ms is None:
             return False
@@ -149,6 +157,11 @@ class IndexChecker:
         self._report.index_entries += 1
         where = self._entry.file.path.name
         self._report.add("index", where, self._entry.physical_offset, "an entry points here, where no record begins")
+        self._leave_entry()
+
+    def _leave_entry(self) -> None:
+        """Go on behind an entry without a record, and so without its time."""
+        assert self._entry is not None
         if self._entry.number == self._entry.file.entries:
             self._end_ms = None
         self._entry = self._read()

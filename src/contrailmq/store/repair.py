@@ -1,0 +1,338 @@
+"""Moving damaged ranges of the log aside. For `contrailmq store repair`.
+
+The whole log is walked, with checksums. Bytes between two whole records that are none are a damaged range; so is the
+rest of a file whose BLANK is gone when another file follows, and a damaged end of the last file if the store was closed
+cleanly and its queues name records there. Zeros at the end are unwritten space; after a crash, what is torn there is
+recovery's business.
+
+Three steps, each synced before the next:
+
+1. every range is copied to ROOT/damaged/ (set_aside.py), with what the queues say stood there;
+2. placeholders (placeholder.py) take its place in the log: no record moves, and the walk goes through;
+3. the queue units that pointed into it become pre-blank, which is what readers pass over.
+
+A kill leaves a store on which repair is run again. Killed in step 2, the rest of a range is a damaged range. Killed in
+step 3, the placeholders are in the log and the units still point at them: the next run looks for that, and until then
+reads take such a record for damaged. Batch queues keep their units, which say their offsets themselves: reading passes
+over a record that does not have the unit's offset, and a placeholder's is never that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from contrailmq.message import SysFlag
+from contrailmq.store.clock import Clock, SystemClock
+from contrailmq.store.config import StoreConfig
+from contrailmq.store.consume_queue import ConsumeQueue
+from contrailmq.store.errors import CorruptStoreError, StoreLockedError
+from contrailmq.store.files import Files
+from contrailmq.store.light_queues import LIGHT_PREFIX
+from contrailmq.store.log_walk import next_record, store_time_at, walk
+from contrailmq.store.placeholder import PLACEHOLDER_BYTES_MIN, LostMessage, may_be_emptied, placeholders
+from contrailmq.store.queue_unit import PRE_BLANK, UNIT_BYTES
+from contrailmq.store.read_only import ReadOnlyLogFile, StoreView, require_store
+from contrailmq.store.rebuild_places import finish_interrupted
+from contrailmq.store.record import Kind
+from contrailmq.store.set_aside import set_aside
+from contrailmq.store.store_lock import StoreLock
+from contrailmq.store.verify import Progress
+
+_UNKNOWN_OFFSET: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedRange:
+    """Bytes [begin, end) of the log that are no records, and what the queues say stood there."""
+
+    begin: int
+    end: int
+    reason: str
+    lost: tuple[LostMessage, ...] = ()
+    saved_as: str = ""  # the file that has the bytes now; empty for a dry run
+    store_time_ms: int = 0  # of the record before it, or else of the one behind
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What was found, and unless it was a dry run, repaired."""
+
+    path: str
+    is_dry_run: bool
+    ranges: tuple[DamagedRange, ...]
+    units_emptied: int  # queue units that pointed at what is gone
+    log_end: str = ""  # why the log ends where it does, when opening the store will cut something there
+
+    @property
+    def damaged_bytes(self) -> int:
+        return sum(one.end - one.begin for one in self.ranges)
+
+    @property
+    def messages_lost(self) -> int:
+        """As the queues count them; light queues name messages of other queues once more."""
+        return sum(lost.messages for one in self.ranges for lost in one.lost if not _is_light(lost))
+
+
+def repair_store(
+    config: StoreConfig,
+    *,
+    files: Files | None = None,
+    clock: Clock | None = None,
+    on_progress: Progress | None = None,
+) -> RepairReport:
+    """Move what is damaged aside. Takes the store's lock: StoreLockedError while somebody has it open."""
+    files = files or Files()
+    require_store(config, files)
+    lock = StoreLock(files, config.lock_path)
+    lock.acquire()
+    try:
+        finish_interrupted(config.path, files)
+        with StoreView(config) as view:
+            found = _look(view, on_progress)
+            time_ms = (clock or SystemClock()).now_ms()
+            ranges = tuple(_set_aside(view, one, files, time_ms) for one in found.ranges)
+            for one in found.ranges:
+                _fill(view, one, files)
+            _empty_units(found.units, files)
+        return RepairReport(str(config.path), False, ranges, len(found.units), found.log_end)
+    finally:
+        lock.release()
+
+
+def find_damage(config: StoreConfig, *, on_progress: Progress | None = None) -> RepairReport:
+    """What `repair_store` would do. Changes no byte; StoreLockedError while somebody has the store open."""
+    with StoreView(config) as view:
+        if view.owner_pid:
+            raise StoreLockedError(config.path, owner_pid=view.owner_pid if view.owner_pid > 0 else None)
+        found = _look(view, on_progress)
+    return RepairReport(str(config.path), True, found.ranges, len(found.units), found.log_end)
+
+
+# --- looking
+
+
+class _UnitPlace(NamedTuple):
+    """A unit of an ordinary queue that points at what is gone."""
+
+    queue: ConsumeQueue
+    queue_offset: int
+
+
+class _Found(NamedTuple):
+    ranges: tuple[DamagedRange, ...]
+    units: list[_UnitPlace]
+    log_end: str
+
+
+class _Placeholders:
+    """Sink of the walk: where placeholders of an earlier repair stand, as ranges."""
+
+    def __init__(self) -> None:
+        self.ranges: list[tuple[int, int]] = []
+        self.known: list[LostMessage] = []
+
+    def take(
+        self,
+        topic: bytes,
+        queue_id: int,
+        queue_offset: int,
+        physical_offset: int,
+        size_bytes: int,
+        store_time_ms: int,
+        sys_flag: int,
+        properties: bytes,
+        /,
+    ) -> None:
+        if sys_flag & SysFlag.LOST:
+            follows = self.ranges and self.ranges[-1][1] == physical_offset
+            begin = self.ranges.pop()[0] if follows else physical_offset
+            self.ranges.append((begin, physical_offset + size_bytes))
+            if queue_offset >= 0:
+                name = topic.decode("utf-8", "replace")
+                self.known.append(LostMessage(name, queue_id, queue_offset, physical_offset, size_bytes))
+
+
+class _Tail(NamedTuple):
+    """What stands behind the last record of a file."""
+
+    file: ReadOnlyLogFile
+    position: int
+    kind: Kind
+    reason: str
+    store_time_ms: int  # of the last record before it, in this file or an earlier one
+
+
+def _look(view: StoreView, on_progress: Progress | None) -> _Found:
+    sink = _Placeholders()
+    ranges: list[DamagedRange] = []
+    tails: list[_Tail] = []  # of the files behind which it is not known yet whether the log goes on
+    done = store_time_ms = 0
+    for file in view.log_files:
+        holes, tail, has_records = _look_into(file, sink, store_time_ms)
+        store_time_ms = tail.store_time_ms
+        if has_records:
+            ranges += [_to_file_end(before) for before in tails if before.position < before.file.size_bytes]
+            tails.clear()
+        ranges += holes
+        if tail.kind is not Kind.BLANK:
+            tails.append(tail)
+        done += file.size_bytes
+        if on_progress is not None:
+            on_progress(done, view.log_bytes)
+    log_end = ""
+    if tails and tails[0].kind is not Kind.NOTHING:
+        damaged_end = _damaged_end(view, tails[0])
+        ranges += damaged_end
+        log_end = "" if damaged_end else f"at {tails[0].file.base + tails[0].position}: {tails[0].reason}"
+    return _with_units(view, ranges, sink, log_end)
+
+
+def _look_into(
+    file: ReadOnlyLogFile, sink: _Placeholders, store_time_ms: int
+) -> tuple[list[DamagedRange], _Tail, bool]:
+    """The holes of one file, what stands behind its last record, and whether it has one, or a BLANK."""
+    holes: list[DamagedRange] = []
+    end = walk(file, sink, check_body_crc=True)
+    has_records = end.records > 0
+    store_time_ms = end.store_time_ms or store_time_ms
+    while end.verdict.kind is not Kind.BLANK:
+        following = next_record(file, end.position, file.size_bytes)
+        if following < 0:
+            break
+        begin, reason = end.position, end.verdict.reason
+        end = walk(file, sink, position=following, check_body_crc=True)
+        if not store_time_ms and end.records:
+            store_time_ms = store_time_at(file.mapping, following)
+        hole = DamagedRange(file.base + begin, file.base + following, reason, store_time_ms=store_time_ms)
+        holes.append(hole)
+        store_time_ms = end.store_time_ms or store_time_ms
+    has_records = has_records or bool(holes) or end.verdict.kind is Kind.BLANK
+    return holes, _Tail(file, end.position, end.verdict.kind, end.verdict.reason, store_time_ms), has_records
+
+
+def _to_file_end(tail: _Tail) -> DamagedRange:
+    """A file that another one follows ends in a BLANK: this one's is damaged."""
+    begin = tail.file.base + tail.position
+    return DamagedRange(begin, tail.file.end, tail.reason, store_time_ms=tail.store_time_ms)
+
+
+def _damaged_end(view: StoreView, tail: _Tail) -> list[DamagedRange]:
+    """A store that was closed cleanly has no torn record at its end; the queues say how far it was written."""
+    begin = tail.file.base + tail.position
+    if view.files.exists(view.config.abort_path):
+        return []
+    end = max((lost.end for lost, _ in _units_in(view, begin, tail.file.end)), default=begin)
+    return [DamagedRange(begin, end, tail.reason, store_time_ms=tail.store_time_ms)] if end > begin else []
+
+
+def _with_units(view: StoreView, ranges: list[DamagedRange], repaired: _Placeholders, log_end: str) -> _Found:
+    """Add what the queues know. Units that point at placeholders are left of a repair that was interrupted."""
+    units: list[_UnitPlace] = []
+    told: list[DamagedRange] = []
+    for one in ranges:
+        _check_room(view, one)
+        found = sorted(_units_in(view, one.begin, one.end), key=lambda pair: pair[0].physical_offset)
+        told.append(replace(one, lost=tuple(lost for lost, _ in found)))
+        units += [place for _, place in found if place is not None]
+    for begin, end in repaired.ranges:
+        units += [place for _, place in _units_in(view, begin, end) if place is not None]
+    for lost in repaired.known:
+        queue = view.queues.get(lost.topic, lost.queue_id)
+        stands = queue.read_units(lost.queue_offset, 1) if queue is not None else b""
+        is_left = stands != PRE_BLANK and may_be_emptied(stands, lost.physical_offset, lost.size_bytes)
+        if queue is not None and is_left:
+            units.append(_UnitPlace(queue, lost.queue_offset))
+    return _Found(tuple(told), list(dict.fromkeys(units)), log_end)
+
+
+def _check_room(view: StoreView, one: DamagedRange) -> None:
+    file = _file_of(view, one.begin)
+    if one.end - one.begin < PLACEHOLDER_BYTES_MIN and one.end != file.end:
+        raise CorruptStoreError(
+            file.path,
+            f"the damaged range from {one.begin} to {one.end} is smaller than a record ({PLACEHOLDER_BYTES_MIN} "
+            "bytes), so nothing can take its place: restore the file from a copy of the store; nothing was changed",
+        )
+
+
+def _units_in(view: StoreView, begin: int, end: int) -> Iterator[tuple[LostMessage, _UnitPlace | None]]:
+    """Every unit that points at a record within [begin, end), of all queues."""
+    for queue in view.queues:
+        for offset, unit in queue.scan(queue.offset_of_physical(begin), queue.max_offset):
+            if unit.is_pre_blank:
+                continue
+            if unit.physical_offset >= end:
+                break
+            if unit.physical_offset + unit.size_bytes <= end:
+                place = (unit.physical_offset, unit.size_bytes)
+                yield LostMessage(queue.topic, queue.queue_id, offset, *place), _UnitPlace(queue, offset)
+    for batches in view.queues.batches:
+        first = batches.number_where(lambda unit: unit.physical_offset >= begin)
+        for batch in batches.scan(first):
+            if batch.physical_offset + batch.size_bytes > end:
+                break
+            said = (batch.base_offset, batch.physical_offset, batch.size_bytes, batch.batch_size)
+            yield LostMessage(batches.topic, batches.queue_id, *said), None
+
+
+def _file_of(view: StoreView, physical_offset: int) -> ReadOnlyLogFile:
+    return next(file for file in view.log_files if file.base <= physical_offset < file.end)
+
+
+def _is_light(lost: LostMessage) -> bool:
+    return lost.topic.startswith(LIGHT_PREFIX)
+
+
+# --- changing
+
+
+def _set_aside(view: StoreView, one: DamagedRange, files: Files, time_ms: int) -> DamagedRange:
+    file = _file_of(view, one.begin)
+    data = (file.mapping, one.begin - file.base, one.end - file.base)
+    saved = set_aside(
+        view.config.path, files, begin=one.begin, data=data, reason=one.reason, lost=one.lost, time_ms=time_ms
+    )
+    return replace(one, saved_as=str(saved))
+
+
+def _fill(view: StoreView, one: DamagedRange, files: Files) -> None:
+    """Write placeholders over a range."""
+    file = _file_of(view, one.begin)
+    batch_topics = {queue.topic for queue in view.queues.batches}
+    known = [
+        # Of a batch only the size counts: its unit must not find its own offset there.
+        lost._replace(queue_offset=_UNKNOWN_OFFSET) if lost.topic in batch_topics else lost
+        for lost in one.lost
+        if not _is_light(lost)
+    ]
+    time_ms = max(1, one.store_time_ms)  # Apache takes a file whose first record has none for one never written
+    position = one.begin - file.base
+    descriptor = files.open(file.path)
+    try:
+        for record in placeholders(one.begin, one.end, known, store_time_ms=time_ms, ends_file=one.end == file.end):
+            files.pwrite(descriptor, record, position)
+            position += len(record)
+        assert position == one.end - file.base
+        files.sync(descriptor)
+    finally:
+        files.close(descriptor)
+
+
+def _empty_units(units: Sequence[_UnitPlace], files: Files) -> None:
+    """Make units pre-blank, file by file."""
+    by_file: dict[Path, list[int]] = {}
+    for queue, queue_offset in units:
+        address = queue_offset * UNIT_BYTES
+        position = address % queue.file_bytes
+        by_file.setdefault(queue.directory / f"{address - position:020d}", []).append(position)
+    for path, positions in by_file.items():
+        descriptor = files.open(path)
+        try:
+            for position in positions:
+                files.pwrite(descriptor, PRE_BLANK, position)
+            files.sync(descriptor)
+        finally:
+            files.close(descriptor)
