@@ -72,6 +72,7 @@ def test_filters_and_aggregates_on_one_load_do_not_disturb_each_other(
         "select (select count(*) from orders where queueId = 1) a, (select count(*) from orders) b, "
         "(select count(*) from orders where queueId = 2) c"
     ).first()
+    spark.catalog.dropTempView("orders")
     assert tuple(counts) == (12, 48, 12)
 
 

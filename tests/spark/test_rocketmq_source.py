@@ -73,6 +73,9 @@ class FakeBroker:
     def broker_names(self) -> list[str]:
         return ["broker-a"]
 
+    def forget_routes(self) -> None:
+        """It keeps none."""
+
     def min_offset(self, queue: MessageQueue) -> int:
         return self.lowest.get(queue, 0)
 
@@ -367,6 +370,23 @@ def test_vanished_and_remade_queues_fail_unless_allowed(stream: tuple[RocketMQSt
     broker.sizes.clear()
     with pytest.raises(DataLossError, match="no longer there"):
         reader.latestOffset(start, ReadAllAvailable())
+
+
+def test_a_broker_that_comes_back_between_two_questions_has_lost_nothing(
+    stream: tuple[RocketMQStreamReader, FakeBroker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is away when its queues are asked for, and there when the brokers are."""
+    reader, broker = stream
+    start = reader.reportLatestOffset()
+    sizes = dict(broker.sizes)
+
+    def back() -> list[str]:
+        broker.sizes.update(sizes)
+        return sorted({queue.broker_name for queue in sizes})
+
+    monkeypatch.setattr(broker, "broker_names", back)
+    broker.sizes.clear()
+    assert offsets_of(reader.latestOffset(start, ReadAllAvailable())) == offsets_of(start)
 
 
 def test_the_group_offset_mirrors_the_next_offset_to_read(stream: tuple[RocketMQStreamReader, FakeBroker]) -> None:

@@ -476,10 +476,14 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_vanished(self, begins: Offsets, ends: Offsets) -> None:
         gone = sorted(queue for queue in begins if queue not in ends)
         if gone and self._settings.fail_on_data_loss:
-            there = reader_for(self._settings).broker_names()
+            source = reader_for(self._settings)
+            there = source.broker_names()
             for queue in gone:
                 if queue.broker_name not in there:
                     raise BrokerNotFoundError(queue.broker_name)  # which is waited for
+            source.forget_routes()
+            if self._ends().keys() >= set(gone):  # its broker came back between the two questions
+                raise BrokerNotFoundError(gone[0].broker_name)
             raise DataLossError(
                 f"{queue_name(gone[0])} ({len(gone)} in all) is no longer there, though its broker is: the topic was "
                 "deleted or has fewer queues now; set failOnDataLoss=false to go on without"
