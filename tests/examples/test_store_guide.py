@@ -24,7 +24,8 @@ def test_every_default_in_the_guide_is_the_stores() -> None:
 def test_every_setting_in_the_guide_exists() -> None:
     known = {field.name for field in fields(StoreConfig)}
     calls = {name for name in dir(MessageStore) if not name.startswith("_")} | {"put_many", "put_inner_batch"}
-    functions = {"inspect_store", "verify_store", "rebuild_store", "from_properties", "next_offset", "embedded_store"}
+    functions = {"inspect_store", "verify_store", "rebuild_store", "find_damage", "repair_store"}
+    functions |= {"from_properties", "next_offset", "embedded_store"}
     reported = {field.name for field in fields(RecoveryReport)}
     named = set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", re.sub(r"(tests|store)/\S+", "", GUIDE)))
     of_clients = {"damaged_count"}

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 
 import pytest
 
+from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.transport import new_event_loop
 
 from .peers import WAIT_S, Run
@@ -22,3 +23,9 @@ def run(request: pytest.FixtureRequest) -> Run:
             loop.run(bounded())
 
     return runner
+
+
+@pytest.fixture(autouse=True)
+def fresh_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warnings about peers are bounded for a process: no test uses up what another one looks for."""
+    monkeypatch.setattr(peer_warnings, "_periods", {})

@@ -22,7 +22,10 @@ def recorded_path(root: Path) -> Path:
 def recorded_settings(root: Path) -> dict[str, str]:
     """What the store's broker left, by our names; nothing where it left nothing."""
     path = recorded_path(root)
-    texts = read_properties(path) if path.is_file() else {}
+    try:
+        texts = read_properties(path)
+    except FileNotFoundError:
+        texts = {}
     return {name: texts[rocketmq_key(name)] for name in RECORDED if rocketmq_key(name) in texts}
 
 
