@@ -344,13 +344,16 @@ class ReplyTemplate:
 
     def render(self, request: Command, values: tuple[int | bytes, ...], *, body_bytes: int = 0) -> bytes:
         """The response up to its body; a body of `body_bytes` is sent by the caller right after it."""
-        if request.serialize_type == JSON:
-            header = self._format % (*values, request.opaque)
-            word = len(header)
-        else:
-            header = self._binary.header(request.opaque, [_unescaped(value) for value in values])
-            word = BINARY << 24 | len(header)
-        return _PREFIX.pack(4 + len(header) + body_bytes, word) + header
+        if request.serialize_type != JSON:
+            return self._render_binary(request, values, body_bytes)
+        header = self._format % (*values, request.opaque)
+        header_bytes = len(header)
+        return _PREFIX.pack(4 + header_bytes + body_bytes, header_bytes) + header
+
+    def _render_binary(self, request: Command, values: tuple[int | bytes, ...], body_bytes: int) -> bytes:
+        header = self._binary.header(request.opaque, [_unescaped(value) for value in values])
+        header_bytes = len(header)
+        return _PREFIX.pack(4 + header_bytes + body_bytes, BINARY << 24 | header_bytes) + header
 
 
 def _unescaped(value: int | bytes) -> bytes:
