@@ -25,6 +25,7 @@ from contrailmq.spark.jobs.swap import RebuildError, is_in_use
 from contrailmq.spark.jobs.verify import Finding, findings_table, verify
 from contrailmq.spark.records import stable_order
 from contrailmq.spark.scan import CorruptLogError
+from contrailmq.spark.topic_pulls import split_records
 from contrailmq.store.record import encode_record
 from lock_holder import in_use_by_another
 from spark.conftest import unpack
@@ -233,9 +234,21 @@ def test_hashes_of_a_column_equal_java_hashes_of_its_values(pairs: list[tuple[st
     assert found.tolist() == [java_hash(text, seed=seed) for text, seed in pairs]
 
 
-def test_delay_levels_beyond_the_table_take_its_last_level() -> None:
-    assert Dispatcher("1s 2m")._delay_ms("99") == 120_000
-    assert Dispatcher("1s 2m")._delay_ms("0") is None
+@pytest.mark.parametrize(
+    ("level", "delay_ms"),
+    [("1", 1_000), ("2", 120_000), ("99", 120_000), ("02", 120_000), ("9" * 5_000, 120_000)]
+    + [(text, None) for text in ("0", "-1", "+1", "x", "1.5", "\u0662", "\u00b2", "", " 1")],
+)
+def test_the_level_of_a_waiting_message_is_read_by_the_rule_of_the_store(level: str, delay_ms: int | None) -> None:
+    """A text that names no level leaves the tag's code; digits of other scripts are not read."""
+    properties = f"DELAY\x01{level}\x02TAGS\x01a\x02".encode()
+    host = encode_host("10.0.0.1", 1)
+    record = encode_record(
+        "SCHEDULE_TOPIC_XXXX", b"", properties, queue_id=1, queue_offset=5, physical_offset=0, born_host=host,
+        store_host=host, born_time_ms=0, store_time_ms=1_000_000,
+    )  # fmt: skip
+    units, _ = Dispatcher("1s 2m").dispatch(split_records(record, "SCHEDULE_TOPIC_XXXX"))
+    assert units.tags_code.tolist() == [ord("a") if delay_ms is None else 1_000_000 + delay_ms]
 
 
 @settings(max_examples=60, deadline=None)

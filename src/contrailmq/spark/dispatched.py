@@ -24,11 +24,9 @@ from contrailmq.message import Property, SysFlag, SystemTopic, java_hash, tags_c
 from contrailmq.spark.property_table import Properties, parse_properties
 from contrailmq.spark.records import Int, Mask, Records, stable_order
 from contrailmq.spark.slices import take_slices, text_column
+from contrailmq.store.delay_levels import DELAY_LEVELS, DelayLevels
 from contrailmq.store.queue_state import TAG_KIND
 
-DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"  # RocketMQ's messageDelayLevel
-_UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_UNKNOWN_LEVEL_MS: Final = 1000
 _COUNTED_MAX: Final = 1 << 22  # 32 MiB of counters; beyond that sorting takes less memory
 
 
@@ -54,16 +52,11 @@ class IndexEntries:
     is_tag: Mask
 
 
-def delay_table(levels: str) -> list[int]:
-    """Delays in ms by level, level 1 first, from a text like `1s 5s 1m`."""
-    return [int(part[:-1]) * _UNIT_MS[part[-1]] for part in levels.split(" ")]
-
-
 class Dispatcher:
     """Derives units and index entries from blocks. `levels` is the broker's messageDelayLevel."""
 
     def __init__(self, levels: str = DELAY_LEVELS) -> None:
-        self._delays_ms = delay_table(levels)
+        self._delay_levels = DelayLevels(levels)
 
     def dispatch(self, records: Records) -> tuple[Units, IndexEntries]:
         """What a broker would put into its queues and into its index for a block."""
@@ -98,9 +91,9 @@ class Dispatcher:
             waiting = np.flatnonzero(codes == names.index(SystemTopic.SCHEDULE))
             levels = table.column(Property.DELAY).to_pylist()
             for row in waiting.tolist():
-                delay_ms = self._delay_ms(levels[row])
-                if delay_ms is not None:
-                    tags[row] = records.store_time_ms[row] + delay_ms
+                due_ms = self._delay_levels.due_ms(levels[row], int(records.store_time_ms[row]))
+                if due_ms is not None:
+                    tags[row] = due_ms
         pairs, queue = numbered(codes[queued], records.queue_id[queued])
         return Units(
             queues=[(names[code], queue_id) for code, queue_id in pairs],
@@ -110,13 +103,6 @@ class Dispatcher:
             size=records.size[queued],
             tags_code=tags[queued],
         )
-
-    def _delay_ms(self, level_text: str | None) -> int | None:
-        level = int(level_text) if level_text and level_text.isdecimal() else 0
-        if level <= 0:
-            return None
-        level = min(level, len(self._delays_ms))
-        return self._delays_ms[level - 1] if level <= len(self._delays_ms) else _UNKNOWN_LEVEL_MS
 
 
 def numbered(codes: Int, queue_ids: Int) -> tuple[list[tuple[int, int]], Int]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from contrailmq.store.delay_levels import DelayLevels
+from contrailmq.store.delay_levels import DELAY_LEVELS, DelayLevels
 from contrailmq.store.errors import StoreConfigError
 from contrailmq.store.files import Files
 from contrailmq.store.index_sizes import read_index_sizes
@@ -41,7 +41,6 @@ INDEX_UNITS: Final = 20_000_000
 _SIZES: Final = ("mapped_file_size", "mapper_file_size", "max_hash", "max_index")
 _HOUR: Final = re.compile("([01]?[0-9]|2[0-3])?")  # nothing: no hour, as in "04;"
 _MESSAGE_BYTES_MIN: Final = 10  # RocketMQ ignores a smaller maxMessageSize
-_DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
 
 class FlushDiskType(enum.StrEnum):
@@ -256,7 +255,7 @@ class _Settings:
     broker_role: BrokerRole = BrokerRole.ASYNC_MASTER
     ha_listen_port: int = 10_912
     # --- delay and timer
-    message_delay_level: str = _DELAY_LEVELS
+    message_delay_level: str = DELAY_LEVELS
     flush_delay_offset_interval: int = 10_000
     timer_wheel_enable: bool = True
     timer_precision_ms: int = 1000

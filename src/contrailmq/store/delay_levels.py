@@ -12,6 +12,7 @@ from typing import Final
 from contrailmq.message import Property, SystemTopic, natural_number, tags_code
 from contrailmq.store.errors import StoreConfigError
 
+DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"  # RocketMQ's messageDelayLevel
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LEVEL_MS_MAX: Final = 36_525 * 86_400_000  # a hundred years: delivery times stay within 64 bits
 _UNKNOWN_LEVEL_MS: Final = 1_000  # ScheduleMessageService.computeDeliverTimestamp, for a level that is not in the table
@@ -32,12 +33,17 @@ class DelayLevels:
         level = min(level, len(self.delays_ms))
         return store_time_ms + (self.delays_ms[level - 1] if level > 0 else _UNKNOWN_LEVEL_MS)
 
+    def due_ms(self, level: str | None, store_time_ms: int) -> int | None:
+        """When a message that waits is due, by its DELAY; None when that names no level."""
+        number = natural_number(level or "") or 0
+        return self.deliver_time_ms(number, store_time_ms) if number else None
+
     def unit_tags_code(self, topic: str, properties: Mapping[str, str], store_time_ms: int) -> int:
         """What goes into the unit of this record: the tag's hash, or the delivery time of a delayed message."""
         if topic == SystemTopic.SCHEDULE:
-            level = natural_number(properties.get(Property.DELAY, "")) or 0
-            if level > 0:
-                return self.deliver_time_ms(level, store_time_ms)
+            due_ms = self.due_ms(properties.get(Property.DELAY), store_time_ms)
+            if due_ms is not None:
+                return due_ms
         return tags_code(properties.get(Property.TAGS))
 
 

@@ -32,7 +32,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from contrailmq.spark.dispatched import DELAY_LEVELS, Dispatcher
+from contrailmq.spark.dispatched import Dispatcher
 from contrailmq.spark.engine import Engine, Progress
 from contrailmq.spark.jobs import swap
 from contrailmq.spark.jobs.index_files import ENTRY, IndexShape, write_durably, write_index
@@ -42,6 +42,7 @@ from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_rec
 from contrailmq.spark.queue_units import UNIT_BYTES, queue_files
 from contrailmq.spark.records import stable_order
 from contrailmq.spark.store_files import confirmed_end, log_files
+from contrailmq.store.delay_levels import DELAY_LEVELS
 
 _QUEUE_FILE_BYTES: Final = 6_000_000  # RocketMQ's default: 300,000 units
 _DISK_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from contrailmq.spark.dispatched import DELAY_LEVELS, Dispatcher, IndexEntries, Units
+from contrailmq.spark.dispatched import Dispatcher, IndexEntries, Units
 from contrailmq.spark.engine import Engine, Progress
 from contrailmq.spark.jobs.index_files import IndexShape, IndexUnits, has_index, index_paths, read_index
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, scan_part
@@ -37,6 +37,7 @@ from contrailmq.spark.records import Int, stable_order
 from contrailmq.spark.scan import BadStretch, Range
 from contrailmq.spark.store_files import confirmed_end, log_files
 from contrailmq.store.checkpoint import read_checkpoint
+from contrailmq.store.delay_levels import DELAY_LEVELS
 from contrailmq.store.files import Files
 
 if TYPE_CHECKING:
