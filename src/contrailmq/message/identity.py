@@ -39,6 +39,12 @@ def encode_host(ip: str, port: int) -> bytes:
     return packed + port.to_bytes(4, "big")
 
 
+def encode_address(address: str) -> bytes:
+    """The same of `ip:port`; an IPv6 address has brackets, no address means this machine."""
+    host, _, port = address.rpartition(":")
+    return encode_host(host.strip("[]") or "127.0.0.1", int(port))
+
+
 def decode_host(data: bytes) -> Host:
     """The address behind the 8 or 20 bytes of a record."""
     if len(data) not in (8, 20):

@@ -115,7 +115,6 @@ class Dispatcher:
             self._on_standstill(None)
         return count
 
-    @property
     def is_dispatching_here(self) -> bool:
         """Whether the calling thread is in the middle of a dispatch: a listener calls."""
         return self._dispatching == threading.get_ident()

@@ -19,9 +19,9 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import wraps
-from typing import Concatenate, Final, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-from contrailmq.store.config import StoreConfig
 from contrailmq.store.errors import StoreClosedError, StoreError, StoreForkedError
 from contrailmq.store.stats import StoreStats
 
@@ -29,62 +29,65 @@ _log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-S = TypeVar("S", bound="StoreLife")
 
 
 class StoreLife:
-    """The part of MessageStore that knows whether it is open. `open` and `close` change it."""
+    """Whether one store is open, and which threads run its listeners. `MessageStore` changes it."""
 
-    config: StoreConfig
-    stats: StoreStats
-
-    def __init__(self) -> None:
-        self._is_open = self._was_opened = False
+    def __init__(
+        self,
+        path: Path,
+        stats: StoreStats,
+        on_fork: Callable[[], None],
+        is_dispatching_here: Callable[[], bool],
+    ) -> None:
+        """`is_dispatching_here`: whether the calling thread may be in a listener that dispatch told directly."""
+        self.is_open = self.was_opened = False
+        self._path = path
+        self._stats = stats
+        self._on_fork = on_fork
+        self._is_dispatching_here = is_dispatching_here
         self._owner_pid = 0  # of the process that opened it
         self._in_listeners: set[int] = set()  # threads that run a listener of ours
 
-    def _entered(self) -> None:
+    def entered(self) -> None:
         """This process is about to open the store's files."""
-        self._was_opened = True
+        self.was_opened = True
         self._owner_pid = os.getpid()
         _open_stores.add(self)
 
-    def _left(self) -> None:
+    def left(self) -> None:
         """Closed, by this process."""
         self._owner_pid = 0
         _open_stores.discard(self)
 
-    def _forked(self) -> None:
+    def forked(self) -> None:
         """We are a copy in a child of the process that opened the store."""
-        self._is_open = False
+        self.is_open = False
+        self._on_fork()
 
-    def _closed_error(self) -> StoreClosedError:
+    def closed_error(self) -> StoreClosedError:
         if self._owner_pid not in (0, os.getpid()):
-            return StoreForkedError(self.config.path, owner_pid=self._owner_pid)
-        return StoreClosedError(self.config.path, was_open=self._was_opened)
+            return StoreForkedError(self._path, owner_pid=self._owner_pid)
+        return StoreClosedError(self._path, was_open=self.was_opened)
 
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise self._closed_error()
+    def check_open(self) -> None:
+        if not self.is_open:
+            raise self.closed_error()
 
-    def _check_not_closed(self) -> None:
+    def check_not_closed(self) -> None:
         """For what may be set up before the store is opened."""
-        if self._was_opened and not self._is_open:
-            raise self._closed_error()
+        if self.was_opened and not self.is_open:
+            raise self.closed_error()
 
-    @property
-    def _is_in_listener(self) -> bool:
-        """Whether the calling thread runs a listener of ours."""
-        return threading.get_ident() in self._in_listeners
-
-    def _check_not_in_listener(self, what: str) -> None:
-        if self._is_in_listener:
+    def check_not_in_listener(self, what: str) -> None:
+        if threading.get_ident() in self._in_listeners or self._is_dispatching_here():
             raise StoreError(
-                f"store {self.config.path}: {what}() was called by a listener, and it would wait for the thread that "
+                f"store {self._path}: {what}() was called by a listener, and it would wait for the thread that "
                 "runs the listener: let another thread call it"
             )
 
-    def _guarded(self, listener: Callable[P, None]) -> Callable[P, None]:
+    def guarded(self, listener: Callable[P, None]) -> Callable[P, None]:
         """A listener whose errors are its own."""
 
         def tell(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -94,7 +97,7 @@ class StoreLife:
             try:
                 listener(*args, **kwargs)
             except Exception:  # noqa: BLE001 - logged and counted, and the store goes on
-                note_listener_error(self.stats, listener)
+                note_listener_error(self._stats, listener)
             finally:
                 if is_outermost:
                     self._in_listeners.discard(me)
@@ -102,19 +105,27 @@ class StoreLife:
         return tell
 
 
+class _Living(Protocol):
+    _life: StoreLife
+
+
+S = TypeVar("S", bound=_Living)
+
+
 def while_open(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
     """A method that raises StoreClosedError unless the store is open, from its beginning to its end."""
 
     @wraps(method)
     def guarded(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        self._check_open()
+        life = self._life
+        life.check_open()
         try:
             result = method(self, *args, **kwargs)
         except (ValueError, OSError) as exc:  # as of a mapping that was closed meanwhile
-            if self._is_open:
+            if life.is_open:
                 raise
-            raise self._closed_error() from exc
-        self._check_open()
+            raise life.closed_error() from exc
+        life.check_open()
         return result
 
     return guarded
@@ -131,7 +142,7 @@ _open_stores: Final[weakref.WeakSet[StoreLife]] = weakref.WeakSet()
 
 def _after_fork_in_child() -> None:
     for store in list(_open_stores):
-        store._forked()
+        store.forked()
     _open_stores.clear()
 
 

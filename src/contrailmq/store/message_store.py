@@ -3,10 +3,7 @@
 Two ways to drive it, and nothing in between:
 
 * **Embedded** (`Drive.EMBEDDED`): `put` and `put_many` return when the message is durable as configured and readable;
-  any number of threads may call them. Trouble with the disk is an exception, a refused message a status. Readable means
-  that a read dispatches first what puts have left (store_reads.py); nothing is left when someone listens for arrivals.
-  Later readable are, with the write buffer pool, messages that are not committed yet, and under SYNC_FLUSH messages
-  that did not wait (WAIT=false) for the flush.
+  any number of threads may call them. Trouble with the disk is an exception, a refused message a status.
 * **By a loop** (`Drive.LOOP`): `append` writes and returns, never waiting for a disk; the loop calls `dispatch` after a
   batch of appends, `request_flush` when someone waits for durability, and hears of it through `on_durable`.
 
@@ -14,9 +11,13 @@ Life: `open` takes the directory's lock, loads log, queues and index, recovers, 
 flush, commit, housekeeping). `close` undoes that in reverse and removes the abort file only if everything reached the
 disk. `abandon` drops everything as a crash would, for tests.
 
-When the store takes no writes, `unwritable_reason` says why, and every append is refused with it: closed, a slave, a
-failed sync or files that were deleted, replaced or cut under it (final until the store is opened again), a disk above
-the warning level (until there is room), no room for a queue or index file (until dispatch goes on).
+When the store takes no writes, `unwritable_reason` says why, and every append is refused with it (writability.py).
+
+Reading. An embedded put does not dispatch each message (one by one that costs twice as much as in chunks); whoever
+reads makes up for it first: the reader calls `_catch_up`, which brings queues and index up to everything that is
+confirmed. So any thread can read a message as soon as its put has returned. Two kinds become readable later: with the
+write buffer pool, messages that are not committed yet; under SYNC_FLUSH, messages that did not wait (WAIT=false) for
+the flush. Driven by a loop, reading never dispatches: the loop decides when.
 """
 
 from __future__ import annotations
@@ -25,49 +26,49 @@ import enum
 import logging
 from collections.abc import Callable, Container, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
-from contrailmq.message import encode_host
+from contrailmq.message import StoredMessage
+from contrailmq.message.identity import encode_address
+from contrailmq.store.batch_consume_queue import BatchConsumeQueue
 from contrailmq.store.bounds import START_BOUNDS, StartBounds
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.commit_log import LOCALHOST
 from contrailmq.store.config import StoreConfig
-from contrailmq.store.errors import StoreError, StoreFullError, StoreIOError, StoreLostError, StoreReadOnlyError
+from contrailmq.store.consume_queue import ConsumeQueue
+from contrailmq.store.damage import Place
+from contrailmq.store.errors import StoreError, StoreIOError, StoreReadOnlyError
 from contrailmq.store.files import Files
 from contrailmq.store.flush import FlushFailedError
 from contrailmq.store.ground import GroundWatch
 from contrailmq.store.io_errors import explained
-from contrailmq.store.life import while_open
+from contrailmq.store.life import StoreLife, while_open
+from contrailmq.store.opening import load_and_recover
 from contrailmq.store.parts import build_parts
 from contrailmq.store.putting import Putter
-from contrailmq.store.queue_ledger import read_ledger
+from contrailmq.store.queue_unit import Boundary, unpack_units
+from contrailmq.store.reading import PULL_BYTES_MAX, check_body, decode_found
 from contrailmq.store.rebuild_places import finish_interrupted
-from contrailmq.store.recovery import RecoveryReport, load_index, recover
+from contrailmq.store.record import decode_record
 from contrailmq.store.stats import StoreStats
 from contrailmq.store.status import (
     Append,
-    AppendResult,
     Arrival,
     BatchResult,
     Copy,
+    MessageFilter,
+    Messages,
     Put,
     PutInnerBatch,
     PutMany,
-    PutResult,
-    PutStatus,
+    Read,
+    WarmRead,
 )
 from contrailmq.store.store_clock import StoreClock
 from contrailmq.store.store_lock import StoreLock, remove_abort_file, write_abort_file
-from contrailmq.store.store_reads import StoreReads
+from contrailmq.store.writability import Writability
 
 _log = logging.getLogger(__name__)
-
-_CLOSED: Final = "closed"
-_LOST: Final = "files lost"
-_SYNC_FAILED: Final = "sync failed"
-_SLAVE: Final = "slave"
-_DISK_FULL: Final = "disk full"
-_STANDSTILL: Final = "standstill of dispatch"
 
 
 class Drive(enum.Enum):
@@ -77,7 +78,7 @@ class Drive(enum.Enum):
     LOOP = "loop"
 
 
-class MessageStore(StoreReads):
+class MessageStore:
     """A store directory. Thread-safe; a context manager.
 
     with MessageStore(StoreConfig(path)) as store:
@@ -99,13 +100,8 @@ class MessageStore(StoreReads):
         self.config = config
         self.files = files or Files()
         self.clock = clock or SystemClock()
-        super().__init__()
         self._drive = drive
         self._bounds = bounds
-        self._refusals: dict[str, str] = {}
-        self._failure = ""
-        self.lost_reason = ""  # why the files under the store are not its own any more
-        self._standstill: OSError | None = None  # why dispatch cannot go on
         self._commit_listeners: list[Callable[[], None]] = []
         try:
             config = self.config = config.resolved(self.files)
@@ -113,17 +109,17 @@ class MessageStore(StoreReads):
             raise StoreIOError("looking at the store", config.path, exc) from exc
         self.store_clock = StoreClock(self.clock)
         self.stats = StoreStats(self.store_clock.steady_ms(), self.files.mapped)
-        parts = build_parts(
+        parts = self._parts = build_parts(
             config,
             self.files,
             self.clock,
             self.store_clock,
             self.stats,
-            on_failure=self._fail,
+            on_failure=lambda cause: self._writability.sync_failed(cause),
             on_commit=self._on_commit,
             on_flushed=self._on_flushed,
-            on_disk_full=self._set_disk_full,
-            on_standstill=self._stand_still,
+            on_disk_full=lambda reason: self._writability.set_disk_full(reason),
+            on_standstill=lambda error: self._writability.stand_still(error),
             dispatch_before_reads=self._catch_up if drive is Drive.EMBEDDED else None,
             batch_topics=batch_topics,
             bounds=bounds,
@@ -132,19 +128,24 @@ class MessageStore(StoreReads):
         self._pool, self._committer, self._flusher = parts.pool, parts.committer, parts.flusher
         self._queues, self._index, self.checkpoint = parts.queues, parts.index, parts.checkpoint
         self._dispatcher, self._reader, self._housekeeping = parts.dispatcher, parts.reader, parts.housekeeping
-        self._delay_levels, self._retention = parts.delay_levels, parts.retention
+        self._retention = parts.retention
         self.new_queues = parts.queues.created  # who dispatches may look at it, and clears it
         self._lock = StoreLock(self.files, config.lock_path)
         self._ground = GroundWatch(self.files, self._log_files, config.lock_path, on_lost=self._lose)
         self._facts = self._log.facts
+        self._life = StoreLife(config.path, self.stats, self._forked, parts.dispatcher.is_dispatching_here)
+        self._writability = Writability(config, self.files, self._log, self._life, lambda: self._dispatcher.mark)
         self._putter = self._new_putter()
         self.put: Put = self._putter.put
         self.put_many: PutMany = self._putter.put_many
         self.put_inner_batch: PutInnerBatch = self._putter.put_inner_batch
         self.append: Append = self._log.append
+        # Bound to the reader's own methods, because pulls go through them.
         reader = parts.reader
-        self.get_slices, self.get_slices_sound = reader.get, reader.get_sound
-        self.get_slices_warm, self.get_slices_cold = reader.get_warm, reader.get_cold
+        self.get_slices: Read = reader.get  # as `get`, but slices of the mapped log, not decoded
+        self.get_slices_warm: WarmRead = reader.get_warm  # None when that would touch pages that are not in memory
+        self.get_slices_cold: Read = reader.get_cold  # copies, which the calling thread reads from the disk
+        self.get_slices_sound: Read = reader.get_sound  # all of them checked: for whoever writes them once more
         self.append_copies: Callable[[Sequence[Copy]], int] = self._log.append_copies
         self._shut()
 
@@ -157,9 +158,9 @@ class MessageStore(StoreReads):
             self._committer,
             self._dispatcher,
             self.stats,
-            store_host=_encoded_address(self.config.store_host_address),
+            store_host=encode_address(self.config.store_host_address),
             confirm_offset=lambda: self._confirmed_offset,
-            on_refusal=self._raise_if_unusable,
+            on_refusal=self._writability.raise_if_unusable,
         )
 
     # --- life
@@ -167,16 +168,16 @@ class MessageStore(StoreReads):
     def open(self) -> Self:
         """Lock, load, recover, start. StoreLockedError, CorruptStoreError, StoreIOError: it then holds nothing."""
         config = self.config
-        if self._was_opened:
+        if self._life.was_opened:
             raise StoreError(f"store {config.path} was opened before: make a new MessageStore to open it again")
-        self._entered()
+        self._life.entered()
         if config.unused_keys:
             _log.info("settings of RocketMQ's without effect here: %s", ", ".join(config.unused_keys))
         try:
             self.files.make_directory(config.path)
             self._lock.acquire()
             finish_interrupted(config.path, self.files)
-            self.recovery = self._recover()
+            self.recovery = load_and_recover(config, self.files, self._parts, self._bounds)
             self._reader.residency.opened()
             self._start()
         except OSError as exc:
@@ -190,51 +191,8 @@ class MessageStore(StoreReads):
     def _undo_open(self) -> None:
         self._stop_threads()
         self._drop()
-        self._left()
+        self._life.left()
         self._shut()
-
-    def _recover(self) -> RecoveryReport:
-        config = self.config
-        was_clean_exit = not self.files.exists(config.abort_path)
-        self._log_files.load()
-        if not was_clean_exit:
-            for file in self._log_files.files[-2:]:  # the disk works while we walk; the sync is below
-                self.files.start_writing(file.descriptor)
-        damaged = self._queues.load()
-        checkpoint = self.checkpoint.load()
-        ledger = read_ledger(config.path, self.files)
-        index_damage: list[str] = []
-        if self._index is not None:
-            index_damage = load_index(
-                self._index,
-                checkpoint,
-                ledger,
-                self._log_files.files,
-                was_clean_exit=was_clean_exit,
-                boot_id=self.files.boot_id(),
-            )
-        report = recover(
-            self._log_files,
-            self._queues,
-            self._index,
-            checkpoint=checkpoint,
-            ledger=ledger,
-            was_clean_exit=was_clean_exit,
-            delay_levels=self._delay_levels,
-            damaged=damaged,
-            index_damage=index_damage,
-            boot_id=self.files.boot_id(),
-            check_body_crc=config.check_crc_on_recover,
-            check_record_crc=config.check_crc_on_recover and config.force_verify_prop_crc,
-            bounds=self._bounds,
-        )
-        if not was_clean_exit or report.cut_bytes:
-            # A killed process leaves pages that no sync has covered. From here on they count as durable: make it true.
-            # And what recovery erased behind the end must not come back.
-            for file in self._log_files.files:
-                if file.end > report.walked_from:
-                    self.files.sync(file.descriptor)
-        return report
 
     def _start(self) -> None:
         self._dispatcher.mark = self._log_files.max_offset
@@ -242,8 +200,6 @@ class MessageStore(StoreReads):
         self.store_clock.opened(self._log.lock, lambda: self._log_files.wrote_offset, last_store_time_ms=last_time_ms)
         self._allocator.start()
         self._log.start_writing(self._queues.next_offsets())
-        if self.config.is_slave:
-            self._refuse(_SLAVE, "this broker is a slave: send to its master")
         if self._committer is not None:
             self._committer.start()
         self._flusher.start()
@@ -254,55 +210,50 @@ class MessageStore(StoreReads):
             # Until the first flush a minute from now a kill would make the next start feed the index from the log.
             self._housekeeping.persist()
         self._ground.start(self._lock.descriptor)
-        self._is_open = True
+        self._life.is_open = True
         self._reader.closed = None
-        self._allow(_CLOSED)
+        self._writability.opened()
 
     def _shut(self) -> None:
         """From here on nobody reads or writes."""
-        self._is_open = False
-        self._reader.closed = self._closed_error
-        self._refuse(_CLOSED, str(self._closed_error()))
+        self._life.is_open = False
+        self._reader.closed = self._life.closed_error
+        self._writability.shut()
 
     def _forked(self) -> None:
-        super()._forked()
-        self._refusals.clear()
-        self._shut()
-
-    @property
-    def _is_in_listener(self) -> bool:
-        return super()._is_in_listener or self._dispatcher.is_dispatching_here
+        self._reader.closed = self._life.closed_error
+        self._writability.forked()
 
     def close(self) -> None:
         """Make everything durable and let go of the directory. Idempotent; trouble is logged, and recovered later.
 
         A listener cannot call it (StoreError). In a forked child it does nothing: the store is the parent's.
         """
-        if not self._is_open:
+        if not self._life.is_open:
             return
-        self._check_not_in_listener("close")
+        self._life.check_not_in_listener("close")
         self._ground.tick()  # what took the place of our files must not get our last words
         self._shut()
         self._log.stop_writing()
         self._stop_threads()
         try:
-            if not self._is_final and self._persist_all():
+            if not self._writability.is_final and self._persist_all():
                 remove_abort_file(self.files, self.config.abort_path)
         except (OSError, FlushFailedError) as exc:
             _log.error("store %s was not closed cleanly, the next start will recover it: %s", self.config.path, exc)
         finally:
             self._drop()
-            self._left()
+            self._life.left()
 
     def abandon(self) -> None:
         """Drop the store as a killed process would: nothing is flushed, the abort file stays. For tests."""
-        if self._is_open:
-            self._check_not_in_listener("abandon")
+        if self._life.is_open:
+            self._life.check_not_in_listener("abandon")
             self._shut()
             self._log.stop_writing()
             self._stop_threads()
             self._drop()
-            self._left()
+            self._life.left()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -341,100 +292,34 @@ class MessageStore(StoreReads):
             self._pool.close()
         self._lock.release()
 
-    # --- may it be written?
+    # --- may it be written? writability.py
 
     @property
     def writable(self) -> bool:
-        return not self._refusals
+        return not self._writability.reason
 
     @property
     def unwritable_reason(self) -> str:
-        return next(iter(self._refusals.values()), "")
-
-    def _refuse(self, kind: str, reason: str) -> None:
-        self._refusals[kind] = reason
-        self._log.refusal = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=self.unwritable_reason)
-
-    def _allow(self, kind: str) -> None:
-        self._refusals.pop(kind, None)
-        reason = self.unwritable_reason
-        self._log.refusal = AppendResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=reason) if reason else None
-
-    def set_disk_full(self, reason: str | None) -> None:
-        """Cleaning found the disk above the warning level (or, with None, below it again)."""
-        self._check_not_closed()
-        self._set_disk_full(reason)
-
-    def _set_disk_full(self, reason: str | None) -> None:
-        if reason is None:
-            self._allow(_DISK_FULL)
-        else:
-            self._refuse(_DISK_FULL, reason)
-
-    def _stand_still(self, error: OSError | None) -> None:
-        """Dispatch cannot go on, or (None) went on: puts are refused meanwhile, and reading goes on."""
-        is_new, self._standstill = self._standstill is None, error
-        if error is None:
-            self._allow(_STANDSTILL)
-            _log.info("store %s: dispatch went on, puts are taken again", self.config.path)
-            return
-        cause = explained("dispatching to queues and index of", error, self.config, self.files)
-        reason = (
-            f"{cause}; messages behind offset {self._dispatcher.mark} cannot be read, and no more are taken, until "
-            "dispatch goes on (it is tried again by itself)"
-        )
-        self._refuse(_STANDSTILL, reason)
-        if is_new:
-            _log.error("store %s: dispatch stopped: %s", self.config.path, reason)
+        return self._writability.reason
 
     @property
     def standstill_reason(self) -> str:
         """Why dispatch cannot go on; empty when it can. A loop then calls `dispatch` again, once a second."""
-        return self._refusals.get(_STANDSTILL, "")
-
-    def _fail(self, cause: str) -> None:
-        """A sync failed: final."""
-        self._refuse(_SYNC_FAILED, str(StoreReadOnlyError(self.config.path, cause=cause)))
-        self._failure = cause
-
-    def _lose(self, cause: str) -> None:
-        """The files are not ours any more: final. Nothing is written by name, which may lead to another's store."""
-        error = StoreLostError(self.config.path, cause=cause)
-        self.lost_reason = str(error)
-        self._failure = cause
-        self.files.fence(self.lost_reason)
-        self._housekeeping.stand_down()
-        self._refusals = {_LOST: self.lost_reason, **self._refusals}  # first: it is the reason of what follows
-        self._refuse(_LOST, self.lost_reason)
-        _log.error("%s", error)
-
-    def _check_not_lost(self) -> None:
-        if self.lost_reason:
-            raise StoreLostError(self.config.path, cause=self._failure)
+        return self._writability.standstill_reason
 
     @property
-    def _is_final(self) -> bool:
-        """Whether nothing may be written until the store is opened again."""
-        return _SYNC_FAILED in self._refusals or _LOST in self._refusals
+    def lost_reason(self) -> str:
+        """Why the files under the store are not its own any more; empty while they are."""
+        return self._writability.lost_reason
 
-    def _raise_if_unusable(self, result: PutResult) -> None:
-        if result.status is PutStatus.CREATE_MAPPED_FILE_FAILED and self._log.last_error is not None:
-            raise self._log.last_error
-        if result.status is PutStatus.SERVICE_NOT_AVAILABLE:
-            self._check_not_lost()
-            if _SYNC_FAILED in self._refusals:
-                raise StoreReadOnlyError(self.config.path, cause=self._failure)
-            if _CLOSED in self._refusals:
-                raise self._closed_error()
-            if _DISK_FULL in self._refusals:
-                free, needed = (
-                    self.files.disk_usage(self.config.path).free_bytes,
-                    self.config.mapped_file_size_commit_log,
-                )
-                reason = self._refusals[_DISK_FULL]
-                raise StoreFullError(self.config.path, free_bytes=free, needed_bytes=needed, reason=reason)
-            if (cause := self._standstill) is not None:
-                raise explained("dispatching to queues and index of", cause, self.config, self.files) from cause
+    def set_disk_full(self, reason: str | None) -> None:
+        """Cleaning found the disk above the warning level (or, with None, below it again)."""
+        self._life.check_not_closed()
+        self._writability.set_disk_full(reason)
+
+    def _lose(self, cause: str) -> None:
+        self._writability.lose(cause)
+        self._housekeeping.stand_down()
 
     # --- by a loop: nothing here waits for a disk
 
@@ -468,7 +353,7 @@ class MessageStore(StoreReads):
     @while_open
     def append_raw(self, offset: int, data: bytes | memoryview) -> bool:
         """A master's bytes, on a slave; False when they do not continue the log at exactly this offset."""
-        self._check_not_lost()
+        self._writability.check_not_lost()
         return self._log.append_raw(offset, data)
 
     @while_open
@@ -510,7 +395,7 @@ class MessageStore(StoreReads):
     @while_open
     def flush(self, offset: int | None = None) -> None:
         """Make the log durable up to an offset (all of it by default), in this thread. Raises StoreReadOnlyError."""
-        self._check_not_lost()
+        self._writability.check_not_lost()
         end = self._log_files.wrote_offset if offset is None else offset
         try:
             while not self._flusher.wait(end, self.config.sync_flush_timeout / 1000):
@@ -520,13 +405,13 @@ class MessageStore(StoreReads):
 
     def on_durable(self, listener: Callable[[int], None]) -> None:
         """Called by the flushing thread with the durable offset when it grew, with -1 when a sync failed (final)."""
-        self._check_not_closed()
-        self._flusher.add_listener(self._guarded(listener))
+        self._life.check_not_closed()
+        self._flusher.add_listener(self._life.guarded(listener))
 
     def on_committed(self, listener: Callable[[], None]) -> None:
         """Called by the committing thread when the write buffer pool made more of the log readable."""
-        self._check_not_closed()
-        self._commit_listeners.append(self._guarded(listener))
+        self._life.check_not_closed()
+        self._commit_listeners.append(self._life.guarded(listener))
 
     def add_arrival_listener(
         self, listener: Callable[[Arrival], None], *, queues: Container[tuple[str, int]] | None = None
@@ -536,7 +421,7 @@ class MessageStore(StoreReads):
         With `queues`, only for those (topic, queue) that are in it then. It is asked once for the messages of a queue
         that follow each other and became readable together: telling costs 0.7 us each.
         """
-        self._check_not_closed()
+        self._life.check_not_closed()
         self._putter.lag_max = 0
         if queues is None:
             self._dispatcher.listeners.append(listener)
@@ -546,7 +431,7 @@ class MessageStore(StoreReads):
     def add_dispatcher(self, hook: Callable[[Arrival], bytes | None]) -> None:
         """Called for each record before its unit is written; the bytes that it gives, a filter's bit map, go into the
         unit's extension (enableConsumeQueueExt), where `MessageFilter.match_unit` finds them."""
-        self._check_not_closed()
+        self._life.check_not_closed()
         self._putter.lag_max = 0
         self._dispatcher.hooks.append(hook)
 
@@ -561,11 +446,182 @@ class MessageStore(StoreReads):
         if self._putter.lag_max == 0 and self._drive is Drive.EMBEDDED and offset >= 0:
             self._catch_up()
 
+    # --- what is stored
+
+    @property
+    @while_open
+    def confirm_offset(self) -> int:
+        """What may be shown to readers: under SYNC_FLUSH only what is durable, otherwise what is in the files."""
+        return self._confirmed_offset
+
+    @property
+    def _confirmed_offset(self) -> int:
+        if self.config.is_sync_flush and not self.config.read_un_committed:
+            return self._log_files.flushed_where
+        return self._log_files.max_offset
+
+    def _catch_up(self) -> None:
+        """Bring queues and index up to the confirmed end of the log."""
+        self._dispatcher.dispatch(self._confirmed_offset)
+
+    @while_open
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int = 32,
+        *,
+        max_bytes: int = PULL_BYTES_MAX,
+        filter: MessageFilter | None = None,
+    ) -> Messages:
+        """Messages of a queue from an offset on, decoded; see `status` and `next_offset` when it is empty.
+
+        CorruptStoreError when one of them is damaged, body included; it names the message.
+        """
+        found = self.get_slices(topic, queue_id, offset, max_count, max_bytes=max_bytes, filter=filter)
+        return decode_found(found, self.config.path, f"{topic}/{queue_id} from offset {offset} on", from_offset=offset)
+
+    @while_open
+    def is_cold(self, topic: str, queue_id: int, offset: int, *, by_distance: bool = False) -> bool:
+        """Would `get_slices` touch pages that are not in memory, or far back? Let a worker call the cold one."""
+        return self._reader.is_cold(topic, queue_id, offset, by_distance=by_distance)
+
+    @while_open
+    def lookup(self, physical_offset: int) -> StoredMessage | None:
+        """The message whose record begins at this place of the log. CorruptStoreError when its body is damaged."""
+        message = self._reader.lookup(physical_offset)
+        if message is not None:
+            check_body(message, self.config.path)
+        return message
+
+    @while_open
+    def lookup_sound(self, physical_offset: int) -> StoredMessage | None:
+        """The same; None when its body is damaged, which is noted: for a broker, which goes on without it."""
+        message = self._reader.lookup(physical_offset)
+        return message if message is not None and self._reader.is_sound(message) else None
+
+    @while_open
+    def read_record(self, physical_offset: int, size_bytes: int | None = None) -> bytes | None:
+        """The bytes of the record that begins there (and has this size); None when there is none, or a damaged one."""
+        record = self._reader.read_record(physical_offset, size_bytes)
+        return record if record is not None and self._reader.is_sound(decode_record(record)) else None
+
+    @while_open
+    def damaged_places(self) -> list[Place]:
+        """The damaged records that reads have passed over since the store was opened, 1,000 of them at most."""
+        return self._reader.damage.places()
+
+    @while_open
+    def is_resident(self, physical_offset: int) -> bool:
+        """Whether the log is in memory there, and for a megabyte on."""
+        return self._reader.residency.is_resident(physical_offset)
+
+    @while_open
+    def read_cold(self, physical_offset: int, size_bytes: int) -> memoryview | None:
+        """The log's bytes there, unchecked, as a copy that the calling thread reads from the disk."""
+        return self._reader.cold_record(physical_offset, size_bytes)
+
+    @while_open
+    def read_log(self, offset: int, max_bytes: int) -> memoryview | None:
+        """Raw readable bytes from an offset on, within one file (replication); None when there are none."""
+        file = self._log_files.find(offset)
+        if file is None or offset - file.base >= file.read_position:
+            return None
+        position = offset - file.base
+        return file.select(position, min(max_bytes, file.read_position - position))
+
+    @while_open
+    def query(
+        self, topic: str, key: str, max_count: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
+    ) -> list[StoredMessage]:
+        """Messages of a topic that carry this key or unique id, newest first, at most 64.
+
+        CorruptStoreError when the body of one is damaged; `max_count` and the times lead around it.
+        """
+        found = self._reader.query(topic, key, max_count, begin_ms, end_ms)
+        for message in found:
+            check_body(message, self.config.path)
+        return found
+
+    @while_open
+    def query_sound(
+        self, topic: str, key: str, max_count: int = 32, begin_ms: int = 0, end_ms: int = 2**63 - 1
+    ) -> list[StoredMessage]:
+        """The same without those whose body is damaged, which are noted: for a broker."""
+        return list(filter(self._reader.is_sound, self._reader.query(topic, key, max_count, begin_ms, end_ms)))
+
+    @property
+    @while_open
+    def is_index_doubtful(self) -> bool:
+        """Whether a query may have to compare a whole index file first: let a worker ask."""
+        return self._reader.is_index_doubtful
+
+    @while_open
+    def offset_at(self, topic: str, queue_id: int, time_ms: int, boundary: Boundary = Boundary.LOWER) -> int:
+        """The queue offset of the first message stored at or after a time (UPPER: the last at or before it)."""
+        return self._reader.offset_at(topic, queue_id, time_ms, boundary)
+
+    @while_open
+    def store_time_at(self, topic: str, queue_id: int, offset: int) -> int:
+        return self._reader.store_time_at(topic, queue_id, offset)
+
+    @while_open
+    def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int:
+        """Store time of the oldest message, of the log or of one queue; -1 when there is none."""
+        return self._reader.earliest_time(topic, queue_id)
+
+    @while_open
+    def queues(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """(min, max) offsets of every queue; max is the offset that the next message gets."""
+        return {(queue.topic, queue.queue_id): (queue.min_offset, queue.max_offset) for queue in self._all_queues()}
+
+    def _all_queues(self) -> list[ConsumeQueue | BatchConsumeQueue]:
+        self._reader.catch_up()
+        return [*self._queues, *self._queues.batches]
+
+    @while_open
+    def physical_end(self, topic: str) -> int:
+        """Where in the log the newest message of a topic's queues ends; -1 when they hold none."""
+        return max((queue.physical_max for queue in self._all_queues() if queue.topic == topic), default=-1)
+
+    @while_open
+    def has_batch_queues(self, topic: str) -> bool:
+        """Whether the messages of a topic are in batch queues (queue.type=BatchCQ)."""
+        return self._queues.batches.holds(topic)
+
+    @while_open
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        queue = self._reader.any_queue(topic, queue_id)
+        return queue.min_offset if queue is not None else 0
+
+    @while_open
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        queue = self._reader.any_queue(topic, queue_id)
+        return queue.max_offset if queue is not None else 0
+
+    @while_open
+    def read_units(self, topic: str, queue_id: int, offset: int, max_count: int) -> list[tuple[int, int, int]]:
+        """(physical offset, size, tags code) of a queue's messages from an offset on; fewer where a file ends."""
+        queue = self._reader.queue(topic, queue_id)
+        return [] if queue is None else list(unpack_units(queue.read_units(offset, max_count)))
+
+    @property
+    @while_open
+    def log_min_offset(self) -> int:
+        return self._log_files.min_offset
+
+    @property
+    @while_open
+    def log_max_offset(self) -> int:
+        """End of the readable log."""
+        return self._log_files.max_offset
+
     # --- administration
 
     def set_batch_topics(self, topics: Container[str]) -> None:
         """Which topics have queue.type=BatchCQ; it is asked anew each time. One with ordinary queues keeps those."""
-        self._check_not_closed()
+        self._life.check_not_closed()
         self._queues.batches.topics = topics
 
     @while_open
@@ -581,7 +637,7 @@ class MessageStore(StoreReads):
         for state in self._log.states:
             if state.topic in names:
                 self._log.forget_queue(state.topic, state.queue_id)
-        doomed = [queue for queue in (*self._queues, *self._queues.batches) if queue.topic in names]
+        doomed = [queue for queue in self._all_queues() if queue.topic in names]
         for queue in doomed:
             self._queues.delete(queue.topic, queue.queue_id)
         if doomed and self._drive is Drive.EMBEDDED:
@@ -638,8 +694,3 @@ class MessageStore(StoreReads):
         states = self._log.states
         self.stats.put_count = sum(state.put_count for state in states)
         self.stats.put_bytes = sum(state.put_bytes for state in states)
-
-
-def _encoded_address(address: str) -> bytes:
-    host, _, port = address.rpartition(":")
-    return encode_host(host.strip("[]") or "127.0.0.1", int(port))

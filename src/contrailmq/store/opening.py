@@ -1,0 +1,51 @@
+"""What opening reads: log, queues, index and the notes of the last run, brought to agree with each other."""
+
+from __future__ import annotations
+
+from contrailmq.store.bounds import StartBounds
+from contrailmq.store.config import StoreConfig
+from contrailmq.store.files import Files
+from contrailmq.store.parts import Parts
+from contrailmq.store.queue_ledger import read_ledger
+from contrailmq.store.recovery import RecoveryReport, load_index, recover
+
+
+def load_and_recover(config: StoreConfig, files: Files, parts: Parts, bounds: StartBounds) -> RecoveryReport:
+    """The store's lock is ours. On return what the log holds counts as durable, and is."""
+    was_clean_exit = not files.exists(config.abort_path)
+    log_files = parts.log_files
+    log_files.load()
+    if not was_clean_exit:
+        for file in log_files.files[-2:]:  # the disk works while we walk; the sync is below
+            files.start_writing(file.descriptor)
+    damaged = parts.queues.load()
+    checkpoint = parts.checkpoint.load()
+    ledger = read_ledger(config.path, files)
+    boot_id = files.boot_id()
+    index_damage: list[str] = []
+    if parts.index is not None:
+        index_damage = load_index(
+            parts.index, checkpoint, ledger, log_files.files, was_clean_exit=was_clean_exit, boot_id=boot_id
+        )
+    report = recover(
+        log_files,
+        parts.queues,
+        parts.index,
+        checkpoint=checkpoint,
+        ledger=ledger,
+        was_clean_exit=was_clean_exit,
+        delay_levels=parts.delay_levels,
+        damaged=damaged,
+        index_damage=index_damage,
+        boot_id=boot_id,
+        check_body_crc=config.check_crc_on_recover,
+        check_record_crc=config.check_crc_on_recover and config.force_verify_prop_crc,
+        bounds=bounds,
+    )
+    if not was_clean_exit or report.cut_bytes:
+        # A killed process leaves pages that no sync has covered. From here on they count as durable: make it true.
+        # And what recovery erased after the end must not come back.
+        for file in log_files.files:
+            if file.end > report.walked_from:
+                files.sync(file.descriptor)
+    return report
