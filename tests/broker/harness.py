@@ -19,7 +19,7 @@ from typing import TypeVar
 from at_once import AtOnce as AtOnce
 from contrailmq.broker.admin import ClientAdmin, GroupAdmin, OffsetAdmin, ProgressAdmin, RuntimeAdmin, TopicAdmin
 from contrailmq.broker.adoption import Adoption
-from contrailmq.broker.config import BrokerConfig, with_our_defaults
+from contrailmq.broker.config import BrokerConfig
 from contrailmq.broker.consumer_offsets import OffsetProcessor
 from contrailmq.broker.handlers import Handlers
 from contrailmq.broker.members import MemberProcessor
@@ -140,7 +140,7 @@ class Bench:
             "max_index_num": 4000,
         }
         self.store = MessageStore(
-            with_our_defaults(StoreConfig(path / "store", **(sizes | store_settings))),
+            StoreConfig(path / "store", **(sizes | store_settings)),
             files=files or UnsyncedFiles(),
             clock=self.clock,
             drive=Drive.LOOP,

@@ -17,7 +17,7 @@ from broker.test_timers import TimerBench
 from contrailmq import Admin, Message, Producer
 from contrailmq.broker import config_files
 from contrailmq.broker.adoption import Adoption
-from contrailmq.broker.config import BrokerConfig, with_our_defaults
+from contrailmq.broker.config import BrokerConfig
 from contrailmq.broker.config_files import ConfigFileError
 from contrailmq.broker.deleted_topics import DELETED_FILE, DeletedTopics
 from contrailmq.broker.groups import Group
@@ -527,7 +527,7 @@ def test_in_a_store_of_apaches_broker_only_topics_are_adopted_that_its_table_lac
     table = path / "config" / "topics.json"
     before = config_files.entries(config_files.parse(table.read_text()), "topicConfigTable") if table.exists() else {}
     config, _ = BrokerConfig.from_properties({"brokerName": "golden", "brokerClusterName": "GoldenCluster"})
-    with MessageStore(with_our_defaults(StoreConfig(path)), drive=Drive.LOOP) as store:
+    with MessageStore(StoreConfig(path), drive=Drive.LOOP) as store:
         node = BrokerNode(
             config, store, clock=SystemClock(), call_soon=lambda call: None, address=("127.0.0.1", 10_911)
         )

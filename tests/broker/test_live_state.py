@@ -13,7 +13,6 @@ from contrailmq.broker.config import (
     BrokerConfig,
     BrokerConfigError,
     store_properties,
-    with_our_defaults,
 )
 from contrailmq.broker.connections import Client, ClientTable
 from contrailmq.broker.filters import SubscriptionFilter, parse_subscription
@@ -343,7 +342,7 @@ def test_an_update_changes_all_or_nothing() -> None:
 
 
 def test_every_deliberate_difference_is_our_default() -> None:
-    ours = BrokerConfig().to_properties() | store_properties(with_our_defaults(StoreConfig("unused")))
+    ours = BrokerConfig().to_properties() | store_properties(StoreConfig("unused"))
     assert {key: ours[key] for key in DIFFERENCES} == {key: entry[1] for key, entry in DIFFERENCES.items()}
 
 

@@ -286,14 +286,6 @@ def test_a_consumer_that_is_far_behind_is_sent_to_the_slave_that_its_group_names
     bench.close()
 
 
-def test_more_than_32_messages_are_given_to_who_asks(bench: Bench) -> None:
-    fill(bench, 100)
-    (usual,) = bench.pull(maxMsgNums=32)
-    assert len(records(usual.body)) == 32
-    (many,) = bench.pull(maxMsgNums=1000, maxMsgBytes=1_000_000)
-    assert len(records(many.body)) == 100
-
-
 # ------------------------------------------------------------------------------------------------------ long polling
 
 

@@ -26,18 +26,6 @@ from contrailmq.wire.tls import KEYS as TLS_KEYS
 
 # key -> (RocketMQ's default, ours, why)
 DIFFERENCES: Final[Mapping[str, tuple[str, str, str]]] = {
-    "maxTransferCountOnMessageInMemory": (
-        "32",
-        "4096",
-        "a pull that asks for more gets more; the usual client asks for 32",
-    ),
-    "maxTransferBytesOnMessageInMemory": (
-        "262144",
-        "4194304",
-        "the same; what a client asks for bounds it further, though not below 262144",
-    ),
-    "maxTransferCountOnMessageInDisk": ("8", "4096", "cold data is read by a worker thread and disturbs nobody"),
-    "maxTransferBytesOnMessageInDisk": ("65536", "4194304", "cold data is read by a worker thread and disturbs nobody"),
     "enablePropertyFilter": (
         "false",
         "true",
@@ -118,7 +106,7 @@ class BrokerConfig:
     server_channel_max_idle_time_seconds: int = 120
     held_pulls_max: int = 100_000
     unsent_bytes_max: int = 64 * 1024 * 1024  # a client that does not read its answers is cut off beyond this
-    pull_bytes_max: int = 4 * 1024 * 1024  # one answer to a pull that asks for more than 32 messages
+    pull_bytes_max: int = 4 * 1024 * 1024  # of one answer, also to a client that asks for more with maxTransferBytes
     pull_count_max: int = 4096
     graceful_stop_ms: int = 5000
 
@@ -282,16 +270,6 @@ def keys() -> dict[str, str]:
 def environment_keys() -> set[str]:
     """Keys that the environment may set: those that count here, and those that must not be ignored."""
     return {*keys(), *StoreConfig.known_keys(), *TLS_KEYS, *(promise.key for promise in PROMISES)}
-
-
-def with_our_defaults(config: StoreConfig) -> StoreConfig:
-    """A store's settings with DIFFERENCES applied to what stands at RocketMQ's default."""
-    changes: dict[str, object] = {}
-    for spec in dataclasses.fields(config):
-        theirs, ours, _ = DIFFERENCES.get(rocketmq_key(spec.name), ("", "", ""))
-        if ours and _text(getattr(config, spec.name)) == theirs:
-            changes[spec.name] = ours
-    return config.replaced(**changes) if changes else config
 
 
 def store_properties(config: StoreConfig) -> dict[str, str]:

@@ -27,6 +27,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Final
 
 from contrailmq.broker import config_files
@@ -53,6 +54,7 @@ FILE_NAME: Final = "delayOffset.json"
 POLL_MS: Final = 100  # how often an idle level is looked at; a waiting message is delivered at its own time
 READING_MS: Final = 2  # how soon to look again while a worker reads
 PORTION: Final = 128  # messages per tick: about 1 ms of the loop
+PORTION_BYTES: Final = 4 << 20  # of them: what a worker holds in memory for one level
 _HOPELESS: Final = frozenset({PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED})
 
 
@@ -294,10 +296,13 @@ class DelayService:
         reading = self._reading.get(level)
         if reading is None:
             if not self._store.is_cold(SystemTopic.SCHEDULE, level - 1, offset):
-                return self._store.get_slices_sound(SystemTopic.SCHEDULE, level - 1, offset, count)
+                return self._store.get_slices_sound(
+                    SystemTopic.SCHEDULE, level - 1, offset, count, bulk_bytes=PORTION_BYTES
+                )
+            read = partial(self._store.get_slices_cold, bulk_bytes=PORTION_BYTES)
             reading = self._reading[level] = (
                 offset,
-                self._readers.submit(self._store.get_slices_cold, SystemTopic.SCHEDULE, level - 1, offset, count),
+                self._readers.submit(read, SystemTopic.SCHEDULE, level - 1, offset, count),
             )
         begin, future = reading
         if not future.done():

@@ -39,8 +39,6 @@ COMMIT_OFFSET: Final = 1
 SUSPEND: Final = 2
 SUBSCRIPTION: Final = 4
 
-DEFAULT_COUNT: Final = 32
-DEFAULT_BYTES: Final = 262_144  # for a request that names no size and asks for no more than the usual 32 messages
 PARSED_MAX: Final = 4096  # subscriptions of requests, kept parsed
 PARSED_CHARS_MAX: Final = 512 * 1024  # of all their expressions: a compiled one takes up to 100 bytes a character
 
@@ -120,10 +118,7 @@ class PullProcessor:
         if self._is_for_workers(header, topic, subscription):
             self._pull_cold(connection, command, header, group, topic, subscription)
             return None
-        count, size_bytes = self._limits(header)
-        result = node.store.get_slices_warm(
-            topic.name, header.queue_id, offset, count, max_bytes=size_bytes, filter=subscription.filter
-        )
+        result = self._read(node.store.get_slices_warm, header, topic, subscription)
         if result is None:
             self._pull_cold(connection, command, header, group, topic, subscription)
             return None
@@ -219,18 +214,24 @@ class PullProcessor:
 
     # --- reading and answering
 
-    def _limits(self, header: PullMessage) -> tuple[int, int]:
-        """How many messages, and how many bytes of them, the request may have."""
-        config, count = self._node.config, header.max_msg_nums
-        count = max(1, min(count, config.pull_count_max))
-        if header.max_msg_bytes is not None:
-            return count, max(DEFAULT_BYTES, min(header.max_msg_bytes, config.pull_bytes_max))
-        return count, DEFAULT_BYTES if count <= DEFAULT_COUNT else config.pull_bytes_max
-
     def _read(self, read: QueueRead[R], header: PullMessage, topic: Topic, subscription: Subscription) -> R:
-        count, size_bytes = self._limits(header)
-        offset = header.queue_offset
-        return read(topic.name, header.queue_id, offset, count, max_bytes=size_bytes, filter=subscription.filter)
+        """Within the store's limits (maxTransfer...), which are RocketMQ's; maxMsgBytes is ignored as there.
+
+        Clients of ours raise them with maxTransferBytes, up to limits of this broker.
+        """
+        config = self._node.config
+        count = header.max_msg_nums
+        if count > config.pull_count_max:
+            count = config.pull_count_max
+        return read(
+            topic.name,
+            header.queue_id,
+            header.queue_offset,
+            count if count > 1 else 1,
+            max_bytes=config.pull_bytes_max,
+            bulk_bytes=header.max_transfer_bytes or 0,
+            filter=subscription.filter,
+        )
 
     def _answer(
         self,

@@ -25,7 +25,7 @@ from contrailmq._faults import LastingFault
 from contrailmq.broker.admin import ClientAdmin, GroupAdmin, OffsetAdmin, ProgressAdmin, RuntimeAdmin, TopicAdmin
 from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.advertise import advertised_address
-from contrailmq.broker.config import BrokerConfig, BrokerConfigError, with_our_defaults
+from contrailmq.broker.config import BrokerConfig, BrokerConfigError
 from contrailmq.broker.config_files import ConfigFileError, TableSaveError, save
 from contrailmq.broker.consumer_offsets import OffsetProcessor
 from contrailmq.broker.delay import DelayService
@@ -100,7 +100,7 @@ class BrokerServer:
         """`tls` is for whoever connects here, `client_tls` for what this broker dials: NameServers, and its master."""
         self.config = config
         self.clock = clock or SystemClock()
-        self.store = MessageStore(with_our_defaults(store_config), clock=self.clock, drive=Drive.LOOP)
+        self.store = MessageStore(store_config, clock=self.clock, drive=Drive.LOOP)
         self.handlers = Handlers()
         self.supervisor = Supervisor(self.store.store_clock.look, self._gave_up)
         self.failed: asyncio.Event = asyncio.Event()

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from contrailmq.broker.config import BrokerConfig, with_our_defaults
+from contrailmq.broker.config import BrokerConfig
 from contrailmq.broker.delay import DelayService
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.supervision import Service, Supervisor
@@ -378,7 +378,7 @@ def _lateness(store: MessageStore) -> list[int]:
 def _delivered(store: MessageStore) -> Iterator[tuple[int, int]]:
     offset = 0
     while offset < store.max_offset(_TOPIC, 0):
-        found = store.get_slices(_TOPIC, 0, offset, 1000)
+        found = store.get_slices(_TOPIC, 0, offset, 1000, bulk_bytes=4 << 20)
         for record in found.slices:
             yield _STORE_TIME_AND_DUE.unpack_from(record)
         offset = found.next_offset
@@ -509,9 +509,7 @@ _Made = tuple[bytes, bytes, str, str | None]  # body, properties, unique key, ke
 
 
 def _config(path: Path) -> StoreConfig:
-    return with_our_defaults(
-        StoreConfig(path, mapped_file_size_commit_log=256 << 20, max_hash_slot_num=500_000, max_index_num=2_000_000)
-    )
+    return StoreConfig(path, mapped_file_size_commit_log=256 << 20, max_hash_slot_num=500_000, max_index_num=2_000_000)
 
 
 def _unique_key(number: int) -> str:

@@ -90,12 +90,12 @@ async def _serve(server: BrokerServer, stopped: asyncio.Event) -> None:
 
 def _print(broker_properties: dict[str, str], store_config: object) -> None:
     """Every setting in RocketMQ's form, and as comments where ours differ from RocketMQ's defaults and why."""
-    from contrailmq.broker.config import DIFFERENCES, store_properties, with_our_defaults
+    from contrailmq.broker.config import DIFFERENCES, store_properties
     from contrailmq.store import StoreConfig
     from contrailmq.wire.properties import format_properties
 
     assert isinstance(store_config, StoreConfig)
     for key, (theirs, ours, reason) in sorted(DIFFERENCES.items()):
         typer.echo(f"# {key}: {ours} here, {theirs} in RocketMQ: {reason}")
-    values = broker_properties | store_properties(with_our_defaults(store_config))
+    values = broker_properties | store_properties(store_config)
     typer.echo(format_properties(values), nl=False)

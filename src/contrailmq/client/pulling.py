@@ -14,7 +14,7 @@ from contrailmq.client.subscription import TAG, Subscription
 from contrailmq.message import MessageQueue, Property
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import RemoteProtocolError, ResponseError
-from contrailmq.wire.header import Command
+from contrailmq.wire.header import Command, ExtValue
 
 _log = logging.getLogger(__name__)
 
@@ -105,31 +105,67 @@ def read_answer(answer: Command, broker_name: str, subscription: Subscription) -
     return Pulled(status, next_offset, min_offset, max_offset, suggested_id, messages, len(faults))
 
 
-def _ext(group: str, request: PullRequest, *, is_slave: bool) -> dict[str, str | int]:
+def _ext(group: str, request: PullRequest, *, is_slave: bool) -> dict[str, ExtValue]:
     flags = 0
     if request.commit_offset > 0 and not is_slave:
         flags |= FLAG_COMMIT_OFFSET
-    if request.suspend_s > 0:
-        flags |= FLAG_SUSPEND
-    if request.carries_subscription:
-        flags |= FLAG_SUBSCRIPTION
     if request.is_lite:
         flags |= FLAG_LITE_PULL
-    queue, subscription = request.queue, request.subscription
-    ext: dict[str, str | int] = {
+    subscription = request.subscription
+    return pull_ext(
+        group,
+        request.queue,
+        request.offset,
+        flags=flags,
+        max_count=request.max_count,
+        max_bytes=request.max_bytes,
+        commit_offset=request.commit_offset if flags & FLAG_COMMIT_OFFSET else 0,
+        suspend_s=request.suspend_s,
+        version=subscription.version,
+        expression_type=subscription.expression_type,
+        expression=subscription.expression if request.carries_subscription else None,
+    )
+
+
+def pull_ext(
+    group: str,
+    queue: MessageQueue,
+    offset: int,
+    *,
+    flags: int,
+    max_count: int,
+    max_bytes: int,
+    commit_offset: int,
+    suspend_s: float,
+    version: int,
+    expression_type: str,
+    expression: str | None,
+) -> dict[str, ExtValue]:
+    """The fields of a pull. `expression` is None when the broker knows the subscription from heartbeats.
+
+    Whatever a client asks for, brokers of the protocol give at most 32 messages and 256 KiB, and of what is on their
+    disk a quarter of that. Our brokers give up to `max_count` and `max_bytes` to who says maxTransferBytes; others
+    ignore the field. So an answer with fewer messages says nothing about how many there are.
+    """
+    if suspend_s > 0:
+        flags |= FLAG_SUSPEND
+    if expression is not None:
+        flags |= FLAG_SUBSCRIPTION
+    ext: dict[str, ExtValue] = {
         "consumerGroup": group,
         "topic": queue.topic,
         "queueId": queue.queue_id,
-        "queueOffset": request.offset,
-        "maxMsgNums": request.max_count,
+        "queueOffset": offset,
+        "maxMsgNums": max_count,
         "sysFlag": flags,
-        "commitOffset": request.commit_offset if flags & FLAG_COMMIT_OFFSET else 0,
-        "suspendTimeoutMillis": round(request.suspend_s * 1000),
-        "subVersion": subscription.version,
-        "expressionType": subscription.expression_type,
-        "maxMsgBytes": request.max_bytes,
+        "commitOffset": commit_offset,
+        "suspendTimeoutMillis": round(suspend_s * 1000),
+        "subVersion": version,
+        "expressionType": expression_type,
+        "maxMsgBytes": max_bytes,
+        "maxTransferBytes": max_bytes,
         "bname": queue.broker_name,
     }
-    if request.carries_subscription:
-        ext["subscription"] = subscription.expression
+    if expression is not None:
+        ext["subscription"] = expression
     return ext

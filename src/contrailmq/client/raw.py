@@ -27,7 +27,7 @@ from contrailmq.client.batch import pack_batch
 from contrailmq.client.errors import BrokerNotFoundError, NoNameServerError, NoRouteError
 from contrailmq.client.name_servers import parse_addresses
 from contrailmq.client.offset_store import NO_OFFSET
-from contrailmq.client.pulling import FLAG_SUBSCRIPTION, FLAG_SUSPEND
+from contrailmq.client.pulling import pull_ext
 from contrailmq.client.raw_connection import Landing, Pieces, RawConnection
 from contrailmq.client.results import PullStatus
 from contrailmq.client.routes import (
@@ -39,6 +39,7 @@ from contrailmq.client.routes import (
     read_address,
     subscribe_queues,
 )
+from contrailmq.client.subscription import TAG
 from contrailmq.message import ContrailError, Message, MessageQueue, Property, encode_properties
 from contrailmq.wire.acl import AclCredentials
 from contrailmq.wire.bodies import ClusterInfo, TopicList
@@ -91,8 +92,8 @@ class PostedBatch(NamedTuple):
 class Asked(TypedDict, total=False):
     """What a pull may say besides its place."""
 
-    max_count: int  # 1024; a broker gives fewer when its limits say so
-    max_bytes: int  # 4 MiB; a broker of ours takes 256 KiB for anything less
+    max_count: int  # 1024; a broker gives fewer when its limits say so, and one of RocketMQ 32 at most
+    max_bytes: int  # 4 MiB; a broker takes 256 KiB for anything less
     subscription: str  # "*"
     expression_type: str  # TAG; or SQL92
     wait_s: float  # 0: how long the broker waits for the first message
@@ -215,22 +216,19 @@ class QueueReader:
         """Ask as `pull` does without waiting for the answer, which `pull_answer` gives. With a landing, the records are
         there; unless they are kept, they are good until an answer that lands there is waited for."""
         wait_s = asked.get("wait_s", 0.0)
-        flags = FLAG_SUBSCRIPTION | (FLAG_SUSPEND if wait_s > 0 else 0)
-        ext: dict[str, ExtValue] = {
-            "consumerGroup": self.group,
-            "topic": queue.topic,
-            "queueId": queue.queue_id,
-            "queueOffset": offset,
-            "maxMsgNums": asked.get("max_count", 1024),
-            "sysFlag": flags,
-            "commitOffset": 0,
-            "suspendTimeoutMillis": round(wait_s * 1000),
-            "subscription": asked.get("subscription", "*"),
-            "subVersion": 0,
-            "expressionType": asked.get("expression_type", "TAG"),
-            "maxMsgBytes": asked.get("max_bytes", 4 * 1024 * 1024),
-            "bname": queue.broker_name,
-        }
+        ext = pull_ext(
+            self.group,
+            queue,
+            offset,
+            flags=0,
+            max_count=asked.get("max_count", 1024),
+            max_bytes=asked.get("max_bytes", 4 * 1024 * 1024),
+            commit_offset=0,
+            suspend_s=wait_s,
+            version=0,
+            expression_type=asked.get("expression_type", TAG),
+            expression=asked.get("subscription", "*"),
+        )
         address = self._reader_address(queue)
         connection = self._connection(address)
         opaque, timeout_s = None, self._timeout_s + wait_s

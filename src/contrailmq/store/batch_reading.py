@@ -2,7 +2,9 @@
 
 A unit is one record of several messages, and an answer holds whole records: a read from the middle of a batch gets that
 batch, and whoever decodes it drops the messages before the offset that it asked for, as RocketMQ's clients do. Limits
-count messages; the first record is always given.
+count messages; the first record is always given. A further record is given if the count that was asked for has room for
+all of its messages and the store's own limit is not reached before it (DefaultMessageStore.isTheBatchFull): 20 and 20
+messages make 40 for who asks for 64.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from contrailmq.store.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue
-from contrailmq.store.status import GetResult, GetStatus, MessageFilter
+from contrailmq.store.status import GetResult, GetStatus, Limits, MessageFilter
 
 SCAN_BYTES_MAX: Final = 16_000  # maxFilterMessageSize
 _OWN_OFFSETS: Final = slice(20, 36)  # of a record: its queue offset and its physical offset
@@ -21,18 +23,15 @@ _OWN_OFFSETS: Final = slice(20, 36)  # of a record: its queue offset and its phy
 def read_batches(
     queue: BatchConsumeQueue,
     offset: int,
-    limits: tuple[int, int, int, int],
+    limits: Limits,
     message_filter: MessageFilter | None,
     fetch: Callable[[int, int, int], memoryview | None],
     *,
     log_end: int,
     distance_in_memory: int,
 ) -> GetResult:
-    """`limits` are (bytes, messages) for what is in memory, then for what is on disk; `offset` is in the queue.
-
-    `fetch` takes a record's physical offset, its size and its queue offset; it gives None for one that is damaged.
-    """
-    memory_bytes, memory_count, disk_bytes, disk_count = limits
+    """`fetch` takes a record's physical offset, its size and its queue offset; it gives None for a damaged one."""
+    memory_bytes, memory_count, disk_bytes, disk_count, asked_count = limits
     status = GetStatus.NO_MATCHED_MESSAGE
     slices: list[memoryview] = []
     total = count = physical_offset = 0
@@ -42,7 +41,8 @@ def read_batches(
         physical_offset = unit.physical_offset
         is_cold = log_end - physical_offset > distance_in_memory
         if slices and (
-            count + unit.batch_size > (disk_count if is_cold else memory_count)
+            count + unit.batch_size > asked_count
+            or count >= (disk_count if is_cold else memory_count)
             or total + unit.size_bytes > (disk_bytes if is_cold else memory_bytes)
         ):
             break

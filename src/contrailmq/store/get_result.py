@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import enum
 
+# How much one read may give: bytes and messages of what is in memory, the same of what is on disk, and the count that
+# was asked for, which is never exceeded by a second record. A plain tuple, because compiled code makes one per pull.
+Limits = tuple[int, int, int, int, int]
+
 
 class GetStatus(enum.Enum):
     FOUND = 0

@@ -13,11 +13,12 @@ damaged record is noted and passed over. `get` trusts the log, and what is decod
 `query` find is a whole record that says it lies there and carries topic and key: an index can be wrong or late without
 an answer being wrong.
 
-How much: the caller's count and bytes, and 32 messages or 256 KiB for what is presumably in memory, 8 messages or 64
-KiB for what is presumably on disk. "On disk" is there a guess from the distance to the end of the log: above 40 % of
-RAM. A page that really is on disk blocks the thread that touches it, so a loop calls `get_warm`, which asks the
-kernel first (residency.py), and when that has nothing has a worker call `get_cold`, which reads with pread and returns
-copies.
+How much (`Limits`): the caller's count and bytes, and 32 messages or 256 KiB for what is presumably in memory, 8
+messages or 64 KiB for what is presumably on disk (maxTransfer...). "On disk" is there a guess from the distance to the
+end of the log: above 40 % of RAM. Readers of our own that want more say how many bytes (`bulk_bytes`).
+
+A page that really is on disk blocks the thread that touches it, so a loop calls `get_warm`, which asks the kernel first
+(residency.py), and when that has nothing has a worker call `get_cold`, which reads with pread and returns copies.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from contrailmq.store.recent import BATCH_BYTES_MAX, Batch, RecentBatches
 from contrailmq.store.record import CorruptRecordError, Kind, check_record, decode_record, read_facts
 from contrailmq.store.residency import Residency
 from contrailmq.store.stats import StoreStats
-from contrailmq.store.status import GetResult, GetStatus, MessageFilter, Messages, QueueRead, Read, WarmRead
+from contrailmq.store.status import GetResult, GetStatus, Limits, MessageFilter, Messages, QueueRead, Read, WarmRead
 
 PULL_BYTES_MIN: Final = 100  # RocketMQ clamps the bytes that a request may ask for
 PULL_BYTES_MAX: Final = 128 << 20
@@ -125,7 +126,7 @@ class Reader:
 
     # --- from a queue
 
-    def _reading(self, read: Callable[[AnyQueue, int, int, int, MessageFilter | None], R]) -> QueueRead[R | GetResult]:
+    def _reading(self, read: Callable[[AnyQueue, int, Limits, MessageFilter | None], R]) -> QueueRead[R | GetResult]:
         """A way to read, with what all ways have in common around it; a closure, because pulls come through here."""
         note_get, monotonic_ms = self._stats.note_get, self._monotonic_ms
 
@@ -136,6 +137,7 @@ class Reader:
             max_count: int,
             *,
             max_bytes: int = PULL_BYTES_MAX,
+            bulk_bytes: int = 0,
             filter: MessageFilter | None = None,
         ) -> R | GetResult:
             started_ms = monotonic_ms()
@@ -144,7 +146,7 @@ class Reader:
                 note_get(0, monotonic_ms() - started_ms)
                 return found
             try:
-                answer = read(found, offset, max_count, max_bytes, filter)
+                answer = read(found, offset, self._limits(max_count, max_bytes, bulk_bytes), filter)
             except (ValueError, OSError) as exc:  # as of a mapping that was closed meanwhile
                 if self.closed is None:
                     raise
@@ -201,8 +203,7 @@ class Reader:
         self,
         queue: BatchConsumeQueue,
         offset: int,
-        max_count: int,
-        max_bytes: int,
+        limits: Limits,
         message_filter: MessageFilter | None,
         fetch: Callable[[int, int], memoryview | None],
         *,
@@ -217,7 +218,7 @@ class Reader:
         return read_batches(
             queue,
             offset,
-            self._limits(max_count, max_bytes),
+            limits,
             message_filter,
             sound,
             log_end=self._log.max_offset,
@@ -249,41 +250,42 @@ class Reader:
         following = self._corrected(offset, offset + per_file - offset % per_file)
         return GetResult(GetStatus.OFFSET_FOUND_NULL, following, queue.min_offset, queue.max_offset)
 
-    def _limits(self, max_count: int, max_bytes: int) -> tuple[int, int, int, int]:
-        """(bytes, count) for what is in memory, then for what is on disk."""
+    def _limits(self, max_count: int, max_bytes: int, bulk_bytes: int) -> Limits:
+        """`bulk_bytes` raises the bytes, and leaves the count to the caller."""
         config = self._config
         asked = PULL_BYTES_MAX if max_bytes > PULL_BYTES_MAX else max(max_bytes, PULL_BYTES_MIN)
         memory_bytes = config.max_transfer_bytes_on_message_in_memory
         memory_count = config.max_transfer_count_on_message_in_memory
         disk_bytes = config.max_transfer_bytes_on_message_in_disk
         disk_count = config.max_transfer_count_on_message_in_disk
+        if bulk_bytes > 0:
+            memory_bytes = disk_bytes = max(memory_bytes, bulk_bytes)
+            memory_count = disk_count = max_count
         return (  # a third of the time that calls of min take
             asked if asked < memory_bytes else memory_bytes,
             max_count if max_count < memory_count else memory_count,
             asked if asked < disk_bytes else disk_bytes,
             max_count if max_count < disk_count else disk_count,
+            max_count,
         )
 
-    def _slices(
-        self, queue: AnyQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
-    ) -> GetResult:
+    def _slices(self, queue: AnyQueue, offset: int, limits: Limits, message_filter: MessageFilter | None) -> GetResult:
         """Slices of the mapped log."""
         if isinstance(queue, BatchConsumeQueue):
-            return self._batches(queue, offset, max_count, max_bytes, message_filter, self.record, is_checked=False)
+            return self._batches(queue, offset, limits, message_filter, self.record, is_checked=False)
         if message_filter is None:
-            limits = self._limits(max_count, max_bytes)
             return self._all(queue, offset, queue.read_units(offset, max(1, limits[1])), limits)
-        return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.record)
+        return self._filtered(queue, offset, limits, message_filter, self.record)
 
     def _warm_slices(
-        self, queue: AnyQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
+        self, queue: AnyQueue, offset: int, limits: Limits, message_filter: MessageFilter | None
     ) -> GetResult | None:
         """The same; None when that would touch pages that are not in memory."""
         if isinstance(queue, BatchConsumeQueue):
             unit = queue.find(offset)
             if unit is not None and self._is_place_on_disk(unit.physical_offset):
                 return None
-            return self._batches(queue, offset, max_count, max_bytes, message_filter, self.record)
+            return self._batches(queue, offset, limits, message_filter, self.record)
         if message_filter is not None:
             if queue.doubts and queue.is_doubtful_at(offset):
                 return None
@@ -291,18 +293,17 @@ class Reader:
             if first and self._is_unit_on_disk(first):
                 return None
             checks = self._is_unit_to_be_checked(first)
-            return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.record, checks=checks)
-        recent = self._recent.find(queue, offset, max_count, max_bytes)
+            return self._filtered(queue, offset, limits, message_filter, self.record, checks=checks)
+        recent = self._recent.find(queue, offset, limits)
         if recent is not None:
             return self._again(queue, recent)
         if queue.doubts and queue.is_doubtful_at(offset):
             return None  # a file has to be compared first
-        limits = self._limits(max_count, max_bytes)
         units = queue.read_units(offset, max(1, limits[1]))
         if units and self._is_unit_on_disk(units):
             return None
         if self._is_unit_to_be_checked(units):
-            found = self._filtered(queue, offset, max_count, max_bytes, None, self.record, checks=True)
+            found = self._filtered(queue, offset, limits, None, self.record, checks=True)
         else:
             found = self._all(queue, offset, units, limits, in_runs=True)
         following = found.next_offset
@@ -311,7 +312,7 @@ class Reader:
             return found
         end = following if following == found.max_offset else -1
         recent = Batch(b"".join(found.slices), found.count, following, found.suggest_slave, end)
-        self._recent.keep(queue, offset, max_count, max_bytes, recent)
+        self._recent.keep(queue, offset, limits, recent)
         return self._again(queue, recent)
 
     def _again(self, queue: ConsumeQueue, batch: Batch) -> GetResult:
@@ -327,28 +328,28 @@ class Reader:
         )
 
     def _cold_slices(
-        self, queue: AnyQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
+        self, queue: AnyQueue, offset: int, limits: Limits, message_filter: MessageFilter | None
     ) -> GetResult:
         """The same as copies, read with pread by the calling thread: no page of the mapping is touched."""
         if isinstance(queue, BatchConsumeQueue):
-            return self._batches(queue, offset, max_count, max_bytes, message_filter, self.cold_record)
+            return self._batches(queue, offset, limits, message_filter, self.cold_record)
         checks = self._is_unit_to_be_checked(queue.read_units(offset, 1))
-        return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.cold_record, checks=checks)
+        return self._filtered(queue, offset, limits, message_filter, self.cold_record, checks=checks)
 
     def _sound_slices(
-        self, queue: AnyQueue, offset: int, max_count: int, max_bytes: int, message_filter: MessageFilter | None
+        self, queue: AnyQueue, offset: int, limits: Limits, message_filter: MessageFilter | None
     ) -> GetResult:
         """Slices of the mapped log, of records that were checked: for whoever writes them once more."""
         if isinstance(queue, BatchConsumeQueue):
-            return self._batches(queue, offset, max_count, max_bytes, message_filter, self.record)
-        return self._filtered(queue, offset, max_count, max_bytes, message_filter, self.record, checks=True)
+            return self._batches(queue, offset, limits, message_filter, self.record)
+        return self._filtered(queue, offset, limits, message_filter, self.record, checks=True)
 
     def _all(
         self,
         queue: ConsumeQueue,
         offset: int,
         units: bytes,
-        limits: tuple[int, int, int, int],
+        limits: Limits,
         *,
         in_runs: bool = False,
     ) -> GetResult:
@@ -394,11 +395,9 @@ class Reader:
         lowest, highest = queue.min_offset, queue.max_offset
         return GetResult(GetStatus.FOUND, offset + count, lowest, highest, slices, total, False, count)
 
-    def _one_by_one(
-        self, queue: ConsumeQueue, offset: int, units: bytes, limits: tuple[int, int, int, int]
-    ) -> GetResult:
+    def _one_by_one(self, queue: ConsumeQueue, offset: int, units: bytes, limits: Limits) -> GetResult:
         """Some may be cleaned away, on disk or in another file, or the answer may become full."""
-        memory_bytes, _, disk_bytes, disk_count = limits
+        memory_bytes, _, disk_bytes, disk_count, _ = limits
         log_end = self._log.max_offset
         cold_before = log_end - self._distance_in_memory
         slices: list[memoryview] = []
@@ -438,22 +437,21 @@ class Reader:
         self,
         queue: ConsumeQueue,
         offset: int,
-        max_count: int,
-        max_bytes: int,
+        limits: Limits,
         message_filter: MessageFilter | None,
         fetch: Callable[[int, int], memoryview | None],
         *,
         checks: bool = False,
     ) -> GetResult:
-        """Scan at most 16,000 bytes of units (or what `max_count` takes) of one queue file.
+        """Scan at most 16,000 bytes of units (or what the count asked for takes) of one queue file.
 
         With `checks`, a damaged record is noted and passed over like one that was filtered out.
         """
+        memory_bytes, memory_count, disk_bytes, disk_count, max_count = limits
         scan_bytes = max(self._config.max_filter_message_size, max_count * CONSUME_QUEUE_UNIT_BYTES)
         data = queue.read_units(offset, scan_bytes // CONSUME_QUEUE_UNIT_BYTES)
         if not data:
             return self._nothing_there(queue, offset)
-        memory_bytes, memory_count, disk_bytes, disk_count = self._limits(max_count, max_bytes)
         log_end = self._log.max_offset
         cold_before = log_end - self._distance_in_memory
         status = GetStatus.NO_MATCHED_MESSAGE

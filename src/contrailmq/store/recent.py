@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from contrailmq.store.consume_queue import ConsumeQueue
+from contrailmq.store.get_result import Limits
 
 BYTES_MAX: Final = 32 << 20  # groups drift apart by hundreds of batches while they catch up
 BATCH_BYTES_MAX: Final = 256 << 10  # RocketMQ's limit for one pull: to join more costs more than to read it again
@@ -32,12 +33,12 @@ class Batch(NamedTuple):
 class RecentBatches:
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.bytes_max = bytes_max
-        self._batches: dict[tuple[ConsumeQueue, int, int, int], Batch] = {}
+        self._batches: dict[tuple[ConsumeQueue, int, Limits], Batch] = {}
         self.size_bytes = 0
 
-    def find(self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int) -> Batch | None:
+    def find(self, queue: ConsumeQueue, offset: int, limits: Limits) -> Batch | None:
         """What the same read of somebody else gave, if it would give the same again."""
-        batch = self._batches.get((queue, offset, max_count, max_bytes))
+        batch = self._batches.get((queue, offset, limits))
         if batch is None or (batch.end >= 0 and batch.end != queue.max_offset):
             return None
         queue.reads_kept = LEAD
@@ -53,10 +54,10 @@ class RecentBatches:
         queue.reads_kept = 0
         return True
 
-    def keep(self, queue: ConsumeQueue, offset: int, max_count: int, max_bytes: int, batch: Batch) -> None:
+    def keep(self, queue: ConsumeQueue, offset: int, limits: Limits, batch: Batch) -> None:
         """Keep it, and let go of the oldest ones beyond the bound."""
         batches = self._batches
-        key = (queue, offset, max_count, max_bytes)
+        key = (queue, offset, limits)
         replaced = batches.pop(key, None)
         self.size_bytes += len(batch.body) - (len(replaced.body) if replaced is not None else 0)
         batches[key] = batch

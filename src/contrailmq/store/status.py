@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from contrailmq.message import Message, StoredMessage, offset_message_id
 from contrailmq.store.get_result import GetResult as GetResult
 from contrailmq.store.get_result import GetStatus as GetStatus
+from contrailmq.store.get_result import Limits as Limits
 
 
 class PutStatus(enum.Enum):
@@ -178,7 +179,11 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class QueueRead(Protocol[R_co]):
-    """Reading a queue from an offset on. Release the result when it was sent."""
+    """Reading a queue from an offset on.
+
+    An answer has at most the store's maxTransfer... messages and bytes. A reader that can take more says so:
+    `bulk_bytes` raises the limit of bytes to its value, and `max_count` is then the limit of messages.
+    """
 
     def __call__(
         self,
@@ -188,6 +193,7 @@ class QueueRead(Protocol[R_co]):
         max_count: int,
         *,
         max_bytes: int = ...,
+        bulk_bytes: int = 0,
         filter: MessageFilter | None = None,
     ) -> R_co: ...
 

@@ -174,6 +174,7 @@ class PullMessage(TopicRpcHeader, kw_only=True):
     max_msg_bytes: int | None = None
     request_source: int | None = None
     proxy_froward_client_id: str | None = None  # sic
+    max_transfer_bytes: int | None = None  # ContrailMQ's own: the client takes more than RocketMQ's brokers give
 
 
 class PullMessageResponse(ExtHeader, kw_only=True):
