@@ -30,7 +30,7 @@ install: $(STAMP) ## Create .venv with the package (editable) and every extra
 # The modules of the hot paths. They are plain Python; compiled they take a third less time per message.
 HOT := store/commit_log store/queue_state store/batches store/keys store/copying store/dispatch store/index store/index_file \
        store/queue_unit store/consume_queue store/consume_queue_table store/descriptors store/reading store/recent store/residency \
-       store/mapped_file store/mapped_file_queue message/hashing message/batch broker/send broker/pull broker/handlers \
+       store/mapped_file store/mapped_file_queue message/hashing message/batch message/property_text message/record broker/send broker/pull broker/handlers \
        broker/statistics broker/offsets broker/long_polling broker/node broker/topics wire/binary_header wire/frame \
        wire/connection store/get_result store/stats store/timer/records store/timer/due store/timer/intake \
        store/timer/timer_store store/putting store/flush store/waking store/clock store/store_clock

@@ -39,6 +39,7 @@ from contrailmq.message import (
     text_wants_durable,
     wants_durable,
 )
+from contrailmq.message.property_text import closed, find_text
 from contrailmq.store.queue_state import TAG_LENGTH_MAX
 from contrailmq.store.record import split_batch
 from contrailmq.store.status import AppendResult, BatchResult, PutStatus
@@ -57,6 +58,9 @@ BORN_HOST: Final = "born_host"
 _PUT_OK: Final = PutStatus.PUT_OK
 # How wide the hosts of a record are is ours to say: a sender's bits would make the record unreadable.
 _SENDERS_FLAGS: Final = ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.LOST)
+_UNIQUE_KEY: Final = f"{Property.UNIQUE_KEY}\x01"
+_TAGS: Final = f"{Property.TAGS}\x01"
+_KEYS: Final = f"{Property.KEYS}\x01"
 _PREFIX: Final = struct.Struct(">iI")  # frame length, serialize type and header length
 
 # status -> (code, prefix that tools know). What the store says in `reason` follows.
@@ -152,12 +156,8 @@ class SendProcessor:
             or _has_special(text)
         ):
             return self._send_plainly(connection, command, header)
-        unique_key, tags, keys = _indexed(text)
-        if unique_key == "" or tags == "" or keys == "":
-            return self._send_plainly(connection, command, header)
-        properties = text.encode()
-        if properties and properties[-1] != 2:
-            properties += b"\x02"
+        unique_key, tags, keys = find_text(text, _UNIQUE_KEY), find_text(text, _TAGS), find_text(text, _KEYS)
+        properties = closed(text.encode())
         if unique_key is None:
             unique_key = create_unique_id()
             properties += b"UNIQ_KEY\x01%b\x02" % unique_key.encode()
@@ -553,39 +553,6 @@ def _has_special(text: str) -> bool:
         or "INNER_" in text
         or "POP_CK" in text
     )
-
-
-def _indexed(text: str) -> tuple[str | None, str | None, str | None]:
-    """Unique key, tags and keys of a property string; the values are as those of `_find`. Most have no KEYS.
-
-    From the end: of equal names the last one counts, for `decode_properties` and so for whoever reads the record.
-    """
-    keys = None if "KEYS\x01" not in text else _find(text, "KEYS\x01")
-    tags: str | None = None
-    start = text.rfind("TAGS\x01")
-    if start >= 0:
-        end = text.find("\x02", start)
-        is_name = not start or text[start - 1] == "\x02"
-        tags = "" if not is_name else text[start + 5 :] if end < 0 else text[start + 5 : end]
-    start = text.rfind("UNIQ_KEY\x01")
-    if start < 0:
-        return None, tags, keys
-    if start and text[start - 1] != "\x02":
-        return "", tags, keys
-    end = text.find("\x02", start)
-    return text[start + 9 :] if end < 0 else text[start + 9 : end], tags, keys
-
-
-def _find(text: str, name: str) -> str | None:
-    """The value of a property in a property string; None when absent, "" when only a decoder can tell."""
-    start = text.rfind(name)
-    if start < 0:
-        return None
-    if start and text[start - 1] != "\x02":
-        return ""
-    start += len(name)
-    end = text.find("\x02", start)
-    return text[start:] if end < 0 else text[start:end]
 
 
 def _born_host(connection: Peer) -> bytes:

@@ -7,7 +7,7 @@ Names in upper case are RocketMQ's own (`Property`).
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from contrailmq.message.errors import MessageError
@@ -146,12 +146,6 @@ def _not_text(properties: Mapping[str, str]) -> MessageError:
     return MessageError(
         f"property {name!r} is {value!r}: names and values are text", field=f"properties[{str(name)[:64]}]"
     )
-
-
-def without_properties(data: bytes, names: Container[bytes]) -> bytes:
-    """A property string without these names, with its trailing separator; what else stands in it stays as it is."""
-    pieces = (piece for piece in data.split(b"\x02") if piece and piece.partition(b"\x01")[0] not in names)
-    return b"".join([piece + b"\x02" for piece in pieces])
 
 
 def decode_properties(data: bytes | str | memoryview) -> dict[str, str]:

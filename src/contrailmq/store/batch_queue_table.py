@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from contrailmq.message import Property, SysFlag, decode_properties, encode_properties, names_directory, tags_code
+from contrailmq.message.property_text import key_of
 from contrailmq.store.batch_consume_queue import BATCH_SIZE_MAX, BatchConsumeQueue, BatchUnit
 from contrailmq.store.descriptors import DescriptorCache
 from contrailmq.store.files import Files
 
-INNER_MARK: Final = Property.INNER_NUM.encode() + b"\x01"  # in the properties of an inner batch
+INNER_MARK: Final = key_of(Property.INNER_NUM)  # in the properties of an inner batch
 _OFFSET_DIGITS_MAX: Final = 18  # of a number that fits into 64 bits
 
 

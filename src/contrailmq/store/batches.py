@@ -16,7 +16,8 @@ from contrailmq.message import Property
 from contrailmq.message.batch import BATCH_PART_BYTES_MIN, bad_batch
 from contrailmq.message.checksum import crc32
 from contrailmq.message.hashing import java_hash_within
-from contrailmq.store.keys import add_key_hashes, end_of
+from contrailmq.message.property_text import Keys, closed, key_of
+from contrailmq.store.keys import add_key_hashes
 from contrailmq.store.queue_state import DispatchFact, QueueState
 from contrailmq.store.record import MAGIC_V1
 
@@ -24,20 +25,11 @@ _ALIKE: Final = struct.Struct(">iq8sq8siq")  # the part of a head that all recor
 _FLAG_AT: Final = 12  # in a part, see message/batch.py
 _BODY_BYTES_AT: Final = 16
 _BODY_AT: Final = 20
-_SEPARATOR: Final = b"\x02"
-_SEPARATOR_BYTE: Final = 2
 
-_KEYS: Final = f"{Property.KEYS}\x01".encode()
-_UNIQUE_KEY: Final = f"{Property.UNIQUE_KEY}\x01".encode()
-_TAGS: Final = f"{Property.TAGS}\x01".encode()
-_DELAY: Final = f"{Property.DELAY}\x01".encode()
 _INNER: Final = b"INNER_"  # with which the names of inner batches and light queues begin
-_D: Final = 68  # numbers, not calls: a compiled loop has them inline
-_I: Final = 73
-_K: Final = 75
-_T: Final = 84
-_U: Final = 85
-assert bytes((_D, _I, _K, _T, _U)) == b"DIKTU"
+_KEYS: Final = Keys(
+    (*map(key_of, (Property.KEYS, Property.UNIQUE_KEY, Property.TAGS, Property.DELAY)), _INNER)
+)  # in the order in which their spans are taken
 
 Part = tuple[int, bytes, bytes, int, list[int]]
 """flag, body, properties with their last separator, tags code, key hashes (keys.py)"""
@@ -76,9 +68,8 @@ def read_parts(batch: bytes, state: QueueState) -> Parts:
         following = begin + properties_bytes
         if properties_bytes < 0 or following > end or following - position != size:
             raise bad_batch(len(parts), f"its parts have {following - position} bytes, its size says {size}")
-        keys_at, keys_end, unique_at, unique_end, tags_at, tags_end, asks_delay, is_inner = _find(
-            batch, begin, following
-        )
+        spans = _KEYS.find_spans(batch, begin, following)
+        keys_at, keys_end, unique_at, unique_end, tags_at, tags_end, delay_at, delay_end, _, inner_end = spans
         hashes: list[int] = []
         code = 0
         if unique_end and is_indexed:
@@ -90,12 +81,10 @@ def read_parts(batch: bytes, state: QueueState) -> Parts:
             code, tag_hash = met.get(tags) or state.meet_encoded_tags(tags)
             if is_indexed:
                 hashes.append(tag_hash)
-        properties = batch[begin:following]
-        if properties and batch[following - 1] != _SEPARATOR_BYTE:
-            properties += _SEPARATOR
-            properties_bytes += 1
+        properties = closed(batch[begin:following])
+        properties_bytes = len(properties)
         if (
-            is_inner
+            inner_end
             or body_bytes > body_bytes_max
             or properties_bytes > properties_bytes_max
             or body_bytes + properties_bytes > size_max
@@ -104,45 +93,11 @@ def read_parts(batch: bytes, state: QueueState) -> Parts:
             body_bytes_max = max(body_bytes_max, body_bytes)
             properties_bytes_max = max(properties_bytes_max, properties_bytes)
             size_max = max(size_max, body_bytes + properties_bytes)
-        is_delayed = is_delayed or asks_delay
+        is_delayed = is_delayed or (delay_end > 0 and _asks_delay(batch[delay_at:delay_end]))
         flag: int = read_i32_be(batch, position + _FLAG_AT)
         parts.append((flag, batch[position + _BODY_AT : body_end], properties, code, hashes))
         position = following
     return Parts(parts, is_delayed, suspects)
-
-
-def _find(batch: bytes, begin: int, end: int) -> tuple[int, int, int, int, int, int, bool, bool]:
-    """Where the values of KEYS, UNIQ_KEY and TAGS begin and end (0 and 0: nowhere); a delay is asked for; any INNER_.
-
-    From pair to pair, five names are looked for. Of equal names the last one that has a value counts.
-    """
-    keys_at = keys_end = unique_at = unique_end = tags_at = tags_end = 0
-    asks_delay = is_inner = False
-    place = begin
-    while place < end:
-        stop = end_of(batch, _SEPARATOR_BYTE, place, end)
-        initial = batch[place]
-        if initial == _U:
-            value = place + len(_UNIQUE_KEY)
-            if value < stop and batch[place:value] == _UNIQUE_KEY:
-                unique_at, unique_end = value, stop
-        elif initial == _K:
-            value = place + len(_KEYS)
-            if value < stop and batch[place:value] == _KEYS:
-                keys_at, keys_end = value, stop
-        elif initial == _T:
-            value = place + len(_TAGS)
-            if value < stop and batch[place:value] == _TAGS:
-                tags_at, tags_end = value, stop
-        elif initial == _D:
-            value = place + len(_DELAY)
-            if value < stop and batch[place:value] == _DELAY:
-                asks_delay = _asks_delay(batch[value:stop])
-        elif initial == _I:
-            value = place + len(_INNER)
-            is_inner = is_inner or (value <= stop and batch[place:value] == _INNER)
-        place = stop + 1
-    return keys_at, keys_end, unique_at, unique_end, tags_at, tags_end, asks_delay, is_inner
 
 
 def plain_sizes(parts: list[Part], overhead_bytes: int) -> list[int]:

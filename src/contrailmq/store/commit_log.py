@@ -35,7 +35,7 @@ from contrailmq.message import (
     encode_host,
 )
 from contrailmq.message.checksum import crc32
-from contrailmq.message.properties import without_properties
+from contrailmq.message.property_text import without
 from contrailmq.message.record import HEAD_V4, HEAD_V4_BYTES
 from contrailmq.store.allocation import Allocator
 from contrailmq.store.batch_queue_table import inner_count, with_base
@@ -693,4 +693,4 @@ def _is_no_batch_topic(topic: str) -> bool:
 
 def _without_record_crc(properties: bytes) -> bytes:
     """A sender's own CRC property is not ours: RocketMQ drops it before it writes the true one."""
-    return without_properties(properties, (_CRC,)) if _CRC in properties else properties
+    return without(properties, (_CRC,)) if _CRC in properties else properties

@@ -21,18 +21,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from contrailmq.message import Property, SysFlag
+from contrailmq.message.property_text import find_decoded, key_of
 from contrailmq.store.findings import Finding, VerifyReport
 from contrailmq.store.index import IndexService
 from contrailmq.store.index_file import DAMAGED, IndexFile
 from contrailmq.store.log_walk import LogFile, walk
 from contrailmq.store.queue_ledger import Ledger
-from contrailmq.store.reconcile import property_value
 from contrailmq.store.record import Kind, check_record, read_facts
 from contrailmq.store.verify_index import IndexChecker
 
-_READ_BY_CHECKER: Final = tuple(
-    (name, name.encode() + b"\x01") for name in (Property.KEYS, Property.UNIQUE_KEY, Property.TAGS)
-)
+_READ_BY_CHECKER: Final = tuple((name, key_of(name)) for name in (Property.KEYS, Property.UNIQUE_KEY, Property.TAGS))
 KEYLESS_BYTES_MAX: Final = 1 << 30  # of the log, walked over for one index file
 
 
@@ -104,7 +102,7 @@ class _CheckerSink:
         /,
     ) -> None:
         if physical_offset <= self._end_offset:
-            found = {name: property_value(properties, start, name) for name, start in _READ_BY_CHECKER}
+            found = {name: find_decoded(properties, key) for name, key in _READ_BY_CHECKER}
             known = {name: value for name, value in found.items() if value is not None}
             self.checker.take(topic.decode("utf-8", "replace"), physical_offset, store_time_ms, sys_flag, known)
 

@@ -29,11 +29,11 @@ from contrailmq.message import (
     encode_properties,
     names_directory,
 )
-from contrailmq.message.properties import without_properties
+from contrailmq.message.property_text import key_of, without
 
 LIGHT_PREFIX: Final = "%LMQ%"
 LIGHT_QUEUE_ID: Final = 0
-LIGHT_MARK: Final = Property.INNER_MULTI_DISPATCH.encode() + b"\x01"  # in the properties of such a message
+LIGHT_MARK: Final = key_of(Property.INNER_MULTI_DISPATCH)  # in the properties of such a message
 _OFFSETS: Final = Property.INNER_MULTI_QUEUE_OFFSET.encode()
 _OWN_ONLY: Final = (RETRY_PREFIX, "rmq_sys_")
 _OFFSET_DIGITS_MAX: Final = 18  # of a number that fits into 64 bits
@@ -60,7 +60,7 @@ def with_offsets(properties: Mapping[str, str], offsets: Sequence[int]) -> bytes
 
 def without_offsets(properties: bytes) -> bytes:
     """The properties without offsets that a sender gave."""
-    return without_properties(properties, (_OFFSETS,)) if _OFFSETS in properties else properties
+    return without(properties, (_OFFSETS,)) if _OFFSETS in properties else properties
 
 
 def light_units(topic: str, properties: bytes | Mapping[str, str]) -> list[tuple[str, int]]:

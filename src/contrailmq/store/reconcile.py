@@ -15,6 +15,7 @@ from collections.abc import Set
 from typing import Final
 
 from contrailmq.message import Property, SysFlag, SystemTopic, decode_properties, names_directory, tags_code
+from contrailmq.message.property_text import find, find_decoded, key_of
 from contrailmq.store.consume_queue import ConsumeQueue
 from contrailmq.store.consume_queue_ext import is_ext_address
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
@@ -32,9 +33,9 @@ _IN_NO_QUEUE: Final = SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH
 _NEVER: Final = 2**63
 _TAGS_CACHE_MAX: Final = 10_000
 _SCHEDULE: Final = SystemTopic.SCHEDULE.encode()
-_TAGS: Final = Property.TAGS.encode() + b"\x01"
-_KEYS: Final = Property.KEYS.encode() + b"\x01"
-_UNIQUE_KEY: Final = Property.UNIQUE_KEY.encode() + b"\x01"
+_TAGS: Final = key_of(Property.TAGS)
+_KEYS: Final = key_of(Property.KEYS)
+_UNIQUE_KEY: Final = key_of(Property.UNIQUE_KEY)
 
 
 class _Cursor:
@@ -89,8 +90,8 @@ class Reconciler:
         self._cursors: dict[tuple[bytes, int], _Cursor | None] = {}
         self._likely: dict[int, Expected] = {}  # by queue id: of the topic seen last
         self._tagged: dict[tuple[bytes, int], Expected] = {}  # all of which the units hold tags codes
-        self._codes: dict[bytes, int] = {}  # name and tag as in a record, to the code
-        self._marks: dict[int, bytes] = {}  # and back: the tag alone, and the separator
+        self._codes: dict[bytes, int] = {}  # by tag as in a record
+        self._marks: dict[int, bytes] = {}  # and back, with the separator
         self.units_added = 0
         self.units_corrected = 0
         self.units_cut = 0
@@ -117,12 +118,7 @@ class Reconciler:
             except KeyError:
                 cursor = self._cursor(topic, queue_id)
             if cursor is not None:
-                start = properties.find(_TAGS)
-                if start < 0 and topic != _SCHEDULE:
-                    code = 0
-                else:
-                    code = self._code(topic, properties, store_time_ms, start)
-                unit = pack_unit(physical_offset, size_bytes, code)
+                unit = pack_unit(physical_offset, size_bytes, self._code(topic, properties, store_time_ms))
                 self._compare(cursor, queue_offset, physical_offset + size_bytes, unit)
             if self._with_light_queues and LIGHT_MARK in properties:
                 self._take_light(topic, physical_offset, size_bytes, store_time_ms, properties)
@@ -170,8 +166,7 @@ class Reconciler:
         self, topic: bytes, physical_offset: int, size_bytes: int, store_time_ms: int, properties: bytes
     ) -> None:
         """The record's units in light queues."""
-        code = self._code(topic, properties, store_time_ms, start) if (start := properties.find(_TAGS)) >= 0 else 0
-        unit = pack_unit(physical_offset, size_bytes, code)
+        unit = pack_unit(physical_offset, size_bytes, self._code(topic, properties, store_time_ms))
         for name, offset in light_units(topic.decode("utf-8", "replace"), properties):
             key = (name.encode(), LIGHT_QUEUE_ID)
             cursor = self._cursors[key] if key in self._cursors else self._cursor(*key)
@@ -239,21 +234,19 @@ class Reconciler:
             self._tagged[topic, queue_id] = cursor
         return cursor
 
-    def _code(self, topic: bytes, properties: bytes, store_time_ms: int, start: int) -> int:
+    def _code(self, topic: bytes, properties: bytes, store_time_ms: int) -> int:
         if topic == _SCHEDULE:
             return self._delay_levels.unit_tags_code(SystemTopic.SCHEDULE, decode_properties(properties), store_time_ms)
-        if (start and properties[start - 1] != 2) or properties.find(_TAGS, start + 1) >= 0:
-            # It is the end of another name or inside a value, or there are two of them: the rules decide.
-            return tags_code(decode_properties(properties).get(Property.TAGS))
-        end = properties.find(b"\x02", start)
-        tag = properties[start : end if end >= 0 else len(properties)]
+        tag = find(properties, _TAGS)
+        if tag is None:
+            return 0
         code = self._codes.get(tag)
         if code is None:
             if len(self._codes) >= _TAGS_CACHE_MAX:
                 self._codes.clear()
                 self._marks.clear()
-            code = self._codes[tag] = tags_code(tag[len(_TAGS) :].decode("utf-8", "replace"))
-            self._marks[code] = tag[len(_TAGS) :] + b"\x02"
+            code = self._codes[tag] = tags_code(tag.decode("utf-8", "replace"))
+            self._marks[code] = tag + b"\x02"
         return code
 
     def _place(self, cursor: _Cursor, queue_offset: int, physical_end: int, unit: bytes) -> None:
@@ -317,21 +310,10 @@ class Reconciler:
         assert self._index is not None
         self._index.put(
             topic,
-            property_value(properties, _KEYS, Property.KEYS),
-            property_value(properties, _UNIQUE_KEY, Property.UNIQUE_KEY),
+            find_decoded(properties, _KEYS),
+            find_decoded(properties, _UNIQUE_KEY),
             physical_offset,
             store_time_ms,
             sys_flag,
-            tags=property_value(properties, _TAGS, Property.TAGS),
+            tags=find_decoded(properties, _TAGS),
         )
-
-
-def property_value(properties: bytes, start_mark: bytes, name: str) -> str | None:
-    """One property without decoding all: a third of the time. Whatever is not plain goes to the decoder."""
-    start = properties.find(start_mark)
-    if start < 0:
-        return None
-    if (start and properties[start - 1] != 2) or properties.find(start_mark, start + 1) >= 0:
-        return decode_properties(properties).get(name)
-    end = properties.find(b"\x02", start)
-    return str(properties[start + len(start_mark) : end if end >= 0 else len(properties)], "utf-8", "replace")
