@@ -168,6 +168,35 @@ def last_record(root: Path, places: list[Place]) -> set[int]:
     return {COUNT - 1}
 
 
+def flip(root: Path, at: int, bits: int) -> None:
+    garble(root, at, bytes((read(root, at, at + 1)[0] ^ bits,)))
+
+
+def queue_id_flipped(root: Path, places: list[Place]) -> set[int]:
+    flip(root, places[40][0] + 15, 1)
+    return {40}
+
+
+def queue_offset_flipped(root: Path, places: list[Place]) -> set[int]:
+    flip(root, places[40][0] + 27, 1)
+    return {40}
+
+
+def topic_flipped(root: Path, places: list[Place]) -> set[int]:
+    flip(root, places[40][0] + 88 + len(body(40)) + 1, 1)
+    return {40}
+
+
+def transaction_type_flipped(root: Path, places: list[Place]) -> set[int]:
+    flip(root, places[40][0] + 39, 4)
+    return {40}
+
+
+def lost_flag_flipped(root: Path, places: list[Place]) -> set[int]:
+    flip(root, places[40][0] + 37, 1)
+    return {40}
+
+
 DAMAGES: list[Callable[[Path, list[Place]], set[int]]] = [
     body_garbled,
     head_garbled,
@@ -183,6 +212,11 @@ DAMAGES: list[Callable[[Path, list[Place]], set[int]]] = [
     two_ranges,
     last_of_its_queue,
     last_record,
+    queue_id_flipped,
+    queue_offset_flipped,
+    topic_flipped,
+    transaction_type_flipped,
+    lost_flag_flipped,
 ]
 damages = pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 
@@ -349,6 +383,43 @@ def test_a_kill_at_any_step_leaves_what_a_second_run_finishes(tmp_path: Path) ->
             assert held(store) == kept(lost)
         shutil.rmtree(root)
     assert step > 20
+
+
+@pytest.mark.parametrize("damage", [queue_id_flipped, queue_offset_flipped], ids=lambda damage: damage.__name__)
+def test_a_wrong_header_takes_no_other_messages_offset_after_a_kill(
+    damage: Callable[[Path, list[Place]], set[int]], tmp_path: Path
+) -> None:
+    """Without a ledger a start compares every unit with the log, and the first of two records with one offset wins."""
+    lost = damage(tmp_path, fill(tmp_path))
+    (tmp_path / "abort").touch()
+    (tmp_path / "queues.ledger").unlink()
+    repair_store(StoreConfig(tmp_path))
+    with MessageStore(StoreConfig(tmp_path, **SMALL)) as store:
+        assert held(store) == kept(lost)
+
+
+def test_queues_in_each_others_place_make_no_record_damaged(tmp_path: Path) -> None:
+    """Every record contradicts its queue then: it is the queues that are wrong."""
+    fill(tmp_path)
+    queues = tmp_path / "consumequeue" / "T"
+    (queues / "0").rename(queues / "x")
+    (queues / "1").rename(queues / "0")
+    (queues / "x").rename(queues / "1")
+    assert find_damage(StoreConfig(tmp_path)).ranges == ()
+
+
+def test_a_queue_that_a_kill_left_behind_does_not_give_out_the_offset_of_a_damaged_message(tmp_path: Path) -> None:
+    """Its header says which offset it had."""
+    places = fill(tmp_path)
+    (tmp_path / "abort").touch()
+    (tmp_path / "queues.ledger").unlink()
+    shutil.rmtree(tmp_path / "consumequeue")
+    garble(tmp_path, places[COUNT - 3][0] + 200, b"!")
+    report = repair_store(StoreConfig(tmp_path))
+    assert [lost[:3] for one in report.ranges for lost in one.lost] == [("T", 0, COUNT // 3 - 1)]
+    with MessageStore(StoreConfig(tmp_path, **SMALL)) as store:
+        assert held(store) == kept({COUNT - 3})
+        assert store.put(Message("T", b"new"), queue_id=0).queue_offset == COUNT // 3
 
 
 def test_a_store_in_use_is_refused(tmp_path: Path) -> None:

@@ -40,6 +40,11 @@ class LostMessage(NamedTuple):
         return self.physical_offset + self.size_bytes
 
 
+def is_placeholder(sys_flag: int) -> bool:
+    """Both marks: a single flipped bit makes no record one."""
+    return sys_flag & _SYS_FLAG == _SYS_FLAG
+
+
 def may_be_emptied(unit: bytes, physical_offset: int, size_bytes: int) -> bool:
     """Whether a unit points at this place, or is pre-blank, or something between: a power cut may tear it there."""
     place, stands = pack_unit(physical_offset, size_bytes, 0)[:_PLACE_BYTES], unit[:_PLACE_BYTES]

@@ -2,8 +2,8 @@
 
 The whole log is walked, with checksums. Bytes between two whole records that are none are a damaged range; so is the
 rest of a file whose BLANK is gone when another file follows, and a damaged end of the last file if the store was closed
-cleanly and its queues name records there. Zeros at the end are unwritten space; after a crash, what is torn there is
-recovery's business.
+cleanly and its queues name records there; so is a record whose header contradicts its queue (lost_places.py). Zeros at
+the end are unwritten space; after a crash, what is torn there is recovery's business.
 
 Three steps, each synced before the next:
 
@@ -19,20 +19,25 @@ over a record that does not have the unit's offset, and a placeholder's is never
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from contrailmq.message import SysFlag
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.config import StoreConfig
-from contrailmq.store.consume_queue import ConsumeQueue
 from contrailmq.store.errors import CorruptStoreError, StoreLockedError
 from contrailmq.store.files import Files
 from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.store.log_walk import next_record, store_time_at, walk
-from contrailmq.store.placeholder import PLACEHOLDER_BYTES_MIN, LostMessage, may_be_emptied, placeholders
+from contrailmq.store.lost_places import Claims, UnitPlace, mislabelled, named_by_headers, units_in
+from contrailmq.store.placeholder import (
+    PLACEHOLDER_BYTES_MIN,
+    LostMessage,
+    is_placeholder,
+    may_be_emptied,
+    placeholders,
+)
 from contrailmq.store.queue_unit import PRE_BLANK, UNIT_BYTES
 from contrailmq.store.read_only import ReadOnlyLogFile, StoreView, require_store
 from contrailmq.store.rebuild_places import finish_interrupted
@@ -114,23 +119,17 @@ def find_damage(config: StoreConfig, *, on_progress: Progress | None = None) -> 
 # --- looking
 
 
-class _UnitPlace(NamedTuple):
-    """A unit of an ordinary queue that points at what is gone."""
-
-    queue: ConsumeQueue
-    queue_offset: int
-
-
 class _Found(NamedTuple):
     ranges: tuple[DamagedRange, ...]
-    units: list[_UnitPlace]
+    units: list[UnitPlace]
     log_end: str
 
 
-class _Placeholders:
-    """Sink of the walk: where placeholders of an earlier repair stand, as ranges."""
+class _Seen:
+    """Sink of the walk: what the other records claim, and where placeholders of an earlier repair stand, as ranges."""
 
-    def __init__(self) -> None:
+    def __init__(self, view: StoreView) -> None:
+        self.claims = Claims(view)
         self.ranges: list[tuple[int, int]] = []
         self.known: list[LostMessage] = []
 
@@ -146,7 +145,9 @@ class _Placeholders:
         properties: bytes,
         /,
     ) -> None:
-        if sys_flag & SysFlag.LOST:
+        if not is_placeholder(sys_flag):
+            self.claims.take(topic, queue_id, queue_offset, physical_offset, size_bytes, sys_flag)
+        else:
             follows = self.ranges and self.ranges[-1][1] == physical_offset
             begin = self.ranges.pop()[0] if follows else physical_offset
             self.ranges.append((begin, physical_offset + size_bytes))
@@ -166,7 +167,7 @@ class _Tail(NamedTuple):
 
 
 def _look(view: StoreView, on_progress: Progress | None) -> _Found:
-    sink = _Placeholders()
+    sink = _Seen(view)
     ranges: list[DamagedRange] = []
     tails: list[_Tail] = []  # of the files behind which it is not known yet whether the log goes on
     done = store_time_ms = 0
@@ -187,11 +188,16 @@ def _look(view: StoreView, on_progress: Progress | None) -> _Found:
         damaged_end = _damaged_end(view, tails[0])
         ranges += damaged_end
         log_end = "" if damaged_end else f"at {tails[0].file.base + tails[0].position}: {tails[0].reason}"
+    ranges += [
+        DamagedRange(one.begin, one.end, one.reason, store_time_ms=one.store_time_ms)
+        for one in mislabelled(view, sink.claims)
+    ]
+    ranges.sort(key=lambda one: one.begin)
     return _with_units(view, ranges, sink, log_end)
 
 
 def _look_into(
-    file: ReadOnlyLogFile, sink: _Placeholders, store_time_ms: int
+    file: ReadOnlyLogFile, sink: _Seen, store_time_ms: int
 ) -> tuple[list[DamagedRange], _Tail, bool]:
     """The holes of one file, what stands behind its last record, and whether it has one, or a BLANK."""
     holes: list[DamagedRange] = []
@@ -224,27 +230,31 @@ def _damaged_end(view: StoreView, tail: _Tail) -> list[DamagedRange]:
     begin = tail.file.base + tail.position
     if view.files.exists(view.config.abort_path):
         return []
-    end = max((lost.end for lost, _ in _units_in(view, begin, tail.file.end)), default=begin)
+    end = max((lost.end for lost, _ in units_in(view, begin, tail.file.end)), default=begin)
     return [DamagedRange(begin, end, tail.reason, store_time_ms=tail.store_time_ms)] if end > begin else []
 
 
-def _with_units(view: StoreView, ranges: list[DamagedRange], repaired: _Placeholders, log_end: str) -> _Found:
+def _with_units(view: StoreView, ranges: list[DamagedRange], repaired: _Seen, log_end: str) -> _Found:
     """Add what the queues know. Units that point at placeholders are left of a repair that was interrupted."""
-    units: list[_UnitPlace] = []
+    units: list[UnitPlace] = []
     told: list[DamagedRange] = []
     for one in ranges:
         _check_room(view, one)
-        found = sorted(_units_in(view, one.begin, one.end), key=lambda pair: pair[0].physical_offset)
+        found = list(units_in(view, one.begin, one.end))
+        named = {lost.physical_offset for lost, _ in found}
+        headers = named_by_headers(view, _file_of(view, one.begin), one.begin, one.end)
+        found += [(lost, None) for lost in headers if lost.physical_offset not in named]
+        found.sort(key=lambda pair: pair[0].physical_offset)
         told.append(replace(one, lost=tuple(lost for lost, _ in found)))
         units += [place for _, place in found if place is not None]
     for begin, end in repaired.ranges:
-        units += [place for _, place in _units_in(view, begin, end) if place is not None]
+        units += [place for _, place in units_in(view, begin, end) if place is not None]
     for lost in repaired.known:
         queue = view.queues.get(lost.topic, lost.queue_id)
         stands = queue.read_units(lost.queue_offset, 1) if queue is not None else b""
         is_left = stands != PRE_BLANK and may_be_emptied(stands, lost.physical_offset, lost.size_bytes)
         if queue is not None and is_left:
-            units.append(_UnitPlace(queue, lost.queue_offset))
+            units.append(UnitPlace(queue, lost.queue_offset))
     return _Found(tuple(told), list(dict.fromkeys(units)), log_end)
 
 
@@ -256,26 +266,6 @@ def _check_room(view: StoreView, one: DamagedRange) -> None:
             f"the damaged range from {one.begin} to {one.end} is smaller than a record ({PLACEHOLDER_BYTES_MIN} "
             "bytes), so nothing can take its place: restore the file from a copy of the store; nothing was changed",
         )
-
-
-def _units_in(view: StoreView, begin: int, end: int) -> Iterator[tuple[LostMessage, _UnitPlace | None]]:
-    """Every unit that points at a record within [begin, end), of all queues."""
-    for queue in view.queues:
-        for offset, unit in queue.scan(queue.offset_of_physical(begin), queue.max_offset):
-            if unit.is_pre_blank:
-                continue
-            if unit.physical_offset >= end:
-                break
-            if unit.physical_offset + unit.size_bytes <= end:
-                place = (unit.physical_offset, unit.size_bytes)
-                yield LostMessage(queue.topic, queue.queue_id, offset, *place), _UnitPlace(queue, offset)
-    for batches in view.queues.batches:
-        first = batches.number_where(lambda unit: unit.physical_offset >= begin)
-        for batch in batches.scan(first):
-            if batch.physical_offset + batch.size_bytes > end:
-                break
-            said = (batch.base_offset, batch.physical_offset, batch.size_bytes, batch.batch_size)
-            yield LostMessage(batches.topic, batches.queue_id, *said), None
 
 
 def _file_of(view: StoreView, physical_offset: int) -> ReadOnlyLogFile:
@@ -321,7 +311,7 @@ def _fill(view: StoreView, one: DamagedRange, files: Files) -> None:
         files.close(descriptor)
 
 
-def _empty_units(units: Sequence[_UnitPlace], files: Files) -> None:
+def _empty_units(units: Sequence[UnitPlace], files: Files) -> None:
     """Make units pre-blank, file by file."""
     by_file: dict[Path, list[int]] = {}
     for queue, queue_offset in units:

@@ -34,6 +34,7 @@ from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.findings import FINDINGS_LISTED_MAX, VerifyReport
 from contrailmq.store.light_queues import LIGHT_QUEUE_ID, light_units
 from contrailmq.store.log_walk import WalkEnd, next_record, walk
+from contrailmq.store.placeholder import is_placeholder
 from contrailmq.store.queue_unit import UNIT_BYTES, pack_unit
 from contrailmq.store.read_only import ReadOnlyLogFile, StoreView
 from contrailmq.store.record import Kind
@@ -210,9 +211,11 @@ class _Checker:
         /,
     ) -> None:
         self._report.records += 1
-        if sys_flag & SysFlag.LOST:
+        if is_placeholder(sys_flag):
             self._pass_over_lost(physical_offset, physical_offset + size_bytes)
             return
+        if sys_flag & SysFlag.LOST:
+            self._report.add("log", "", physical_offset, f"no message has the system flag {sys_flag:#x}")
         if self._on_progress is not None and self._report.records % _PROGRESS_RECORDS == 0:
             self._on_progress(physical_offset - self._log_min, self._view.log_bytes)
         name = topic.decode("utf-8", "replace")
