@@ -168,6 +168,14 @@ def last_record(root: Path, places: list[Place]) -> set[int]:
     return {COUNT - 1}
 
 
+def end_zeroed(root: Path, places: list[Place]) -> set[int]:
+    """Over the border of two files: the last file has nothing left."""
+    first = first_of_file(places, 3) - 2
+    garble(root, places[first][0], bytes(3 * FILE_BYTES - places[first][0]))
+    garble(root, 3 * FILE_BYTES, bytes(FILE_BYTES))
+    return set(range(first, COUNT))
+
+
 def flip(root: Path, at: int, bits: int) -> None:
     garble(root, at, bytes((read(root, at, at + 1)[0] ^ bits,)))
 
@@ -212,6 +220,7 @@ DAMAGES: list[Callable[[Path, list[Place]], set[int]]] = [
     two_ranges,
     last_of_its_queue,
     last_record,
+    end_zeroed,
     queue_id_flipped,
     queue_offset_flipped,
     topic_flipped,
@@ -420,6 +429,55 @@ def test_a_queue_that_a_kill_left_behind_does_not_give_out_the_offset_of_a_damag
     with MessageStore(StoreConfig(tmp_path, **SMALL)) as store:
         assert held(store) == kept({COUNT - 3})
         assert store.put(Message("T", b"new"), queue_id=0).queue_offset == COUNT // 3
+
+
+def test_zeros_at_the_end_after_a_crash_are_unwritten(tmp_path: Path) -> None:
+    places = fill(tmp_path)
+    (tmp_path / "abort").touch()
+    end_zeroed(tmp_path, places)
+    assert repair_store(StoreConfig(tmp_path)).ranges == ()
+
+
+def cut_short(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(FILE_BYTES // 2)
+
+
+@pytest.mark.parametrize(
+    ("harm", "code", "said"),
+    [
+        (Path.unlink, 1, "there is a gap from 16384 to 32768; restore the file"),
+        (cut_short, 2, "it has 8192 bytes, a log file 16384: restore it from a copy"),
+    ],
+    ids=["missing", "short"],
+)
+def test_a_file_that_is_missing_or_short_is_named_and_mended_once_zeros_stand_there(
+    harm: Callable[[Path], None], code: int, said: str, tmp_path: Path
+) -> None:
+    places = fill(tmp_path)
+    path = tmp_path / "commitlog" / f"{FILE_BYTES:020d}"
+    harm(path)
+    command = ["store", "repair", str(tmp_path)]
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    assert result.exit_code == code
+    assert said in result.output
+    assert "truncate -s" in result.output
+    path.touch()
+    with path.open("r+b") as file:
+        file.truncate(FILE_BYTES)
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert findings(tmp_path) == []
+    lost = {number for number, (at, size) in enumerate(places) if _is_gone(path, at, size)}
+    assert lost
+    with MessageStore(StoreConfig(tmp_path, **SMALL)) as store:
+        assert held(store) == kept(lost)
+        assert [store.max_offset("T", queue_id) for queue_id in range(3)] == [COUNT // 3] * 3
+
+
+def _is_gone(path: Path, at: int, size: int) -> bool:
+    """Whether zeros or a placeholder stand where a record of `fill` stood: it has no letters of its body."""
+    position = at - FILE_BYTES
+    return 0 <= position < FILE_BYTES and not any(path.read_bytes()[position + 88 : position + min(size, 500)])
 
 
 def test_a_store_in_use_is_refused(tmp_path: Path) -> None:

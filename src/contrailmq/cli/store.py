@@ -38,6 +38,10 @@ _REMEDIES: Final = {
     errno.EROFS: "inspect and verify need no writing, rebuild and repair do: mount it for writing, or copy the store",
     errno.ENOSPC: "rebuild needs room for a second set of queues and index, repair for damaged bytes: free some space",
 }
+_UNMENDED_REMEDY: Final = (
+    "restore the file from a copy, or make one of zeros (truncate -s) with the size and name that belong there and "
+    "repair again"
+)
 
 app = typer.Typer(
     help="Look at a store directory, check it, rebuild its queues and index, repair its log.", no_args_is_help=True
@@ -145,7 +149,7 @@ def repair(
         _print_json(asdict(report) | counts | {"ranges": ranges})
     else:
         _print_repair(report, directory)
-    if dry_run and (report.ranges or report.units_emptied):
+    if report.unmended or (dry_run and (report.ranges or report.units_emptied)):
         raise typer.Exit(1)
 
 
@@ -217,11 +221,14 @@ def _print_verify(report: VerifyReport) -> None:
 
 def _print_repair(report: RepairReport, directory: Path) -> None:
     console = Console()
+    for problem in report.unmended:
+        note = f"not repaired: {problem}; {_UNMENDED_REMEDY}"
+        console.print(f"[red]{_safe(note)}[/red]", soft_wrap=True)
     if report.log_end:
-        note = f"the log ends {report.log_end}: that is no damage after a crash; opening the store cuts it there"
-        console.print(_safe(note), soft_wrap=True)
+        why = "no queue speaks of what stands there" if report.was_clean_exit else "that is no damage after a crash"
+        console.print(_safe(f"the log ends {report.log_end}: {why}; opening the store cuts it there"), soft_wrap=True)
     if not report.ranges:
-        done = "nothing is damaged"
+        done = "nothing else is damaged" if report.unmended else "nothing is damaged"
         if report.units_emptied:
             begun = "is not finished" if report.is_dry_run else "was finished"
             done = f"{done}; an earlier repair {begun}: {_counted(report.units_emptied, 'queue unit')}"

@@ -47,6 +47,7 @@ from contrailmq.store.store_lock import StoreLock
 from contrailmq.store.verify import Progress
 
 _UNKNOWN_OFFSET: Final = -1
+_LOG_PROBLEM: Final = "commit log: "  # how a view begins those of its problems that are about the log
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,8 @@ class RepairReport:
     ranges: tuple[DamagedRange, ...]
     units_emptied: int  # queue units that pointed at what is gone
     log_end: str = ""  # why the log ends where it does, when opening the store will cut something there
+    was_clean_exit: bool = True
+    unmended: tuple[str, ...] = ()  # what no repair can put right: files that are missing
 
     @property
     def damaged_bytes(self) -> int:
@@ -102,7 +105,7 @@ def repair_store(
             for one in found.ranges:
                 _fill(view, one, files)
             _empty_units(found.units, files)
-        return RepairReport(str(config.path), False, ranges, len(found.units), found.log_end)
+            return _report(view, found, ranges, is_dry_run=False)
     finally:
         lock.release()
 
@@ -113,7 +116,19 @@ def find_damage(config: StoreConfig, *, on_progress: Progress | None = None) -> 
         if view.owner_pid:
             raise StoreLockedError(config.path, owner_pid=view.owner_pid if view.owner_pid > 0 else None)
         found = _look(view, on_progress)
-    return RepairReport(str(config.path), True, found.ranges, len(found.units), found.log_end)
+        return _report(view, found, found.ranges, is_dry_run=True)
+
+
+def _report(view: StoreView, found: _Found, ranges: tuple[DamagedRange, ...], *, is_dry_run: bool) -> RepairReport:
+    return RepairReport(
+        str(view.config.path),
+        is_dry_run,
+        ranges,
+        len(found.units),
+        found.log_end,
+        view.was_clean_exit,
+        tuple(text.removeprefix(_LOG_PROBLEM) for text in view.problems if text.startswith(_LOG_PROBLEM)),
+    )
 
 
 # --- looking
@@ -167,6 +182,7 @@ class _Tail(NamedTuple):
 
 
 def _look(view: StoreView, on_progress: Progress | None) -> _Found:
+    _check_sizes(view)
     sink = _Seen(view)
     ranges: list[DamagedRange] = []
     tails: list[_Tail] = []  # of the files behind which it is not known yet whether the log goes on
@@ -183,11 +199,11 @@ def _look(view: StoreView, on_progress: Progress | None) -> _Found:
         done += file.size_bytes
         if on_progress is not None:
             on_progress(done, view.log_bytes)
+    damaged_end = _damaged_end(view, tails)
+    ranges += damaged_end
     log_end = ""
-    if tails and tails[0].kind is not Kind.NOTHING:
-        damaged_end = _damaged_end(view, tails[0])
-        ranges += damaged_end
-        log_end = "" if damaged_end else f"at {tails[0].file.base + tails[0].position}: {tails[0].reason}"
+    if tails and tails[0].kind is not Kind.NOTHING and not damaged_end:
+        log_end = f"at {tails[0].file.base + tails[0].position}: {tails[0].reason}"
     ranges += [
         DamagedRange(one.begin, one.end, one.reason, store_time_ms=one.store_time_ms)
         for one in mislabelled(view, sink.claims)
@@ -222,16 +238,19 @@ def _look_into(
 def _to_file_end(tail: _Tail) -> DamagedRange:
     """A file that another one follows ends in a BLANK: this one's is damaged."""
     begin = tail.file.base + tail.position
-    return DamagedRange(begin, tail.file.end, tail.reason, store_time_ms=tail.store_time_ms)
+    reason = "zeros where records stood" if tail.kind is Kind.NOTHING else tail.reason
+    return DamagedRange(begin, tail.file.end, reason, store_time_ms=tail.store_time_ms)
 
 
-def _damaged_end(view: StoreView, tail: _Tail) -> list[DamagedRange]:
-    """A store that was closed cleanly has no torn record at its end; the queues say how far it was written."""
-    begin = tail.file.base + tail.position
-    if view.files.exists(view.config.abort_path):
+def _damaged_end(view: StoreView, tails: Sequence[_Tail]) -> list[DamagedRange]:
+    """A store that was closed cleanly has no torn record at its end, nor zeros in the place of some; the queues say how
+    far it was written."""
+    if not tails or view.files.exists(view.config.abort_path):
         return []
-    end = max((lost.end for lost, _ in units_in(view, begin, tail.file.end)), default=begin)
-    return [DamagedRange(begin, end, tail.reason, store_time_ms=tail.store_time_ms)] if end > begin else []
+    begin = tails[0].file.base + tails[0].position
+    end = max((lost.end for lost, _ in units_in(view, begin, tails[-1].file.end)), default=begin)
+    damaged = [_to_file_end(tail) for tail in tails if tail.file.base + tail.position < end]
+    return [replace(one, end=min(one.end, end)) for one in damaged]
 
 
 def _with_units(view: StoreView, ranges: list[DamagedRange], repaired: _Seen, log_end: str) -> _Found:
@@ -256,6 +275,18 @@ def _with_units(view: StoreView, ranges: list[DamagedRange], repaired: _Seen, lo
         if queue is not None and is_left:
             units.append(UnitPlace(queue, lost.queue_offset))
     return _Found(tuple(told), list(dict.fromkeys(units)), log_end)
+
+
+def _check_sizes(view: StoreView) -> None:
+    """Where a file ends is where its BLANK goes: nothing can be written into one that was cut short."""
+    file_bytes = view.config.mapped_file_size_commit_log
+    for file in view.log_files:
+        if file.size_bytes != file_bytes:
+            raise CorruptStoreError(
+                file.path,
+                f"it has {file.size_bytes} bytes, a log file {file_bytes}: restore it from a copy of the store, or fill "
+                f"it with zeros (truncate -s {file_bytes} {file.path}) and repair again; nothing was changed",
+            )
 
 
 def _check_room(view: StoreView, one: DamagedRange) -> None:
