@@ -212,9 +212,7 @@ def _look(view: StoreView, on_progress: Progress | None) -> _Found:
     return _with_units(view, ranges, sink, log_end)
 
 
-def _look_into(
-    file: ReadOnlyLogFile, sink: _Seen, store_time_ms: int
-) -> tuple[list[DamagedRange], _Tail, bool]:
+def _look_into(file: ReadOnlyLogFile, sink: _Seen, store_time_ms: int) -> tuple[list[DamagedRange], _Tail, bool]:
     """The holes of one file, what stands behind its last record, and whether it has one, or a BLANK."""
     holes: list[DamagedRange] = []
     end = walk(file, sink, check_body_crc=True)
