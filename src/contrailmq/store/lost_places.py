@@ -81,9 +81,9 @@ def named_by_headers(view: StoreView, file: ReadOnlyLogFile, begin: int, end: in
         facts = read_facts(file.mapping, position)
         queue = view.queues.get(facts.topic, facts.queue_id)
         is_known = queue is not None and facts.queue_offset < queue.max_offset
-        if not is_known and facts.queue_offset >= 0 and not facts.sys_flag & _IN_NO_QUEUE:
-            if not view.queues.batches.holds(facts.topic):
-                yield LostMessage(facts.topic, facts.queue_id, facts.queue_offset, at, facts.size_bytes)
+        is_queued = not facts.sys_flag & _IN_NO_QUEUE and not view.queues.batches.holds(facts.topic)
+        if is_queued and not is_known and facts.queue_offset >= 0:
+            yield LostMessage(facts.topic, facts.queue_id, facts.queue_offset, at, facts.size_bytes)
         at += verdict.size_bytes
 
 

@@ -126,7 +126,7 @@ def _report(view: StoreView, found: _Found, ranges: tuple[DamagedRange, ...], *,
         ranges,
         len(found.units),
         found.log_end,
-        view.was_clean_exit,
+        not view.files.exists(view.config.abort_path),  # the view takes a store that we hold for one in use
         tuple(text.removeprefix(_LOG_PROBLEM) for text in view.problems if text.startswith(_LOG_PROBLEM)),
     )
 
@@ -282,8 +282,8 @@ def _check_sizes(view: StoreView) -> None:
         if file.size_bytes != file_bytes:
             raise CorruptStoreError(
                 file.path,
-                f"it has {file.size_bytes} bytes, a log file {file_bytes}: restore it from a copy of the store, or fill "
-                f"it with zeros (truncate -s {file_bytes} {file.path}) and repair again; nothing was changed",
+                f"it has {file.size_bytes} bytes, a log file {file_bytes}: restore it from a copy of the store, or "
+                f"fill it with zeros (truncate -s {file_bytes} {file.path}) and repair again; nothing was changed",
             )
 
 
