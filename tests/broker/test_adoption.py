@@ -237,6 +237,32 @@ def test_a_deleted_topic_stays_deleted_though_the_log_still_has_it(tmp_path: Pat
     last.close()
 
 
+@pytest.mark.parametrize("lost", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("attributes", ["", "+queue.type=BatchCQ"], ids=["ordinary queues", "batch queues"])
+def test_no_queue_of_a_topic_made_again_gets_its_old_messages_back(
+    tmp_path: Path, lost: tuple[str, ...], attributes: str
+) -> None:
+    """The log tells a new life of a queue by its first message; one without any needs the note of the deletion."""
+    bench = Bench(tmp_path)
+    make = {"topic": "Orders", "defaultTopic": "TBW102", "readQueueNums": "3", "writeQueueNums": "3", "perm": "6"}
+    make |= {"topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false", "attributes": attributes}
+    assert bench.ask(17, make).code == 0
+    for queue_id in (0, 1, 1, 2):
+        bench.send("Orders", b"old", e=queue_id)
+    bench.settle()
+    deleted(bench, "Orders")
+    assert bench.ask(17, make).code == 0
+    assert bench.send("Orders", b"new", e=0).ext["queueOffset"] == "0"
+    again = crashed(bench, tmp_path, lost=lost)
+    assert bodies(again, "Orders") == [b"new"]
+    assert {key: ends for key, ends in again.store.queues().items() if ends[1]} == {("Orders", 0): (0, 1)}
+    assert again.send("Orders", b"first", e=1).ext["queueOffset"] == "0"
+    last = crashed(again, tmp_path, lost=lost)
+    assert bodies(last, "Orders", 1) == [b"first"]
+    assert last.send("Orders", b"late", e=2).ext["queueOffset"] == "0"
+    last.close()
+
+
 def test_a_topic_deleted_before_its_first_message_was_dispatched_is_not_adopted(bench: Bench) -> None:
     assert bench.ask(310, send_fields("Orders"), b"o", settle=False).code == 0
     deleted(bench, "Orders")

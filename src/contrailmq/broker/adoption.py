@@ -48,15 +48,9 @@ class Adoption:
         if node.is_slave:
             return []
         changed = [DELETED_FILE] if node.deleted.fit(node.store.log_min_offset, node.store.appended_offset) else []
+        self._remove_what_was_deleted()
         unknown = self._unknown_topics()
-        back = [name for name in unknown if node.deleted.covers(name, newest_end=node.store.physical_end(name))]
-        if back:
-            node.store.delete_topics(back)
-            log.info(
-                "removed the queues of %d deleted topics that the log had brought back: %s", len(back), _some(back)
-            )
-        wanted = [name for name in unknown if name not in back and not node.deleted.is_gone(name)]
-        adopted = [self._adopt(name, queues=unknown[name]) for name in wanted]
+        adopted = [self._adopt(name, queues=unknown[name]) for name in unknown if not node.deleted.is_gone(name)]
         if adopted:
             log.warning(
                 "adopted %d topics that the queues hold and topics.json lacks: %s; change their queues and permissions "
@@ -77,6 +71,19 @@ class Adoption:
                 log.warning("adopted topic %s: a message came to its queue %d, topics.json lacks it", name, queue_id)
             elif known is not None and known is self._adopted.get(name) and queue_id >= known.queue_limit:
                 self._adopt(name, queues=queue_id + 1)
+
+    def _remove_what_was_deleted(self) -> None:
+        """Queues that the log brought back: those whose newest message is older than the deletion of their topic.
+
+        That is asked of each queue: of a topic that was made again some may have no message yet.
+        """
+        node = self._node
+        ends = node.store.physical_ends()
+        back = [key for key, end in ends.items() if node.deleted.covers(key[0], newest_end=end)]
+        if back:
+            node.store.delete_queues(back)
+            names = sorted({topic for topic, _ in back})
+            log.info("removed queues of %d deleted topics that the log had brought back: %s", len(names), _some(names))
 
     def _unknown_topics(self) -> dict[str, int]:
         """Topics with messages that the table lacks, and how many queues they have."""

@@ -4,9 +4,9 @@
 
 A deleted topic's records stay in the log until they expire, so its queues come back whenever queues are made from the
 log: after a kill that came before their removal was on the disk, or when someone deleted the queue directory. Opening
-adopts topics that only the queues know (adoption.py), and must not adopt these: what ends before `logEnd` is removed
-again. A delayed message or a retry that was waiting is still delivered, behind `logEnd`, and brings nothing back either
-unless the topic was made again.
+adopts topics that only the queues know (adoption.py), and must not adopt these: every queue that ends before `logEnd`
+is removed again, of a topic that was made again too. A delayed message or a retry that was waiting is still delivered,
+behind `logEnd`, and brings nothing back either unless the topic was made again.
 
 An entry is of use as long as the log holds such records, and is dropped with them. A power cut may take the end of the
 log with which a topic was deleted; what is written there later was not deleted, so opening moves an entry back to the

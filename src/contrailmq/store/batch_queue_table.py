@@ -221,4 +221,7 @@ class BatchSink:
         name = topic.decode("utf-8", "replace")
         if (sys_flag & SysFlag.INNER_BATCH or self._table.holds(name)) and names_directory(name):
             unit = unit_of(physical_offset, size_bytes, store_time_ms, queue_offset, properties)
-            self._table.append(name, queue_id, unit)
+            queue = self._table.find_or_create(name, queue_id)
+            if unit.base_offset == 0 and queue.max_offset and physical_offset >= queue.physical_max:
+                queue.reset()  # the topic was deleted and made again: what came before is no longer in the queue
+            queue.append(unit)

@@ -581,9 +581,9 @@ class MessageStore:
         return [*self._queues, *self._queues.batches]
 
     @while_open
-    def physical_end(self, topic: str) -> int:
-        """Where in the log the newest message of a topic's queues ends; -1 when they hold none."""
-        return max((queue.physical_max for queue in self._all_queues() if queue.topic == topic), default=-1)
+    def physical_ends(self) -> dict[tuple[str, int], int]:
+        """Where in the log the newest message of each queue ends; -1 for a queue that holds none."""
+        return {(queue.topic, queue.queue_id): queue.physical_max for queue in self._all_queues()}
 
     @while_open
     def has_batch_queues(self, topic: str) -> bool:
@@ -637,16 +637,21 @@ class MessageStore:
         for state in self._log.states:
             if state.topic in names:
                 self._log.forget_queue(state.topic, state.queue_id)
-        doomed = [queue for queue in self._all_queues() if queue.topic in names]
-        for queue in doomed:
-            self._queues.delete(queue.topic, queue.queue_id)
-        if doomed and self._drive is Drive.EMBEDDED:
+        return self.delete_queues([key for key in self.physical_ends() if key[0] in names])
+
+    @while_open
+    def delete_queues(self, queues: Sequence[tuple[str, int]]) -> int:
+        """Destroy these queues, all of whose messages are dispatched, as `delete_topics` does; how many."""
+        for topic, queue_id in queues:
+            self._log.forget_queue(topic, queue_id)
+            self._queues.delete(topic, queue_id)
+        if queues and self._drive is Drive.EMBEDDED:
             self.flush()
             self._housekeeping.persist_in_turn()
-        elif doomed:
+        elif queues:
             self.request_flush()
             self._housekeeping.persist_soon()
-        return len(doomed)
+        return len(queues)
 
     @while_open
     def clean_expired_queues(self) -> int:
