@@ -263,6 +263,32 @@ def test_no_queue_of_a_topic_made_again_gets_its_old_messages_back(
     last.close()
 
 
+@pytest.mark.parametrize("lost", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("written", [(DELETED_FILE,), (DELETED_FILE, TOPICS_FILE)], ids=["note", "note and table"])
+def test_after_a_deletion_that_a_kill_interrupted_no_group_passes_over_new_messages(
+    tmp_path: Path, lost: tuple[str, ...], written: tuple[str, ...]
+) -> None:
+    """A group that kept its offset would pass over as many messages of the new life as it had consumed of the old."""
+    bench = Bench(tmp_path)
+    for body in (b"1", b"2"):
+        bench.send("Orders", body)
+    bench.heartbeat("Orders", group="billing")
+    place = {"consumerGroup": "billing", "topic": "Orders", "queueId": "0"}
+    assert bench.ask(15, place | {"commitOffset": "2"}).code == 0
+    bench.run(bench.saver.save(TOPICS_FILE, "consumerOffset.json"))
+    bench.node.topics.delete("Orders")
+    bench.node.delete_queues(["Orders"])
+    bench.run(bench.saver.save(*written))
+    again = crashed(bench, tmp_path, lost=lost)
+    assert again.send("Orders", b"new").ext["queueOffset"] == "0"
+    assert bodies(again, "Orders") == [b"new"]
+    assert again.ask(14, place | {"setZeroIfNotFound": "true"}).ext["offset"] == "0"
+    again.run(again.saver.save(DELETED_FILE))
+    last = crashed(again, tmp_path, lost=("config/topics.json", "config/topics.json.bak"))
+    assert bodies(last, "Orders") == [b"new"], "it exists, so it is adopted"
+    last.close()
+
+
 def test_a_topic_deleted_before_its_first_message_was_dispatched_is_not_adopted(bench: Bench) -> None:
     assert bench.ask(310, send_fields("Orders"), b"o", settle=False).code == 0
     deleted(bench, "Orders")

@@ -25,6 +25,7 @@ from contrailmq.broker.deleted_topics import DELETED_FILE
 from contrailmq.broker.groups import Group
 from contrailmq.broker.keeping import GROUPS_FILE, TOPICS_FILE
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.offsets import OFFSETS_FILE
 from contrailmq.broker.topics import QUEUES_MAX, Topic
 from contrailmq.message import RETRY_PREFIX, MessageError, SystemTopic, check_group, check_topic
 from contrailmq.store.light_queues import LIGHT_PREFIX
@@ -49,6 +50,7 @@ class Adoption:
             return []
         changed = [DELETED_FILE] if node.deleted.fit(node.store.log_min_offset, node.store.appended_offset) else []
         self._remove_what_was_deleted()
+        changed += self._finish_deletions()
         unknown = self._unknown_topics()
         adopted = [self._adopt(name, queues=unknown[name]) for name in unknown if not node.deleted.is_gone(name)]
         if adopted:
@@ -84,6 +86,27 @@ class Adoption:
             node.store.delete_queues(back)
             names = sorted({topic for topic, _ in back})
             log.info("removed queues of %d deleted topics that the log had brought back: %s", len(names), _some(names))
+
+    def _finish_deletions(self) -> list[str]:
+        """A crash may have come between the files that a deletion changes; the files that are out of date then.
+
+        Where groups stood in a deleted topic says nothing any more: in one that is made again they would pass over as
+        many messages. A topic that the table still has stays, empty: a broker of Apache's, which knows no notes, may
+        have made it since.
+        """
+        node = self._node
+        files = [OFFSETS_FILE] if node.offsets.remove_topics(node.deleted.gone()) else []
+        left = [topic.name for topic in node.topics if node.deleted.is_gone(topic.name)]
+        for name in left:
+            node.deleted.note_made_again(name)
+        if left:
+            log.warning(
+                "a crash interrupted the deletion of %d topics: their messages are gone, the topics are there: %s; "
+                "delete them again if they are not wanted",
+                len(left),
+                _some(left),
+            )
+        return files + [DELETED_FILE] * bool(left)
 
     def _unknown_topics(self) -> dict[str, int]:
         """Topics with messages that the table lacks, and how many queues they have."""

@@ -56,6 +56,10 @@ class DeletedTopics:
         known = self._deletions.get(name)
         return known is not None and not known.is_made_again
 
+    def gone(self) -> set[str]:
+        """All that were deleted, and not made again."""
+        return {name for name, known in self._deletions.items() if not known.is_made_again}
+
     def covers(self, name: str, *, newest_end: int) -> bool:
         """Whether the topic was deleted after its newest message, which ends there."""
         known = self._deletions.get(name)

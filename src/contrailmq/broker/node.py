@@ -28,7 +28,7 @@ from contrailmq.broker.hooks import Hooks
 from contrailmq.broker.incoming import IncomingMessage, Rewrite
 from contrailmq.broker.keeping import GROUPS_FILE, TOPICS_FILE, Keeping
 from contrailmq.broker.long_polling import HeldPulls
-from contrailmq.broker.offsets import OffsetTable
+from contrailmq.broker.offsets import OFFSETS_FILE, OffsetTable
 from contrailmq.broker.order_locks import OrderLocks
 from contrailmq.broker.parked import ParkedAnswers
 from contrailmq.broker.persistence import Snapshot
@@ -122,7 +122,7 @@ class BrokerNode:
             log.warning("%s; topics that hold messages are adopted from the queues", exc)
         self.deleted.load(self.config_path / DELETED_FILE)
         self.has_groups_file = self.groups.load(self.config_path / GROUPS_FILE)
-        self.offsets.load(self.config_path / "consumerOffset.json")
+        self.offsets.load(self.config_path / OFFSETS_FILE)
         self._follow_settings()
 
     def _follow_settings(self) -> None:
@@ -162,7 +162,7 @@ class BrokerNode:
             DELETED_FILE: lambda: _text_of(self.deleted.snapshot()),  # before the topics: deleted_topics.py says why
             TOPICS_FILE: self.topics.text_snapshot,
             GROUPS_FILE: lambda: _text_of(self.groups.snapshot()),
-            "consumerOffset.json": lambda: _text_of(self.offsets.snapshot()),
+            OFFSETS_FILE: lambda: _text_of(self.offsets.snapshot()),
             "broker.properties": lambda: _settings_text(dict(self.changed_settings)),
         }
 

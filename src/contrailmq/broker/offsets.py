@@ -13,13 +13,14 @@ reference does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from typing import Final
 
 from contrailmq.broker import config_files
 from contrailmq.broker.config_files import DataVersion, Json, whole_number
 
+OFFSETS_FILE: Final = "consumerOffset.json"
 SEPARATOR: Final = "@"
 PULLS_PER_VERSION: Final = 500  # commits between two data versions (consumerOffsetUpdateVersionStep)
 
@@ -123,6 +124,10 @@ class OffsetTable:
     def remove_topic(self, topic: str) -> None:
         self._remove(lambda key: key.startswith(topic + SEPARATOR))
 
+    def remove_topics(self, topics: Container[str]) -> bool:
+        """Forget where groups stand in these; False when they stood nowhere."""
+        return self._remove(lambda key: key.partition(SEPARATOR)[0] in topics)
+
     # --- files and peers
 
     def to_json(self) -> Json:
@@ -160,11 +165,16 @@ class OffsetTable:
         self._offsets, self._pull_offsets, self.version = other._offsets, other._pull_offsets, other.version
         return True
 
-    def _remove(self, is_gone: Callable[[str], bool]) -> None:
-        for table in (self._offsets, self._pull_offsets, self._resets):
-            for key in [key for key in table if is_gone(key)]:
-                del table[key]
-        self._touched()
+    def _remove(self, is_gone: Callable[[str], bool]) -> bool:
+        """Whether there was any."""
+        doomed = [
+            (table, key) for table in (self._offsets, self._pull_offsets, self._resets) for key in table if is_gone(key)
+        ]
+        for table, key in doomed:
+            del table[key]
+        if doomed:
+            self._touched()
+        return bool(doomed)
 
     def _touched(self) -> None:
         self.is_dirty = True

@@ -33,6 +33,7 @@ from contrailmq.broker.handlers import Handlers
 from contrailmq.broker.keeping import TOPICS_FILE
 from contrailmq.broker.members import MemberProcessor
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.offsets import OFFSETS_FILE
 from contrailmq.broker.persistence import SavePause, TableSaver
 from contrailmq.broker.pull import PullProcessor
 from contrailmq.broker.query import QueryProcessor
@@ -402,7 +403,7 @@ class BrokerServer:
                 offsets.is_dirty = False
                 began_s = time.monotonic()
                 with contextlib.suppress(TableSaveError):  # logged, and the table saver tries again
-                    await self.saver.save("consumerOffset.json")
+                    await self.saver.save(OFFSETS_FILE)
                 self._save_pause.note(time.monotonic() - began_s)
 
     def _configured(self) -> None:

@@ -35,7 +35,7 @@ from contrailmq.broker.delay import FILE_NAME as DELAY_FILE
 from contrailmq.broker.delay import DelayService
 from contrailmq.broker.groups import GroupError, GroupTable
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.offsets import OffsetTable
+from contrailmq.broker.offsets import OFFSETS_FILE, OffsetTable
 from contrailmq.broker.persistence import TableSaver
 from contrailmq.broker.timers import TimerService
 from contrailmq.broker.topics import TopicError, TopicTable
@@ -200,7 +200,7 @@ class SlaveSync:
         if "offsetTable" not in data:
             raise NotCopiedError("the answer has no offsetTable")
         await asyncio.to_thread(_read, fresh.read, data)
-        await self._save("consumerOffset.json", is_changed=self._node.offsets.take_over(fresh))
+        await self._save(OFFSETS_FILE, is_changed=self._node.offsets.take_over(fresh))
 
     async def _copy_delay(self, master: str) -> None:
         answer = await self._ask(master, RequestCode.GET_ALL_DELAY_OFFSET)

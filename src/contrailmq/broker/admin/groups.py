@@ -14,6 +14,7 @@ from contrailmq.broker.groups import Group, GroupError, check_group_values
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.keeping import GROUPS_FILE, TOPICS_FILE
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.offsets import OFFSETS_FILE
 from contrailmq.broker.persistence import TableSaver
 from contrailmq.broker.turns import in_turns
 from contrailmq.message import MessageError, check_group, retry_topic
@@ -80,7 +81,7 @@ class GroupAdmin:
         if node.topics.delete(retry_topic(header.group_name)):
             node.delete_queues([retry_topic(header.group_name)])
             node.held.release_topic(retry_topic(header.group_name))
-        await self._saver.save(DELETED_FILE, GROUPS_FILE, "consumerOffset.json", TOPICS_FILE)
+        await self._saver.save(DELETED_FILE, GROUPS_FILE, OFFSETS_FILE, TOPICS_FILE)
         return success(command)
 
     async def forbid(self, connection: Peer, command: Command) -> bytes | None:

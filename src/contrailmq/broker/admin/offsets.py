@@ -10,6 +10,7 @@ from typing import Final
 from contrailmq.broker.config_files import compact
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.offsets import OFFSETS_FILE
 from contrailmq.broker.persistence import TableSaver
 from contrailmq.broker.topics import Topic
 from contrailmq.message import MessageQueue
@@ -56,7 +57,7 @@ class OffsetAdmin:
             self._tell(header, offsets, "by the broker")
             for queue, offset in offsets.items():
                 node.offsets.reset(header.group, queue.topic, queue.queue_id, offset)
-            await self._saver.save("consumerOffset.json")
+            await self._saver.save(OFFSETS_FILE)
         else:
             offsets = self._through_clients(header, topic, connection, command)
             self._tell(header, offsets, "by its clients, which were told")

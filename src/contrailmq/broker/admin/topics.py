@@ -11,6 +11,7 @@ from contrailmq.broker.deleted_topics import DELETED_FILE
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.keeping import TOPICS_FILE
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.offsets import OFFSETS_FILE
 from contrailmq.broker.persistence import TableSaver
 from contrailmq.broker.topics import Topic, TopicError, check_topic_values
 from contrailmq.broker.turns import in_turns
@@ -83,7 +84,7 @@ class TopicAdmin:
         node.offsets.remove_topic(name)
         node.statistics.forget(topic=name)
         node.held.release_topic(name)
-        await self._saver.save(DELETED_FILE, TOPICS_FILE, "consumerOffset.json")
+        await self._saver.save(DELETED_FILE, TOPICS_FILE, OFFSETS_FILE)
         return success(command)
 
     async def _kept_and_routed(self) -> None:
