@@ -628,8 +628,7 @@ class MessageStore:
     def delete_topics(self, topics: Sequence[str]) -> int:
         """Destroy the queues of these topics; how many queues. Their messages stay in the log until it is cleaned.
 
-        On return it is on the disk that they are gone: from the log alone a crash would bring them back. (A loop does
-        not wait for that: the housekeeping thread sees to it at once.)
+        On return that is on the disk, as a crash would bring them back from the log. (Of a loop: it will be at once.)
         """
         self._reader.catch_up()
         names = set(topics)
