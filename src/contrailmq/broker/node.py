@@ -28,6 +28,7 @@ from contrailmq.broker.hooks import Hooks
 from contrailmq.broker.incoming import IncomingMessage, Rewrite
 from contrailmq.broker.keeping import GROUPS_FILE, TOPICS_FILE, Keeping
 from contrailmq.broker.long_polling import HeldPulls
+from contrailmq.broker.offset_journal import OffsetJournal
 from contrailmq.broker.offsets import OFFSETS_FILE, OffsetTable
 from contrailmq.broker.order_locks import OrderLocks
 from contrailmq.broker.parked import ParkedAnswers
@@ -73,6 +74,7 @@ class BrokerNode:
         self.topics = TopicTable(now_ms=clock.now_ms)
         self.groups = GroupTable(now_ms=clock.now_ms, auto_create=config.auto_create_subscription_group)
         self.offsets = OffsetTable(now_ms=clock.now_ms)
+        self.offset_journal = OffsetJournal(store.files, self.config_path, self.offsets)
         self.clients = ClientTable(config.channel_expired_timeout)
         self.locks = OrderLocks()
         self.held = HeldPulls(config.held_pulls_max)
@@ -123,7 +125,22 @@ class BrokerNode:
         self.deleted.load(self.config_path / DELETED_FILE)
         self.has_groups_file = self.groups.load(self.config_path / GROUPS_FILE)
         self.offsets.load(self.config_path / OFFSETS_FILE)
+        if not self.is_slave:
+            self._recover_offsets()
         self._follow_settings()
+
+    def _recover_offsets(self) -> None:
+        """Go on behind what groups committed after the last save of an earlier run; the file then says so itself."""
+        path = self.config_path / OFFSETS_FILE
+        try:
+            moved = self.offset_journal.recover(
+                self.store.max_offset, lambda: config_files.save(path, _text_of(self.offsets.snapshot())())
+            )
+        except TableSaveError as exc:  # a full disk: a crash now repeats more, nothing is lost
+            log.error("%s", exc)
+            return
+        if moved:
+            log.info("groups go on in %d queues where a crash stopped them, ahead of %s", moved, path)
 
     def _follow_settings(self) -> None:
         """Tell the tables of settings that they go by, now and after each change."""
@@ -162,9 +179,14 @@ class BrokerNode:
             DELETED_FILE: lambda: _text_of(self.deleted.snapshot()),  # before the topics: deleted_topics.py says why
             TOPICS_FILE: self.topics.text_snapshot,
             GROUPS_FILE: lambda: _text_of(self.groups.snapshot()),
-            OFFSETS_FILE: lambda: _text_of(self.offsets.snapshot()),
+            OFFSETS_FILE: self._offsets_text,
             "broker.properties": lambda: _settings_text(dict(self.changed_settings)),
         }
+
+    def _offsets_text(self) -> Callable[[], str]:
+        if not self.is_slave:
+            self.offset_journal.note()  # before the file: offset_journal.py says why
+        return _text_of(self.offsets.snapshot())
 
     def commit_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Record what a group has consumed, as its consumer says; one beyond the end of the queue counts as the end.

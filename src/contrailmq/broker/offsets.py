@@ -22,6 +22,7 @@ from contrailmq.broker.config_files import DataVersion, Json, whole_number
 
 OFFSETS_FILE: Final = "consumerOffset.json"
 SEPARATOR: Final = "@"
+REMOVED: Final = -1  # in place of a queue: see OffsetTable.changes
 PULLS_PER_VERSION: Final = 500  # commits between two data versions (consumerOffsetUpdateVersionStep)
 
 _Table = dict[str, dict[int, int]]
@@ -37,6 +38,8 @@ class OffsetTable:
         self._resets: _Table = {}
         self._commits = 0
         self.is_dirty = False
+        # Of the committed offsets, by key and queue; queue -1 says that the key is gone. The journal takes them away.
+        self.changes: dict[tuple[str, int], int] = {}
         self.version = DataVersion(timestamp=now_ms())
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
@@ -49,7 +52,7 @@ class OffsetTable:
             queues = self._offsets[key] = {}
         if queues.get(queue_id) == offset:
             return
-        queues[queue_id] = offset
+        queues[queue_id] = self.changes[key, queue_id] = offset
         self._touched()
 
     def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
@@ -78,7 +81,7 @@ class OffsetTable:
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Make the group's next pull of the queue start at `offset`."""
         key = f"{topic}@{group}"
-        self._offsets.setdefault(key, {})[queue_id] = offset
+        self._offsets.setdefault(key, {})[queue_id] = self.changes[key, queue_id] = offset
         self._resets.setdefault(key, {})[queue_id] = offset
         self._touched()
 
@@ -98,8 +101,18 @@ class OffsetTable:
     def clone(self, source: str, destination: str, topic: str) -> None:
         queues = self._offsets.get(f"{topic}@{source}")
         if queues is not None:
-            self._offsets[f"{topic}@{destination}"] = dict(queues)
+            key = f"{topic}@{destination}"
+            self._offsets[key] = dict(queues)
+            self.changes |= {(key, queue_id): offset for queue_id, offset in queues.items()}
             self._touched()
+
+    def stored(self, key: str, queue_id: int) -> int | None:
+        """The committed offset, whatever was reset."""
+        return self._offsets.get(key, {}).get(queue_id)
+
+    def whole(self) -> dict[tuple[str, int], int]:
+        """Every committed offset, by key and queue."""
+        return {(key, queue_id): offset for key, queues in self._offsets.items() for queue_id, offset in queues.items()}
 
     def groups_of_topic(self, topic: str) -> set[str]:
         prefix = topic + SEPARATOR
@@ -172,6 +185,10 @@ class OffsetTable:
         ]
         for table, key in doomed:
             del table[key]
+        gone = {key for table, key in doomed if table is self._offsets}
+        if gone:
+            self.changes = {place: offset for place, offset in self.changes.items() if place[0] not in gone}
+            self.changes |= {(key, REMOVED): 0 for key in gone}
         if doomed:
             self._touched()
         return bool(doomed)

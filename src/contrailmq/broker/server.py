@@ -33,6 +33,7 @@ from contrailmq.broker.handlers import Handlers
 from contrailmq.broker.keeping import TOPICS_FILE
 from contrailmq.broker.members import MemberProcessor
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.offset_journal import NOTE_MS
 from contrailmq.broker.offsets import OFFSETS_FILE
 from contrailmq.broker.persistence import SavePause, TableSaver
 from contrailmq.broker.pull import PullProcessor
@@ -192,11 +193,16 @@ class BrokerServer:
         async with contextlib.AsyncExitStack() as acts:
             acts.callback(self._end_workers)
             acts.push_async_callback(lambda: loop.run_in_executor(None, self.store.close))
-            acts.push_async_callback(lambda: loop.run_in_executor(self._table_worker, self.saver.save_all_now))
+            acts.callback(self.node.offset_journal.close)
+            acts.push_async_callback(lambda: loop.run_in_executor(self._table_worker, self._save_all_now))
             acts.callback(self.node.dispatch_now)
             acts.push_async_callback(self._client.close)
             await self.supervisor.stop()
         log.info("broker %s stopped", self.config.broker_name)
+
+    def _save_all_now(self) -> None:
+        self.saver.save_all_now()
+        self.node.offset_journal.clear()
 
     async def kill(self) -> None:
         """Drop everything as a crash would: nothing is saved, nothing is flushed. For tests."""
@@ -206,6 +212,7 @@ class BrokerServer:
         await self._close_ports(0)
         await self.supervisor.abandon()
         self.registration.cancel()
+        self.node.offset_journal.close()
         self.delay.crash()
         self.timers.crash()
         self.handlers.cancel()
@@ -380,6 +387,9 @@ class BrokerServer:
         keep.every("client scan", CLIENT_SCAN_MS, lambda: self.members.expire(node.monotonic_ms()))
         keep.every("statistics", SAMPLE_MS, lambda: node.statistics.tick(node.monotonic_ms(), wall_ms=node.now_ms()))
         keep.every("store watch", STORE_WATCH_MS, self._watch_store)
+        if not node.is_slave:
+            node.offset_journal.open()
+            keep.every("offset journal", NOTE_MS, node.offset_journal.note)
         keep.watch("offset saver", self._save_offsets)
         keep.watch("table saver", self.saver.run)
         if self.slave_sync is not None:

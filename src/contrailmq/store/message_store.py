@@ -631,8 +631,7 @@ class MessageStore:
         On return that is on the disk, as a crash would bring them back from the log. (Of a loop: it will be at once.)
         """
         self._reader.catch_up()
-        names = set(topics)
-        self._dispatcher.leave_out(names)
+        self._dispatcher.leave_out(names := set(topics))
         for state in self._log.states:
             if state.topic in names:
                 self._log.forget_queue(state.topic, state.queue_id)

@@ -1,0 +1,195 @@
+"""What a kill repeats of what groups have committed, and when the journal of their offsets must not be believed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from broker.harness import Bench
+from broker.test_adoption import crashed, deleted
+from contrailmq.broker.offset_journal import OTHERS_S
+from contrailmq.broker.offsets import OFFSETS_FILE
+from contrailmq.store.files import Files
+from contrailmq.store.journal import RUN_BYTES_MAX
+from store.faulty_files import no_space
+
+PLACE = {"consumerGroup": "g", "topic": "T", "queueId": "0"}
+
+
+class JournaledBench(Bench):
+    """A broker that notes commits in the journal and never saves the table, unless a test says so."""
+
+    def __init__(self, path: Path, **settings: object) -> None:
+        super().__init__(path, **settings)  # type: ignore[arg-type]
+        self.path = path
+        if not self.node.is_slave:
+            self.node.offset_journal.open()
+
+    def commit(self, offset: int) -> None:
+        assert self.ask(15, PLACE | {"commitOffset": str(offset)}).code == 0
+
+    def committed(self) -> str:
+        return self.ask(14, PLACE | {"setZeroIfNotFound": "true"}).ext["offset"]
+
+    def note(self) -> None:
+        self.node.offset_journal.note()
+
+    def killed(self, lost: tuple[str, ...] = ()) -> JournaledBench:
+        self.node.offset_journal.close()
+        crashed(self, self.path, lost=lost).close()  # a start that is stopped at once, then another
+        return JournaledBench(self.path)
+
+    def close(self) -> None:
+        self.node.offset_journal.close()
+        super().close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> JournaledBench:
+    bench = JournaledBench(tmp_path)
+    for number in range(9):
+        bench.send("T", b"%d" % number)
+    bench.heartbeat("T", group="g")
+    return bench
+
+
+def journal_bytes(path: Path) -> list[int]:
+    return [file.stat().st_size for file in sorted((path / "store" / "config").glob("offsets.journal.*"))]
+
+
+def test_a_kill_takes_no_commit_that_was_noted_though_the_table_was_never_saved(bench: JournaledBench) -> None:
+    for offset in (3, 5):
+        bench.commit(offset)
+        bench.note()
+    bench.commit(8)  # and killed before the next note
+    again = bench.killed()
+    assert again.committed() == "5"
+    assert '"T@g"' in (bench.path / "store" / "config" / OFFSETS_FILE).read_text()
+    assert journal_bytes(bench.path) == [0, 0], "what it said is in the table"
+    again.close()
+
+
+def test_a_commit_or_reset_to_an_earlier_message_counts_too(bench: JournaledBench) -> None:
+    bench.commit(7)
+    bench.run(bench.saver.save(OFFSETS_FILE))
+    bench.commit(2)
+    bench.note()
+    again = bench.killed()
+    assert again.committed() == "2"
+    again.heartbeat("T", group="g")
+    again.commit(6)
+    again.note()
+    again.node.offsets.reset("g", "T", 0, 1)
+    again.run(again.saver.save(OFFSETS_FILE))  # as an operator's reset is, before it is answered
+    last = again.killed()
+    assert last.committed() == "1", "what is in the table was noted before"
+    last.close()
+
+
+def test_after_a_power_failure_that_took_the_end_of_the_log_no_new_message_is_passed_over(
+    bench: JournaledBench,
+) -> None:
+    bench.commit(9)
+    bench.note()
+    again = bench.killed(lost=("commitlog", "consumequeue", "queues.ledger", "checkpoint", "index"))
+    assert again.send("T", b"new").ext["queueOffset"] == "0"
+    assert again.committed() == "0"
+    again.close()
+
+
+def test_offsets_in_a_deleted_topic_do_not_come_back(bench: JournaledBench) -> None:
+    bench.commit(4)
+    bench.note()
+    deleted(bench, "T")
+    assert bench.send("T", b"new").ext["queueOffset"] == "0"
+    bench.note()
+    again = bench.killed()
+    assert again.committed() == "0"
+    again.close()
+
+
+def test_a_table_that_was_written_long_after_the_journal_counts_alone(bench: JournaledBench) -> None:
+    """Apache's broker has worked here since, or an operator has set offsets back."""
+    bench.commit(3)
+    bench.run(bench.saver.save(OFFSETS_FILE))
+    bench.commit(8)
+    bench.note()
+    file = bench.path / "store" / "config" / OFFSETS_FILE
+    written_s = max(path.stat().st_mtime for path in file.parent.glob("offsets.journal.*"))
+    os.utime(file, (written_s + OTHERS_S + 1, written_s + OTHERS_S + 1))
+    again = bench.killed()
+    assert again.committed() == "3"
+    again.close()
+
+
+@pytest.mark.parametrize("is_torn", [False, True], ids=["whole", "first entry of the new run torn"])
+def test_a_journal_that_has_become_long_begins_anew_with_everything(bench: JournaledBench, is_torn: bool) -> None:
+    """A file is given up when it has a megabyte: commits of a hundred queues, noted some hundred times."""
+    queues = range(1, 101)
+    for number in range(600):
+        for queue_id in queues:
+            bench.node.offsets.commit("g", "Others", queue_id, number)
+        if number == 1:
+            bench.commit(6)  # once only: the new run has it in its first entry
+        bench.note()
+    sizes = journal_bytes(bench.path)
+    assert max(sizes) <= RUN_BYTES_MAX + 10_000
+    assert min(sizes) > 0
+    if is_torn:
+        bench.node.offset_journal._journal.restart()
+        bench.node.offset_journal._is_whole_due = True
+        bench.commit(7)
+        bench.note()
+        files = (bench.path / "store" / "config").glob("offsets.journal.*")
+        newest = max(files, key=lambda path: path.stat().st_mtime_ns)
+        with newest.open("r+b") as file:
+            file.seek(50)
+            file.write(b"\xff")
+    again = bench.killed()
+    assert again.committed() == "6"
+    again.close()
+
+
+class FullDisk(Files):
+    """Takes no entry of the journal while it is full."""
+
+    is_full = False
+
+    def pwrite(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        if self.is_full:
+            raise no_space()
+        super().pwrite(descriptor, data, position)
+
+
+def test_what_a_full_disk_refused_is_noted_when_there_is_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = FullDisk()
+    bench = JournaledBench(tmp_path, files=files)
+    for number in range(9):
+        bench.send("T", b"%d" % number)
+    bench.heartbeat("T", group="g")
+    bench.commit(2)
+    bench.note()
+    files.is_full = True
+    for offset in (3, 4):
+        bench.commit(offset)
+        bench.note()
+    files.is_full = False
+    bench.note()
+    assert [record.levelname for record in caplog.records if "offsets.journal" in record.getMessage()] == ["ERROR"]
+    again = bench.killed()
+    assert again.committed() == "4"
+    again.close()
+
+
+def test_a_slave_neither_writes_nor_believes_a_journal(bench: JournaledBench) -> None:
+    bench.commit(5)
+    bench.note()
+    bench.node.offset_journal.close()
+    slave = crashed(bench, bench.path, broker_role="SLAVE")
+    assert slave.node.offsets.query("g", "T", 0) is None
+    slave.node.offsets.commit("g", "T", 0, 3)
+    slave.run(slave.saver.save(OFFSETS_FILE))
+    assert max(journal_bytes(bench.path)) > 0, "it is its master's, as it is"
+    slave.close()
