@@ -11,12 +11,12 @@ import shutil
 import tarfile
 from pathlib import Path
 
+from contrailmq.message.record import read_store_time
 from contrailmq.store import Files, ManualClock, RecoveryReport, StoreConfig, recover
 from contrailmq.store.checkpoint import Checkpoint
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.index import IndexService
-from contrailmq.store.log_walk import store_time_at
 from contrailmq.store.queue_ledger import read_ledger, take_ledger, write_ledger
 from contrailmq.store.record import encode_blank, encode_record
 from contrailmq.store.recovery import load_index
@@ -68,7 +68,7 @@ class PlainLog:
     def store_time_of(self, physical_offset: int, _size_bytes: int) -> int:
         for file in self.files:
             if file.base <= physical_offset < file.base + file.size_bytes:
-                return store_time_at(file.mapping, physical_offset - file.base)
+                return read_store_time(file.mapping, physical_offset - file.base)
         return -1
 
     def close(self) -> None:

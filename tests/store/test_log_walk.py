@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from contrailmq.message import Message
+from contrailmq.message.record import RecordView
 from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
@@ -37,14 +38,14 @@ class Counted(Reconciler):
 
     taken = 0
 
-    def take(self, *record: object) -> None:  # type: ignore[override]
+    def take(self, record: RecordView, /) -> None:
         self.taken += 1
-        super().take(*record)  # type: ignore[arg-type]
+        super().take(record)
 
 
 class NoSink:
-    def take(self, *record: object) -> None:
-        raise AssertionError(f"{record} was handed over")
+    def take(self, record: RecordView, /) -> None:
+        raise AssertionError(f"the record at {record.physical_offset} was handed over")
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from contrailmq.cli.machine import best_cpu_us, machine
 from contrailmq.message import Property, encode_host, encode_properties
+from contrailmq.message.record import RecordView
 from contrailmq.store.log_walk import walk
 from contrailmq.store.record import decode_record, encode_record, scan_records
 
@@ -36,7 +37,7 @@ class _Counter:
     def __init__(self) -> None:
         self.records = 0
 
-    def take(self, *_record: object) -> None:
+    def take(self, _record: RecordView, /) -> None:
         self.records += 1
 
 

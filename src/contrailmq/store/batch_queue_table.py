@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 
 from contrailmq.message import Property, SysFlag, decode_properties, encode_properties, names_directory, tags_code
 from contrailmq.message.property_text import key_of
+from contrailmq.message.record import RecordView
 from contrailmq.store.batch_consume_queue import BATCH_SIZE_MAX, BatchConsumeQueue, BatchUnit
 from contrailmq.store.descriptors import DescriptorCache
 from contrailmq.store.files import Files
@@ -204,24 +205,13 @@ class BatchSink:
         self._table = table
         self._begin = begin
 
-    def take(
-        self,
-        topic: bytes,
-        queue_id: int,
-        queue_offset: int,
-        physical_offset: int,
-        size_bytes: int,
-        store_time_ms: int,
-        sys_flag: int,
-        properties: bytes,
-        /,
-    ) -> None:
-        if physical_offset < self._begin or sys_flag & SysFlag.TRANSACTION_PREPARED:
+    def take(self, record: RecordView, /) -> None:
+        if record.physical_offset < self._begin or record.sys_flag & SysFlag.TRANSACTION_PREPARED:
             return
-        name = topic.decode("utf-8", "replace")
-        if (sys_flag & SysFlag.INNER_BATCH or self._table.holds(name)) and names_directory(name):
-            unit = unit_of(physical_offset, size_bytes, store_time_ms, queue_offset, properties)
-            queue = self._table.find_or_create(name, queue_id)
-            if unit.base_offset == 0 and queue.max_offset and physical_offset >= queue.physical_max:
+        name = record.topic_name
+        if (record.sys_flag & SysFlag.INNER_BATCH or self._table.holds(name)) and names_directory(name):
+            place = (record.physical_offset, record.size_bytes, record.store_time_ms, record.queue_offset)
+            unit, queue = unit_of(*place, record.properties), self._table.find_or_create(name, record.queue_id)
+            if unit.base_offset == 0 and queue.max_offset and record.physical_offset >= queue.physical_max:
                 queue.reset()  # the topic was deleted and made again: what came before is no longer in the queue
             queue.append(unit)

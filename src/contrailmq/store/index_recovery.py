@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from contrailmq.message import Property, SysFlag
-from contrailmq.message.property_text import find_decoded, key_of
+from contrailmq.message.property_text import key_of
+from contrailmq.message.record import RecordView
 from contrailmq.store.findings import Finding, VerifyReport
 from contrailmq.store.index import IndexService
 from contrailmq.store.index_file import DAMAGED, IndexFile
@@ -89,22 +90,12 @@ class _CheckerSink:
         self.checker = checker
         self._end_offset = end_offset
 
-    def take(
-        self,
-        topic: bytes,
-        _queue_id: int,
-        _queue_offset: int,
-        physical_offset: int,
-        _size_bytes: int,
-        store_time_ms: int,
-        sys_flag: int,
-        properties: bytes,
-        /,
-    ) -> None:
-        if physical_offset <= self._end_offset:
-            found = {name: find_decoded(properties, key) for name, key in _READ_BY_CHECKER}
+    def take(self, record: RecordView, /) -> None:
+        if record.physical_offset <= self._end_offset:
+            found = {name: record.find(key) for name, key in _READ_BY_CHECKER}
             known = {name: value for name, value in found.items() if value is not None}
-            self.checker.take(topic.decode("utf-8", "replace"), physical_offset, store_time_ms, sys_flag, known)
+            place = (record.topic_name, record.physical_offset, record.store_time_ms, record.sys_flag)
+            self.checker.take(*place, known)
 
 
 def _missing(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from contrailmq.message.record import read_store_time
 from contrailmq.store.checkpoint import CheckpointValues
-from contrailmq.store.log_walk import store_time_at, walk
+from contrailmq.store.log_walk import Unheard, walk
 from contrailmq.store.read_only import StoreView
 from contrailmq.store.record import Kind, check_record
 
@@ -65,13 +66,6 @@ class StoreSummary:
         return sum(queue.count for queue in (*self.queues, *self.batch_queues))
 
 
-class _Nothing:
-    """A sink that forgets: the walk only looks for the end."""
-
-    def take(self, *_record: object) -> None:
-        """Forget it."""
-
-
 def inspect_store(view: StoreView) -> StoreSummary:
     """Look at everything; change and check nothing."""
     max_offset, last_time_ms = _log_end(view)
@@ -109,7 +103,7 @@ def inspect_store(view: StoreView) -> StoreSummary:
 def _log_end(view: StoreView) -> tuple[int, int]:
     """(End of the log, store time of the last record), found in the last file that begins with a record."""
     for file in reversed(view.log_files):
-        end = walk(file, _Nothing(), check_body_crc=True)  # as recovery would: the end that it and verify give
+        end = walk(file, Unheard(), check_body_crc=True)  # as recovery would: the end that it and verify give
         if end.records or end.verdict.kind is Kind.BLANK:
             return file.base + end.position, end.store_time_ms
     return (view.log_files[0].base, 0) if view.log_files else (0, 0)
@@ -118,5 +112,5 @@ def _log_end(view: StoreView) -> tuple[int, int]:
 def _first_time(view: StoreView) -> int:
     for file in view.log_files:
         if check_record(file.mapping, 0, physical_offset=file.base, check_body_crc=False).kind is Kind.WHOLE:
-            return store_time_at(file.mapping, 0)
+            return read_store_time(file.mapping, 0)
     return 0

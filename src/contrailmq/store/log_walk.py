@@ -24,24 +24,28 @@ from typing import Final, NamedTuple, Protocol
 
 from contrailmq.message import SysFlag
 from contrailmq.message.checksum import crc32
-from contrailmq.store.record import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, Kind, Verdict, check_record, read_facts
+from contrailmq.message.record import (
+    HEAD_V4_BYTES,
+    HOSTS_V6,
+    MAGIC_AT,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_BYTES_MIN,
+    RecordView,
+    head_struct,
+    read_store_time,
+    view_record,
+)
+from contrailmq.store.record import BLANK_MAGIC, Kind, Verdict, check_record
 
-# size magic body_crc queue_id flag queue_offset physical_offset sys_flag born_time born_host store_time store_host
-# reconsume_times prepared_offset body_length; hosts, flag, times of birth and counts are skipped
-_HEAD: Final = struct.Struct(">iiii4xqqi16xq8x12xi")
-_HEAD_BYTES: Final = 88
-assert _HEAD.size == _HEAD_BYTES
-_SHORT_HEAD: Final = struct.Struct(">iiii4xqqi44xi")  # without the store time
-_SHORTEST_HEAD: Final = struct.Struct(">iii16xqi44xi")  # nor the queue
-assert _SHORT_HEAD.size == _SHORTEST_HEAD.size == _HEAD_BYTES
+_PLACE: Final = ("size", "magic", "body_crc", "physical_offset", "sys_flag", "body_bytes")
+_HEAD: Final = head_struct(*_PLACE, "queue_id", "queue_offset", "store_time")
+_SHORT_HEAD: Final = head_struct(*_PLACE, "queue_id", "queue_offset")
+_SHORTEST_HEAD: Final = head_struct(*_PLACE)
 _QUEUE_UNIT: Final = struct.Struct(">qiq")
 _TAGS: Final = b"TAGS\x01"
-_SMALLEST: Final = _HEAD_BYTES + 3
-_HOSTS_V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
-_UNCOMMON: Final = _HOSTS_V6 | SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH  # the last two are in no queue
-_STORE_TIME: Final = struct.Struct(">q")
-_I32: Final = struct.Struct(">i")
-_MAGICS: Final = tuple(_I32.pack(magic) for magic in (MAGIC_V1, MAGIC_V2, BLANK_MAGIC))
+_UNCOMMON: Final = HOSTS_V6 | SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH  # the last two are in no queue
+_MAGICS: Final = tuple(struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2, BLANK_MAGIC))
 
 
 class LogFile(Protocol):
@@ -58,18 +62,14 @@ class LogFile(Protocol):
 class Sink(Protocol):
     """Takes each record of a walk, in log order."""
 
-    def take(
-        self,
-        topic: bytes,
-        queue_id: int,
-        queue_offset: int,
-        physical_offset: int,
-        size_bytes: int,
-        store_time_ms: int,
-        sys_flag: int,
-        properties: bytes,
-        /,
-    ) -> None: ...
+    def take(self, record: RecordView, /) -> None: ...
+
+
+class Unheard:
+    """A sink for a walk whose end alone matters."""
+
+    def take(self, _record: RecordView, /) -> None:
+        """Nobody listens."""
 
 
 class Expected(Protocol):
@@ -129,15 +129,15 @@ def walk(
             run = _passed(buffer, position, end_of_data, base, with_body_crc, take_from, expects)
             if run.records:
                 records, last, position = records + run.records, run.last, run.position
-                store_time = store_time_at(buffer, last)
-        if position + _SMALLEST <= end_of_data and not check_record_crc:
+                store_time = read_store_time(buffer, last)
+        if position + RECORD_BYTES_MIN <= end_of_data and not check_record_crc:
             size, magic, crc, queue_id, queue_offset, own, sys_flag, time_ms, length = unpack(buffer, position)
             end = position + size
-            body = position + 88
+            body = position + HEAD_V4_BYTES
             topic = body + length + 1
             if (
                 magic == MAGIC_V1
-                and not sys_flag & _HOSTS_V6
+                and not sys_flag & HOSTS_V6
                 and own == base + position
                 and end <= end_of_data
                 and body < topic <= end - 2
@@ -155,8 +155,8 @@ def walk(
                     last = position
                     records += 1
                     if own >= take_from:
-                        properties = buffer[topic_end + 2 : end]
-                        take(buffer[topic:topic_end], queue_id, queue_offset, own, size, time_ms, sys_flag, properties)
+                        take(RecordView(buffer, position, size, crc, queue_id, queue_offset, own, sys_flag, time_ms,
+                             body, topic - 1, buffer[topic:topic_end], buffer[topic_end + 2 : end]))  # fmt: skip
                     position = end
                     continue
         verdict = check_record(
@@ -171,9 +171,9 @@ def walk(
             # Read once and not soon again: a start would leave a whole log file in our resident memory.
             buffer.madvise(MADV_DONTNEED)
             return WalkEnd(position, verdict, records, base + last if last >= 0 else -1, store_time)
-        store_time = store_time_at(buffer, position)
+        store_time = read_store_time(buffer, position)
         if base + position >= take_from:
-            _take_slowly(buffer, position, sink)
+            take(view_record(buffer, position))
         last = position
         records += 1
         position += verdict.size_bytes
@@ -194,10 +194,10 @@ def next_record(file: LogFile, position: int, limit: int) -> int:
     """
     buffer, at = file.mapping, position + 1
     while True:
-        found = [place for magic in _MAGICS if (place := buffer.find(magic, at + 4, limit)) >= 0]
+        found = [place for magic in _MAGICS if (place := buffer.find(magic, at + MAGIC_AT, limit)) >= 0]
         if not found:
             return -1
-        at = min(found) - 4
+        at = min(found) - MAGIC_AT
         verdict = check_record(buffer, at, limit=limit, physical_offset=file.base + at)
         is_end = verdict.kind is Kind.BLANK and at + verdict.size_bytes == file.size_bytes
         if verdict.kind is Kind.WHOLE or is_end:
@@ -250,18 +250,18 @@ def _judged(buffer: mmap, position: int, end_of_data: int, base: int, with_body_
     """Pass over records that are whole and of the common shape, below a physical offset; stop before the first other
     one."""
     unpack, checksum = _SHORTEST_HEAD.unpack_from, crc32
-    stop = min(until - base, end_of_data - _SMALLEST + 1)
+    stop = min(until - base, end_of_data - RECORD_BYTES_MIN + 1)
     records = 0
     last = -1
     while position < stop:
         size, magic, crc, own, sys_flag, length = unpack(buffer, position)
         end = position + size
-        body = position + 88
+        body = position + HEAD_V4_BYTES
         body_end = body + length
         if (
             magic != MAGIC_V1
             or own != base + position
-            or sys_flag & _HOSTS_V6
+            or sys_flag & HOSTS_V6
             or length < 0
             or body_end + 3 > end
             or end > end_of_data
@@ -294,13 +294,13 @@ def _expected(buffer: mmap, position: int, end_of_data: int, base: int, with_bod
     unpack, checksum, unit_at, unit_bytes = _SHORT_HEAD.unpack_from, crc32, _QUEUE_UNIT.unpack_from, _QUEUE_UNIT.size
     likely, queues, marks, _, beyond = expects
     likely_of, mark_of = likely.get, marks.get
-    stop = min(beyond - base, end_of_data - _SMALLEST + 1)
+    stop = min(beyond - base, end_of_data - RECORD_BYTES_MIN + 1)
     records = 0
     last = -1
     while position < stop:
         size, magic, crc, queue_id, queue_offset, own, sys_flag, length = unpack(buffer, position)
         end = position + size
-        body_end = position + 88 + length
+        body_end = position + HEAD_V4_BYTES + length
         if (
             magic != MAGIC_V1
             or own != base + position
@@ -342,37 +342,10 @@ def _expected(buffer: mmap, position: int, end_of_data: int, base: int, with_bod
                 or not (parts[0][-1] == 2 or len(parts[0]) == properties)
             ):
                 break
-        if with_body_crc and checksum(buffer[position + 88 : body_end]) & 0x7FFFFFFF != crc and length:
+        if with_body_crc and checksum(buffer[position + HEAD_V4_BYTES : body_end]) & 0x7FFFFFFF != crc and length:
             break
         queue.next_offset = queue_offset + 1
         last = position
         records += 1
         position = end
     return _Run(position, records, last)
-
-
-def _take_slowly(buffer: mmap, position: int, sink: Sink) -> None:
-    """Hand over a whole record of any shape."""
-    facts = read_facts(buffer, position)
-    hosts_v6 = (facts.sys_flag & SysFlag.BORN_HOST_V6 > 0) + (facts.sys_flag & SysFlag.STORE_HOST_V6 > 0)
-    body = position + _HEAD_BYTES + 12 * hosts_v6
-    magic, length = _I32.unpack_from(buffer, position + 4)[0], _I32.unpack_from(buffer, body - 4)[0]
-    topic = body + length + (1 if magic == MAGIC_V1 else 2)
-    topic_length = buffer[topic - 1]  # the low byte is all of it: a topic has at most 255 bytes
-    sink.take(
-        buffer[topic : topic + topic_length],
-        facts.queue_id,
-        facts.queue_offset,
-        facts.physical_offset,
-        facts.size_bytes,
-        facts.store_time_ms,
-        facts.sys_flag,
-        buffer[topic + topic_length + 2 : position + facts.size_bytes],
-    )
-
-
-def store_time_at(buffer: mmap | memoryview, position: int) -> int:
-    """The store time of the record at a position: its place depends on the family of the born host alone."""
-    (sys_flag,) = _I32.unpack_from(buffer, position + 36)
-    time_ms: int = _STORE_TIME.unpack_from(buffer, position + (68 if sys_flag & SysFlag.BORN_HOST_V6 else 56))[0]
-    return time_ms

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from contrailmq.message import SysFlag
+from contrailmq.message.record import RecordView
 from contrailmq.store.consume_queue import ConsumeQueue
 from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.store.placeholder import LostMessage, is_placeholder
@@ -95,19 +96,17 @@ class Claims:
         self._known: dict[tuple[bytes, int], ConsumeQueue | None] = {}
         self.doubts = array("q")  # ascending
 
-    def take(
-        self, topic: bytes, queue_id: int, queue_offset: int, physical_offset: int, size_bytes: int, sys_flag: int
-    ) -> None:
-        key = (topic, queue_id)
+    def take(self, record: RecordView) -> None:
+        key = (record.topic, record.queue_id)
         if key not in self._known:
-            self._known[key] = self._queues.get(topic.decode("utf-8", "replace"), queue_id)
+            self._known[key] = self._queues.get(record.topic_name, record.queue_id)
         queue = self._known[key]
-        if queue is not None and queue_offset >= 0 and not sys_flag & (_IN_NO_QUEUE | SysFlag.LOST):
-            stands = queue.read_units(queue_offset, 1)
-            if stands[:_PLACE_BYTES] == pack_unit(physical_offset, size_bytes, 0)[:_PLACE_BYTES]:
+        if queue is not None and record.queue_offset >= 0 and not record.sys_flag & (_IN_NO_QUEUE | SysFlag.LOST):
+            stands = queue.read_units(record.queue_offset, 1)
+            if stands[:_PLACE_BYTES] == pack_unit(record.physical_offset, record.size_bytes, 0)[:_PLACE_BYTES]:
                 return
         if len(self.doubts) < DOUBTS_MAX:
-            self.doubts.append(physical_offset)
+            self.doubts.append(record.physical_offset)
 
 
 def mislabelled(view: StoreView, claims: Claims) -> list[Mislabelled]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from contrailmq.message.record import RecordView
 from contrailmq.store.batch_queue_table import BatchSink
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.config import StoreConfig
@@ -132,21 +133,9 @@ class _Both:
         self._first = first
         self._second = second
 
-    def take(
-        self,
-        topic: bytes,
-        queue_id: int,
-        queue_offset: int,
-        physical_offset: int,
-        size_bytes: int,
-        store_time_ms: int,
-        sys_flag: int,
-        properties: bytes,
-        /,
-    ) -> None:
-        record = (topic, queue_id, queue_offset, physical_offset, size_bytes, store_time_ms, sys_flag, properties)
-        self._first.take(*record)
-        self._second.take(*record)
+    def take(self, record: RecordView, /) -> None:
+        self._first.take(record)
+        self._second.take(record)
 
 
 class _LogEnd(NamedTuple):

@@ -15,7 +15,8 @@ from collections.abc import Set
 from typing import Final
 
 from contrailmq.message import Property, SysFlag, SystemTopic, decode_properties, names_directory, tags_code
-from contrailmq.message.property_text import find, find_decoded, key_of
+from contrailmq.message.property_text import find, key_of
+from contrailmq.message.record import RecordView
 from contrailmq.store.consume_queue import ConsumeQueue
 from contrailmq.store.consume_queue_ext import is_ext_address
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
@@ -97,35 +98,25 @@ class Reconciler:
         self.units_cut = 0
         self.gaps: set[tuple[str, int]] = set()  # queues that lack units from before the walk
 
-    def take(
-        self,
-        topic: bytes,
-        queue_id: int,
-        queue_offset: int,
-        physical_offset: int,
-        size_bytes: int,
-        store_time_ms: int,
-        sys_flag: int,
-        properties: bytes,
-        /,
-    ) -> None:
+    def take(self, record: RecordView, /) -> None:
         # Prepared and rolled-back records (bit 2) are in no queue; inner batches are in queues of another format.
+        sys_flag, physical_offset = record.sys_flag, record.physical_offset
         if sys_flag & SysFlag.LOST and physical_offset >= self._queues_from:
-            self._take_lost(topic, queue_id, queue_offset, physical_offset, size_bytes)
+            self._take_lost(record)
         elif physical_offset >= self._queues_from and not sys_flag & _IN_NO_QUEUE:
             try:
-                cursor = self._cursors[topic, queue_id]
+                cursor = self._cursors[record.topic, record.queue_id]
             except KeyError:
-                cursor = self._cursor(topic, queue_id)
+                cursor = self._cursor(record.topic, record.queue_id)
             if cursor is not None:
-                unit = pack_unit(physical_offset, size_bytes, self._code(topic, properties, store_time_ms))
-                self._compare(cursor, queue_offset, physical_offset + size_bytes, unit)
-            if self._with_light_queues and LIGHT_MARK in properties:
-                self._take_light(topic, physical_offset, size_bytes, store_time_ms, properties)
+                unit = pack_unit(physical_offset, record.size_bytes, self._code(record))
+                self._compare(cursor, record.queue_offset, record.end, unit)
+            if self._with_light_queues and LIGHT_MARK in record.properties:
+                self._take_light(record)
         if sys_flag & SysFlag.INNER_BATCH:
             self._queues.batches.was_seen = True
         if physical_offset >= self._index_from:
-            self._enter(topic.decode("utf-8", "replace"), physical_offset, store_time_ms, sys_flag, properties)
+            self._enter(record)
 
     def _compare(self, cursor: _Cursor, queue_offset: int, physical_end: int, unit: bytes) -> None:
         position = (queue_offset - cursor.block_first) * UNIT_BYTES
@@ -138,17 +129,18 @@ class Reconciler:
         else:
             self._place(cursor, queue_offset, physical_end, unit)
 
-    def _take_lost(self, topic: bytes, queue_id: int, queue_offset: int, physical_offset: int, size_bytes: int) -> None:
+    def _take_lost(self, record: RecordView) -> None:
         """A placeholder (placeholder.py) keeps the queue offset of a message that is gone, with a pre-blank unit."""
+        queue_offset, physical_offset, size_bytes = record.queue_offset, record.physical_offset, record.size_bytes
         if queue_offset < 0:
             return  # it is not known what stood there
-        key = (topic, queue_id)
-        cursor = self._cursors[key] if key in self._cursors else self._cursor(topic, queue_id)
+        key = (record.topic, record.queue_id)
+        cursor = self._cursors[key] if key in self._cursors else self._cursor(*key)
         if cursor is None or not cursor.queue.may_hold(queue_offset, physical_offset):
             return
         queue = cursor.queue
         if queue_offset >= queue.max_offset:
-            self._queues.extend(queue, queue_offset, PRE_BLANK, physical_offset + size_bytes)
+            self._queues.extend(queue, queue_offset, PRE_BLANK, record.end)
             self.units_added += 1
         else:
             stands = queue.read_units(queue_offset, 1)
@@ -162,16 +154,14 @@ class Reconciler:
             cursor.first, cursor.is_begun_by_lost = queue_offset, True
         cursor.next_offset = max(cursor.next_offset, queue_offset + 1)
 
-    def _take_light(
-        self, topic: bytes, physical_offset: int, size_bytes: int, store_time_ms: int, properties: bytes
-    ) -> None:
+    def _take_light(self, record: RecordView) -> None:
         """The record's units in light queues."""
-        unit = pack_unit(physical_offset, size_bytes, self._code(topic, properties, store_time_ms))
-        for name, offset in light_units(topic.decode("utf-8", "replace"), properties):
+        unit = pack_unit(record.physical_offset, record.size_bytes, self._code(record))
+        for name, offset in light_units(record.topic_name, record.properties):
             key = (name.encode(), LIGHT_QUEUE_ID)
             cursor = self._cursors[key] if key in self._cursors else self._cursor(*key)
             if cursor is not None:
-                self._compare(cursor, offset, physical_offset + size_bytes, unit)
+                self._compare(cursor, offset, record.end, unit)
 
     @property
     def expects(self) -> Expects | None:
@@ -234,10 +224,11 @@ class Reconciler:
             self._tagged[topic, queue_id] = cursor
         return cursor
 
-    def _code(self, topic: bytes, properties: bytes, store_time_ms: int) -> int:
-        if topic == _SCHEDULE:
-            return self._delay_levels.unit_tags_code(SystemTopic.SCHEDULE, decode_properties(properties), store_time_ms)
-        tag = find(properties, _TAGS)
+    def _code(self, record: RecordView) -> int:
+        if record.topic == _SCHEDULE:
+            known = decode_properties(record.properties)
+            return self._delay_levels.unit_tags_code(SystemTopic.SCHEDULE, known, record.store_time_ms)
+        tag = find(record.properties, _TAGS)
         if tag is None:
             return 0
         code = self._codes.get(tag)
@@ -306,14 +297,14 @@ class Reconciler:
         unit = queue.unit_at(queue_offset - 1)
         return unit is not None and unit.is_valid and not unit.is_pre_blank
 
-    def _enter(self, topic: str, physical_offset: int, store_time_ms: int, sys_flag: int, properties: bytes) -> None:
+    def _enter(self, record: RecordView) -> None:
         assert self._index is not None
         self._index.put(
-            topic,
-            find_decoded(properties, _KEYS),
-            find_decoded(properties, _UNIQUE_KEY),
-            physical_offset,
-            store_time_ms,
-            sys_flag,
-            tags=find_decoded(properties, _TAGS),
+            record.topic_name,
+            record.find(_KEYS),
+            record.find(_UNIQUE_KEY),
+            record.physical_offset,
+            record.store_time_ms,
+            record.sys_flag,
+            tags=record.find(_TAGS),
         )

@@ -42,6 +42,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from contrailmq.message import is_system_topic
+from contrailmq.message.record import read_store_time
 from contrailmq.store.batch_queue_table import BatchSink
 from contrailmq.store.bounds import START_BOUNDS, StartBounds
 from contrailmq.store.checkpoint import CheckpointValues
@@ -52,7 +53,7 @@ from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.index import IndexService
 from contrailmq.store.index_recovery import remove_contradicting, remove_doubtful
 from contrailmq.store.light_queues import LIGHT_PREFIX
-from contrailmq.store.log_walk import Hole, LogFile, WalkEnd, next_record, store_time_at, walk, walk_over
+from contrailmq.store.log_walk import Hole, LogFile, WalkEnd, next_record, walk, walk_over
 from contrailmq.store.queue_ledger import Ledger, LedgerEntry
 from contrailmq.store.queue_unit import UNIT_BYTES
 from contrailmq.store.reconcile import Reconciler
@@ -283,7 +284,7 @@ class _Recovery:
             file = self.files[number]
             if check_record(file.mapping, 0, limit=file.size_bytes, physical_offset=file.base).kind is not Kind.WHOLE:
                 continue
-            store_time_ms = store_time_at(file.mapping, 0)
+            store_time_ms = read_store_time(file.mapping, 0)
             if store_time_ms == 0:
                 continue
             if file.base <= newest if self.was_clean_exit else store_time_ms <= self._trusted_time_ms():

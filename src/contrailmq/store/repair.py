@@ -24,12 +24,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from contrailmq.message.record import RecordView, read_store_time
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.errors import CorruptStoreError, StoreLockedError
 from contrailmq.store.files import Files
 from contrailmq.store.light_queues import LIGHT_PREFIX
-from contrailmq.store.log_walk import next_record, store_time_at, walk
+from contrailmq.store.log_walk import next_record, walk
 from contrailmq.store.lost_places import Claims, UnitPlace, mislabelled, named_by_headers, units_in
 from contrailmq.store.placeholder import (
     PLACEHOLDER_BYTES_MIN,
@@ -148,27 +149,17 @@ class _Seen:
         self.ranges: list[tuple[int, int]] = []
         self.known: list[LostMessage] = []
 
-    def take(
-        self,
-        topic: bytes,
-        queue_id: int,
-        queue_offset: int,
-        physical_offset: int,
-        size_bytes: int,
-        store_time_ms: int,
-        sys_flag: int,
-        properties: bytes,
-        /,
-    ) -> None:
-        if not is_placeholder(sys_flag):
-            self.claims.take(topic, queue_id, queue_offset, physical_offset, size_bytes, sys_flag)
+    def take(self, record: RecordView, /) -> None:
+        if not is_placeholder(record.sys_flag):
+            self.claims.take(record)
         else:
+            physical_offset, queue_offset = record.physical_offset, record.queue_offset
             follows = self.ranges and self.ranges[-1][1] == physical_offset
             begin = self.ranges.pop()[0] if follows else physical_offset
-            self.ranges.append((begin, physical_offset + size_bytes))
+            self.ranges.append((begin, record.end))
             if queue_offset >= 0:
-                name = topic.decode("utf-8", "replace")
-                self.known.append(LostMessage(name, queue_id, queue_offset, physical_offset, size_bytes))
+                name, queue_id = record.topic_name, record.queue_id
+                self.known.append(LostMessage(name, queue_id, queue_offset, physical_offset, record.size_bytes))
 
 
 class _Tail(NamedTuple):
@@ -225,7 +216,7 @@ def _look_into(file: ReadOnlyLogFile, sink: _Seen, store_time_ms: int) -> tuple[
         begin, reason = end.position, end.verdict.reason
         end = walk(file, sink, position=following, check_body_crc=True)
         if not store_time_ms and end.records:
-            store_time_ms = store_time_at(file.mapping, following)
+            store_time_ms = read_store_time(file.mapping, following)
         hole = DamagedRange(file.base + begin, file.base + following, reason, store_time_ms=store_time_ms)
         holes.append(hole)
         store_time_ms = end.store_time_ms or store_time_ms

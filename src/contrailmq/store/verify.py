@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from contrailmq.message import SysFlag, decode_properties, names_directory
+from contrailmq.message.record import RecordView
 from contrailmq.store.batch_consume_queue import BatchConsumeQueue, BatchUnit
 from contrailmq.store.batch_queue_table import unit_of
 from contrailmq.store.consume_queue import ConsumeQueue
@@ -33,7 +34,7 @@ from contrailmq.store.consume_queue_ext import ExtUnit, is_ext_address, real_off
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.findings import FINDINGS_LISTED_MAX, VerifyReport
 from contrailmq.store.light_queues import LIGHT_QUEUE_ID, light_units
-from contrailmq.store.log_walk import WalkEnd, next_record, walk
+from contrailmq.store.log_walk import Unheard, WalkEnd, next_record, walk
 from contrailmq.store.placeholder import is_placeholder
 from contrailmq.store.queue_unit import UNIT_BYTES, pack_unit
 from contrailmq.store.read_only import ReadOnlyLogFile, StoreView
@@ -97,26 +98,8 @@ def _walk_log(view: StoreView, report: VerifyReport, checker: _Checker) -> None:
 def _is_moving(file: ReadOnlyLogFile, end: WalkEnd) -> bool:
     """Whether somebody writes where a walk ended: it ends elsewhere a moment later, or for another reason."""
     time.sleep(_APPEND_S_MAX)
-    again = walk(file, _Unheard(), position=end.position, check_body_crc=True)
+    again = walk(file, Unheard(), position=end.position, check_body_crc=True)
     return again.records > 0 or again.verdict.kind is not end.verdict.kind
-
-
-class _Unheard:
-    """A sink for a walk whose end alone matters."""
-
-    def take(
-        self,
-        topic: bytes,
-        queue_id: int,
-        queue_offset: int,
-        physical_offset: int,
-        size_bytes: int,
-        store_time_ms: int,
-        sys_flag: int,
-        properties: bytes,
-        /,
-    ) -> None:
-        """Nobody listens."""
 
 
 class _Cursor:
@@ -198,35 +181,25 @@ class _Checker:
             self._index = IndexChecker(view.index_files, report, log_min=self._log_min, in_flight_ms=in_flight_ms)
         self._queued_to = view.checkpoint.logics_physical_offset if view.owner_pid else 2**63
 
-    def take(
-        self,
-        topic: bytes,
-        queue_id: int,
-        queue_offset: int,
-        physical_offset: int,
-        size_bytes: int,
-        store_time_ms: int,
-        sys_flag: int,
-        properties: bytes,
-        /,
-    ) -> None:
+    def take(self, record: RecordView, /) -> None:
         self._report.records += 1
+        sys_flag, physical_offset, store_time_ms = record.sys_flag, record.physical_offset, record.store_time_ms
         if is_placeholder(sys_flag):
-            self._pass_over_lost(physical_offset, physical_offset + size_bytes)
+            self._pass_over_lost(physical_offset, record.end)
             return
         if sys_flag & SysFlag.LOST:
             self._report.add("log", "", physical_offset, f"no message has the system flag {sys_flag:#x}")
         if self._on_progress is not None and self._report.records % _PROGRESS_RECORDS == 0:
             self._on_progress(physical_offset - self._log_min, self._view.log_bytes)
-        name = topic.decode("utf-8", "replace")
-        decoded = decode_properties(properties)
+        name, queue_id, queue_offset = record.topic_name, record.queue_id, record.queue_offset
+        decoded = decode_properties(record.properties)
         is_queued = not sys_flag & SysFlag.TRANSACTION_PREPARED and names_directory(name)
         if is_queued and (sys_flag & SysFlag.INNER_BATCH or self._view.queues.batches.holds(name)):
-            unit_in_batch = unit_of(physical_offset, size_bytes, store_time_ms, queue_offset, decoded)
+            unit_in_batch = unit_of(physical_offset, record.size_bytes, store_time_ms, queue_offset, decoded)
             self._check_batch(name, queue_id, unit_in_batch)
         elif is_queued:
             code = self._delay_levels.unit_tags_code(name, decoded, store_time_ms)
-            unit = pack_unit(physical_offset, size_bytes, code)
+            unit = pack_unit(physical_offset, record.size_bytes, code)
             self._check_unit(name, queue_id, queue_offset, unit, store_time_ms)
             for light_queue, offset in light_units(name, decoded) if self._with_light_queues else ():
                 self._check_unit(light_queue, LIGHT_QUEUE_ID, offset, unit, store_time_ms)
