@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -49,3 +50,55 @@ def test_a_venv_of_an_older_python_is_named_with_the_remedy(tmp_path: Path) -> N
     assert done.returncode != 0
     assert "ContrailMQ needs Python 3.11 or newer" in done.stderr
     assert f"the Python in {venv} is 3.10.4: make clean removes it" in done.stderr
+
+
+def said_to_be(path: Path, version: str, *, optimised: bool) -> Path:
+    """A program that answers as a Python of this version and build."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    answer = f"[[{version.replace('.', ', ')}], {str(optimised).lower()}, 0]"
+    path.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def best_python(*folders: Path) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "best_python.py")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PATH": os.pathsep.join(map(str, folders))},
+    )
+    return done.stdout.strip(), done.stderr
+
+
+def test_the_first_python_with_optimisations_is_taken(tmp_path: Path) -> None:
+    first = said_to_be(tmp_path / "a" / "python3", "3.13.0", optimised=False)
+    said_to_be(tmp_path / "b" / "python3", "3.10.4", optimised=True)
+    said_to_be(tmp_path / "b" / "python3.12", "3.12.1", optimised=False)
+    wanted = said_to_be(tmp_path / "c" / "python3.12", "3.12.4", optimised=True)
+    chosen, said = best_python(tmp_path / "a", tmp_path / "b", tmp_path / "c")
+    assert chosen == str(wanted)
+    assert said == f"==> Python 3.12.4, {wanted}, built with optimisations ({first} is not)\n"
+
+
+def test_python3_is_taken_where_no_better_one_is_there(tmp_path: Path) -> None:
+    first = said_to_be(tmp_path / "a" / "python3", "3.11.7", optimised=False)
+    said_to_be(tmp_path / "a" / "python3.13", "3.13.0", optimised=False)
+    assert best_python(tmp_path / "a") == (
+        str(first),
+        f"==> Python 3.11.7, {first}, built without optimisations: no other is on PATH\n",
+    )
+    assert best_python(tmp_path / "empty") == ("python3", "")
+
+
+def test_this_python_answers_for_itself() -> None:
+    """The rule of the package, asked of a real one."""
+    from contrailmq._interpreter import is_optimised
+
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        from best_python import asked  # type: ignore[import-not-found]
+    finally:
+        sys.path.remove(str(ROOT / "tools"))
+    assert asked(sys.executable) == [list(sys.version_info[:3]), is_optimised(), sys.base_prefix]

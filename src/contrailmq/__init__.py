@@ -6,6 +6,7 @@ executor does for one module of it, loads no client.
 
 from typing import TYPE_CHECKING, Final
 
+from contrailmq import _compiled as _compiled  # before all others: it decides which of them are compiled
 from contrailmq._lazy import lazy_names
 from contrailmq._version import __version__
 

@@ -67,7 +67,10 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"contrailmq {__version__}")
+        from contrailmq._compiled import build
+        from contrailmq._interpreter import described
+
+        typer.echo(f"contrailmq {__version__}\n{described()}\nhot modules: {build}")
         raise typer.Exit
 
 

@@ -40,7 +40,7 @@ def broker(
     from contrailmq.broker.config import environment_keys, read_configs
     from contrailmq.broker.server import BrokerServer
     from contrailmq.cli.logs import start_logging
-    from contrailmq.cli.serving import gathered_settings, run_until_stopped
+    from contrailmq.cli.serving import gathered_settings, run_until_stopped, tell_what_runs
     from contrailmq.message import ContrailError
     from contrailmq.wire.tls import client_tls, server_tls
 
@@ -58,6 +58,7 @@ def broker(
             _print(config.to_properties(), store_config)
             return
         start_logging(LogSettings(log_level, log_file, log_file_mib, log_files, log_json))
+        tell_what_runs()
         for warning in warnings:
             logging.getLogger("contrailmq").warning("%s", warning)
         tls, outward = server_tls(properties), client_tls(properties)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from contrailmq.store import commit_log
+from contrailmq._compiled import build
 
 
 def machine(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
@@ -24,7 +24,7 @@ def machine(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
 
 def interpreter() -> str:
     """Python and its build, and whether the hot modules are compiled: each of the three is worth a third."""
-    kind = "plain Python" if commit_log.__file__.endswith(".py") else "compiled"
+    kind = "compiled" if build.compiled else "plain Python"
     return f"Python {platform.python_version()} ({platform.python_build()[1]}), hot modules {kind}"
 
 

@@ -57,7 +57,7 @@ def up(
     """Run a NameServer and brokers until SIGINT or SIGTERM. Prints one line that begins with `ready`."""
     from contrailmq.broker.config import environment_keys
     from contrailmq.cli.logs import start_logging
-    from contrailmq.cli.serving import gathered_settings, run_until_stopped
+    from contrailmq.cli.serving import gathered_settings, run_until_stopped, tell_what_runs
     from contrailmq.message import ContrailError
     from contrailmq.wire.tls import with_client_side
 
@@ -71,6 +71,8 @@ def up(
         properties.pop("namesrvAddr", None)
         logs = LogSettings(log_level, log_file, log_file_mib, log_files, log_json)
         start_logging(logs)
+        if brokers == 1:  # of several, each is a process that tells it itself
+            tell_what_runs()
         properties = with_client_side(properties | _listening_on(listen, properties))
         run_until_stopped(
             lambda stopped: _serve(

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from contrailmq.message import printable
+from contrailmq.message.printable import printable
 
 __all__ = ["IN_FULL", "PERIOD_S", "SHOWN_MAX", "PeerWarnings", "peer_warnings"]
 
