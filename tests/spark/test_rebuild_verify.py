@@ -105,7 +105,7 @@ def test_units_at_another_place_than_their_offsets_replace_nothing(
     before, make = files_below(store), job._queue_bytes
 
     def shift(runs: list[job.Run], file_bytes: int) -> Iterator[bytes]:
-        yield job._PRE_BLANK
+        yield job.pre_blank(1)
         yield from make(runs, file_bytes)
 
     monkeypatch.setattr(job, "_queue_bytes", shift)

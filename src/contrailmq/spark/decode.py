@@ -90,6 +90,7 @@ class Decoder:
     def _kept(self, block: _Block) -> Mask:
         choice, records = self.selection, block.records
         kept = (records.store_time_ms >= choice.begin_ms) & (records.store_time_ms < choice.end_ms)
+        kept &= (records.sys_flag & SysFlag.LOST) == 0  # a placeholder of `store repair` is nobody's message
         is_queued = _is_queued(records)
         if not choice.with_system_topics and not is_queued.all():
             kept &= is_queued

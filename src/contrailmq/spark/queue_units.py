@@ -23,7 +23,10 @@ UNIT_BYTES: Final = 20
 _UNITS_TO_BELIEVE: Final = 16  # at a queue's end: as many may point to damage before the queue tells nothing
 _UNITS_FOR_A_SEARCH: Final = 1000  # that are read in the time of two bisections
 _UNIT: Final = struct.Struct(">qiq")  # physical offset, size, tags code
-_PRE_BLANK_SIZE: Final = 2147483647  # RocketMQ fills the head of a queue that starts late with such units
+# RocketMQ fills the head of a queue that starts late with such units, `store repair` places of lost messages.
+_PRE_BLANK_SIZE: Final = 2147483647
+PRE_BLANK_BYTES: Final = _UNIT.pack(0, _PRE_BLANK_SIZE, 0)
+_BLANKS_READ: Final = 4096  # units at once, where one looks for the end of such a stretch
 assert _UNIT.size == UNIT_BYTES
 
 
@@ -146,26 +149,48 @@ def units_between(queue: QueueFiles, start: int, stop: int) -> tuple[int, int]:
 def _first_unit_at(queue: QueueFiles, physical_offset: int) -> int:
     """The first queue offset whose unit points at or beyond a place (or is unwritten): in the last file that begins
     before it, or behind."""
-    begun = bisect_left(queue.paths, True, key=lambda path: not _units_before(path, physical_offset, units_max=1))
+    begun = bisect_left(range(len(queue.paths)), True, key=lambda at: not _begins_before(queue, at, physical_offset))
     if not begun:
         return _first_offset_of(queue.paths[0])
     path = queue.paths[begun - 1]
     return _first_offset_of(path) + _units_before(path, physical_offset)
 
 
-def _units_before(path: str, physical_offset: int, *, units_max: int | None = None) -> int:
-    """How many of a file's first units point before a place, or before everything."""
+def _begins_before(queue: QueueFiles, at: int, physical_offset: int) -> bool:
+    """Whether a file's first unit points before a place: the first that points anywhere, in this file or a later."""
+    for path in queue.paths[at:]:
+        with open(path, "rb", buffering=0) as file:
+            place = _first_place(file.fileno(), 0, os.fstat(file.fileno()).st_size // UNIT_BYTES)[1]
+        if place is not None:
+            return place < physical_offset
+    return False
+
+
+def _units_before(path: str, physical_offset: int) -> int:
+    """How many of a file's first units point before a place. Empty ones count as the unit behind them does."""
     with open(path, "rb", buffering=0) as file:
         low, high = 0, os.fstat(file.fileno()).st_size // UNIT_BYTES
-        high = high if units_max is None else min(high, units_max)
         while low < high:
             middle = (low + high) // 2
-            place, size_bytes, _ = _unit_at(file.fileno(), middle)
-            if size_bytes > 0 and (place < physical_offset or size_bytes == _PRE_BLANK_SIZE):
-                low = middle + 1
+            at, place = _first_place(file.fileno(), middle, high)
+            if place is not None and place < physical_offset:
+                low = at + 1
             else:
                 high = middle
     return low
+
+
+def _first_place(descriptor: int, first: int, stop: int) -> tuple[int, int | None]:
+    """The first unit of a range of a file that is not empty, and where it points: None for none or an unwritten one."""
+    units_read = 1  # nearly always it is this one
+    while first < stop:
+        data = os.pread(descriptor, min(stop - first, units_read) * UNIT_BYTES, first * UNIT_BYTES)
+        for place, size_bytes, _ in _UNIT.iter_unpack(data):
+            if size_bytes != _PRE_BLANK_SIZE:
+                return first, place if size_bytes > 0 else None
+            first += 1
+        units_read = _BLANKS_READ
+    return first, None
 
 
 def _first_offset_of(path: str) -> int:
@@ -178,7 +203,7 @@ def _end_of_units(path: str) -> int:
         low, high = 0, os.fstat(file.fileno()).st_size // UNIT_BYTES
         while low < high:  # units fill a file from its start: find the first that is not one
             middle = (low + high) // 2
-            if _unit_at(file.fileno(), middle)[1] > 0:
+            if _UNIT.unpack(os.pread(file.fileno(), UNIT_BYTES, middle * UNIT_BYTES))[1] > 0:
                 low = middle + 1
             else:
                 high = middle
@@ -197,17 +222,19 @@ def _end_of_queue(queue: QueueFiles) -> int:
 def queue_end(queue: QueueFiles) -> int:
     """The end of the newest record that a queue points to, or 0."""
     for path in reversed(queue.paths):
-        count = _end_of_units(path) - _first_offset_of(path)
-        if count:
-            with open(path, "rb", buffering=0) as file:
-                physical_offset, size_bytes, _ = _unit_at(file.fileno(), count - 1)
-            return 0 if size_bytes == _PRE_BLANK_SIZE else physical_offset + size_bytes
+        first, stop = _first_offset_of(path), _end_of_units(path)
+        while first < stop:  # from the end: a message that is gone leaves an empty unit
+            begin = max(first, stop - _UNITS_TO_BELIEVE)
+            physical_offset, size, _ = read_places(queue, begin, stop)
+            if len(size):
+                return int(physical_offset[-1] + size[-1])
+            stop = begin
     return 0
 
 
-def _unit_at(descriptor: int, index: int) -> tuple[int, int, int]:
-    physical_offset, size_bytes, tags_code = _UNIT.unpack(os.pread(descriptor, UNIT_BYTES, index * UNIT_BYTES))
-    return physical_offset, size_bytes, tags_code
+def queue_max(queue: QueueFiles) -> int:
+    """The offset that a queue's next message gets, as far as its files tell."""
+    return _end_of_queue(queue)
 
 
 def dispatched_end(store: str) -> int:

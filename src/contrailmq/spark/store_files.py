@@ -24,7 +24,7 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, TypeVar
 
-from contrailmq.message import ContrailError, decode_host
+from contrailmq.message import ContrailError, SysFlag, decode_host
 from contrailmq.spark.queue_units import dispatched_end, last_places, queue_files
 from contrailmq.spark.records import Records
 from contrailmq.spark.scan import BadStretch, Range, scan
@@ -50,7 +50,7 @@ def find_stores(pattern: str) -> list[str]:
 
     A name that exists as it is given is a path, whatever its characters mean in a glob or in a list.
     """
-    found = [_root_of(os.path.abspath(match)) for match in _matches(pattern)]
+    found = [store_root(os.path.abspath(match)) for match in _matches(pattern)]
     for store in found:
         log_files(store)
     return list({store_identity(store): store for store in reversed(found)}.values())[::-1]
@@ -77,17 +77,17 @@ def is_store(path: str) -> bool:
 
 def store_identity(store: str) -> str:
     """The same for every name that a store has on this host: links, and its commitlog directory."""
-    return os.path.realpath(_root_of(store))
+    return os.path.realpath(store_root(store))
 
 
 def store_name(store: str) -> str | None:
     """A name for the broker that wrote a store: the address and the time of its first record; None for an empty log.
 
     No file of a store, Apache's or ours, holds the name of its broker. Cleaning changes the first record, so whoever
-    needs the same name later keeps it.
+    needs the same name later keeps it. A placeholder of `store repair` has no address.
     """
     for file in log_files(store):
-        first = first_record(file)
+        first = _first_message(file)
         if first is not None:
             starts, sizes = first.store_hosts()
             host = decode_host(bytes(first.data[int(starts[0]) : int(starts[0]) + int(sizes[0])]))
@@ -111,7 +111,7 @@ def renamed(known: Mapping[str, _Value], names: Iterable[str]) -> dict[str, _Val
     return found | {new: known[name] for name, new in others.items() if new not in known}
 
 
-def _root_of(path: str) -> str:
+def store_root(path: str) -> str:
     """The store whose commit log a path is, or the path itself."""
     root, name = os.path.split(os.path.realpath(path))
     if name != "commitlog" or os.path.isdir(os.path.join(path, "commitlog")):
@@ -188,6 +188,17 @@ def first_record(file: LogFile) -> Records | None:
     part = Range(file.path, file.base, file.base, file.base + 1, limit, is_aligned=True)
     item = _first_item(part, check_crc=False, ends_at_break=True)
     return item if isinstance(item, Records) else None
+
+
+def _first_message(file: LogFile) -> Records | None:
+    """The first record of the file that is no placeholder, as far as the chain from its beginning goes."""
+    end = file.base + file.size_bytes
+    whole = Range(file.path, file.base, file.base, end, end, is_aligned=True)
+    with contextlib.suppress(FileNotFoundError):
+        for item in scan(whole, check_crc=False, block_rows=1, ends_at_break=True):
+            if isinstance(item, Records) and not int(item.sys_flag[0]) & SysFlag.LOST:
+                return item
+    return None
 
 
 def _first_item(part: Range, *, check_crc: bool, ends_at_break: bool = False) -> Records | BadStretch | None:

@@ -2,9 +2,10 @@
 
 1. Every range of the log is read once, by any engine: units go to a fragment file grouped by queue, index entries
    beside them. No shuffle: queues are independent, and fragments are already in log order.
-2. Every queue is put together from its runs, byte for byte as a broker writes it: files of one fixed size, sparse, a
-   head that starts late filled as RocketMQ fills it. The index is laid out file by file, hash chains computed on
-   columns, while the queues are written.
+2. Every queue is put together from its runs by the rules of `store rebuild` (store/reconcile.py), byte for byte as a
+   broker writes it: files of one fixed size, sparse, a head that starts late and every gap filled with empty units, so
+   that each message stays at its queue offset. A queue without a message in the log goes on counting where it was. The
+   index is laid out file by file, hash chains computed on columns, while the queues are written.
 3. What was written is read back. Every run must stand, byte for byte, at the place that the queue offsets of its
    records give, and nothing else may stand in the files: so each record of step 1 has its unit, and each unit its
    record. Only then the new files take the place of the old ones, which stay beside under another name until the caller
@@ -27,31 +28,37 @@ import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import BinaryIO, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from contrailmq.spark.dispatched import Dispatcher
+from contrailmq.spark.due_units import DueUnits, batch_topics, due_units, pre_blank
 from contrailmq.spark.engine import Engine, Progress
 from contrailmq.spark.jobs import swap
 from contrailmq.spark.jobs.index_files import ENTRY, IndexShape, write_durably, write_index
 from contrailmq.spark.jobs.manifest import sync_folder
 from contrailmq.spark.jobs.swap import RebuildError
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_records
-from contrailmq.spark.queue_units import UNIT_BYTES, queue_files
-from contrailmq.spark.records import stable_order
+from contrailmq.spark.queue_units import UNIT_BYTES, queue_files, queue_max
+from contrailmq.spark.records import RECORD_BYTES_MIN, Int, Mask, stable_order
 from contrailmq.spark.store_files import confirmed_end, log_files
 from contrailmq.store.delay_levels import DELAY_LEVELS
+from contrailmq.store.light_queues import LIGHT_PREFIX
 
 _QUEUE_FILE_BYTES: Final = 6_000_000  # RocketMQ's default: 300,000 units
 _DISK_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-_PRE_BLANK: Final = np.array([(0, 2147483647, 0)], dtype=_DISK_UNIT).tobytes()
+_FAR: Final = 2**62  # behind every log
+_BLANKS_AT_ONCE: Final = 50_000  # empty units: 1 MB
 assert _DISK_UNIT.itemsize == UNIT_BYTES
 
 
 class Run(NamedTuple):
-    """Units of one queue with consecutive queue offsets, at a place in a fragment file."""
+    """Units of one queue with consecutive queue offsets, at a place in a fragment file; those that are lost are empty.
+
+    The first record begins at `log_begin`, the last one ends at `log_end`.
+    """
 
     topic: str
     queue_id: int
@@ -59,6 +66,17 @@ class Run(NamedTuple):
     units: int
     fragment: str
     position: int
+    log_begin: int
+    log_end: int
+    is_lost: bool
+
+
+class _Placed(NamedTuple):
+    """A run without its first units, which others have the offsets of, and how many offsets before it nobody has."""
+
+    run: Run
+    repeated: int
+    gap: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +104,7 @@ class _ReadWork(NamedTuple):
     settings: LogSettings
     folder: str
     levels: str
+    batches: frozenset[str]  # topics whose queues are of another kind
 
 
 class _ReadDone(NamedTuple):
@@ -111,7 +130,8 @@ class _Written(NamedTuple):
     folder: str
     index_files: int = 0
     index_entries: int = 0
-    gaps: int = 0  # in queue offsets, closed up
+    units: int = 0
+    gaps: int = 0  # in queue offsets, filled with empty units
 
 
 def rebuild(
@@ -130,6 +150,7 @@ def rebuild(
     with swap.held(store):
         if not dry_run:
             swap.clear_up(store)
+        _refuse_light_queues(store)
         file_bytes = queue_file_bytes or _file_bytes_of(store)
         shape = index_shape or _shape_of(store)
         files = log_files(store)
@@ -139,12 +160,15 @@ def rebuild(
         parts = plan_parts(store, first, end, settings)
         replaced: tuple[str, ...] = ()
         with swap.scratch(store) as folder:
-            reads = [_ReadWork(part, settings, folder, levels) for part in parts]
+            batches = batch_topics(store)
+            reads = [_ReadWork(part, settings, folder, levels, batches) for part in parts]
             done = list(engine.run(_read_part, reads, on_progress))
             by_queue: dict[tuple[str, int], list[Run]] = {}
             for piece in done:
                 for run in piece.runs:
                     by_queue.setdefault((run.topic, run.queue_id), []).append(run)
+            for kept in _counting_on(store):
+                by_queue.setdefault((kept.topic, kept.queue_id), [kept])
             # The index comes first: it is the longest piece of work, and others fill the time beside it.
             index_work = _IndexWork([piece.entries for piece in done], folder, shape)
             queue_work = _grouped(by_queue, folder, file_bytes)
@@ -160,8 +184,7 @@ def rebuild(
                 _gather(folder, index, zip(queue_work, queues, strict=True))
                 replaced = swap.swap(store, folder)
         old = () if dry_run else swap.hand_over(store, replaced)
-    units = sum(run.units for runs in by_queue.values() for run in runs)
-    gaps = sum(written.gaps for written in queues)
+    units, gaps = (sum(counts) for counts in zip(*((done.units, done.gaps) for done in queues), strict=True))
     return RebuildResult(len(by_queue), units, entries, index.index_files, end - first, gaps, old)
 
 
@@ -170,7 +193,7 @@ def _read_part(work: _ReadWork) -> _ReadDone:
     name = os.path.join(work.folder, secrets.token_hex(8))
     units_path, entries_path = f"{name}.units", f"{name}.entries"
     dispatcher = Dispatcher(work.levels)
-    pieces: dict[tuple[str, int], list[tuple[np.ndarray, np.ndarray]]] = {}
+    pieces: dict[tuple[str, int], list[_Piece]] = {}
     entry_count = 0
     with open(entries_path, "xb") as index:
         for records in read_records(work.part, work.settings):
@@ -180,30 +203,64 @@ def _read_part(work: _ReadWork) -> _ReadDone:
             packed["store_time_ms"] = entries.store_time_ms
             index.write(packed.tobytes())
             entry_count += len(packed)
-            rows = np.empty(len(units.queue), dtype=_DISK_UNIT)
-            rows["physical_offset"], rows["size"], rows["tags_code"] = (
-                units.physical_offset,
-                units.size,
-                units.tags_code,
-            )
-            order = stable_order(units.queue)
-            bounds = np.searchsorted(units.queue[order], np.arange(len(units.queues) + 1))
-            for number, key in enumerate(units.queues):
-                chosen = order[bounds[number] : bounds[number + 1]]
-                pieces.setdefault(key, []).append((units.queue_offset[chosen], rows[chosen]))
-    runs: list[Run] = []
+            for key, piece in _pieces(due_units(records, units, work.batches)):
+                pieces.setdefault(key, []).append(piece)
     with open(units_path, "xb") as fragment:
-        for (topic, queue_id), parts in pieces.items():
-            offsets = np.concatenate([part[0] for part in parts])
-            position = fragment.tell()
-            # Never joined by NumPy first: concatenate turns big-endian fields into native ones.
-            fragment.writelines(part[1].tobytes() for part in parts)
-            cuts = [0, *(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(offsets)]
-            runs.extend(
-                Run(topic, queue_id, int(offsets[a]), b - a, units_path, position + a * UNIT_BYTES)
-                for a, b in itertools.pairwise(cuts)
-            )
+        runs = [run for queue, parts in pieces.items() for run in _write_runs(queue, parts, fragment)]
     return _ReadDone(runs, _Entries(entries_path, entry_count))
+
+
+class _Piece(NamedTuple):
+    """Units of one queue in one block."""
+
+    offsets: Int
+    rows: npt.NDArray[np.void]  # as on disk
+    is_lost: Mask
+
+
+def _pieces(due: DueUnits) -> Iterator[tuple[tuple[str, int], _Piece]]:
+    units = due.units
+    rows = np.empty(len(units.queue), dtype=_DISK_UNIT)
+    rows["physical_offset"], rows["size"], rows["tags_code"] = units.physical_offset, units.size, units.tags_code
+    order = stable_order(units.queue)
+    bounds = np.searchsorted(units.queue[order], np.arange(len(units.queues) + 1))
+    for number, key in enumerate(units.queues):
+        own = order[bounds[number] : bounds[number + 1]]
+        if len(own):
+            yield key, _Piece(units.queue_offset[own], rows[own], due.is_lost[own])
+
+
+def _write_runs(queue: tuple[str, int], pieces: list[_Piece], fragment: BinaryIO) -> Iterator[Run]:
+    """The units of a queue at the end of a fragment file, and the runs that they are."""
+    offsets, is_lost = (np.concatenate([piece[at] for piece in pieces]) for at in (0, 2))
+    begins = np.concatenate([piece.rows["physical_offset"] for piece in pieces])
+    ends = begins + np.concatenate([piece.rows["size"] for piece in pieces])
+    position = fragment.tell()
+    # Never joined by NumPy first: concatenate turns big-endian fields into native ones.
+    fragment.writelines(piece.rows.tobytes() for piece in pieces)
+    is_cut = (np.diff(offsets) != 1) | (is_lost[1:] != is_lost[:-1])
+    cuts = [0, *(np.flatnonzero(is_cut) + 1).tolist(), len(offsets)]
+    for first, stop in itertools.pairwise(cuts):
+        place = position + first * UNIT_BYTES
+        between = (int(begins[first]), int(ends[stop - 1]))
+        yield Run(*queue, int(offsets[first]), stop - first, fragment.name, place, *between, bool(is_lost[first]))
+
+
+def _counting_on(store: str) -> Iterator[Run]:
+    """For each queue that has units: an empty one before the offset that is next. It counts where the log has none."""
+    for queue in queue_files(store):
+        following = queue_max(queue)
+        if following > 0:
+            yield Run(queue.topic, queue.queue_id, following - 1, 1, "", 0, _FAR, _FAR, True)
+
+
+def _refuse_light_queues(store: str) -> None:
+    light = next((queue.topic for queue in queue_files(store) if queue.topic.startswith(LIGHT_PREFIX)), None)
+    if light is not None:
+        raise RebuildError(
+            f"{store} has light queues ({light}), which this job does not make: run `contrailmq store rebuild`; "
+            "nothing was replaced"
+        )
 
 
 def _grouped(by_queue: dict[tuple[str, int], list[Run]], folder: str, file_bytes: int) -> list[_QueueWork]:
@@ -224,14 +281,14 @@ def _write(work: _QueueWork | _IndexWork) -> _Written:
     if isinstance(work, _IndexWork):
         files, count = write_index(own, map(_read_entries, work.entries), work.shape)
         return _Written(own, index_files=files, index_entries=count)
-    gaps = 0
+    gaps = units = 0
     for runs in work.runs:
         folder = Path(own, runs[0].topic, str(runs[0].queue_id))
         folder.mkdir(parents=True)
-        closed = _write_queue(runs, folder, work.file_bytes)
-        _read_back(runs, folder, work.file_bytes, has_gaps=closed > 0)
-        gaps += closed
-    return _Written(own, gaps=gaps)
+        gaps += _write_queue(runs, folder, work.file_bytes)
+        _read_back(runs, folder, work.file_bytes)
+        units += sum(run.units - repeated for run, repeated, _ in _placed(runs) if not run.is_lost)
+    return _Written(own, units=units, gaps=gaps)
 
 
 def _gather(folder: str, index: _Written, queues: Iterable[tuple[_QueueWork, _Written]]) -> None:
@@ -248,33 +305,36 @@ def _gather(folder: str, index: _Written, queues: Iterable[tuple[_QueueWork, _Wr
         sync_folder(made)
 
 
-def _kept(runs: list[Run]) -> Iterator[tuple[Run, int]]:
-    """Runs with how many of their first units to leave out, by RocketMQ's rules (ConsumeQueue.putMessagePositionInfo):
-    repeats are dropped, a gap closes up."""
-    current = runs[0].first
+def _placed(runs: list[Run]) -> list[_Placed]:
+    """Where runs stand in their queue, by the rules of store/reconcile.py: an offset that comes again is the first
+    record's, but one of zero begins a topic that was made anew; an offset before which not so many records fit into the
+    log is none (ConsumeQueue.may_hold)."""
+    placed: list[_Placed] = []
+    following = log_end = 0
     for run in runs:
-        repeated = max(0, current - run.first)
-        if repeated < run.units:
-            yield run, repeated
-            current += run.units - repeated
-
-
-def _gaps(runs: list[Run]) -> int:
-    found, current = 0, runs[0].first
-    for run, repeated in _kept(runs):
-        found += run.first > current
-        current += run.units - repeated
-    return found
+        if run.first == 0 and following and not run.is_lost:
+            placed.clear()
+            following = log_end = 0
+        repeated = max(0, following - run.first)
+        gap = max(0, run.first - following)
+        if repeated < run.units and gap * RECORD_BYTES_MIN <= run.log_begin - log_end:
+            placed.append(_Placed(run, repeated, gap))
+            following, log_end = run.first + run.units, run.log_end
+    return placed
 
 
 def _queue_bytes(runs: list[Run], file_bytes: int) -> Iterator[bytes]:
     """What a queue's files hold from the first byte of the first one, piece by piece, without the filler at the end."""
-    yield _PRE_BLANK * (runs[0].first * UNIT_BYTES % file_bytes // UNIT_BYTES)
-    for run, repeated in _kept(runs):
+    for number, (run, repeated, gap) in enumerate(_placed(runs)):
+        blanks = gap if number else run.first * UNIT_BYTES % file_bytes // UNIT_BYTES
+        for begin in range(0, blanks, _BLANKS_AT_ONCE):
+            yield pre_blank(min(_BLANKS_AT_ONCE, blanks - begin))
         yield _run_bytes(run, repeated)
 
 
 def _run_bytes(run: Run, repeated: int) -> bytes:
+    if run.is_lost:
+        return pre_blank(run.units - repeated)
     return _fragment_bytes(run.fragment, run.position + repeated * UNIT_BYTES, (run.units - repeated) * UNIT_BYTES)
 
 
@@ -295,14 +355,11 @@ def _fragment_bytes(path: str, position: int, size_bytes: int) -> bytes:
     return data
 
 
-def _base(runs: list[Run], file_bytes: int) -> int:
-    first_byte = runs[0].first * UNIT_BYTES
-    return first_byte - first_byte % file_bytes
-
-
 def _write_queue(runs: list[Run], folder: Path, file_bytes: int) -> int:
-    """One queue into files of one size; gives the number of gaps that were closed up."""
-    base, data, held = _base(runs, file_bytes), list[bytes](), 0
+    """One queue into files of one size; gives the number of gaps that were filled with empty units."""
+    placed = _placed(runs)
+    first_byte = placed[0].run.first * UNIT_BYTES if placed else 0
+    base, data, held = first_byte - first_byte % file_bytes, list[bytes](), 0
     for piece in _queue_bytes(runs, file_bytes):
         data.append(piece)
         held += len(piece)
@@ -316,22 +373,20 @@ def _write_queue(runs: list[Run], folder: Path, file_bytes: int) -> int:
     if held:
         write_durably(folder / f"{base:020d}", data, file_bytes)
     sync_folder(folder)
-    return _gaps(runs)
+    return sum(gap > 0 for _, _, gap in placed[1:])
 
 
-def _read_back(runs: list[Run], folder: Path, file_bytes: int, *, has_gaps: bool) -> None:
-    """Compare a queue's files with its runs, each at the place of its queue offsets (behind a closed gap: in order)."""
+def _read_back(runs: list[Run], folder: Path, file_bytes: int) -> None:
+    """Compare a queue's files with its runs, each at the place of its queue offsets, and empty units between them."""
     paths = sorted(folder.iterdir())
     written = b"".join(path.read_bytes() for path in paths)
-    base = int(paths[0].name)
-    at = runs[0].first * UNIT_BYTES - base
-    is_right = len(written) == len(paths) * file_bytes and written[:at] == _PRE_BLANK * (at // UNIT_BYTES)
-    for run, repeated in _kept(runs):
-        expected = _run_bytes(run, repeated)
-        if not has_gaps:
-            at = (run.first + repeated) * UNIT_BYTES - base
-        is_right = is_right and written[at : at + len(expected)] == expected
-        at += len(expected)
+    base, at = int(paths[0].name) if paths else 0, 0
+    is_right = len(written) == len(paths) * file_bytes
+    for run, repeated, _ in _placed(runs):
+        begin, expected = (run.first + repeated) * UNIT_BYTES - base, _run_bytes(run, repeated)
+        is_right = is_right and written[at:begin] == pre_blank((begin - at) // UNIT_BYTES)
+        is_right = is_right and written[begin : begin + len(expected)] == expected
+        at = begin + len(expected)
     # Compared, not stripped: the empty end of a queue's last file, 6 MB by default, took a 15th of a rebuild of 370 MB.
     if not is_right or written[at:] != bytes(len(written) - at):
         raise RebuildError(

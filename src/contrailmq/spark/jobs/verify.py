@@ -13,7 +13,10 @@ A store without any index file, whose records have keys, is one `no-index-entry`
 its broker writes an index, unless one was filled or its directory is left. So the finding says which it is: an index
 that is gone, or one that is gone or was never written (messageIndexEnable=false).
 
-What stands in the extensions of queue units is compared by `contrailmq store verify` alone.
+By the rules of `contrailmq store verify`, what explains itself is no finding: places and offsets that placeholders of
+`store repair` keep; records of a topic that was deleted, which the store's ledger tells; those of a topic that was made
+anew from before its offsets began at zero again. Extensions of queue units, light queues and batch queues are compared
+by that command alone.
 
 Findings of one kind in one queue and range are one row with a count: a queue that lags by a million records does not
 give a million rows.
@@ -29,20 +32,26 @@ import numpy as np
 import pyarrow as pa
 
 from contrailmq.spark.dispatched import Dispatcher, IndexEntries, Units
+from contrailmq.spark.due_units import batch_topics, chosen, due_units, lost_records
 from contrailmq.spark.engine import Engine, Progress
 from contrailmq.spark.jobs.index_files import IndexShape, IndexUnits, has_index, index_paths, read_index
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, scan_part
 from contrailmq.spark.queue_units import QueueFiles, queue_files_under, read_units, units_between
-from contrailmq.spark.records import Int, stable_order
+from contrailmq.spark.records import Int, Mask, Records, stable_order
 from contrailmq.spark.scan import BadStretch, Range
-from contrailmq.spark.store_files import confirmed_end, log_files
+from contrailmq.spark.store_files import confirmed_end, log_files, store_root
 from contrailmq.store.checkpoint import read_checkpoint
 from contrailmq.store.delay_levels import DELAY_LEVELS
+from contrailmq.store.errors import StoreError
 from contrailmq.store.files import Files
+from contrailmq.store.light_queues import LIGHT_PREFIX
+from contrailmq.store.queue_ledger import read_ledger
+from contrailmq.store.read_only import ReadOnlyLogFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_ANY_QUEUE: Final = ("", -1)
 _EXT_ADDRESS_MAX: Final = -2147483649  # a tags code at or below is an address in the queue's extension file
 
 
@@ -81,13 +90,31 @@ class _Work(NamedTuple):
     check_crc: bool
     log_begin: int
     index_shape: IndexShape | None  # None: leave the index out
+    elsewhere: Elsewhere
 
 
-class _Edges(NamedTuple):
-    """First and last queue offset of each queue in one range, to be compared with the next range's."""
+class Elsewhere(NamedTuple):
+    """Records of which no unit is due in a consume queue: of batch topics, and of queues that were deleted."""
+
+    batches: frozenset[str]
+    known: frozenset[tuple[str, int]]  # queues that there were when the ledger was written
+    known_to: int  # the newest record that it speaks of
+
+
+class _Queued(NamedTuple):
+    """A record of a queue: its queue offset and its place in the log."""
+
+    offset: int
+    place: int
+
+
+class _Checked(NamedTuple):
+    """What one range of the log gave. First and last record of each queue are compared with those of other ranges."""
 
     findings: list[Finding]
-    edges: dict[tuple[str, int], tuple[int, int, int]]  # -> first, last, physical offset of the first
+    steps: list[tuple[tuple[str, int], _Queued, _Queued]]  # of a queue: records that do not follow each other
+    edges: dict[tuple[str, int], tuple[_Queued, _Queued]]
+    lost: dict[tuple[str, int], list[_Queued]]  # placeholders; those that know no queue are of `_ANY_QUEUE`
 
 
 def verify(
@@ -106,6 +133,7 @@ def verify(
     begin = next((file.base for file in log_files(store)), 0)
     has_files = bool(index_paths(store))
     is_compared = shape is not None and (has_index(store, shape) or not has_files)
+    elsewhere = _elsewhere(store)
     work = [
         _Work(
             store,
@@ -115,10 +143,11 @@ def verify(
             True,
             begin,
             shape if is_compared else None,
+            elsewhere,
         )
         for part in _parts(store, end, range_bytes)
     ]
-    findings = list(_checked(engine, work, on_progress))
+    findings = _checked(engine, work, on_progress)
     if not has_files:
         findings = _as_one_missing_index(store, findings)
     elif shape is None or not is_compared:
@@ -181,16 +210,55 @@ def _parts(store: str, end: int, range_bytes: int) -> list[LogPart]:
     return plan_parts(store, files[0].base, end, settings) if files else []
 
 
-def _checked(engine: Engine, work: list[_Work], on_progress: Progress | None) -> Iterator[Finding]:
+def _elsewhere(store: str) -> Elsewhere:
+    """What the store itself says; no ledger, or one of another log, says nothing of queues that were deleted."""
+    root, files = Path(store_root(store)), Files()
+    nothing = Elsewhere(batch_topics(str(root)), frozenset(), -1)
+    try:
+        ledger, checkpoint = read_ledger(root, files), read_checkpoint(root / "checkpoint", files)
+        if ledger is None:
+            return nothing
+        log = [ReadOnlyLogFile(Path(file.path), file.base, file.size_bytes, files) for file in log_files(store)]
+        is_current = ledger.is_current(checkpoint, log)
+    except (StoreError, OSError):
+        return nothing  # what cannot be read is no sign that a queue was deleted
+    for file in log:
+        files.unmap(file.mapping)
+    known = frozenset((entry.topic, entry.queue_id) for entry in ledger.queues)
+    return nothing._replace(known=known, known_to=ledger.physical_offset) if is_current else nothing
+
+
+def _checked(engine: Engine, work: list[_Work], on_progress: Progress | None) -> list[Finding]:
     """Run the checks and join the ranges: queue offsets must go on from one range to the next."""
-    last: dict[tuple[str, int], int] = {}
+    found: list[Finding] = []
+    last: dict[tuple[str, int], _Queued] = {}
+    lost: dict[tuple[str, int], list[_Queued]] = {}
+    made_anew: dict[tuple[str | None, int | None], int] = {}  # where in the log a queue began again
     for piece, result in zip(work, engine.run(_check_part, work, on_progress), strict=True):
-        yield from result.findings
-        for (topic, queue_id), (first, newest, physical) in result.edges.items():
-            before = last.get((topic, queue_id))
-            if before is not None and first != before + 1:
-                yield _step(piece.store, topic, queue_id, before, first, physical)
-            last[topic, queue_id] = newest
+        found += result.findings
+        for queue, placeholders in result.lost.items():
+            lost.setdefault(queue, []).extend(placeholders)
+        between = [(queue, last[queue], first) for queue, (first, _) in result.edges.items() if queue in last]
+        for queue, before, after in [*result.steps, *between]:
+            if after.offset == 0:
+                made_anew[queue] = after.place
+            elif after.offset != before.offset + 1 and not _is_explained(queue, before, after, lost):
+                found.append(_step(piece.store, *queue, before.offset, after.offset, after.place))
+        last |= {queue: newest for queue, (_, newest) in result.edges.items()}
+    return [one for one in found if one.physical_offset >= made_anew.get((one.topic, one.queue_id), 0)]
+
+
+def _is_explained(
+    queue: tuple[str, int], before: _Queued, after: _Queued, lost: dict[tuple[str, int], list[_Queued]]
+) -> bool:
+    """Whether placeholders between two records of a queue have the offsets that are missing between them."""
+    if after.offset <= before.offset:
+        return False
+    known, unknown = (
+        [one.offset for one in lost.get(key, ()) if before.place < one.place < after.place]
+        for key in (queue, _ANY_QUEUE)
+    )
+    return bool(unknown) or set(range(before.offset + 1, after.offset)) <= set(known)
 
 
 def _step(store: str, topic: str, queue_id: int, before: int, after: int, physical: int) -> Finding:
@@ -199,33 +267,80 @@ def _step(store: str, topic: str, queue_id: int, before: int, after: int, physic
     return Finding(kind, store, topic, queue_id, after, physical, abs(after - before - 1), detail)
 
 
-def _check_part(work: _Work) -> _Edges:
+def _check_part(work: _Work) -> _Checked:
     """Everything about one range of the log."""
     findings: list[Finding] = []
     dispatcher = Dispatcher(work.levels)
     units: list[Units] = []
     entries: list[IndexEntries] = []
+    lost: dict[tuple[str, int], list[_Queued]] = {}
+    span = _Span(work.part.range)
     for item in scan_part(work.part, check_crc=work.check_crc):
+        span.take(item)
         if isinstance(item, BadStretch):
             detail = f"{item.stop - item.start} bytes: {item.reason}"
             findings.append(Finding("corrupt", work.store, None, None, None, item.start, 1, detail))
         else:
-            due_units, due_entries = dispatcher.due(item)
-            units.append(due_units)
+            due, due_entries = dispatcher.due(item)
+            queued, is_lost = due_units(item, due, work.elsewhere.batches)
+            _note_lost(lost, item, chosen(queued, is_lost))
+            units.append(chosen(queued, ~is_lost) if is_lost.any() else queued)
             if work.index_shape is not None:
                 entries.append(due_entries())
     by_queue = _by_queue(units)
-    edges = {}
-    for (topic, queue_id), rows in by_queue.items():
-        offsets = rows[:, 0]
-        for at in np.flatnonzero(np.diff(offsets) != 1).tolist():
-            place = int(rows[at + 1, 1])
-            findings.append(_step(work.store, topic, queue_id, int(offsets[at]), int(offsets[at + 1]), place))
-        edges[topic, queue_id] = (int(offsets[0]), int(offsets[-1]), int(rows[0, 1]))
+    steps, edges = [], {}
+    for queue, rows in by_queue.items():
+        breaks = np.flatnonzero(np.diff(rows[:, 0]) != 1).tolist()
+        steps += [(queue, _queued(rows[at]), _queued(rows[at + 1])) for at in breaks]
+        edges[queue] = (_queued(rows[0]), _queued(rows[-1]))
     findings.extend(_compare_queues(work, by_queue))
     if work.index_shape is not None:
-        findings.extend(_compare_index(work, work.index_shape, entries))
-    return _Edges(findings, edges)
+        findings.extend(_compare_index(work, work.index_shape, entries, span))
+    return _Checked(findings, steps, edges, lost)
+
+
+class _Span:
+    """Which index entries a range answers for: from its first record to the end of its last, which may lie behind it.
+
+    So what points into a placeholder is judged where that is known.
+    """
+
+    def __init__(self, part: Range) -> None:
+        self.start, self.stop = part.start, part.stop
+        self.lost: list[tuple[int, int]] = []
+        self._is_begun = part.is_aligned
+
+    def take(self, item: Records | BadStretch) -> None:
+        if isinstance(item, BadStretch):
+            self._is_begun = True
+            return
+        if not self._is_begun:
+            self.start, self._is_begun = int(item.physical_offset[0]), True
+        self.stop = max(self.stop, int(item.physical_offset[-1] + item.size[-1]))
+        gone = lost_records(item)
+        self.lost += zip(gone.physical_offset.tolist(), (gone.physical_offset + gone.size).tolist(), strict=True)
+
+    def is_lost(self, places: Int) -> Mask:
+        found = np.zeros(len(places), dtype=np.bool_)
+        for begin, end in self.lost:
+            found |= (places >= begin) & (places < end)
+        return found
+
+
+def _note_lost(lost: dict[tuple[str, int], list[_Queued]], records: Records, known: Units) -> None:
+    """The placeholders of a block: those that keep a place in a queue, and those that could have any."""
+    for number, offset, place in zip(
+        known.queue.tolist(), known.queue_offset.tolist(), known.physical_offset.tolist(), strict=True
+    ):
+        lost.setdefault(known.queues[number], []).append(_Queued(offset, place))
+    gone = lost_records(records)
+    unknown = gone.physical_offset[gone.queue_offset < 0].tolist()
+    if unknown:
+        lost.setdefault(_ANY_QUEUE, []).extend(_Queued(-1, place) for place in unknown)
+
+
+def _queued(row: Int) -> _Queued:
+    return _Queued(int(row[0]), int(row[1]))
 
 
 def _by_queue(blocks: list[Units]) -> dict[tuple[str, int], Int]:
@@ -236,7 +351,8 @@ def _by_queue(blocks: list[Units]) -> dict[tuple[str, int], Int]:
         order = stable_order(block.queue)
         bounds = np.searchsorted(block.queue[order], np.arange(len(block.queues) + 1))
         for number, key in enumerate(block.queues):
-            found.setdefault(key, []).append(rows[order[bounds[number] : bounds[number + 1]]])
+            if bounds[number] < bounds[number + 1]:
+                found.setdefault(key, []).append(rows[order[bounds[number] : bounds[number + 1]]])
     return {key: np.concatenate(parts) for key, parts in found.items()}
 
 
@@ -244,7 +360,12 @@ def _compare_queues(work: _Work, due: dict[tuple[str, int], Int]) -> Iterator[Fi
     start, stop = work.part.range.start, work.part.range.stop
     on_disk = {(queue.topic, queue.queue_id): queue for queue in queue_files_under(work.queues)}
     for topic, queue_id in sorted(due.keys() | on_disk.keys()):
+        if topic.startswith(LIGHT_PREFIX):
+            continue
         rows = due.get((topic, queue_id), np.empty((0, 4), np.int64))
+        rows = _after_the_last_beginning(rows)
+        if (topic, queue_id) not in on_disk and (topic, queue_id) not in work.elsewhere.known:
+            rows = rows[rows[:, 1] > work.elsewhere.known_to]  # the others' queue was deleted
         queue = on_disk.get((topic, queue_id), QueueFiles(topic, queue_id, ()))
         units = read_units(queue, *units_between(queue, start, stop))
         if np.array_equal(units["physical_offset"], rows[:, 1]):  # as nearly always: nothing stray, nothing missing
@@ -262,6 +383,12 @@ def _compare_queues(work: _Work, due: dict[tuple[str, int], Int]) -> Iterator[Fi
             detail = "records that are not in their consume queue"
             yield _of_queue(work, "no-unit", queue, (int(row[0]), int(row[1])), int(is_missing.sum()), detail)
         yield from _compare_units(work, queue, rows[~is_missing], units[~is_stray])
+
+
+def _after_the_last_beginning(rows: Int) -> Int:
+    """The rows from where offsets begin at zero for the last time: a topic that is made anew has its own messages."""
+    begins = np.flatnonzero(rows[:, 0] == 0)
+    return rows[begins[-1] :] if len(begins) and begins[-1] else rows
 
 
 def _compare_units(work: _Work, queue: QueueFiles, rows: Int, units: np.ndarray) -> Iterator[Finding]:
@@ -289,21 +416,20 @@ def _of_queue(work: _Work, kind: str, queue: QueueFiles, place: tuple[int, int],
     return Finding(kind, work.store, queue.topic, queue.queue_id, *place, count, detail)
 
 
-def _compare_index(work: _Work, shape: IndexShape, blocks: list[IndexEntries]) -> Iterator[Finding]:
-    start, stop = work.part.range.start, work.part.range.stop
+def _compare_index(work: _Work, shape: IndexShape, blocks: list[IndexEntries], span: _Span) -> Iterator[Finding]:
     empty = np.empty(0, np.int64)
     places = np.concatenate([block.physical_offset for block in blocks] or [empty])
     hashes = np.concatenate([block.key_hash for block in blocks] or [empty])
     times = np.concatenate([block.store_time_ms for block in blocks] or [empty])
     is_tag = np.concatenate([block.is_tag for block in blocks] or [np.empty(0, np.bool_)])
-    found = list(read_index(work.store, shape.slots, start, stop))
+    found = list(read_index(work.store, shape.slots, span.start, span.stop))
     found_places = np.concatenate([units.physical_offset for units in found] or [empty])
     found_hashes = np.concatenate([units.key_hash for units in found] or [empty])
     known = np.unique(np.concatenate([places, found_places]))
     due = np.searchsorted(known, places) * 2**31 + hashes
     present = np.searchsorted(known, found_places) * 2**31 + found_hashes
     missing = ~np.isin(due, present) & ~is_tag  # RocketMQ before 5.5 entered no tags
-    stray = ~np.isin(present, due)
+    stray = ~np.isin(present, due) & ~span.is_lost(found_places)
     for kind, lacking, where, detail in (
         ("no-index-entry", missing, places, "keys of records that the index does not hold"),
         ("stray-index-entry", stray, found_places, "index entries whose record has no such key"),
