@@ -14,6 +14,7 @@ piggybacked offset again.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -78,6 +79,36 @@ _TEMPLATES: Final = {
 }
 
 
+class Pull:
+    """One request on its way through here: who asks, what for, and as whom.
+
+    It is held at most once: `may_hold` ends then, and the second run answers whatever it finds.
+    """
+
+    __slots__ = ("command", "connection", "group", "header", "may_hold", "subscription", "topic")
+
+    def __init__(
+        self,
+        connection: Peer,
+        command: Command,
+        header: PullMessage,
+        group: Group,
+        topic: Topic,
+        subscription: Subscription,
+    ) -> None:
+        self.connection = connection
+        self.command = command
+        self.header = header
+        self.group = group
+        self.topic = topic
+        self.subscription = subscription
+        self.may_hold = True
+
+    def reply_later(self, answer: Callable[[], bytes | None]) -> None:
+        """Answer outside of the handler, with a refusal where `answer` raises one."""
+        answer_later(self.connection, self.command, answer)
+
+
 class PullProcessor:
     """Serves pulls. `workers` read what is not in memory."""
 
@@ -105,24 +136,35 @@ class PullProcessor:
     def _pull(self, connection: Peer, command: Command, header: PullMessage) -> bytes | None:
         node = self._node
         group, topic = self._checked(header)
-        subscription = self._subscription(header, group)
-        offset = header.queue_offset
+        pull = Pull(connection, command, header, group, topic, self._subscription(header, group))
         if node.config.use_server_side_reset_offset:
             reset = node.offsets.take_reset(group.name, topic.name, header.queue_id)
             if reset is not None:
-                return self._moved(command, group, topic, header.queue_id, reset)
+                return self._moved(pull, reset)
         if header.sys_flag & COMMIT_OFFSET and not node.is_slave and header.commit_offset >= 0:
             node.commit_offset(group.name, topic.name, header.queue_id, header.commit_offset)
-        node.offsets.note_pull(group.name, topic.name, header.queue_id, offset)
+        node.offsets.note_pull(group.name, topic.name, header.queue_id, header.queue_offset)
         node.dispatch_now()
-        if self._is_for_workers(header, topic, subscription):
-            self._pull_cold(connection, command, header, group, topic, subscription)
-            return None
-        result = self._read(node.store.get_slices_warm, header, topic, subscription)
+        result = None if self._is_for_workers(pull) else self._read(node.store.get_slices_warm, pull)
         if result is None:
-            self._pull_cold(connection, command, header, group, topic, subscription)
+            self._pull_cold(pull)
             return None
-        return self._answer(connection, command, header, group, topic, subscription, result, may_hold=True)
+        return self._answer(pull, result)
+
+    def _pull_again(self, pull: Pull) -> bytes | None:
+        """The second run of a pull that was held."""
+        node, header = self._node, pull.header
+        pull.group, pull.topic = self._checked(header)  # what was allowed when it was held may not be any more
+        reset = node.offsets.take_reset(pull.group.name, pull.topic.name, header.queue_id)
+        if reset is not None:
+            return self._moved(pull, reset)
+        if self._is_for_workers(pull):
+            self._pull_cold(pull)
+            return None
+        result = self._read(node.store.get_slices_warm, pull)
+        if result is None:  # what has just arrived is in memory, so this is somebody far behind whose time is over
+            result = self._read(node.store.get_slices_sound, pull)
+        return self._answer(pull, result)
 
     # --- checks
 
@@ -214,46 +256,36 @@ class PullProcessor:
 
     # --- reading and answering
 
-    def _read(self, read: QueueRead[R], header: PullMessage, topic: Topic, subscription: Subscription) -> R:
+    def _read(self, read: QueueRead[R], pull: Pull) -> R:
         """Within the store's limits (maxTransfer...), which are RocketMQ's; maxMsgBytes is ignored as there.
 
         Clients of ours raise them with maxTransferBytes, up to limits of this broker.
         """
-        config = self._node.config
+        config, header = self._node.config, pull.header
         count = header.max_msg_nums
         if count > config.pull_count_max:
             count = config.pull_count_max
         return read(
-            topic.name,
+            pull.topic.name,
             header.queue_id,
             header.queue_offset,
             count if count > 1 else 1,
             max_bytes=config.pull_bytes_max,
             bulk_bytes=header.max_transfer_bytes or 0,
-            filter=subscription.filter,
+            filter=pull.subscription.filter,
         )
 
-    def _answer(
-        self,
-        connection: Peer,
-        command: Command,
-        header: PullMessage,
-        group: Group,
-        topic: Topic,
-        subscription: Subscription,
-        result: GetResult,
-        *,
-        may_hold: bool,
-    ) -> bytes | None:
+    def _answer(self, pull: Pull, result: GetResult) -> bytes | None:
+        header, group, topic = pull.header, pull.group, pull.topic
         node, status, next_offset = self._node, result.status, result.next_offset
         if status is GetStatus.FOUND:
             node.statistics.note_get(group.name, topic.name, result.count, result.size_bytes)
             if node.hooks.on_pulled:
-                self._show(connection, header, group, topic, result)
+                self._show(pull, result)
             suggested = group.which_broker_when_slow if result.suggest_slave and node.config.slave_read_enable else 0
             values = (suggested, next_offset, result.min_offset, result.max_offset, topic.sys_flag, group.sys_flag)
-            head = _TEMPLATES[ResponseCode.SUCCESS].render(command, values, body_bytes=result.size_bytes)
-            connection.reply_parts([head, *result.slices], len(head) + result.size_bytes)
+            head = _TEMPLATES[ResponseCode.SUCCESS].render(pull.command, values, body_bytes=result.size_bytes)
+            pull.connection.reply_parts([head, *result.slices], len(head) + result.size_bytes)
             return None
         node.statistics.get_missed.value += 1
         if status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
@@ -264,107 +296,74 @@ class PullProcessor:
             code = _CODES[status]
         if (
             code is ResponseCode.PULL_NOT_FOUND
-            and may_hold
+            and pull.may_hold
             and header.sys_flag & SUSPEND
             and node.is_accepting
-            and self._try_hold(connection, command, header, group, topic, subscription)
+            and self._try_hold(pull)
         ):
             return None
         if node.is_slave and code is ResponseCode.PULL_OFFSET_MOVED and not node.store.config.offset_check_in_slave:
             code, next_offset = ResponseCode.PULL_RETRY_IMMEDIATELY, header.queue_offset
         values = (0, next_offset, result.min_offset, result.max_offset, topic.sys_flag, group.sys_flag)
-        return _TEMPLATES[code].render(command, values)
+        return _TEMPLATES[code].render(pull.command, values)
 
-    def _show(self, connection: Peer, header: PullMessage, group: Group, topic: Topic, result: GetResult) -> None:
+    def _show(self, pull: Pull, result: GetResult) -> None:
         self._node.hooks.pulled(
             MessagesPulled(
-                client=connection.address,
-                group=group.name,
-                topic=topic.name,
-                queue_id=header.queue_id,
-                first_offset=header.queue_offset,
+                client=pull.connection.address,
+                group=pull.group.name,
+                topic=pull.topic.name,
+                queue_id=pull.header.queue_id,
+                first_offset=pull.header.queue_offset,
                 next_offset=result.next_offset,
                 count=result.count,
                 size_bytes=result.size_bytes,
             )
         )
 
-    def _moved(self, command: Command, group: Group, topic: Topic, queue_id: int, offset: int) -> bytes:
-        store = self._node.store
+    def _moved(self, pull: Pull, offset: int) -> bytes:
+        """The group's offset was reset: it goes on from there."""
+        store, group, topic, queue_id = self._node.store, pull.group, pull.topic, pull.header.queue_id
         low, high = store.min_offset(topic.name, queue_id), store.max_offset(topic.name, queue_id)
         values = (0, offset, low, high, topic.sys_flag, group.sys_flag)
-        return _TEMPLATES[ResponseCode.PULL_OFFSET_MOVED].render(command, values)
+        return _TEMPLATES[ResponseCode.PULL_OFFSET_MOVED].render(pull.command, values)
 
-    def _try_hold(
-        self,
-        connection: Peer,
-        command: Command,
-        header: PullMessage,
-        group: Group,
-        topic: Topic,
-        subscription: Subscription,
-    ) -> bool:
-        node = self._node
+    def _try_hold(self, pull: Pull) -> bool:
+        node, header, subscription = self._node, pull.header, pull.subscription
         if node.config.long_polling_enable:
             timeout_ms = header.suspend_timeout_millis
         else:
             timeout_ms = node.config.short_polling_time_mills
 
-        def again() -> bytes | None:
-            group, topic = self._checked(header)  # what was allowed when it was held may not be any more
-            reset = node.offsets.take_reset(group.name, topic.name, header.queue_id)
-            if reset is not None:
-                return self._moved(command, group, topic, header.queue_id, reset)
-            if self._is_for_workers(header, topic, subscription):
-                self._pull_cold(connection, command, header, group, topic, subscription)
-                return None
-            result = self._read(node.store.get_slices_warm, header, topic, subscription)
-            if result is None:  # what has just arrived is in memory, so this is somebody far behind whose time is over
-                result = self._read(node.store.get_slices_sound, header, topic, subscription)
-            return self._answer(connection, command, header, group, topic, subscription, result, may_hold=False)
-
         def resume() -> None:
-            answer_later(connection, command, again)
+            pull.may_hold = False
+            pull.reply_later(lambda: self._pull_again(pull))
 
-        pull = HeldPull(
+        held = HeldPull(
             offset=header.queue_offset,
             deadline_ms=node.monotonic_ms() + max(timeout_ms, 0),
             filter=subscription.filter,
-            connection=connection,
+            connection=pull.connection,
             resume=resume,
             is_heavy=subscription.is_heavy,
         )
-        return node.held.try_hold(topic.name, header.queue_id, pull)
+        return node.held.try_hold(pull.topic.name, header.queue_id, held)
 
     # --- what is not in memory, or takes long
 
-    def _is_for_workers(self, header: PullMessage, topic: Topic, subscription: Subscription) -> bool:
+    def _is_for_workers(self, pull: Pull) -> bool:
         """Whether there are messages to match, by an expression that takes long."""
-        return subscription.is_heavy and header.queue_offset < self._node.store.max_offset(topic.name, header.queue_id)
+        if not pull.subscription.is_heavy:
+            return False
+        return pull.header.queue_offset < self._node.store.max_offset(pull.topic.name, pull.header.queue_id)
 
-    def _pull_cold(
-        self,
-        connection: Peer,
-        command: Command,
-        header: PullMessage,
-        group: Group,
-        topic: Topic,
-        subscription: Subscription,
-    ) -> None:
+    def _pull_cold(self, pull: Pull) -> None:
         """Read in a worker and answer when it is done."""
 
         def answer(finished: asyncio.Future[GetResult]) -> None:
-            answer_later(
-                connection,
-                command,
-                lambda: self._answer(
-                    connection, command, header, group, topic, subscription, finished.result(), may_hold=True
-                ),
-            )
+            pull.reply_later(lambda: self._answer(pull, finished.result()))
 
-        self._cold.read(
-            connection, lambda: self._read(self._node.store.get_slices_cold, header, topic, subscription), answer
-        )
+        self._cold.read(pull.connection, lambda: self._read(self._node.store.get_slices_cold, pull), answer)
 
 
 def _forbidden(kind: int, remark: str) -> Refused:
