@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from contrailmq.wire.acl import AclCredentials
-from contrailmq.wire.connection import LARGE_BODY_BYTES, PARSED_COMMANDS_MAX, SLICE_COMMANDS, Limits
+from contrailmq.wire.connection import DRAINING, LARGE_BODY_BYTES, PARSED_COMMANDS_MAX, SLICE_COMMANDS, Limits
 from contrailmq.wire.errors import (
     ConnectError,
     ConnectionClosedError,
@@ -506,7 +506,7 @@ def test_a_half_closed_peer_still_gets_its_answers(run: Run) -> None:
             writer.write_eof()
             await holding.arrived.wait()
             [(connection, command)] = holding.held
-            await turns_until(lambda: connection._has_eof)
+            await turns_until(lambda: connection.state == DRAINING)
             connection.reply(encode_response(command, 0, None, b"late"))
             [answer] = FrameParser().feed(await reader.read())
             assert (answer.opaque, answer.body) == (8, b"late")

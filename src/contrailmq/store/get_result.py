@@ -23,7 +23,10 @@ class GetStatus(enum.Enum):
 
 
 class GetResult:
-    """Slices of the log that answer one read, and where to go on. Call `release` when they were sent.
+    """Slices of the log that answer one read, and where to go on.
+
+    Whoever looks at the slices here calls `release` when he is done. Whoever hands them to a connection does not: they
+    are read when the socket takes them, and let go of with the answer (`Connection.reply_parts`).
 
     A slice is a record. `get_slices_warm` gives records that follow each other in the log as one slice, and what it
     found among recent reads too; `count` is of records, `damaged` of those that were passed over.
@@ -56,7 +59,7 @@ class GetResult:
         self.count = len(self.slices) if count is None else count
 
     def release(self) -> None:
-        """Let go of the log: a file that is to be deleted waits for this."""
+        """Let go of the log at once: a file that is to be deleted waits for this."""
         for view in self.slices:
             view.release()
         self.slices = []

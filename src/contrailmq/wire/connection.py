@@ -14,32 +14,35 @@ Bounds, so that one peer cannot take the process down:
   - bytes of an unfinished frame: FrameParser's limit, and for all connections of a server together `ration`;
   - bodies that a server would decode for too long are refused here (`body_bounds`).
 
-A server that stops drains its connections. What had reached this machine by then (read, or unread in the socket) is
-served; what comes later is answered with SYSTEM_BUSY. When nothing is left to answer, and no request is half read (for
-which we wait `linger_s` at most, also when it waits for its share of the ration), we say so with a FIN and go on
-reading, and throwing away, until the peer closes too, for another `linger_s` at most: a socket closed with unread bytes
-is reset, and a reset may overtake answers. A peer that takes none of its answers for `stuck_s` is cut.
+A connection is in one of four states, and an event leads from one to the next (`NEXT`; other events change nothing):
+
+    state     | what is read     | answers, requests of ours | made | stop, half-closed | ended  | lost
+    CLOSED    | -                | dropped, refused          | OPEN | -                 | -      | -
+    OPEN      | served           | sent                      | -    | DRAINING          | ENDING | CLOSED
+    DRAINING  | served or busy   | sent                      | -    | -                 | ENDING | CLOSED
+    ENDING    | thrown away      | dropped, refused          | -    | -                 | -      | CLOSED
+
+DRAINING (drain.py) is for servers that stop and for peers that have sent their end. When nothing is left to answer, and
+no request is half read (for which we wait `linger_s` at most, also when it waits for its share of the ration), we say
+so with a FIN and go on reading, and throwing away, until the peer closes too, for another `linger_s` at most: a socket
+closed with unread bytes is reset, and a reset may overtake answers. A peer that takes none of its answers for `stuck_s`
+is cut. The loop, too, may begin to close a transport when a write fails; `connection_lost` follows then.
 
 Everything here runs on the loop's thread; from another thread go through `loop.call_soon_threadsafe`.
 """
 
 from __future__ import annotations
 
-import array
 import asyncio
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, cast
 
-if sys.platform != "win32":  # not when they are needed: a server that stops may have no descriptor left to import with
-    import fcntl
-    import termios
-
 from contrailmq.wire.body_bounds import FREE_BYTES, refusal
 from contrailmq.wire.codes import ResponseCode, request_name
+from contrailmq.wire.drain import Drain, unread_bytes
 from contrailmq.wire.errors import (
     ConnectionClosedError,
     RemoteProtocolError,
@@ -52,6 +55,32 @@ from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.ration import Ration
 
 __all__ = ["DEFAULT_LIMITS", "SERVER_LIMITS", "Connection", "Handler", "Limits"]
+
+# States. Plain numbers: a compiled comparison costs nothing, and the first two are those of an open connection.
+OPEN: Final = 0
+DRAINING: Final = 1
+ENDING: Final = 2
+CLOSED: Final = 3
+
+# Events that change the state.
+MADE: Final = "made"  # by the loop
+STOP: Final = "stop"  # our server stops
+HALF_CLOSED: Final = "half-closed"  # the peer has sent its end and is owed answers
+ENDED: Final = "ended"  # we have closed it, cut it or sent our end
+LOST: Final = "lost"  # by the loop, which has let go of it
+
+NEXT: Final[dict[str, dict[int, int]]] = {
+    MADE: {CLOSED: OPEN},
+    STOP: {OPEN: DRAINING},
+    HALF_CLOSED: {OPEN: DRAINING},
+    ENDED: {OPEN: ENDING, DRAINING: ENDING},
+    LOST: {OPEN: CLOSED, DRAINING: CLOSED, ENDING: CLOSED},
+}
+
+# What the ration knows of the frame that is half read.
+_NO_FRAME: Final = 0
+_HELD_FRAME: Final = 1
+_WAITING_FRAME: Final = 2  # for its share: nothing is read until it is there
 
 _OPAQUE_MAX: Final = 0x7FFFFFFF
 JOIN_BYTES_MAX: Final = 256 * 1024  # RocketMQ's limit for one pull from memory
@@ -114,10 +143,11 @@ class Connection:
         self._handler = handler
         self._limits = limits
         self._ration = ration
-        self._is_holding = False  # the ration knows of an unfinished frame
-        self._must_wait = False  # for a share of the ration
+        self._frame = _NO_FRAME
         self._on_open = on_open
         self._loop = asyncio.get_running_loop()
+        self._state = CLOSED
+        self._drain: Drain | None = None  # once it may be DRAINING
         self._transport: asyncio.Transport | None = None
         self._parser = FrameParser(
             frame_bytes_max=limits.frame_bytes_max,
@@ -126,17 +156,9 @@ class Connection:
         )
         self._out: list[bytes | memoryview] = []
         self._out_has_views = False
-        self._is_corked = False  # inside the handler: its answers are gathered
-        self._is_flush_scheduled = False
+        self._is_flush_due = False  # scheduled, or the handler runs, after which what it answered leaves
         self._is_reading = True
         self._is_write_paused = False
-        self._is_draining = False
-        self._owed_bytes = 0  # while draining: unread in the socket when it began
-        self._is_refusing = False  # while draining: those are read
-        self._is_patient = True  # while draining: what is half read is waited for
-        self._ending: asyncio.Transport | None = None  # our end is sent, the peer's is awaited
-        self._has_eof = False
-        self._is_tls = False
         self._backlog: deque[Command] = deque()  # requests that were read and wait for their slice
         self._is_slice_scheduled = False
         self._unsent_bytes_seen = 0
@@ -157,7 +179,12 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        return self._transport is not None and not self._transport.is_closing()
+        return self._state <= DRAINING and self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def state(self) -> int:
+        """OPEN, DRAINING, ENDING or CLOSED."""
+        return self._state
 
     @property
     def is_writable(self) -> bool:
@@ -176,7 +203,7 @@ class Connection:
         """Send one answer (a whole frame). Silently dropped when the connection is gone: nobody waits for it."""
         self.in_flight -= 1
         self._out.append(data)
-        if not self._is_corked:
+        if not self._is_flush_due:
             self._schedule_flush()
 
     def reply_parts(self, parts: Sequence[bytes | memoryview], size_bytes: int) -> None:
@@ -184,13 +211,13 @@ class Connection:
 
         Answers of many slices are joined, with all others of the wakeup: one copy costs less than the event loop's
         bookkeeping for each slice. Of large ones, and of a large slice, the loop keeps the slices until they are sent:
-        never `release()` them, drop them.
+        the caller drops them and does not `release()` them.
         """
         self.in_flight -= 1
         self._out.extend(parts)
         if size_bytes > JOIN_BYTES_MAX or (len(parts) == 2 and size_bytes > COPY_BYTES_MAX):
             self._out_has_views = True
-        if not self._is_corked:
+        if not self._is_flush_due:
             self._schedule_flush()
 
     def forget(self, count: int = 1) -> None:
@@ -241,32 +268,32 @@ class Connection:
 
         A peer that does not read is waited for as long as it takes some of it every `stuck_s`.
         """
-        if self._transport is not None and not self._transport.is_closing():
+        if self.is_open:
             self._close_cause = cause
             self._flush()
-        if (
-            self._transport is not None and not self._transport.is_closing()
-        ):  # else that was its last answer, or too much
+        if self.is_open and self._transport is not None:  # else that was its last answer, or too much
+            self._enter(ENDED)
             self._transport.close()
             self._watch_closing(self._transport)
 
     def abort(self, cause: str) -> None:
         """Close at once; queued bytes are lost."""
-        transport = self._transport or self._ending
-        if transport is not None:
+        if self._transport is not None:
             self._close_cause = cause
             self._out.clear()
-            transport.abort()
+            self._enter(ENDED)
+            self._transport.abort()
 
     def drain(self) -> None:
         """Serve what has arrived, refuse what is new, and close when all is answered (see the module)."""
-        if not self._is_draining and self.is_open:
-            assert self._transport is not None
-            self._is_draining = True
-            self._owed_bytes = _unread_bytes(self._transport)
-            self._loop.call_later(self._limits.linger_s, self._lose_patience)
-            self._watch_draining()
-            self._maybe_finish()
+        if not self.is_open or (self._drain is not None and self._drain.is_stopping):
+            return
+        assert self._transport is not None
+        self._draining().stop(unread_bytes(self._transport))
+        self._enter(STOP)
+        self._loop.call_later(self._limits.linger_s, self._lose_patience)
+        self._watch_draining()
+        self._maybe_finish()
 
     def close_if_idle(self, now_s: float, idle_s: float) -> bool:
         """Close when for `idle_s` nothing was read and nothing queued was taken by the peer."""
@@ -301,7 +328,7 @@ class Connection:
 
     def _watch_draining(self, before: tuple[int, int] = (0, 0)) -> None:
         """Cut a peer that takes none of its answers: it keeps us from reading what we owe it, and from our end."""
-        transport = self._transport or self._ending
+        transport = self._transport
         if transport is None:
             return
         unsent_bytes, in_flight = now = (transport.get_write_buffer_size(), self.in_flight)
@@ -315,7 +342,7 @@ class Connection:
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are not of asyncio's class
         self._transport.set_write_buffer_limits(high=self._limits.write_high_bytes)
-        self._is_tls = transport.get_extra_info("ssl_object") is not None
+        self._enter(MADE)
         peername = transport.get_extra_info("peername")
         if isinstance(peername, tuple):
             self.peer = (str(peername[0]), int(peername[1]))
@@ -323,7 +350,7 @@ class Connection:
             self._on_open(self)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_draining and not self._goes_on(data):
+        if self._state != OPEN and not self._goes_on(data):
             return
         self.last_active_s = self._loop.time()
         try:
@@ -349,7 +376,7 @@ class Connection:
                 unanswered += 1
         if requests:
             self.in_flight += unanswered
-            if self._is_refusing:
+            if self._drain is not None and self._drain.is_refusing:
                 self._refuse_new(requests)
             elif self._backlog:
                 self._backlog.extend(requests)
@@ -361,30 +388,30 @@ class Connection:
             self._schedule_slice()
         elif self.in_flight >= self._limits.in_flight_max:
             self._update_reading()
-        if self._ration is not None and (self._is_holding or self._parser.buffered_bytes):
+        if self._ration is not None and (self._frame or self._parser.buffered_bytes):
             self._report(self._ration, is_next=is_next)
 
     def _report(self, ration: Ration, *, is_next: bool) -> None:
         """Tell the ration what is held of an unfinished frame, and whether it is the next after a whole one."""
         held_bytes = self._parser.buffered_bytes
-        self._is_holding = held_bytes > 0
-        if self._is_holding:
-            self._must_wait = not ration.hold(self, held_bytes, self._parser.wanted_bytes, is_next=is_next)
+        if held_bytes > 0:
+            has_share = ration.hold(self, held_bytes, self._parser.wanted_bytes, is_next=is_next)
+            self._frame = _HELD_FRAME if has_share else _WAITING_FRAME
         else:
-            self._must_wait = False
+            self._frame = _NO_FRAME
             ration.drop(self)
-        if self._must_wait is self._is_reading:
+        if (self._frame == _WAITING_FRAME) is self._is_reading:
             self._update_reading()
 
     def _hold_nothing(self) -> None:
-        if self._is_holding and self._ration is not None:
-            self._is_holding = False
+        if self._frame != _NO_FRAME and self._ration is not None:
+            self._frame = _NO_FRAME
             self._parser = FrameParser()  # nothing is parsed from here on
             self._ration.drop(self)
 
     def go_on(self) -> None:
         """The ration has a share for the frame that waits."""
-        self._must_wait = False
+        self._frame = _HELD_FRAME
         self._update_reading()
 
     def cut(self, cause: str) -> None:
@@ -393,7 +420,7 @@ class Connection:
 
     def _serve(self, requests: list[Command]) -> None:
         """Hand requests to the handler, as many as a slice of time takes; the rest waits in the backlog."""
-        self._is_corked = True
+        was_due, self._is_flush_due = self._is_flush_due, True
         try:
             step = self._limits.slice_commands
             if len(requests) > 1 and max(len(request.body) for request in requests) > LARGE_BODY_BYTES:
@@ -408,11 +435,11 @@ class Connection:
                     self._backlog.extendleft(reversed(requests[start + step :]))
                     break
         finally:
-            self._is_corked = False
+            self._is_flush_due = was_due
             self._flush()
 
     def _schedule_slice(self) -> None:
-        if not self._is_slice_scheduled and self._transport is not None:
+        if not self._is_slice_scheduled and self._state <= DRAINING:
             self._is_slice_scheduled = True
             self._loop.call_soon(self._serve_slice)
         self._update_reading()
@@ -420,7 +447,7 @@ class Connection:
     def _serve_slice(self) -> None:
         """The next slice of what was read, unless the peer does not read: then `resume_writing` goes on."""
         self._is_slice_scheduled = False
-        if self._transport is None or self._is_write_paused:
+        if self._state >= ENDING or self._is_write_paused:
             return
         if self._backlog:
             self._serve([self._backlog.popleft() for _ in range(min(len(self._backlog), self._limits.slice_commands))])
@@ -433,12 +460,15 @@ class Connection:
     def eof_received(self) -> bool:
         """A half-closed peer still gets the answers to what it asked; nothing else keeps the connection."""
         self._flush()  # what is queued must not be lost when the loop closes the transport after us
-        self._has_eof = True
-        if self._transport is None:
+        transport = self._transport
+        if transport is None or self._state >= ENDING:
             return False
-        if self.in_flight > 0 and not self._is_tls:  # TLS has no half-closed state
+        if self.in_flight > 0 and not _is_tls(transport):  # TLS has no half-closed state
+            self._draining().has_eof = True
+            self._enter(HALF_CLOSED)
             return True
-        self._watch_closing(self._transport)
+        self._enter(ENDED)
+        self._watch_closing(transport)
         return False
 
     def pause_writing(self) -> None:
@@ -455,7 +485,8 @@ class Connection:
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None:
             self._close_cause = str(exc) or type(exc).__name__
-        self._transport = self._ending = None
+        self._enter(LOST)
+        self._transport = None
         self._out.clear()
         self._backlog.clear()
         self._hold_nothing()
@@ -473,20 +504,22 @@ class Connection:
 
     # ---------------------------------------------------------------------------------------------------- our own
 
+    def _enter(self, event: str) -> None:
+        self._state = NEXT[event].get(self._state, self._state)
+
     def _send(self, data: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
+        if not self.is_open:
             raise ConnectionClosedError(self.address, self._close_cause)
         self._out.append(data)
-        if not self._is_corked:
+        if not self._is_flush_due:
             self._schedule_flush()
 
     def _schedule_flush(self) -> None:
-        if not self._is_flush_scheduled:
-            self._is_flush_scheduled = True
-            self._loop.call_soon(self._flush_later)
+        self._is_flush_due = True
+        self._loop.call_soon(self._flush_later)
 
     def _flush_later(self) -> None:
-        self._is_flush_scheduled = False
+        self._is_flush_due = False
         if not self._is_write_paused:
             self.last_active_s = self._loop.time()
         self._flush()
@@ -496,7 +529,7 @@ class Connection:
         out, transport = self._out, self._transport
         if out:
             self._out = []
-            if transport is None or transport.is_closing():
+            if transport is None or self._state >= ENDING or transport.is_closing():
                 return
             if self._out_has_views:
                 self._out_has_views = False
@@ -512,21 +545,36 @@ class Connection:
                     return
         if not self._is_reading:
             self._update_reading()
-        if self._has_eof or self._is_draining:
+        if self._state == DRAINING:
             self._maybe_finish()
 
+    def _draining(self) -> Drain:
+        if self._drain is None:
+            self._drain = Drain()
+        return self._drain
+
+    def _goes_on(self, data: bytes) -> bool:
+        """While it is not just open: whether what was read is looked at."""
+        if self._state != DRAINING:
+            return False
+        if data and self._drain is not None and self._transport is not None:
+            self._drain.note_read(len(data), unread_bytes(self._transport))
+            self._loop.call_soon(self._maybe_finish)
+        return True
+
     def _maybe_finish(self) -> None:
-        is_done = self.in_flight <= 0 and not self._out and not self._backlog and not self._parser.has_more
-        transport = self._transport
-        if not is_done or self._owed_bytes > 0 or transport is None:
+        """While draining: send our end when nothing is owed any more."""
+        drain, transport = self._drain, self._transport
+        if self._state != DRAINING or drain is None or transport is None:
             return
-        if self._is_patient and not self._has_eof and (self._parser.buffered_bytes or _unread_bytes(transport)):
+        is_answered = self.in_flight <= 0 and not self._out and not self._backlog and not self._parser.has_more
+        if not is_answered or not drain.may_end(self._parser.buffered_bytes, transport):
             return
-        if self._has_eof or transport.is_closing() or not transport.can_write_eof():
+        self._enter(ENDED)
+        if drain.has_eof or transport.is_closing() or not transport.can_write_eof():
             transport.close()  # TLS says its own goodbye
             self._watch_closing(transport)
             return
-        self._transport, self._ending = None, transport
         self._close_cause = "we stop"
         self._hold_nothing()
         try:
@@ -539,23 +587,15 @@ class Connection:
         self._loop.call_later(self._limits.linger_s, transport.close)
 
     def _lose_patience(self) -> None:
-        self._is_patient = False
-        if self._must_wait and self._transport is not None:
-            here_bytes = self._parser.buffered_bytes + _unread_bytes(self._transport)
-            if here_bytes + (_TLS_BYTES_MAX if self._is_tls else 0) < self._parser.wanted_bytes:
-                self._owed_bytes = 0  # a frame that had not arrived whole: its share is not waited for
+        drain, transport = self._drain, self._transport
+        if drain is None or transport is None:
+            return
+        drain.is_patient = False
+        if self._frame == _WAITING_FRAME:
+            here_bytes = self._parser.buffered_bytes + unread_bytes(transport)
+            if here_bytes + (_TLS_BYTES_MAX if _is_tls(transport) else 0) < self._parser.wanted_bytes:
+                drain.owed_bytes = 0  # a frame that had not arrived whole: its share is not waited for
         self._maybe_finish()
-
-    def _goes_on(self, data: bytes) -> bool:
-        """While draining: whether what was read is looked at. What is read after the owed bytes is new."""
-        if self._ending is not None:
-            return False
-        if data:
-            self._is_refusing = self._owed_bytes <= 0
-            if not self._is_refusing and self._transport is not None:  # TLS has fewer bytes here than on the socket
-                self._owed_bytes = min(self._owed_bytes - len(data), _unread_bytes(self._transport))
-            self._loop.call_soon(self._maybe_finish)
-        return True
 
     def _refuse_new(self, requests: list[Command]) -> None:
         remark = "this server is stopping and takes no new requests: ask another, or later"
@@ -565,11 +605,11 @@ class Connection:
 
     def _update_reading(self) -> None:
         transport = self._transport
-        if transport is None or transport.is_closing():
+        if transport is None or self._state >= ENDING or transport.is_closing():
             return
         should_read = (
             not self._is_write_paused
-            and not self._must_wait
+            and self._frame != _WAITING_FRAME
             and not self._backlog
             and not self._parser.has_more
             and self.in_flight < self._limits.in_flight_max
@@ -647,14 +687,8 @@ def as_protocol(factory: Callable[[], Connection]) -> Callable[[], asyncio.Proto
     return cast(Callable[[], asyncio.Protocol], factory)
 
 
-def _unread_bytes(transport: asyncio.Transport) -> int:
-    """What the kernel has received for this connection and nobody has read. Servers only, which Windows has none of."""
-    sock = transport.get_extra_info("socket")
-    if sock is None:
-        return 0
-    count = array.array("i", [0])
-    fcntl.ioctl(sock.fileno(), termios.FIONREAD, count)
-    return count[0]
+def _is_tls(transport: asyncio.Transport) -> bool:
+    return transport.get_extra_info("ssl_object") is not None
 
 
 Handler = Callable[[Connection, list[Command]], None]
