@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.harness import Bench
+from broker.harness import Bench, UnsyncedFiles
 from broker.test_delay import DelayBench
 from contrailmq.broker import config_files
 from contrailmq.message import SystemTopic
@@ -353,3 +353,70 @@ def test_a_power_cut_at_any_moment_loses_no_message_that_waited(tmp_path: Path, 
         assert waited <= {message.body for message in again.messages()}
         again.close()
     assert believed or loss is not Loss.PAGES
+
+
+def test_copies_before_one_that_the_log_refuses_are_noted_and_a_later_kill_does_not_repeat_them(tmp_path: Path) -> None:
+    """The log needs a new file in the middle of a group and gets none. No later delivery makes a note for it."""
+    files = FaultyFiles(tmp_path / "store")
+    files.records = False
+    bench = DelayBench(tmp_path, files=files, **NEVER)
+    sent = names(100)
+    for name in sent:
+        send(bench, name, padding="x" * 18_000)
+    files.fault = lambda operation, path, _: (
+        no_space() if operation in ("create", "allocate") and "commitlog" in path.parts else None
+    )
+    bench.run_ms(2000)
+    before = bodies(bench)
+    assert 10 < len(before) < 100
+    again = bench.restarted(tmp_path)
+    again.run_ms(3000)
+    assert bodies(again) == sent
+    again.close()
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_no_consumer_hears_of_a_copy_before_it_is_noted(tmp_path: Path, flush: str) -> None:
+    """So what a kill repeats, nobody has seen: not even when the write of the note takes its time."""
+    heard: list[int] = []
+
+    class WatchedFiles(UnsyncedFiles):
+        def pwrite(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
+            if descriptor in watched:
+                heard.append(len(bench.link.sent))
+            super().pwrite(descriptor, data, position)
+
+    watched: list[int] = []
+    bench = DelayBench(tmp_path, files=WatchedFiles(), flush_disk_type=flush, **NEVER)
+    watched += bench.delay._journal._journal._descriptors
+    send(bench, "a", "b", WAIT="false")
+    bench.store.flush()
+    bench.node.durable(bench.store.durable_offset)
+    bench.settle()
+    bench.link.take()
+    assert bench.pull("T", 0, sysFlag=6) == [], "it is held"
+    bench.clock.advance(1100)
+    bench.delay.tick(bench.store.store_clock.look())
+    bench.store.flush()
+    bench.node.durable(bench.store.durable_offset)
+    bench.settle()
+    assert heard == [0]
+    (answer,) = bench.link.take()
+    assert answer.code == 0
+    bench.close()
+
+
+def test_retries_that_came_back_do_not_come_again_after_a_kill(tmp_path: Path) -> None:
+    bench = DelayBench(tmp_path, **NEVER)
+    for name in ("a", "b"):
+        assert bench.send("T", name.encode(), properties={"UNIQ_KEY": name}).code == 0
+    for message in bench.messages():
+        back = {"offset": message.physical_offset, "group": "g", "delayLevel": 0, "originTopic": "T"}
+        assert bench.ask(36, {name: str(value) for name, value in back.items()}).code == 0
+    bench.run_ms(11_000)
+    retries = [(retry.body, retry.reconsume_times) for retry in bench.messages("%RETRY%g")]
+    assert retries == [(b"a", 1), (b"b", 1)]
+    again = bench.restarted(tmp_path)
+    again.run_ms(20_000)
+    assert [(retry.body, retry.reconsume_times) for retry in again.messages("%RETRY%g")] == retries
+    again.close()

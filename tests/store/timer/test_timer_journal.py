@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
 from collections import Counter
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from contrailmq.message import SystemTopic
+from contrailmq.store.errors import StoreIOError
 from contrailmq.store.timer import TimerCheckpoint, TimerStore, encode_checkpoint
 from contrailmq.store.timer.delivered import Delivered
 from store.timer.test_timer_milliseconds import TICK_MS, go_to, mark, send_at, started_again
@@ -255,3 +257,46 @@ def test_a_start_on_a_full_disk_opens_the_timers_and_repeats_nothing(bench: Benc
     bench.crash()
     go_to(bench, 4000)
     assert len(bench.host.bodies()) == 6
+
+
+class FullTimerLog(FilesWithoutSync):
+    """Takes nothing more into the timer log while it is full."""
+
+    is_full = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._of_timer_log: set[int] = set()
+
+    def open(self, path: Path | str, *, writable: bool = True, create: bool = False) -> int:
+        descriptor = super().open(path, writable=writable, create=create)
+        if "timerlog" in Path(path).parts:
+            self._of_timer_log.add(descriptor)
+        else:
+            self._of_timer_log.discard(descriptor)
+        return descriptor
+
+    def pwrite(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        if self.is_full and descriptor in self._of_timer_log:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().pwrite(descriptor, data, position)
+
+
+def test_what_is_delivered_while_the_timer_log_takes_no_new_timers_is_noted_too(bench: Bench) -> None:
+    """Else a kill would repeat all that was delivered since the disk was full, hours ago."""
+    bench.timer.crash()
+    disk = FullTimerLog()
+    bench.timer = TimerStore(bench.host, disk, bench.workers, slots_total=bench.slots_total)
+    bench.timer.open(bench.clock.now_ms())
+    send_at(bench, 100, 300, 500)
+    go_to(bench, 0)
+    disk.is_full = True
+    send_at(bench, 1600)
+    for millisecond in (150, 350, 550):
+        with contextlib.suppress(StoreIOError):  # the service tells of it and goes on
+            go_to(bench, millisecond)
+    delivered = bench.host.bodies()
+    assert delivered[:2] == ["100", "300"]
+    bench.crash()
+    go_to(bench, 2500)
+    assert bench.host.bodies() == ["100", "300", "500", "1600"]

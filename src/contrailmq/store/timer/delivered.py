@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 from contrailmq.store.files import Files
 from contrailmq.store.journal import RUN_BYTES_MAX, CopyPlace, Journal, RecordSource, Run, stands
 from contrailmq.store.timer.checkpoint import TimerCheckpoint
+from contrailmq.store.timer.due import DueSlot
 
 FILE_NAME: Final = "timers.journal"
 NO_SLOT: Final = -1
@@ -62,6 +63,7 @@ class DeliveredJournal:
     def __init__(self, files: Files, directory: Path) -> None:
         self._journal = Journal(files, directory / FILE_NAME)
         self._slot_time_ms = NO_SLOT  # of the run
+        self._told_copy: CopyPlace | None = None  # the last one that is known here
         self.close = self._journal.close
 
     def open(self, store: RecordSource) -> Delivered | None:
@@ -75,6 +77,15 @@ class DeliveredJournal:
     def clear(self) -> None:
         self._journal.clear()
         self._slot_time_ms = NO_SLOT
+
+    def tell(self, state: Delivered, copy: CopyPlace | None, due: DueSlot | None) -> None:
+        """Note what was delivered since this was called last: copies up to `copy`, of the slot under delivery too."""
+        if copy is None or (copy is self._told_copy and (due is None or due.told == due.done)):
+            return
+        if self.note(state, copy, _NOTHING if due is None else due.untold()):
+            self._told_copy = copy
+            if due is not None:
+                due.told = due.done
 
     def note(self, state: Delivered, copy: CopyPlace, done: array[int] = _NOTHING) -> bool:
         """Every copy up to `copy` was made; of the slot under delivery these are done that were not told before.

@@ -57,7 +57,6 @@ from typing import Final
 from contrailmq.message import Property, SystemTopic
 from contrailmq.store.errors import StoreIOError
 from contrailmq.store.files import Files
-from contrailmq.store.journal import CopyPlace
 from contrailmq.store.store_clock import StoreClock
 from contrailmq.store.timer.admission import effective_precision_ms, roll_window_slots, rolled_slot_time_ms
 from contrailmq.store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
@@ -129,7 +128,7 @@ class TimerStore:
         )
         self._checkpoint_file = TimerCheckpointFile(files, config.path / "config" / "timercheck")
         self._journal = DeliveredJournal(files, config.path / "config")
-        self._told_copy: CopyPlace | None = None  # the last one that the journal has
+        self._in_file = (0, 0)  # how far the timer topic was taken in, and where its units end in their file
         self._metrics_path = config.path / "config" / "timermetrics"
         self.metrics = TopicCounts("timingCount")
         self.stats = TimerStats()
@@ -174,6 +173,7 @@ class TimerStore:
         if delivered is not None:
             self._take_off(delivered)
         self.read_time_ms, self.queue_offset = found.read_time_ms, found.queue_offset
+        self._in_file = self.queue_offset, self.log.end
         self._retake_until = found.retake_until
         self.master_queue_offset = checkpoint.master_queue_offset
         self._version = (checkpoint.state_version, checkpoint.version_timestamp, checkpoint.version_counter)
@@ -242,7 +242,6 @@ class TimerStore:
                 self._reach_goal(enqueued)
                 if not has_read:
                     dequeued += self.dequeue(now_ms, max_count - dequeued)
-        self.log.write()
         self._note_delivered()
         if enqueued >= max_count or dequeued >= max_count:
             return True
@@ -250,18 +249,15 @@ class TimerStore:
         return delivers and (is_held or self._is_reading)
 
     def _note_delivered(self) -> None:
-        """Have the journal know what was delivered since it was told last. The units taken in are in their file."""
-        due, copy = self._due, self._delivery.last_copy
-        if copy is None or (copy is self._told_copy and (due is None or due.told == due.done)):
-            return
-        slot_time_ms = NO_SLOT if due is None else due.time_ms
-        state = Delivered(self.read_time_ms, self.queue_offset, self.log.end, self._version[2], slot_time_ms)
-        if due is None:
-            is_told = self._journal.note(state, copy)
-        elif is_told := self._journal.note(state, copy, due.untold()):
-            due.told = due.done
-        if is_told:
-            self._told_copy = copy
+        """Have the journal know what was delivered since it was told last. What was taken in goes to its file first;
+        where that fails, the journal speaks of what is there."""
+        try:
+            self.log.write()
+            self._in_file = self.queue_offset, self.log.end
+        finally:
+            slot_time_ms = NO_SLOT if self._due is None else self._due.time_ms
+            state = Delivered(self.read_time_ms, *self._in_file, self._version[2], slot_time_ms)
+            self._journal.tell(state, self._delivery.last_copy, self._due)
 
     @property
     def _is_reading(self) -> bool:
@@ -499,7 +495,6 @@ class TimerStore:
         count = self._delivery.deliver(due, now_ms, max_count)
         if count:
             # At once, not when the tick ends: on a machine that is short of processors a kill may come long after.
-            self.log.write()
             self._note_delivered()
         if self._rolled != self.stats.rolled:
             # What rolled is in the timer topic when the caller has dispatched it, and may belong to the next slot.
