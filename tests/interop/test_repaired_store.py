@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -40,11 +41,7 @@ def test_apaches_broker_serves_a_repaired_store(damage: str, rocketmq: Apache, t
         "3,000 bytes": (at + 3 * record_bytes + 400, 3000, b"\x55"),
         "a whole file": (0, FILE_BYTES, b"\0"),
     }[damage]
-    there = {
-        int(data[place + 5 : place + 8])
-        for place in range(at, len(data), record_bytes)
-        if data[place : place + 5] == b"body-"
-    }
+    there = {int(found[1]) for found in re.finditer(rb"body-(\d{3})\|", data)}
     data[begin : begin + size] = filling * size
     log.write_bytes(data)
     report = repair_store(StoreConfig(store))

@@ -59,11 +59,23 @@ class Subscription:
 def make_subscription(topic: str, wanted: str | SqlFilter | None, *, version: int) -> Subscription:
     """From what a user writes: `"*"`, `"paid || shipped"`, None, or an `SqlFilter`."""
     if isinstance(wanted, SqlFilter):
+        _check_text(topic, wanted.expression)
         return Subscription(topic, wanted.expression, SQL92, version)
     text = (wanted or ALL).strip() or ALL
+    _check_text(topic, text)
     if text == ALL:
         return Subscription(topic, ALL, TAG, version)
     tags = frozenset(part for piece in text.split("||") if (part := piece.strip()))
     if not tags:
         raise ClientConfigError(f"subscription {text!r} to topic {topic!r} names no tag: write 'A || B' or '*'")
     return Subscription(topic, text, TAG, version, tags)
+
+
+def _check_text(topic: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise ClientConfigError(
+            f"the subscription to topic {topic!r} holds {text[exc.start]!r}, half of a character, which UTF-8 has not: "
+            "repair the text first"
+        ) from exc
