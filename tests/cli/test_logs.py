@@ -91,6 +91,75 @@ def test_a_file_that_cannot_be_written_is_told_once_and_stops_nobody(
     assert capfd.readouterr().err.count("the log file /dev/full cannot be written") == 1
 
 
+@pytest.mark.parametrize("how", ["renamed", "renamed and made anew", "removed"])
+def test_a_file_that_others_turn_is_opened_anew_and_still_turned_by_size(
+    tmp_path: Path, root: logging.Logger, how: str
+) -> None:
+    """As logrotate does, with or without `create`."""
+    path = tmp_path / "log"
+    start_logging(LogSettings(LogLevel.WARNING, path, file_mib=1, files_kept=2))
+    log = logging.getLogger("contrailmq.broker")
+    log.warning("before")
+    if how == "removed":
+        path.unlink()
+    else:
+        path.rename(tmp_path / "kept")
+    if how == "renamed and made anew":
+        path.touch()
+    log.warning("after")
+    assert "before" not in path.read_text()
+    assert path.read_text().endswith("after\n")
+    if how != "removed":
+        assert (tmp_path / "kept").read_text().endswith("before\n")
+    for number in range(12):
+        log.warning("%d %s", number, "x" * 100_000)
+    assert "after" in (tmp_path / "log.1").read_text()
+
+
+def test_a_directory_of_logs_that_is_gone_stops_nobody_and_is_used_again_when_it_is_back(
+    tmp_path: Path, root: logging.Logger, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "logs" / "log"
+    start_logging(LogSettings(file=path))
+    log = logging.getLogger("contrailmq.broker")
+    log.warning("before")
+    path.parent.rename(tmp_path / "moved")
+    log.warning("lost")
+    assert capfd.readouterr().err.count(f"the log file {path} cannot be written") == 1
+    path.parent.mkdir()
+    log.warning("after")
+    assert path.read_text().endswith("after\n")
+
+
+@pytest.mark.parametrize("command", ["broker", "namesrv", "up"])
+def test_the_last_line_is_json_too_and_in_the_log_file(tmp_path: Path, command: str) -> None:
+    flags = ["--set", "listenPort=x"] if command == "namesrv" else ["--set", "fileReservedTime=x"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "contrailmq", command, *flags, "--log-json"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=tmp_path,
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    said = json.loads(line)
+    assert said["level"] == "ERROR"
+    assert "'x'" in said["message"]
+
+
+def test_brokers_that_are_refused_are_told_with_their_reason_in_json_and_in_the_file(tmp_path: Path) -> None:
+    process = up(tmp_path, "--set", "aclEnable=true", "--log-json", "--log-file", str(tmp_path / "log"))
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    (line,) = errors.splitlines()
+    said = json.loads(line)["message"]
+    assert re.match(r"broker-[ab] did not start: exit code 1; it said:\nthese settings promise what is not", said)
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert lines[-1]["message"] == said
+    assert {line["level"] for line in lines if "these settings promise" in line["message"]} == {"ERROR"}
+
+
 @pytest.mark.parametrize("is_json", [False, True])
 def test_lines_of_children_stand_behind_their_name_at_any_level(
     tmp_path: Path, root: logging.Logger, is_json: bool
@@ -101,10 +170,10 @@ def test_lines_of_children_stand_behind_their_name_at_any_level(
     take("Fatal Python error \x1b[0m")
     lines = (tmp_path / "log").read_text().splitlines()
     if is_json:
-        assert [json.loads(line) for line in lines] == [
-            {"level": "ERROR", "message": "full", "process": "broker-b"},
-            {"message": "Fatal Python error \x1b[0m", "process": "broker-b"},
-        ]
+        said, last = (json.loads(line) for line in lines)
+        assert said == {"level": "ERROR", "message": "full", "process": "broker-b"}
+        assert last.keys() == {"time", "level", "logger", "message", "process"}
+        assert (last["message"], last["process"]) == ("Fatal Python error \x1b[0m", "broker-b")
     else:
         assert lines == ["[broker-b] 12:00 ERROR full", "[broker-b] Fatal Python error \\x1b[0m"]
 
@@ -181,7 +250,9 @@ def test_up_with_a_json_log_file_has_everything_in_it(tmp_path: Path) -> None:
     assert (process.returncode, errors) == (0, "")
     said = [json.loads(line) for line in (tmp_path / "up.log").read_text().splitlines()]
     assert {line.get("process") for line in said} == {None, "broker-a", "broker-b"}
-    assert all({"time", "level", "logger", "message"} <= line.keys() for line in said if "logger" in line)
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in said)
+    ready = [line["process"] for line in said if line["message"].startswith("ready broker ")]
+    assert sorted(ready) == ["broker-a", "broker-b"]
 
 
 def test_a_level_that_nobody_knows_and_a_file_that_cannot_be_are_one_line(tmp_path: Path) -> None:

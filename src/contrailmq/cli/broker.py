@@ -39,7 +39,7 @@ def broker(
     """Run a broker until SIGINT or SIGTERM. Prints a line that begins with `ready` once it accepts."""
     from contrailmq.broker.config import environment_keys, read_configs
     from contrailmq.broker.server import BrokerServer
-    from contrailmq.cli.logs import start_logging
+    from contrailmq.cli.logs import failed, start_logging
     from contrailmq.cli.serving import gathered_settings, run_until_stopped, tell_what_runs
     from contrailmq.message import ContrailError
     from contrailmq.wire.tls import client_tls, server_tls
@@ -68,7 +68,7 @@ def broker(
     except BrokenPipeError:  # of `-p | head`: whoever reads has had enough
         raise
     except (ContrailError, OSError) as exc:
-        typer.echo(f"error: {exc}", err=True)
+        failed(str(exc), is_json=log_json)
         raise typer.Exit(1) from exc
 
 

@@ -2,7 +2,10 @@
 
 A line has time, level, logger and text; with `--log-json` it is one JSON object. What peers wrote is escaped here once
 more, whoever logged it: no line can be forged and no terminal moved. With `--log-file` the file is turned at a size and
-a number of old ones is kept. A log that cannot be written never stops a server: standard error hears of it once.
+a number of old ones is kept; a file that logrotate or a hand has moved or removed is opened anew. A log that cannot be
+written never stops a server: standard error hears of it once.
+
+The one line that a command ends with when it cannot go on is `failed`'s: on standard error and in the log file.
 
 Brokers that `up` runs as processes log to their standard error, which `up` reads: each of their lines is written here,
 behind the broker's name, so that one file has everything in the order in which it came.
@@ -10,9 +13,11 @@ behind the broker's name, so that one file has everything in the order in which 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import logging.handlers
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -89,10 +94,33 @@ def child_log(name: str) -> Callable[[str], None]:
     return lambda line: _children.info("%s", line, extra={_CHILD: name})
 
 
+def failed(text: str, *, is_json: bool) -> None:
+    """Say why the command ends: the last line that it writes."""
+    record = logging.LogRecord("contrailmq", logging.ERROR, "", 0, "%s", (text,), None)
+    typer.echo(JsonLines().format(record) if is_json else f"error: {text}", err=True)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, TurnedFile):
+            handler.handle(record)
+
+
 class TurnedFile(logging.handlers.RotatingFileHandler):
-    """A log file that is turned by size. What cannot be written is left out: the server goes on."""
+    """A log file that is turned by size, here or by others. What cannot be written is left out: the server goes on."""
 
     _is_told = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A stat for each line, 1 us, tells whether the name still leads to the file that is open."""
+        if self.stream is not None and not self._is_in_place(self.stream.fileno()):
+            with contextlib.suppress(OSError):  # of a disk that is full, say: what it lacks went with the file
+                self.stream.close()
+            self.stream = None  # it is opened for this line
+        super().emit(record)
+
+    def _is_in_place(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(os.stat(self.baseFilename), os.fstat(descriptor))
+        except OSError:
+            return False
 
     def handleError(self, record: logging.LogRecord) -> None:
         if not self._is_told:
@@ -123,24 +151,23 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         child = getattr(record, _CHILD, None)
+        said: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
         if child is not None:
-            said = _as_object(record.getMessage()) | {"process": child}
-        else:
-            said = {
-                "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-                "level": record.levelname,
-                "logger": record.name,
-                "message": record.getMessage(),
-            }
-            if record.exc_info:
-                said["exception"] = self.formatException(record.exc_info)
+            said = (_object_in(record.getMessage()) or said) | {"process": child}
+        if record.exc_info:
+            said["exception"] = self.formatException(record.exc_info)
         return printable_json(json.dumps(said, ensure_ascii=False))
 
 
-def _as_object(line: str) -> dict[str, object]:
-    """A line that no logger wrote (the interpreter's last words, for one) is a message of its own."""
+def _object_in(line: str) -> dict[str, object] | None:
+    """None for a line that no logger wrote: `ready`, or the interpreter's last words."""
     try:
         found = json.loads(line)
     except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {"message": line}
+        return None
+    return found if isinstance(found, dict) else None

@@ -32,7 +32,7 @@ def namesrv(
     log_json: Json = False,
 ) -> None:
     """Run a NameServer until SIGINT or SIGTERM. Prints a line that begins with `ready` once it accepts."""
-    from contrailmq.cli.logs import start_logging
+    from contrailmq.cli.logs import failed, start_logging
     from contrailmq.cli.serving import gathered_settings, run_until_stopped
     from contrailmq.message import ContrailError
     from contrailmq.namesrv import NameServer, NamesrvConfig
@@ -66,7 +66,7 @@ def namesrv(
             logging.getLogger("contrailmq").warning("%s", warning)
         run_until_stopped(lambda stopped: _serve(server, stopped))
     except (ContrailError, OSError) as exc:
-        typer.echo(f"error: {exc}", err=True)
+        failed(str(exc), is_json=log_json)
         raise typer.Exit(1) from exc
 
 

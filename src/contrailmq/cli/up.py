@@ -7,6 +7,7 @@ takes little disk.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -47,7 +48,7 @@ def up(
     takeover: Annotated[
         bool, typer.Option("--takeover", help="Replace a live broker of the same name and id at another address.")
     ] = False,
-    no_console: Annotated[bool, typer.Option("--no-console", help="Start no web console.")] = False,
+    no_console: Annotated[bool, typer.Option("--no-console", hidden=True, help="There is no web console yet.")] = False,
     log_level: Level = LogLevel.INFO,
     log_file: File = None,
     log_file_mib: FileMib = FILE_MIB,
@@ -56,7 +57,7 @@ def up(
 ) -> None:
     """Run a NameServer and brokers until SIGINT or SIGTERM. Prints one line that begins with `ready`."""
     from contrailmq.broker.config import environment_keys
-    from contrailmq.cli.logs import start_logging
+    from contrailmq.cli.logs import failed, start_logging
     from contrailmq.cli.serving import gathered_settings, run_until_stopped, tell_what_runs
     from contrailmq.message import ContrailError
     from contrailmq.wire.tls import with_client_side
@@ -80,7 +81,7 @@ def up(
             )
         )
     except (ContrailError, OSError) as exc:
-        typer.echo(f"error: {exc}", err=True)
+        failed(str(exc), is_json=log_json)
         raise typer.Exit(1) from exc
 
 
@@ -89,12 +90,13 @@ def _listening_on(address: str, properties: Mapping[str, str]) -> dict[str, str]
     from contrailmq.broker.advertise import interface_outward
 
     if properties.get("bindAddress", address) != address:
-        typer.echo(f"warning: bindAddress={properties['bindAddress']} has no effect: --listen is {address}", err=True)
-    said = {"bindAddress": address}
+        said = properties["bindAddress"]
+        logging.getLogger("contrailmq").warning("bindAddress=%s has no effect: --listen is %s", said, address)
+    settings = {"bindAddress": address}
     # The NameServer is dialled over the loopback interface, whose address is of no use to other machines.
     if address in ("", "0.0.0.0", "::") and not properties.get("brokerIP1"):
-        said["brokerIP1"] = interface_outward()
-    return said
+        settings["brokerIP1"] = interface_outward()
+    return settings
 
 
 async def _serve(
@@ -109,7 +111,7 @@ async def _serve(
 ) -> None:
     import asyncio
 
-    from contrailmq.cli.logs import child_log
+    from contrailmq.cli.logs import child_log, failed
     from contrailmq.cli.serving import settle_memory
     from contrailmq.namesrv import NameServer, NamesrvConfig
     from contrailmq.testing.members import Member, ProcessMember, ThreadlessMember
@@ -149,7 +151,6 @@ async def _serve(
     if not stopped.is_set():
         for name in ended:
             how = f" with {members[name].ending}" if members[name].ending else ""
-            typer.echo(
-                f"error: broker {name} ended by itself{how}: its log may say why; the others were stopped", err=True
-            )
+            text = f"broker {name} ended by itself{how}: its log may say why; the others were stopped"
+            failed(text, is_json=logs.is_json)
         raise typer.Exit(1)

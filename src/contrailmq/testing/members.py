@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from contrailmq.broker.config import read_configs
 from contrailmq.broker.server import BrokerServer
 from contrailmq.message import ContrailError
@@ -117,7 +119,11 @@ class ProcessMember:
                 self._said = loop.create_task(self._listen(output))
                 return
         await self._reap(self._process)
-        raise ClusterError("a broker did not start; it said:\n" + "\n".join(self._last_lines))
+        said = "\n".join(map(_text_of, self._last_lines))
+        raise ClusterError(
+            f"{self._properties.get('brokerName', 'a broker')} did not start: {self.ending}; "
+            + (f"it said:\n{said}" if said else f"it said nothing: try contrailmq broker -c {config_file}")
+        )
 
     @property
     def process_id(self) -> int:
@@ -162,6 +168,18 @@ class ProcessMember:
         if self.on_line is not None:
             self.on_line(line)
         return line
+
+
+def _text_of(line: str) -> str:
+    """What a line of a log says, which may be a JSON object."""
+    try:
+        return msgspec.json.decode(line, type=_Line).message
+    except msgspec.DecodeError:
+        return line
+
+
+class _Line(msgspec.Struct):
+    message: str
 
 
 def _spawn(config_file: Path, namesrv: str, flags: Sequence[str]) -> subprocess.Popen[bytes]:
