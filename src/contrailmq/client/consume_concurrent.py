@@ -11,7 +11,6 @@ One message that hangs blocks the commit of its queue, not its consumption, unti
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -23,8 +22,9 @@ from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import ConsumeOutcome, ConsumeResult, MessageModel
 from contrailmq.client.send_back import SendBack
 from contrailmq.client.settings import PushConsumerOptions
+from contrailmq.client.user_errors import user_error_log
 
-_log = logging.getLogger("contrailmq.client.consumer")
+_log = user_error_log("contrailmq.client.consumer")
 
 LOCAL_RETRY_S: Final = 5.0
 EXPIRED_AT_ONCE: Final = 16

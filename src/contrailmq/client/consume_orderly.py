@@ -11,7 +11,6 @@ the next owner never overlaps with it.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Final
 
 from contrailmq.client.assignment import Assignment
@@ -23,9 +22,10 @@ from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import ConsumeOutcome, ConsumeResult, MessageModel
 from contrailmq.client.send_back import SendBack
 from contrailmq.client.settings import PushConsumerOptions
+from contrailmq.client.user_errors import user_error_log
 from contrailmq.client.waiting import set_within
 
-_log = logging.getLogger("contrailmq.client.consumer")
+_log = user_error_log("contrailmq.client.consumer")
 
 LOCK_REFUSED_WAIT_S: Final = 3.0
 SUSPEND_MIN_S: Final = 0.01

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +10,10 @@ from contrailmq.client.hooks import ClientHooks, ConsumeEvent, tell
 from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import ConsumeOutcome, ConsumeResult
 from contrailmq.client.trace import ContextCode, TraceDispatcher, TracedMessage, after_record, before_record
+from contrailmq.client.user_errors import user_error_log
 from contrailmq.message import MessageQueue, Property, create_unique_id
 
-_log = logging.getLogger("contrailmq.client.consumer")
+_log = user_error_log("contrailmq.client.consumer")
 
 
 @dataclass(slots=True)

@@ -9,7 +9,6 @@ business: a push consumer starts and stops a pull loop.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
@@ -28,6 +27,7 @@ from contrailmq.client.results import ConsumeFromWhere, MessageModel
 from contrailmq.client.routes import TopicRoute, subscribe_queues
 from contrailmq.client.settings import ConsumerOptions
 from contrailmq.client.subscription import TAG, SqlFilter, Subscription, make_subscription
+from contrailmq.client.user_errors import user_error_log
 from contrailmq.client.waiting import set_within
 from contrailmq.message import RETRY_PREFIX, ContrailError, MessageQueue, check_group, check_topic
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
@@ -35,7 +35,7 @@ from contrailmq.wire.bodies import CheckClientBody, ConsumerData, ConsumerList, 
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.errors import ResponseError
 
-_log = logging.getLogger("contrailmq.client.consumer")
+_log = user_error_log("contrailmq.client.consumer")
 
 _DEFAULT_GROUP: Final = "DEFAULT_CONSUMER"
 REBALANCE_GAP_S: Final = 0.02  # a burst of notifications is one round

@@ -9,15 +9,15 @@ are a setting of the clients (`trace=True`).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from contrailmq.client.results import ConsumeOutcome, SendResult
+from contrailmq.client.user_errors import user_error_log
 from contrailmq.message import Message, MessageQueue, StoredMessage
 
-_log = logging.getLogger("contrailmq.client")
+_log = user_error_log("contrailmq.client")
 E = TypeVar("E")
 
 

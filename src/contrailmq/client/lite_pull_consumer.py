@@ -17,7 +17,6 @@ message that could not be handled is the caller's to keep or to send somewhere.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from typing import Final, Unpack
@@ -38,13 +37,14 @@ from contrailmq.client.settings import LitePullConsumerOptions, LitePullConsumer
 from contrailmq.client.subscription import SqlFilter, Subscription
 from contrailmq.client.trace import TraceDispatcher
 from contrailmq.client.tracing import open_trace
+from contrailmq.client.user_errors import user_error_log
 from contrailmq.client.waiting import set_within
 from contrailmq.message import RETRY_PREFIX, ContrailError, MessageQueue, Property, StoredMessage
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ResponseError
 
-_log = logging.getLogger("contrailmq.client.consumer")
+_log = user_error_log("contrailmq.client.consumer")
 
 FLOW_CONTROL_WAIT_S: Final = 0.02
 POLL_COUNT_MAX: Final = 256  # messages that one poll returns at most: whole pulls until then

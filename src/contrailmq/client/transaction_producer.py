@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,11 +26,12 @@ from contrailmq.client.results import SendResult, SendStatus, TransactionResult,
 from contrailmq.client.sending import Sender
 from contrailmq.client.settings import ProducerSettings
 from contrailmq.client.trace import MessageType, TracedMessage, end_transaction_record
+from contrailmq.client.user_errors import user_error_log
 from contrailmq.client.waiting import is_being_cancelled
 from contrailmq.message import ContrailError, Message, Property, StoredMessage, SystemTopic, parse_offset_message_id
 from contrailmq.wire.codes import RequestCode
 
-_log = logging.getLogger("contrailmq.client.transactions")
+_log = user_error_log("contrailmq.client.transactions")
 
 CHECKS_WAITING_MAX: Final = 2000  # Java's checkRequestHoldMax; a dropped check is asked again by the broker
 CHECKS_AT_ONCE: Final = 4
