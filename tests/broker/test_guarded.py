@@ -33,7 +33,7 @@ def test_clients_create_no_more_topics_than_allowed_and_operators_do(
         assert [bench.send(name).code for name in ("First", "Second")] == [0, 0]
         for name in ("Third", "Fourth", "%RETRY%nobody"):
             refused = bench.send(name)
-            assert refused.code == ResponseCode.SYSTEM_ERROR
+            assert refused.code == ResponseCode.INVALID_PARAMETER, "clients try SYSTEM_ERROR again"
             text = f"topic {name} is not created: this broker has {count + 2} topics"
             assert (refused.remark or "").startswith(text)
             assert f"clientTopicsMax={count + 2}" in (refused.remark or "")
@@ -63,7 +63,7 @@ def test_clients_create_no_more_groups_than_allowed_by_heartbeat_pull_and_send_b
             bench.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back),
         ]
         for refused in refusals:
-            assert refused.code == ResponseCode.SYSTEM_ERROR
+            assert refused.code == ResponseCode.INVALID_PARAMETER
             assert f"group second is not created: this broker has {limit} groups" in (refused.remark or "")
             assert f"clientGroupsMax={limit}" in (refused.remark or "")
         assert "second" not in bench.node.groups

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from contrailmq.broker.client_bound import ClientBoundError
 from contrailmq.broker.mistakes import mistakes
 from contrailmq.message import ContrailError, MessageError
 from contrailmq.wire.codes import ResponseCode
@@ -129,7 +130,9 @@ def refusal(command: Command, error: ContrailError) -> bytes:
     """The answer to a request that cannot be served as it is."""
     if isinstance(error, Refused):
         return encode_response(command, error.code, error.ext, remark=str(error))
-    if isinstance(error, RemoteProtocolError):
+    if isinstance(
+        error, RemoteProtocolError | ClientBoundError
+    ):  # clients do not try it again, as they do SYSTEM_ERROR
         return encode_response(command, ResponseCode.INVALID_PARAMETER, remark=str(error))
     if isinstance(error, MessageError):
         return encode_response(command, ResponseCode.MESSAGE_ILLEGAL, remark=str(error))
