@@ -125,7 +125,10 @@ def test_admin_with_tls_lists_and_without_it_says_what_is_missing(
     assert "trust the CA of the server's certificate" in unknown.output.replace("\n", " ")
     other_name = CliRunner().invoke(app, ["admin", *flags, "--tls-server-name", "elsewhere", *ask])
     assert other_name.exit_code == 1
-    assert "certificate verify failed" in other_name.output.lower()
+    said = other_name.output.replace("\n", " ")
+    assert "its certificate is not for 'elsewhere'" in said
+    assert "--tls-server-name" in said
+    assert "trust the CA" not in said
     wrong = CliRunner().invoke(app, ["admin", "--tls-ca", "nowhere.pem", *ask])
     assert (wrong.exit_code, "nowhere.pem cannot be read" in wrong.output.replace("\n", " ")) == (2, True)
     for name, text in variables(OF_CLIENT).items():

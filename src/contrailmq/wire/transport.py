@@ -365,9 +365,18 @@ class RemotingClient:
             connection.reply(answer)
 
 
+_OTHER_NAME: Final = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and that of an IP address
+
+
 def dial_failure(error: OSError, *, is_tls: bool) -> str:
     """What went wrong with a connection that was to be opened, and for TLS what to look at."""
     cause = error.strerror or str(error) or type(error).__name__
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OTHER_NAME:
+        wanted = error.verify_message.partition("certificate is not valid for ")[2] or "this address"
+        return (
+            f"the server is another one, or its certificate is not for {wanted}: connect by a name that stands in the "
+            "certificate, or say which one does (--tls-server-name, tls_server_name of a client)"
+        )
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"{cause} ({error.verify_message}): trust the CA of the server's certificate (tls.client.trustCertPath)"
     is_reached = isinstance(error, ssl.SSLError | ConnectionResetError | ConnectionAbortedError)
