@@ -16,6 +16,7 @@ from contrailmq.broker.server import BrokerServer
 from contrailmq.namesrv import NamesrvConfig
 from contrailmq.namesrv.config import WITHOUT_EFFECT as WITHOUT_EFFECT_IN_NAMESRV
 from contrailmq.store import StoreConfig
+from contrailmq.store.errors import StoreConfigError
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.promises import UnsupportedError
 
@@ -36,7 +37,6 @@ PROTECTING = {
     "enableControllerMode": ("true", "false"),
     "enableSlaveActingMaster": ("true", "false"),
     "metricsExporterType": ("PROM", "DISABLE"),
-    "storeType": ("defaultRocksDB", "default"),
     "configManagerVersion": ("v2", "v1"),
     "timerRocksDBEnable": ("true", "false"),
     "transRocksDBEnable": ("true", "false"),
@@ -68,6 +68,16 @@ def test_a_misspelt_key_that_would_protect_is_told_its_right_name() -> None:
         assert BrokerConfig.from_properties({wrong: "true"})[1] == [
             f"setting {wrong} is not known: did you mean {right}?"
         ]
+
+
+@pytest.mark.parametrize("allowed", ["true", "false"])
+def test_a_store_in_rocksdb_is_refused_whatever_is_allowed_and_nothing_else_is_said_to_help(
+    allowed: str, tmp_path: Path
+) -> None:
+    with pytest.raises(StoreConfigError) as refused:
+        read_configs({"storeType": "defaultRocksDB", "allowUnsupported": allowed}, path=tmp_path)
+    assert "storeType='defaultRocksDB': there is no RocksDB here" in str(refused.value)
+    assert "allowUnsupported" not in str(refused.value)
 
 
 def test_all_of_them_are_named_at_once(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from plain_store import LogWriter, PlainStore, QuickFiles, copy_store, queue_files
 
-from contrailmq.store import StoreConfig, StoreView, verify_store
+from contrailmq.store import MessageStore, StoreConfig, StoreView, verify_store
 from contrailmq.store.queue_ledger import LEDGER_NAME
 from contrailmq.store.record import Kind, check_record
 
@@ -388,3 +388,17 @@ def test_a_queue_whose_only_new_record_has_an_impossible_offset_keeps_its_units(
     assert (store.units()["Audit", 0], store.ranges()["Audit", 0]) == (units["Audit", 0], ranges["Audit", 0])
     assert store.units()["Orders", 0][:-1] == units["Orders", 0]
     assert store.ranges().get(("New", 0), (0, 0)) == (0, 0)
+
+
+def test_a_new_store_is_called_new_and_one_that_was_closed_empty_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def said() -> list[str]:
+        caplog.clear()
+        with caplog.at_level("INFO", "contrailmq.store.recovery"), MessageStore(StoreConfig(tmp_path)) as store:
+            assert store.recovery.is_new == ("is new" in caplog.text)
+        return caplog.messages
+
+    assert said() == ["the store is new: its log is empty"]
+    (again,) = said()
+    assert again.startswith("recovered the store: it was closed cleanly; the log is empty")

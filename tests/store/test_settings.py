@@ -188,3 +188,18 @@ def test_the_file_layer_is_the_only_door_to_the_disk() -> None:
         if isinstance(node, ast.Call) and is_past_the_door(node)
     ]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "said"),
+    [
+        ("diskSpaceWarningLevelRatio", "0.99", "a whole number of percent is needed: 99"),
+        ("diskMaxUsedSpaceRatio", "0.75", "a whole number of percent is needed: 75"),
+        ("fileReservedTime", "0.5", "a whole number is needed"),
+        ("diskMaxUsedSpaceRatio", "much", "a whole number is needed"),
+        ("diskMaxUsedSpaceRatio", "75.5", "a whole number is needed"),
+    ],
+)
+def test_what_is_no_whole_number_is_told_what_to_write(key: str, text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreConfigError, match=f"{key}='{text}': {said}$"):
+        StoreConfig.from_properties({key: text}, path=tmp_path)

@@ -34,7 +34,6 @@ PROMISES: Final = (
     Promise("enableControllerMode", is_not_off, "no controller elects a master yet"),
     Promise("enableSlaveActingMaster", is_not_off, "a slave does not stand in for its master yet"),
     Promise("metricsExporterType", lambda text: text.upper() not in ("", "0", "DISABLE"), "nothing is exported yet"),
-    Promise("storeType", lambda text: text not in ("", "default"), _NO_ROCKSDB),
     Promise("configManagerVersion", lambda text: text.lower() not in ("", "v1"), _NO_ROCKSDB),
     Promise("timerRocksDBEnable", is_not_off, _NO_ROCKSDB),
     Promise("transRocksDBEnable", is_not_off, _NO_ROCKSDB),

@@ -11,6 +11,7 @@ written with other sizes therefore opens without its broker.conf.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import re
@@ -426,7 +427,7 @@ class StoreConfig(_Settings):
 
     def _check(self) -> None:
         if self.store_type != "default":
-            raise StoreConfigError("storeType", self.store_type, "only 'default' (files) is supported, not RocksDB")
+            raise StoreConfigError("storeType", self.store_type, _NO_ROCKSDB)
         if self.max_message_size < _MESSAGE_BYTES_MIN:
             raise StoreConfigError("maxMessageSize", self.max_message_size, f"at least {_MESSAGE_BYTES_MIN}")
         if self.pre_write_commit_log not in ("on", "off", "auto"):
@@ -490,8 +491,23 @@ def _converted(name: str, value: object, kind: str) -> object:
         if kind == "float":
             return float(str(value))
     except ValueError:
-        raise StoreConfigError(key, value, "a number is needed") from None
+        raise StoreConfigError(key, value, _number_wanted(name, str(value), kind)) from None
     return str(value)
+
+
+_NO_ROCKSDB: Final = (
+    "there is no RocksDB here, stores are files ('default'): remove the key; what a RocksDB directory holds is not read"
+)
+
+
+def _number_wanted(name: str, text: str, kind: str) -> str:
+    """What to write instead; ratios of the disk are percentages in RocketMQ's files."""
+    if kind == "float":
+        return "a number is needed"
+    with contextlib.suppress(ValueError):
+        if name.endswith("_ratio") and 0 < float(text) <= 1:
+            return f"a whole number of percent is needed: {round(float(text) * 100)}"
+    return "a whole number is needed"
 
 
 def _member(kind: type[_Enum], key: str, value: object) -> _Enum:

@@ -121,6 +121,7 @@ class RecoveryReport:
     index_entries_added: int = 0
     trusted_bytes: int = 0  # of queues and index that nothing vouches for and that were not compared with the log
     is_vouched_for: bool = False  # there is a ledger of this log, written in this run of the machine
+    is_new: bool = False  # nothing was there yet
 
     @property
     def found_damage(self) -> bool:
@@ -167,6 +168,9 @@ def recover(
             "compare them with it now; `contrailmq store verify DIR` does",
             report.trusted_bytes,
         )
+    if report.is_new:
+        _log.info("the store is new: its log is empty")
+        return report
     level = logging.WARNING if report.found_damage else logging.INFO
     _log.log(level, "recovered the store: %s", recovery_text(report, seconds=time.monotonic() - began_s))
     return report
@@ -605,6 +609,7 @@ class _Recovery:
             last_store_time_ms=0,
             reason=f"there is no log: {count} queues were removed" if count else "",
             index_rebuilt=tuple(reasons),
+            is_new=self.was_clean_exit and self.old_ledger is None and not count and not reasons,
         )
 
     def _file_at(self, physical_offset: int) -> LogFile | None:
