@@ -80,12 +80,14 @@ interop: $(STAMP) ## Against Apache's own programs (needs Java and Maven; skips 
 check: $(STAMP) ## Format, lint, strict types, tidy
 	@echo "==> ruff format --check";     $(BIN)/ruff format --check src tests tools
 	@echo "==> ruff check";              $(BIN)/ruff check src tests tools
-	@echo "==> mypy --strict";           $(BIN)/mypy && $(BIN)/mypy tools/compile_hot.py tools/wheels.py
+	@echo "==> blocking clients";        $(BIN)/python tools/blocking_clients.py --check
+	@echo "==> mypy --strict";           $(BIN)/mypy && $(BIN)/mypy tools/compile_hot.py tools/wheels.py tools/blocking_clients.py
 	@echo "==> mypy, names in tests";    $(BIN)/mypy --config-file tests/mypy.ini tests
 	@echo "==> tidy";                    $(BIN)/python -m pytest -q tests/test_tidy.py
 
 lint: $(STAMP)  ## Format and fix what can be fixed
 	@echo "==> ruff format, ruff check --fix"
+	@$(BIN)/python tools/blocking_clients.py
 	@$(BIN)/ruff format src tests tools
 	@$(BIN)/ruff check --fix src tests tools
 

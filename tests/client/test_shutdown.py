@@ -206,7 +206,7 @@ def test_a_transaction_that_runs_at_shutdown_can_still_use_other_clients(cluster
 
         def execute(message: Message, arg: object) -> TransactionState:
             begun.set()
-            assert wait_until(lambda: not producer._producer._life.is_running)  # shutdown has begun
+            assert wait_until(lambda: not producer._client._life.is_running)  # shutdown has begun
             other.queues(name)  # on the loop that all blocking clients share
             sent.set()
             return TransactionState.COMMIT

@@ -1,23 +1,18 @@
 """The blocking face of `Admin`.
 
-    with Admin(namesrv="127.0.0.1:9876") as admin:
-        admin.topics()
-
-Without `with` or `start` each call connects anew and leaves nothing open. What the methods do is written in `admin.py`
-and its parts.
+Made by tools/blocking_clients.py: change the asyncio clients, or blocking.py, and run it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Self, TypeVar, Unpack
+from collections.abc import Mapping
+from typing import Unpack
 
-from contrailmq.client import admin as aio_admin
+from contrailmq.client import admin
 from contrailmq.client.admin_dead_letters import NEW_LETTERS, LetterChoice, LetterReport
 from contrailmq.client.admin_groups import OffsetPlace, QueueProgress
 from contrailmq.client.admin_messages import END_OF_TIME_MS
-from contrailmq.client.errors import ClientStateError
-from contrailmq.client.loop_thread import LoopThread
+from contrailmq.client.blocking import BlockingAdmin
 from contrailmq.client.results import SendResult
 from contrailmq.client.routes import TopicRoute
 from contrailmq.client.settings import ClientSettings
@@ -33,61 +28,12 @@ from contrailmq.wire.admin_bodies import (
 )
 from contrailmq.wire.bodies import ClusterInfo, TopicConfig
 
-T = TypeVar("T")
 
-
-class Admin:
+class Admin(BlockingAdmin):
     """Looks at and changes a cluster."""
 
     def __init__(self, *, namesrv: str | None = None, **settings: Unpack[ClientSettings]) -> None:
-        self._namesrv, self._settings = namesrv, settings
-        self._open: tuple[LoopThread, aio_admin.Admin] | None = None
-
-    def _make(self) -> aio_admin.Admin:
-        return aio_admin.Admin(namesrv=self._namesrv, **self._settings)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-
-    def start(self) -> None:
-        """Keep the connections from here to `shutdown`. A second start is an error."""
-        if self._open is not None:
-            raise ClientStateError("this Admin is running: start it once, and again only after shutdown")
-        admin, thread = self._make(), LoopThread.acquire()
-        try:
-            thread.run(admin.start())
-        except BaseException:  # Ctrl-C too: the thread ends with its last user
-            thread.release()
-            raise
-        self._open = (thread, admin)
-
-    def shutdown(self) -> None:
-        """Close the connections; the object can still be used, as if it had never been started."""
-        if self._open is not None:
-            (thread, admin), self._open = self._open, None
-            try:
-                thread.run(admin.shutdown())
-            finally:
-                thread.release()
-
-    def _call(self, ask: Callable[[aio_admin.Admin], Coroutine[object, object, T]]) -> T:
-        if self._open is not None:
-            thread, admin = self._open
-            return thread.run(ask(admin))
-
-        async def once() -> T:
-            async with self._make() as admin:
-                return await ask(admin)
-
-        thread = LoopThread.acquire()
-        try:
-            return thread.run(once())
-        finally:
-            thread.release()
+        super().__init__(lambda: admin.Admin(namesrv=namesrv, **settings))
 
     def cluster(self) -> ClusterInfo:
         """Clusters, their brokers and the brokers' addresses."""
@@ -130,7 +76,7 @@ class Admin:
         cluster: str | None = None,
     ) -> None:
         """Create a topic or change it, on one broker, a cluster, or everywhere. `queues` counts those per broker."""
-        return self._call(
+        self._call(
             lambda admin: admin.create_topic(
                 topic,
                 queues=queues,
@@ -177,7 +123,7 @@ class Admin:
 
     def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
         """Delete a topic at the brokers, then at the NameServers."""
-        return self._call(lambda admin: admin.delete_topic(topic, cluster=cluster))
+        self._call(lambda admin: admin.delete_topic(topic, cluster=cluster))
 
     def topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
         """Smallest and next offset of each queue, and when it was last written."""
@@ -207,13 +153,13 @@ class Admin:
         return self._call(lambda admin: admin.earliest_store_time(queue))
 
     def put_kv(self, namespace: str, key: str, value: str) -> None:
-        return self._call(lambda admin: admin.put_kv(namespace, key, value))
+        self._call(lambda admin: admin.put_kv(namespace, key, value))
 
     def get_kv(self, namespace: str, key: str) -> str | None:
         return self._call(lambda admin: admin.get_kv(namespace, key))
 
     def delete_kv(self, namespace: str, key: str) -> None:
-        return self._call(lambda admin: admin.delete_kv(namespace, key))
+        self._call(lambda admin: admin.delete_kv(namespace, key))
 
     def list_kv(self, namespace: str) -> dict[str, str]:
         return self._call(lambda admin: admin.list_kv(namespace))
@@ -234,10 +180,10 @@ class Admin:
         self, config: SubscriptionGroupConfig | str, *, broker: str | None = None, cluster: str | None = None
     ) -> None:
         """Create a group or change it, from its full settings or just its name."""
-        return self._call(lambda admin: admin.create_group(config, broker=broker, cluster=cluster))
+        self._call(lambda admin: admin.create_group(config, broker=broker, cluster=cluster))
 
     def delete_group(self, group: str, *, clean_offsets: bool = True, cluster: str | None = None) -> None:
-        return self._call(lambda admin: admin.delete_group(group, clean_offsets=clean_offsets, cluster=cluster))
+        self._call(lambda admin: admin.delete_group(group, clean_offsets=clean_offsets, cluster=cluster))
 
     def group_topics(self, group: str) -> list[str]:
         """The topics that the group consumes or has offsets of."""
@@ -259,13 +205,13 @@ class Admin:
         """How far the group is, queue by queue."""
         return self._call(lambda admin: admin.progress(group, topic))
 
-    def unread_beyond(self, topic: str, queues: int, *, broker: str | None = None) -> int:
-        """Messages in the queues from number `queues` on that some group has not consumed."""
-        return self._call(lambda admin: admin.unread_beyond(topic, queues, broker=broker))
-
     def lag(self, group: str, topic: str | None = None) -> int:
         """Messages that the group has not consumed."""
         return self._call(lambda admin: admin.lag(group, topic))
+
+    def unread_beyond(self, topic: str, queues: int, *, broker: str | None = None) -> int:
+        """Messages in the queues from number `queues` on that can be read and that some group has not consumed."""
+        return self._call(lambda admin: admin.unread_beyond(topic, queues, broker=broker))
 
     def offset(self, group: str, queue: MessageQueue) -> int:
         """The group's stored offset of a queue, -1 when there is none."""
@@ -273,15 +219,15 @@ class Admin:
 
     def set_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Store an offset. Members that run do not notice: use `reset_offsets` for them."""
-        return self._call(lambda admin: admin.set_offset(group, queue, offset))
+        self._call(lambda admin: admin.set_offset(group, queue, offset))
 
     def reset_offsets(self, group: str, topic: str, to: int | OffsetPlace) -> dict[MessageQueue, int]:
         """Let the group continue at a time (epoch milliseconds) or an end, running members included."""
         return self._call(lambda admin: admin.reset_offsets(group, topic, to))
 
     def clone_offsets(self, source: str, target: str, topic: str) -> None:
-        """Give another group the same offsets of a topic."""
-        return self._call(lambda admin: admin.clone_offsets(source, target, topic))
+        """Give another group the same offsets of a topic; an error when the source has none."""
+        self._call(lambda admin: admin.clone_offsets(source, target, topic))
 
     def message(self, topic: str, message_id: str) -> StoredMessage | None:
         """By its id, the unique one that senders and listeners know or the offset one; None when there is none."""
@@ -309,6 +255,10 @@ class Admin:
             lambda admin: admin.messages_by_time(topic, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count)
         )
 
+    def consume_directly(self, group: str, client_id: str, message: StoredMessage) -> ConsumeMessageDirectlyResult:
+        """Let one running member consume a message now."""
+        return self._call(lambda admin: admin.consume_directly(group, client_id, message))
+
     def dead_letters(self, group: str, *, max_count: int = 100) -> list[StoredMessage]:
         """What the group gave up, oldest first; empty when it has no dead-letter queue."""
         return self._call(lambda admin: admin.dead_letters(group, max_count=max_count))
@@ -325,10 +275,6 @@ class Admin:
         """Send the chosen letters to the group again, oldest first, and remember them."""
         return self._call(lambda admin: admin.resend_dead_letters(group, choice))
 
-    def consume_directly(self, group: str, client_id: str, message: StoredMessage) -> ConsumeMessageDirectlyResult:
-        """Let one running member consume a message now."""
-        return self._call(lambda admin: admin.consume_directly(group, client_id, message))
-
     def broker_stats(self, address: str) -> dict[str, str]:
         """The broker's runtime figures, RocketMQ's keys."""
         return self._call(lambda admin: admin.broker_stats(address))
@@ -339,13 +285,13 @@ class Admin:
 
     def update_broker_config(self, address: str, changes: Mapping[str, str]) -> None:
         """Change settings while the broker runs; it refuses what it cannot change."""
-        return self._call(lambda admin: admin.update_broker_config(address, changes))
+        self._call(lambda admin: admin.update_broker_config(address, changes))
 
     def namesrv_config(self) -> dict[str, str]:
         return self._call(lambda admin: admin.namesrv_config())
 
     def update_namesrv_config(self, changes: Mapping[str, str]) -> None:
-        return self._call(lambda admin: admin.update_namesrv_config(changes))
+        self._call(lambda admin: admin.update_namesrv_config(changes))
 
     def stats_item(self, address: str, name: str, key: str) -> BrokerStatsData:
         """One counter of the broker over the last minute, hour and day, such as TOPIC_PUT_NUMS of a topic."""
@@ -364,10 +310,10 @@ class Admin:
         return self._call(lambda admin: admin.add_write_permission(broker_name))
 
     def clean_unused_topics(self, address: str) -> None:
-        return self._call(lambda admin: admin.clean_unused_topics(address))
+        self._call(lambda admin: admin.clean_unused_topics(address))
 
     def clean_expired_queues(self, address: str) -> None:
-        return self._call(lambda admin: admin.clean_expired_queues(address))
+        self._call(lambda admin: admin.clean_expired_queues(address))
 
     def delete_expired_files(self, address: str) -> None:
-        return self._call(lambda admin: admin.delete_expired_files(address))
+        self._call(lambda admin: admin.delete_expired_files(address))
