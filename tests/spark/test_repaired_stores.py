@@ -9,7 +9,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
+from contrailmq import Producer
+from contrailmq.cli import app
 from contrailmq.message import Message
 from contrailmq.spark.decode import Selection
 from contrailmq.spark.engine import LocalEngine
@@ -20,8 +23,9 @@ from contrailmq.spark.jobs.report import report
 from contrailmq.spark.jobs.swap import RebuildError
 from contrailmq.spark.jobs.verify import verify
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
-from contrailmq.spark.store_files import confirmed_end
+from contrailmq.spark.store_files import confirmed_end, find_stores
 from contrailmq.store import MessageStore, StoreConfig, StoreView, rebuild_store, repair_store, verify_store
+from contrailmq.testing import LocalCluster
 
 ONE = LocalEngine(workers=1)
 FILE_BYTES = 16 * 1024
@@ -289,3 +293,23 @@ def test_light_queues_are_left_to_the_command_that_makes_them(tmp_path: Path) ->
     assert verify(str(tmp_path), ONE, index_shape=SHAPE) == []
     with pytest.raises(RebuildError, match=r"light queues \(%LMQ%one\).*`contrailmq store rebuild`"):
         rebuild(str(tmp_path), ONE)
+
+
+def test_delay_levels_that_a_broker_left_in_its_store_are_the_jobs_too(tmp_path: Path) -> None:
+    """Its queues hold delivery times, which come from the levels: level 2 is three hours here and 5 s elsewhere."""
+    with (
+        LocalCluster(store=tmp_path, config={"messageDelayLevel": "1s 3h"}) as cluster,
+        Producer("delaying", namesrv=cluster.namesrv) as producer,
+    ):
+        for _ in range(3):
+            producer.send(Message("T", b"later", delay_level=2))
+    (store,) = find_stores(str(tmp_path / "*"))
+    assert (Path(store) / "config" / "store.properties").read_text() == "messageDelayLevel=1s 3h\n"
+    assert verify(store, ONE) == []
+    before = queues_of(Path(store))
+    rebuild(store, ONE)
+    assert queues_of(Path(store)) == before
+    told = CliRunner().invoke(app, ["pipeline", "verify", "--store", store, "--engine", "local"])
+    assert (told.exit_code, told.output) == (0, "findings: nothing\n")
+    (Path(store) / "config" / "store.properties").unlink()
+    assert {finding.kind for finding in verify(store, ONE)} == {"wrong-unit"}

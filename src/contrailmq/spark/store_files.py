@@ -22,13 +22,16 @@ import glob
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from contrailmq.message import ContrailError, SysFlag, decode_host
 from contrailmq.spark.queue_units import dispatched_end, last_places, queue_files
 from contrailmq.spark.records import Records
 from contrailmq.spark.scan import BadStretch, Range, scan
+from contrailmq.store.delay_levels import DELAY_LEVELS
 from contrailmq.store.record import BLANK_MAGIC
+from contrailmq.store.recorded_settings import recorded_settings
 
 RANGE_BYTES: Final = 64 * 1024 * 1024  # of log per task
 
@@ -93,6 +96,11 @@ def store_name(store: str) -> str | None:
             host = decode_host(bytes(first.data[int(starts[0]) : int(starts[0]) + int(sizes[0])]))
             return f"{host.ip}:{host.port}@{int(first.store_time_ms[0])}"
     return None
+
+
+def delay_levels(store: str) -> str:
+    """The messageDelayLevel of the broker that wrote a store: what it recorded there, else RocketMQ's own."""
+    return recorded_settings(Path(store_root(store))).get("message_delay_level", DELAY_LEVELS)
 
 
 _Value = TypeVar("_Value")

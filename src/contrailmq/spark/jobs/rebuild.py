@@ -43,8 +43,7 @@ from contrailmq.spark.jobs.swap import RebuildError
 from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_records
 from contrailmq.spark.queue_units import UNIT_BYTES, queue_files, queue_max
 from contrailmq.spark.records import RECORD_BYTES_MIN, Int, Mask, stable_order
-from contrailmq.spark.store_files import confirmed_end, log_files
-from contrailmq.store.delay_levels import DELAY_LEVELS
+from contrailmq.spark.store_files import confirmed_end, delay_levels, log_files
 from contrailmq.store.light_queues import LIGHT_PREFIX
 
 _QUEUE_FILE_BYTES: Final = 6_000_000  # RocketMQ's default: 300,000 units
@@ -138,14 +137,18 @@ def rebuild(
     store: str,
     engine: Engine,
     *,
-    levels: str = DELAY_LEVELS,
+    levels: str | None = None,
     queue_file_bytes: int | None = None,
     index_shape: IndexShape | None = None,
     dry_run: bool = False,
     range_bytes: int = LogSettings().range_bytes,
     on_progress: Progress | None = None,
 ) -> RebuildResult:
-    """Rebuild consume queues and index of the store at `store` from its log."""
+    """Rebuild consume queues and index of the store at `store` from its log.
+
+    `levels` is the broker's messageDelayLevel, by default what it left in the store (config/store.properties).
+    """
+    levels = levels or delay_levels(store)
     settings = LogSettings(check_crc=False, range_bytes=range_bytes)
     with swap.held(store):
         if not dry_run:

@@ -39,9 +39,8 @@ from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, scan_par
 from contrailmq.spark.queue_units import QueueFiles, queue_files_under, read_units, units_between
 from contrailmq.spark.records import Int, Mask, Records, stable_order
 from contrailmq.spark.scan import BadStretch, Range
-from contrailmq.spark.store_files import confirmed_end, log_files, store_root
+from contrailmq.spark.store_files import confirmed_end, delay_levels, log_files, store_root
 from contrailmq.store.checkpoint import read_checkpoint
-from contrailmq.store.delay_levels import DELAY_LEVELS
 from contrailmq.store.errors import StoreError
 from contrailmq.store.files import Files
 from contrailmq.store.light_queues import LIGHT_PREFIX
@@ -122,12 +121,16 @@ def verify(
     engine: Engine,
     *,
     slave: str | None = None,
-    levels: str = DELAY_LEVELS,
+    levels: str | None = None,
     index_shape: IndexShape | None = None,
     range_bytes: int = LogSettings().range_bytes,
     on_progress: Progress | None = None,
 ) -> list[Finding]:
-    """Everything that is wrong with a store (and, given a slave's store, where its log differs). Empty means sound."""
+    """Everything that is wrong with a store (and, given a slave's store, where its log differs). Empty means sound.
+
+    `levels` is the broker's messageDelayLevel, by default what it left in the store (config/store.properties).
+    """
+    levels = levels or delay_levels(store)
     end = confirmed_end(store)
     shape = index_shape or IndexShape.of_store(store)
     begin = next((file.base for file in log_files(store)), 0)
