@@ -316,7 +316,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                     "log has grown past that offset"
                 )
         marks = renamed(start.get("marks", {}), ends)
-        for store in self._replaced(begins, marks, [store for store in begins if ends.get(store, 0) > begins[store]]):
+        for store in self._replaced(begins, marks, [store for store in begins if ends.get(store, 0) >= begins[store]]):
             del begins[store]  # so it is a new one
         reached = {store: max(end, begins.get(store, 0)) for store, end in ends.items()}
         if isinstance(limit, ReadMaxBytes):
@@ -371,7 +371,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         for store in found:
             text = (
                 f"{store} holds other bytes before {reached[store]} than those that were read: another store took its "
-                "place, or its log was cut and written anew"
+                "place, its log was cut and written anew, or `store repair` moved damage aside there"
             )
             if self._settings.fail_on_data_loss:
                 raise StoreFilesError(

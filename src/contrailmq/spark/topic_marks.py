@@ -9,9 +9,9 @@ Before a stream reads on, the broker is asked for that one message again.
 - Another: the queue was made anew, or another broker took the name. Nothing of it was read; that is data loss.
 - None: it expired. The ordinary rule for messages that expired unread holds.
 
-It costs two pulls of one message for each queue that gained something, one to check and one to mark; an idle queue
-costs nothing. Any broker answers them. Checkpoints without marks are taken as they are and gain them with the next
-batch.
+It costs two pulls of one message for each queue that gained something, one to check and one to mark. An idle queue
+costs one when the stream starts: it may have been made anew and be just as long. Any broker answers them. Checkpoints
+without marks are taken as they are and gain them with the next batch.
 """
 
 from __future__ import annotations
