@@ -12,14 +12,20 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
+from typer.testing import CliRunner
 
 import contrailmq.spark.rocketmq as rocketmq
 from contrailmq import Message, Producer
+from contrailmq.cli import app
 from contrailmq.client.errors import BrokerNotFoundError, NoNameServerError, NoRouteError
 from contrailmq.client.raw import QueueReader
 from contrailmq.message import ContrailError
+from contrailmq.spark.columns import OptionError
+from contrailmq.spark.jobs.archive_topics import topics_to_archive
+from contrailmq.spark.jobs.replay import redrive
+from contrailmq.spark.options import Options
 from contrailmq.spark.patience import BrokerAwayError, Patience
-from contrailmq.spark.rocketmq import RocketMQReader, RocketMQStreamReader
+from contrailmq.spark.rocketmq import KNOWN_OPTIONS, RocketMQReader, RocketMQStreamReader, parse_settings
 from contrailmq.spark.sending import Sender, SendFailedError, SendRefusedError, SinkSettings
 from contrailmq.spark.topic_plan import DataLossError
 from contrailmq.testing import LocalCluster
@@ -105,6 +111,24 @@ def test_when_time_is_over_the_error_says_who_how_long_and_what_to_do() -> None:
         f"127.0.0.1:1 was away for 60.0 s and {len(time.pauses) + 1} tries, and brokerAwayTimeoutMs is "
     )
     assert "60000: start it or check its address, or raise the option; at last: cannot connect to 127.0.0.1:1" in said
+
+
+def test_who_is_away_is_told_at_once_and_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    """A NameServer whose address is mistyped must not be found out after a minute."""
+    time = Time()
+    unknown = NoNameServerError("none of the NameServers nowhere:9876 answered: Name or service not known")
+    told: list[str] = []
+
+    def do() -> str:
+        told.append(caplog.text)
+        return raising(unknown if len(told) <= 2 else None)()
+
+    assert patience(Cluster(), time).call(do) == "done"
+    assert told[0] == ""
+    assert "every NameServer is away (none of the NameServers nowhere:9876 answered" in told[1]
+    assert "trying again for up to 60 s (brokerAwayTimeoutMs)" in told[1]
+    assert told[2] == told[1]  # once
+    assert "back after" in caplog.text
 
 
 def test_time_begins_anew_with_each_answer() -> None:
@@ -216,6 +240,75 @@ def test_a_broker_that_stays_away_is_an_error_and_no_data_loss(cluster: LocalClu
     cluster.stop_broker()  # and says goodbye: the NameServer has no route any more
     with pytest.raises(BrokerAwayError, match="broker-0 was away for 0.* s .*brokerAwayTimeoutMs is 150"):
         reader.latestOffset(start, ReadAllAvailable())
+
+
+def test_a_run_that_ends_waits_for_its_broker_and_reads_what_that_has(cluster: LocalCluster, client: Returning) -> None:
+    """Spark asks for the ends of an AvailableNow run before it knows the start: nobody misses the queues there."""
+    start = RocketMQStreamReader(settings(cluster)).initialOffset()
+    cluster.stop_broker()  # and says goodbye: the NameServer has no route any more
+    client.forget_routes()
+    client.events = iter([cluster.restart_broker])
+    reader = RocketMQStreamReader(settings(cluster))
+    reader.prepareForTriggerAvailableNow()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert bodies(reader, reader.partitions(start, end)) == ALL_50
+    with Producer("more", namesrv=cluster.namesrv) as producer:
+        producer.send(Message("Orders", b"late"))
+    assert reader.latestOffset(end, ReadAllAvailable()) == end  # a run has an end
+
+
+def named_settings(cluster: LocalCluster, **options: str) -> Any:
+    return parse_settings(Options({"nameServer": cluster.namesrv, **options}, known=KNOWN_OPTIONS), is_stream=False)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"assign": '{"Orders": {"broker-1": [0]}}'},
+        {"subscribe": "Orders", "startingOffsets": '{"Orders": {"broker-1": {"0": 0}}}'},
+        {"subscribe": "Orders", "endingOffsets": '{"Orders": {"broker-1": {"0": 1}}}'},
+        {"subscribe": "Orders", "startingOffsetsByTimestamp": '{"Orders": {"broker-1": {"0": 1}}}'},
+    ],
+    ids=lambda named: next(name for name in reversed(named)),
+)
+def test_a_broker_that_options_name_is_waited_for(
+    named: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two brokers one is away: its queues are not unknown, they are not there yet."""
+    with (
+        LocalCluster(brokers=2, store=tmp_path) as cluster,
+        Returning(namesrv=cluster.namesrv, timeout_s=20.0) as client,
+    ):
+        monkeypatch.setattr(rocketmq, "reader_for", lambda _: client)
+        with Producer("filling", namesrv=cluster.namesrv) as producer:
+            for number in range(50):
+                producer.send(Message("Orders", b"%d" % number))
+        cluster.stop_broker(1)
+        client.events = iter([lambda: cluster.restart_broker(1)])
+        reader = RocketMQReader(named_settings(cluster, **named))
+        queues = {partition.part.queue for partition in reader.partitions()}
+        assert "broker-1" in {queue.broker_name for queue in queues}
+        cluster.stop_broker(1)
+        client.forget_routes()
+        given = named_settings(cluster, brokerAwayTimeoutMs="100", **named)
+        with pytest.raises(BrokerAwayError, match=r"broker broker-1 was away for 0.* s .*brokerAwayTimeoutMs is 100"):
+            RocketMQReader(given).partitions()
+
+
+def test_jobs_wait_for_a_broker_as_long_as_they_are_told(cluster: LocalCluster, tmp_path: Path) -> None:
+    with Producer("filling", namesrv=cluster.namesrv) as producer:
+        producer.send(Message("%DLQ%billing", b"x"))
+    cluster.stop_broker()
+    options = {"brokerAwayTimeoutMs": "100"}
+    with pytest.raises(BrokerAwayError, match="every broker was away for 0.* s .*brokerAwayTimeoutMs is 100"):
+        redrive("billing", cluster.namesrv, options=options)
+    with pytest.raises(BrokerAwayError, match="every broker was away for 0.* s .*brokerAwayTimeoutMs is 100"):
+        topics_to_archive(cluster.namesrv, "Orders", str(tmp_path / "archive"), options=options)
+    words = ["pipeline", "redrive", "--group", "billing", "-n", cluster.namesrv, "--engine", "local"]
+    told = CliRunner().invoke(app, [*words, "--broker-away-timeout-ms", "100"])
+    assert (told.exit_code, "every broker was away for 0." in told.output) == (2, True), told.output
+    with pytest.raises(OptionError, match="brokerAwayTimeoutMs is 'soon'"):
+        redrive("billing", cluster.namesrv, options={"brokerAwayTimeoutMs": "soon"})
 
 
 def test_a_write_waits_for_its_broker(cluster: LocalCluster) -> None:

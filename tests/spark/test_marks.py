@@ -33,6 +33,7 @@ class Remade(FakeBroker):
     """A broker whose topic was made at a certain time, and that counts pulls."""
 
     made_ms = 1000
+    remade: frozenset[MessageQueue] = frozenset({Q0, Q1})  # of which that is the time; others are older
     pulls = 0
 
     def pull(self, queue: MessageQueue, offset: int, *, max_count: int, **more: Any) -> RawPull:
@@ -40,6 +41,7 @@ class Remade(FakeBroker):
         return super().pull(queue, offset, max_count=max_count, **more)
 
     def record(self, queue: MessageQueue, number: int) -> bytes:
+        made_ms = self.made_ms if queue in self.remade else 1000
         return encode_record(
             queue.topic,
             b"always the same",
@@ -49,8 +51,8 @@ class Remade(FakeBroker):
             physical_offset=number * 1000,
             born_host=HOST,
             store_host=HOST,
-            born_time_ms=self.made_ms,
-            store_time_ms=self.made_ms,
+            born_time_ms=made_ms,
+            store_time_ms=made_ms,
         )
 
 
@@ -82,12 +84,25 @@ def planned(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[Que
 
 def test_a_topic_made_anew_that_has_grown_past_the_checkpoint_is_loss(broker: Remade) -> None:
     end = first_end()
-    broker.made_ms, broker.sizes = 2000, {Q0: 300, Q1: 10}
+    broker.made_ms, broker.remade, broker.sizes = 2000, frozenset({Q0}), {Q0: 300, Q1: 10}
     with pytest.raises(DataLossError) as raised:
         stream().latestOffset(end, ALL)
     assert "Orders/broker-a/0 (1 in all) holds another message before the offset 40" in str(raised.value)
     assert "deleted and made anew" in str(raised.value)
     assert "new checkpoint, or set failOnDataLoss=false" in str(raised.value)
+
+
+def test_a_topic_made_anew_that_is_just_as_long_is_told_when_a_stream_starts(broker: Remade) -> None:
+    """A run that ends (AvailableNow) would take it for the old one with nothing new, and say that all is read."""
+    end = first_end()
+    broker.made_ms = 2000
+    with pytest.raises(
+        DataLossError, match=r"Orders/broker-a/0 \(2 in all\) holds another message before the offset 40"
+    ):
+        stream().latestOffset(end, ALL)
+    reader = stream(failOnDataLoss="false")
+    parts = planned(reader, end, saved(reader.latestOffset(end, ALL)))
+    assert parts == [QueueRange(Q0, 0, 40), QueueRange(Q1, 0, 10)]
 
 
 @pytest.mark.parametrize("limit", [ALL, ReadMaxRows(50)])
@@ -96,7 +111,7 @@ def test_where_loss_is_allowed_a_topic_made_anew_is_read_from_its_beginning(
 ) -> None:
     """With the limit, the new queue is read up to the very offset that the old one had."""
     end = first_end()
-    broker.made_ms, broker.sizes = 2000, {Q0: 50, Q1: 10}
+    broker.made_ms, broker.remade, broker.sizes = 2000, frozenset({Q0}), {Q0: 50, Q1: 10}
     if isinstance(limit, ReadMaxRows):
         broker.sizes[Q0], limit = 300, ReadMaxRows(40)
     reader = stream(failOnDataLoss="false")
@@ -126,7 +141,7 @@ def test_checkpoints_without_marks_go_on_and_gain_them(broker: Remade) -> None:
     gained = saved(stream().latestOffset(old, ALL))
     assert offsets_of(gained) == {Q0: 45, Q1: 10}
     assert set(gained["marks"]["Orders"]["broker-a"]) == {"0", "1"}
-    broker.made_ms, broker.sizes = 2000, {Q0: 45, Q1: 11}
+    broker.made_ms, broker.remade, broker.sizes = 2000, frozenset({Q1}), {Q0: 45, Q1: 11}
     with pytest.raises(DataLossError, match="Orders/broker-a/1"):
         stream().latestOffset(gained, ALL)
 
@@ -140,8 +155,11 @@ def test_a_message_that_expired_after_it_was_read_is_no_loss(broker: Remade) -> 
     assert offsets_of(stream().latestOffset(following, ALL)) == {Q0: 60, Q1: 10}
 
 
-def test_idle_queues_are_not_asked_for_messages(broker: Remade) -> None:
+def test_idle_queues_are_asked_for_messages_only_at_the_start(broker: Remade) -> None:
     end, reader = first_end(), stream()
+    broker.pulls = 0
+    assert reader.latestOffset(end, ALL) == end
+    assert broker.pulls == 2  # one of each queue
     broker.pulls = 0
     assert reader.latestOffset(end, ALL) == end
     assert broker.pulls == 0
@@ -193,14 +211,17 @@ def bodies(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[byte
     return [row for part in reader.partitions(start, end) for batch in reader.read(part) for row in rows(batch)]
 
 
-def test_a_store_that_another_took_the_place_of_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("count", [12, 5], ids=["longer", "just as long"])
+def test_a_store_that_another_took_the_place_of_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
     store = tmp_path / "store"
     filled(store, 5, b"old")
     reader = log_stream(store)
     start = reader.initialOffset()
     end = saved(reader.latestOffset(start, ALL))
     shutil.rmtree(store)
-    filled(store, 12, b"new")
+    filled(store, count, b"new")
     with pytest.raises(
         StoreFilesError, match="holds other bytes before .* another store took its place.*new checkpoint"
     ):
@@ -211,7 +232,7 @@ def test_a_store_that_another_took_the_place_of_is_told(tmp_path: Path, caplog: 
     with caplog.at_level(logging.WARNING):
         following = saved(lenient.latestOffset(end, ALL))
     assert "it is read from its beginning" in caplog.text
-    assert bodies(lenient, end, following) == [b"new"] * 12
+    assert bodies(lenient, end, following) == [b"new"] * count
     filled(store, 1, b"more")
     strict = log_stream(store)
     assert bodies(strict, following, saved(strict.latestOffset(following, ALL))) == [b"more"]

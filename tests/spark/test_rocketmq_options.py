@@ -261,11 +261,11 @@ def test_limits_of_a_stream_reach_its_reader() -> None:
     ("option", "value"),
     [
         ("startingOffsets", '{"Ordres": {"0": 5}}'),
-        ("startingOffsets", '{"Orders": {"broker-b": {"0": 5}}}'),
+        ("startingOffsets", '{"Orders": {"broker-a": {"2": 5}}}'),
         ("startingOffsets", '{"Orders": {"2": 5}}'),
         ("endingOffsets", '{"Orders": {"2": 5}}'),
         ("startingOffsetsByTimestamp", '{"Orders": {"2": 5}}'),
-        ("endingOffsetsByTimestamp", '{"Orders": {"broker-b": {"0": 5}}}'),
+        ("endingOffsetsByTimestamp", '{"Orders": {"broker-a": {"2": 5}}}'),
     ],
 )
 def test_offsets_of_queues_that_are_not_read_are_refused(

@@ -44,6 +44,12 @@ ClientOption = Annotated[
 ClientFile = Annotated[
     Path | None, typer.Option("--client-file", help="Properties file with such settings; keeps secrets off `ps`.")
 ]
+BrokerAwayTimeout = Annotated[
+    int | None,
+    typer.Option(
+        "--broker-away-timeout-ms", min=0, help="How long a broker or NameServer that is away is waited for; 60,000."
+    ),
+]
 StartingOffsets = Annotated[
     str | None, typer.Option("--starting-offsets", help='From these queue offsets on: {"Orders": {"0": 23}}.')
 ]
@@ -70,6 +76,7 @@ def archive(
     iceberg: Annotated[bool, typer.Option("--iceberg", help="Also list the files in an Iceberg table there.")] = False,
     client: ClientOption = None,
     client_file: ClientFile = None,
+    away_timeout_ms: BrokerAwayTimeout = None,
     broker_name: Annotated[
         str | None, typer.Option("--broker-name", help="Of the store, for the column brokerName; else its address.")
     ] = None,
@@ -89,12 +96,14 @@ def archive(
                 "--broker-name": broker_name,
             }
             _without_effect("with --namesrv", unused)
-            shown = _archive_topics(namesrv, topics, target, master, _client(client, client_file), dry_run=dry_run)
+            shown = _archive_topics(
+                namesrv, topics, target, master, _client(client, client_file, away_timeout_ms), dry_run=dry_run
+            )
             listed = {} if dry_run else _published(target, delta=delta, iceberg=iceberg)
             print_found({**shown, **listed}, as_json, title="archive")
             return
         assert store is not None
-        _without_effect("with --store", {"--client": client, "--client-file": client_file})
+        _without_effect("with --store", _of_clusters(client, client_file, away_timeout_ms))
         from contrailmq.spark.jobs import archive as job
         from contrailmq.spark.log_plan import LogSettings
 
@@ -231,6 +240,7 @@ def ask(
     topics: Topics = None,
     client: ClientOption = None,
     client_file: ClientFile = None,
+    away_timeout_ms: BrokerAwayTimeout = None,
     rows_max: Annotated[int, typer.Option("--rows", min=1, help="Print at most so many rows.")] = 100,
     master: Master = None,
     as_json: AsJson = False,
@@ -242,7 +252,7 @@ def ask(
         if sum(given is not None for given in (store, archived, namesrv)) != 1:
             raise typer.BadParameter("give exactly one of --store, --archive and --namesrv with --topics")
         if namesrv is None:
-            _without_effect("without --namesrv", {"--client": client, "--client-file": client_file})
+            _without_effect("without --namesrv", _of_clusters(client, client_file, away_timeout_ms))
         else:
             _required(topics, "--topics")
         names = _listed(topics, "--topics")
@@ -250,7 +260,7 @@ def ask(
             from contrailmq.spark.jobs.manifest import Manifest
 
             Manifest(archived).check_archive()  # before Spark is started
-        options = _client(client, client_file)
+        options = _client(client, client_file, away_timeout_ms)
         with _session("contrailmq ask", master) as spark:
             answer = contrailmq.spark.ask(
                 spark,
@@ -281,6 +291,7 @@ def replay(
     ending: EndingOffsets = None,
     client: ClientOption = None,
     client_file: ClientFile = None,
+    away_timeout_ms: BrokerAwayTimeout = None,
     rate: Rate = 0.0,
     skip_unsendable: Annotated[
         bool, typer.Option("--skip-unsendable", help="Pass over messages that no client may send (empty bodies).")
@@ -300,7 +311,7 @@ def replay(
             ending_offsets=_offsets(ending, "--ending-offsets", is_start=False),
         )
         address = "" if dry_run and namesrv is None else _required(namesrv, "--namesrv")
-        options = _client(client, client_file)
+        options = _client(client, client_file, away_timeout_ms)
         with _engine(engine, master) as chosen, _progress("replay", as_json) as tell:
             done = job.replay(
                 source,
@@ -327,6 +338,7 @@ def redrive(
     ] = None,
     client: ClientOption = None,
     client_file: ClientFile = None,
+    away_timeout_ms: BrokerAwayTimeout = None,
     rate: Rate = 0.0,
     dry_run: DryRun = False,
     engine: EngineName = "spark",
@@ -341,7 +353,7 @@ def redrive(
     with _errors():
         from contrailmq.spark.jobs import replay as job
 
-        address, options = _required(namesrv, "--namesrv"), _client(client, client_file)
+        address, options = _required(namesrv, "--namesrv"), _client(client, client_file, away_timeout_ms)
         properties, chosen_tags = _named(where, "--property"), _listed(tags, "--tags")
         with _engine(engine, master) as chosen, _progress("redrive", as_json) as tell:
             done = job.redrive(
@@ -374,16 +386,23 @@ def _published(target: str, *, delta: bool, iceberg: bool) -> dict[str, int]:
     return {**listed, "iceberg_files": publish_iceberg(target)} if iceberg else listed
 
 
-def _client(given: list[str] | None, file: Path | None) -> dict[str, str]:
-    """Keys and TLS settings as the options of the source; what is given by hand wins over the file."""
+def _of_clusters(client: list[str] | None, file: Path | None, away_timeout_ms: int | None) -> dict[str, object]:
+    """Options that are for brokers, by name."""
+    away = None if away_timeout_ms is None else str(away_timeout_ms)  # a zero is given, too
+    return {"--client": client, "--client-file": file, "--broker-away-timeout-ms": away}
+
+
+def _client(given: list[str] | None, file: Path | None, away_timeout_ms: int | None) -> dict[str, str]:
+    """Keys, TLS settings and patience as the options of the source; what is given by hand wins over the file."""
     from contrailmq.spark.access import PREFIX, access_of
+    from contrailmq.spark.patience import AWAY_OPTION
     from contrailmq.wire.properties import read_properties
 
     found = {} if file is None else read_properties(file)
     found |= _named(given, "--client")
     options = {f"{PREFIX}{name.removeprefix(PREFIX)}": value for name, value in found.items()}
     access_of(options)  # refuses names without effect before anything is started
-    return options
+    return options if away_timeout_ms is None else {**options, AWAY_OPTION: str(away_timeout_ms)}
 
 
 def _named(given: list[str] | None, option: str) -> dict[str, str]:

@@ -14,6 +14,8 @@ from typing import Final
 
 from contrailmq.client.raw import QueueReader
 from contrailmq.spark.columns import OptionError
+from contrailmq.spark.options import Options
+from contrailmq.spark.patience import AWAY_OPTION, AWAY_TIMEOUT_MS
 from contrailmq.wire.acl import AclCredentials
 from contrailmq.wire.tls import client_tls
 
@@ -55,10 +57,24 @@ class Access:
 
 def access_of(options: Mapping[str, str] | None) -> Access:
     """From options as the source takes them, `rocketmq.accessKey` and so on; for functions that take nothing else."""
+    return _access(options or {}, ())
+
+
+def job_access(options: Mapping[str, str] | None) -> tuple[Access, float]:
+    """From the options of a job: the same, and for how many seconds it waits for a broker that is away."""
+    given = options or {}
+    waits = {name: value for name, value in given.items() if name.lower() == AWAY_OPTION.lower()}
+    away_timeout_ms = Options(waits, known=(AWAY_OPTION,)).number(AWAY_OPTION, AWAY_TIMEOUT_MS)
+    others = {name: value for name, value in given.items() if name not in waits}
+    return _access(others, (AWAY_OPTION,)), away_timeout_ms / 1000
+
+
+def _access(given: Mapping[str, str], others: tuple[str, ...]) -> Access:
     passed = {}
-    for name, value in (options or {}).items():
+    for name, value in given.items():
         if not name.lower().startswith(PREFIX):
-            raise OptionError(f"option {name} has no effect here: only {PREFIX}{f', {PREFIX}'.join(_NAMES)} have")
+            known = ", ".join([*others, *(f"{PREFIX}{known}" for known in _NAMES)])
+            raise OptionError(f"option {name} has no effect here: only {known} have")
         passed[name[len(PREFIX) :]] = value
     return parse_access(passed)
 

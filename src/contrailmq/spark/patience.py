@@ -31,6 +31,7 @@ from contrailmq.client.errors import (
 from contrailmq.message import ContrailError
 from contrailmq.wire.codes import ResponseCode
 
+AWAY_OPTION: Final = "brokerAwayTimeoutMs"
 AWAY_TIMEOUT_MS: Final = 60_000
 _PAUSE_S: Final = 0.1  # before the second try, at most; doubled each time
 _PAUSE_MAX_S: Final = 2.0
@@ -93,7 +94,9 @@ class Patience:
         now_s = self._clock()
         if self._since_s is None:
             self._since_s = now_s
-            _log.warning("%s; trying again for up to %g s (brokerAwayTimeoutMs)", exc, self._limit_s)
+            _log.warning(
+                "%s is away (%s); trying again for up to %g s (%s)", _who(exc), exc, self._limit_s, AWAY_OPTION
+            )
         self._tries += 1
         waited_s = max(now_s - self._since_s, self._paused_s)
         if waited_s >= self._limit_s:

@@ -35,11 +35,10 @@ from contrailmq.message import MessageQueue
 from contrailmq.spark.access import PREFIX, Access, parse_access
 from contrailmq.spark.columns import OptionError, choose_view
 from contrailmq.spark.options import EARLIEST, LATEST, Options, check_offsets, check_times, parse_offsets
-from contrailmq.spark.patience import AWAY_TIMEOUT_MS, BrokerAwayError, Patience
+from contrailmq.spark.patience import AWAY_OPTION, AWAY_TIMEOUT_MS, BrokerAwayError, Patience
 from contrailmq.spark.portions import EMIT_OPTION, PORTION_DDL, emits_portions, pack_portion
 from contrailmq.spark.sending import SinkSettings
 from contrailmq.spark.sink import (
-    AWAY_OPTION,
     SINK_COLUMNS,
     SINK_OPTIONS,
     RocketMQStreamWriter,
@@ -57,6 +56,7 @@ from contrailmq.spark.topic_plan import (
     Offsets,
     QueueRange,
     TopicSettings,
+    check_brokers,
     check_starts,
     ending_offsets,
     find_queues,
@@ -332,6 +332,7 @@ class RocketMQReader(DataSourceReader):  # type: ignore[misc]
 
     def _plan(self) -> list[InputPartition]:
         source = reader_for(self._settings)
+        check_brokers(source, self._settings)
         queues = find_queues(source, self._settings, _names(self._settings))
         begins = starting_offsets(source, queues, self._settings)
         check_starts(source, begins, self._settings)
@@ -371,11 +372,17 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._waiting_since_s: float | None = None
         self._is_start_mirrored = False
         self._checked: dict[str, Any] | None = None  # the end of a batch whose queues were looked at just now
+        self._has_looked = False  # whether marks of idle queues were compared since the start
 
     def initialOffset(self) -> dict[str, Any]:
-        begins = self._patiently(lambda: starting_offsets(reader_for(self._settings), self._queues(), self._settings))
+        begins = self._patiently(self._starts)
         self._initial = offsets_json(begins)
         return self._initial
+
+    def _starts(self) -> Offsets:
+        source = reader_for(self._settings)
+        check_brokers(source, self._settings)
+        return starting_offsets(source, self._queues(), self._settings)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._rows_max) if self._rows_max else ReadAllAvailable()
@@ -397,8 +404,11 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._is_start_mirrored = True
         ends = self._ends() if self._final_ends is None else self._not_before(begins, self._final_ends)
         self._check_vanished(begins, ends)
-        gained = [queue for queue, end in ends.items() if queue in begins and end > begins[queue]]
-        remade = self._made_anew(start, gained)
+        # At the start idle queues, too: one that was made anew may be just as long, and a run that ends would miss it.
+        least = 1 if self._has_looked else 0
+        looked_at = [queue for queue, end in ends.items() if queue in begins and end - begins[queue] >= least]
+        remade = self._made_anew(start, looked_at)
+        self._has_looked = True
         kept = {queue: offset for queue, offset in begins.items() if queue not in remade}
         reached = dict(ends)
         known = self._with_new_queues(kept, reached)
@@ -457,10 +467,15 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends
 
     def _not_before(self, begins: Offsets, final_ends: Offsets) -> Offsets:
-        """Ends that Spark looked up before the start: a queue that grew in between ends at its start."""
+        """Ends that Spark looked up before the start: a queue that grew in between ends at its start.
+
+        One whose broker was away then, or that did not exist, ends where it ends when it is first seen.
+        """
         early = [queue for queue in begins if final_ends.get(queue, -1) < begins[queue]]
         ends = self._ends() if early else {}
-        return {**final_ends, **{queue: begins[queue] for queue in early if ends.get(queue, -1) >= begins[queue]}}
+        self._final_ends = {**{queue: ends[queue] for queue in early if queue in ends}, **final_ends}
+        grown = [queue for queue in early if queue in final_ends and ends.get(queue, -1) >= begins[queue]]
+        return {**self._final_ends, **{queue: begins[queue] for queue in grown}}
 
     def _with_new_queues(self, begins: Offsets, ends: Offsets) -> Offsets:
         """Beginnings of all queues: those without an offset yet begin at their earliest message.

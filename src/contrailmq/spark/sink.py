@@ -34,7 +34,7 @@ from contrailmq.spark.access import parse_access
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import Options
 from contrailmq.spark.packing import DEDUP_PROPERTY
-from contrailmq.spark.patience import AWAY_TIMEOUT_MS
+from contrailmq.spark.patience import AWAY_OPTION, AWAY_TIMEOUT_MS
 from contrailmq.spark.sending import BATCH_COUNT, SinkSettings, write_rows
 from contrailmq.spark.task_process import freeze
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 SINK_OPTIONS: Final = ("producerGroup", "dedupKeyColumn", "sendTries", "sendTimeoutMs", "batchCount")
 
-AWAY_OPTION: Final = "brokerAwayTimeoutMs"  # of sources, too
 
 # column -> Spark types it may have
 SINK_COLUMNS: Final = {

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
-from contrailmq.client.errors import NoRouteError
+from contrailmq.client.errors import BrokerNotFoundError, NoRouteError
 from contrailmq.client.raw import QueueReader
 from contrailmq.message import ContrailError, MessageQueue, is_system_topic
 from contrailmq.spark.access import Access
@@ -35,6 +35,7 @@ class DataLossError(ContrailError):
 class QueueSource(Protocol):
     """What planning asks a broker; `QueueReader` answers it."""
 
+    def broker_names(self) -> list[str]: ...
     def queues(self, topic: str) -> list[MessageQueue]: ...
     def min_offset(self, queue: MessageQueue) -> int: ...
     def max_offset(self, queue: MessageQueue) -> int: ...
@@ -133,6 +134,17 @@ def _assigned(source: QueueSource, queues: tuple[MessageQueue, ...], *, skip_mis
             + ", ".join(queue_name(queue) for queue in sorted(known) if queue.topic == missing[0].topic)
         )
     return sorted(set(queues) & known)
+
+
+def check_brokers(source: QueueSource, settings: TopicSettings) -> None:
+    """Have brokers waited for that are named by options and not registered: their queues are not there yet."""
+    trees = [settings.starting.offsets, settings.starting.times_ms, settings.ending.offsets, settings.ending.times_ms]
+    named = {queue.broker_name for queue in settings.assigned}
+    if settings.fail_on_data_loss:
+        named |= {broker for tree in trees for brokers in tree.values() for broker in brokers if broker != ANY_BROKER}
+    away = sorted(named.difference(source.broker_names())) if named else []
+    if away:
+        raise BrokerNotFoundError(away[0])
 
 
 def check_named(queues: Iterable[MessageQueue], bound: Bound, side: str) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from contrailmq.spark.access import PREFIX, parse_access
+from contrailmq.spark.access import job_access
 from contrailmq.spark.jobs.archive import NAMELESS_QUERY, archive_stream, check_target
 from contrailmq.spark.jobs.manifest import ArchiveError, Manifest
+from contrailmq.spark.patience import Patience
 from contrailmq.spark.topic_plan import TopicSettings, find_queues
 
 if TYPE_CHECKING:
@@ -49,14 +50,18 @@ def topics_to_archive(
 ) -> dict[str, int]:
     """What `archive_topics` would add now, by offsets: nothing is read or written."""
     check_target(target)
-    access = parse_access({name.removeprefix(PREFIX): value for name, value in (options or {}).items()})
+    access, away_timeout_s = job_access(options)
     _check_checkpoint(Manifest(target), target)
     settings = TopicSettings(namesrv, access, topics=tuple(name.strip() for name in topics.split(",")))
     done = archived_offsets(target)
-    with access.open(namesrv, "contrailmq_spark", _TIMEOUT_S) as client:
+
+    def waiting() -> int:
         queues = find_queues(client, settings, ())
         begins = [done.get((q.topic, q.broker_name, q.queue_id), client.min_offset(q)) for q in queues]
-        rows = sum(max(0, client.max_offset(queue) - begin) for queue, begin in zip(queues, begins, strict=True))
+        return sum(max(0, client.max_offset(queue) - begin) for queue, begin in zip(queues, begins, strict=True))
+
+    with access.open(namesrv, "contrailmq_spark", _TIMEOUT_S) as client:
+        rows = Patience(client, away_timeout_s).call(waiting)
     return {"rows": rows, "files": 0, "version": Manifest(target).head().version}
 
 

@@ -22,6 +22,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -42,7 +43,7 @@ from contrailmq.message import (
     dlq_topic,
 )
 from contrailmq.message.names import check_topic
-from contrailmq.spark.access import access_of
+from contrailmq.spark.access import job_access
 from contrailmq.spark.columns import OptionError, View
 from contrailmq.spark.decode import QueueKey, Selection
 from contrailmq.spark.engine import Engine, LocalEngine, Progress
@@ -50,6 +51,7 @@ from contrailmq.spark.jobs.manifest import Manifest
 from contrailmq.spark.jobs.parquet_files import read_rows
 from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
 from contrailmq.spark.packing import DEDUP_PROPERTY
+from contrailmq.spark.patience import Patience
 from contrailmq.spark.queue_units import all_queues
 from contrailmq.spark.sending import Sender, SinkSettings, make_message
 from contrailmq.spark.store_files import confirmed_end, find_stores, log_files
@@ -163,7 +165,8 @@ def replay(
     if topic is not None:
         check_topic(topic)
     runs_on = LocalEngine(1) if engine is None else engine
-    settings = SinkSettings(namesrv, access_of(options), topic=topic, group="contrailmq_replay")
+    access, away_timeout_s = job_access(options)
+    settings = SinkSettings(namesrv, access, topic=topic, group="contrailmq_replay", away_timeout_s=away_timeout_s)
     chosen = Selection() if selection is None else selection
     Manifest(source).check_commits()  # an archive without its manifest is no store either
     notes = _check_selection(source, chosen)
@@ -381,22 +384,26 @@ def redrive(
     own for keys and TLS, as in `replay`.
     """
     _check_rate(per_second)
-    settings = SinkSettings(namesrv, access_of(options), group="contrailmq_redrive")
-    with settings.access.open(namesrv, settings.group, settings.timeout_s) as client:
+    access, away_timeout_s = job_access(options)
+    settings = SinkSettings(namesrv, access, group="contrailmq_redrive", away_timeout_s=away_timeout_s)
+    with access.open(namesrv, settings.group, settings.timeout_s) as client:
         try:
-            queues = client.queues(dlq_topic(group))
+            parts = Patience(client, away_timeout_s).call(lambda: _ranges_of(client, dlq_topic(group)))
         except NoRouteError as exc:
             raise OptionError(
                 f"group {group} has no dead letters: no broker of {namesrv} has {dlq_topic(group)}; check the group's "
                 "name"
             ) from exc
-        parts = [QueueRange(queue, client.min_offset(queue), client.max_offset(queue)) for queue in queues]
     filled = [part for part in parts if part.stop > part.start]
     work = [
         _Redrive(part, settings, tags, properties or {}, matches, per_second / len(filled), dry_run) for part in filled
     ]
     runs_on = LocalEngine(1) if engine is None else engine
     return _sum(list(runs_on.run(_redrive_queue, work, on_progress)))
+
+
+def _ranges_of(client: QueueReader, topic: str) -> list[QueueRange]:
+    return [QueueRange(queue, client.min_offset(queue), client.max_offset(queue)) for queue in client.queues(topic)]
 
 
 def _redrive_queue(work: _Redrive) -> ReplayResult:
@@ -408,15 +415,15 @@ def _redrive_queue(work: _Redrive) -> ReplayResult:
         access.open(settings.namesrv, settings.group, settings.timeout_s) as client,
         Admin(namesrv=settings.namesrv, tls=access.tls(), credentials=access.credentials()) as admin,
     ):
-        sender = Sender(client, settings)
+        sender, patience = Sender(client, settings), Patience(client, settings.away_timeout_s)
         pace = Pace(work.per_second, sender.flush)
         try:
-            for row in _dead_letters(client, work.part, settings.namesrv):
+            for row in _dead_letters(client, work.part, settings):
                 if not work.wants(row):
                     continue
                 found += 1
                 again, key = redriven(row)
-                if key in taken or admin.messages_by_key(again["topic"], key, max_count=1):
+                if key in taken or patience.call(partial(admin.messages_by_key, again["topic"], key, max_count=1)):
                     skipped += 1
                 elif not work.dry_run:
                     pace.wait()
@@ -449,7 +456,9 @@ def redriven(row: Row) -> tuple[Row, str]:
     }, key
 
 
-def _dead_letters(client: QueueReader, part: QueueRange, namesrv: str) -> Iterator[Row]:
-    settings = TopicSettings(namesrv, fail_on_data_loss=False, with_system_topics=True)
+def _dead_letters(client: QueueReader, part: QueueRange, sink: SinkSettings) -> Iterator[Row]:
+    settings = TopicSettings(
+        sink.namesrv, fail_on_data_loss=False, with_system_topics=True, away_timeout_s=sink.away_timeout_s
+    )
     for batch in read_range(part, settings, client):
         yield from batch.to_pylist()
