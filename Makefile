@@ -54,28 +54,28 @@ bench: $(STAMP) ## What things cost here (the codec; `contrailmq bench --help` l
 	@echo "==> benchmarks"
 	@$(BIN)/contrailmq bench codec
 
-# Two processes, for two cores. Each half prints its own summary; the second one's is held back until the first is done.
-PYTEST := $(BIN)/python -m pytest -q -p no:randomly -m "not long and not interop"
-HALF   := tests/spark tests/examples tests/client
+# As many processes as cores; the tests of a file stay together, in the order of tests/conftest.py.
+JOBS    ?= $(shell nproc 2> /dev/null || echo 2)
+PYTEST  := $(BIN)/python -m pytest -q -p no:randomly
+AT_ONCE := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+# The rooms with compiled modules.
+HOT     := tests/message tests/store tests/wire tests/broker tests/testing
 
-test: $(STAMP)  ## Everything that must pass
-	@echo "==> tests: $(HALF) beside all others"
-	@log=$$(mktemp); $(PYTEST) $(HALF) > $$log 2>&1 & half=$$!; \
-	$(PYTEST) tests $(HALF:%=--ignore=%); others=$$?; \
-	wait $$half; half=$$?; echo "==> tests: $(HALF)"; cat $$log; rm -f $$log; \
-	test $$others -eq 0 -a $$half -eq 0
+test: $(STAMP)  ## Everything that must pass, on the modules as make install left them
+	@echo "==> tests"
+	@$(PYTEST) $(AT_ONCE) -m "not long and not interop" tests
 
-test-plain: $(STAMP) ## The tests of the rooms with compiled modules, on the plain sources
+test-plain: $(STAMP) ## The tests of the rooms with compiled modules on the plain sources, without those of kills
 	@echo "==> tests, plain Python"
-	@CONTRAILMQ_PURE=1 CONTRAILMQ_EXPECT=plain $(PYTEST) tests/message tests/store tests/wire tests/broker tests/testing
+	@CONTRAILMQ_PURE=1 CONTRAILMQ_EXPECT=plain $(PYTEST) $(AT_ONCE) -m "not long and not interop and not kills" $(HOT)
 
-test-long: $(STAMP) ## The full counts of the fault tests
+test-long: $(STAMP) ## The full counts of the fault tests, the benchmarks, and what is measured in CPU time
 	@echo "==> long tests"
 	@CONTRAILMQ_LONG=1 $(BIN)/python -m pytest -q -m "not interop"
 
 interop: $(STAMP) ## Against Apache's own programs (needs Java and Maven; skips with the reason where they are missing)
 	@echo "==> interop"
-	@$(BIN)/python -m pytest -q tests/interop
+	@$(PYTEST) $(AT_ONCE) tests/interop
 
 check: $(STAMP) ## Format, lint, strict types, tidy
 	@echo "==> ruff format --check";     $(BIN)/ruff format --check src tests tools

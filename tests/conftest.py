@@ -1,13 +1,42 @@
-"""For every test: which hot modules run, said at the end and the same in every process that a test starts."""
+"""For every test: which hot modules run, and which tests share a process.
+
+`make test` runs as many processes as there are cores (pytest-xdist). The tests of one file stay together, in one of
+them, with the fixtures that they share; the files that take longest begin first, so that no core is left with one at
+the end. Nothing here needs two tests to be apart: each takes ports, directories and names of its own.
+"""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 from contrailmq._compiled import PURE, build
 
+# Half a minute or more each, longest first.
+LONGEST = (
+    "spark/test_ways_to_start.py",
+    "spark/test_connect.py",
+    "spark/test_archive.py",
+    "spark/test_kills.py",
+    "spark/test_pipeline_answers.py",
+    "examples/test_demo.py",
+    "spark/test_large_logs.py",
+    "spark/test_away.py",
+)
+# Processes are killed at many places. They take minutes, and run once: on what was installed, not on plain sources too.
+KILLS = (
+    "broker/test_crash_trial.py",
+    "broker/test_new_topic_kill.py",
+    "broker/test_repeats_after_kills.py",
+    "broker/test_transaction_kill.py",
+    "store/test_kill.py",
+    "store/test_power_cut.py",
+    "store/test_processes.py",
+    "store/timer/test_timer_kill.py",
+)
+TESTS = Path(__file__).resolve().parent
 EXPECT = "CONTRAILMQ_EXPECT"  # "compiled" or "plain", from make: then no run can be of the other kind unnoticed
 
 
@@ -17,6 +46,17 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit(f"{EXPECT}={os.environ[EXPECT]}, but the hot modules are {build}", returncode=4)
     if build.is_stale:
         os.environ[PURE] = "1"  # said once, here; what tests start need not say it again
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    rank = {name: number for number, name in enumerate(LONGEST)}
+    names = {item.path: os.path.relpath(item.path, TESTS) for item in items}
+    for item in items:
+        if names[item.path] in KILLS:
+            item.add_marker(pytest.mark.kills)
+        item.add_marker(pytest.mark.xdist_group(names[item.path]))
+    if config.pluginmanager.hasplugin("xdist"):
+        items.sort(key=lambda item: rank.get(names[item.path], len(rank)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

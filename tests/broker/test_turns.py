@@ -108,6 +108,7 @@ def group_list(retry_max_times: int) -> bytes:
     return json.dumps({"groupConfigList": groups}).encode()
 
 
+@pytest.mark.long
 def test_long_lists_of_topics_and_groups_hold_the_loop_for_less_than_50_ms(tmp_path: Path, held: Held) -> None:
     topics = [topic_list(perm) for perm in (6, 4, 6)]  # each round changes every one of them
     groups = [group_list(times) for times in range(ROUNDS)]

@@ -13,6 +13,7 @@ from contrailmq.cli import app, bench_codec
 from contrailmq.cli.machine import machine
 
 
+@pytest.mark.long
 def test_the_codec_and_both_walks_are_measured_beside_a_bare_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_codec, "ROUNDS", 3)
     done = CliRunner().invoke(app, ["bench", "codec", "--json"])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from contrailmq.cli.bench_cold import measure_cold
 
 
+@pytest.mark.long
 def test_producers_are_measured_alone_and_beside_a_consumer_of_evicted_files(tmp_path: Path) -> None:
     figures = measure_cold(mebibytes=4, rounds=1, seconds=0.2, directory=tmp_path)
     assert int(str(figures["evicted for each round, MiB"])) >= 4

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from contrailmq.cli import app
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [

@@ -18,6 +18,7 @@ def figures(*arguments: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.long
 def test_the_wire_is_measured_in_cpu_time_beside_a_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_wire, "COUNT", 128)
     found = figures("wire")
@@ -27,6 +28,7 @@ def test_the_wire_is_measured_in_cpu_time_beside_a_baseline(monkeypatch: pytest.
     assert "json_loads_of_the_header_cpu_us" in found
 
 
+@pytest.mark.long
 def test_the_name_server_is_measured_from_another_process() -> None:
     found = figures("namesrv", "--seconds", "0.3", "--rounds", "2", "--topics", "20", "--connections", "4")
     assert found["settings"] == "20 topics, 4 connections, 8 requests each on their way, 2 rounds of 0.3 s"

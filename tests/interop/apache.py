@@ -7,8 +7,10 @@ by `make test`.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -17,7 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -65,7 +67,11 @@ def find_jars() -> Path:
     if shutil.which("mvn") is None:
         raise Missing("mvn is not on PATH and ROCKETMQ_LIB is not set: install Maven, or point it to a folder of jars")
     lib.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as work:
+    # Tests run in several processes: one of them fetches, the others wait for it.
+    with (lib.parent / "fetching").open("w") as lock, tempfile.TemporaryDirectory() as work:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if any(lib.glob("rocketmq-broker-*.jar")):
+            return lib
         modules = ("namesrv", "broker", "tools", "example")
         Path(work, "pom.xml").write_text(_POM.format("".join(_DEPENDENCY.format(m, VERSION) for m in modules)))
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
@@ -76,10 +82,21 @@ def find_jars() -> Path:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nothing listens on, nor on its neighbours: Apache's broker takes the one two below it too.
+
+    Below the range that the system takes ports of clients from, or one of those could have it before the server does.
+    Each process of the tests has ports of its own.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
+    while True:
+        port = 10 * random.randrange(1_100 + worker * 200, 1_300 + worker * 200)
+        with ExitStack() as probes:
+            try:
+                for number in (port - 2, port, port + 1):
+                    probes.enter_context(socket.create_server(("127.0.0.1", number)))
+            except OSError:
+                continue
+            return port
 
 
 def _has_route(port: int) -> bool:

@@ -150,6 +150,7 @@ ABOUT_ALL_TOPICS = [
 ]
 
 
+@pytest.mark.long
 def test_a_broker_with_95000_topics_comes_is_asked_about_and_goes(tmp_path: Path, held: Held) -> None:
     body = registration(*(f"T{number}" for number in range(TOPICS)))
     plain = encode_request(Code.REGISTER_BROKER, ext(), body, opaque=1)
@@ -205,6 +206,7 @@ GARBAGE: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", GARBAGE)
 def test_garbage_of_any_size_is_answered(name: str, tmp_path: Path, held: Held) -> None:
     """To every code that reads a body."""
@@ -232,6 +234,7 @@ def test_garbage_of_any_size_is_answered(name: str, tmp_path: Path, held: Held) 
     held.check()
 
 
+@pytest.mark.long
 def test_a_full_table_of_key_values_is_saved_and_listed(tmp_path: Path, held: Held) -> None:
     """Control characters are the longest of all in JSON."""
     values = ["\1" * 60_000, "é" * 100_000, "v" * 50, "", '"' * 50_000]

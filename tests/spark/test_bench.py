@@ -30,6 +30,7 @@ def test_cpu_never_goes_back_when_processes_end(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="the machine gives this process one core")
+@pytest.mark.long
 def test_a_second_core_is_measured_by_turns_and_given_back() -> None:
     before, seen = os.sched_getaffinity(0), []
     line = bench_spark._second_core(lambda: seen.append(len(os.sched_getaffinity(0))))
