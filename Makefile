@@ -4,7 +4,7 @@ PYTHON ?=
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-EXTRAS := spark,grpc,console,redis,otel,delta,iceberg,dev
+EXTRAS := spark,redis,otel,delta,iceberg,dev
 
 # Asked before anything is made: pip would only say that no set of versions fits, and leave the wrong .venv behind.
 NEW_ENOUGH = import sys; who, remedy = sys.argv[1:]; sys.version_info >= (3, 11) or sys.exit("ContrailMQ needs \
@@ -50,9 +50,9 @@ up: $(STAMP)    ## A NameServer and a broker in the foreground, until Ctrl-C
 	@echo "==> contrailmq up"
 	@$(BIN)/contrailmq up
 
-bench: $(STAMP) ## What things cost here (the codec; `contrailmq bench --help` lists the others)
+bench: $(STAMP) ## What things cost here (the codec; `python -m bench --help` lists the others)
 	@echo "==> benchmarks"
-	@$(BIN)/contrailmq bench codec
+	@$(BIN)/python -m bench codec
 
 # As many processes as cores; the tests of a file stay together, in the order of tests/conftest.py.
 JOBS    ?= $(shell nproc 2> /dev/null || echo 2)
@@ -78,18 +78,18 @@ interop: $(STAMP) ## Against Apache's own programs (needs Java and Maven; skips 
 	@$(PYTEST) $(AT_ONCE) tests/interop
 
 check: $(STAMP) ## Format, lint, strict types, tidy
-	@echo "==> ruff format --check";     $(BIN)/ruff format --check src tests tools
-	@echo "==> ruff check";              $(BIN)/ruff check src tests tools
+	@echo "==> ruff format --check";     $(BIN)/ruff format --check src tests tools bench
+	@echo "==> ruff check";              $(BIN)/ruff check src tests tools bench
 	@echo "==> blocking clients";        $(BIN)/python tools/blocking_clients.py --check
-	@echo "==> mypy --strict";           $(BIN)/mypy && $(BIN)/mypy tools/compile_hot.py tools/wheels.py tools/blocking_clients.py
+	@echo "==> mypy --strict";           $(BIN)/mypy && $(BIN)/mypy -p bench && $(BIN)/mypy tools/compile_hot.py tools/wheels.py tools/blocking_clients.py
 	@echo "==> mypy, names in tests";    $(BIN)/mypy --config-file tests/mypy.ini tests
 	@echo "==> tidy";                    $(BIN)/python -m pytest -q tests/test_tidy.py
 
 lint: $(STAMP)  ## Format and fix what can be fixed
 	@echo "==> ruff format, ruff check --fix"
 	@$(BIN)/python tools/blocking_clients.py
-	@$(BIN)/ruff format src tests tools
-	@$(BIN)/ruff check --fix src tests tools
+	@$(BIN)/ruff format src tests tools bench
+	@$(BIN)/ruff check --fix src tests tools bench
 
 clean:          ## Remove caches and the virtual environment
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache dist

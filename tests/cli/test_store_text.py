@@ -1,4 +1,4 @@
-"""What `contrailmq store` and `bench store` print for people."""
+"""What `contrailmq store` prints for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from contrailmq.cli import app
-from contrailmq.cli.bench_store import Figure, _told
 from contrailmq.message import Message
 from contrailmq.store import MessageStore, StoreConfig
 from golden_stores import unpack
@@ -66,18 +65,6 @@ def test_what_the_system_refuses_comes_with_the_path_and_a_remedy(tmp_path: Path
     code, text = run("store", "inspect", root, "-c", tmp_path / "no.conf")
     assert code == 2
     assert text == f"{tmp_path}/no.conf: No such file or directory: give a path that exists\n"
-
-
-def test_a_bench_marks_the_targets_that_were_missed() -> None:
-    figures = [
-        Figure("put", 12.5, "us", "<= 12"),
-        Figure("put_many", 8.0, "us", "<= 8"),
-        Figure("  shared", 19.9, "messages / sync", ">= 20"),
-        Figure("start", 9.0, "s", "<= 3 with 20,000"),
-        Figure("bare", 99.0, "us"),
-    ]
-    assert _told({}, figures)["MISSED"] == ["put: 12.50, not <= 12 us", "shared: 19.90, not >= 20 messages / sync"]
-    assert _told({}, figures[1:2])["missed"] == "no target"
 
 
 def test_a_path_is_printed_as_it_is(tmp_path: Path) -> None:

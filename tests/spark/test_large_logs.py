@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import contrailmq
-from contrailmq.cli.bench_spark import write_log
+from bench.spark import write_log
 from contrailmq.message import Compression, SysFlag, compress, encode_host
 from contrailmq.store.record import encode_blank, encode_record
 
@@ -133,12 +133,14 @@ def test_every_row_of_a_large_log_equals_the_record(spark: Any, tmp_path: Path) 
     assert np.array_equal(np.sort(places), np.array(offsets))
 
 
+# Of the package and of bench/.
+PLACES = [str(Path(contrailmq.__file__).parents[1]), str(Path(__file__).resolve().parents[2])]
 READ = """
 import json, sys, threading
 from pathlib import Path
 import os
 import contrailmq.spark
-from contrailmq.cli.bench_spark import process_table
+from bench.spark import process_table
 
 def family():
     table, found = process_table(), {os.getpid()}
@@ -203,7 +205,7 @@ def test_five_gigabytes_cost_no_more_memory_than_half_a_gigabyte(tmp_path: Path)
         count = 200_000
         write_log(str(store), count=count, body_bytes=1024)
         repeat_log(store, files)
-        environment = {**os.environ, "PYTHONPATH": str(Path(contrailmq.__file__).parents[1])}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(PLACES)}
         done = subprocess.run([sys.executable, "-c", READ, str(store)], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
         peaks[files] = json.loads(done.stdout.splitlines()[-1])

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from bench.spark import write_log
 from contrailmq import Message, Producer
-from contrailmq.cli.bench_spark import write_log
 from contrailmq.spark.engine import Item, LocalEngine, Progress, Result, SparkEngine
 from contrailmq.spark.jobs import rebuild as job
 from contrailmq.spark.jobs import swap

@@ -22,8 +22,8 @@ from contrailmq.wire.transport import Connection, RemotingServer, new_event_loop
 
 AT_ONCE = 50
 WARM_UP = 10 * AT_ONCE
-CONNECTIONS = 100_000 if os.environ.get("CONTRAILMQ_LONG") else 4000
-GROWTH_BYTES_MAX = 256 * 1024  # 64 bytes for each of 4,000 connections would be found
+CONNECTIONS = 100_000 if os.environ.get("CONTRAILMQ_LONG") else 2000
+GROWTH_BYTES_MAX = 256 * 1024  # 128 bytes for each of 2,000 connections would be found
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER 0: ports do not stay in TIME_WAIT
 
 REQUEST = encode_request(105, {"topic": "T"}, b"body", opaque=1)

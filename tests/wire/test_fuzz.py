@@ -26,7 +26,7 @@ from contrailmq.wire.header import BINARY, JSON, Command
 from contrailmq.wire.requests import REQUEST_HEADERS
 
 LONG = 10 if os.environ.get("CONTRAILMQ_LONG") else 1
-DAMAGED_FRAMES = 100_000 * LONG
+DAMAGED_FRAMES = 1_000_000 if os.environ.get("CONTRAILMQ_LONG") else 25_000
 FRAMES_PER_EXAMPLE = 250  # an example of Hypothesis's costs a millisecond, a frame a tenth of one
 DICE_BYTES = 14  # for one frame: which, where it is cut, and 96 bits of damage
 JSON_LIKE = b'0123456789-+.eE"{}[]:,\\ truefalsn'

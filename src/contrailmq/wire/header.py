@@ -11,7 +11,7 @@ decoder that knows the exact types (msgspec), and only when that refuses, by `_d
 everything that can be understood. Hostile input only ever costs the second, linear pass.
 
 Decoding header and typed ext fields in one pass is cheaper than the header first and the ext fields later, and both
-are cheaper than a dict of strings (`contrailmq bench wire` measures the three). So the codes of the hot path
+are cheaper than a dict of strings (`python -m bench wire` measures the three). So the codes of the hot path
 (`HOT_HEADERS`) are decoded in one pass; every other code keeps its ext fields as raw JSON until somebody asks for them.
 """
 

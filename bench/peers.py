@@ -1,6 +1,6 @@
 """Our clients beside another Python client of RocketMQ, in alternating rounds against one cluster.
 
-Each round of each client is a process of its own (`bench_peer.py`): the same interpreter start, the same kind of work,
+Each round of each client is a process of its own (`peer.py`): the same interpreter start, the same kind of work,
 and the CPU that is counted is that client's alone. What is compared is the median of the rounds. The other client lives
 in an environment of its own, named by its interpreter; it never has to share ours.
 """
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import contrailmq
+from bench import peer
 from contrailmq import Admin
-from contrailmq.cli import bench_peer
 from contrailmq.cli.bench_clients import BATCH, IN_FLIGHT, baseline_ms, cluster_or, fresh_topic
 
 ROUND_TIMEOUT_S: Final = 300.0
@@ -28,7 +28,7 @@ _TITLES: Final = {
     "push": "push consumer, trivial listener",
 }
 _SHARE: Final = {"send": 0.2, "batch": 1.0, "async": 1.0, "push": 1.0}  # of the count: one by one is slow
-assert set(_TITLES) == set(_SHARE) == set(bench_peer.WORKS)
+assert set(_TITLES) == set(_SHARE) == set(peer.WORKS)
 
 
 class Round(NamedTuple):
@@ -54,8 +54,8 @@ def measure_peers(
         with Admin(namesrv=address) as admin:
             admin.create_topic(topic, queues=4, attributes={"message.type": "NORMAL"})
         peers = {"contrailmq": (Path(sys.executable), address), other: (python, proxy or address)}
-        for work in bench_peer.WORKS:
-            messages = max(bench_peer.IN_FLIGHT, round(count * _SHARE[work]))
+        for work in peer.WORKS:
+            messages = max(peer.IN_FLIGHT, round(count * _SHARE[work]))
             taken: dict[str, list[Round]] = {client: [] for client in peers}
             for _ in range(rounds):
                 for client, (interpreter, server) in peers.items():
@@ -67,7 +67,7 @@ def measure_peers(
 
 def _run(python: Path, client: str, work: str, server: str, topic: str, count: int, body_bytes: int) -> Round:
     """One round. `push` reads what the rounds of the other works have stored."""
-    source = Path(bench_peer.__file__).read_text()
+    source = Path(peer.__file__).read_text()
     environment = dict(os.environ)
     if client == "contrailmq":
         environment["PYTHONPATH"] = str(Path(contrailmq.__file__).parents[1])

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from contrailmq.cli import app, bench_codec
-from contrailmq.cli.machine import machine
+from bench import codec
+from bench.__main__ import app
+from bench.machine import machine
 
 
 @pytest.mark.long
 def test_the_codec_and_both_walks_are_measured_beside_a_bare_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_codec, "ROUNDS", 3)
-    done = CliRunner().invoke(app, ["bench", "codec", "--json"])
+    monkeypatch.setattr(codec, "ROUNDS", 3)
+    done = CliRunner().invoke(app, ["codec", "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.output)
     measured = {name for name, value in found.items() if name.endswith("_cpu_us") and value > 0}
@@ -27,7 +28,7 @@ def test_the_codec_and_both_walks_are_measured_beside_a_bare_checksum(monkeypatc
 def test_the_walk_that_is_measured_is_recoverys() -> None:
     from contrailmq.store import log_walk, recovery
 
-    assert bench_codec.walk is recovery.walk is log_walk.walk
+    assert codec.walk is recovery.walk is log_walk.walk
 
 
 def test_the_machine_is_named_by_its_cpu_and_cores(tmp_path: Path) -> None:

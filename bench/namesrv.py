@@ -1,6 +1,6 @@
 """`contrailmq bench namesrv`: GET_ROUTEINFO_BY_TOPIC against our NameServer, beside Apache's when its jars are given.
 
-Both get the same broker with the same topics. The load comes from a process of its own (`bench_namesrv_load`), to one
+Both get the same broker with the same topics. The load comes from a process of its own (`namesrv_load.py`), to one
 server at a time, in alternating rounds, so that whatever else the machine does falls on both; the first round warms up
 and is not counted. Figures: requests a second (median round), CPU time of the server per request and resident memory
 from /proc, and the time from starting the process to its first answer. At the end a broker with 95,000 topics comes and
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from contrailmq.cli.bench_namesrv_load import Load, LoadError, topic_name
+from bench.namesrv_load import Load, LoadError, topic_name
 from contrailmq.cli.machine import surroundings
 from contrailmq.wire.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigWrapper, encode_body
 from contrailmq.wire.codes import RequestCode
@@ -39,7 +39,7 @@ _START_S: Final = 60.0
 _LARGE_TOPICS: Final = 95_000  # nearly as many as a frame holds
 _AFTERWARDS: Final = 300  # routes asked for after the large broker has gone
 _JAVA_MAIN: Final = "org.apache.rocketmq.namesrv.NamesrvStartup"
-_LOAD_MODULE: Final = "contrailmq.cli.bench_namesrv_load"
+_LOAD_MODULE: Final = "bench.namesrv_load"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,8 @@ def _round(server: Server, settings: Settings, *, is_counted: bool) -> None:
     for name in ("seconds", "connections", "depth", "topics"):
         command += [f"--{name}", str(getattr(settings, name))]
     cpu_s = server.cpu_s()
-    done = subprocess.run(command, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise LoadError(f"the load on {server.name} failed: {done.stderr.strip()[-500:]}")
     load = Load(**json.loads(done.stdout))

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from contrailmq.cli.machine import best_cpu_us, machine
+from bench.machine import best_cpu_us, machine
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.frame import FrameParser, ReplyTemplate, encode_request, encode_response
 from contrailmq.wire.header import HOT_DECODERS, decode_any

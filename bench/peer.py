@@ -3,7 +3,7 @@
 The text of this file is also run by interpreters that have another client and no contrailmq, so it imports nothing of
 ours but inside the functions that need it. It prints one JSON object: messages a second and CPU per message.
 
-    python - rocketmq send 127.0.0.1:9876 BenchTopic 2000 1024 < bench_peer.py
+    python - rocketmq send 127.0.0.1:9876 BenchTopic 2000 1024 < bench/peer.py
 """
 
 from __future__ import annotations

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from contrailmq.cli import app
+from bench.__main__ import app
 
 ARGUMENTS = ["--rounds", "2", "--rate", "500", "--seconds", "3", "--due", "300", "--pending", "2000"]
 
 
 @pytest.mark.long
 def test_the_bench_of_timers_delivers_everything_and_prints_its_baseline(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["bench", "timer", *ARGUMENTS, "--dir", str(tmp_path), "--json"])
+    result = CliRunner().invoke(app, ["timer", *ARGUMENTS, "--dir", str(tmp_path), "--json"])
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
     for part in ("load", "load by CPU time", "levels", "levels by CPU time"):

@@ -34,12 +34,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from bench.machine import loop_ns
 from contrailmq.broker.config import BrokerConfig
 from contrailmq.broker.delay import DelayService
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.supervision import Service, Supervisor
 from contrailmq.broker.timers import PORTION, TimerService
-from contrailmq.cli.machine import loop_ns, surroundings
+from contrailmq.cli.machine import surroundings
 from contrailmq.cli.serving import GC_THRESHOLD, settle_memory
 from contrailmq.message import SystemTopic, encode_host, encode_properties, tags_code
 from contrailmq.store import Drive, ManualClock, MessageStore, StoreConfig

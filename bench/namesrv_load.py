@@ -1,6 +1,6 @@
 """The load of `contrailmq bench namesrv`: a process that asks one NameServer for routes over many connections.
 
-    python -m contrailmq.cli.bench_namesrv_load 127.0.0.1:9876 --seconds 5 --connections 64 --depth 8 --topics 1000
+    python -m bench.namesrv_load 127.0.0.1:9876 --seconds 5 --connections 64 --depth 8 --topics 1000
 
 Every connection keeps `depth` requests on their way. Requests are made in advance and answers only counted, by their
 lengths, so that the generator costs a fraction of what a server does; it prints its own CPU time, which tells whether

@@ -27,7 +27,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from contrailmq.cli.machine import loop_ns, surroundings
+from bench.machine import loop_ns
+from contrailmq.cli.machine import surroundings
 from contrailmq.message import Message, encode_properties, tags_code
 from contrailmq.message.checksum import crc32
 from contrailmq.store import Drive, MessageStore, StoreConfig

@@ -1,4 +1,4 @@
-"""The figures of `contrailmq bench spark`: CPU of a family of processes, and the comparison's table."""
+"""The figures of `python -m bench spark`: CPU of a family of processes, and the comparison's table."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from contrailmq.cli import app, bench_spark
-from contrailmq.cli.bench_kafka import KafkaEnvironment, KafkaEnvironmentError, _artifact, find_environment
-from contrailmq.cli.bench_spark import CpuMeter, Process
-from contrailmq.cli.bench_spark_kafka import Case, Round, _line
+from bench import spark
+from bench.__main__ import app
+from bench.kafka import KafkaEnvironment, KafkaEnvironmentError, _artifact, find_environment
+from bench.spark import CpuMeter, Process
+from bench.spark_kafka import Case, Round, _line
 
 
 def test_cpu_never_goes_back_when_processes_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_spark, "_TICKS_PER_S", 1)
+    monkeypatch.setattr(spark, "_TICKS_PER_S", 1)
     driver, jvm, worker = Process(1, 0, 5, 10), Process(2, 1, 6, 20), Process(3, 2, 7, 30)
     stranger = Process(9, 0, 1, 1000)
     tables = [
@@ -33,7 +34,7 @@ def test_cpu_never_goes_back_when_processes_end(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.long
 def test_a_second_core_is_measured_by_turns_and_given_back() -> None:
     before, seen = os.sched_getaffinity(0), []
-    line = bench_spark._second_core(lambda: seen.append(len(os.sched_getaffinity(0))))
+    line = spark._second_core(lambda: seen.append(len(os.sched_getaffinity(0))))
     assert seen == [1, 2, 1, 2, 1, 2]
     assert os.sched_getaffinity(0) == before
     assert re.search(r"target 1.6: \w+; others used \d+\.\d cores", line)
@@ -45,7 +46,7 @@ def test_nothing_is_fetched_for_the_comparison_unless_it_is_asked_for(tmp_path: 
     assert not (tmp_path / "none").exists()
     (tmp_path / "ready").touch()
     assert find_environment(tmp_path, fetch=False).folder == tmp_path
-    done = CliRunner().invoke(app, ["bench", "spark", "--kafka-home", str(tmp_path / "none")])
+    done = CliRunner().invoke(app, ["spark", "--kafka-home", str(tmp_path / "none")])
     assert isinstance(done.exception, KafkaEnvironmentError)
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from contrailmq.cli import app, bench_wire
+from bench import wire
+from bench.__main__ import app
 
 
 def figures(*arguments: str) -> dict[str, object]:
-    done = CliRunner().invoke(app, ["bench", *arguments, "--json"])
+    done = CliRunner().invoke(app, [*arguments, "--json"])
     assert done.exit_code == 0, done.output
     found: dict[str, object] = json.loads(done.output)
     return found
@@ -20,7 +21,7 @@ def figures(*arguments: str) -> dict[str, object]:
 
 @pytest.mark.long
 def test_the_wire_is_measured_in_cpu_time_beside_a_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_wire, "COUNT", 128)
+    monkeypatch.setattr(wire, "COUNT", 128)
     found = figures("wire")
     measured = [value for name, value in found.items() if name.endswith("_cpu_us")]
     assert len(measured) == 8
@@ -40,6 +41,6 @@ def test_the_name_server_is_measured_from_another_process() -> None:
 
 
 def test_a_folder_without_apaches_jars_is_an_error_that_says_so(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["bench", "namesrv", "--rocketmq-lib", str(tmp_path)])
+    done = CliRunner().invoke(app, ["namesrv", "--rocketmq-lib", str(tmp_path)])
     assert done.exit_code == 1
     assert "holds no rocketmq-namesrv jar" in done.output

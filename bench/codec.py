@@ -13,7 +13,7 @@ import zlib
 from mmap import mmap
 from typing import NamedTuple
 
-from contrailmq.cli.machine import best_cpu_us, machine
+from bench.machine import best_cpu_us, machine
 from contrailmq.message import Property, encode_host, encode_properties
 from contrailmq.message.record import RecordView
 from contrailmq.store.log_walk import walk

@@ -1,6 +1,6 @@
 """`contrailmq bench spark --kafka`: our sources, sink and archive beside Spark's own Kafka connector, in one run.
 
-Both sides run in one Spark session of the comparison's environment (bench_kafka.py), on two cores, over the same
+Both sides run in one Spark session of the comparison's environment (kafka.py), on two cores, over the same
 messages: a file store, a topic of ours and a topic of Kafka's, four queues or partitions each. Both brokers are
 processes of their own on this machine, flush in the background and acknowledge every write; their CPU is not counted.
 Every case runs twice unmeasured and then in `rounds` rounds, the sides taking turns; medians are compared. The JVM
@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import contrailmq
-from contrailmq.cli.bench_kafka import KAFKA_VERSION, SPARK_VERSION, KafkaBroker, KafkaEnvironment
-from contrailmq.cli.bench_spark import CpuMeter, write_log
+from bench.kafka import KAFKA_VERSION, SPARK_VERSION, KafkaBroker, KafkaEnvironment
+from bench.spark import CpuMeter, write_log
 from contrailmq.message import ContrailError
 
 _TOPIC: Final = "Orders"  # the one that write_log fills
@@ -106,11 +106,11 @@ def compare(
 
 
 def _in_child(environment: KafkaEnvironment, order: dict[str, object]) -> dict[str, object]:
-    source = str(Path(contrailmq.__file__).parents[1])
+    places = [str(Path(contrailmq.__file__).parents[1]), str(Path(__file__).parents[1])]
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
     done = subprocess.run(
-        [str(environment.python), "-m", "contrailmq.cli.bench_spark_kafka", json.dumps(order)],
-        env={**variables, "PYTHONPATH": source},
+        [str(environment.python), "-m", "bench.spark_kafka", json.dumps(order)],
+        env={**variables, "PYTHONPATH": os.pathsep.join(places)},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from contrailmq.cli.bench_cold import measure_cold
+from bench.cold import measure_cold
 
 
 @pytest.mark.long

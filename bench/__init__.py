@@ -1,0 +1,1 @@
+"""Benchmarks of development; they are no part of the installed package."""

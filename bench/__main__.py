@@ -1,0 +1,217 @@
+"""`python -m bench ...`: what things cost here. Each benchmark prints its settings, and a baseline of the same run.
+
+Runs in the root of the source tree, with the environment of `make install`. `compare.py` beside it stands alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from contrailmq.cli.bench import AsJson, Namesrv, show
+
+app = typer.Typer(help="Measure: CPU microseconds per message and ratios to a baseline.", no_args_is_help=True)
+
+Directory = Annotated[
+    Path | None, typer.Option("--dir", help="Where the temporary store is made (default: the system's directory).")
+]
+
+
+@app.command("codec")
+def codec(
+    body_bytes: Annotated[int, typer.Option(help="Body of the record.")] = 1024,
+    as_json: AsJson = False,
+) -> None:
+    """Encode, decode and walk records in memory, on one core; baseline: a bare CRC-32 of the bodies."""
+    from bench.codec import run_codec_benchmark
+
+    show("record codec, CPU microseconds per record", run_codec_benchmark(body_bytes), as_json=as_json)
+
+
+@app.command("store")
+def store(
+    count: Annotated[int, typer.Option(help="Messages of each measurement.")] = 20_000,
+    body_bytes: Annotated[int, typer.Option(help="Body size.")] = 1024,
+    queues: Annotated[int, typer.Option(help="Queues that the messages are spread over.")] = 4,
+    sync_count: Annotated[int, typer.Option(help="Puts of the SYNC_FLUSH measurements.")] = 512,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put, append, dispatch, get; SYNC_FLUSH against a bare write and fdatasync."""
+    from bench.store import measure_store
+
+    figures = measure_store(
+        count=count, body_bytes=body_bytes, queue_count=queues, sync_count=sync_count, directory=directory
+    )
+    show("store", figures, as_json=as_json)
+
+
+@app.command("recover")
+def recover(
+    mebibytes: Annotated[int, typer.Option(help="Size of the log to recover.")] = 128,
+    body_bytes: Annotated[int, typer.Option(help="Body size.")] = 1024,
+    queues: Annotated[int, typer.Option(help="Queues for a clean start with many of them; 0: none.", min=0)] = 20_000,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Opening after a kill (checksums, queues and index compared), after a clean exit, and with many queues."""
+    from bench.store import measure_recovery
+
+    figures = measure_recovery(
+        log_bytes=mebibytes << 20, body_bytes=body_bytes, queue_count=queues, directory=directory
+    )
+    show("recover", figures, as_json=as_json)
+
+
+@app.command("timer")
+def timer(
+    rounds: Annotated[int, typer.Option(help="Rounds of 4,000 messages for the costs; the least of them counts.")] = 10,
+    rate: Annotated[int, typer.Option(help="Timer messages a second under load.")] = 20_000,
+    seconds: Annotated[float, typer.Option(help="How long the load lasts.")] = 15.0,
+    due: Annotated[int, typer.Option(help="Messages of a delay level that are due together.")] = 10_000,
+    pending: Annotated[int, typer.Option(help="Pending timers for the memory; 0 leaves that out.")] = 1_000_000,
+    body_bytes: Annotated[int, typer.Option(help="Body size.", min=8)] = 256,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Timers and delay levels: CPU per message in and out, lateness under load, memory; baseline: plain puts."""
+    from bench.timer import Settings, measure_timer
+
+    settings = Settings(rounds, rate, seconds, due, pending, body_bytes, directory)
+    show("timer", measure_timer(settings), as_json=as_json)
+
+
+@app.command("wire")
+def wire(
+    body_bytes: Annotated[int, typer.Option(help="Body of the message.")] = 1024,
+    as_json: AsJson = False,
+) -> None:
+    """Parse a send and make its answer, without sockets; baseline: json.loads of the header."""
+    from bench.wire import measure_wire
+
+    show("remoting protocol, CPU microseconds per message", measure_wire(body_bytes), as_json=as_json)
+
+
+@app.command("namesrv")
+def namesrv(
+    rocketmq_lib: Annotated[
+        Path | None,
+        typer.Option("--rocketmq-lib", help="Folder with Apache RocketMQ's jars: measure its NameServer too."),
+    ] = None,
+    topics: Annotated[int, typer.Option(help="Topics of the one broker.")] = 1000,
+    connections: Annotated[int, typer.Option(help="Connections that ask.")] = 64,
+    depth: Annotated[int, typer.Option(help="Requests that each connection keeps on their way.")] = 8,
+    seconds: Annotated[float, typer.Option(help="Length of a round.")] = 5.0,
+    rounds: Annotated[int, typer.Option(help="Counted rounds for each server; one more warms up.")] = 5,
+    java_options: Annotated[str, typer.Option(help="For Apache's NameServer.")] = "-Xmx512m",
+    as_json: AsJson = False,
+) -> None:
+    """Ask a NameServer for routes over many connections, Apache's in alternating rounds when its jars are given."""
+    from bench.namesrv import Settings, measure_namesrv
+    from bench.namesrv_load import LoadError
+
+    settings = Settings(
+        topics=topics,
+        connections=connections,
+        depth=depth,
+        seconds=seconds,
+        rounds=rounds,
+        rocketmq_lib=rocketmq_lib,
+        java_options=java_options,
+    )
+    try:
+        show("NameServer, GET_ROUTEINFO_BY_TOPIC", measure_namesrv(settings), as_json=as_json)
+    except LoadError as exc:
+        typer.echo(f"error: {exc}", err=True)
+        raise typer.Exit(1) from exc
+
+
+@app.callback()
+def _bench() -> None:
+    """Measure: CPU microseconds per message and ratios to a baseline."""
+
+
+@app.command("clients")
+def clients(
+    python: Annotated[
+        Path, typer.Option("--python", help="Interpreter that has rocketmq, rocketmq-client-python or -python-client.")
+    ],
+    proxy: Annotated[
+        str | None, typer.Option("--proxy", help="A proxy of the cluster, for rocketmq-python-client: it speaks gRPC.")
+    ] = None,
+    count: Annotated[int, typer.Option(help="Messages of each round; a fifth where they go one by one.")] = 10_000,
+    body_bytes: Annotated[int, typer.Option(help="Body size.")] = 1024,
+    rounds: Annotated[int, typer.Option(help="Rounds of each client, alternating.")] = 3,
+    namesrv: Namesrv = None,
+    as_json: AsJson = False,
+) -> None:
+    """Our clients beside another Python client, each round a process of its own."""
+    from bench.peers import measure_peers
+
+    figures = measure_peers(python, namesrv, proxy=proxy, count=count, body_bytes=body_bytes, rounds=rounds)
+    show("clients, side by side", figures, as_json=as_json)
+
+
+@app.command("cold")
+def cold(
+    mebibytes: Annotated[int, typer.Option(help="Size of the old part of the log.")] = 1024,
+    rounds: Annotated[int, typer.Option(help="Rounds; each restarts the broker and evicts its log.")] = 3,
+    seconds: Annotated[float, typer.Option(help="Length of each measurement.")] = 3.0,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sends beside a consumer that reads evicted log files; baseline: the same sends alone."""
+    from bench.cold import measure_cold
+
+    figures = measure_cold(mebibytes=mebibytes, rounds=rounds, seconds=seconds, directory=directory)
+    show("a consumer on evicted files", figures, as_json=as_json)
+
+
+@app.command("spark")
+def spark(
+    count: Annotated[int, typer.Option(help="Messages in the log.")] = 1_000_000,
+    body_bytes: Annotated[int, typer.Option(help="Body size.")] = 1024,
+    master: Annotated[str | None, typer.Option("--master", help="Spark master; local[*] unless given.")] = None,
+    kafka: Annotated[
+        bool, typer.Option("--kafka", help="Beside Spark's Kafka connector instead, both in an environment of its own.")
+    ] = False,
+    kafka_home: Annotated[Path | None, typer.Option(help="That environment; in the cache unless given.")] = None,
+    fetch_kafka: Annotated[
+        bool, typer.Option("--fetch-kafka", help="Build the environment if it is missing: 700 MB by pip and Maven.")
+    ] = False,
+    maven_settings: Annotated[
+        Path | None, typer.Option(help="Settings file for Maven; the user's own unless given.", exists=True)
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Measured rounds beside Kafka.")] = 4,
+    java_options: Annotated[
+        str, typer.Option(help="For the JVM of both sides beside Kafka, such as -XX:+UseParallelGC.")
+    ] = "",
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Reading, archiving, rebuilding and verifying a log: on Spark, and by the same kernels in a process pool."""
+    from bench.spark import measure_spark
+
+    if kafka or kafka_home is not None or fetch_kafka:
+        from bench.kafka import find_environment
+        from bench.spark_kafka import compare
+
+        environment = find_environment(kafka_home, fetch=fetch_kafka, maven_settings=maven_settings)
+        compared = compare(
+            environment,
+            count=count,
+            body_bytes=body_bytes,
+            rounds=rounds,
+            directory=directory,
+            java_options=java_options,
+        )
+        show("spark beside kafka", compared, as_json=as_json)
+        return
+    figures = measure_spark(count=count, body_bytes=body_bytes, directory=directory, master=master)
+    show("spark", figures, as_json=as_json)
+
+
+if __name__ == "__main__":
+    app()
