@@ -17,19 +17,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from at_once import AtOnce as AtOnce
-from contrailmq.broker.admin import ClientAdmin, GroupAdmin, OffsetAdmin, ProgressAdmin, RuntimeAdmin, TopicAdmin
 from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.config import BrokerConfig
-from contrailmq.broker.consumer_offsets import OffsetProcessor
 from contrailmq.broker.handlers import Handlers
-from contrailmq.broker.members import MemberProcessor
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.persistence import TableSaver
-from contrailmq.broker.pull import PullProcessor
-from contrailmq.broker.query import QueryProcessor
-from contrailmq.broker.reply import ReplyProcessor
-from contrailmq.broker.retry import RetryProcessor
-from contrailmq.broker.send import SendProcessor
+from contrailmq.broker.processors import Processors
 from contrailmq.broker.topics import saved_batch_topics
 from contrailmq.message import StoredMessage, encode_properties
 from contrailmq.store.clock import ManualClock
@@ -164,26 +157,10 @@ class Bench:
         self.loop = asyncio.new_event_loop()
         self._opaque = itertools.count(1)
         self.saver = self.loop.run_until_complete(self._make_saver())
-        self.send_processor = SendProcessor(self.node)
-        self.pulls = PullProcessor(self.node, self._worker)
-        self.members = MemberProcessor(self.node)
-        self.runtime = RuntimeAdmin(self.node, self.saver, configured=self.send_processor.configure)
-        for processor in (
-            self.send_processor,
-            ReplyProcessor(self.node, self.send_processor),
-            self.pulls,
-            self.members,
-            OffsetProcessor(self.node),
-            RetryProcessor(self.node),
-            QueryProcessor(self.node, self._worker),
-            TopicAdmin(self.node, self.saver),
-            GroupAdmin(self.node, self.saver),
-            ProgressAdmin(self.node),
-            OffsetAdmin(self.node, self.saver),
-            ClientAdmin(self.node),
-            self.runtime,
-        ):
-            processor.register(self.handlers)
+        processors = Processors(self.node, self.saver, self._worker, configured=lambda: None)
+        processors.register(self.handlers)
+        self.send_processor, self.pulls = processors.send, processors.pull
+        self.members, self.runtime = processors.members, processors.runtime
         self.link = Link()
 
     async def _make_saver(self) -> TableSaver:

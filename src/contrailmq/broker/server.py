@@ -22,26 +22,19 @@ from dataclasses import replace
 from typing import Final
 
 from contrailmq._faults import LastingFault
-from contrailmq.broker.admin import ClientAdmin, GroupAdmin, OffsetAdmin, ProgressAdmin, RuntimeAdmin, TopicAdmin
 from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.advertise import advertised_address
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError
 from contrailmq.broker.config_files import ConfigFileError, TableSaveError, save
-from contrailmq.broker.consumer_offsets import OffsetProcessor
 from contrailmq.broker.delay import DelayService
 from contrailmq.broker.handlers import Handlers
 from contrailmq.broker.keeping import TOPICS_FILE
-from contrailmq.broker.members import MemberProcessor
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.offset_journal import NOTE_MS
 from contrailmq.broker.offsets import OFFSETS_FILE
 from contrailmq.broker.persistence import SavePause, TableSaver
-from contrailmq.broker.pull import PullProcessor
-from contrailmq.broker.query import QueryProcessor
+from contrailmq.broker.processors import Processors
 from contrailmq.broker.registration import Registration
-from contrailmq.broker.reply import ReplyProcessor
-from contrailmq.broker.retry import RetryProcessor
-from contrailmq.broker.send import SendProcessor
 from contrailmq.broker.slave_sync import SlaveSync
 from contrailmq.broker.supervision import Service, Supervisor
 from contrailmq.broker.timers import TimerService
@@ -303,25 +296,9 @@ class BrokerServer:
 
     def _register_processors(self) -> None:
         node, handlers = self.node, self.handlers
-        self.send = SendProcessor(node)
-        self.members = MemberProcessor(node)
-        self.runtime = RuntimeAdmin(node, self.saver, configured=self._configured)
-        for processor in (
-            self.send,
-            ReplyProcessor(node, self.send),
-            PullProcessor(node, self._cold_readers),
-            self.members,
-            OffsetProcessor(node),
-            RetryProcessor(node),
-            QueryProcessor(node, self._cold_readers),
-            TopicAdmin(node, self.saver),
-            GroupAdmin(node, self.saver),
-            ProgressAdmin(node),
-            OffsetAdmin(node, self.saver),
-            ClientAdmin(node),
-            self.runtime,
-        ):
-            processor.register(handlers)
+        processors = Processors(node, self.saver, self._cold_readers, configured=self.registration.register_soon)
+        processors.register(handlers)
+        self.send, self.members, self.runtime = processors.send, processors.members, processors.runtime
         self.transactions = TransactionService(node, self._table_worker, self.saver.mark_soon)
         self.transactions.register(handlers)
         self.saver.add(METRICS_FILE, lambda: _fixed(self.transactions.metrics.to_json()))
@@ -415,11 +392,6 @@ class BrokerServer:
                 with contextlib.suppress(TableSaveError):  # logged, and the table saver tries again
                     await self.saver.save(OFFSETS_FILE)
                 self._save_pause.note(time.monotonic() - began_s)
-
-    def _configured(self) -> None:
-        """Settings changed: some are part of every answer, some of what NameServers tell clients."""
-        self.send.configure()
-        self.registration.register_soon()
 
     def _topics_changed(self) -> None:
         self.saver.mark_soon(TOPICS_FILE)
