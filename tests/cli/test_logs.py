@@ -132,7 +132,7 @@ def test_a_directory_of_logs_that_is_gone_stops_nobody_and_is_used_again_when_it
 
 
 @pytest.mark.parametrize("command", ["broker", "namesrv", "up"])
-def test_the_last_line_is_json_too_and_in_the_log_file(tmp_path: Path, command: str) -> None:
+def test_every_line_is_json_and_the_last_one_says_why_it_ends(tmp_path: Path, command: str) -> None:
     flags = ["--set", "listenPort=x"] if command == "namesrv" else ["--set", "fileReservedTime=x"]
     ended = subprocess.run(
         [sys.executable, "-m", "contrailmq", command, *flags, "--log-json"],
@@ -142,8 +142,7 @@ def test_the_last_line_is_json_too_and_in_the_log_file(tmp_path: Path, command: 
         cwd=tmp_path,
     )
     assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
-    said = json.loads(line)
+    *_, said = (json.loads(line) for line in ended.stderr.splitlines())
     assert said["level"] == "ERROR"
     assert "'x'" in said["message"]
 
