@@ -59,6 +59,10 @@ def broker(
             return
         start_logging(LogSettings(log_level, log_file, log_file_mib, log_files, log_json))
         tell_what_runs()
+        if not config.namesrv_addresses:
+            warnings.append(
+                "no NameServer is set, so no client finds this broker: -n HOST:9876 (namesrvAddr) names one"
+            )
         for warning in warnings:
             logging.getLogger("contrailmq").warning("%s", warning)
         tls, outward = server_tls(properties), client_tls(properties)
