@@ -67,7 +67,7 @@ test: $(STAMP)  ## Everything that must pass, on the modules as make install lef
 
 test-plain: $(STAMP) ## The tests of the rooms with compiled modules on the plain sources, without those of kills
 	@echo "==> tests, plain Python"
-	@CONTRAILMQ_PURE=1 CONTRAILMQ_EXPECT=plain $(PYTEST) $(AT_ONCE) -m "not long and not interop and not kills" $(HOT)
+	@CONTRAILMQ_PURE=1 CONTRAILMQ_EXPECT=plain $(PYTEST) $(AT_ONCE) -m "not long and not interop and not kills" $(HOT) tests/simulation
 
 test-long: $(STAMP) ## The full counts of the fault tests, the benchmarks, and what is measured in CPU time
 	@echo "==> long tests"

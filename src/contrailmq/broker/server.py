@@ -45,6 +45,7 @@ from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.descriptors import STORE_DESCRIPTORS
 from contrailmq.store.errors import StoreConfigError
+from contrailmq.store.files import Files
 from contrailmq.store.message_store import Drive, MessageStore
 from contrailmq.store.recorded_settings import recorded_path, settings_to_record
 from contrailmq.wire.connection import SERVER_LIMITS
@@ -89,13 +90,15 @@ class BrokerServer:
         store_config: StoreConfig,
         *,
         clock: Clock | None = None,
+        files: Files | None = None,
         tls: ServerTls | None = None,
         client_tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`tls` is for whoever connects here, `client_tls` for what this broker dials: NameServers, and its master."""
+        """`tls` is for whoever connects here, `client_tls` for what this broker dials: NameServers, and its master.
+        `files` is the store's door to the disk; tests put a faulty one there."""
         self.config = config
         self.clock = clock or SystemClock()
-        self.store = MessageStore(store_config, clock=self.clock, drive=Drive.LOOP)
+        self.store = MessageStore(store_config, files=files, clock=self.clock, drive=Drive.LOOP)
         self.handlers = Handlers()
         self.supervisor = Supervisor(self.store.store_clock.look, self._gave_up)
         self.failed: asyncio.Event = asyncio.Event()

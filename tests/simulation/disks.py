@@ -1,0 +1,323 @@
+"""Disks: real small files, and what of them a power cut leaves.
+
+A disk is a directory. Beside the files, which hold what programs wrote (the page cache), it keeps for each inode what
+the last sync covered, and for each directory the names that its last sync covered. `cut_power` builds from the two what
+is left: of every page written since the last sync the dice say whether it reached the platter, torn within a page or
+not; a directory has its synced names, or those of the moment. So pages reach the disk in any order, as on real ones.
+
+Writes through a mapping are no calls, so nothing is recorded when bytes are written, only when they are synced: the
+whole file, or the range of an msync, is copied. Log files in a simulation are small, and so that is cheap.
+
+Syncs take virtual time. A disk may stall (no sync returns meanwhile), fail syncs, and be full.
+
+`SimulatedFiles` is the store's door (`contrailmq.store.files`). Tables and settings are saved through plain Python
+files and `os.fsync`, which `patches.py` leads here as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from contrailmq.store import store_lock
+from contrailmq.store.files import DiskUsage, Files, SyncError
+from simulation.world import MICROSECOND_NS, MILLISECOND_NS, World
+
+if TYPE_CHECKING:
+    from simulation.network import Host
+
+DIRECTORY: Final = -1  # in place of an inode
+PAGE_BYTES: Final = 4096
+SECTOR_BYTES: Final = 512
+TERABYTE: Final = 1 << 40
+
+
+class Loss(Enum):
+    """What a cut does to bytes that no sync has covered."""
+
+    DICE = "any page may be lost"
+    TORN = "any sector may be lost"
+    EVERYTHING = "all of them are lost"
+
+
+class Disk:
+    """The disk of one host."""
+
+    def __init__(self, world: World, host: Host, path: Path) -> None:
+        self.world, self.host, self.path = world, host, path.resolve()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.sync_ns_min, self.sync_ns_max = 50 * MICROSECOND_NS, 3 * MILLISECOND_NS
+        self.loss = Loss.DICE
+        self.fails_syncs = False
+        self.stalled_until_ns = 0
+        self.free_bytes = TERABYTE
+        self.syncs = 0
+        self.written_ms: dict[int, int] = {}  # inode -> when it was written, by the node's clock
+        self._contents: dict[int, bytearray] = {}  # inode -> what is durable of it
+        self._names: dict[Path, dict[str, int]] = {}  # directory -> its durable names
+        self._kept: dict[int, int] = {}  # inode -> a descriptor, so that its number is not given to another file
+
+    # --- syncs
+
+    def sync(self, descriptor: int) -> None:
+        """fsync of a file: what it held when the sync began is durable when it returns."""
+        number = os.fstat(descriptor).st_ino
+        self._keep(number, descriptor)
+        content = bytearray(_content_of(self._kept[number]))  # the given one may be for writing only
+        self._take_time()
+        self._contents[number] = content
+
+    def sync_range(self, number: int, view: memoryview, start: int) -> None:
+        """msync of a part: the pages of [start, start + len(view)) become durable."""
+        data = bytes(view)
+        self._take_time()
+        content = self._contents.setdefault(number, bytearray())
+        if len(content) < start + len(data):
+            content.extend(bytes(start + len(data) - len(content)))
+        content[start : start + len(data)] = data
+
+    def sync_directory(self, path: Path) -> None:
+        names = _names_of(path)
+        self._take_time()
+        self._names[path] = names
+
+    def sync_everything(self) -> None:
+        """syncfs."""
+        contents, names = {}, {}
+        for directory, _, files in os.walk(self.path):
+            names[Path(directory)] = _names_of(Path(directory))
+            for file in files:
+                with _opened(Path(directory) / file) as descriptor:
+                    number = os.fstat(descriptor).st_ino
+                    self._keep(number, descriptor)
+                    contents[number] = bytearray(_content_of(descriptor))
+        self._take_time()
+        self._contents.update(contents)
+        self._names.update(names)
+
+    def created(self, descriptor: int) -> None:
+        number = os.fstat(descriptor).st_ino
+        self._keep(number, descriptor)
+        self._contents[number] = bytearray()
+
+    def _take_time(self) -> None:
+        """The waiting of a sync, and what may come of it."""
+        world = self.world
+        self.syncs += 1
+        if world.running is not None and not world.is_over:
+            waits_ns = world.random.randint(self.sync_ns_min, self.sync_ns_max)
+            world.park(max(waits_ns, self.stalled_until_ns - world.now_ns))
+        if self.fails_syncs:
+            raise SyncError(errno.EIO, "a simulated disk: Input/output error")
+
+    # --- what happens to it
+
+    def stall(self, seconds: float) -> None:
+        """No sync returns for so long."""
+        self.world.note(f"stall {self.host.name}")
+        self.stalled_until_ns = self.world.now_ns + round(seconds * 1e9)
+
+    def owner_died(self) -> None:
+        """Locks of a process go with it."""
+        for path in [path for path in store_lock._open_here if path.is_relative_to(self.path)]:
+            store_lock._open_here.discard(path)
+
+    def cut_power(self) -> None:
+        """Replace the files by what a power cut leaves of them."""
+        fresh = self.path.with_name(self.path.name + ".after")
+        fresh.mkdir()
+        self._build(self.path, fresh)
+        shutil.rmtree(self.path)
+        fresh.rename(self.path)
+        self._forget()
+        for directory, _, files in os.walk(self.path):  # what is there now was on the platter
+            self._names[Path(directory)] = _names_of(Path(directory))
+            for file in files:
+                with _opened(Path(directory) / file) as descriptor:
+                    number = os.fstat(descriptor).st_ino
+                    self._keep(number, descriptor)
+                    self._contents[number] = bytearray(_content_of(descriptor))
+
+    def close(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        for descriptor in self._kept.values():
+            os.close(descriptor)
+        self._kept.clear()
+        self._contents.clear()
+        self._names.clear()
+
+    def _build(self, directory: Path, target: Path) -> None:
+        chance = self.world.random
+        durable, newest = self._names.get(directory, {}), _names_of(directory)
+        names = durable if self.loss is Loss.EVERYTHING or chance.random() < 0.5 else newest
+        for name, number in sorted(names.items()):
+            if number == DIRECTORY:
+                (target / name).mkdir()
+                self._build(directory / name, target / name)
+            else:
+                (target / name).write_bytes(self._left_of(number, directory / name))
+
+    def _left_of(self, number: int, path: Path) -> bytes:
+        durable = self._contents.get(number, bytearray())
+        if self.loss is Loss.EVERYTHING:
+            return bytes(durable)
+        kept = self._kept.get(number)
+        newest = _content_of(kept) if kept is not None else path.read_bytes()
+        if newest == durable:
+            return newest
+        chance = self.world.random
+        unit = PAGE_BYTES if self.loss is Loss.DICE else SECTOR_BYTES
+        size = len(newest) if chance.random() < 0.5 else len(durable)
+        left, new, bias = bytearray(durable.ljust(size, b"\0")[:size]), newest.ljust(size, b"\0"), chance.random()
+        for start in range(0, size, unit):
+            if left[start : start + unit] != new[start : start + unit] and chance.random() < bias:
+                left[start : start + unit] = new[start : min(start + unit, size)]
+        return bytes(left)
+
+    def _keep(self, number: int, descriptor: int) -> None:
+        if number not in self._kept:
+            self._kept[number] = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+
+
+class SimulatedFiles(Files):
+    """The store's file layer on a simulated disk."""
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__()
+        self._disk = disk
+        self._inodes: dict[int, int] = {}  # id(mapping) -> inode
+
+    def open(self, path: Path | str, *, writable: bool = True, create: bool = False) -> int:
+        is_new = create and not os.path.exists(path)
+        descriptor = super().open(path, writable=writable, create=create)
+        if is_new:
+            self._disk.created(descriptor)
+        return descriptor
+
+    def pwrite(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        self._check_room(len(data) if position + len(data) > os.fstat(descriptor).st_size else 0)
+        super().pwrite(descriptor, data, position)
+        self._written(os.fstat(descriptor).st_ino)
+
+    def allocate(self, descriptor: int, size_bytes: int, position: int = 0) -> None:
+        self._check_room(position + size_bytes - os.fstat(descriptor).st_size)
+        os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, position + size_bytes))  # tmpfs would make pages
+        self._written(os.fstat(descriptor).st_ino)
+
+    def map(self, descriptor: int, size_bytes: int, *, writable: bool) -> mmap.mmap:
+        mapping = super().map(descriptor, size_bytes, writable=writable)
+        self._inodes[id(mapping)] = os.fstat(descriptor).st_ino
+        return mapping
+
+    def sync(self, descriptor: int) -> None:
+        self._disk.sync(descriptor)
+        self._written(os.fstat(descriptor).st_ino)
+
+    def start_writing(self, descriptor: int) -> None:
+        return
+
+    def sync_map(self, mapping: mmap.mmap, start: int, size_bytes: int) -> None:
+        base = start - start % mmap.PAGESIZE
+        number = self._inodes[id(mapping)]
+        self._disk.sync_range(number, memoryview(mapping)[base : start + size_bytes], base)
+        self._written(number)
+
+    def sync_directory(self, path: Path) -> None:
+        self._disk.sync_directory(Path(path).resolve())
+
+    def sync_filesystem(self, path: Path) -> bool:
+        self._disk.sync_everything()
+        return True
+
+    def prefault(self, mapping: mmap.mmap, start: int, size_bytes: int) -> bool:
+        return True
+
+    def is_resident(self, mapping: mmap.mmap, start: int, size_bytes: int) -> bool:
+        return True
+
+    def release_pages(self, mapping: mmap.mmap, start: int, size_bytes: int) -> bool:
+        return True
+
+    def lock_memory(self, mapping: mmap.mmap) -> None:
+        return
+
+    def unlock_memory(self, mapping: mmap.mmap) -> None:
+        return
+
+    def mtime_ms(self, path: Path) -> int:
+        return self._disk.written_ms.get(os.stat(path).st_ino, 0) or self._now_ms()
+
+    def disk_usage(self, path: Path) -> DiskUsage:
+        free = self._disk.free_bytes
+        return DiskUsage(2 * TERABYTE, 2 * TERABYTE - free, free)
+
+    def lock_file(self, descriptor: int) -> int:
+        return 0  # a second process on the same directory is not simulated
+
+    def lock_owner(self, descriptor: int) -> int:
+        return 0
+
+    def boot_id(self) -> str:
+        return f"{self._disk.host.name}-{self._disk.host.boot}"
+
+    def raise_descriptor_limit(self) -> int:
+        return 65_536
+
+    def _check_room(self, more_bytes: int) -> None:
+        if more_bytes > self._disk.free_bytes:
+            raise OSError(errno.ENOSPC, "No space left on a simulated disk")
+
+    def _written(self, number: int) -> None:
+        self._disk.written_ms[number] = self._now_ms()
+
+    def _now_ms(self) -> int:
+        running = self._disk.world.running
+        return 0 if running is None else running.node.clock.wall_ns() // MILLISECOND_NS
+
+
+def fsync_in(world: World, real_fsync: Callable[[int], None]) -> Callable[[int], None]:
+    """`os.fsync` for whoever writes tables and settings: of a file, or of a directory."""
+
+    def fsync(descriptor: int) -> None:
+        running = world.running
+        disk = running.node.disk if running is not None else None
+        if disk is None:
+            real_fsync(descriptor)
+            return
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.is_dir():
+            disk.sync_directory(path)
+        else:
+            disk.sync(descriptor)
+
+    return fsync
+
+
+def _names_of(path: Path) -> dict[str, int]:
+    try:
+        with os.scandir(path) as entries:
+            return {entry.name: DIRECTORY if entry.is_dir() else entry.inode() for entry in entries}
+    except FileNotFoundError:
+        return {}
+
+
+def _content_of(descriptor: int) -> bytes:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

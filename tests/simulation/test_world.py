@@ -1,0 +1,145 @@
+"""The world itself, under the smallest programs that there are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from simulation.echo import EchoWorld, trace_of
+from simulation.nodes import Node
+
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def test_one_seed_gives_one_trace_and_another_seed_another() -> None:
+    first = trace_of(7)
+    assert trace_of(7) == first
+    assert trace_of(8) != first
+
+
+def test_a_process_with_other_hashes_repeats_the_trace_of_a_seed() -> None:
+    def of_process(hash_seed: str) -> str:
+        environment = os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS.parent / 'src'}", "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-m", "simulation.echo", "7"]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert of_process("1") == of_process("2") == trace_of(7)
+
+
+def test_no_real_time_passes() -> None:
+    began_s = time.perf_counter()
+    with EchoWorld(1) as echo:
+        assert echo.heard_within(900.0) == pytest.approx(895, abs=10)
+        assert echo.world.now_s >= 900
+    assert time.perf_counter() - began_s < 60
+
+
+def test_the_real_doors_are_back_afterwards() -> None:
+    doors = (time.monotonic, time.sleep, threading.Lock, threading.Thread, socket.socket, os.getpid, os.fsync)
+    with EchoWorld(1) as echo:
+        echo.world.run_for(1)
+        assert time.sleep is not doors[1]
+    assert (time.monotonic, time.sleep, threading.Lock, threading.Thread, socket.socket, os.getpid, os.fsync) == doors
+
+
+def test_a_killed_process_hangs_up_and_its_port_refuses() -> None:
+    with EchoWorld(2) as echo:
+        assert echo.heard_within(5) >= 4
+        echo.server.kill()
+        assert echo.heard_within(5) <= 1
+        assert set(echo.caller.errors) <= {"EOFError", "ConnectionResetError", "ConnectionRefusedError"}
+        assert "ConnectionRefusedError" in echo.caller.errors
+        echo.start_server()
+        assert echo.heard_within(5) >= 3
+
+
+def test_a_machine_without_power_says_nothing_and_resets_what_it_does_not_know_when_it_is_back() -> None:
+    with EchoWorld(3) as echo:
+        echo.heard_within(5)
+        echo.server.cut_power()
+        assert echo.heard_within(30) <= 1
+        assert echo.caller.errors == []  # half-open: the caller waits for an answer
+        echo.server_host.come_up()
+        echo.start_server()
+        assert echo.heard_within(10) >= 5
+        assert echo.caller.errors[:1] == ["ConnectionResetError"]
+
+
+def test_a_one_way_partition_holds_answers_back_and_loses_none() -> None:
+    with EchoWorld(4) as echo:
+        echo.heard_within(5)
+        answers = echo.network.link(echo.server_host, echo.caller_host)
+        answers.cut()
+        assert echo.heard_within(60) <= 1
+        answers.mend()
+        assert echo.heard_within(5) >= 3
+        assert echo.caller.errors == []
+        assert [line for _, line in echo.caller.heard] == [b"%d\n" % n for n in range(1, len(echo.caller.heard) + 1)]
+
+
+def test_a_paused_process_answers_when_it_goes_on() -> None:
+    with EchoWorld(5) as echo:
+        echo.heard_within(5)
+        echo.server.pause()
+        assert echo.heard_within(60) <= 1
+        echo.server.resume()
+        assert echo.heard_within(5) >= 3
+        assert echo.caller.errors == []
+
+
+def test_connections_that_are_reset_are_dialled_again() -> None:
+    with EchoWorld(6) as echo:
+        echo.heard_within(5)
+        assert echo.network.reset_connections(echo.server_host, echo.caller_host) == 1
+        assert echo.heard_within(10) >= 7
+        assert echo.caller.errors == ["ConnectionResetError"]
+
+
+def test_clocks_jump_and_drift_and_timers_follow_the_monotonic_one() -> None:
+    async def slept(node: Node) -> tuple[float, float]:
+        wall_s, monotonic_s = time.time(), time.monotonic()
+        await asyncio.sleep(100)
+        return time.time() - wall_s, time.monotonic() - monotonic_s
+
+    with EchoWorld(9) as echo:
+        node = Node(echo.network, "sleeper", echo.caller_host).start(slept)
+        node.clock.set_rate(2_000_000)
+        echo.world.run_for(10)
+        node.clock.jump(-3600)
+        began_s = echo.world.now_s - 10
+        assert echo.world.run_until(lambda: node.is_done, within_s=100)
+        assert echo.world.now_s - began_s == pytest.approx(50, abs=0.01)  # the clock runs twice as fast
+        assert node.result == pytest.approx((100 - 3600, 100), abs=0.01)
+
+
+def test_threads_of_a_node_exclude_each_other_and_wait() -> None:
+    async def count(node: Node) -> tuple[int, int]:
+        lock, total, inside, most = threading.Lock(), 0, 0, 0
+
+        def work() -> None:
+            nonlocal total, inside, most
+            for _ in range(50):
+                with lock:
+                    inside += 1
+                    most = max(most, inside)
+                    seen = total
+                    time.sleep(0.001)
+                    total = seen + 1
+                    inside -= 1
+
+        node.is_preemptive = True
+        await asyncio.gather(*(asyncio.to_thread(work) for _ in range(4)))
+        return total, most
+
+    with EchoWorld(10) as echo:
+        node = Node(echo.network, "counter", echo.caller_host).start(count)
+        assert echo.world.run_until(lambda: node.is_done, within_s=10)
+        assert node.result == (200, 1)
