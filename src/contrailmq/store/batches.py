@@ -1,27 +1,22 @@
-"""The records of a client's batch, made in two passes over its parts; see CommitLog.append_batch.
+"""The parts of a client's batch, and the drafts of their records; see CommitLog.append_batch.
 
-The first pass needs no lock: it cuts the batch into parts and finds in their properties what a put and dispatch ask
-for. The second one knows the places: it writes the records and what dispatch is told of them. A batch has a thousand
+One pass cuts the batch into parts and finds in their properties what a put and dispatch ask for. A batch has a thousand
 parts, so little is made of each.
 """
 
 from __future__ import annotations
 
-import struct
 from typing import Final, NamedTuple
 
-from librt.strings import BytesWriter, read_i16_be, read_i32_be, write_i16_be, write_i32_be, write_i64_be
+from librt.strings import read_i16_be, read_i32_be
 
 from contrailmq.message import Property
 from contrailmq.message.batch import BATCH_PART_BYTES_MIN, bad_batch
-from contrailmq.message.checksum import crc32
 from contrailmq.message.hashing import java_hash_within
 from contrailmq.message.property_text import Keys, closed, key_of
 from contrailmq.store.keys import add_key_hashes
-from contrailmq.store.queue_state import DispatchFact, QueueState
-from contrailmq.store.record import MAGIC_V1
+from contrailmq.store.queue_state import Draft, QueueState
 
-_ALIKE: Final = struct.Struct(">iq8sq8siq")  # the part of a head that all records of a batch share
 _FLAG_AT: Final = 12  # in a part, see message/batch.py
 _BODY_BYTES_AT: Final = 16
 _BODY_AT: Final = 20
@@ -100,59 +95,13 @@ def read_parts(batch: bytes, state: QueueState) -> Parts:
     return Parts(parts, is_delayed, suspects)
 
 
-def plain_sizes(parts: list[Part], overhead_bytes: int) -> list[int]:
-    """Of the records that `write_records` makes."""
-    return [overhead_bytes + len(body) + len(properties) for _, body, properties, _, _ in parts]
-
-
-def write_records(
-    parts: list[Part],
-    sizes: list[int],
-    offsets: list[int],
-    state: QueueState,
-    sys_flag: int,
-    born_time_ms: int,
-    born_host: bytes,
-    store_time_ms: int,
-    store_host: bytes,
-    reconsume_times: int,
-) -> bytes:
-    """The records, V1 and with IPv4 hosts, from the queue's next offset on. struct.error when a number does not fit."""
-    alike = _ALIKE.pack(sys_flag, born_time_ms, born_host, store_time_ms, store_host, reconsume_times, 0)
-    topic_part, queue_id, queue_offset = state.topic_part, state.queue_id, state.next_offset
-    records = BytesWriter()
-    for number, (flag, body, properties, _, _) in enumerate(parts):
-        write_i32_be(records, sizes[number])
-        write_i32_be(records, MAGIC_V1)
-        write_i32_be(records, crc32(body) & 0x7FFFFFFF)
-        write_i32_be(records, queue_id)
-        write_i32_be(records, flag)
-        write_i64_be(records, queue_offset + number)
-        write_i64_be(records, offsets[number])
-        records.write(alike)
-        write_i32_be(records, len(body))
-        records.write(body)
-        records.write(topic_part)
-        write_i16_be(records, len(properties))
-        records.write(properties)
-    return records.getvalue()
-
-
-def facts_of(
-    parts: list[Part],
-    offsets: list[int],
-    sizes: list[int],
-    state: QueueState,
-    first_queue_offset: int,
-    sys_flag: int,
-    store_time_ms: int,
-) -> list[DispatchFact]:
-    """What dispatch is told of the records."""
-    facts: list[DispatchFact] = []
-    for number, (_, _, properties, code, hashes) in enumerate(parts):
-        offset, size, queue_offset = offsets[number], sizes[number], first_queue_offset + number
-        facts.append((state, offset, size, code, store_time_ms, queue_offset, hashes, sys_flag, properties))
-    return facts
+def drafts_of(parts: list[Part], state: QueueState, sys_flag: int) -> list[Draft]:
+    """Of plain records of the parts."""
+    overhead_bytes = state.overhead_bytes
+    return [
+        (state, overhead_bytes + len(body) + len(properties), 1, code, hashes, sys_flag, properties)
+        for _, body, properties, code, hashes in parts
+    ]
 
 
 def _asks_delay(value: bytes) -> bool:

@@ -122,27 +122,19 @@ class Putter:
         host = self._store_host
         ids = create_unique_ids(len(messages))
         news = [_new_record(message, ids[number]) for number, message in enumerate(messages)]
+        appended = self._log.append_many(news, queue_id, born_time_ms=started_ms, host=host)
+        took = max(0, self._now_ms() - started_ms)
         results: list[PutResult] = []
         failed, end = 0, -1
-        while len(results) < len(news):
-            # All in one go; the one that needs more (a new queue or file, a refusal) alone, and on from there.
-            rest = news[len(results) :] if results else news
-            facts = self._log.append_many(rest, queue_id, born_time_ms=started_ms, host=host)
-            took = max(0, self._now_ms() - started_ms)
-            for number, fact in enumerate(facts):
-                _, offset, size, _, time_ms, queue_offset, _, _, _ = fact
-                key = rest[number][5]
-                results.append(
-                    _result(PutResult, (_PUT_OK, key, queue_id, queue_offset, offset, size, time_ms, host, "", took))
-                )
+        for number, (status, offset, size, queue_offset, time_ms, reason) in enumerate(appended):
+            key = news[number][5]
+            results.append(
+                _result(PutResult, (status, key, queue_id, queue_offset, offset, size, time_ms, host, reason, took))
+            )
+            if status is _PUT_OK:
                 end = offset + size
-            if len(results) < len(news):
-                result = self._append_new(news[len(results)], queue_id, started_ms, 0, started_ms, host)
-                results.append(result)
-                if result.status is _PUT_OK:
-                    end = result.physical_offset + result.size_bytes
-                else:
-                    failed += 1
+            else:
+                failed += 1
         self._stats.put_failed_count += failed
         if failed == len(results):
             if results:

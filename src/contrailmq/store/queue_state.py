@@ -109,5 +109,9 @@ DispatchFact = tuple[QueueState, int, int, int, int, int, list[int], int, bytes]
 state, physical offset, size in bytes, tags code, store time (ms), queue offset, key hashes (keys.py), system flag and
 properties."""
 
+Draft = tuple[QueueState, int, int, int, list[int], int, bytes]
+"""A record on its way into the log: state, size in bytes, how many offsets of its queue it takes (none when PREPARED or
+ROLLBACK), tags code, key hashes, system flag and properties."""
+
 NewRecord = tuple[str, bytes, bytes, int, str | None, str | None, str | None, int]
 """topic, body, properties, tags code, keys, unique key, tags, flag"""

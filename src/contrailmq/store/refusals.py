@@ -131,13 +131,13 @@ def batch_refusal(count: int, sys_flag: int, *, is_delayed: bool) -> AppendResul
 
 
 def message_refusal(
-    body_bytes: int, properties: bytes, size: int, *, body_bytes_max: int, size_max: int
+    body_bytes: int, properties_bytes: int, size: int, *, body_bytes_max: int, size_max: int
 ) -> AppendResult | None:
     """The first rule that the message itself breaks."""
-    if len(properties) > PROPERTIES_BYTES_MAX:
+    if properties_bytes > PROPERTIES_BYTES_MAX:
         return AppendResult(
             PutStatus.PROPERTIES_SIZE_EXCEEDED,
-            reason=f"the properties take {len(properties)} bytes, the limit is {PROPERTIES_BYTES_MAX}: "
+            reason=f"the properties take {properties_bytes} bytes, the limit is {PROPERTIES_BYTES_MAX}: "
             "move data into the body",
         )
     if body_bytes > body_bytes_max:
