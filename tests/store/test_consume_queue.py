@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import errno
 import struct
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from contrailmq.message import SysFlag
 from contrailmq.store import Boundary, Files
 from contrailmq.store.consume_queue import ConsumeQueue
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.descriptors import FEW, DescriptorCache, capacity_for, ceiling_for, file_name
+from contrailmq.store.queue_state import DispatchFact, QueueState
 from contrailmq.store.queue_unit import PRE_BLANK, PRE_BLANK_SIZE, UNIT_BYTES, Unit, pack_unit
 
 FILE_UNITS = 10
@@ -46,6 +51,60 @@ def fill(table: ConsumeQueueTable, begin: int, end: int, *, topic: str = "Orders
     queue = table.get(topic, 0)
     assert queue is not None
     return queue
+
+
+records = st.tuples(st.sampled_from(["T", "U", "Inner"]), st.integers(-2, 3), st.booleans(), st.integers(0, 9))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(st.lists(records, max_size=40), st.integers(1, 7), st.sampled_from([0, 100]))
+def test_units_that_come_together_are_those_that_come_one_by_one(
+    made: list[tuple[str, int, bool, int]], chunk: int, ext_file_bytes: int
+) -> None:
+    """Repeated records, gaps, records that are in no queue, batch queues and extensions, in chunks of any length."""
+    states = {topic: QueueState(topic, 0, 0) for topic in ("T", "U", "Inner")}
+    ends = dict.fromkeys(states, 0)
+    facts: list[DispatchFact] = []
+    expected: dict[str, dict[int, Unit]] = {"T": {}, "U": {}}
+    for number, (topic, ahead, is_prepared, code) in enumerate(made):
+        offset, physical_offset = max(0, ends[topic] + ahead), number * 100
+        flags = SysFlag.TRANSACTION_PREPARED if is_prepared else 0
+        properties = b""
+        if topic == "Inner":
+            flags |= SysFlag.INNER_BATCH
+            properties = b"INNER_NUM\x013\x02INNER_BASE\x01%d\x02" % offset
+        facts.append((states[topic], physical_offset, 100, code, 5, offset, [], flags, properties))
+        if not is_prepared and offset >= ends[topic]:
+            ends[topic] = offset + (3 if topic == "Inner" else 1)
+            if topic != "Inner":
+                expected[topic][offset] = Unit(physical_offset, 100, code)
+    with tempfile.TemporaryDirectory() as directory:
+        seen = []
+        for way in ("one by one", "together"):
+            table = ConsumeQueueTable(
+                Path(directory) / way / "consumequeue", file_bytes=FILE_BYTES, files=Files(), open_files_max=16,
+                ext_file_bytes=ext_file_bytes, batch_topics={"Inner"},
+            )  # fmt: skip
+            for begin in range(0, len(facts), chunk):
+                if way == "together":
+                    table.append_all(facts[begin : begin + chunk])
+                    continue
+                for fact in facts[begin : begin + chunk]:
+                    table.append_fact(fact)
+            units = {queue.topic: dict(queue.scan(0, queue.max_offset)) for queue in table}
+            for topic, known in units.items():
+                found = {offset: unit for offset, unit in known.items() if not unit.is_pre_blank}
+                if ext_file_bytes:
+                    for offset, unit in found.items():
+                        code = table.extension_code(topic, 0, unit.tags_code)
+                        assert code is not None
+                        found[offset] = unit._replace(tags_code=code)
+                assert found == expected[topic]
+            assert table.next_offsets() == {(topic, 0): end for topic, end in ends.items() if end}
+            seen.append((units, table.next_offsets(), table.last_physical_offset, table.last_store_time_ms))
+            seen[-1] = (*seen[-1], table.flush())
+            table.close()
+        assert seen[0] == seen[1]
 
 
 def reload(root: Path) -> ConsumeQueue:
@@ -136,7 +195,7 @@ def test_pre_blank_units_alone_are_no_data(tmp_path: Path) -> None:
     table.flush()
     queue = reload(tmp_path)
     assert (queue.min_offset, queue.max_offset, queue.physical_max) == (13, 13, -1)
-    assert queue.append(13, physical_offset=50, size_bytes=10, tags_code=0)
+    assert not queue.has(13, 60)
 
 
 def test_a_gap_becomes_pre_blank_so_that_offsets_keep_their_places(tmp_path: Path) -> None:
@@ -302,7 +361,7 @@ def test_units_that_a_read_took_along_are_forgotten_when_the_queue_changes_under
     ]
 
     loaded = reload(tmp_path)  # looks behind the end for it: those zeros must not be served once units stand there
-    loaded.append(8, physical_offset=70_000, size_bytes=100, tags_code=1)
+    loaded.extend(8, pack_unit(70_000, 100, 1), 70_100)
     loaded.write_pending()
     assert loaded.unit_at(7) == Unit(50_700, 100, 49)
     assert loaded.unit_at(8) == Unit(70_000, 100, 1)
@@ -373,7 +432,7 @@ def test_what_a_queue_of_one_file_holds_is_read_off_its_first_page(
     assert queue.ends_in_rubbish == content.endswith(b"\xff")
     assert files.counts["open"] == 1
     assert files.counts["pread"] <= reads
-    queue.append(queue.max_offset, physical_offset=9_000, size_bytes=100, tags_code=7)
+    table.append("Orders", 0, queue.max_offset, 9_000, 100, 7, 1)
     table.flush()
     assert queue.unit_at(limits[1]) == Unit(9_000, 100, 7)
 

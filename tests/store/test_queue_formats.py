@@ -162,6 +162,20 @@ def test_a_unit_too_large_for_a_file_leaves_the_plain_code_in_the_queue(tmp_path
     assert (tmp_path / "consumequeue_ext/Orders/0").is_dir()
 
 
+def test_a_unit_after_a_gap_has_its_extension_too(tmp_path: Path) -> None:
+    table = ConsumeQueueTable(
+        tmp_path / "consumequeue", file_bytes=200, files=Files(), open_files_max=4, ext_file_bytes=100
+    )
+    table.append("Orders", 0, 0, 0, 50, 77, 1000, b"first")
+    table.append("Orders", 0, 3, 50, 50, 78, 1001, b"after")
+    queue = table.get("Orders", 0)
+    assert queue is not None
+    assert table.ext is not None
+    unit = queue.unit_at(3)
+    assert unit is not None
+    assert table.ext.get("Orders", 0, unit.tags_code) == ExtUnit(78, 1001, b"after")
+
+
 @pytest.mark.parametrize("damage", [b"", b"\xff" * 40, bytes(40)])
 def test_an_unreadable_extension_is_no_extension(damage: bytes, tmp_path: Path) -> None:
     ext = make_ext(tmp_path)

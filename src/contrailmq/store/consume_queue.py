@@ -7,7 +7,7 @@ with *pre-blank* units (0, 2147483647, 0): they keep every later unit at its add
 
 How units get to the file
 -------------------------
-`append` adds 20 bytes to `pending`; nothing else happens on the hot path. Pending units are readable like all others.
+`extend` adds 20 bytes to `pending`; nothing else happens on the hot path. Pending units are readable like all others.
 They are written with one `pwrite` per queue when 40 KB have gathered, when the table's housekeeping comes by, and at
 close. The file is sparse and never mapped for writing: a full disk is an errno here and not a signal. Losing pending
 units costs nothing, because recovery walks the log from the last checkpoint and puts them back; for the same reason
@@ -43,7 +43,7 @@ from contrailmq.message.checksum import crc32
 from contrailmq.store.descriptors import DescriptorCache, file_base, file_name
 from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.files import Files
-from contrailmq.store.queue_unit import PRE_BLANK, UNIT_BYTES, Boundary, Unit, pack_unit, unpack_unit, unpack_units
+from contrailmq.store.queue_unit import PRE_BLANK, UNIT_BYTES, Boundary, Unit, unpack_unit, unpack_units
 from contrailmq.store.record import RECORD_BYTES_MIN
 
 _log = logging.getLogger(__name__)
@@ -136,19 +136,12 @@ class ConsumeQueue:
 
     # --- writing
 
-    def append(self, queue_offset: int, *, physical_offset: int, size_bytes: int, tags_code: int) -> bool:
-        """Add the unit of one message; False when the queue has it already.
+    def has(self, queue_offset: int, physical_end: int) -> bool:
+        """Whether the unit of a record is in already. After a restart a record may be dispatched twice.
 
-        The table has the same lines inlined for the case that everything fits; see ConsumeQueueTable.append.
+        Java compares ends of records, not queue offsets.
         """
-        assert size_bytes > 0
-        assert physical_offset >= 0
-        end = physical_offset + size_bytes
-        # Java compares ends of records, not queue offsets: after a restart a record may be dispatched twice.
-        if end <= self.physical_max or queue_offset < self.max_offset:
-            return False
-        self.extend(queue_offset, pack_unit(physical_offset, size_bytes, tags_code), end)
-        return True
+        return physical_end <= self.physical_max or queue_offset < self.max_offset
 
     def extend(self, queue_offset: int, unit: bytes, physical_end: int) -> None:
         """Put a unit at or after the end; what lies between becomes pre-blank."""

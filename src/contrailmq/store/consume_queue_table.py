@@ -111,6 +111,8 @@ class ConsumeQueueTable:
 
         `bit_map` goes into the extension, if those are on.
         """
+        assert size_bytes > 0
+        assert physical_offset >= 0
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             if self.batches.holds(topic):
@@ -119,37 +121,36 @@ class ConsumeQueueTable:
                 return
             queue = self.find_or_create(topic, queue_id)
         end = physical_offset + size_bytes
-        if queue.max_offset == queue_offset and end > queue.physical_max:
+        if not queue.has(queue_offset, end):
             if self.ext is not None:
                 tags_code = self.ext.put(topic, queue_id, tags_code, store_time_ms, bit_map)
-            pending = queue.pending
-            pending += pack_unit(physical_offset, size_bytes, tags_code)
-            queue.max_offset = queue_offset + 1
-            queue.physical_max = end
-            count = len(pending)
-            if count == UNIT_BYTES or count >= PENDING_BYTES_MAX:
-                self._note(queue, count)
-        elif queue.append(queue_offset, physical_offset=physical_offset, size_bytes=size_bytes, tags_code=tags_code):
+            queue.extend(queue_offset, pack_unit(physical_offset, size_bytes, tags_code), end)
             self._note(queue, len(queue.pending))
         # Last, and the offset last of all: a flush in another thread takes them as "everything up to here is in".
         self.last_store_time_ms = store_time_ms
         self.last_physical_offset = physical_offset
 
-    def append_all(self, facts: Sequence[DispatchFact]) -> None:
-        """As `append`, for records that follow each other in the log; passes over those that are in no queue.
+    def append_fact(self, fact: DispatchFact, bit_map: bytes = b"") -> None:
+        """Add the unit of a record that the log told of, if it is in a queue at all."""
+        state, offset, size, code, time_ms, queue_offset, _, sys_flag, properties = fact
+        if not sys_flag & IN_NO_QUEUE:
+            self.append(state.topic, state.queue_id, queue_offset, offset, size, code, time_ms, bit_map)
+        elif not sys_flag & SysFlag.TRANSACTION_PREPARED:
+            unit = unit_of(offset, size, time_ms, queue_offset, properties)
+            self.append_batch(state.topic, state.queue_id, unit)
 
-        The lines of `append` once more, because the calls would take half as long again.
+    def append_all(self, facts: Sequence[DispatchFact]) -> None:
+        """`append_fact` for each.
+
+        The lines of `append` stand here once more, for a unit that continues its queue: 0.75 us instead of 1.4 (one
+        suite runs over both, tests/store/test_consume_queue.py).
         """
         queues, pack, with_ext = self._queues, pack_unit, self.ext is not None
-        for state, offset, size, code, time_ms, queue_offset, _, sys_flag, properties in facts:
-            if sys_flag & IN_NO_QUEUE:
-                if not sys_flag & SysFlag.TRANSACTION_PREPARED:
-                    unit = unit_of(offset, size, time_ms, queue_offset, properties)
-                    self.append_batch(state.topic, state.queue_id, unit)
-                continue
-            queue = queues.get(state.key)
-            if queue is None or with_ext or queue.max_offset != queue_offset or offset < queue.physical_max:
-                self.append(state.topic, state.queue_id, queue_offset, offset, size, code, time_ms)
+        for fact in facts:
+            state, offset, size, code, time_ms, queue_offset, _, sys_flag, _ = fact
+            queue = None if with_ext or sys_flag & IN_NO_QUEUE else queues.get(state.key)
+            if queue is None or queue.max_offset != queue_offset or offset < queue.physical_max:
+                self.append_fact(fact)
                 continue
             pending = queue.pending
             pending += pack(offset, size, code)

@@ -178,18 +178,15 @@ class Dispatcher:
             self._index.put_all(chunk)
 
     def _enter_units(self, chunk: list[DispatchFact]) -> None:
-        append, bits = self._queues.append, b""
-        for state, offset, size, code, time_ms, queue_offset, _, sys_flag, properties in chunk:
+        bits = b""
+        for fact in chunk:
+            state, offset, size, code, time_ms, queue_offset, _, sys_flag, properties = fact
             if self.hooks:
                 bits = self._filter_bits(state, queue_offset, code, time_ms, properties)
-            if sys_flag & SysFlag.INNER_BATCH and not sys_flag & SysFlag.TRANSACTION_PREPARED:
-                unit = unit_of(offset, size, time_ms, queue_offset, properties)
-                self._queues.append_batch(state.topic, state.queue_id, unit)
-            if not sys_flag & IN_NO_QUEUE:
-                append(state.topic, state.queue_id, queue_offset, offset, size, code, time_ms, bits)
-                if self._with_light_queues and LIGHT_MARK in properties:
-                    for name, light_offset in light_units(state.topic, properties):
-                        append(name, LIGHT_QUEUE_ID, light_offset, offset, size, code, time_ms)
+            self._queues.append_fact(fact, bits)
+            if self._with_light_queues and LIGHT_MARK in properties and not sys_flag & IN_NO_QUEUE:
+                for name, light_offset in light_units(state.topic, properties):
+                    self._queues.append(name, LIGHT_QUEUE_ID, light_offset, offset, size, code, time_ms)
 
     def _with_delivery_time(self, fact: DispatchFact) -> DispatchFact:
         """The units of SCHEDULE_TOPIC_XXXX hold the time of delivery in place of a tag's hash."""
