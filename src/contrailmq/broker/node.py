@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from contrailmq.broker import config_files
+from contrailmq.broker.acknowledging import Acknowledging
 from contrailmq.broker.config import BrokerConfig
 from contrailmq.broker.config_files import EmptyFileError, TableSaveError
 from contrailmq.broker.connections import ClientTable
@@ -41,7 +42,6 @@ from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.store.message_store import MessageStore
 from contrailmq.store.status import AppendResult, Arrival
 from contrailmq.wire.codes import ResponseCode
-from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
 from contrailmq.wire.peer_warnings import peer_warnings
@@ -83,6 +83,7 @@ class BrokerNode:
         self.rewrites: list[Rewrite] = []
         self.hooks = Hooks()
         self.keeping = Keeping()
+        self.acknowledging = Acknowledging(store, self.parked, self.keeping, clock.monotonic_ms)
         self.deleted = DeletedTopics()
         self.has_groups_file = True
         self.changed_settings: dict[str, str] = {}  # what an operator changed while the broker ran
@@ -221,24 +222,13 @@ class BrokerNode:
             return Group(name)
         return group or self.groups.find_or_create(name)
 
-    def answer_when_kept(
-        self, connection: Peer, command: Command, answer: bytes, *, topics: Iterable[str], groups: Iterable[str] = ()
-    ) -> bytes | None:
-        """The answer, or none yet: it leaves when the topics and groups that it relies on are kept (keeping.py).
-
-        When the disk refuses them it becomes an error, which says what is stored and what is not.
-        """
-
-        def kept(error: TableSaveError | None) -> None:
-            if connection.is_open and not command.is_oneway:
-                connection.reply(answer if error is None else _not_kept(command, error))
-
-        return None if self.keeping.wait(topics, groups, kept) else answer
-
     def answer_when_routed(
         self, connection: Peer, command: Command, answer: bytes, *, topics: Iterable[str], groups: Iterable[str]
     ) -> bytes | None:
-        """The same where nothing is acknowledged that a crash could take: it leaves in any case."""
+        """The answer, or none yet: it leaves when these are kept (keeping.py), or cannot be.
+
+        Nothing is acknowledged here that a crash could take; what does is for acknowledging.py.
+        """
 
         def settled(_error: TableSaveError | None) -> None:
             if connection.is_open and not command.is_oneway:
@@ -370,11 +360,6 @@ class BrokerNode:
                     tags_code=arrival.tags_code,
                     properties=arrival.properties,
                 )
-
-
-def _not_kept(command: Command, error: TableSaveError) -> bytes:
-    remark = f"the message is stored, but its topic or group may be forgotten by a crash: {error}"
-    return encode_response(command, ResponseCode.SERVICE_NOT_AVAILABLE, remark=remark)
 
 
 def _text_of(to_json: Callable[[], config_files.Json]) -> Callable[[], str]:

@@ -16,11 +16,11 @@ from __future__ import annotations
 import random
 from typing import Final
 
+from contrailmq.broker.acknowledging import Needs, Problem
 from contrailmq.broker.groups import Group
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.incoming import IncomingMessage
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.parked import Outcome
 from contrailmq.broker.send import MAX_RECONSUME_VERSION, put_rewritten
 from contrailmq.message import Property, dlq_topic, retry_topic
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -60,34 +60,15 @@ class RetryProcessor:
         result = put_rewritten(node, message)
         key = f"{message.properties[Property.RETRY_TOPIC]}@{group.name}"
         node.statistics.counter("SNDBCK_PUT_NUMS", key).add(1)
-        if not node.store.config.is_sync_flush:
-            return self._acknowledged(connection, command, group)
-        node.after_append(wants_flush=True)
-        timeout_ms = node.store.config.sync_flush_timeout
-        node.parked.park(
-            result.physical_offset + result.size_bytes,
-            node.monotonic_ms() + timeout_ms,
-            lambda outcome: self._settled(outcome, connection, command, group),
+        is_awaited = node.store.config.is_sync_flush
+        if is_awaited:
+            node.after_append(wants_flush=True)
+        needs = Needs(
+            result.physical_offset + result.size_bytes if is_awaited else 0,
+            topics=(retry_topic(group.name), dlq_topic(group.name)),
+            groups=(group.name,),
         )
-        return None
-
-    def _settled(self, outcome: Outcome, connection: Peer, command: Command, group: Group) -> None:
-        """The copy is durable, or not: its consumer goes on past the message when it hears that it is."""
-        answer: bytes | None
-        if outcome is Outcome.DURABLE:
-            answer = self._acknowledged(connection, command, group)
-        else:
-            is_late = outcome is Outcome.TIMED_OUT
-            code = ResponseCode.FLUSH_DISK_TIMEOUT if is_late else ResponseCode.SERVICE_NOT_AVAILABLE
-            config = self._node.store.config
-            late = f"stored, but not synced to disk within syncFlushTimeout={config.sync_flush_timeout} ms"
-            answer = encode_response(command, code, remark=late if is_late else self._node.store.unwritable_reason)
-        if answer is not None and connection.is_open and not command.is_oneway:
-            connection.reply(answer)
-
-    def _acknowledged(self, connection: Peer, command: Command, group: Group) -> bytes | None:
-        topics = (retry_topic(group.name), dlq_topic(group.name))
-        return self._node.answer_when_kept(connection, command, success(command), topics=topics, groups=(group.name,))
+        return node.acknowledging.answer(connection, command, needs, lambda problem: _answer(command, problem))
 
     def _copy(self, header: ConsumerSendMessageBack, group: Group, version: int) -> IncomingMessage:
         node = self._node
@@ -120,3 +101,8 @@ class RetryProcessor:
             properties[Property.DELAY] = str(header.delay_level or FIRST_RETRY_LEVEL + stored.reconsume_times)
         message.reconsume_times = stored.reconsume_times + 1
         return message
+
+
+def _answer(command: Command, problem: Problem | None) -> bytes:
+    """The consumer goes on past the message when it hears that the copy is there."""
+    return success(command) if problem is None else encode_response(command, problem.code, remark=problem.remark)

@@ -3,7 +3,10 @@
 Two ways lead to the log. The fast one takes an ordinary message to a known topic: nothing is decoded that need not be,
 the property string stays text, and the answer comes from a template. Anything out of the ordinary (an unknown topic, a
 retry topic, a batch, a delay, a transaction, a property of ours already set) takes the plain one, which makes an
-`IncomingMessage` and runs the broker's rewrites. Both check in the reference's order and answer alike.
+`IncomingMessage` and runs the broker's rewrites. Both check in the reference's order.
+
+Either gives what it has `Stored`, and `_acknowledge` alone turns that into the answer: at once, or when what it waits
+for has come (acknowledging.py).
 
 Fast path, us of CPU per message on CPython 3.11, without frame, header and store: checks 0.5, properties 1.0, answer
 0.9.
@@ -13,13 +16,13 @@ from __future__ import annotations
 
 import random
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 
+from contrailmq.broker.acknowledging import Needs, Problem
 from contrailmq.broker.handlers import Handlers, Refused
 from contrailmq.broker.hooks import MessageStored
 from contrailmq.broker.incoming import IncomingMessage
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.parked import Outcome
 from contrailmq.broker.topics import MULTI_TAG, NOT_FOR_SENDING, Topic
 from contrailmq.message import (
     PROPERTIES_BYTES_MAX,
@@ -83,6 +86,22 @@ STATUS_CODES: Final[dict[PutStatus, tuple[ResponseCode, str]]] = {
 }
 
 
+class Stored(NamedTuple):
+    """What a send has stored: all that its answer says, and what it waits for."""
+
+    result: AppendResult | BatchResult
+    queue_id: int
+    unique_key: str
+    needs: Needs
+    began_ns: int = 0
+    message_ids: bytes = b""  # empty for one message that was stored at this broker's own address
+    more: dict[str, str] | None = None  # fields of the answer
+
+
+NOTHING: Final = Needs()
+_stored = tuple.__new__  # what a NamedTuple's constructor ends in, without its arguments' matching
+
+
 class SendProcessor:
     """Serves sends of all kinds."""
 
@@ -92,7 +111,6 @@ class SendProcessor:
         self._pending = node.keeping.topics
         self._random = random.Random()
         self._is_sync_flush = node.store.config.is_sync_flush
-        self._flush_timeout_ms = node.store.config.sync_flush_timeout
         self.configure()
 
     def configure(self) -> None:
@@ -133,14 +151,16 @@ class SendProcessor:
         handlers.register(RequestCode.SEND_BATCH_MESSAGE, self.send_v2)
 
     def send_v1(self, connection: Peer, command: Command) -> bytes | None:
-        return self._send(connection, command, command.header(SendMessage))
+        header = command.header(SendMessage)
+        return self._acknowledge(connection, command, header, self._store(connection, command, header))
 
     def send_v2(self, connection: Peer, command: Command) -> bytes | None:
-        return self._send(connection, command, command.header(SendMessageV2))
+        header = command.header(SendMessageV2)
+        return self._acknowledge(connection, command, header, self._store(connection, command, header))
 
     # --- the fast path
 
-    def _send(self, connection: Peer, command: Command, header: SendHeader) -> bytes | None:
+    def _store(self, connection: Peer, command: Command, header: SendHeader) -> Stored:
         node = self._node
         topic = node.topics.get(header.topic)
         text = header.properties or ""
@@ -155,7 +175,7 @@ class SendProcessor:
             or not self._is_open
             or _has_special(text)
         ):
-            return self._send_plainly(connection, command, header)
+            return self._store_plainly(connection, command, header)
         unique_key, tags, keys = find_text(text, _UNIQUE_KEY), find_text(text, _TAGS), find_text(text, _KEYS)
         properties = closed(text.encode())
         if unique_key is None:
@@ -184,34 +204,10 @@ class SendProcessor:
         if result.status is not _PUT_OK:
             raise self._refused(result)
         node.statistics.note_put(header.topic, 1, result.size_bytes)
-        if node.hooks.on_stored:
-            self._show(connection, header, queue_id, unique_key, result)
-        key = escape(unique_key)
-        if self._is_sync_flush or command.serialize_type != JSON:
-            waits = self._is_sync_flush and text_wants_durable(text)
-            message_id = self._message_id_prefix + b"%016X" % result.physical_offset
-            values = (queue_id, key, message_id, result.queue_offset)
-            return self._answer_in_turn(connection, command, result, values, waits=waits, began_ns=began_ns)
-        node.after_append(began_ns=began_ns)
-        answer = self._answer_format % (queue_id, key, result.physical_offset, result.queue_offset, command.opaque)
-        return _PREFIX.pack(len(answer) + 4, len(answer)) + answer
-
-    def _answer_in_turn(
-        self,
-        connection: Peer,
-        command: Command,
-        result: AppendResult,
-        values: tuple[int, bytes, bytes, int],
-        *,
-        waits: bool,
-        began_ns: int,
-    ) -> bytes | None:
-        """The answer, or none yet: `waits` for the record to be durable."""
-        self._node.after_append(wants_flush=waits, began_ns=began_ns)
-        if not waits:
-            return self._template.render(command, values)
-        self._park(connection, command, result, values)
-        return None
+        needs = NOTHING
+        if self._is_sync_flush and text_wants_durable(text):
+            needs = Needs(durable_up_to=result.physical_offset + result.size_bytes)
+        return _stored(Stored, (result, queue_id, unique_key, needs, began_ns, b"", None))
 
     def _new_tag_code(self, tags: str) -> int:
         if len(tags) > TAG_LENGTH_MAX:
@@ -223,7 +219,7 @@ class SendProcessor:
 
     # --- the plain path
 
-    def _send_plainly(self, connection: Peer, command: Command, header: SendHeader) -> bytes | None:
+    def _store_plainly(self, connection: Peer, command: Command, header: SendHeader) -> Stored:
         self._check_accepting()
         topic = self.writable_topic(header)
         queue_id = self._chosen_queue(topic, header.queue_id)
@@ -232,7 +228,7 @@ class SendProcessor:
             properties = decode_properties(header.properties or "")
             is_inner = topic.takes_inner_batches and Property.UNIQUE_KEY in properties
             if not is_inner:
-                return self._send_batch(connection, command, header, properties, topic, queue_id)
+                return self._store_batch(connection, command, header, properties, topic, queue_id)
         message = self.incoming(connection, command, header, topic, queue_id)
         if is_inner:
             self._make_inner_batch(message)
@@ -240,21 +236,15 @@ class SendProcessor:
             self._check_retries(message, command, header)
         topics = (topic.name, message.topic)
         result = put_rewritten(self._node, message, self._fixed)
-        if self._node.hooks.on_stored:
-            self._show(connection, header, message.answer_queue_id, message.unique_key or "", result)
         waits = self._is_sync_flush and wants_durable(message.properties)
-        values = (
+        return Stored(
+            result,
             message.answer_queue_id,
-            escape(message.unique_key or ""),
-            offset_message_id(message.store_host, result.physical_offset).encode(),
-            result.queue_offset,
+            message.unique_key or "",
+            Needs(result.physical_offset + result.size_bytes if waits else 0, topics),
+            message_ids=offset_message_id(message.store_host, result.physical_offset).encode(),
+            more=message.answer_fields,
         )
-        if waits:
-            self._node.after_append(wants_flush=True)
-            self._park(connection, command, result, values, message.answer_fields, topics)
-            return None
-        answer = self._answer(command, ResponseCode.SUCCESS, values, message.answer_fields)
-        return self._node.answer_when_kept(connection, command, answer, topics=topics)
 
     def incoming(
         self, connection: Peer, command: Command, header: SendHeader, topic: Topic, queue_id: int
@@ -388,7 +378,7 @@ class SendProcessor:
         message.sys_flag |= SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
         message.answer_fields["batchUniqId"] = message.unique_key or ""
 
-    def _send_batch(
+    def _store_batch(
         self,
         connection: Peer,
         command: Command,
@@ -396,7 +386,7 @@ class SendProcessor:
         properties: dict[str, str],
         topic: Topic,
         queue_id: int,
-    ) -> bytes | None:
+    ) -> Stored:
         """`properties` are the request's: its id and its WAIT are those of the batch, as in Java (MessageBatch)."""
         node = self._node
         if topic.name.startswith(RETRY_PREFIX):
@@ -420,104 +410,73 @@ class SendProcessor:
             store_host=node.store_host,
             reconsume_times=header.reconsume_times or 0,
         )
-        waits = self._is_sync_flush and wants_durable(properties)
-        node.after_append(wants_flush=waits, began_ns=began_ns)
         if not result.status.is_stored:
             raise self._refused(result)
-        node.statistics.note_put(topic.name, len(result.physical_offsets), result.size_bytes)
-        unique_key = properties.get(Property.UNIQUE_KEY, "")
-        if node.hooks.on_stored:
-            self._show(connection, header, queue_id, unique_key, result)
         offsets = tuple(result.physical_offsets)
+        node.statistics.note_put(topic.name, len(offsets), result.size_bytes)
         ids = b",".join([self._message_id_prefix + b"%016X"] * len(offsets)) % offsets  # one by one takes twice as long
-        values = (queue_id, escape(unique_key), ids, result.queue_offset)
-        if waits:
-            self._park(connection, command, result, values, None, (topic.name,))
-            return None
-        answer = self._template.render(command, values)
-        return node.answer_when_kept(connection, command, answer, topics=(topic.name,))
+        waits = self._is_sync_flush and wants_durable(properties)
+        needs = Needs(offsets[0] + result.size_bytes if waits else 0, (topic.name,))
+        return Stored(result, queue_id, properties.get(Property.UNIQUE_KEY, ""), needs, began_ns, ids)
 
-    def _show(
-        self,
-        connection: Peer,
-        header: SendHeader,
-        queue_id: int,
-        unique_key: str,
-        result: AppendResult | BatchResult,
-    ) -> None:
+    # --- answers
+
+    def _acknowledge(self, connection: Peer, command: Command, header: SendHeader, stored: Stored) -> bytes | None:
+        """The answer, or none yet: acknowledging.py says for what it waits."""
+        node, needs = self._node, stored.needs
+        node.after_append(wants_flush=needs.durable_up_to > 0, began_ns=stored.began_ns)
+        if node.hooks.on_stored:
+            self._show(connection, header, stored)
+        if needs is NOTHING:
+            return self._render(command, stored)
+        return node.acknowledging.answer(
+            connection, command, needs, lambda problem: self._render(command, stored, problem)
+        )
+
+    def _render(self, command: Command, stored: Stored, problem: Problem | None = None) -> bytes:
+        result, queue_id, unique_key, _, _, message_ids, more = stored
+        offset = result.queue_offset
+        if problem is None and not more:
+            key = escape(unique_key)
+            if not message_ids and isinstance(result, AppendResult):
+                if command.serialize_type == JSON:
+                    answer = self._answer_format % (queue_id, key, result.physical_offset, offset, command.opaque)
+                    return _PREFIX.pack(len(answer) + 4, len(answer)) + answer
+                message_ids = self._message_id_prefix + b"%016X" % result.physical_offset
+            return self._template.render(command, (queue_id, key, message_ids, offset))
+        if problem is not None and not problem.is_late:
+            return encode_response(command, problem.code, self._fixed, remark=problem.remark)
+        if not message_ids and isinstance(result, AppendResult):
+            message_ids = self._message_id_prefix + b"%016X" % result.physical_offset
+        ext: dict[str, str | int | bool | None] = {
+            "queueId": queue_id,
+            "transactionId": unique_key,
+            "msgId": message_ids.decode(),
+            "queueOffset": offset,
+            **self._fixed,
+            **(more or {}),
+        }
+        code, remark = (ResponseCode.SUCCESS, None) if problem is None else (problem.code, problem.remark)
+        return encode_response(command, code, ext, remark=remark)
+
+    def _show(self, connection: Peer, header: SendHeader, stored: Stored) -> None:
+        result = stored.result
         places = result.physical_offsets if isinstance(result, BatchResult) else [result.physical_offset]
         self._node.hooks.stored(
             MessageStored(
                 client=connection.address,
                 producer_group=header.producer_group,
                 topic=header.topic,
-                queue_id=queue_id,
+                queue_id=stored.queue_id,
                 queue_offset=result.queue_offset,
                 physical_offset=places[0],
-                unique_key=unique_key,
+                unique_key=stored.unique_key,
                 count=len(places),
                 size_bytes=result.size_bytes,
                 born_time_ms=header.born_timestamp,
                 store_time_ms=result.store_time_ms,
             )
         )
-
-    # --- answers
-
-    def _answer(
-        self,
-        command: Command,
-        code: ResponseCode,
-        values: tuple[int, bytes, bytes, int],
-        more: dict[str, str] | None = None,
-        remark: str | None = None,
-    ) -> bytes:
-        if code is ResponseCode.SUCCESS and not more:
-            return self._template.render(command, values)
-        queue_id, unique_key, message_id, queue_offset = values
-        ext: dict[str, str | int | bool | None] = {
-            "queueId": queue_id,
-            "transactionId": unique_key.decode(),
-            "msgId": message_id.decode(),
-            "queueOffset": queue_offset,
-            **self._fixed,
-            **(more or {}),
-        }
-        return encode_response(command, code, ext, remark=remark)
-
-    def _park(
-        self,
-        connection: Peer,
-        command: Command,
-        result: AppendResult | BatchResult,
-        values: tuple[int, bytes, bytes, int],
-        more: dict[str, str] | None = None,
-        topics: tuple[str, ...] = (),
-    ) -> None:
-        """Answer when the record is durable and these topics are kept."""
-        if isinstance(result, AppendResult):
-            end = result.physical_offset + result.size_bytes
-        else:
-            end = result.physical_offsets[0] + result.size_bytes
-        node = self._node
-
-        def release(outcome: Outcome) -> None:
-            if command.is_oneway or not connection.is_open:
-                return
-            answer: bytes | None
-            if outcome is Outcome.DURABLE:
-                answer = self._answer(command, ResponseCode.SUCCESS, values, more)
-                answer = node.answer_when_kept(connection, command, answer, topics=topics)
-            elif outcome is Outcome.TIMED_OUT:
-                remark = f"stored, but not synced to disk within syncFlushTimeout={self._flush_timeout_ms} ms"
-                answer = self._answer(command, ResponseCode.FLUSH_DISK_TIMEOUT, values, more, remark)
-            else:
-                reason = node.store.unwritable_reason
-                answer = encode_response(command, ResponseCode.SERVICE_NOT_AVAILABLE, self._fixed, remark=reason)
-            if answer is not None:
-                connection.reply(answer)
-
-        node.parked.park(end, node.monotonic_ms() + self._flush_timeout_ms, release)
 
     def _refused(self, result: AppendResult | BatchResult) -> Refused:
         self._node.statistics.put_failed += 1
