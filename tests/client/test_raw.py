@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from contrailmq.client.raw import QueueReader
-from contrailmq.client.raw_connection import RECEIVE_BYTES, Landing
+from contrailmq.client.raw_connection import RECEIVE_BYTES, Landing, RawConnection
 from contrailmq.client.results import PullStatus
 from contrailmq.message import MessageQueue
 from contrailmq.wire.codes import RequestCode
@@ -19,6 +20,7 @@ from contrailmq.wire.frame import FrameParser, encode_response
 from contrailmq.wire.header import Command
 
 Q = MessageQueue("T", "b", 0)
+LIMIT = (socket.SOL_SOCKET, socket.SO_RCVTIMEO)
 SMALL, LARGE = b"small" * 3, bytes(range(256)) * 4096  # 1 MiB
 Serve = Callable[[socket.socket, Iterator[Command]], None]
 
@@ -238,3 +240,56 @@ def test_a_connection_tells_without_waiting_whether_a_large_answer_is_there() ->
         rest.set()
         answer = posted.connection.answer(posted.opaque, RequestCode.PULL_MESSAGE, timeout_s=20)
         assert answer.body == LARGE
+
+
+def post_many(reader: QueueReader) -> None:
+    for _ in range(8):
+        reader.post_batch(bytes(15 << 20), Q)
+
+
+def test_a_peer_that_does_not_take_a_request_is_given_up_in_time() -> None:
+    """More than the sockets of both sides hold: the time counts while it is sent, too."""
+    ended = threading.Event()
+
+    def deaf(connection: socket.socket, requests: Iterator[Command]) -> None:
+        assert ended.wait(20)
+
+    with peer(deaf) as address, QueueReader(address, timeout_s=0.2) as reader:
+        with pytest.raises(RequestTimeoutError, match=r"0\.2"):
+            post_many(reader)
+        ended.set()
+
+
+def test_an_answer_that_comes_in_drops_does_not_outlast_its_time() -> None:
+    """Each drop is there long before the limit of one receive; the limit is of all of them."""
+    ended = threading.Event()
+
+    def drops(connection: socket.socket, requests: Iterator[Command]) -> None:
+        frame = found(next(requests), LARGE)
+        for number in range(2000):
+            connection.sendall(frame[number : number + 1])
+            if ended.wait(0.01):
+                return
+
+    with peer(drops) as address, QueueReader(address, timeout_s=0.3) as reader:
+        with pytest.raises(RequestTimeoutError, match=r"0\.3"):
+            reader.pull(Q, 1)
+        ended.set()
+
+
+def test_a_limit_of_one_request_is_not_that_of_the_next() -> None:
+    """A short one first: the kernel keeps what it was told last."""
+    limits: list[float] = []
+
+    def serve(connection: socket.socket, requests: Iterator[Command]) -> None:
+        for request in requests:
+            connection.sendall(found(request, SMALL))
+
+    with peer(serve) as address:
+        connection = RawConnection(address)
+        for timeout_s in (0.5, 20.0, 0.5, float("inf")):
+            connection.invoke(RequestCode.PULL_MESSAGE, {"queueOffset": 1}, timeout_s=timeout_s)
+            seconds, micros = struct.unpack("@ll", connection._socket.getsockopt(*LIMIT, 16))
+            limits.append(seconds + micros / 1e6)
+        connection.close()
+    assert limits == [pytest.approx(0.5, abs=0.06), pytest.approx(20, abs=0.06), pytest.approx(0.5, abs=0.06), 31536000]

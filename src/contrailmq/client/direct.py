@@ -12,8 +12,6 @@ not used for a second is looked at before it is trusted: a broker closes what is
 from __future__ import annotations
 
 import os
-import socket
-import struct
 import threading
 import time
 from collections import deque
@@ -21,13 +19,11 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from contrailmq.client.producer import Producer
+from contrailmq.client.raw_connection import RawConnection
 from contrailmq.client.results import SendResult
 from contrailmq.client.sending import Outgoing, Sender
 from contrailmq.message import ContrailError, Message, MessageQueue
-from contrailmq.wire.errors import ConnectError, ConnectionClosedError, RequestTimeoutError
-from contrailmq.wire.frame import FrameParser
 from contrailmq.wire.header import Command
-from contrailmq.wire.transport import split_address
 
 __all__ = ["IS_POSSIBLE", "DirectSends", "Failed"]
 
@@ -36,9 +32,6 @@ IS_POSSIBLE: Final = os.name == "posix"  # time limits of the kernel, and a look
 TRUSTED_S: Final = 1.0  # how long a connection that was not used is taken for a live one
 OLD_S: Final = 60.0  # and when it is not used any more
 CONNECT_S: Final = 3.0  # as RemotingClient
-LIMIT_S_MAX: Final = 86_400.0 * 365  # infinity has no place in a timeval
-_RECEIVE_BYTES: Final = 64 * 1024
-_TIMEVAL: Final = struct.Struct("@ll")
 
 
 class Failed(Exception):
@@ -50,7 +43,7 @@ class Failed(Exception):
 
 
 class _Pooled(NamedTuple):
-    connection: _Connection
+    connection: RawConnection
     used_s: float
 
 
@@ -108,18 +101,16 @@ class DirectSends:
     def _exchange(
         self, sender: Sender, outgoing: Outgoing, queue: MessageQueue, address: str, timeout_s: float
     ) -> Command:
-        connection = self._take(address) or _Connection(address, min(timeout_s, CONNECT_S))
+        connection = self._take(address) or RawConnection(address, connect_timeout_s=min(timeout_s, CONNECT_S))
         try:
-            connection.opaque += 1
-            frame = sender.frame(outgoing, queue, connection.opaque)
-            answer = connection.exchange(frame, outgoing.code, timeout_s)
+            answer = connection.exchange(lambda opaque: sender.frame(outgoing, queue, opaque), outgoing.code, timeout_s)
         except BaseException:  # Ctrl-C too: what its answer would be taken for
             connection.close()
             raise
         self._give_back(address, connection)
         return answer
 
-    def _take(self, address: str) -> _Connection | None:
+    def _take(self, address: str) -> RawConnection | None:
         pool = self._pools.get(address)
         while pool:
             try:
@@ -132,68 +123,9 @@ class DirectSends:
             connection.close()
         return None
 
-    def _give_back(self, address: str, connection: _Connection) -> None:
+    def _give_back(self, address: str, connection: RawConnection) -> None:
         with self._lock:
             if not self._is_closed:
                 self._pools.setdefault(address, deque()).append(_Pooled(connection, time.monotonic()))
                 return
         connection.close()
-
-
-class _Connection:
-    """A blocking socket. Time limits are the kernel's, so that an exchange is two system calls."""
-
-    __slots__ = ("_parser", "_socket", "_timeout_s", "address", "opaque")
-
-    def __init__(self, address: str, connect_timeout_s: float) -> None:
-        self.address = address
-        self.opaque = 0
-        self._parser = FrameParser()
-        self._timeout_s = 0.0
-        try:
-            self._socket = socket.create_connection(split_address(address), timeout=connect_timeout_s)
-            self._socket.settimeout(None)
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError as exc:
-            raise ConnectError(address, exc.strerror or str(exc)) from exc
-
-    def exchange(self, frame: bytes, code: int, timeout_s: float) -> Command:
-        """The answer to the request `opaque`."""
-        deadline_s = time.monotonic() + timeout_s
-        try:
-            if timeout_s != self._timeout_s:
-                self._limit(timeout_s)
-            self._socket.sendall(frame)
-            while True:
-                data = self._socket.recv(_RECEIVE_BYTES)
-                if not data:
-                    raise ConnectionClosedError(self.address, "the peer closed it")
-                for command in self._parser.feed(data):
-                    if command.is_response and command.opaque == self.opaque:
-                        return command
-                if time.monotonic() >= deadline_s:
-                    raise TimeoutError
-        except (BlockingIOError, TimeoutError) as exc:
-            raise RequestTimeoutError(self.address, code, timeout_s) from exc
-        except OSError as exc:
-            raise ConnectionClosedError(self.address, exc.strerror or str(exc)) from exc
-
-    def is_alive(self) -> bool:
-        """Whether the peer has neither closed it nor said what nobody asked for."""
-        try:
-            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        return False
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def _limit(self, timeout_s: float) -> None:
-        limit_s = min(timeout_s, LIMIT_S_MAX)
-        seconds, micros = divmod(max(1, round(limit_s * 1_000_000)), 1_000_000)  # 0 would be no limit
-        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-            self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(seconds, micros))
-        self._timeout_s = timeout_s

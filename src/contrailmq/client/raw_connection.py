@@ -1,16 +1,20 @@
-"""One blocking connection to a broker or NameServer, without asyncio.
+"""One blocking connection to a broker or NameServer, without asyncio: for readers (`raw`) and plain sends (`direct`).
 
 Requests may follow each other before the first is answered. A large body is received straight into the memory where it
 is to lie, which its asker may keep for the next one (`Landing`).
+
+Time limits are the kernel's where there is no TLS, so that a request and its answer are two system calls; one is set
+anew when it would be more than SLACK_S too long. With TLS, and on Windows, they are Python's.
 """
 
 from __future__ import annotations
 
-import contextlib
+import os
 import socket
 import ssl
+import struct
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from contrailmq.message import ContrailError
@@ -22,7 +26,10 @@ from contrailmq.wire.header import Command, ExtValue, to_ext
 from contrailmq.wire.transport import dial_failure, split_address
 
 RECEIVE_BYTES: Final = 64 * 1024  # of a frame that is longer, the rest is received where it is to lie
+SLACK_S: Final = 0.05
 _JOINED_BYTES_MAX: Final = 16 * 1024  # what is copied rather than sent by itself
+_LIMIT_S_MAX: Final = 86_400.0 * 365  # infinity has no place in a timeval
+_TIMEVAL: Final = struct.Struct("@ll")
 
 Pieces = Sequence[bytes | memoryview]  # of one body; memoryviews of bytes
 
@@ -94,11 +101,15 @@ class RawConnection:
         self._answers: dict[int, Command | None] = {}  # of requests that were posted; None: not come yet
         self._landings: dict[int, Landing] = {}
         self._large: _LargeBody | None = None
+        self._is_limited_by_kernel = tls is None and os.name == "posix"
+        self._limit_s = 0.0  # none is set
         host, port = split_address(address)
         try:
             plain = socket.create_connection((host, port), timeout=connect_timeout_s)
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._socket = plain if tls is None else tls.wrap_socket(plain, server_hostname=tls_server_name or host)
+            if self._is_limited_by_kernel:
+                plain.settimeout(None)
         except (OSError, ssl.SSLError) as exc:
             raise ConnectError(address, dial_failure(exc, is_tls=tls is not None)) from exc
 
@@ -138,21 +149,28 @@ class RawConnection:
         head = encode_request(code, fields, opaque=self._opaque, body_bytes=body_bytes)
         if body_bytes <= _JOINED_BYTES_MAX:
             head, pieces = b"".join((head, *pieces)), ()
-        with self._translated(code, timeout_s):
-            self._socket.settimeout(timeout_s)
-            for piece in (head, *pieces):
-                self._socket.sendall(piece)
+        self._send((head, *pieces), code, timeout_s)
         self._answers[self._opaque] = None
         if landing is not None:
             self._landings[self._opaque] = landing
         return self._opaque
 
-    def answer(self, opaque: int, code: RequestCode, *, timeout_s: float = 3.0) -> Command:
+    def exchange(self, frame_of: Callable[[int], bytes], code: int, timeout_s: float) -> Command:
+        """The answer to a request that the caller encodes, given its opaque."""
+        self._opaque += 1
+        opaque = self._opaque
+        self._send((frame_of(opaque),), code, timeout_s)
+        self._answers[opaque] = None
+        return self.answer(opaque, code, timeout_s=timeout_s)
+
+    def answer(self, opaque: int, code: int, *, timeout_s: float = 3.0) -> Command:
         """The answer to a posted request; those of others that come first are kept for them."""
         deadline_s = time.monotonic() + timeout_s
-        with self._translated(code, timeout_s):
+        try:
             while (found := self._answers[opaque]) is None:
                 self._receive(deadline_s)
+        except (OSError, RemoteProtocolError) as exc:
+            raise self._failure(exc, code, timeout_s) from exc
         del self._answers[opaque]
         return found
 
@@ -161,49 +179,82 @@ class RawConnection:
         if self._answers[opaque] is not None:
             return True
         try:
-            self._socket.settimeout(0)
-            self._take()
+            if self._is_limited_by_kernel:
+                self._take(socket.MSG_DONTWAIT)
+            else:
+                self._socket.settimeout(0)
+                self._take()
         except (BlockingIOError, ssl.SSLWantReadError):
             return False
         except (OSError, ContrailError):
             return True  # `answer` says what it is
         return self._answers[opaque] is not None
 
-    @contextlib.contextmanager
-    def _translated(self, code: RequestCode, timeout_s: float) -> Iterator[None]:
+    def is_alive(self) -> bool:
+        """Whether the peer has neither closed it nor said what nobody asked for. Not with TLS."""
         try:
-            yield
-        except TimeoutError as exc:
-            self.close()  # a late answer would be taken for the next one's
-            raise RequestTimeoutError(self.address, code, timeout_s) from exc
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def _failure(self, exc: OSError | RemoteProtocolError, code: int, timeout_s: float) -> ContrailError:
+        """Close, for a late answer would be taken for the next one's, and say what was wrong."""
+        self.close()
+        if isinstance(exc, RemoteProtocolError):
+            return RemoteProtocolError(f"{self.address}: {exc}; check that a RocketMQ server listens there")
+        if isinstance(exc, TimeoutError | BlockingIOError):  # the latter is how the kernel's limits end
+            return RequestTimeoutError(self.address, code, timeout_s)
+        return ConnectionClosedError(self.address, exc.strerror or str(exc))
+
+    def _limit(self, left_s: float) -> None:
+        """Let a send or a receive take no longer."""
+        if not self._is_limited_by_kernel:
+            self._socket.settimeout(left_s)
+            return
+        left_s = min(left_s, _LIMIT_S_MAX)
+        if not left_s <= self._limit_s <= left_s + SLACK_S:
+            seconds, micros = divmod(max(1, round(left_s * 1_000_000)), 1_000_000)  # 0 would be no limit
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self._socket.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(seconds, micros))
+            self._limit_s = left_s
+
+    def _send(self, pieces: Pieces, code: int, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        try:
+            self._limit(timeout_s)
+            for piece in pieces:
+                sent = self._socket.send(piece)
+                while sent < len(piece):
+                    if time.monotonic() >= deadline_s:
+                        raise TimeoutError
+                    sent += self._socket.send(memoryview(piece)[sent:])
         except OSError as exc:
-            self.close()
-            raise ConnectionClosedError(self.address, exc.strerror or str(exc)) from exc
-        except RemoteProtocolError as exc:
-            self.close()
-            raise RemoteProtocolError(f"{self.address}: {exc}; check that a RocketMQ server listens there") from exc
+            raise self._failure(exc, code, timeout_s) from exc
 
     def _receive(self, deadline_s: float) -> None:
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
-        self._socket.settimeout(left_s)
+        self._limit(left_s)
         self._take()
 
-    def _take(self) -> None:
+    def _take(self, flags: int = 0) -> None:
         """Receive once."""
         if self._parser.error is not None:
             raise self._parser.error  # it came behind an answer
         large = self._large
         if large is not None:
-            received = self._socket.recv_into(large.rest)
+            received = self._socket.recv_into(large.rest, len(large.rest), flags)
             self._check_open(received)
             large.rest = large.rest[received:]
             if not large.rest:
                 self._large = None
                 self._keep(large.command, large)
             return
-        data = self._socket.recv(RECEIVE_BYTES)
+        data = self._socket.recv(RECEIVE_BYTES, flags)
         self._check_open(len(data))
         for command in self._parser.feed(data):
             self._keep(command, None)
