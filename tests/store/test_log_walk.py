@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import random
 import shutil
+import struct
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from contrailmq.message.record import RecordView
 from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
-from contrailmq.store.log_walk import WalkEnd, walk
+from contrailmq.store.log_walk import WalkEnd, next_record, walk
 from contrailmq.store.reconcile import Reconciler
 
 QUEUE_FILE_BYTES = 400
@@ -147,3 +148,14 @@ def test_an_offset_that_no_message_can_have_costs_that_message_alone(
     found, _ = walked(store, bytes(log), tmp_path / "found", knows=True)
     assert found[0] == good[0]
     assert found[2] == good[2]
+
+
+@pytest.mark.parametrize("pages", [1, 2])
+def test_a_search_ends_with_the_file_and_finds_a_blank_in_its_last_bytes(pages: int) -> None:
+    """Python before 3.11.5 read on behind the mapping when nothing was found, and died of it."""
+    file = LogFile(bytes(pages * mmap.PAGESIZE))
+    data = file.mapping
+    assert next_record(file, 0, len(data)) == -1
+    data[-8:] = struct.pack(">II", 8, 0xCBD43194)  # a BLANK that is nothing but its head
+    assert next_record(file, 0, len(data)) == len(data) - 8
+    assert next_record(file, 0, len(data) - 1) == -1

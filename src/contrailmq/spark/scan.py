@@ -294,7 +294,8 @@ def _find_record(buffer: Buffer, data: Bytes, base: int, position: int, limit: i
         buffer = bytes(buffer)
     at = position + 4
     while True:
-        at = buffer.find(_MAGIC_PREFIX, at, limit)
+        # No record begins with the last byte, and before Python 3.11.5 the search reads one byte after its end.
+        at = buffer.find(_MAGIC_PREFIX, at, limit - 1)
         if at < 0:
             return limit
         begin = at - 4
