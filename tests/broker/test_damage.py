@@ -128,6 +128,7 @@ BODY, HEAD = 88, 0
         (20, b"\0\0\0\0\0\0\1\0"),  # queue offset
         (28, b"\0\0\0\0\0\0\1\0"),  # physical offset
         (84, b"\x7f\0\0\0"),  # body length
+        (BODY + len(b"body 7 " * 20) + 1, b"U"),  # topic
     ],
 )
 @pytest.mark.parametrize("checks", ["cold", "all", "off"])

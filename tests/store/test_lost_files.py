@@ -16,6 +16,7 @@ from contrailmq.message import Message
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.store.errors import StoreLostError, StoreReadOnlyError
 from contrailmq.store.files import Files
+from contrailmq.store.ground import GroundWatch
 
 FILE_BYTES = 16_384
 SIZES = {
@@ -187,6 +188,37 @@ def test_log_files_that_the_store_removes_itself_are_no_loss(store: MessageStore
     store.tick()
     assert store.log_min_offset > 0
     assert store.writable
+
+
+def test_a_log_file_that_the_store_removes_while_it_is_looked_at_is_no_loss(root: Path) -> None:
+    class Removing(Files):
+        removes: Callable[[], None] | None = None
+        descriptor = -1
+
+        def identity(self, path):  # type: ignore[no-untyped-def]
+            if self.removes is not None and path == self.descriptor:
+                self.removes()
+                self.removes = None
+            return super().identity(path)
+
+    files = Removing()
+    store = MessageStore(config_at(root), files=files).open()
+    store.put(Message("T", b"x"))
+    store._ground.stop()  # this test looks by itself
+    causes: list[str] = []
+    watch = GroundWatch(files, store._log_files, root / "lock", on_lost=causes.append)
+    watch.start(store._lock.descriptor)
+    watch.stop()
+    last = store._log_files.last
+    assert last is not None
+    files.descriptor, files.removes = last.descriptor, lambda: assert_true(last.destroy(0, force_after_ms=0))
+    watch.tick()
+    assert (files.removes, causes) == (None, [])
+    store.abandon()
+
+
+def assert_true(value: bool) -> None:
+    assert value
 
 
 def test_a_file_system_that_does_not_answer_is_no_loss(root: Path, caplog: pytest.LogCaptureFixture) -> None:
