@@ -34,6 +34,7 @@ class Remade(FakeBroker):
 
     made_ms = 1000
     remade: frozenset[MessageQueue] = frozenset({Q0, Q1})  # of which that is the time; others are older
+    text = b"always the same"
     pulls = 0
 
     def pull(self, queue: MessageQueue, offset: int, *, max_count: int, **more: Any) -> RawPull:
@@ -44,7 +45,7 @@ class Remade(FakeBroker):
         made_ms = self.made_ms if queue in self.remade else 1000
         return encode_record(
             queue.topic,
-            b"always the same",
+            self.text,
             b"",
             queue_id=queue.queue_id,
             queue_offset=number,
@@ -133,6 +134,26 @@ def test_a_batch_that_is_planned_again_after_the_topic_was_made_anew_is_loss(bro
     broker.made_ms = 2000
     with pytest.raises(DataLossError, match="holds another message before the offset 40"):
         stream().partitions(start, end)
+
+
+def test_a_topic_made_anew_within_the_same_millisecond_differs_by_what_it_holds(broker: Remade) -> None:
+    end = first_end()
+    broker.text = b"another"
+    with pytest.raises(DataLossError, match="holds another message before the offset 40"):
+        stream().latestOffset(end, ALL)
+
+
+def test_a_queue_that_was_away_is_known_again_by_its_mark(broker: Remade) -> None:
+    """A stream that may lose goes on without it, and its checkpoint keeps the mark."""
+    end = first_end()
+    broker.sizes = {Q0: 45}
+    following = saved(stream(failOnDataLoss="false").latestOffset(end, ALL))
+    assert following["marks"]["Orders"]["broker-a"]["1"] == end["marks"]["Orders"]["broker-a"]["1"]
+    broker.made_ms, broker.remade, broker.sizes = 2000, frozenset({Q1}), {Q0: 45, Q1: 30}
+    with pytest.raises(DataLossError, match="Orders/broker-a/1 .* holds another message before the offset 10"):
+        stream().latestOffset(following, ALL)
+    reader = stream(failOnDataLoss="false")
+    assert planned(reader, following, saved(reader.latestOffset(following, ALL))) == [QueueRange(Q1, 0, 30)]
 
 
 def test_checkpoints_without_marks_go_on_and_gain_them(broker: Remade) -> None:
