@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from contrailmq.cli import app
-from contrailmq.message import encode_host, java_hash
+from contrailmq.message import Message, encode_host, java_hash
 from contrailmq.spark.dispatched import Dispatcher, java_hashes, numbered
 from contrailmq.spark.engine import LocalEngine
 from contrailmq.spark.jobs import rebuild as job
@@ -26,6 +26,7 @@ from contrailmq.spark.jobs.verify import Finding, findings_table, verify
 from contrailmq.spark.records import stable_order
 from contrailmq.spark.scan import CorruptLogError
 from contrailmq.spark.topic_pulls import split_records
+from contrailmq.store import MessageStore, StoreConfig, repair_store
 from contrailmq.store.record import encode_record
 from lock_holder import in_use_by_another
 from spark.conftest import unpack
@@ -267,3 +268,28 @@ def test_queues_are_numbered_in_order_whatever_their_ids(pairs: list[tuple[int, 
     queues, numbers = numbered(codes, ids)
     assert queues == sorted(set(pairs))
     assert [queues[number] for number in numbers.tolist()] == pairs
+
+
+def test_a_repaired_store_keeps_the_offsets_of_lost_messages_and_has_no_findings(tmp_path: Path) -> None:
+    """A placeholder of `store repair` holds the place of a message that is gone: later ones must not move to it."""
+    config = StoreConfig(tmp_path, mapped_file_size_commit_log=65_536, mapped_file_size_consume_queue=400)
+    with MessageStore(config) as store:
+        for number in range(12):
+            store.put(Message("T", b"%02d" % number * 50, tags="t", keys=[f"k{number}"]), queue_id=number % 2)
+        lost_at, lost_bytes, _ = store.read_units("T", 0, 3, 1)[0]
+    with (tmp_path / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(lost_at + lost_bytes // 2)
+        file.write(b"?")
+    assert len(repair_store(config).ranges) == 1
+    before = {name: data for name, data in files_below(str(tmp_path)).items() if name.startswith("consumequeue/")}
+    shape = IndexShape.of_store(str(tmp_path))
+    assert [finding.kind for finding in verify(str(tmp_path), ONE) if finding.kind.startswith(("queue", "wrong"))] == []
+    result = rebuild(str(tmp_path), ONE, queue_file_bytes=400, index_shape=shape)
+    assert result.gaps == 0
+    after = {name: data for name, data in files_below(str(tmp_path)).items() if name.startswith("consumequeue/")}
+    assert after == before
+    assert verify(str(tmp_path), ONE) == []
+    with MessageStore(config) as store:
+        before_it, behind_it = store.get("T", 0, 0, 32), store.get("T", 0, 4, 32)
+    assert [message.body[:2] for message in before_it] == [b"00", b"02", b"04"]
+    assert [message.body[:2] for message in behind_it] == [b"08", b"10"]

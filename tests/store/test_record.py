@@ -19,6 +19,7 @@ from contrailmq.message import (
     encode_host,
     encode_properties,
 )
+from contrailmq.message.record import view_record
 from contrailmq.store.record import (
     BLANK_MAGIC,
     MAGIC_V1,
@@ -33,7 +34,6 @@ from contrailmq.store.record import (
     encode_blank,
     encode_crc_property,
     encode_record,
-    read_facts,
     scan_records,
     split_batch,
     unwrap_inner_batch,
@@ -129,11 +129,21 @@ def test_the_record_of_the_wire_sheet_decodes_to_its_values() -> None:
     assert message.offset_message_id == "0A00000200002A9F00000000000003E8"
 
 
-def test_the_facts_for_dispatch_equal_the_decoded_message() -> None:
-    facts, message = read_facts(SHEET_RECORD, 0), decode_record(SHEET_RECORD)
-    assert (facts.topic, facts.queue_id, facts.queue_offset) == (message.topic, message.queue_id, message.queue_offset)
-    assert (facts.physical_offset, facts.size_bytes, facts.store_time_ms) == (1000, 132, 1_700_000_000_123)
-    assert (facts.tags, facts.keys, facts.unique_key) == ("TagA", "k1", None)
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("before", [0, 7])
+def test_a_record_seen_in_place_says_what_the_decoded_message_says(kind: type, before: int) -> None:
+    buffer = kind(bytes(before) + SHEET_RECORD + b"more")
+    view, message = view_record(buffer, before), decode_record(SHEET_RECORD)
+    assert (view.topic_name, view.queue_id, view.queue_offset) == (
+        message.topic,
+        message.queue_id,
+        message.queue_offset,
+    )
+    assert (view.physical_offset, view.size_bytes, view.store_time_ms) == (1000, 132, 1_700_000_000_123)
+    assert (view.body, view.body_crc, view.sys_flag) == (message.stored_body, message.body_crc, message.sys_flag)
+    assert view.prepared_transaction_offset == message.prepared_transaction_offset
+    assert (view.find(b"TAGS\x01"), view.find(b"KEYS\x01"), view.find(b"UNIQ_KEY\x01")) == ("TagA", "k1", None)
+    assert decode_properties(view.properties) == message.properties
 
 
 def test_crc_property_digits_are_written_least_significant_first() -> None:
@@ -369,7 +379,7 @@ def test_any_bytes_get_a_verdict_and_decode_or_fail_within_the_error_tree(data: 
         assert message.size_bytes <= len(data) - position
     if verdict.kind is Kind.WHOLE:
         assert decode_record(data, position).size_bytes == verdict.size_bytes
-        assert read_facts(data, position).size_bytes == verdict.size_bytes
+        assert view_record(data, position).size_bytes == verdict.size_bytes
 
 
 @settings(max_examples=500, deadline=None)

@@ -1,7 +1,8 @@
 """What dispatch makes of records: consume-queue units and index entries, for a whole block at once.
 
-This is the broker's dispatch (store/dispatch.py) seen as arithmetic on columns; `rebuild` writes its results and
-`verify` compares them with what is on disk.
+This is the store's derivation (store/derivation.py) as arithmetic on columns, with what due_units.py adds; `rebuild`
+writes the results and `verify` compares them with what is on disk. One suite holds both against the store's
+(tests/spark/test_derivation.py).
 
 - A **unit** is due for every record but prepared and rolled-back ones and inner batches (whose queues are of another
   format and in another directory): place, size and tags code. The code of a message that waits for a delay level is its
@@ -25,6 +26,7 @@ from contrailmq.spark.property_table import Properties, parse_properties
 from contrailmq.spark.records import Int, Mask, Records, stable_order
 from contrailmq.spark.slices import take_slices, text_column
 from contrailmq.store.delay_levels import DELAY_LEVELS, DelayLevels
+from contrailmq.store.derivation import IN_NO_QUEUE
 from contrailmq.store.queue_state import TAG_KIND
 
 _COUNTED_MAX: Final = 1 << 22  # 32 MiB of counters; beyond that sorting takes less memory
@@ -71,8 +73,7 @@ class Dispatcher:
         kind = records.sys_flag & SysFlag.TRANSACTION_MASK
         names = topics.dictionary.to_pylist()
         codes = topics.indices.to_numpy().astype(np.int64)
-        queued = (kind != SysFlag.TRANSACTION_PREPARED) & (kind != SysFlag.TRANSACTION_ROLLBACK)
-        queued &= (records.sys_flag & SysFlag.INNER_BATCH) == 0
+        queued = (records.sys_flag & IN_NO_QUEUE) == 0
         tags = table.column(Property.TAGS).dictionary_encode()
         units = self._units(records, table, names, codes, tags, queued)
         return units, lambda: _entries(records, table, names, codes, tags, kind != SysFlag.TRANSACTION_ROLLBACK)

@@ -1,4 +1,4 @@
-"""Which units the consume queues of a store hold, by the rules by which the store makes them (store/reconcile.py).
+"""Which units the consume queues of a store hold, by the rules by which the store makes them (store/derivation.py).
 
 `dispatched.py` says what a broker puts into a queue for each record. Some records have a say beyond that:
 
@@ -17,11 +17,12 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from contrailmq.message import SysFlag, names_directory
+from contrailmq.message import names_directory
 from contrailmq.spark.dispatched import Units
 from contrailmq.spark.queue_units import PRE_BLANK_BYTES
 from contrailmq.spark.records import Int, Mask, Records
 from contrailmq.spark.slices import take_slices, text_column
+from contrailmq.store.placeholder import PLACEHOLDER_FLAG
 
 _BATCH_QUEUES: Final = "batchconsumequeue"
 
@@ -41,7 +42,7 @@ def batch_topics(store: str) -> frozenset[str]:
 
 def lost_records(records: Records) -> Records:
     """The placeholders of a block."""
-    return records.select((records.sys_flag & SysFlag.LOST) != 0)
+    return records.select((records.sys_flag & PLACEHOLDER_FLAG) == PLACEHOLDER_FLAG)
 
 
 def due_units(records: Records, units: Units, batches: frozenset[str]) -> DueUnits:

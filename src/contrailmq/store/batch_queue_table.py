@@ -17,9 +17,8 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from contrailmq.message import Property, SysFlag, decode_properties, encode_properties, names_directory, tags_code
+from contrailmq.message import Property, decode_properties, encode_properties, tags_code
 from contrailmq.message.property_text import key_of
-from contrailmq.message.record import RecordView
 from contrailmq.store.batch_consume_queue import BATCH_SIZE_MAX, BatchConsumeQueue, BatchUnit
 from contrailmq.store.descriptors import DescriptorCache
 from contrailmq.store.files import Files
@@ -196,22 +195,3 @@ class BatchQueueTable:
             queue = self.find_or_create(entry.topic, entry.queue_id)
             if queue.end == queue.first and queue.max_offset < entry.max_offset:
                 queue.start_at(entry.max_offset)
-
-
-class BatchSink:
-    """Enters the records of a walk that belong in batch queues, from a place of the log on."""
-
-    def __init__(self, table: BatchQueueTable, *, begin: int) -> None:
-        self._table = table
-        self._begin = begin
-
-    def take(self, record: RecordView, /) -> None:
-        if record.physical_offset < self._begin or record.sys_flag & SysFlag.TRANSACTION_PREPARED:
-            return
-        name = record.topic_name
-        if (record.sys_flag & SysFlag.INNER_BATCH or self._table.holds(name)) and names_directory(name):
-            place = (record.physical_offset, record.size_bytes, record.store_time_ms, record.queue_offset)
-            unit, queue = unit_of(*place, record.properties), self._table.find_or_create(name, record.queue_id)
-            if unit.base_offset == 0 and queue.max_offset and record.physical_offset >= queue.physical_max:
-                queue.reset()  # the topic was deleted and made again: what came before is no longer in the queue
-            queue.append(unit)

@@ -40,11 +40,11 @@ from pathlib import Path
 from typing import Final
 
 from contrailmq.message.checksum import crc32
+from contrailmq.message.record import RECORD_BYTES_MIN
 from contrailmq.store.descriptors import DescriptorCache, file_base, file_name
 from contrailmq.store.errors import CorruptStoreError
 from contrailmq.store.files import Files
 from contrailmq.store.queue_unit import PRE_BLANK, UNIT_BYTES, Boundary, Unit, unpack_unit, unpack_units
-from contrailmq.store.record import RECORD_BYTES_MIN
 
 _log = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from contrailmq.store.batch_consume_queue import BATCH_UNIT_BYTES, BatchUnit
 from contrailmq.store.batch_queue_table import BatchQueueTable, names_queue, unit_of
 from contrailmq.store.consume_queue import PENDING_BYTES_MAX, ConsumeQueue
 from contrailmq.store.consume_queue_ext import ConsumeQueueExtTable, is_ext_address
+from contrailmq.store.derivation import IN_NO_QUEUE
 from contrailmq.store.descriptors import DescriptorCache, capacity_for, ceiling_for
 from contrailmq.store.files import Files
 from contrailmq.store.light_queues import LIGHT_PREFIX
@@ -31,7 +32,6 @@ SYNC_TOGETHER_LEAST: Final = 256  # queues: from here on one sync of the file sy
 WRITE_LEAST_BYTES: Final = 51 * UNIT_BYTES  # 20,000 queues then hold at most 20 MB in memory between two flushes
 BATCH_FILE_BYTES_DEFAULT: Final = 300_000 * BATCH_UNIT_BYTES  # mapperFileSizeBatchConsumeQueue
 # PREPARED and ROLLBACK have the first bit; inner batches live in queues of another format.
-IN_NO_QUEUE: Final = SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH
 
 
 class Dispatched(NamedTuple):

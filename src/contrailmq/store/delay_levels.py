@@ -6,10 +6,9 @@ the tag (DispatchRequest.tagsCode as CommitLog.checkMessageAndReturnSize makes i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from contrailmq.message import Property, SystemTopic, natural_number, tags_code
+from contrailmq.message import natural_number
 from contrailmq.store.errors import StoreConfigError
 
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"  # RocketMQ's messageDelayLevel
@@ -37,14 +36,6 @@ class DelayLevels:
         """When a message that waits is due, by its DELAY; None when that names no level."""
         number = natural_number(level or "") or 0
         return self.deliver_time_ms(number, store_time_ms) if number else None
-
-    def unit_tags_code(self, topic: str, properties: Mapping[str, str], store_time_ms: int) -> int:
-        """What goes into the unit of this record: the tag's hash, or the delivery time of a delayed message."""
-        if topic == SystemTopic.SCHEDULE:
-            due_ms = self.due_ms(properties.get(Property.DELAY), store_time_ms)
-            if due_ms is not None:
-                return due_ms
-        return tags_code(properties.get(Property.TAGS))
 
 
 def _delay_ms(text: str) -> int:

@@ -24,19 +24,21 @@ import threading
 from collections.abc import Callable, Container
 from typing import Final
 
-from contrailmq.message import SysFlag, decode_properties, encode_properties, names_directory
+from contrailmq.message import SysFlag
+from contrailmq.message.record import RecordView, view_record
 from contrailmq.store.batch_consume_queue import PENDING_BYTES_MAX as BATCH_PENDING_BYTES_MAX
-from contrailmq.store.batch_queue_table import unit_of
 from contrailmq.store.commit_log import CommitLog
 from contrailmq.store.consume_queue import PENDING_BYTES_MAX
-from contrailmq.store.consume_queue_table import IN_NO_QUEUE, ConsumeQueueTable
+from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
+from contrailmq.store.derivation import IN_NO_QUEUE, Derivation, Derived, Due
 from contrailmq.store.files import SyncError
 from contrailmq.store.index import IndexService
 from contrailmq.store.life import note_listener_error
 from contrailmq.store.light_queues import LIGHT_MARK, LIGHT_QUEUE_ID, light_units
 from contrailmq.store.queue_state import DispatchFact, QueueState
-from contrailmq.store.record import Kind, RecordFacts, check_record, read_facts
+from contrailmq.store.queue_unit import PRE_BLANK
+from contrailmq.store.record import Kind, check_record
 from contrailmq.store.stats import StoreStats
 from contrailmq.store.status import Arrival
 
@@ -68,13 +70,15 @@ class Dispatcher:
         self._log = log
         self._queues = queues
         self._index = index
-        self._delay_levels = delay_levels
         self._stats = stats
         self._on_sync_failure = on_sync_failure
         self._on_standstill = on_standstill
         self._lock = threading.Lock()
         self._dispatching = 0  # the thread that holds it
         self._with_light_queues = log.config.with_light_queues
+        self._derivation = Derivation(
+            delay_levels, queues.batches.holds, with_light_queues=log.config.with_light_queues
+        )
 
     def dispatch(self, end: int) -> int:
         """Go from the mark to `end` (an end of a record, or beyond the readable log); how many records."""
@@ -191,7 +195,7 @@ class Dispatcher:
     def _with_delivery_time(self, fact: DispatchFact) -> DispatchFact:
         """The units of SCHEDULE_TOPIC_XXXX hold the time of delivery in place of a tag's hash."""
         state, offset, size, _, time_ms, queue_offset, hashes, sys_flag, properties = fact
-        code = self._delay_levels.unit_tags_code(state.topic, decode_properties(properties), time_ms)
+        code = self._derivation.waiting_code(properties, time_ms)
         return state, offset, size, code, time_ms, queue_offset, hashes, sys_flag, properties
 
     def _tell(self, chunk: list[DispatchFact]) -> None:
@@ -234,59 +238,47 @@ class Dispatcher:
             if verdict.kind is Kind.CORRUPT:
                 self.stuck_reason = f"dispatch stopped at offset {self.mark}: {verdict.reason}"
             return False
-        facts = read_facts(file.mapping, position)
-        code = self._delay_levels.unit_tags_code(facts.topic, facts.properties, facts.store_time_ms)
-        key = (facts.topic, facts.queue_id)
-        listeners = [*self.listeners, *(listener for queues, listener in self.watchers if key in queues)]
-        properties = encode_properties(facts.properties) if listeners or self.hooks else b""
-        state = QueueState(facts.topic, facts.queue_id, 0)
-        bits = self._filter_bits(state, facts.queue_offset, code, facts.store_time_ms, properties)
-        is_batch = bool(facts.sys_flag & SysFlag.INNER_BATCH) or self._queues.batches.holds(facts.topic)
-        is_queued = not facts.sys_flag & SysFlag.TRANSACTION_PREPARED and names_directory(facts.topic)
-        if is_queued and is_batch:
-            place = (facts.physical_offset, facts.size_bytes, facts.store_time_ms, facts.queue_offset)
-            self._queues.append_batch(facts.topic, facts.queue_id, unit_of(*place, facts.properties))
-        elif is_queued and (is_queued := self._may_queue(facts)):
-            self._queues.append(
-                facts.topic,
-                facts.queue_id,
-                facts.queue_offset,
-                facts.physical_offset,
-                facts.size_bytes,
-                code,
-                facts.store_time_ms,
-                bits,
-            )
-            if self._with_light_queues:
-                self._enter_light(facts, code)
-        if self._index is not None:
-            self._index.put(
-                facts.topic,
-                facts.keys,
-                facts.unique_key,
-                facts.physical_offset,
-                facts.store_time_ms,
-                facts.sys_flag,
-                facts.tags,
-            )
-        self.mark += facts.size_bytes
+        record = view_record(file.mapping, position)
+        derived = self._derivation.derive(record)
+        state = QueueState(record.topic_name, record.queue_id, 0)
+        listeners = [*self.listeners, *(listener for queues, listener in self.watchers if state.key in queues)]
+        arrival = (state, record.queue_offset, derived.tags_code, record.store_time_ms, record.properties)
+        is_queued = self._enter_derived(record, derived, self._filter_bits(*arrival))
+        if self._index is not None and derived.keys is not None:
+            unique_key, keys, tags = derived.keys
+            place = (record.physical_offset, record.store_time_ms, record.sys_flag)
+            self._index.put(state.topic, keys, unique_key, *place, tags)
+        self.mark += record.size_bytes
         if is_queued:
-            self._announce(listeners, state, facts.queue_offset, code, facts.store_time_ms, properties)
+            self._announce(listeners, *arrival)
         return True
 
-    def _enter_light(self, facts: RecordFacts, code: int) -> None:
-        """The units of a record of the log in light queues; nobody is told of them."""
-        offset, size, time_ms = facts.physical_offset, facts.size_bytes, facts.store_time_ms
-        for name, light_offset in light_units(facts.topic, facts.properties):
-            if self._queues.find_or_create(name, LIGHT_QUEUE_ID).may_hold(light_offset, offset):
-                self._queues.append(name, LIGHT_QUEUE_ID, light_offset, offset, size, code, time_ms)
-
-    def _may_queue(self, facts: RecordFacts) -> bool:
-        """Whether a record of the log (a master's, perhaps damaged) can have the queue offset that it says."""
-        queue = self._queues.find_or_create(facts.topic, facts.queue_id)
-        if queue.may_hold(facts.queue_offset, facts.physical_offset):
+    def _enter_derived(self, record: RecordView, derived: Derived, bits: bytes) -> bool:
+        """The units of a record of the log; whether it has one that is read. Of light queues nobody is told."""
+        topic, queue_id, queue_offset = record.topic_name, record.queue_id, record.queue_offset
+        if derived.batch is not None:
+            self._queues.append_batch(topic, queue_id, derived.batch)
             return True
-        _log.error("%s: no message can have offset %d at %d", queue, facts.queue_offset, facts.physical_offset)
+        if derived.due is Due.NOTHING or not self._may_queue(topic, queue_id, queue_offset, record.physical_offset):
+            return False
+        if derived.due is Due.EMPTY_UNIT:
+            queue = self._queues.find_or_create(topic, queue_id)
+            if queue_offset >= queue.max_offset:
+                self._queues.extend(queue, queue_offset, PRE_BLANK, record.end)
+            return False
+        place = (record.physical_offset, record.size_bytes, derived.tags_code, record.store_time_ms)
+        self._queues.append(topic, queue_id, queue_offset, *place, bits)
+        for name, light_offset in derived.light:
+            if self._queues.find_or_create(name, LIGHT_QUEUE_ID).may_hold(light_offset, record.physical_offset):
+                self._queues.append(name, LIGHT_QUEUE_ID, light_offset, *place)
+        return True
+
+    def _may_queue(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int) -> bool:
+        """Whether a record of the log (a master's, perhaps damaged) can have the queue offset that it says."""
+        queue = self._queues.find_or_create(topic, queue_id)
+        if queue.may_hold(queue_offset, physical_offset):
+            return True
+        _log.error("%s: no message can have offset %d at %d", queue, queue_offset, physical_offset)
         return False
 
     def _filter_bits(self, state: QueueState, queue_offset: int, code: int, time_ms: int, properties: bytes) -> bytes:

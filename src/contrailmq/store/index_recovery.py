@@ -20,18 +20,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from contrailmq.message import Property, SysFlag
-from contrailmq.message.property_text import key_of
-from contrailmq.message.record import RecordView
+from contrailmq.message.record import RecordView, view_record
+from contrailmq.store.derivation import index_keys
 from contrailmq.store.findings import Finding, VerifyReport
 from contrailmq.store.index import IndexService
 from contrailmq.store.index_file import DAMAGED, IndexFile
 from contrailmq.store.log_walk import LogFile, walk
 from contrailmq.store.queue_ledger import Ledger
-from contrailmq.store.record import Kind, check_record, read_facts
+from contrailmq.store.record import Kind, check_record
 from contrailmq.store.verify_index import IndexChecker
 
-_READ_BY_CHECKER: Final = tuple((name, key_of(name)) for name in (Property.KEYS, Property.UNIQUE_KEY, Property.TAGS))
 KEYLESS_BYTES_MAX: Final = 1 << 30  # of the log, walked over for one index file
 
 
@@ -92,10 +90,7 @@ class _CheckerSink:
 
     def take(self, record: RecordView, /) -> None:
         if record.physical_offset <= self._end_offset:
-            found = {name: record.find(key) for name, key in _READ_BY_CHECKER}
-            known = {name: value for name, value in found.items() if value is not None}
-            place = (record.topic_name, record.physical_offset, record.store_time_ms, record.sys_flag)
-            self.checker.take(*place, known)
+            self.checker.take(record, index_keys(record))
 
 
 def _missing(
@@ -147,9 +142,8 @@ def _first_keyed(log_files: Sequence[LogFile], after: int, below: int) -> int:
             if verdict.kind is not Kind.WHOLE:  # a BLANK, or a hole that costs the rest of its file
                 offset = end
                 break
-            facts = read_facts(file.mapping, position)
-            is_entered = facts.sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_ROLLBACK
-            if is_entered and not skips and (facts.unique_key or (facts.keys or "").strip(" ")):
+            keys = index_keys(view_record(file.mapping, position))
+            if keys is not None and not skips and (keys.unique_key or (keys.keys or "").strip(" ")):
                 return offset
             skips = False
             offset += verdict.size_bytes

@@ -22,7 +22,6 @@ from collections.abc import Mapping
 from mmap import MADV_DONTNEED, mmap
 from typing import Final, NamedTuple, Protocol
 
-from contrailmq.message import SysFlag
 from contrailmq.message.checksum import crc32
 from contrailmq.message.record import (
     HEAD_V4_BYTES,
@@ -36,6 +35,7 @@ from contrailmq.message.record import (
     read_store_time,
     view_record,
 )
+from contrailmq.store.derivation import IN_NO_QUEUE
 from contrailmq.store.record import BLANK_MAGIC, Kind, Verdict, check_record
 
 _PLACE: Final = ("size", "magic", "body_crc", "physical_offset", "sys_flag", "body_bytes")
@@ -44,7 +44,7 @@ _SHORT_HEAD: Final = head_struct(*_PLACE, "queue_id", "queue_offset")
 _SHORTEST_HEAD: Final = head_struct(*_PLACE)
 _QUEUE_UNIT: Final = struct.Struct(">qiq")
 _TAGS: Final = b"TAGS\x01"
-_UNCOMMON: Final = HOSTS_V6 | SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH  # the last two are in no queue
+_UNCOMMON: Final = HOSTS_V6 | IN_NO_QUEUE
 _MAGICS: Final = tuple(struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2, BLANK_MAGIC))
 
 

@@ -21,17 +21,17 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from contrailmq.message import SysFlag
-from contrailmq.message.record import RecordView
+from contrailmq.message.record import RecordView, view_record
 from contrailmq.store.consume_queue import ConsumeQueue
+from contrailmq.store.derivation import IN_NO_QUEUE
 from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.store.placeholder import LostMessage, is_placeholder
 from contrailmq.store.queue_unit import UNIT_BYTES, pack_unit
 from contrailmq.store.read_only import ReadOnlyLogFile, StoreView
-from contrailmq.store.record import Kind, RecordFacts, check_record, read_facts
+from contrailmq.store.record import Kind, check_record
 
 # A store whose queues lack more units than this is to be opened or rebuilt first: 80 MB of memory.
 DOUBTS_MAX: Final = 10_000_000
-_IN_NO_QUEUE: Final = SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH  # or in one of batches
 _PLACE_BYTES: Final = 12  # of a unit, without its tags code
 
 
@@ -79,12 +79,12 @@ def named_by_headers(view: StoreView, file: ReadOnlyLogFile, begin: int, end: in
         verdict = check_record(file.mapping, position, limit=limit, physical_offset=at, check_body_crc=False)
         if verdict.kind is not Kind.WHOLE:
             return
-        facts = read_facts(file.mapping, position)
-        queue = view.queues.get(facts.topic, facts.queue_id)
-        is_known = queue is not None and facts.queue_offset < queue.max_offset
-        is_queued = not facts.sys_flag & _IN_NO_QUEUE and not view.queues.batches.holds(facts.topic)
-        if is_queued and not is_known and facts.queue_offset >= 0:
-            yield LostMessage(facts.topic, facts.queue_id, facts.queue_offset, at, facts.size_bytes)
+        record = view_record(file.mapping, position)
+        queue = view.queues.get(record.topic_name, record.queue_id)
+        is_known = queue is not None and record.queue_offset < queue.max_offset
+        is_queued = not record.sys_flag & IN_NO_QUEUE and not view.queues.batches.holds(record.topic_name)
+        if is_queued and not is_known and record.queue_offset >= 0:
+            yield LostMessage(record.topic_name, record.queue_id, record.queue_offset, at, record.size_bytes)
         at += verdict.size_bytes
 
 
@@ -101,7 +101,7 @@ class Claims:
         if key not in self._known:
             self._known[key] = self._queues.get(record.topic_name, record.queue_id)
         queue = self._known[key]
-        if queue is not None and record.queue_offset >= 0 and not record.sys_flag & (_IN_NO_QUEUE | SysFlag.LOST):
+        if queue is not None and record.queue_offset >= 0 and not record.sys_flag & (IN_NO_QUEUE | SysFlag.LOST):
             stands = queue.read_units(record.queue_offset, 1)
             if stands[:_PLACE_BYTES] == pack_unit(record.physical_offset, record.size_bytes, 0)[:_PLACE_BYTES]:
                 return
@@ -119,12 +119,13 @@ def mislabelled(view: StoreView, claims: Claims) -> list[Mislabelled]:
             at = bisect_left(doubts, unit.physical_offset)
             if at == len(doubts) or doubts[at] != unit.physical_offset or unit.is_pre_blank:
                 continue
-            facts = _facts_at(view, unit.physical_offset)
-            if facts is not None and facts.size_bytes == unit.size_bytes and _is_believed(view, queue, offset):
-                says = f"its header says {facts.topic}/{facts.queue_id} at {facts.queue_offset}"
-                reason = f"{says}, system flag {facts.sys_flag:#x}; it is of {queue.topic}/{queue.queue_id} at {offset}"
+            record = _record_at(view, unit.physical_offset)
+            if record is not None and record.size_bytes == unit.size_bytes and _is_believed(view, queue, offset):
+                says = f"its header says {record.topic_name}/{record.queue_id} at {record.queue_offset}"
+                is_of = f"it is of {queue.topic}/{queue.queue_id} at {offset}"
+                reason = f"{says}, system flag {record.sys_flag:#x}; {is_of}"
                 end = unit.physical_offset + unit.size_bytes
-                found[unit.physical_offset] = Mislabelled(unit.physical_offset, end, reason, facts.store_time_ms)
+                found[unit.physical_offset] = Mislabelled(unit.physical_offset, end, reason, record.store_time_ms)
     return [found[place] for place in sorted(found)]
 
 
@@ -134,8 +135,8 @@ def _is_believed(view: StoreView, queue: ConsumeQueue, queue_offset: int) -> boo
         data = queue.read_units(beside, 1) if queue.min_offset <= beside < queue.max_offset else b""
         if len(data) < UNIT_BYTES:
             continue
-        facts = _facts_at(view, int.from_bytes(data[:8], "big"))
-        if facts is not None and (facts.topic, facts.queue_id, facts.queue_offset) == (
+        record = _record_at(view, int.from_bytes(data[:8], "big"))
+        if record is not None and (record.topic_name, record.queue_id, record.queue_offset) == (
             queue.topic,
             queue.queue_id,
             beside,
@@ -144,7 +145,7 @@ def _is_believed(view: StoreView, queue: ConsumeQueue, queue_offset: int) -> boo
     return False
 
 
-def _facts_at(view: StoreView, physical_offset: int) -> RecordFacts | None:
+def _record_at(view: StoreView, physical_offset: int) -> RecordView | None:
     """What the record at a place says of itself; None when none stands there, or a placeholder."""
     file = next((file for file in view.log_files if file.base <= physical_offset < file.end), None)
     if file is None:
@@ -152,5 +153,5 @@ def _facts_at(view: StoreView, physical_offset: int) -> RecordFacts | None:
     position = physical_offset - file.base
     if check_record(file.mapping, position, physical_offset=physical_offset).kind is not Kind.WHOLE:
         return None
-    facts = read_facts(file.mapping, position)
-    return None if is_placeholder(facts.sys_flag) else facts
+    record = view_record(file.mapping, position)
+    return None if is_placeholder(record.sys_flag) else record

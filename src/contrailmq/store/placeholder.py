@@ -14,13 +14,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from contrailmq.message import TOPIC_BYTES_MAX, SysFlag
+from contrailmq.message.record import RECORD_BYTES_MIN
 from contrailmq.store.queue_unit import PRE_BLANK, pack_unit
-from contrailmq.store.record import BLANK_BYTES, RECORD_BYTES_MIN, encode_blank, encode_record
+from contrailmq.store.record import BLANK_BYTES, encode_blank, encode_record
 
 UNKNOWN_TOPIC: Final = "rmq_sys_DAMAGED"  # cut to what fits
 PLACEHOLDER_BYTES_MIN: Final = RECORD_BYTES_MIN + 1  # with a topic of one letter
 _PLACEHOLDER_BYTES_MAX: Final = 1 << 20  # of unknown ones: readers hold a record in memory
-_SYS_FLAG: Final = SysFlag.TRANSACTION_ROLLBACK | SysFlag.LOST
+PLACEHOLDER_FLAG: Final = SysFlag.TRANSACTION_ROLLBACK | SysFlag.LOST
 _NO_HOST: Final = bytes(8)
 _PLACE_BYTES: Final = 12  # of a unit, without its tags code
 
@@ -42,7 +43,7 @@ class LostMessage(NamedTuple):
 
 def is_placeholder(sys_flag: int) -> bool:
     """Both marks: a single flipped bit makes no record one."""
-    return sys_flag & _SYS_FLAG == _SYS_FLAG
+    return sys_flag & PLACEHOLDER_FLAG == PLACEHOLDER_FLAG
 
 
 def may_be_emptied(unit: bytes, physical_offset: int, size_bytes: int) -> bool:
@@ -105,7 +106,7 @@ def _encode(lost: LostMessage, store_time_ms: int) -> bytes:
         store_host=_NO_HOST,
         born_time_ms=store_time_ms,
         store_time_ms=store_time_ms,
-        sys_flag=_SYS_FLAG,
+        sys_flag=PLACEHOLDER_FLAG,
         body_bytes_max=lost.size_bytes,
     )
     assert len(record) == lost.size_bytes

@@ -36,6 +36,8 @@ from typing import Final, TypeVar
 from contrailmq.message import MessageError, Property, StoredMessage, SysFlag, tags_code
 from contrailmq.message.checksum import crc32
 from contrailmq.message.inner_batch import unwrapped
+from contrailmq.message.property_text import key_of
+from contrailmq.message.record import OFFSETS, RECORD_BYTES_MIN, read_store_time, view_record
 from contrailmq.store.batch_consume_queue import BatchConsumeQueue
 from contrailmq.store.batch_reading import read_batches
 from contrailmq.store.commit_log import CommitLog
@@ -50,14 +52,14 @@ from contrailmq.store.light_queues import names_light_queue
 from contrailmq.store.mapped_file import MappedFile
 from contrailmq.store.queue_unit import PRE_BLANK_SIZE, Boundary, unpack_units
 from contrailmq.store.recent import BATCH_BYTES_MAX, Batch, RecentBatches
-from contrailmq.store.record import CorruptRecordError, Kind, check_record, decode_record, read_facts
+from contrailmq.store.record import CorruptRecordError, Kind, check_record, decode_record
 from contrailmq.store.residency import Residency
 from contrailmq.store.stats import StoreStats
 from contrailmq.store.status import GetResult, GetStatus, Limits, MessageFilter, Messages, QueueRead, Read, WarmRead
 
 PULL_BYTES_MIN: Final = 100  # RocketMQ clamps the bytes that a request may ask for
 PULL_BYTES_MAX: Final = 128 << 20
-_I32: Final = struct.Struct(">i")
+_TAGS: Final = key_of(Property.TAGS)
 _I64: Final = struct.Struct(">q")
 R = TypeVar("R")
 _DAMAGE_REMEDY: Final = (
@@ -510,7 +512,7 @@ class Reader:
         if record is None:
             return True
         with record:
-            return message_filter.match_unit(tags_code(read_facts(record, 0).tags), None)
+            return message_filter.match_unit(tags_code(view_record(record).find(_TAGS)), None)
 
     # --- by place
 
@@ -601,11 +603,9 @@ class Reader:
     def store_time_of(self, physical_offset: int, size_bytes: int) -> int:
         """Store time of a record; -1 when it is no longer, or not yet, in the log."""
         record = self.record(physical_offset, size_bytes)
-        if record is None or size_bytes < 72:
+        if record is None or size_bytes < RECORD_BYTES_MIN:
             return -1
-        (sys_flag,) = _I32.unpack_from(record, 36)
-        time_ms: int = _I64.unpack_from(record, 68 if sys_flag & SysFlag.BORN_HOST_V6 else 56)[0]
-        return time_ms
+        return read_store_time(record)
 
     def store_time_at(self, topic: str, queue_id: int, offset: int) -> int:
         queue = self.any_queue(topic, queue_id)
@@ -661,7 +661,7 @@ def decode_found(found: GetResult, path: Path, where: str, *, from_offset: int =
             done += 1
     except (CorruptRecordError, MessageError) as exc:
         # What the record says of its own place is all that is known of it, and may be damaged as well.
-        said = bytes(found.slices[done][20:36])
+        said = bytes(found.slices[done][OFFSETS])
         raise CorruptStoreError(
             path,
             f"{where}: record {done + 1} of {len(found.slices)}, which says that it is queue offset "

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from contrailmq.message.record import RecordView
-from contrailmq.store.batch_queue_table import BatchSink
 from contrailmq.store.clock import Clock, SystemClock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
@@ -27,7 +26,7 @@ from contrailmq.store.log_walk import Sink, walk
 from contrailmq.store.queue_ledger import Ledger, take_ledger, write_ledger
 from contrailmq.store.read_only import ReadOnlyLogFile, StoreView, require_store
 from contrailmq.store.rebuild_places import NEW, OLD, PARTS, finish_interrupted, remove_tree
-from contrailmq.store.reconcile import Reconciler
+from contrailmq.store.reconcile import BatchSink, Reconciler
 from contrailmq.store.record import Kind, check_record
 from contrailmq.store.store_lock import StoreLock
 from contrailmq.store.verify import Progress, verify_store

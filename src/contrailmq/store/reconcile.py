@@ -14,15 +14,16 @@ import logging
 from collections.abc import Set
 from typing import Final
 
-from contrailmq.message import Property, SysFlag, SystemTopic, decode_properties, names_directory, tags_code
-from contrailmq.message.property_text import find, key_of
+from contrailmq.message import SysFlag, SystemTopic, names_directory
 from contrailmq.message.record import RecordView
+from contrailmq.store.batch_queue_table import BatchQueueTable
 from contrailmq.store.consume_queue import ConsumeQueue
 from contrailmq.store.consume_queue_ext import is_ext_address
 from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
+from contrailmq.store.derivation import IN_NO_QUEUE, Derivation, Due, batch_unit, due_by_flag, due_of, index_keys
 from contrailmq.store.index import IndexService
-from contrailmq.store.light_queues import LIGHT_MARK, LIGHT_QUEUE_ID, light_units
+from contrailmq.store.light_queues import LIGHT_QUEUE_ID
 from contrailmq.store.log_walk import Expected, Expects
 from contrailmq.store.placeholder import may_be_emptied
 from contrailmq.store.queue_unit import PRE_BLANK, UNIT_BYTES, pack_unit
@@ -30,13 +31,8 @@ from contrailmq.store.queue_unit import PRE_BLANK, UNIT_BYTES, pack_unit
 _log = logging.getLogger(__name__)
 
 _BLOCK_UNITS: Final = 4_096
-_IN_NO_QUEUE: Final = SysFlag.TRANSACTION_PREPARED | SysFlag.INNER_BATCH
 _NEVER: Final = 2**63
-_TAGS_CACHE_MAX: Final = 10_000
 _SCHEDULE: Final = SystemTopic.SCHEDULE.encode()
-_TAGS: Final = key_of(Property.TAGS)
-_KEYS: Final = key_of(Property.KEYS)
-_UNIQUE_KEY: Final = key_of(Property.UNIQUE_KEY)
 
 
 class _Cursor:
@@ -83,37 +79,34 @@ class Reconciler:
     ) -> None:
         self._queues = queues
         self._index = index
-        self._delay_levels = delay_levels
+        self._derivation = Derivation(delay_levels, queues.batches.holds, with_light_queues=queues.with_light_queues)
         self.scope = scope
         self._queues_from = queues_from
         self._index_from = index_from if index is not None else _NEVER
-        self._with_light_queues = queues.with_light_queues
         self._cursors: dict[tuple[bytes, int], _Cursor | None] = {}
         self._likely: dict[int, Expected] = {}  # by queue id: of the topic seen last
         self._tagged: dict[tuple[bytes, int], Expected] = {}  # all of which the units hold tags codes
-        self._codes: dict[bytes, int] = {}  # by tag as in a record
-        self._marks: dict[int, bytes] = {}  # and back, with the separator
         self.units_added = 0
         self.units_corrected = 0
         self.units_cut = 0
         self.gaps: set[tuple[str, int]] = set()  # queues that lack units from before the walk
 
     def take(self, record: RecordView, /) -> None:
-        # Prepared and rolled-back records (bit 2) are in no queue; inner batches are in queues of another format.
-        sys_flag, physical_offset = record.sys_flag, record.physical_offset
-        if sys_flag & SysFlag.LOST and physical_offset >= self._queues_from:
-            self._take_lost(record)
-        elif physical_offset >= self._queues_from and not sys_flag & _IN_NO_QUEUE:
-            try:
-                cursor = self._cursors[record.topic, record.queue_id]
-            except KeyError:
-                cursor = self._cursor(record.topic, record.queue_id)
-            if cursor is not None:
-                unit = pack_unit(physical_offset, record.size_bytes, self._code(record))
-                self._compare(cursor, record.queue_offset, record.end, unit)
-            if self._with_light_queues and LIGHT_MARK in record.properties:
-                self._take_light(record)
-        if sys_flag & SysFlag.INNER_BATCH:
+        physical_offset = record.physical_offset
+        if physical_offset >= self._queues_from:
+            if not record.sys_flag & IN_NO_QUEUE:  # `due_by_flag` says the same: 0.2 us less for nearly all
+                try:
+                    cursor = self._cursors[record.topic, record.queue_id]
+                except KeyError:
+                    cursor = self._cursor(record.topic, record.queue_id)
+                if cursor is not None:
+                    unit = pack_unit(physical_offset, record.size_bytes, self._derivation.tags_code(record))
+                    self._compare(cursor, record.queue_offset, record.end, unit)
+                if self._derivation.with_light_queues:
+                    self._take_light(record)
+            elif due_by_flag(record.sys_flag) is Due.EMPTY_UNIT:
+                self._take_lost(record)
+        if record.sys_flag & SysFlag.INNER_BATCH:
             self._queues.batches.was_seen = True
         if physical_offset >= self._index_from:
             self._enter(record)
@@ -132,8 +125,8 @@ class Reconciler:
     def _take_lost(self, record: RecordView) -> None:
         """A placeholder (placeholder.py) keeps the queue offset of a message that is gone, with a pre-blank unit."""
         queue_offset, physical_offset, size_bytes = record.queue_offset, record.physical_offset, record.size_bytes
-        if queue_offset < 0:
-            return  # it is not known what stood there
+        if due_of(record, self._queues.batches.holds) is not Due.EMPTY_UNIT:
+            return
         key = (record.topic, record.queue_id)
         cursor = self._cursors[key] if key in self._cursors else self._cursor(*key)
         if cursor is None or not cursor.queue.may_hold(queue_offset, physical_offset):
@@ -156,8 +149,8 @@ class Reconciler:
 
     def _take_light(self, record: RecordView) -> None:
         """The record's units in light queues."""
-        unit = pack_unit(record.physical_offset, record.size_bytes, self._code(record))
-        for name, offset in light_units(record.topic_name, record.properties):
+        unit = pack_unit(record.physical_offset, record.size_bytes, self._derivation.tags_code(record))
+        for name, offset in self._derivation.light_units(record):
             key = (name.encode(), LIGHT_QUEUE_ID)
             cursor = self._cursors[key] if key in self._cursors else self._cursor(*key)
             if cursor is not None:
@@ -167,9 +160,9 @@ class Reconciler:
     def expects(self) -> Expects | None:
         """What lets the walk find right units by itself: between the first record whose unit is to be compared and the
         first one that goes into the index. It knows nothing of light queues."""
-        if self._with_light_queues:
+        if self._derivation.with_light_queues:
             return None
-        return Expects(self._likely, self._tagged, self._marks, self._queues_from, self._index_from)
+        return Expects(self._likely, self._tagged, self._derivation.marks, self._queues_from, self._index_from)
 
     @property
     def take_from(self) -> int:
@@ -223,22 +216,6 @@ class Reconciler:
         if cursor is not None and topic != _SCHEDULE:  # its units hold no tags
             self._tagged[topic, queue_id] = cursor
         return cursor
-
-    def _code(self, record: RecordView) -> int:
-        if record.topic == _SCHEDULE:
-            known = decode_properties(record.properties)
-            return self._delay_levels.unit_tags_code(SystemTopic.SCHEDULE, known, record.store_time_ms)
-        tag = find(record.properties, _TAGS)
-        if tag is None:
-            return 0
-        code = self._codes.get(tag)
-        if code is None:
-            if len(self._codes) >= _TAGS_CACHE_MAX:
-                self._codes.clear()
-                self._marks.clear()
-            code = self._codes[tag] = tags_code(tag.decode("utf-8", "replace"))
-            self._marks[code] = tag + b"\x02"
-        return code
 
     def _place(self, cursor: _Cursor, queue_offset: int, physical_end: int, unit: bytes) -> None:
         """Everything but "the same unit stands there already, in the block at hand"."""
@@ -299,12 +276,22 @@ class Reconciler:
 
     def _enter(self, record: RecordView) -> None:
         assert self._index is not None
-        self._index.put(
-            record.topic_name,
-            record.find(_KEYS),
-            record.find(_UNIQUE_KEY),
-            record.physical_offset,
-            record.store_time_ms,
-            record.sys_flag,
-            tags=record.find(_TAGS),
-        )
+        if (keys := index_keys(record)) is not None:
+            place = (record.physical_offset, record.store_time_ms, record.sys_flag)
+            self._index.put(record.topic_name, keys.keys, keys.unique_key, *place, tags=keys.tags)
+
+
+class BatchSink:
+    """Enters the records of a walk that belong in batch queues, from a place of the log on."""
+
+    def __init__(self, table: BatchQueueTable, *, begin: int) -> None:
+        self._table = table
+        self._begin = begin
+
+    def take(self, record: RecordView, /) -> None:
+        if record.physical_offset < self._begin or due_of(record, self._table.holds) is not Due.BATCH_UNIT:
+            return
+        unit, queue = batch_unit(record), self._table.find_or_create(record.topic_name, record.queue_id)
+        if unit.base_offset == 0 and queue.max_offset and record.physical_offset >= queue.physical_max:
+            queue.reset()  # the topic was deleted and made again: what came before is no longer in the queue
+        queue.append(unit)

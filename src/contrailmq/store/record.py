@@ -29,17 +29,17 @@ from contrailmq.message import (
     Property,
     StoredMessage,
     SysFlag,
-    decode_properties,
 )
 from contrailmq.message.batch import BatchPart, encode_batch, split_batch
 from contrailmq.message.checksum import crc32
 from contrailmq.message.record import (
-    HEAD_V4,
+    BODY_BYTES_BYTES,
     HEAD_V4_BYTES,
     HEADS,
     HOSTS_V6,
     MAGIC_V1,
     MAGIC_V2,
+    RECORD_BYTES_MIN,
     Buffer,
     read_record,
 )
@@ -54,7 +54,6 @@ __all__ = [
     "Buffer",
     "CorruptRecordError",
     "Kind",
-    "RecordFacts",
     "Scan",
     "Verdict",
     "body_crc",
@@ -63,7 +62,6 @@ __all__ = [
     "encode_batch",
     "encode_blank",
     "encode_record",
-    "read_facts",
     "scan_records",
     "split_batch",
     "unwrap_inner_batch",
@@ -81,7 +79,6 @@ _FRONT: Final = struct.Struct(">iiiiiqqi")  # size .. sys_flag: what decides how
 _LENGTH: Final = struct.Struct(">i")
 _I16: Final = struct.Struct(">h")
 assert _FRONT.size == 40
-RECORD_BYTES_MIN: Final = HEAD_V4_BYTES + 1 + 2  # empty body, topic and properties
 
 
 class CorruptRecordError(ContrailError):
@@ -308,7 +305,7 @@ def _fault(
     body = position + head_size
     if body + width + 2 > end:
         return f"its header does not fit into {size} bytes"
-    body_length: int = _LENGTH.unpack_from(buffer, body - 4)[0]
+    body_length: int = _LENGTH.unpack_from(buffer, body - BODY_BYTES_BYTES)[0]
     topic = body + body_length + width
     if body_length < 0 or topic + 2 > end:
         return f"body length {body_length} does not fit into {size} bytes"
@@ -400,8 +397,8 @@ def scan_records(
                 and end <= limit
                 and (base_offset is None or own_offset == base_offset + position)
             ):
-                body = position + 88
-                body_end = body + length_of(buffer, position + 84)[0]
+                body = position + HEAD_V4_BYTES
+                body_end = body + length_of(buffer, body - BODY_BYTES_BYTES)[0]
                 if body <= body_end <= end - 3:
                     properties = body_end + 3 + buffer[body_end]
                     if (
@@ -443,55 +440,6 @@ def decode_record(buffer: Buffer, position: int = 0) -> StoredMessage:
         return read_record(StoredMessage, buffer, position)
     except MessageError as exc:
         raise CorruptRecordError(check_record(buffer, position), position) from exc
-
-
-class RecordFacts(NamedTuple):
-    """What dispatch needs to know of a record (RocketMQ's DispatchRequest)."""
-
-    topic: str
-    queue_id: int
-    physical_offset: int
-    size_bytes: int
-    store_time_ms: int
-    queue_offset: int
-    sys_flag: int
-    prepared_transaction_offset: int
-    properties: dict[str, str]
-
-    @property
-    def tags(self) -> str | None:
-        return self.properties.get(Property.TAGS)
-
-    @property
-    def keys(self) -> str | None:
-        return self.properties.get(Property.KEYS)
-
-    @property
-    def unique_key(self) -> str | None:
-        return self.properties.get(Property.UNIQUE_KEY)
-
-
-def read_facts(buffer: Buffer, position: int) -> RecordFacts:
-    """The facts of a whole record, without touching its body."""
-    fields = HEAD_V4.unpack_from(buffer, position)
-    size, magic, sys_flag = fields[0], fields[1], fields[7]
-    head = HEADS[sys_flag & HOSTS_V6]
-    if head is not HEAD_V4:
-        fields = head.unpack_from(buffer, position)
-    topic = position + head.size + fields[14] + (1 if magic == MAGIC_V1 else 2)
-    topic_length = buffer[topic - 1] if magic == MAGIC_V1 else _I16.unpack_from(buffer, topic - 2)[0]
-    topic_end = topic + topic_length
-    return RecordFacts(
-        str(buffer[topic:topic_end], "utf-8", "replace"),
-        fields[3],
-        fields[6],
-        size,
-        fields[10],
-        fields[5],
-        sys_flag,
-        fields[13],
-        decode_properties(bytes(buffer[topic_end + 2 : position + size])),
-    )
 
 
 # ------------------------------------------------------------------------------------------------------ inner batches

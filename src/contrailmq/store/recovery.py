@@ -43,7 +43,6 @@ from typing import Final, Protocol
 
 from contrailmq.message import is_system_topic
 from contrailmq.message.record import read_store_time
-from contrailmq.store.batch_queue_table import BatchSink
 from contrailmq.store.bounds import START_BOUNDS, StartBounds
 from contrailmq.store.checkpoint import CheckpointValues
 from contrailmq.store.consume_queue import DAMAGED, ConsumeQueue
@@ -56,7 +55,7 @@ from contrailmq.store.light_queues import LIGHT_PREFIX
 from contrailmq.store.log_walk import Hole, LogFile, WalkEnd, next_record, walk, walk_over
 from contrailmq.store.queue_ledger import Ledger, LedgerEntry
 from contrailmq.store.queue_unit import UNIT_BYTES
-from contrailmq.store.reconcile import Reconciler
+from contrailmq.store.reconcile import BatchSink, Reconciler
 from contrailmq.store.record import Kind, check_record
 from contrailmq.store.recovery_text import recovery_text
 

@@ -25,15 +25,15 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from contrailmq.message import SysFlag, decode_properties, names_directory
+from contrailmq.message import SysFlag
 from contrailmq.message.record import RecordView
 from contrailmq.store.batch_consume_queue import BatchConsumeQueue, BatchUnit
-from contrailmq.store.batch_queue_table import unit_of
 from contrailmq.store.consume_queue import ConsumeQueue
 from contrailmq.store.consume_queue_ext import ExtUnit, is_ext_address, real_offset
 from contrailmq.store.delay_levels import DelayLevels
+from contrailmq.store.derivation import Derivation, Due
 from contrailmq.store.findings import FINDINGS_LISTED_MAX, VerifyReport
-from contrailmq.store.light_queues import LIGHT_QUEUE_ID, light_units
+from contrailmq.store.light_queues import LIGHT_QUEUE_ID
 from contrailmq.store.log_walk import Unheard, WalkEnd, next_record, walk
 from contrailmq.store.placeholder import is_placeholder
 from contrailmq.store.queue_unit import UNIT_BYTES, pack_unit
@@ -165,11 +165,11 @@ class _Checker:
         self._view = view
         self._report = report
         self._on_progress = on_progress
-        self._delay_levels = DelayLevels(view.config.message_delay_level)
+        levels, queues = DelayLevels(view.config.message_delay_level), view.queues
+        self._derivation = Derivation(levels, queues.batches.holds, with_light_queues=queues.with_light_queues)
         self._cursors: dict[tuple[str, int], _Cursor] = {}
         self._batches: dict[tuple[str, int], _BatchCursor] = {}
         self._lost: list[tuple[int, int]] = []  # places of placeholders, ascending
-        self._with_light_queues = view.queues.with_light_queues
         # Queues that the ledger would know if they had not been deleted on purpose
         ledger = view.ledger if view.ledger and view.ledger.is_current(view.checkpoint, view.log_files) else None
         self._ledger_to = ledger.physical_offset if ledger is not None else -1
@@ -191,20 +191,16 @@ class _Checker:
             self._report.add("log", "", physical_offset, f"no message has the system flag {sys_flag:#x}")
         if self._on_progress is not None and self._report.records % _PROGRESS_RECORDS == 0:
             self._on_progress(physical_offset - self._log_min, self._view.log_bytes)
-        name, queue_id, queue_offset = record.topic_name, record.queue_id, record.queue_offset
-        decoded = decode_properties(record.properties)
-        is_queued = not sys_flag & SysFlag.TRANSACTION_PREPARED and names_directory(name)
-        if is_queued and (sys_flag & SysFlag.INNER_BATCH or self._view.queues.batches.holds(name)):
-            unit_in_batch = unit_of(physical_offset, record.size_bytes, store_time_ms, queue_offset, decoded)
-            self._check_batch(name, queue_id, unit_in_batch)
-        elif is_queued:
-            code = self._delay_levels.unit_tags_code(name, decoded, store_time_ms)
-            unit = pack_unit(physical_offset, record.size_bytes, code)
-            self._check_unit(name, queue_id, queue_offset, unit, store_time_ms)
-            for light_queue, offset in light_units(name, decoded) if self._with_light_queues else ():
+        derived = self._derivation.derive(record)
+        if derived.batch is not None:
+            self._check_batch(record.topic_name, record.queue_id, derived.batch)
+        elif derived.due is Due.UNIT:
+            unit = pack_unit(physical_offset, record.size_bytes, derived.tags_code)
+            self._check_unit(record.topic_name, record.queue_id, record.queue_offset, unit, store_time_ms)
+            for light_queue, offset in derived.light:
                 self._check_unit(light_queue, LIGHT_QUEUE_ID, offset, unit, store_time_ms)
         if self._index is not None:
-            self._index.take(name, physical_offset, store_time_ms, sys_flag, decoded)
+            self._index.take(record, derived.keys)
 
     def _pass_over_lost(self, begin: int, end: int) -> None:
         """A placeholder of `store repair`: index and batch queues may still speak of what stood there."""

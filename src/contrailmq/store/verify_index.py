@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from contrailmq.message import Property, SysFlag, java_hash
+from contrailmq.message import java_hash
+from contrailmq.message.record import RecordView
+from contrailmq.store.derivation import IndexKeys
 from contrailmq.store.findings import VerifyReport
 from contrailmq.store.index_file import IndexFile, seconds_since, stored_hash
 from contrailmq.store.queue_state import TAG_KIND
@@ -67,10 +69,9 @@ class IndexChecker:
                 self._end_ms = self._entry.file.end_time_ms
             self._entry = self._read()  # cleaned away
 
-    def take(
-        self, topic: str, physical_offset: int, store_time_ms: int, sys_flag: int, properties: dict[str, str]
-    ) -> None:
+    def take(self, record: RecordView, keys: IndexKeys | None) -> None:
         """Compare the entries of one record."""
+        physical_offset, store_time_ms = record.physical_offset, record.store_time_ms
         while self._entry is not None and self._entry.physical_offset < physical_offset:
             self._orphan()
         found: set[int] = set()
@@ -79,7 +80,7 @@ class IndexChecker:
             self._report.index_entries += 1
             self._check_time(self._entry, store_time_ms)
             self._entry = self._read()
-        expected, tag = self._expected(topic, sys_flag, properties)
+        expected, tag = self._expected(record.topic_name, keys)
         missing = len(expected - found)
         if missing and self._is_in_flight(physical_offset, store_time_ms):
             return
@@ -140,16 +141,15 @@ class IndexChecker:
                 said = f"its header ends at time {file.end_time_ms}, its last record was stored at {store_time_ms}"
                 self._report.add("index", where, entry.physical_offset, said)
 
-    def _expected(self, topic: str, sys_flag: int, properties: dict[str, str]) -> tuple[set[int], set[int]]:
-        if sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
+    def _expected(self, topic: str, due: IndexKeys | None) -> tuple[set[int], set[int]]:
+        if due is None:
             return set(), set()
         prefix = self._prefixes.get(topic)
         if prefix is None:
             prefix = self._prefixes[topic] = java_hash(topic + "#")
-        keys = [properties.get(Property.UNIQUE_KEY, ""), *properties.get(Property.KEYS, "").split(" ")]
+        keys = [due.unique_key or "", *(due.keys or "").split(" ")]
         hashes = {java_hash(key, seed=prefix) for key in keys if key}
-        tags = properties.get(Property.TAGS)
-        tag = {java_hash(f"{topic}#{TAG_KIND}#{tags}")} if tags else set()
+        tag = {java_hash(f"{topic}#{TAG_KIND}#{due.tags}")} if due.tags else set()
         return {stored_hash(number) for number in hashes}, {stored_hash(number) for number in tag}
 
     def _orphan(self) -> None:
