@@ -54,7 +54,7 @@ def test_type_checkers_see_the_same_names_from_the_same_modules() -> None:
 def test_importing_the_package_loads_no_client() -> None:
     loaded = modules_after("-c", "import contrailmq")
     ours = {name for name in loaded if name.startswith("contrailmq")}
-    assert ours == {"contrailmq", "contrailmq._lazy", "contrailmq._version"}
+    assert ours == {"contrailmq", "contrailmq._compiled", "contrailmq._lazy", "contrailmq._version"}
     assert "asyncio" not in loaded
 
 
@@ -62,7 +62,7 @@ def test_the_name_server_starts_without_clients_stores_and_tables() -> None:
     """Half a second from start to the first answer is mostly imports."""
     loaded = modules_after("-m", "contrailmq", "namesrv", "--print-config")
     rooms = {name.split(".")[1] for name in loaded if name.startswith("contrailmq.")}
-    assert rooms == {"_faults", "_lazy", "_version", "cli", "message", "namesrv", "wire"}
+    assert rooms == {"_compiled", "_faults", "_lazy", "_version", "cli", "message", "namesrv", "wire"}
     assert not loaded & {"rich.console", "rich.table", "sqlite3", "http.client", "urllib.request", "numpy", "pyarrow"}
 
 

@@ -323,3 +323,30 @@ def test_a_listener_cannot_close_the_store_and_is_told_who_can(name: str, kind: 
     assert store.put(Message("T", b"y")).status is PutStatus.PUT_OK
     store.close()
     assert not (tmp_path / "abort").exists()
+
+
+def test_who_listens_for_commits_hears_of_one_that_a_flush_made(tmp_path: Path) -> None:
+    """A flush empties the write buffers itself; nobody else would say that more of the log can be read now."""
+    rarely_ms = 3_600_000
+    store = opened(
+        tmp_path,
+        transient_store_pool_enable=True,
+        commit_interval_commit_log=rarely_ms,
+        commit_commit_log_thorough_interval=rarely_ms,
+        flush_interval_commit_log=rarely_ms,
+        flush_commit_log_thorough_interval=rarely_ms,
+    )
+    heard = threading.Event()
+    committed: list[int] = []
+
+    def note() -> None:
+        committed.append(store.log_max_offset)
+        heard.set()
+
+    store.on_committed(note)
+    assert store.put(Message("T", b"x")).status is PutStatus.PUT_OK
+    assert store.log_max_offset == 0
+    store.flush()
+    assert heard.wait(WAIT_S)
+    assert committed == [store.appended_offset]
+    store.close()

@@ -272,6 +272,7 @@ class LogCommitter:
         self._wake = Wake()
         self._stopping = False
         self._worker: threading.Thread | None = None
+        self._is_news = False  # a flush has committed, and `on_commit` does not know yet
         self._last_commit_ms = clock.monotonic_ms()
 
     def start(self) -> None:
@@ -290,7 +291,15 @@ class LogCommitter:
         self._wake.set()
 
     def commit(self, least_pages: int) -> bool:
-        """Copy what is due to the files (no sync); True when something moved. OSError: nothing was lost, try again."""
+        """As a flush does: copy what is due to the files (no sync), and have the committing thread say so."""
+        moved = self._commit(least_pages)
+        if moved:
+            self._is_news = True
+            self._wake.set()
+        return moved
+
+    def _commit(self, least_pages: int) -> bool:
+        """True when something moved. OSError: nothing was lost, try again."""
         with self._turn:
             moved = self._files.commit(least_pages)
             for file in moved:
@@ -305,7 +314,7 @@ class LogCommitter:
             now_ms = self._clock.monotonic_ms()
             is_thorough = now_ms >= self._last_commit_ms + self._config.commit_commit_log_thorough_interval
             try:
-                moved = self.commit(0 if is_thorough else self._config.commit_commit_log_least_pages)
+                moved = self._commit(0 if is_thorough else self._config.commit_commit_log_least_pages)
             except OSError as exc:
                 self._on_failure(f"writing the write buffer to the commit log failed: {exc}")
                 return
@@ -314,5 +323,7 @@ class LogCommitter:
                 raise
             if moved:
                 self._last_commit_ms = self._clock.monotonic_ms()
+            if moved or self._is_news:
+                self._is_news = False
                 self._on_commit()
             self._wake.wait(interval_s)
