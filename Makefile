@@ -11,7 +11,7 @@ NEW_ENOUGH = import sys; who, remedy = sys.argv[1:]; sys.version_info >= (3, 11)
 Python 3.11 or newer, " + who + " is %d.%d.%d: " % tuple(sys.version_info[:3]) + remedy)
 
 .DEFAULT_GOAL := help
-.PHONY: help install compile pure wheels test-plain demo up bench test test-long interop check lint clean
+.PHONY: help install compile pure wheels simulate test-plain demo up bench test test-long interop check lint clean
 
 help:           ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,11 @@ test: $(STAMP)  ## Everything that must pass, on the modules as make install lef
 test-plain: $(STAMP) ## The tests of the rooms with compiled modules on the plain sources, without those of kills
 	@echo "==> tests, plain Python"
 	@CONTRAILMQ_PURE=1 CONTRAILMQ_EXPECT=plain $(PYTEST) $(AT_ONCE) -m "not long and not interop and not kills" $(HOT) tests/simulation
+
+SEEDS ?= 10
+simulate: $(STAMP) ## Whole clusters under faults on virtual time, one for each of SEEDS=10 seeds
+	@echo "==> simulation"
+	@CONTRAILMQ_PURE=1 PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -m simulation.trial --seeds $(SEEDS)
 
 test-long: $(STAMP) ## The full counts of the fault tests, the benchmarks, and what is measured in CPU time
 	@echo "==> long tests"

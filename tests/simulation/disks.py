@@ -8,7 +8,7 @@ not; a directory has its synced names, or those of the moment. So pages reach th
 Writes through a mapping are no calls, so nothing is recorded when bytes are written, only when they are synced: the
 whole file, or the range of an msync, is copied. Log files in a simulation are small, and so that is cheap.
 
-Syncs take virtual time. A disk may stall (no sync returns meanwhile), fail syncs, and be full.
+Syncs take virtual time. A disk may stall (no sync returns meanwhile), fail syncs, be full, or lie.
 
 `SimulatedFiles` is the store's door (`contrailmq.store.files`). Tables and settings are saved through plain Python
 files and `os.fsync`, which `patches.py` leads here as well.
@@ -56,6 +56,7 @@ class Disk:
         self.sync_ns_min, self.sync_ns_max = 50 * MICROSECOND_NS, 3 * MILLISECOND_NS
         self.loss = Loss.DICE
         self.fails_syncs = False
+        self.lies = False  # the store's syncs do nothing, and say that they did
         self.stalled_until_ns = 0
         self.free_bytes = TERABYTE
         self.syncs = 0
@@ -219,6 +220,8 @@ class SimulatedFiles(Files):
         return mapping
 
     def sync(self, descriptor: int) -> None:
+        if self._disk.lies:
+            return
         self._disk.sync(descriptor)
         self._written(os.fstat(descriptor).st_ino)
 
@@ -226,6 +229,8 @@ class SimulatedFiles(Files):
         return
 
     def sync_map(self, mapping: mmap.mmap, start: int, size_bytes: int) -> None:
+        if self._disk.lies:
+            return
         base = start - start % mmap.PAGESIZE
         number = self._inodes[id(mapping)]
         self._disk.sync_range(number, memoryview(mapping)[base : start + size_bytes], base)

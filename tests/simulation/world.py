@@ -60,10 +60,10 @@ class Fiber:
 
     __slots__ = ("greenlet", "ident", "name", "node", "owner", "token")
 
-    def __init__(self, node: Node, name: str, ident: int, body: Callable[[], None]) -> None:
+    def __init__(self, node: Node, name: str, ident: int, body: Callable[[], None], hub: greenlet.greenlet) -> None:
         self.node, self.name, self.ident, self.token = node, name, ident, 0
         self.owner: object = None  # the thread object that stands for it
-        self.greenlet = greenlet.greenlet(lambda _is_woken: body())
+        self.greenlet = greenlet.greenlet(lambda _is_woken: body(), hub)  # where control goes when it ends
 
 
 class World:
@@ -82,7 +82,7 @@ class World:
         self._heap: list[tuple[int, int, Event]] = []
         self._number = 0
         self._idents = 0
-        self._hub: greenlet.greenlet | None = None
+        self._hub = greenlet.getcurrent()
         self._hash = hashlib.blake2b(digest_size=16)
         self._fibers: list[Fiber] = []
         self._checkpoint = (0, 0)  # (virtual second, events by then)
@@ -129,8 +129,6 @@ class World:
 
     def _step(self) -> None:
         assert self.running is None, "only the hub moves time"
-        if self._hub is None:
-            self._hub = greenlet.getcurrent()
         self.now_ns, _, event = heapq.heappop(self._heap)
         action, arguments = event.action, event.arguments
         if action is None:
@@ -148,7 +146,7 @@ class World:
     def spawn(self, node: Node, name: str, body: Callable[[], None]) -> Fiber:
         """A new thread of a node; it runs a moment later."""
         self._idents += 1
-        fiber = Fiber(node, name, self._idents, body)
+        fiber = Fiber(node, name, self._idents, body, self._hub)
         self._fibers.append(fiber)
         self.wake(fiber)
         return fiber
@@ -160,7 +158,6 @@ class World:
             raise greenlet.GreenletExit
         if fiber is None:
             raise SimulationError("the hub cannot wait: this call blocks and was made outside of every node")
-        assert self._hub is not None
         fiber.token += 1
         if timeout_ns is not None:
             self.after(timeout_ns, self._resume, fiber, fiber.token, False)
