@@ -5,8 +5,9 @@ them, so that an edited source is never hidden by an older compiled module; `src
 Where they cannot be compiled, the manifest says why, and plain Python is installed.
 
 mypyc writes one C file for each module, and as many compilers as there are cores work on them: 104 s of CPU for 41
-modules. In one file they take 205 s of one core, and are no faster (best of six runs, us of CPU: a put 8.3 and 8.9, a
-put of a hundred 6.2 and 6.0 each, a get 11.5 and 12.6).
+modules, where one file for all took 205 s of one core. Whether the split costs speed is open: it was measured on a busy
+machine only. The least of three runs split and of six in one file, us of CPU: a put 8.3 and 8.9, put_many 6.2 and 6.0 a
+message, a get 11.5 and 12.6; but side by side, put and get were slower split in two rounds of three.
 
     python tools/compile_hot.py             compile in place (make compile)
     python tools/compile_hot.py --remove    plain Python again (make pure)
@@ -212,8 +213,7 @@ def mypyc_into(folder: Path) -> None:
             group_name="contrailmq",
         )
         for extension in extensions:
-            # Another compiler's new warning is no reason to stop. Hidden names are reached without a table;
-            # through one, a put of a hundred took a tenth longer.
+            # Another compiler's new warning is no reason to stop. Hidden names need no table of addresses.
             flags = [flag for flag in extension.extra_compile_args if flag != "-Werror"]
             extension.extra_compile_args = [*flags, "-fvisibility=hidden"]
             extension.sources.sort(key=os.path.getsize, reverse=True)  # no core is left with the longest one at the end
