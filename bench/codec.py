@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from bench.machine import best_cpu_us, machine
 from contrailmq.message import Property, encode_host, encode_properties
+from contrailmq.message.codec import decode_record, encode_record, scan_records
 from contrailmq.message.record import RecordView
-from contrailmq.store.log_walk import walk
-from contrailmq.store.record import decode_record, encode_record, scan_records
+from contrailmq.store.recovery.log_walk import walk
 
 ROUNDS = 200  # short ones: on a shared machine only a short round can be undisturbed
 COUNT = 500

@@ -21,7 +21,7 @@ from typing import Final
 
 import contrailmq.aio as aio
 from contrailmq import Message, Producer
-from contrailmq.client.raw import QueueReader
+from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.transport import new_event_loop
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from contrailmq.message import ContrailError, encode_host, encode_properties
-from contrailmq.store.record import encode_blank, encode_record
+from contrailmq.message.codec import encode_blank, encode_record
 
 _FILE_BYTES: Final = 256 * 1024 * 1024
 _QUEUES: Final = 4
@@ -37,10 +37,10 @@ _TRICKLE_TARGET_MS: Final = 1000
 def measure_spark(*, count: int, body_bytes: int, directory: Path | None, master: str | None) -> dict[str, object]:
     """Run every case once after a warm-up on the same log; gives name -> figures."""
     import contrailmq.spark
-    from contrailmq.spark.engine import LocalEngine, SparkEngine
     from contrailmq.spark.jobs.archive import archive
     from contrailmq.spark.jobs.rebuild import rebuild
     from contrailmq.spark.jobs.verify import verify
+    from contrailmq.spark.runtime.engine import LocalEngine, SparkEngine
 
     folder = Path(tempfile.mkdtemp(prefix="contrailmq-bench-", dir=directory))
     try:
@@ -139,7 +139,7 @@ def _pin_family(cores: set[int]) -> None:
 def _trickle(spark: Any, folder: Path) -> str:
     """End to end, one message at a time: from before it is sent to when what Spark made of it can be pulled."""
     from contrailmq import Message, Producer
-    from contrailmq.client.raw import QueueReader
+    from contrailmq.client.blocking.raw import QueueReader
     from contrailmq.testing import LocalCluster
 
     with LocalCluster(processes=True) as cluster, Producer("trickle", namesrv=cluster.namesrv) as producer:

@@ -214,8 +214,8 @@ class Bench:
 
     def fill(self) -> None:
         """The same messages in our topic, in Kafka's, and (already) in the file store, whose queues are built."""
-        from contrailmq.spark.engine import SparkEngine
         from contrailmq.spark.jobs.rebuild import rebuild, remove_old
+        from contrailmq.spark.runtime.engine import SparkEngine
 
         remove_old(rebuild(self.store, SparkEngine(self.spark)))
         self.send_ours(_TOPIC, self.store)
@@ -245,8 +245,8 @@ class Bench:
         }
 
     def cases(self) -> list[Case]:
-        from contrailmq.spark.engine import SparkEngine
         from contrailmq.spark.jobs.archive import archive
+        from contrailmq.spark.runtime.engine import SparkEngine
 
         engine, log, topic = SparkEngine(self.spark), self.log, self.topic
         noop, stream, stream_noop, parquet = self.noop, self.log_stream, self.stream_noop, self.stream_parquet

@@ -36,10 +36,10 @@ from typing import Any, Final
 
 from bench.machine import loop_ns
 from contrailmq.broker.config import BrokerConfig
-from contrailmq.broker.delay import DelayService
+from contrailmq.broker.delayed.delay import DelayService
+from contrailmq.broker.delayed.timers import PORTION, TimerService
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.supervision import Service, Supervisor
-from contrailmq.broker.timers import PORTION, TimerService
 from contrailmq.cli.machine import surroundings
 from contrailmq.cli.serving import GC_THRESHOLD, settle_memory
 from contrailmq.message import SystemTopic, encode_host, encode_properties, tags_code

@@ -186,7 +186,7 @@ def test_modules_compiled_for_another_python_are_hidden(tmp_path: Path) -> None:
 
 
 def test_the_finder_knows_the_hot_modules_and_nothing_else(tmp_path: Path) -> None:
-    finder = _compiled.PlainSources(str(tmp_path / "made"), ["store/keys.py"])
+    finder = _compiled.PlainSources(str(tmp_path / "made"), ["store/queues/keys.py"])
     found = finder.find_spec("made.store.keys")
     assert found is not None
     assert found.origin == str(tmp_path / "made" / "store" / "keys.py")
@@ -195,7 +195,7 @@ def test_the_finder_knows_the_hot_modules_and_nothing_else(tmp_path: Path) -> No
 
 
 def test_this_process_runs_what_it_says() -> None:
-    from contrailmq.store import commit_log
+    from contrailmq.store.log import commit_log
 
     assert str(commit_log.__file__).endswith(".py") == (_compiled.build.compiled == 0)
 

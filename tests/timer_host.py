@@ -16,8 +16,8 @@ from contrailmq.message import (
     java_hash,
 )
 from contrailmq.store import StoreConfig, decode_record, encode_record
-from contrailmq.store.errors import StoreReadOnlyError
-from contrailmq.store.status import AppendResult, Copy, PutStatus
+from contrailmq.store.base.errors import StoreReadOnlyError
+from contrailmq.store.base.status import AppendResult, Copy, PutStatus
 from contrailmq.store.timer.admission import Scheduled, admit
 
 _HEAD = struct.Struct(">iiiiiqqiq8sq8siqi")  # a record up to its body

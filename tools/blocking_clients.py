@@ -1,12 +1,12 @@
-"""Writes the blocking clients, `client/sync.py` and `client/sync_admin.py`, from the asyncio ones.
+"""Writes the blocking clients, `client/blocking/sync.py` and `client/blocking/sync_admin.py`, from the asyncio ones.
 
     python tools/blocking_clients.py            # write them
     python tools/blocking_clients.py --check    # fail when they are not what would be written (make check)
 
 A public method of an asyncio client becomes one with the same signature that runs it on the background loop: `async
 def` through `_run`, plain methods and properties through `_do`, those of Admin through `_call`. The first paragraph of
-its docstring comes along. What `client/blocking.py` has by hand is left to it, and what is listed below as the asyncio
-client's own business is left out; every other public name is derived, so nothing is forgotten.
+its docstring comes along. What `client/blocking/base.py` has by hand is left to it, and what is listed below as the
+asyncio client's own business is left out; every other public name is derived, so nothing is forgotten.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENT = ROOT / "src" / "contrailmq" / "client"
-BLOCKING = "blocking"
+BLOCKING = CLIENT / "blocking"
+BY_HAND = BLOCKING / "base.py"
 Method = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -28,7 +29,7 @@ class Face:
     """A blocking class: what it is made from, and which names of the asyncio class are not for users of it."""
 
     name: str
-    base: str  # in blocking.py, or a face before it
+    base: str  # in blocking/base.py, or a face before it
     modules: tuple[str, ...]  # that the asyncio class and its bases are in, the outermost base first
     own: frozenset[str] = frozenset()  # the asyncio client's own business
     unlocked: frozenset[str] = frozenset()  # properties that any thread may read
@@ -78,12 +79,14 @@ class Source:
 
     def __init__(self, module: str) -> None:
         self.module = module
-        tree = ast.parse((CLIENT / f"{module}.py").read_text())
+        path = next(CLIENT.rglob(f"{module}.py"))
+        self.room = ".".join(path.relative_to(ROOT / "src").parent.parts)
+        tree = ast.parse(path.read_text())
         self.names: dict[str, str] = {}  # name -> module to import it from
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module:
                 self.names.update((alias.asname or alias.name, node.module) for alias in node.names)
-        here = f"contrailmq.client.{module}"
+        here = f"{self.room}.{module}"
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 self.names[node.name] = here
@@ -116,15 +119,15 @@ class Page:
                     self.need(part.id, source.names[part.id])
 
     def text(self, title: str) -> str:
-        rule = "Made by tools/blocking_clients.py: change the asyncio clients, or blocking.py, and run it."
+        rule = "Made by tools/blocking_clients.py: change the asyncio clients, or blocking/base.py, and run it."
         head = f'"""{title}.\n\n{rule}\n"""'
         imports = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(self.imports.items())]
         return "\n".join([head, "", "from __future__ import annotations", "", *imports, "", "", *self.lines, ""])
 
 
 def handwritten(name: str) -> set[str]:
-    """The methods of a class of blocking.py and of its bases there."""
-    tree = ast.parse((CLIENT / f"{BLOCKING}.py").read_text())
+    """The methods of a class of blocking/base.py and of its bases there."""
+    tree = ast.parse(BY_HAND.read_text())
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     found: set[str] = set()
     while name in classes:
@@ -138,8 +141,8 @@ def write_face(page: Page, face: Face, known: set[str]) -> None:
     last = sources[-1]
     methods = {name: (source, node) for source in sources for name, node in source.methods.items()}
     if face.base.startswith("Blocking"):
-        page.need(face.base, f"contrailmq.client.{BLOCKING}")
-    page.need(last.module, "contrailmq.client")
+        page.need(face.base, "contrailmq.client.blocking.base")
+    page.need(last.module, last.room)
     page.lines += [f"class {face.name}({face.base}):", f'    """{first_paragraph(last.body)}"""', ""]
     if not face.is_admin:
         page.lines += [f"    _client: {last.module}.{face.name}", ""]
@@ -205,7 +208,7 @@ def generated() -> dict[Path, str]:
             derived = known if not face.base.startswith("Blocking") else {"start", "shutdown"}
             known = derived | handwritten(face.base)
             write_face(page, face, known)
-        pages[CLIENT / f"{name}.py"] = in_style(page.text(title), name)
+        pages[BLOCKING / f"{name}.py"] = in_style(page.text(title), name)
     return pages
 
 
@@ -213,7 +216,7 @@ def in_style(text: str, name: str) -> str:
     """As `make lint` would leave it."""
     ruff = Path(sys.executable).with_name("ruff")
     for step in (["check", "--quiet", "--select", "I", "--fix"], ["format", "--quiet"]):
-        command = [str(ruff), *step, "--stdin-filename", str(CLIENT / f"{name}.py"), "-"]
+        command = [str(ruff), *step, "--stdin-filename", str(BLOCKING / f"{name}.py"), "-"]
         text = subprocess.run(command, input=text, capture_output=True, text=True, check=True, cwd=ROOT).stdout
     return text
 

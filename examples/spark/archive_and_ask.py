@@ -14,7 +14,7 @@ import tempfile
 from typing import Any
 
 import contrailmq.spark
-from contrailmq.spark.engine import SparkEngine
+from contrailmq.spark.runtime.engine import SparkEngine
 
 QUESTION = """
     select topic, date, count(*) as messages, sum(length(body)) as bytes, count(distinct tags) as tags

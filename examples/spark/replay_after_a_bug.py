@@ -14,8 +14,8 @@ from __future__ import annotations
 import sys
 from datetime import UTC, datetime, timedelta
 
-from contrailmq.client.raw import QueueReader
-from contrailmq.spark.decode import Selection
+from contrailmq.client.blocking.raw import QueueReader
+from contrailmq.spark.decoding.decode import Selection
 from contrailmq.spark.jobs.replay import ReplayResult, replay
 
 

@@ -11,6 +11,9 @@ from contrailmq._lazy import lazy_names
 from contrailmq._version import __version__
 
 if TYPE_CHECKING:
+    from contrailmq.client.blocking.sync import LitePullConsumer, Producer, PushConsumer, TransactionProducer
+    from contrailmq.client.blocking.sync_admin import Admin
+    from contrailmq.client.consuming.subscription import SqlFilter
     from contrailmq.client.results import (
         ConsumeFromWhere,
         ConsumeResult,
@@ -19,9 +22,6 @@ if TYPE_CHECKING:
         SendStatus,
         TransactionState,
     )
-    from contrailmq.client.subscription import SqlFilter
-    from contrailmq.client.sync import LitePullConsumer, Producer, PushConsumer, TransactionProducer
-    from contrailmq.client.sync_admin import Admin
     from contrailmq.idempotence import idempotent
     from contrailmq.message import Message, MessageQueue, StoredMessage
 
@@ -51,20 +51,20 @@ __all__ = [
 
 # No public name may be the name of a module in this package: importing that module would put it in the name's place.
 _HOMES: Final = {
-    "Admin": "contrailmq.client.sync_admin",
+    "Admin": "contrailmq.client.blocking.sync_admin",
     "ConsumeFromWhere": "contrailmq.client.results",
     "ConsumeResult": "contrailmq.client.results",
-    "LitePullConsumer": "contrailmq.client.sync",
+    "LitePullConsumer": "contrailmq.client.blocking.sync",
     "Message": "contrailmq.message",
     "MessageModel": "contrailmq.client.results",
     "MessageQueue": "contrailmq.message",
-    "Producer": "contrailmq.client.sync",
-    "PushConsumer": "contrailmq.client.sync",
+    "Producer": "contrailmq.client.blocking.sync",
+    "PushConsumer": "contrailmq.client.blocking.sync",
     "SendResult": "contrailmq.client.results",
     "SendStatus": "contrailmq.client.results",
-    "SqlFilter": "contrailmq.client.subscription",
+    "SqlFilter": "contrailmq.client.consuming.subscription",
     "StoredMessage": "contrailmq.message",
-    "TransactionProducer": "contrailmq.client.sync",
+    "TransactionProducer": "contrailmq.client.blocking.sync",
     "TransactionState": "contrailmq.client.results",
     "idempotent": "contrailmq.idempotence",
 }

@@ -6,10 +6,10 @@ async with aio.Producer("shop", namesrv="127.0.0.1:9876") as producer:
     result = await producer.send(Message("Orders", b"..."))
 """
 
-from contrailmq.client.admin import Admin
-from contrailmq.client.lite_pull_consumer import LitePullConsumer
-from contrailmq.client.producer import Producer, create_reply
-from contrailmq.client.push_consumer import PushConsumer
-from contrailmq.client.transaction_producer import TransactionProducer
+from contrailmq.client.admin.admin import Admin
+from contrailmq.client.consuming.lite_pull_consumer import LitePullConsumer
+from contrailmq.client.consuming.push_consumer import PushConsumer
+from contrailmq.client.producing.producer import Producer, create_reply
+from contrailmq.client.producing.transaction_producer import TransactionProducer
 
 __all__ = ["Admin", "LitePullConsumer", "Producer", "PushConsumer", "TransactionProducer", "create_reply"]

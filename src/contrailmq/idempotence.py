@@ -31,8 +31,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
+from contrailmq.client.consuming.listener_pool import Answer, Listener, is_coroutine_listener
 from contrailmq.client.errors import ClientConfigError
-from contrailmq.client.listener_pool import Answer, Listener, is_coroutine_listener
 from contrailmq.client.results import ConsumeOutcome, ConsumeResult
 from contrailmq.message import StoredMessage
 

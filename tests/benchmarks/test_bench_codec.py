@@ -26,7 +26,7 @@ def test_the_codec_and_both_walks_are_measured_beside_a_bare_checksum(monkeypatc
 
 
 def test_the_walk_that_is_measured_is_recoverys() -> None:
-    from contrailmq.store import log_walk, recovery
+    from contrailmq.store.recovery import log_walk, recovery
 
     assert codec.walk is recovery.walk is log_walk.walk
 

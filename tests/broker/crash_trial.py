@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from contrailmq import Message, Producer, PushConsumer, StoredMessage, TransactionProducer, TransactionState
-from contrailmq.client.raw import QueueReader
+from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.client.records import decode_messages
 from contrailmq.message import ContrailError, MessageQueue
 from contrailmq.testing import LocalCluster

@@ -21,15 +21,15 @@ from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.config import BrokerConfig
 from contrailmq.broker.handlers import Handlers
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.persistence import TableSaver
 from contrailmq.broker.processors import Processors
-from contrailmq.broker.topics import saved_batch_topics
+from contrailmq.broker.state.persistence import TableSaver
+from contrailmq.broker.state.topics import saved_batch_topics
 from contrailmq.message import StoredMessage, encode_properties
-from contrailmq.store.clock import ManualClock
+from contrailmq.message.codec import decode_record
+from contrailmq.store.base.clock import ManualClock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.files import Files
 from contrailmq.store.message_store import Drive, MessageStore
-from contrailmq.store.record import decode_record
 from contrailmq.wire.frame import FrameParser, encode_request
 from contrailmq.wire.header import BINARY, JSON, Command, Fields
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from broker.harness import Link
 from broker.test_transactions import COMMIT, ROLLBACK, TransactionBench
-from contrailmq.store.clock import ManualClock
+from contrailmq.store.base.clock import ManualClock
 from killed_rounds import run_rounds
 
 START_MS = 1_700_000_000_000

@@ -12,8 +12,8 @@ import pytest
 from broker.harness import Bench, Link, records, send_fields
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError
 from contrailmq.broker.config import keys as broker_keys
-from contrailmq.broker.groups import Group
-from contrailmq.broker.topics import Topic
+from contrailmq.broker.state.groups import Group
+from contrailmq.broker.state.topics import Topic
 from contrailmq.message import Message, MessageQueue
 from contrailmq.wire.admin_bodies import (
     ConsumerStatusBody,

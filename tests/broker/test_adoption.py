@@ -15,22 +15,22 @@ import golden_stores
 from broker.harness import Bench, records, send_fields
 from broker.test_timers import TimerBench
 from contrailmq import Admin, Message, Producer
-from contrailmq.broker import config_files
 from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.config import BrokerConfig
-from contrailmq.broker.config_files import ConfigFileError
-from contrailmq.broker.deleted_topics import DELETED_FILE, DeletedTopics
-from contrailmq.broker.groups import Group
-from contrailmq.broker.keeping import GROUPS_FILE, TOPICS_FILE
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.topics import Topic
-from contrailmq.client.raw import QueueReader
-from contrailmq.client.raw_connection import RawConnection
+from contrailmq.broker.state import config_files
+from contrailmq.broker.state.config_files import ConfigFileError
+from contrailmq.broker.state.deleted_topics import DELETED_FILE, DeletedTopics
+from contrailmq.broker.state.groups import Group
+from contrailmq.broker.state.keeping import GROUPS_FILE, TOPICS_FILE
+from contrailmq.broker.state.topics import Topic
+from contrailmq.client.blocking.raw import QueueReader
+from contrailmq.client.blocking.raw_connection import RawConnection
 from contrailmq.message import MessageQueue
-from contrailmq.store.clock import SystemClock
+from contrailmq.message.codec import BatchPart, encode_batch
+from contrailmq.store.base.clock import SystemClock
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.message_store import Drive, MessageStore
-from contrailmq.store.record import BatchPart, encode_batch
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command

@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 
 from broker.harness import Bench, Link, pull_fields, send_fields
-from contrailmq.broker import persistence, supervision
-from contrailmq.broker import registration as registration_module
-from contrailmq.broker.config_files import TableSaveError
-from contrailmq.broker.persistence import SavePause, TableSaver
-from contrailmq.broker.registration import Registration
+from contrailmq.broker import supervision
+from contrailmq.broker.cluster import registration as registration_module
+from contrailmq.broker.cluster.registration import Registration
+from contrailmq.broker.state import persistence
+from contrailmq.broker.state.config_files import TableSaveError
+from contrailmq.broker.state.persistence import SavePause, TableSaver
+from contrailmq.broker.state.topics import Topic
 from contrailmq.broker.supervision import FAILURES_MAX, Supervisor
-from contrailmq.broker.topics import Topic
-from contrailmq.store.errors import StoreLostError
-from contrailmq.store.record import BatchPart, encode_batch
+from contrailmq.message.codec import BatchPart, encode_batch
+from contrailmq.store.base.errors import StoreLostError
 from contrailmq.wire.bodies import ClusterInfo, KVTable, RegisterBrokerBody, decode_body, encode_body
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.errors import ConnectError

@@ -14,12 +14,12 @@ import pytest
 import golden_stores
 from at_once import Later
 from broker.harness import MIB, ROUNDS, AtOnce, Bench
-from contrailmq.broker import config_files
-from contrailmq.broker.delay import FILE_NAME, DelayService
+from contrailmq.broker.delayed.delay import FILE_NAME, DelayService
+from contrailmq.broker.state import config_files
 from contrailmq.message import Property, StoredMessage, SystemTopic
 from contrailmq.store import MessageStore, StoreConfig
-from contrailmq.store.clock import ManualClock
-from contrailmq.store.status import AppendResult, GetResult, PutStatus
+from contrailmq.store.base.clock import ManualClock
+from contrailmq.store.base.status import AppendResult, GetResult, PutStatus
 
 
 class DelayBench(Bench):

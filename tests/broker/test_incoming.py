@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contrailmq.broker.incoming import IncomingMessage
+from contrailmq.broker.state.incoming import IncomingMessage
 from contrailmq.message import SysFlag, encode_host
-from contrailmq.store.record import decode_record, encode_record
+from contrailmq.message.codec import decode_record, encode_record
 
 
 def test_a_copy_leaves_the_address_flags_to_the_hosts_it_is_stored_with() -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from broker.harness import Bench, Link, send_fields
 from broker.test_timers import TimerBench
-from contrailmq.broker.config_files import TableSaveError
-from contrailmq.broker.keeping import GROUPS_FILE, TOPICS_FILE
-from contrailmq.broker.persistence import TableSaver
-from contrailmq.broker.topics import Topic
-from contrailmq.store.record import BatchPart, encode_batch
+from contrailmq.broker.state.config_files import TableSaveError
+from contrailmq.broker.state.keeping import GROUPS_FILE, TOPICS_FILE
+from contrailmq.broker.state.persistence import TableSaver
+from contrailmq.broker.state.topics import Topic
+from contrailmq.message.codec import BatchPart, encode_batch
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.header import Command
 

@@ -12,10 +12,10 @@ import pytest
 
 from broker.harness import Bench, UnsyncedFiles
 from broker.test_delay import DelayBench
-from contrailmq.broker import config_files
+from contrailmq.broker.state import config_files
 from contrailmq.message import SystemTopic
+from contrailmq.store.base.journal import RUN_BYTES_MAX
 from contrailmq.store.files import Files
-from contrailmq.store.journal import RUN_BYTES_MAX
 from store.faulty_files import FaultyFiles, Loss, no_space
 
 NEVER = {"flush_delay_offset_interval": 86_400_000}  # the table says nothing: the journal alone counts

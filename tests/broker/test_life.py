@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from contrailmq.broker.config import BrokerConfig
-from contrailmq.broker.config_files import TableSaveError
 from contrailmq.broker.server import BrokerServer
+from contrailmq.broker.state.config_files import TableSaveError
 from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.store import MessageStore, StoreConfig
-from contrailmq.store.errors import CorruptStoreError
+from contrailmq.store.base.errors import CorruptStoreError
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.transport import RemotingClient

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from contrailmq.broker.advertise import advertised_address
+from contrailmq.broker.cluster.advertise import advertised_address
 from contrailmq.broker.config import (
     DIFFERENCES,
     BrokerConfig,
     BrokerConfigError,
     store_properties,
 )
-from contrailmq.broker.connections import Client, ClientTable
 from contrailmq.broker.filters import SubscriptionFilter, parse_subscription
-from contrailmq.broker.long_polling import HeldPull, HeldPulls
-from contrailmq.broker.order_locks import OrderLocks
-from contrailmq.broker.statistics import IDLE_MS, Statistics
+from contrailmq.broker.state.connections import Client, ClientTable
+from contrailmq.broker.state.long_polling import HeldPull, HeldPulls
+from contrailmq.broker.state.order_locks import OrderLocks
+from contrailmq.broker.state.statistics import IDLE_MS, Statistics
 from contrailmq.message import MessageQueue, encode_properties
 from contrailmq.store.config import StoreConfig
 from contrailmq.wire.header import Command, Fields

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from broker.harness import Bench, Link, records, send_fields
-from contrailmq.broker.groups import Group
-from contrailmq.broker.topics import Topic
+from contrailmq.broker.state.groups import Group
+from contrailmq.broker.state.topics import Topic
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.errors import RequestTimeoutError
 from contrailmq.wire.frame import encode_response

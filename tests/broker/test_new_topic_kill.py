@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from broker.harness import records, send_fields
-from contrailmq.client.raw import QueueReader
-from contrailmq.client.raw_connection import RawConnection
+from contrailmq.client.blocking.raw import QueueReader
+from contrailmq.client.blocking.raw_connection import RawConnection
 from contrailmq.message import MessageQueue
-from contrailmq.store.record import BatchPart, encode_batch
+from contrailmq.message.codec import BatchPart, encode_batch
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.header import Command

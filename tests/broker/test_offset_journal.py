@@ -9,10 +9,10 @@ import pytest
 
 from broker.harness import Bench
 from broker.test_adoption import crashed, deleted
-from contrailmq.broker.offset_journal import OTHERS_S
-from contrailmq.broker.offsets import OFFSETS_FILE
+from contrailmq.broker.state.offset_journal import OTHERS_S
+from contrailmq.broker.state.offsets import OFFSETS_FILE
+from contrailmq.store.base.journal import RUN_BYTES_MAX
 from contrailmq.store.files import Files
-from contrailmq.store.journal import RUN_BYTES_MAX
 from store.faulty_files import no_space
 
 PLACE = {"consumerGroup": "g", "topic": "T", "queueId": "0"}

@@ -16,7 +16,7 @@ from contrailmq.broker.server import BrokerServer
 from contrailmq.namesrv import NamesrvConfig
 from contrailmq.namesrv.config import WITHOUT_EFFECT as WITHOUT_EFFECT_IN_NAMESRV
 from contrailmq.store import StoreConfig
-from contrailmq.store.errors import StoreConfigError
+from contrailmq.store.base.errors import StoreConfigError
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.promises import UnsupportedError
 

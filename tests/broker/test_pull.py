@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from broker.harness import Bench, Link, pull_fields, records, send_fields
-from contrailmq.broker.cold_reads import RUNNING_MAX
 from contrailmq.broker.filters import SqlFilter
-from contrailmq.broker.groups import Group
-from contrailmq.broker.topics import Topic
-from contrailmq.store.status import GetResult
+from contrailmq.broker.requests.cold_reads import RUNNING_MAX
+from contrailmq.broker.state.groups import Group
+from contrailmq.broker.state.topics import Topic
+from contrailmq.store.base.status import GetResult
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.header import Command
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from broker.harness import Bench, Link, pull_fields, records, send_fields
-from contrailmq.broker.topics import Topic
-from contrailmq.client.batch import pack_batch
+from contrailmq.broker.state.topics import Topic
+from contrailmq.client.producing.batch import pack_batch
 from contrailmq.message import Message
 from contrailmq.wire.header import Command
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.harness import Bench, Link, records, send_fields
-from contrailmq.broker.incoming import IncomingMessage, Refusal
-from contrailmq.broker.send import _has_special
-from contrailmq.broker.topics import Topic
+from contrailmq.broker.requests.send import _has_special
+from contrailmq.broker.state.incoming import IncomingMessage, Refusal
+from contrailmq.broker.state.topics import Topic
 from contrailmq.client.records import decode_messages
 from contrailmq.message import decode_properties, parse_offset_message_id
-from contrailmq.store.record import BatchPart, encode_batch
+from contrailmq.message.codec import BatchPart, encode_batch
 from contrailmq.wire.codes import ResponseCode
 
 KEY = "C0A8000A00002A9F00000000000003E8"

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from broker.harness import send_fields
-from contrailmq.broker import BrokerServer, slave_sync
-from contrailmq.broker import registration as registration_module
+from contrailmq.broker import BrokerServer
+from contrailmq.broker.cluster import registration as registration_module
+from contrailmq.broker.cluster import slave_sync
 from contrailmq.broker.config import BrokerConfigError, read_configs
-from contrailmq.broker.groups import Group
-from contrailmq.broker.topics import Topic
+from contrailmq.broker.state.groups import Group
+from contrailmq.broker.state.topics import Topic
 from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.store.timer import decode_checkpoint
 from contrailmq.wire.codes import RequestCode

@@ -13,11 +13,11 @@ import pytest
 
 from broker.harness import Link
 from broker.test_timers import TimerBench
-from contrailmq.broker import slave_sync
-from contrailmq.broker.config_files import TableSaveError
-from contrailmq.broker.groups import Group
-from contrailmq.broker.slave_sync import SlaveSync
-from contrailmq.broker.topics import Topic
+from contrailmq.broker.cluster import slave_sync
+from contrailmq.broker.cluster.slave_sync import SlaveSync
+from contrailmq.broker.state.config_files import TableSaveError
+from contrailmq.broker.state.groups import Group
+from contrailmq.broker.state.topics import Topic
 from contrailmq.message import SystemTopic
 from contrailmq.store.timer import TimerCheckpoint, decode_checkpoint
 from contrailmq.wire.errors import ConnectError
@@ -338,7 +338,7 @@ def test_what_a_full_disk_does_not_take_is_in_effect_and_saved_when_there_is_roo
 
     fill(pair.master)
     with monkeypatch.context() as broken:
-        broken.setattr("contrailmq.broker.config_files.save", full)
+        broken.setattr("contrailmq.broker.state.config_files.save", full)
         assert pair.copy()
         assert pair.copy()
     assert "T" in pair.slave.node.topics

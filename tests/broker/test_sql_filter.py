@@ -8,7 +8,7 @@ from contrailmq.broker.filters import SqlError, SqlExpression, SqlFilter, TagFil
 from contrailmq.broker.filters.sql_parser import DEPTH_MAX
 from contrailmq.broker.filters.sql_tokens import EXPRESSION_CHARS_MAX
 from contrailmq.message import encode_properties
-from contrailmq.store.record import encode_record
+from contrailmq.message.codec import encode_record
 
 MESSAGE = {"a": "10", "b": "x'y", "t": "TRUE", "f": "5.5", "big": "9999999999", "name": "eu-west", "TAGS": "TagA"}
 

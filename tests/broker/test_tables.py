@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from contrailmq.broker import config_files
-from contrailmq.broker.attributes import TOPIC_ATTRIBUTES, AttributeChangeError, altered, read_changes
-from contrailmq.broker.config_files import ConfigFileError
-from contrailmq.broker.groups import Group, GroupError, GroupTable
-from contrailmq.broker.offsets import OffsetTable
-from contrailmq.broker.topics import (
+from contrailmq.broker.state import config_files
+from contrailmq.broker.state.attributes import TOPIC_ATTRIBUTES, AttributeChangeError, altered, read_changes
+from contrailmq.broker.state.config_files import ConfigFileError
+from contrailmq.broker.state.groups import Group, GroupError, GroupTable
+from contrailmq.broker.state.offsets import OffsetTable
+from contrailmq.broker.state.topics import (
     INHERIT,
     READ,
     WRITE,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from contrailmq.broker.cluster.takeover import NameTakenError
 from contrailmq.broker.config import BrokerConfig
 from contrailmq.broker.server import BrokerServer
-from contrailmq.broker.takeover import NameTakenError
 from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.wire.bodies import ClusterInfo, decode_body

@@ -13,12 +13,12 @@ import pytest
 
 import golden_stores
 from broker.harness import ROUNDS, AtOnce, Bench, Link, UnsyncedFiles
-from contrailmq.broker.delay import DelayService
-from contrailmq.broker.timers import PORTION, STEP_MS, RecallHandle, TimerService
-from contrailmq.broker.transactions import TransactionService
+from contrailmq.broker.delayed.delay import DelayService
+from contrailmq.broker.delayed.timers import PORTION, STEP_MS, RecallHandle, TimerService
+from contrailmq.broker.transactions.halves import TransactionService
 from contrailmq.message import StoredMessage, SystemTopic
-from contrailmq.store.clock import ManualClock
-from contrailmq.store.errors import StoreIOError
+from contrailmq.store.base.clock import ManualClock
+from contrailmq.store.base.errors import StoreIOError
 from contrailmq.store.timer import TimerStore, decode_checkpoint
 
 GOLDEN_SIZES: dict[str, object] = {

@@ -12,11 +12,11 @@ import pytest
 
 import golden_stores
 from broker.harness import ROUNDS, AtOnce, Bench, Link
-from contrailmq.broker.transaction_check import CheckLimits, Decision, decide
-from contrailmq.broker.transactions import GROUP, TransactionService
+from contrailmq.broker.transactions.halves import GROUP, TransactionService
+from contrailmq.broker.transactions.transaction_check import CheckLimits, Decision, decide
 from contrailmq.message import PROPERTIES_BYTES_MAX, StoredMessage, SystemTopic
-from contrailmq.store.clock import ManualClock
-from contrailmq.store.record import decode_record, encode_record
+from contrailmq.message.codec import decode_record, encode_record
+from contrailmq.store.base.clock import ManualClock
 from contrailmq.wire.header import Command
 
 COMMIT, ROLLBACK, UNKNOWN = "8", "12", "0"

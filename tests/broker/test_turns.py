@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 
 from broker.harness import Bench
-from contrailmq.broker import BrokerServer, config_files
+from contrailmq.broker import BrokerServer
 from contrailmq.broker.config import read_configs
+from contrailmq.broker.state import config_files
 from contrailmq.broker.turns import TURN_S, in_turns
 from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.wire.frame import FrameParser, encode_request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contrailmq.client.records import ReceivedMessage, decode_messages
 from contrailmq.message import encode_host, encode_properties
-from contrailmq.store.record import encode_record
+from contrailmq.message.codec import encode_record
 
 
 def record(

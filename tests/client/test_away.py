@@ -12,9 +12,9 @@ import pytest
 import contrailmq.aio as aio
 from contrailmq import LitePullConsumer, Message, MessageQueue, Producer, SendStatus, TransactionState
 from contrailmq.client.errors import ClientStateError, NoNameServerError, NoRouteError, SendFailedError
-from contrailmq.client.instance import MISSING_ROUTE_WARN_S
-from contrailmq.client.selectors import by_hash
-from contrailmq.client.tries import PAUSE_S_MAX
+from contrailmq.client.producing.selectors import by_hash
+from contrailmq.client.producing.tries import PAUSE_S_MAX
+from contrailmq.client.transport.instance import MISSING_ROUTE_WARN_S
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.bodies import TopicRouteData
 from contrailmq.wire.codes import RequestCode, ResponseCode

@@ -11,7 +11,7 @@ import pytest
 from contrailmq import ConsumeFromWhere, Message, Producer, PushConsumer
 from contrailmq.client.records import decode_messages
 from contrailmq.message import encode_host
-from contrailmq.store.record import encode_record
+from contrailmq.message.codec import encode_record
 from contrailmq.testing import LocalCluster
 
 HOST = encode_host("127.0.0.1", 10911)

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from contrailmq import Message, Producer, SendStatus
-from contrailmq.client import direct as direct_module
-from contrailmq.client.direct import DirectSends
+from contrailmq.client.blocking import direct as direct_module
+from contrailmq.client.blocking.direct import DirectSends
+from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.client.errors import SendFailedError
 from contrailmq.client.hooks import ClientHooks
-from contrailmq.client.raw import QueueReader
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ResponseError

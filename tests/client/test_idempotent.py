@@ -19,8 +19,8 @@ import redis
 
 import contrailmq
 from contrailmq import ConsumeFromWhere, ConsumeResult, Message, Producer, PushConsumer, StoredMessage
+from contrailmq.client.consuming.listener_pool import ListenerPool
 from contrailmq.client.errors import ClientConfigError
-from contrailmq.client.listener_pool import ListenerPool
 from contrailmq.idempotence import Claim, IdempotencyStore, RedisStore, SqliteStore
 from contrailmq.testing import LocalCluster
 

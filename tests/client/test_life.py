@@ -27,9 +27,9 @@ from contrailmq import (
     SendStatus,
     StoredMessage,
 )
-from contrailmq.client import instance
 from contrailmq.client.errors import ClientStateError, SendFailedError
 from contrailmq.client.hooks import ClientHooks, ConsumeEvent
+from contrailmq.client.transport import instance
 from contrailmq.message import ContrailError
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.codes import RequestCode

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from contrailmq import ConsumeResult, StoredMessage
+from contrailmq.client.consuming.listener_pool import Call, Listener, ListenerPool
 from contrailmq.client.errors import ClientConfigError
-from contrailmq.client.listener_pool import Call, Listener, ListenerPool
 from contrailmq.client.results import ConsumeOutcome
 
 from .messages import received

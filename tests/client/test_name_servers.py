@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from contrailmq.client.errors import NoNameServerError
-from contrailmq.client.name_servers import NameServers
+from contrailmq.client.transport.name_servers import NameServers
 from contrailmq.wire.codes import RequestCode as Code
 from contrailmq.wire.connection import Connection
 from contrailmq.wire.frame import encode_response

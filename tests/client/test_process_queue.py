@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from client.messages import received
-from contrailmq.client.process_queue import ProcessQueue
+from contrailmq.client.consuming.process_queue import ProcessQueue
 
 
 def filled(*offsets: int) -> ProcessQueue:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from contrailmq import ConsumeFromWhere, LitePullConsumer, Message, MessageQueue, Producer, PushConsumer
-from contrailmq.client.raw import QueueReader
+from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.message import StoredMessage
 from contrailmq.testing import LocalCluster
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from contrailmq.client.raw import QueueReader
-from contrailmq.client.raw_connection import RECEIVE_BYTES, Landing, RawConnection
+from contrailmq.client.blocking.raw import QueueReader
+from contrailmq.client.blocking.raw_connection import RECEIVE_BYTES, Landing, RawConnection
 from contrailmq.client.results import PullStatus
 from contrailmq.message import MessageQueue
 from contrailmq.wire.codes import RequestCode

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contrailmq.client.consuming.pulling import read_answer
+from contrailmq.client.consuming.subscription import make_subscription
 from contrailmq.client.errors import ClientError
-from contrailmq.client.pulling import read_answer
 from contrailmq.client.records import decode_messages
-from contrailmq.client.subscription import make_subscription
 from contrailmq.message import SysFlag, encode_host, encode_properties
-from contrailmq.store.record import encode_record
+from contrailmq.message.codec import encode_record
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.frame import FrameParser, encode_request, encode_response
 

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from contrailmq.client.instance import ClientInstance
-from contrailmq.client.send_back import SendBack
+from contrailmq.client.consuming.send_back import SendBack
 from contrailmq.client.settings import ClientOptions
+from contrailmq.client.transport.instance import ClientInstance
 from contrailmq.message import decode_properties
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.frame import encode_response

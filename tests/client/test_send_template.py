@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contrailmq.client.send_template import SendTemplate
+from contrailmq.client.producing.send_template import SendTemplate
 from contrailmq.message import encode_properties
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.frame import FrameParser, encode_request

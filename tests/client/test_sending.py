@@ -18,7 +18,7 @@ from contrailmq.client.errors import (
     SendFailedError,
 )
 from contrailmq.client.hooks import ClientHooks, SendEvent
-from contrailmq.client.sending import COMPRESS_IN_THREAD_BYTES
+from contrailmq.client.producing.sending import COMPRESS_IN_THREAD_BYTES
 from contrailmq.message import MessageError, SysFlag
 from contrailmq.wire.acl import AclCredentials, sign_content, signed_content
 from contrailmq.wire.codes import RequestCode

@@ -22,10 +22,10 @@ from contrailmq import (
     TransactionProducer,
     TransactionState,
 )
-from contrailmq.client import instance
+from contrailmq.client.blocking.loop_thread import LoopThread
 from contrailmq.client.errors import ClientStateError, OffsetNotStoredError
-from contrailmq.client.loop_thread import LoopThread
 from contrailmq.client.offset_store import LocalOffsetStore
+from contrailmq.client.transport import instance
 from contrailmq.testing import LocalCluster
 
 from .names import fresh_name

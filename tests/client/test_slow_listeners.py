@@ -8,7 +8,7 @@ import pytest
 
 import contrailmq.aio as aio
 from contrailmq import Admin, ConsumeFromWhere, Message, Producer, StoredMessage
-from contrailmq.client.process_queue import PULL_EXPIRES_AFTER_S
+from contrailmq.client.consuming.process_queue import PULL_EXPIRES_AFTER_S
 from contrailmq.testing import LocalCluster
 
 from .names import fresh_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from contrailmq.client.trace import (
+from contrailmq.client.producing.trace import (
     PENDING_MAX,
     ContextCode,
     MessageType,

@@ -13,9 +13,9 @@ from contrailmq.client.user_errors import user_error_log
 @pytest.mark.parametrize("name", ["contrailmq.client.consumer", "contrailmq.client", "contrailmq.client.transactions"])
 def test_a_traceback_is_escaped_for_any_handler_and_the_exception_stays(name: str) -> None:
     """The handlers are the application's: a plain one of the standard library here."""
-    import contrailmq.client.consume_concurrent
+    import contrailmq.client.consuming.consume_concurrent
     import contrailmq.client.hooks
-    import contrailmq.client.transaction_producer  # noqa: F401  # they make these loggers
+    import contrailmq.client.producing.transaction_producer  # noqa: F401  # they make these loggers
 
     seen: list[logging.LogRecord] = []
     written = io.StringIO()

@@ -10,15 +10,22 @@ from typing import get_type_hints
 import pytest
 
 import contrailmq.aio as aio
-from contrailmq.client import group_consumer, settings
-from contrailmq.client.batch import check_batch, item_bytes, pack_batch, split_batch
+from contrailmq.client import settings
+from contrailmq.client.consuming import group_consumer
+from contrailmq.client.consuming.subscription import SqlFilter, make_subscription
 from contrailmq.client.errors import ClientConfigError, NoNameServerError
-from contrailmq.client.name_servers import HTTP_REFRESH_S, NameServers, parse_addresses
 from contrailmq.client.namespace import unwrap, wrap
-from contrailmq.client.producer import broker_of_handle, create_reply
-from contrailmq.client.routes import default_topic_route, parse_route, publish_queues, read_address, subscribe_queues
-from contrailmq.client.selectors import by_hash, by_machine_room
-from contrailmq.client.subscription import SqlFilter, make_subscription
+from contrailmq.client.producing.batch import check_batch, item_bytes, pack_batch, split_batch
+from contrailmq.client.producing.producer import broker_of_handle, create_reply
+from contrailmq.client.producing.selectors import by_hash, by_machine_room
+from contrailmq.client.transport.name_servers import HTTP_REFRESH_S, NameServers, parse_addresses
+from contrailmq.client.transport.routes import (
+    default_topic_route,
+    parse_route,
+    publish_queues,
+    read_address,
+    subscribe_queues,
+)
 from contrailmq.message import Message, MessageError, MessageQueue, decode_properties
 from contrailmq.message.batch import split_batch as take_apart
 from contrailmq.wire.codes import RequestCode

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from contrailmq import StoredMessage
-from contrailmq.client import instance
+from contrailmq.client.transport import instance
 from contrailmq.wire.codes import RequestCode
 
 ANSWER_S = 60.0  # of real time, for a broker on a busy machine

@@ -7,7 +7,7 @@ from pathlib import Path
 from apache import Apache, Program
 
 from contrailmq import Message, MessageQueue, Producer
-from contrailmq.client.raw import QueueReader
+from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.client.records import decode_messages
 from contrailmq.message import StoredMessage
 from contrailmq.store import MessageStore, StoreConfig, StoreView, verify_store

@@ -12,7 +12,7 @@ import apache
 from apache import Apache, Program, free_port
 
 from contrailmq import Admin, Message, Producer
-from contrailmq.broker import config_files
+from contrailmq.broker.state import config_files
 from contrailmq.message import MessageQueue
 from contrailmq.store.timer import TimerCheckpoint, decode_checkpoint
 from contrailmq.testing import LocalCluster

@@ -47,7 +47,7 @@ from contrailmq.message import (
     text_wants_durable,
     wants_durable,
 )
-from contrailmq.store.record import body_crc
+from contrailmq.message.codec import body_crc
 
 # ------------------------------------------------------------------------------------------------------------- hashes
 

@@ -26,7 +26,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from contrailmq.store import store_lock
+from contrailmq.store.base import store_lock
 from contrailmq.store.files import DiskUsage, Files, SyncError
 from simulation.world import MICROSECOND_NS, MILLISECOND_NS, World
 

@@ -171,9 +171,10 @@ def _functions_of(value: object, module: ModuleType) -> list[FunctionType]:
 
 def _renew_globals(undo: contextlib.ExitStack) -> None:
     """What a process has for itself. A name that is gone from a module raises here, and is to be looked after."""
-    from contrailmq.client import instance, tracing
+    from contrailmq.client.producing import tracing
+    from contrailmq.client.transport import instance
     from contrailmq.message import identity
-    from contrailmq.store import store_lock
+    from contrailmq.store.base import store_lock
     from contrailmq.wire import connection, peer_warnings
 
     def renew(owner: object, name: str, value: object) -> None:

@@ -44,7 +44,7 @@ def expected(name: str) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def pool() -> Iterator[Any]:
     """One pool of two processes for all tests that want one."""
-    from contrailmq.spark.engine import LocalEngine
+    from contrailmq.spark.runtime.engine import LocalEngine
 
     engine = LocalEngine(workers=2)
     yield engine

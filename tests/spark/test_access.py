@@ -18,16 +18,16 @@ from typer.testing import CliRunner
 
 from contrailmq.broker.handlers import Handlers
 from contrailmq.cli import app
-from contrailmq.client.raw import QueueReader
+from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.message import ContrailError, dlq_topic
-from contrailmq.spark import sending
 from contrailmq.spark.access import Access, access_of
 from contrailmq.spark.columns import OptionError
-from contrailmq.spark.decode import Selection
+from contrailmq.spark.decoding.decode import Selection
 from contrailmq.spark.jobs.replay import redrive, replay
 from contrailmq.spark.mirror import OffsetMirror
-from contrailmq.spark.rocketmq import offsets_json
-from contrailmq.spark.sending import Sender, SinkSettings, make_message
+from contrailmq.spark.sinks import sending
+from contrailmq.spark.sinks.sending import Sender, SinkSettings, make_message
+from contrailmq.spark.sources.rocketmq import offsets_json
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.connection import Connection

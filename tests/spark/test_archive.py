@@ -22,16 +22,16 @@ from typer.testing import CliRunner
 import contrailmq
 from contrailmq.cli import app
 from contrailmq.message import encode_host
+from contrailmq.message.codec import encode_record
 from contrailmq.spark.columns import OptionError
-from contrailmq.spark.commitlog import CommitLogSource
-from contrailmq.spark.engine import LocalEngine, SparkEngine
+from contrailmq.spark.decoding.store_files import log_files
 from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
 from contrailmq.spark.jobs.iceberg import own_catalog
 from contrailmq.spark.jobs.manifest import ArchiveBusyError, ArchiveError, Manifest
 from contrailmq.spark.jobs.parquet_files import read_rows
-from contrailmq.spark.portions import read_portions
-from contrailmq.spark.store_files import log_files
-from contrailmq.store.record import encode_record
+from contrailmq.spark.runtime.engine import LocalEngine, SparkEngine
+from contrailmq.spark.sources.commitlog import CommitLogSource
+from contrailmq.spark.sources.portions import read_portions
 from spark.conftest import expected, unpack
 
 ONE = LocalEngine(workers=1)
@@ -41,8 +41,8 @@ KILLS = range(77) if os.environ.get("CONTRAILMQ_LONG") else (35, 75, 76)
 KILLED_AT = """
 import os, signal
 from contrailmq.spark.columns import OptionError
-from contrailmq.spark.commitlog import CommitLogSource
-from contrailmq.spark.engine import LocalEngine
+from contrailmq.spark.sources.commitlog import CommitLogSource
+from contrailmq.spark.runtime.engine import LocalEngine
 from contrailmq.spark.jobs.archive import archive
 
 calls = 0

@@ -19,15 +19,15 @@ from typer.testing import CliRunner
 import contrailmq
 from contrailmq import Message, Producer
 from contrailmq.cli import app
-from contrailmq.spark.decode import Selection
-from contrailmq.spark.engine import LocalEngine
+from contrailmq.spark.decoding.decode import Selection
+from contrailmq.spark.decoding.log_plan import LogSettings
+from contrailmq.spark.decoding.store_files import log_files
 from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
 from contrailmq.spark.jobs.archive_topics import archive_topics, topics_to_archive
 from contrailmq.spark.jobs.delta import publish_delta
 from contrailmq.spark.jobs.iceberg import publish_iceberg
 from contrailmq.spark.jobs.manifest import ArchiveError, ArchiveState, Manifest, make_folder
-from contrailmq.spark.log_plan import LogSettings
-from contrailmq.spark.store_files import log_files
+from contrailmq.spark.runtime.engine import LocalEngine
 from contrailmq.testing import LocalCluster
 from spark.conftest import expected, unpack
 from spark.test_archive import archived, user_offsets

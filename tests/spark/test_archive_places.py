@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from contrailmq import Message
 from contrailmq.cli import app
+from contrailmq.spark.decoding.log_plan import LogSettings
 from contrailmq.spark.jobs.archive import archive, read_archive
 from contrailmq.spark.jobs.manifest import ArchiveError, Manifest
 from contrailmq.spark.jobs.replay import replay
-from contrailmq.spark.log_plan import LogSettings
 from contrailmq.store import MessageStore, StoreConfig
 from spark.conftest import expected
 from spark.test_archive import ONE

@@ -14,20 +14,20 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from typer.testing import CliRunner
 
-import contrailmq.spark.rocketmq as rocketmq
+import contrailmq.spark.sources.rocketmq as rocketmq
 from contrailmq import Message, Producer
 from contrailmq.cli import app
+from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.client.errors import BrokerNotFoundError, NoNameServerError, NoRouteError
-from contrailmq.client.raw import QueueReader
 from contrailmq.message import ContrailError
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.jobs.archive_topics import topics_to_archive
 from contrailmq.spark.jobs.replay import redrive
 from contrailmq.spark.options import Options
-from contrailmq.spark.patience import BrokerAwayError, Patience
-from contrailmq.spark.rocketmq import KNOWN_OPTIONS, RocketMQReader, RocketMQStreamReader, parse_settings
-from contrailmq.spark.sending import Sender, SendFailedError, SendRefusedError, SinkSettings
-from contrailmq.spark.topic_plan import DataLossError
+from contrailmq.spark.runtime.patience import BrokerAwayError, Patience
+from contrailmq.spark.sinks.sending import Sender, SendFailedError, SendRefusedError, SinkSettings
+from contrailmq.spark.sources.rocketmq import KNOWN_OPTIONS, RocketMQReader, RocketMQStreamReader, parse_settings
+from contrailmq.spark.sources.topic_plan import DataLossError
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ConnectError, ConnectionClosedError, RequestTimeoutError, ResponseError

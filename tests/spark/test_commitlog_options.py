@@ -14,12 +14,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StringType, StructField, StructType
 
 from contrailmq.message import encode_host
+from contrailmq.message.codec import encode_blank, encode_record
 from contrailmq.spark.columns import COLUMNS, OptionError
-from contrailmq.spark.commitlog import CommitLogSource
-from contrailmq.spark.decode import Selection
-from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
-from contrailmq.spark.store_files import StoreFilesError, confirmed_end, log_files
-from contrailmq.store.record import encode_blank, encode_record
+from contrailmq.spark.decoding.decode import Selection
+from contrailmq.spark.decoding.log_plan import LogPart, LogSettings, plan_parts, read_part
+from contrailmq.spark.decoding.store_files import StoreFilesError, confirmed_end, log_files
+from contrailmq.spark.sources.commitlog import CommitLogSource
 from spark.conftest import expected, unpack
 
 ALL_COLUMNS = StructType([StructField(name, StringType()) for name in COLUMNS])

@@ -16,9 +16,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 
 import contrailmq
 from contrailmq.spark.columns import OptionError
-from contrailmq.spark.commitlog import CommitLogSource, CommitLogStreamReader
-from contrailmq.spark.log_plan import LogSettings
-from contrailmq.spark.store_files import StoreFilesError, confirmed_end, log_files
+from contrailmq.spark.decoding.log_plan import LogSettings
+from contrailmq.spark.decoding.store_files import StoreFilesError, confirmed_end, log_files
+from contrailmq.spark.sources.commitlog import CommitLogSource, CommitLogStreamReader
 from spark.conftest import expected, unpack
 
 pytestmark = pytest.mark.spark
@@ -206,8 +206,11 @@ def test_a_path_that_is_no_store_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("contrailmq.spark.commitlog", ["contrailmq.store.message_store", "asyncio", "pandas"]),
-        ("contrailmq.spark.rocketmq", ["contrailmq.store.message_store", "contrailmq.client.producer", "pandas"]),
+        ("contrailmq.spark.sources.commitlog", ["contrailmq.store.message_store", "asyncio", "pandas"]),
+        (
+            "contrailmq.spark.sources.rocketmq",
+            ["contrailmq.store.message_store", "contrailmq.client.producing.producer", "pandas"],
+        ),
     ],
 )
 def test_a_planner_of_a_source_loads_no_store_and_no_client_of_ours(module: str, heavy: list[str]) -> None:

@@ -21,7 +21,7 @@ import json, sys
 from pathlib import Path
 import contrailmq.spark
 from contrailmq.spark.jobs.manifest import Manifest
-from contrailmq.spark.engine import SparkEngine
+from contrailmq.spark.runtime.engine import SparkEngine
 
 store, namesrv, folder = sys.argv[1:]
 spark = contrailmq.spark.session("connect", remote="local[2]")

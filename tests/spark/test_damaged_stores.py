@@ -18,27 +18,27 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StringType, StructField, StructType
 
 from contrailmq.message import Message, encode_host
+from contrailmq.message.codec import encode_blank, encode_record
 from contrailmq.spark.columns import COLUMNS, OptionError
-from contrailmq.spark.commitlog import CommitLogSource
-from contrailmq.spark.decode import Selection
-from contrailmq.spark.engine import LocalEngine
-from contrailmq.spark.jobs import swap
-from contrailmq.spark.jobs.index_files import IndexShape
-from contrailmq.spark.jobs.rebuild import rebuild, remove_old
-from contrailmq.spark.jobs.swap import RebuildError
-from contrailmq.spark.jobs.verify import verify
-from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
-from contrailmq.spark.queue_units import queue_files, units_between
-from contrailmq.spark.scan import CorruptLogError
-from contrailmq.spark.store_files import (
+from contrailmq.spark.decoding.decode import Selection
+from contrailmq.spark.decoding.log_plan import LogSettings, plan_parts, read_part
+from contrailmq.spark.decoding.queue_units import queue_files, units_between
+from contrailmq.spark.decoding.scan import CorruptLogError
+from contrailmq.spark.decoding.store_files import (
     StoreFilesError,
     confirmed_end,
     find_stores,
     log_files,
     store_identity,
 )
+from contrailmq.spark.jobs import swap
+from contrailmq.spark.jobs.index_files import IndexShape
+from contrailmq.spark.jobs.rebuild import rebuild, remove_old
+from contrailmq.spark.jobs.swap import RebuildError
+from contrailmq.spark.jobs.verify import verify
+from contrailmq.spark.runtime.engine import LocalEngine
+from contrailmq.spark.sources.commitlog import CommitLogSource
 from contrailmq.store import MessageStore, StoreConfig
-from contrailmq.store.record import encode_blank, encode_record
 from spark.conftest import expected, unpack
 
 ONE = LocalEngine(workers=1)
@@ -243,7 +243,7 @@ def test_the_end_of_a_live_log_is_taken_without_asking_the_queues(
 ) -> None:
     store = unpack("clean", tmp_path)
     end = confirmed_end(store)
-    monkeypatch.setattr("contrailmq.spark.store_files.dispatched_end", lambda store: pytest.fail("asked"))
+    monkeypatch.setattr("contrailmq.spark.decoding.store_files.dispatched_end", lambda store: pytest.fail("asked"))
     assert confirmed_end(store, known_end=end) == confirmed_end(store, known_end=262144) == end
 
 

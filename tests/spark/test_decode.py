@@ -19,22 +19,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import contrailmq
-from contrailmq.client.raw import RawPull
+from contrailmq.client.blocking.raw import RawPull
 from contrailmq.client.results import PullStatus
 from contrailmq.message import Message, MessageQueue, SysFlag, decode_properties, encode_host, encode_properties
 from contrailmq.message.batch import BatchPart, encode_batch
+from contrailmq.message.codec import decode_record, encode_blank, encode_record
 from contrailmq.spark.columns import View, choose_view
-from contrailmq.spark.decode import Decoder, Selection
-from contrailmq.spark.dispatched import Dispatcher
-from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
-from contrailmq.spark.property_table import AlikeProperties, PropertyTable, parse_properties
-from contrailmq.spark.scan import BadStretch, CorruptLogError, Range, scan_buffer
-from contrailmq.spark.slices import only_slice
-from contrailmq.spark.store_files import confirmed_end, log_files
-from contrailmq.spark.topic_plan import QueueRange, TopicSettings
-from contrailmq.spark.topic_pulls import read_range, split_records
+from contrailmq.spark.decoding.decode import Decoder, Selection
+from contrailmq.spark.decoding.dispatched import Dispatcher
+from contrailmq.spark.decoding.log_plan import LogSettings, plan_parts, read_part
+from contrailmq.spark.decoding.property_table import AlikeProperties, PropertyTable, parse_properties
+from contrailmq.spark.decoding.scan import BadStretch, CorruptLogError, Range, scan_buffer
+from contrailmq.spark.decoding.slices import only_slice
+from contrailmq.spark.decoding.store_files import confirmed_end, log_files
+from contrailmq.spark.sources.topic_plan import QueueRange, TopicSettings
+from contrailmq.spark.sources.topic_pulls import read_range, split_records
 from contrailmq.store import MessageStore, StoreConfig
-from contrailmq.store.record import decode_record, encode_blank, encode_record
 from spark.conftest import STORES, expected
 from spark.test_rocketmq_source import FakeBroker
 
@@ -425,7 +425,7 @@ def test_a_flipped_byte_costs_one_record_and_is_reported_whatever_the_cuts(seed:
 
 
 def test_the_kernels_need_no_pyspark() -> None:
-    code = "import sys; sys.modules['pyspark'] = None; import contrailmq.spark.log_plan, contrailmq.spark"
+    code = "import sys; sys.modules['pyspark'] = None; import contrailmq.spark.decoding.log_plan, contrailmq.spark"
     source = str(Path(contrailmq.__file__).parents[1])
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": source})
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from contrailmq import Message, MessageQueue, Producer
-from contrailmq.client.raw import QueueReader
+from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.message import encode_host
+from contrailmq.message.codec import encode_record
 from contrailmq.spark import OptionError, deduplicated
-from contrailmq.spark.packing import DEDUP_PROPERTY
+from contrailmq.spark.sinks.packing import DEDUP_PROPERTY
 from contrailmq.store import MessageStore, StoreConfig
-from contrailmq.store.record import encode_record
 from contrailmq.testing import LocalCluster
 from spark.conftest import expected
 

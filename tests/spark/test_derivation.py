@@ -11,14 +11,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from contrailmq.message import SysFlag, SystemTopic, decode_properties, encode_host, java_hash
+from contrailmq.message.codec import decode_record, encode_record
 from contrailmq.message.record import view_record
-from contrailmq.spark.dispatched import Dispatcher
-from contrailmq.spark.due_units import due_units
-from contrailmq.spark.records import gather
+from contrailmq.spark.decoding.dispatched import Dispatcher
+from contrailmq.spark.decoding.due_units import due_units
+from contrailmq.spark.decoding.records import gather
 from contrailmq.store.delay_levels import DelayLevels
-from contrailmq.store.derivation import Derivation, Derived, Due
-from contrailmq.store.index_file import stored_hash
-from contrailmq.store.record import decode_record, encode_record
+from contrailmq.store.index.index_file import stored_hash
+from contrailmq.store.queues.derivation import Derivation, Derived, Due
 
 LEVELS = "1s 5s 2m"
 DELAYS_MS = (1_000, 5_000, 120_000)

@@ -19,10 +19,10 @@ import pytest
 from typer.testing import CliRunner
 
 import contrailmq
-import contrailmq.spark.engine
+import contrailmq.spark.runtime.engine
 from contrailmq.cli import app, pipeline
-from contrailmq.spark.engine import LocalEngine, WorkerDiedError
 from contrailmq.spark.jobs import verify
+from contrailmq.spark.runtime.engine import LocalEngine, WorkerDiedError
 
 TASKS = 40
 FILES = 3000  # that a task writes: more than is done before a failed one's error arrives
@@ -80,14 +80,14 @@ def test_after_an_error_no_further_task_begins(
     engine: LocalEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "gate")
-    wait = contrailmq.spark.engine.wait
+    wait = contrailmq.spark.runtime.engine.wait
     with open(os.open(tmp_path / "gate", os.O_RDWR), "wb", buffering=0) as gate:
 
         def open_gate_and_wait(tasks: list[Any]) -> object:
             gate.write(b"g" * TASKS)
             return wait(tasks)
 
-        monkeypatch.setattr(contrailmq.spark.engine, "wait", open_gate_and_wait)
+        monkeypatch.setattr(contrailmq.spark.runtime.engine, "wait", open_gate_and_wait)
         with pytest.raises(ValueError, match="the first task failed"):
             list(engine.run(wait_at_the_gate, [(number, str(tmp_path)) for number in range(TASKS)]))
     began = {int(path.name.partition("-")[2]) for path in tmp_path.glob("began-*")}
@@ -130,7 +130,7 @@ def test_a_command_whose_worker_dies_says_so_and_found_nothing(
 MAIN = """
 import sys
 import kernel
-from contrailmq.spark.engine import LocalEngine
+from contrailmq.spark.runtime.engine import LocalEngine
 
 if __name__ == "__main__":
     engine = LocalEngine(workers=2)

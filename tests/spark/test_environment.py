@@ -150,8 +150,8 @@ def test_what_tasks_import_is_there_before_the_first_worker_is_forked() -> None:
     """Else each worker imports it anew: Spark ends workers that are idle for a minute."""
     program = """
 import gc, sys, threading
-from contrailmq.spark.worker_daemon import warm
-needed = ("pyspark.worker", "pyarrow", "pandas", "contrailmq.spark.decode", "contrailmq.spark.sending")
+from contrailmq.spark.runtime.worker_daemon import warm
+needed = ("pyspark.worker", "pyarrow", "pandas", "contrailmq.spark.decoding.decode", "contrailmq.spark.sinks.sending")
 warm("pyspark.worker")
 missing = [name for name in needed if name not in sys.modules]
 print(missing, gc.get_freeze_count() > 50_000, threading.active_count())

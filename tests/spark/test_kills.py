@@ -22,12 +22,12 @@ from pyspark.errors import StreamingQueryException
 import contrailmq
 from bench.spark import process_table
 from contrailmq import Message, Producer
+from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.client.errors import NoRouteError
-from contrailmq.client.raw import QueueReader
 from contrailmq.spark.jobs.manifest import Manifest
-from contrailmq.spark.packing import DEDUP_PROPERTY
-from contrailmq.spark.topic_plan import QueueRange, TopicSettings
-from contrailmq.spark.topic_pulls import read_range
+from contrailmq.spark.sinks.packing import DEDUP_PROPERTY
+from contrailmq.spark.sources.topic_plan import QueueRange, TopicSettings
+from contrailmq.spark.sources.topic_pulls import read_range
 from contrailmq.testing import LocalCluster
 from spark.killed_streams import IS_LONG, LOOK_S, start
 from spark.test_archive import archived, user_offsets

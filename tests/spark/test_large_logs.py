@@ -21,7 +21,7 @@ import pytest
 import contrailmq
 from bench.spark import write_log
 from contrailmq.message import Compression, SysFlag, compress, encode_host
-from contrailmq.store.record import encode_blank, encode_record
+from contrailmq.message.codec import encode_blank, encode_record
 
 ROWS = 1_000_000 if os.environ.get("CONTRAILMQ_LONG") else 100_000
 FILE_BYTES = 32 * 1024 * 1024
@@ -88,7 +88,7 @@ def test_every_row_of_a_large_log_equals_the_record(spark: Any, tmp_path: Path) 
     def compare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import mmap
 
-        from contrailmq.store.record import decode_record
+        from contrailmq.message.codec import decode_record
 
         maps: dict[int, Any] = {}
         for batch in batches:

@@ -11,11 +11,11 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from contrailmq.message import Message
-from contrailmq.spark import log_plan, queue_units, scan, store_files
-from contrailmq.spark.commitlog import CommitLogStreamReader
-from contrailmq.spark.decode import Selection
-from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
-from contrailmq.spark.store_files import confirmed_end
+from contrailmq.spark.decoding import log_plan, queue_units, scan, store_files
+from contrailmq.spark.decoding.decode import Selection
+from contrailmq.spark.decoding.log_plan import LogSettings, plan_parts, read_part
+from contrailmq.spark.decoding.store_files import confirmed_end
+from contrailmq.spark.sources.commitlog import CommitLogStreamReader
 from contrailmq.store import MessageStore, StoreConfig
 
 

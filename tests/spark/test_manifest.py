@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import contrailmq
-from contrailmq.spark.engine import LocalEngine
 from contrailmq.spark.jobs.archive import archive
 from contrailmq.spark.jobs.delta import publish_delta
 from contrailmq.spark.jobs.manifest import ArchiveBusyError, ArchivedFile, ArchiveError, ArchiveState, Manifest
+from contrailmq.spark.runtime.engine import LocalEngine
 from spark.test_archive import archived, user_offsets
 from spark.test_archive_care import CutShort, commit_path, data_files
 

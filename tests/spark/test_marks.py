@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-import contrailmq.spark.rocketmq as rocketmq
+import contrailmq.spark.sources.rocketmq as rocketmq
 from contrailmq import Message, Producer
-from contrailmq.client.raw import RawPull
-from contrailmq.client.sync_admin import Admin
+from contrailmq.client.blocking.raw import RawPull
+from contrailmq.client.blocking.sync_admin import Admin
 from contrailmq.message import MessageQueue
-from contrailmq.spark.commitlog import CommitLogSource
-from contrailmq.spark.rocketmq import RocketMQStreamReader, offsets_of
-from contrailmq.spark.store_files import StoreFilesError
-from contrailmq.spark.topic_plan import DataLossError, QueueRange
+from contrailmq.message.codec import encode_record
+from contrailmq.spark.decoding.store_files import StoreFilesError
+from contrailmq.spark.sources.commitlog import CommitLogSource
+from contrailmq.spark.sources.rocketmq import RocketMQStreamReader, offsets_of
+from contrailmq.spark.sources.topic_plan import DataLossError, QueueRange
 from contrailmq.store import MessageStore, StoreConfig
-from contrailmq.store.record import encode_record
 from contrailmq.testing import LocalCluster
 from spark.test_damaged_stores import ALL_COLUMNS
 from spark.test_rocketmq_source import HOST, Q0, Q1, FakeBroker, settings_of

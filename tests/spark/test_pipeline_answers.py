@@ -16,11 +16,11 @@ import pytest
 from contrailmq import Message
 from contrailmq.cli.pipeline import _cause
 from contrailmq.cli.pipeline_output import answer_rows, print_found
-from contrailmq.client.raw import QueueReader
-from contrailmq.client.sync_admin import Admin
+from contrailmq.client.blocking.raw import QueueReader
+from contrailmq.client.blocking.sync_admin import Admin
 from contrailmq.message import dlq_topic
 from contrailmq.spark.jobs import replay as replay_job
-from contrailmq.spark.sending import Sender, SinkSettings, make_message
+from contrailmq.spark.sinks.sending import Sender, SinkSettings, make_message
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.testing import LocalCluster
 from spark import test_pipeline_command

@@ -15,15 +15,15 @@ from typer.testing import CliRunner
 import contrailmq.spark
 from contrailmq import Message, Producer
 from contrailmq.cli import app
-from contrailmq.spark.decode import Selection
-from contrailmq.spark.engine import LocalEngine, SparkEngine
+from contrailmq.spark.decoding.decode import Selection
+from contrailmq.spark.decoding.log_plan import LogSettings
 from contrailmq.spark.jobs.archive import archive
 from contrailmq.spark.jobs.archive_topics import archive_topics, topics_to_archive
 from contrailmq.spark.jobs.manifest import ArchiveError, Manifest
 from contrailmq.spark.jobs.replay import stored_rows
 from contrailmq.spark.jobs.report import report
 from contrailmq.spark.jobs.verify import verify
-from contrailmq.spark.log_plan import LogSettings
+from contrailmq.spark.runtime.engine import LocalEngine, SparkEngine
 from contrailmq.testing import LocalCluster
 from spark.conftest import expected, unpack
 

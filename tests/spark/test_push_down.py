@@ -13,8 +13,8 @@ import pyspark
 import pytest
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from contrailmq.spark.commitlog import CommitLogReader
-from contrailmq.spark.rocketmq import RocketMQReader
+from contrailmq.spark.sources.commitlog import CommitLogReader
+from contrailmq.spark.sources.rocketmq import RocketMQReader
 
 pytestmark = pytest.mark.spark
 

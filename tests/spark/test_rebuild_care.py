@@ -16,13 +16,13 @@ import pytest
 
 from bench.spark import write_log
 from contrailmq import Message, Producer
-from contrailmq.spark.engine import Item, LocalEngine, Progress, Result, SparkEngine
 from contrailmq.spark.jobs import rebuild as job
 from contrailmq.spark.jobs import swap
 from contrailmq.spark.jobs.index_files import IndexShape
 from contrailmq.spark.jobs.rebuild import rebuild
 from contrailmq.spark.jobs.swap import RebuildError, is_in_use
 from contrailmq.spark.jobs.verify import verify
+from contrailmq.spark.runtime.engine import Item, LocalEngine, Progress, Result, SparkEngine
 from contrailmq.testing import LocalCluster
 from lock_holder import in_use_by_another
 from spark.conftest import unpack
@@ -207,7 +207,7 @@ def test_a_store_that_is_open_in_this_process_is_left_alone_and_keeps_its_lock(t
 def owner_seen_by_another(lock: Path) -> int:
     code = (
         "import sys; from pathlib import Path; from contrailmq.store.files import Files; "
-        "from contrailmq.store.store_lock import owner_of; print(owner_of(Files(), Path(sys.argv[1])))"
+        "from contrailmq.store.base.store_lock import owner_of; print(owner_of(Files(), Path(sys.argv[1])))"
     )
     told = subprocess.run([sys.executable, "-c", code, str(lock)], capture_output=True, check=True, text=True)
     return int(told.stdout)

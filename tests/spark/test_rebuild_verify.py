@@ -16,18 +16,18 @@ from typer.testing import CliRunner
 
 from contrailmq.cli import app
 from contrailmq.message import Message, encode_host, java_hash
-from contrailmq.spark.dispatched import Dispatcher, java_hashes, numbered
-from contrailmq.spark.engine import LocalEngine
+from contrailmq.message.codec import encode_record
+from contrailmq.spark.decoding.dispatched import Dispatcher, java_hashes, numbered
+from contrailmq.spark.decoding.records import stable_order
+from contrailmq.spark.decoding.scan import CorruptLogError
 from contrailmq.spark.jobs import rebuild as job
 from contrailmq.spark.jobs.index_files import IndexShape
 from contrailmq.spark.jobs.rebuild import rebuild, remove_old
 from contrailmq.spark.jobs.swap import RebuildError, is_in_use
 from contrailmq.spark.jobs.verify import Finding, findings_table, verify
-from contrailmq.spark.records import stable_order
-from contrailmq.spark.scan import CorruptLogError
-from contrailmq.spark.topic_pulls import split_records
+from contrailmq.spark.runtime.engine import LocalEngine
+from contrailmq.spark.sources.topic_pulls import split_records
 from contrailmq.store import MessageStore, StoreConfig, repair_store
-from contrailmq.store.record import encode_record
 from lock_holder import in_use_by_another
 from spark.conftest import unpack
 

@@ -14,16 +14,16 @@ from typer.testing import CliRunner
 from contrailmq import Producer
 from contrailmq.cli import app
 from contrailmq.message import Message
-from contrailmq.spark.decode import Selection
-from contrailmq.spark.engine import LocalEngine
+from contrailmq.spark.decoding.decode import Selection
+from contrailmq.spark.decoding.log_plan import LogSettings, plan_parts, read_part
+from contrailmq.spark.decoding.store_files import confirmed_end, find_stores
 from contrailmq.spark.jobs.archive import archive
 from contrailmq.spark.jobs.index_files import IndexShape
 from contrailmq.spark.jobs.rebuild import rebuild
 from contrailmq.spark.jobs.report import report
 from contrailmq.spark.jobs.swap import RebuildError
 from contrailmq.spark.jobs.verify import verify
-from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
-from contrailmq.spark.store_files import confirmed_end, find_stores
+from contrailmq.spark.runtime.engine import LocalEngine
 from contrailmq.store import MessageStore, StoreConfig, StoreView, rebuild_store, repair_store, verify_store
 from contrailmq.testing import LocalCluster
 

@@ -13,19 +13,19 @@ from typer.testing import CliRunner
 
 from contrailmq import Message
 from contrailmq.cli import app
-from contrailmq.client.raw import QueueReader
-from contrailmq.client.sync_admin import Admin
+from contrailmq.client.blocking.raw import QueueReader
+from contrailmq.client.blocking.sync_admin import Admin
 from contrailmq.message import MessageError, Property, dlq_topic
 from contrailmq.spark.columns import OptionError
-from contrailmq.spark.decode import Selection
-from contrailmq.spark.engine import LocalEngine
+from contrailmq.spark.decoding.decode import Selection
 from contrailmq.spark.jobs import replay as job
 from contrailmq.spark.jobs.archive import archive
 from contrailmq.spark.jobs.replay import Pace, ReplayResult, UnsendableError, redrive, redriven, replay
-from contrailmq.spark.packing import DEDUP_PROPERTY
-from contrailmq.spark.sending import Sender, SinkSettings, make_message
-from contrailmq.spark.topic_plan import QueueRange, TopicSettings
-from contrailmq.spark.topic_pulls import read_range
+from contrailmq.spark.runtime.engine import LocalEngine
+from contrailmq.spark.sinks.packing import DEDUP_PROPERTY
+from contrailmq.spark.sinks.sending import Sender, SinkSettings, make_message
+from contrailmq.spark.sources.topic_plan import QueueRange, TopicSettings
+from contrailmq.spark.sources.topic_pulls import read_range
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.testing import LocalCluster
 

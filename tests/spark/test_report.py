@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from contrailmq.message import Message, SystemTopic
-from contrailmq.spark.engine import LocalEngine
 from contrailmq.spark.jobs.report import GroupLag, report
 from contrailmq.spark.jobs.report_page import page
+from contrailmq.spark.runtime.engine import LocalEngine
 from contrailmq.store import MessageStore, StoreConfig
-from contrailmq.store.clock import ManualClock
+from contrailmq.store.base.clock import ManualClock
 from spark.conftest import expected
 
 ONE = LocalEngine(workers=1)

@@ -18,19 +18,19 @@ from typer.testing import CliRunner
 from contrailmq import Message, Producer
 from contrailmq.cli import app
 from contrailmq.cli.pipeline import _cause
-from contrailmq.client.raw import QueueReader
+from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.message import dlq_topic
-from contrailmq.spark.decode import Selection
-from contrailmq.spark.engine import Engine, LocalEngine, SparkEngine
+from contrailmq.spark.decoding.decode import Selection
+from contrailmq.spark.decoding.log_plan import LogSettings
 from contrailmq.spark.jobs.archive import archive
 from contrailmq.spark.jobs.replay import Pace, Share, redrive, replay, stored_rows
 from contrailmq.spark.jobs.report import percentile, report
 from contrailmq.spark.jobs.report_page import page
-from contrailmq.spark.log_plan import LogSettings
-from contrailmq.spark.packing import DEDUP_PROPERTY
-from contrailmq.spark.sending import Sender, SinkSettings, make_message
-from contrailmq.spark.topic_plan import QueueRange, TopicSettings
-from contrailmq.spark.topic_pulls import read_range
+from contrailmq.spark.runtime.engine import Engine, LocalEngine, SparkEngine
+from contrailmq.spark.sinks.packing import DEDUP_PROPERTY
+from contrailmq.spark.sinks.sending import Sender, SinkSettings, make_message
+from contrailmq.spark.sources.topic_plan import QueueRange, TopicSettings
+from contrailmq.spark.sources.topic_pulls import read_range
 from contrailmq.testing import LocalCluster
 from spark.conftest import expected, unpack
 
@@ -178,7 +178,7 @@ def test_an_empty_store_is_reported_as_one_and_cannot_be_rebuilt(tmp_path: Path)
 
 
 def test_spark_errors_are_told_by_their_cause() -> None:
-    raised = "contrailmq.spark.store_files.StoreFilesError: /x is gone"
+    raised = "contrailmq.spark.decoding.store_files.StoreFilesError: /x is gone"
     deep = f"[PYTHON_ERROR] it failed\nTraceback\n  File x\n{raised}\n\nat org"
     assert _cause(deep) == "/x is gone"
     assert _cause("[PARSE_SYNTAX_ERROR] Syntax error at 'selct'.\n\n== SQL ==\nselct") == (

@@ -11,22 +11,22 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import StringType, StructField, StructType
 
 from contrailmq import Message, Producer
-from contrailmq.client.raw import QueueReader
-from contrailmq.client.sync_admin import Admin
+from contrailmq.client.blocking.raw import QueueReader
+from contrailmq.client.blocking.sync_admin import Admin
 from contrailmq.message import MessageQueue
 from contrailmq.spark.columns import COLUMNS
 from contrailmq.spark.options import Options
-from contrailmq.spark.packing import DEDUP_PROPERTY
-from contrailmq.spark.patience import BrokerAwayError
-from contrailmq.spark.rocketmq import KNOWN_OPTIONS, RocketMQSource, RocketMQStreamReader, parse_settings
-from contrailmq.spark.sending import SinkSettings, write_rows
-from contrailmq.spark.topic_plan import (
+from contrailmq.spark.runtime.patience import BrokerAwayError
+from contrailmq.spark.sinks.packing import DEDUP_PROPERTY
+from contrailmq.spark.sinks.sending import SinkSettings, write_rows
+from contrailmq.spark.sources.rocketmq import KNOWN_OPTIONS, RocketMQSource, RocketMQStreamReader, parse_settings
+from contrailmq.spark.sources.topic_plan import (
     DataLossError,
     QueueRange,
     TopicSettings,
     find_queues,
 )
-from contrailmq.spark.topic_pulls import read_range
+from contrailmq.spark.sources.topic_pulls import read_range
 from contrailmq.testing import LocalCluster
 
 

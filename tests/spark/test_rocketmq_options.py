@@ -10,14 +10,14 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StringType, StructField, StructType
 
-import contrailmq.spark.rocketmq as rocketmq
+import contrailmq.spark.sources.rocketmq as rocketmq
 from contrailmq.message import MessageQueue
 from contrailmq.spark.access import parse_access
 from contrailmq.spark.columns import COLUMNS, OptionError
-from contrailmq.spark.commitlog import CommitLogReader, CommitLogSource
-from contrailmq.spark.log_plan import LogSettings
-from contrailmq.spark.rocketmq import RocketMQReader, RocketMQSource, RocketMQStreamReader, offsets_of
-from contrailmq.spark.topic_plan import (
+from contrailmq.spark.decoding.log_plan import LogSettings
+from contrailmq.spark.sources.commitlog import CommitLogReader, CommitLogSource
+from contrailmq.spark.sources.rocketmq import RocketMQReader, RocketMQSource, RocketMQStreamReader, offsets_of
+from contrailmq.spark.sources.topic_plan import (
     DataLossError,
     QueueRange,
     TopicSettings,

@@ -13,18 +13,20 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
-import contrailmq.spark.rocketmq as rocketmq
+import contrailmq.spark.sources.rocketmq as rocketmq
 from contrailmq import Message, Producer
+from contrailmq.client.blocking.raw import QueueReader, RawPull
+from contrailmq.client.blocking.raw_connection import Landing
 from contrailmq.client.errors import NoRouteError
-from contrailmq.client.raw import QueueReader, RawPull
-from contrailmq.client.raw_connection import Landing
 from contrailmq.client.results import PullStatus
 from contrailmq.message import MessageQueue, SysFlag, encode_host
+from contrailmq.message.codec import encode_record
 from contrailmq.spark import deduplicated, mirror_offsets
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import Options
-from contrailmq.spark.packing import DEDUP_PROPERTY
-from contrailmq.spark.rocketmq import (
+from contrailmq.spark.sinks.packing import DEDUP_PROPERTY
+from contrailmq.spark.sinks.sink import parse_sink
+from contrailmq.spark.sources.rocketmq import (
     KNOWN_OPTIONS,
     RocketMQSource,
     RocketMQStreamReader,
@@ -32,8 +34,7 @@ from contrailmq.spark.rocketmq import (
     offsets_of,
     parse_settings,
 )
-from contrailmq.spark.sink import parse_sink
-from contrailmq.spark.topic_plan import (
+from contrailmq.spark.sources.topic_plan import (
     DataLossError,
     QueueRange,
     TopicSettings,
@@ -43,8 +44,7 @@ from contrailmq.spark.topic_plan import (
     share_limit,
     starting_offsets,
 )
-from contrailmq.spark.topic_pulls import read_range
-from contrailmq.store.record import encode_record
+from contrailmq.spark.sources.topic_pulls import read_range
 from contrailmq.testing import LocalCluster
 
 HOST = encode_host("127.0.0.1", 10911)

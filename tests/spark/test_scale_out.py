@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 import contrailmq
-from contrailmq.spark.shipping import pack_package
+from contrailmq.spark.runtime.shipping import pack_package
 from spark.standalone import Standalone
 from spark.test_archive import user_offsets
 
 SCRIPT = """
 import json, sys
 import contrailmq.spark
-from contrailmq.spark.engine import SparkEngine
+from contrailmq.spark.runtime.engine import SparkEngine
 
 master, store, target = sys.argv[1:]
 spark = contrailmq.spark.session("scale out", master=master, spark_executor_memory="1g", spark_executor_cores="1",
@@ -55,8 +55,8 @@ spark.stop()
 
 def test_the_packed_package_can_be_imported(tmp_path: Path) -> None:
     archive = pack_package()
-    assert "contrailmq/spark/decode.py" in zipfile.ZipFile(archive).namelist()
-    code = "import contrailmq.spark.log_plan as m; print(m.__file__)"
+    assert "contrailmq/spark/decoding/decode.py" in zipfile.ZipFile(archive).namelist()
+    code = "import contrailmq.spark.decoding.log_plan as m; print(m.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(archive)}, capture_output=True, text=True, cwd=tmp_path
     )

@@ -9,19 +9,19 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, BinaryType, DoubleType, StringType, StructField, StructType
 
+from contrailmq.client.blocking.raw import PostedBatch, RawSent
+from contrailmq.client.blocking.raw_connection import Pieces
 from contrailmq.client.errors import ContrailError
 from contrailmq.client.errors import SendFailedError as ClientSendFailedError
-from contrailmq.client.raw import PostedBatch, RawSent
-from contrailmq.client.raw_connection import Pieces
 from contrailmq.message import Message, MessageError, MessageQueue, Property, decode_properties
 from contrailmq.message.batch import split_batch
-from contrailmq.spark import sending
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import Options
-from contrailmq.spark.packing import DEDUP_PROPERTY, pack_parts
-from contrailmq.spark.rocketmq import KNOWN_OPTIONS
-from contrailmq.spark.sending import Sender, SendFailedError, SendRefusedError, SinkSettings, make_message
-from contrailmq.spark.sink import parse_sink
+from contrailmq.spark.sinks import sending
+from contrailmq.spark.sinks.packing import DEDUP_PROPERTY, pack_parts
+from contrailmq.spark.sinks.sending import Sender, SendFailedError, SendRefusedError, SinkSettings, make_message
+from contrailmq.spark.sinks.sink import parse_sink
+from contrailmq.spark.sources.rocketmq import KNOWN_OPTIONS
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ResponseError
 

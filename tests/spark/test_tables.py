@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from contrailmq.spark.columns import COLUMNS, OptionError
-from contrailmq.spark.commitlog import CommitLogSource
-from contrailmq.spark.rocketmq import RocketMQSource
+from contrailmq.spark.sources.commitlog import CommitLogSource
+from contrailmq.spark.sources.rocketmq import RocketMQSource
 from contrailmq.testing import LocalCluster
 from spark.conftest import expected
 

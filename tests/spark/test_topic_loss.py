@@ -12,18 +12,18 @@ import pytest
 
 from client.waiting import wait_until
 from contrailmq import Message, Producer
+from contrailmq.client.blocking.raw import QueueReader, RawPull
+from contrailmq.client.blocking.sync_admin import Admin
 from contrailmq.client.errors import NoRouteError
-from contrailmq.client.raw import QueueReader, RawPull
 from contrailmq.client.results import PullStatus
-from contrailmq.client.sync_admin import Admin
 from contrailmq.message import MessageQueue
-from contrailmq.spark.patience import BrokerAwayError
-from contrailmq.spark.topic_plan import (
+from contrailmq.spark.runtime.patience import BrokerAwayError
+from contrailmq.spark.sources.topic_plan import (
     DataLossError,
     QueueRange,
     TopicSettings,
 )
-from contrailmq.spark.topic_pulls import read_range
+from contrailmq.spark.sources.topic_pulls import read_range
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ResponseError

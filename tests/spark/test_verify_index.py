@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 from contrailmq.cli import app
 from contrailmq.message import Message, encode_host
-from contrailmq.spark.engine import LocalEngine, SparkEngine
+from contrailmq.message.codec import encode_record
+from contrailmq.spark.decoding.store_files import StoreFilesError, confirmed_end
 from contrailmq.spark.jobs import verify as job
 from contrailmq.spark.jobs.index_files import IndexShape
 from contrailmq.spark.jobs.rebuild import rebuild
 from contrailmq.spark.jobs.verify import Finding, verify
-from contrailmq.spark.store_files import StoreFilesError, confirmed_end
+from contrailmq.spark.runtime.engine import LocalEngine, SparkEngine
 from contrailmq.store import MessageStore, StoreConfig
-from contrailmq.store.record import encode_record
 from spark.conftest import expected, unpack
 
 ONE = LocalEngine(workers=1)

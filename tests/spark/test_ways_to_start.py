@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import contrailmq
 from client.waiting import wait_until
 from contrailmq.cli import app
-from contrailmq.spark.needs import NEEDED
+from contrailmq.spark.runtime.needs import NEEDED
 from spark.conftest import expected
 from spark.standalone import HOME, Standalone, bare_environment, bare_python
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from contrailmq.message import Message
 from contrailmq.store import MessageStore, StoreConfig
-from contrailmq.store.status import PutResult
+from contrailmq.store.base.status import PutResult
 
 MODES: dict[str, dict[str, object]] = {
     "sync": {"flush_disk_type": "SYNC_FLUSH"},

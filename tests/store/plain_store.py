@@ -11,15 +11,15 @@ import shutil
 import tarfile
 from pathlib import Path
 
+from contrailmq.message.codec import encode_blank, encode_record
 from contrailmq.message.record import read_store_time
 from contrailmq.store import Files, ManualClock, RecoveryReport, StoreConfig, recover
-from contrailmq.store.checkpoint import Checkpoint
-from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
-from contrailmq.store.index import IndexService
-from contrailmq.store.queue_ledger import read_ledger, take_ledger, write_ledger
-from contrailmq.store.record import encode_blank, encode_record
-from contrailmq.store.recovery import load_index
+from contrailmq.store.index.index_service import IndexService
+from contrailmq.store.queues.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.recovery.checkpoint import Checkpoint
+from contrailmq.store.recovery.queue_ledger import read_ledger, take_ledger, write_ledger
+from contrailmq.store.recovery.recovery import load_index
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 GOLDEN_STORES = sorted(path.name.removesuffix(".tar.gz") for path in GOLDEN.glob("store-*.tar.gz"))

@@ -11,7 +11,7 @@ from faulty_files import FaultyFiles
 
 from contrailmq.message import Message
 from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig, StoreError
-from contrailmq.store.checkpoint import read_checkpoint
+from contrailmq.store.recovery.checkpoint import read_checkpoint
 
 PAGE = 4096
 WAIT_S = 30

@@ -9,8 +9,13 @@ from typing import Self
 import pytest
 
 from contrailmq.store import Files
-from contrailmq.store.batch_consume_queue import BATCH_UNIT_BYTES, PENDING_BYTES_MAX, BatchConsumeQueue, BatchUnit
-from contrailmq.store.descriptors import DescriptorCache
+from contrailmq.store.queues.batch_consume_queue import (
+    BATCH_UNIT_BYTES,
+    PENDING_BYTES_MAX,
+    BatchConsumeQueue,
+    BatchUnit,
+)
+from contrailmq.store.queues.descriptors import DescriptorCache
 
 
 def unit(number: int) -> BatchUnit:

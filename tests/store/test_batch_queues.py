@@ -15,9 +15,9 @@ import pytest
 from contrailmq.message import Message, SysFlag, encode_properties, java_hash
 from contrailmq.message.batch import encode_batch, split_batch
 from contrailmq.store import Boundary, Drive, GetStatus, ManualClock, MessageStore, PutStatus, StoreConfig
-from contrailmq.store.read_only import StoreView
-from contrailmq.store.rebuild import rebuild_store
-from contrailmq.store.verify import verify_store
+from contrailmq.store.tools.read_only import StoreView
+from contrailmq.store.tools.rebuild import rebuild_store
+from contrailmq.store.tools.verify import verify_store
 
 SMALL: dict[str, Any] = {
     "mapped_file_size_commit_log": 16 * 1024,

@@ -12,10 +12,10 @@ from java_hashes import hashes_by_definition, java_string_hash
 
 from contrailmq.message import MessageError, Property, SysFlag, decode_properties, tags_code
 from contrailmq.message.batch import encode_batch
+from contrailmq.message.codec import BatchPart
 from contrailmq.store import ManualClock, MessageStore, PutStatus, StoreConfig
-from contrailmq.store.batches import read_parts
-from contrailmq.store.queue_state import QueueState
-from contrailmq.store.record import BatchPart
+from contrailmq.store.log.batches import read_parts
+from contrailmq.store.queues.queue_state import QueueState
 
 NAMES = [b"UNIQ_KEY", b"TAGS", b"KEYS", b"DELAY", b"INNER_NUM", b"MYUNIQ_KEY", b"UNIQ_KEYS", b"a", b""]
 VALUES = [

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from contrailmq.message import Message
+from contrailmq.message.codec import decode_record, encode_record
 from contrailmq.store import MessageStore, StoreConfig, StoreView, verify_store
-from contrailmq.store.errors import CorruptStoreError, StoreClosedError, StoreError, StoreIOError
-from contrailmq.store.queue_ledger import LEDGER_NAME
-from contrailmq.store.record import decode_record, encode_record
+from contrailmq.store.base.errors import CorruptStoreError, StoreClosedError, StoreError, StoreIOError
+from contrailmq.store.recovery.queue_ledger import LEDGER_NAME
 
 SIZES = {
     "mapped_file_size_commit_log": 16_384,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contrailmq.store import Files
-from contrailmq.store.checkpoint import Checkpoint, CheckpointValues, read_checkpoint
+from contrailmq.store.recovery.checkpoint import Checkpoint, CheckpointValues, read_checkpoint
 from golden_stores import expected, unpack
 
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from contrailmq.message import SysFlag
 from contrailmq.store import Boundary, Files
-from contrailmq.store.consume_queue import ConsumeQueue
-from contrailmq.store.consume_queue_table import ConsumeQueueTable
-from contrailmq.store.descriptors import FEW, DescriptorCache, capacity_for, ceiling_for, file_name
-from contrailmq.store.queue_state import DispatchFact, QueueState
-from contrailmq.store.queue_unit import PRE_BLANK, PRE_BLANK_SIZE, UNIT_BYTES, Unit, pack_unit
+from contrailmq.store.queues.consume_queue import ConsumeQueue
+from contrailmq.store.queues.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.queues.descriptors import FEW, DescriptorCache, capacity_for, ceiling_for, file_name
+from contrailmq.store.queues.queue_state import DispatchFact, QueueState
+from contrailmq.store.queues.queue_unit import PRE_BLANK, PRE_BLANK_SIZE, UNIT_BYTES, Unit, pack_unit
 
 FILE_UNITS = 10
 FILE_BYTES = FILE_UNITS * UNIT_BYTES

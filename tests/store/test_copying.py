@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contrailmq.message import Property, SystemTopic, decode_properties, encode_host, encode_properties, tags_code
+from contrailmq.message.codec import Kind, check_record
 from contrailmq.store import Drive, Files, ManualClock, MessageStore, StoreConfig, encode_record
-from contrailmq.store.copying import SHAPES_MAX, Copier, property_key, split, topic_part, value_of
-from contrailmq.store.record import Kind, check_record
-from contrailmq.store.status import Copy
+from contrailmq.store.base.status import Copy
+from contrailmq.store.log.copying import SHAPES_MAX, Copier, property_key, split, topic_part, value_of
 
 HOST = encode_host("10.0.0.7", 4711)
 WAITING = SystemTopic.SCHEDULE

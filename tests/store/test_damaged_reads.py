@@ -9,7 +9,7 @@ import pytest
 
 from contrailmq.message import Message
 from contrailmq.store import MessageStore, StoreConfig, StoreView, verify_store
-from contrailmq.store.errors import CorruptStoreError
+from contrailmq.store.base.errors import CorruptStoreError
 
 SMALL = {"mapped_file_size_commit_log": 64 * 1024, "max_hash_slot_num": 50, "max_index_num": 500}
 

@@ -33,8 +33,8 @@ from contrailmq.message import (
 )
 from contrailmq.message.batch import encode_batch
 from contrailmq.store import Drive, Files, ManualClock, MessageStore, PutStatus, StoreConfig, encode_record
-from contrailmq.store.errors import StoreError
-from contrailmq.store.status import Copy
+from contrailmq.store.base.errors import StoreError
+from contrailmq.store.base.status import Copy
 
 EXAMPLES = 400 if os.environ.get("CONTRAILMQ_LONG") else 10
 FILE_BYTES = 48 * 1024

@@ -20,11 +20,11 @@ from plain_store import GOLDEN, QuickFiles, unpack_golden
 
 from contrailmq.message import Message
 from contrailmq.store import ManualClock, MessageStore, StoreConfig, StoreView, verify_store
-from contrailmq.store.bounds import START_BOUNDS, StartBounds
-from contrailmq.store.errors import CorruptStoreError
-from contrailmq.store.index import UNITS_CHECKED_AT_LOAD_MAX
-from contrailmq.store.index_file import MARK_UNITS
-from contrailmq.store.queue_ledger import LEDGER_NAME
+from contrailmq.store.base.errors import CorruptStoreError
+from contrailmq.store.config import START_BOUNDS, StartBounds
+from contrailmq.store.index.index_file import MARK_UNITS
+from contrailmq.store.index.index_service import UNITS_CHECKED_AT_LOAD_MAX
+from contrailmq.store.recovery.queue_ledger import LEDGER_NAME
 
 SEED = int(os.environ.get("CONTRAILMQ_SEED", "7"))
 IS_LONG = bool(os.environ.get("CONTRAILMQ_LONG"))

@@ -9,8 +9,8 @@ import pytest
 
 from contrailmq.message import SysFlag, java_hash
 from contrailmq.store import Files, ManualClock
-from contrailmq.store.index import QUERY_COUNT_MAX, IndexService
-from contrailmq.store.index_file import HEADER_BYTES, MARK_UNITS, IndexFile, index_file_bytes
+from contrailmq.store.index.index_file import HEADER_BYTES, MARK_UNITS, IndexFile, index_file_bytes
+from contrailmq.store.index.index_service import QUERY_COUNT_MAX, IndexService
 
 EVER = 2**63 - 1
 T0 = 1_700_000_000_000

@@ -11,7 +11,7 @@ from plain_store import GOLDEN, unpack_golden
 
 from contrailmq.message import Message
 from contrailmq.store import ManualClock, MessageStore, StoreConfig
-from contrailmq.store.queue_ledger import LEDGER_NAME
+from contrailmq.store.recovery.queue_ledger import LEDGER_NAME
 
 COUNT = 200
 SIZES: dict[str, Any] = {

@@ -14,7 +14,7 @@ from faulty_files import FaultyFiles, no_space
 
 from contrailmq.message import Message
 from contrailmq.store import Files, MessageStore, StoreConfig
-from contrailmq.store.journal import HEAD_BYTES, RUN_BYTES_MAX, CopyPlace, Entry, Journal, stands
+from contrailmq.store.base.journal import HEAD_BYTES, RUN_BYTES_MAX, CopyPlace, Entry, Journal, stands
 
 COPY = CopyPlace(4711, 1_700_000_000_000)
 

@@ -11,7 +11,7 @@ from java_hashes import java_string_hash
 from contrailmq.message import encode_host
 from contrailmq.message.batch import encode_batch
 from contrailmq.store import ManualClock, MessageStore, StoreConfig
-from contrailmq.store.queue_state import TAG_LENGTH_MAX, TAGS_MAX, QueueState
+from contrailmq.store.queues.queue_state import TAG_LENGTH_MAX, TAGS_MAX, QueueState
 
 
 def remembered(queues: list[QueueState]) -> int:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from contrailmq.message import Message
 from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig
-from contrailmq.store.left_pages import SWEEP_MS, LeftPages
-from contrailmq.store.mapped_file_queue import MappedFileQueue
+from contrailmq.store.log.mapped_file_queue import MappedFileQueue
+from contrailmq.store.upkeep.left_pages import SWEEP_MS, LeftPages
 
 MIB = 1 << 20
 

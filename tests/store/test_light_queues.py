@@ -11,11 +11,11 @@ import pytest
 from contrailmq.message import Message, decode_properties
 from contrailmq.message.batch import encode_batch
 from contrailmq.store import MessageStore, PutStatus, StoreConfig
-from contrailmq.store.light_queues import light_units
-from contrailmq.store.read_only import StoreView
-from contrailmq.store.rebuild import rebuild_store
-from contrailmq.store.status import Arrival
-from contrailmq.store.verify import verify_store
+from contrailmq.store.base.status import Arrival
+from contrailmq.store.queues.light_queues import light_units
+from contrailmq.store.tools.read_only import StoreView
+from contrailmq.store.tools.rebuild import rebuild_store
+from contrailmq.store.tools.verify import verify_store
 
 COUNT = 60
 

@@ -16,10 +16,10 @@ import pytest
 from contrailmq.message import Message
 from contrailmq.message.record import RecordView
 from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig
-from contrailmq.store.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.delay_levels import DelayLevels
-from contrailmq.store.log_walk import WalkEnd, next_record, walk
-from contrailmq.store.reconcile import Reconciler
+from contrailmq.store.queues.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.recovery.log_walk import WalkEnd, next_record, walk
+from contrailmq.store.recovery.reconcile import Reconciler
 
 QUEUE_FILE_BYTES = 400
 COUNT = 60

@@ -14,9 +14,9 @@ import pytest
 
 from contrailmq.message import Message
 from contrailmq.store import MessageStore, StoreConfig
-from contrailmq.store.errors import StoreLostError, StoreReadOnlyError
+from contrailmq.store.base.errors import StoreLostError, StoreReadOnlyError
 from contrailmq.store.files import Files
-from contrailmq.store.ground import GroundWatch
+from contrailmq.store.upkeep.ground import GroundWatch
 
 FILE_BYTES = 16_384
 SIZES = {

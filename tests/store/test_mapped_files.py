@@ -13,12 +13,12 @@ import pytest
 from faulty_files import FaultyFiles, no_space
 
 from contrailmq.store import Files, ManualClock, StoreConfig
-from contrailmq.store.allocation import Allocator, NoWriteBufferError
-from contrailmq.store.errors import StoreFullError, StoreIOError
+from contrailmq.store.base.errors import StoreFullError, StoreIOError
 from contrailmq.store.files import MADV_RANDOM, MADV_WILLNEED, PAGE_BYTES
-from contrailmq.store.mapped_file import MappedFile
-from contrailmq.store.mapped_file_queue import MappedFileQueue
-from contrailmq.store.write_buffer_pool import WriteBufferPool
+from contrailmq.store.log.allocation import Allocator, NoWriteBufferError
+from contrailmq.store.log.mapped_file import MappedFile
+from contrailmq.store.log.mapped_file_queue import MappedFileQueue
+from contrailmq.store.log.write_buffer_pool import WriteBufferPool
 
 SIZE = 8 * PAGE_BYTES
 

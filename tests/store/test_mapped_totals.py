@@ -12,7 +12,7 @@ import pytest
 from contrailmq.message import Message
 from contrailmq.store import Files, MessageStore, StoreConfig
 from contrailmq.store.files import Mapped
-from contrailmq.store.index_file import index_file_bytes
+from contrailmq.store.index.index_file import index_file_bytes
 
 LOG_BYTES = 64 << 10
 SLOTS, UNITS = 10, 1_000

@@ -16,6 +16,7 @@ import pytest
 from plain_store import GOLDEN, GOLDEN_STORES, unpack_golden
 
 from contrailmq.message import Message, SysFlag, encode_host, encode_properties
+from contrailmq.message.codec import BatchPart, Kind, check_record, encode_batch, encode_record
 from contrailmq.store import (
     Boundary,
     Drive,
@@ -26,9 +27,8 @@ from contrailmq.store import (
     StoreConfig,
     StoreError,
 )
-from contrailmq.store.errors import CorruptStoreError, StoreClosedError, StoreConfigError, StoreLockedError
-from contrailmq.store.record import BatchPart, Kind, check_record, encode_batch, encode_record
-from contrailmq.store.status import Arrival
+from contrailmq.store.base.errors import CorruptStoreError, StoreClosedError, StoreConfigError, StoreLockedError
+from contrailmq.store.base.status import Arrival
 
 FILE_BYTES = 16 * 1024
 SMALL: dict[str, object] = {
@@ -419,7 +419,7 @@ def test_arrivals_are_told_in_log_order_after_the_message_can_be_read(tmp_path: 
 def test_a_second_process_is_refused_with_the_owners_pid(tmp_path: Path) -> None:
     script = (
         "import sys\nfrom contrailmq.store import MessageStore, StoreConfig\n"
-        "from contrailmq.store.errors import StoreLockedError\n"
+        "from contrailmq.store.base.errors import StoreLockedError\n"
         "try:\n    MessageStore(StoreConfig(sys.argv[1])).open()\n"
         "except StoreLockedError as exc:\n    print(exc.owner_pid, exc)\n"
     )

@@ -13,8 +13,8 @@ import pytest
 
 from contrailmq.message import Message
 from contrailmq.store import Files, GetStatus, ManualClock, MessageStore, PutStatus, StoreConfig
+from contrailmq.store.base.stats import StoreStats
 from contrailmq.store.files import Mapped
-from contrailmq.store.stats import StoreStats
 
 LOG_BYTES = 16 * 1024
 WAIT_S = 30

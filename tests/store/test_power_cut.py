@@ -18,7 +18,7 @@ from faulty_files import FaultyFiles, Loss
 
 from contrailmq.message import Message
 from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig
-from contrailmq.store.status import PutResult
+from contrailmq.store.base.status import PutResult
 
 POINTS = 1000 if os.environ.get("CONTRAILMQ_LONG") else 100
 MODES = ["sync", "async", "pool"]

@@ -10,12 +10,12 @@ import pytest
 from interrupts import interrupted
 
 from contrailmq.message import Message, encode_host
+from contrailmq.message.codec import BatchPart, encode_batch
 from contrailmq.store import Boundary, Drive, Files, ManualClock, MessageStore, PutStatus, StoreConfig
-from contrailmq.store.errors import StoreClosedError
-from contrailmq.store.mapped_file import MappedFile
+from contrailmq.store.base.errors import StoreClosedError
+from contrailmq.store.base.status import Arrival
+from contrailmq.store.log.mapped_file import MappedFile
 from contrailmq.store.putting import LAG_MAX
-from contrailmq.store.record import BatchPart, encode_batch
-from contrailmq.store.status import Arrival
 
 BODY = bytes(100)
 

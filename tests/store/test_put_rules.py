@@ -12,8 +12,8 @@ import pytest
 from contrailmq.message import Message, SysFlag
 from contrailmq.message.batch import encode_batch
 from contrailmq.store import Drive, ManualClock, MessageStore, PutStatus, StoreConfig
-from contrailmq.store.errors import CorruptStoreError, StoreClosedError
-from contrailmq.store.status import AppendResult, BatchResult
+from contrailmq.store.base.errors import CorruptStoreError, StoreClosedError
+from contrailmq.store.base.status import AppendResult, BatchResult
 
 SMALL: dict[str, Any] = {
     "mapped_file_size_commit_log": 64 * 1024,

@@ -11,9 +11,9 @@ import pytest
 
 from contrailmq.message import Message, tags_code
 from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig
-from contrailmq.store.batch_consume_queue import BATCH_UNIT_BYTES
-from contrailmq.store.batch_queue_table import BatchQueueTable
-from contrailmq.store.consume_queue_ext import (
+from contrailmq.store.queues.batch_consume_queue import BATCH_UNIT_BYTES
+from contrailmq.store.queues.batch_queue_table import BatchQueueTable
+from contrailmq.store.queues.consume_queue_ext import (
     EXT_ADDRESS_MAX,
     ConsumeQueueExt,
     ExtUnit,
@@ -21,8 +21,8 @@ from contrailmq.store.consume_queue_ext import (
     is_ext_address,
     real_offset,
 )
-from contrailmq.store.consume_queue_table import ConsumeQueueTable
-from contrailmq.store.descriptors import DescriptorCache
+from contrailmq.store.queues.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.queues.descriptors import DescriptorCache
 
 EXTENDED = {
     "enable_consume_queue_ext": True,

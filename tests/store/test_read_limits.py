@@ -10,7 +10,7 @@ import pytest
 
 from contrailmq.message import Message
 from contrailmq.store import MessageStore, StoreConfig
-from contrailmq.store.status import GetResult
+from contrailmq.store.base.status import GetResult
 
 RUNS = (1, 3, 1, 1, 7, 20, 2)  # messages of queue 0 that are put at once; one of queue 1 follows each
 

@@ -9,9 +9,9 @@ import pytest
 
 from contrailmq.message import Message
 from contrailmq.store import GetStatus, MessageStore, StoreConfig
-from contrailmq.store.consume_queue import ConsumeQueue
-from contrailmq.store.recent import BATCH_BYTES_MAX, PROBE, RecentBatches
-from contrailmq.store.status import GetResult
+from contrailmq.store.base.status import GetResult
+from contrailmq.store.queues.consume_queue import ConsumeQueue
+from contrailmq.store.reading.recent import BATCH_BYTES_MAX, PROBE, RecentBatches
 
 COUNT = 8 * PROBE
 

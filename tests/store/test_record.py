@@ -19,8 +19,7 @@ from contrailmq.message import (
     encode_host,
     encode_properties,
 )
-from contrailmq.message.record import view_record
-from contrailmq.store.record import (
+from contrailmq.message.codec import (
     BLANK_MAGIC,
     MAGIC_V1,
     MAGIC_V2,
@@ -38,6 +37,7 @@ from contrailmq.store.record import (
     split_batch,
     unwrap_inner_batch,
 )
+from contrailmq.message.record import view_record
 
 V4 = encode_host("127.0.0.1", 10911)
 V6 = encode_host("fd00::1234", 10911)

@@ -8,8 +8,8 @@ import pytest
 
 from contrailmq.message import Message
 from contrailmq.message.batch import encode_batch
+from contrailmq.message.codec import Kind, check_record, encode_record
 from contrailmq.store import MessageStore, StoreConfig
-from contrailmq.store.record import Kind, check_record, encode_record
 
 SMALL = {"mapped_file_size_commit_log": 16 * 1024, "max_hash_slot_num": 50, "max_index_num": 120}
 

@@ -14,7 +14,7 @@ import pytest
 
 import golden_stores
 from contrailmq.message import Host, StoredMessage
-from contrailmq.store.record import (
+from contrailmq.message.codec import (
     CRC_PROPERTY_BYTES,
     Kind,
     check_record,

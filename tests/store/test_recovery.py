@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from plain_store import LogWriter, PlainStore, QuickFiles, copy_store, queue_files
 
+from contrailmq.message.codec import Kind, check_record
 from contrailmq.store import MessageStore, StoreConfig, StoreView, verify_store
-from contrailmq.store.queue_ledger import LEDGER_NAME
-from contrailmq.store.record import Kind, check_record
+from contrailmq.store.recovery.queue_ledger import LEDGER_NAME
 
 IS_LONG = os.environ.get("CONTRAILMQ_LONG") == "1"
 SIZES = {"mapped_file_size_consume_queue": 200, "max_hash_slot_num": 10, "max_index_num": 40}
@@ -395,7 +395,10 @@ def test_a_new_store_is_called_new_and_one_that_was_closed_empty_is_not(
 ) -> None:
     def said() -> list[str]:
         caplog.clear()
-        with caplog.at_level("INFO", "contrailmq.store.recovery"), MessageStore(StoreConfig(tmp_path)) as store:
+        with (
+            caplog.at_level("INFO", "contrailmq.store.recovery.recovery"),
+            MessageStore(StoreConfig(tmp_path)) as store,
+        ):
             assert store.recovery.is_new == ("is new" in caplog.text)
         return caplog.messages
 

@@ -28,7 +28,7 @@ from contrailmq.store import (
     repair_store,
     verify_store,
 )
-from contrailmq.store.errors import CorruptStoreError, StoreLockedError
+from contrailmq.store.base.errors import CorruptStoreError, StoreLockedError
 
 FILE_BYTES = 16 * 1024
 SMALL: dict[str, Any] = {

@@ -11,8 +11,8 @@ import pytest
 from contrailmq.message import Message
 from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig
 from contrailmq.store.files import DiskUsage
-from contrailmq.store.mapped_file_queue import MappedFileQueue
-from contrailmq.store.retention import Retention
+from contrailmq.store.log.mapped_file_queue import MappedFileQueue
+from contrailmq.store.upkeep.retention import Retention
 
 HOUR_MS = 3_600_000
 LOG_BYTES = 4096

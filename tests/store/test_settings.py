@@ -17,8 +17,8 @@ import pytest
 import contrailmq.store.config
 from contrailmq.message import Message
 from contrailmq.store import Files, MessageStore, StoreConfig
+from contrailmq.store.base.errors import StoreConfigError
 from contrailmq.store.config import WITHOUT_EFFECT, rocketmq_key
-from contrailmq.store.errors import StoreConfigError
 
 CONFIG = Path(contrailmq.store.config.__file__)
 

@@ -13,9 +13,9 @@ from faulty_files import FaultyFiles, no_space
 
 from contrailmq.message import Message
 from contrailmq.store import Drive, ManualClock, MessageStore, PutStatus, StoreConfig
-from contrailmq.store.errors import StoreFullError, StoreIOError
+from contrailmq.store.base.errors import StoreFullError, StoreIOError
 from contrailmq.store.files import DiskUsage
-from contrailmq.store.queue_ledger import read_ledger
+from contrailmq.store.recovery.queue_ledger import read_ledger
 
 SIZES: dict[str, Any] = {
     "mapped_file_size_commit_log": 16 * 1024,

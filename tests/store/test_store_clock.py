@@ -12,10 +12,10 @@ import pytest
 
 from contrailmq.message import Message
 from contrailmq.store import MessageStore, StoreConfig
-from contrailmq.store.clock import ManualClock, SystemClock
+from contrailmq.store.base.clock import ManualClock, SystemClock
+from contrailmq.store.base.store_clock import StoreClock
 from contrailmq.store.files import DiskUsage, Files
 from contrailmq.store.message_store import Drive
-from contrailmq.store.store_clock import StoreClock
 
 START_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000

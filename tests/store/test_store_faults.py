@@ -18,8 +18,8 @@ from faulty_files import FaultyFiles, no_space, sync_error
 
 from contrailmq.message import Message
 from contrailmq.store import Files, ManualClock, MessageStore, PutStatus, StoreConfig, StoreError
-from contrailmq.store.consume_queue_table import SYNC_TOGETHER_LEAST
-from contrailmq.store.errors import StoreFullError, StoreIOError, StoreReadOnlyError
+from contrailmq.store.base.errors import StoreFullError, StoreIOError, StoreReadOnlyError
+from contrailmq.store.queues.consume_queue_table import SYNC_TOGETHER_LEAST
 
 STRIDE = 1 if os.environ.get("CONTRAILMQ_LONG") else 7  # every n-th call site; the long run takes each
 

@@ -14,7 +14,7 @@ import pytest
 
 from contrailmq.message import Message
 from contrailmq.store import MessageStore, PutStatus, StoreConfig, StoreError
-from contrailmq.store.errors import StoreClosedError, StoreForkedError, StoreLockedError
+from contrailmq.store.base.errors import StoreClosedError, StoreForkedError, StoreLockedError
 
 WAIT_S = 30
 SMALL: dict[str, Any] = {

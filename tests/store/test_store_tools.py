@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from contrailmq.cli import app
 from contrailmq.store import Files, MessageStore, StoreConfig, StoreView, rebuild_store, verify_store
-from contrailmq.store.errors import StoreIOError, StoreLockedError
-from contrailmq.store.rebuild_places import NEW, OLD
-from contrailmq.store.store_lock import StoreLock
+from contrailmq.store.base.errors import StoreIOError, StoreLockedError
+from contrailmq.store.base.store_lock import NEW, OLD, StoreLock
 from golden_stores import expected, unpack
 
 CLEAN = ["clean", "kill9-recovered", "direct", "direct-crc"]
@@ -191,7 +190,7 @@ def test_rebuild_tells_what_it_did_as_json(clean: Path) -> None:
 @pytest.mark.parametrize("job", ["verify", "rebuild"])
 def test_long_jobs_say_how_far_they_are(job: str, clean: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the progress bar is drawn from: bytes of the log that were walked, never going back."""
-    monkeypatch.setattr("contrailmq.store.verify._PROGRESS_RECORDS", 100)
+    monkeypatch.setattr("contrailmq.store.tools.verify._PROGRESS_RECORDS", 100)
     steps: list[tuple[int, int]] = []
     if job == "verify":
         with StoreView(StoreConfig(clean)) as view:

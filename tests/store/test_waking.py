@@ -6,7 +6,7 @@ import threading
 
 from interrupts import interrupted
 
-from contrailmq.store.waking import Sleepers, Wake
+from contrailmq.store.base.waking import Sleepers, Wake
 
 
 def test_asking_before_the_wait_counts_once() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from contrailmq.message import Message, encode_host
+from contrailmq.message.codec import Kind, check_record, encode_batch, encode_blank, encode_record
 from contrailmq.store import MessageStore, StoreConfig
-from contrailmq.store.record import Kind, check_record, encode_batch, encode_blank, encode_record
 
 HOST = encode_host("127.0.0.1", 1)
 

@@ -27,7 +27,7 @@ from contrailmq import (
 )
 from contrailmq.broker import BrokerConfig, BrokerServer
 from contrailmq.broker import server as server_module
-from contrailmq.broker.advertise import interface_outward
+from contrailmq.broker.cluster.advertise import interface_outward
 from contrailmq.store import MessageStore, StoreConfig, StoreError
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.transport import RemotingClient

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from contrailmq import Admin, ConsumeFromWhere, LitePullConsumer, Message, Producer, SendStatus
 from contrailmq.broker.config import BrokerConfig, read_configs
 from contrailmq.broker.server import BrokerServer
-from contrailmq.broker.topics import Topic
+from contrailmq.broker.state.topics import Topic
 from contrailmq.cli import app
 from contrailmq.message import ContrailError
 from contrailmq.namesrv import NameServer, NamesrvConfig

@@ -21,14 +21,14 @@ import logging
 from collections.abc import Sequence
 from typing import Final
 
-from contrailmq.broker.deleted_topics import DELETED_FILE
-from contrailmq.broker.groups import Group
-from contrailmq.broker.keeping import GROUPS_FILE, TOPICS_FILE
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.offsets import OFFSETS_FILE
-from contrailmq.broker.topics import QUEUES_MAX, Topic
+from contrailmq.broker.state.deleted_topics import DELETED_FILE
+from contrailmq.broker.state.groups import Group
+from contrailmq.broker.state.keeping import GROUPS_FILE, TOPICS_FILE
+from contrailmq.broker.state.offsets import OFFSETS_FILE
+from contrailmq.broker.state.topics import QUEUES_MAX, Topic
 from contrailmq.message import RETRY_PREFIX, MessageError, SystemTopic, check_group, check_topic
-from contrailmq.store.light_queues import LIGHT_PREFIX
+from contrailmq.store.queues.light_queues import LIGHT_PREFIX
 
 log = logging.getLogger("contrailmq.broker")
 

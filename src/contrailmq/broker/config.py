@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from contrailmq.broker.client_bound import DEFAULT_MAX
 from contrailmq.broker.foreign_settings import PROMISES, named_in_one_line, why_without_effect
+from contrailmq.broker.state.client_bound import DEFAULT_MAX
 from contrailmq.message import ContrailError, MessageError, check_group
 from contrailmq.store.config import StoreConfig, rocketmq_key
 from contrailmq.wire.promises import broken_promises

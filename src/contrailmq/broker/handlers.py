@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from contrailmq.broker.client_bound import ClientBoundError
 from contrailmq.broker.mistakes import mistakes
+from contrailmq.broker.state.client_bound import ClientBoundError
 from contrailmq.message import ContrailError, MessageError
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.errors import RemoteProtocolError

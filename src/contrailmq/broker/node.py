@@ -17,30 +17,30 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from contrailmq.broker import config_files
-from contrailmq.broker.acknowledging import Acknowledging
 from contrailmq.broker.config import BrokerConfig
-from contrailmq.broker.config_files import EmptyFileError, TableSaveError
-from contrailmq.broker.connections import ClientTable
-from contrailmq.broker.deleted_topics import DELETED_FILE, DeletedTopics
-from contrailmq.broker.groups import Group, GroupTable
 from contrailmq.broker.handlers import Refused
 from contrailmq.broker.hooks import Hooks
-from contrailmq.broker.incoming import IncomingMessage, Rewrite
-from contrailmq.broker.keeping import GROUPS_FILE, TOPICS_FILE, Keeping
-from contrailmq.broker.long_polling import HeldPulls
-from contrailmq.broker.offset_journal import OffsetJournal
-from contrailmq.broker.offsets import OFFSETS_FILE, OffsetTable
-from contrailmq.broker.order_locks import OrderLocks
-from contrailmq.broker.parked import ParkedAnswers
-from contrailmq.broker.persistence import Snapshot
-from contrailmq.broker.statistics import Statistics
-from contrailmq.broker.topics import BatchTopics, Topic, TopicTable, system_topics
+from contrailmq.broker.state import config_files
+from contrailmq.broker.state.acknowledging import Acknowledging
+from contrailmq.broker.state.config_files import EmptyFileError, TableSaveError
+from contrailmq.broker.state.connections import ClientTable
+from contrailmq.broker.state.deleted_topics import DELETED_FILE, DeletedTopics
+from contrailmq.broker.state.groups import Group, GroupTable
+from contrailmq.broker.state.incoming import IncomingMessage, Rewrite
+from contrailmq.broker.state.keeping import GROUPS_FILE, TOPICS_FILE, Keeping
+from contrailmq.broker.state.long_polling import HeldPulls
+from contrailmq.broker.state.offset_journal import OffsetJournal
+from contrailmq.broker.state.offsets import OFFSETS_FILE, OffsetTable
+from contrailmq.broker.state.order_locks import OrderLocks
+from contrailmq.broker.state.parked import ParkedAnswers
+from contrailmq.broker.state.persistence import Snapshot
+from contrailmq.broker.state.statistics import Statistics
+from contrailmq.broker.state.topics import BatchTopics, Topic, TopicTable, system_topics
 from contrailmq.message import Property, encode_host
-from contrailmq.store.clock import Clock
-from contrailmq.store.light_queues import LIGHT_PREFIX
+from contrailmq.store.base.clock import Clock
+from contrailmq.store.base.status import AppendResult, Arrival
 from contrailmq.store.message_store import MessageStore
-from contrailmq.store.status import AppendResult, Arrival
+from contrailmq.store.queues.light_queues import LIGHT_PREFIX
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer

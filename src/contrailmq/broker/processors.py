@@ -6,16 +6,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from contrailmq.broker.admin import ClientAdmin, GroupAdmin, OffsetAdmin, ProgressAdmin, RuntimeAdmin, TopicAdmin
-from contrailmq.broker.consumer_offsets import OffsetProcessor
 from contrailmq.broker.handlers import Handlers
-from contrailmq.broker.members import MemberProcessor
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.persistence import TableSaver
-from contrailmq.broker.pull import PullProcessor
-from contrailmq.broker.query import QueryProcessor
-from contrailmq.broker.reply import ReplyProcessor
-from contrailmq.broker.retry import RetryProcessor
-from contrailmq.broker.send import SendProcessor
+from contrailmq.broker.requests.consumer_offsets import OffsetProcessor
+from contrailmq.broker.requests.members import MemberProcessor
+from contrailmq.broker.requests.pull import PullProcessor
+from contrailmq.broker.requests.query import QueryProcessor
+from contrailmq.broker.requests.reply import ReplyProcessor
+from contrailmq.broker.requests.retry import RetryProcessor
+from contrailmq.broker.requests.send import SendProcessor
+from contrailmq.broker.state.persistence import TableSaver
 
 
 class Processors:

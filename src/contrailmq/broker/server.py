@@ -23,31 +23,30 @@ from typing import Final
 
 from contrailmq._faults import LastingFault
 from contrailmq.broker.adoption import Adoption
-from contrailmq.broker.advertise import advertised_address
+from contrailmq.broker.cluster.advertise import advertised_address
+from contrailmq.broker.cluster.registration import Registration
+from contrailmq.broker.cluster.slave_sync import SlaveSync
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError
-from contrailmq.broker.config_files import ConfigFileError, TableSaveError, save
-from contrailmq.broker.delay import DelayService
+from contrailmq.broker.delayed.delay import DelayService
+from contrailmq.broker.delayed.timers import TimerService
 from contrailmq.broker.handlers import Handlers
-from contrailmq.broker.keeping import TOPICS_FILE
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.offset_journal import NOTE_MS
-from contrailmq.broker.offsets import OFFSETS_FILE
-from contrailmq.broker.persistence import SavePause, TableSaver
 from contrailmq.broker.processors import Processors
-from contrailmq.broker.registration import Registration
-from contrailmq.broker.slave_sync import SlaveSync
+from contrailmq.broker.state.config_files import ConfigFileError, TableSaveError, save
+from contrailmq.broker.state.keeping import TOPICS_FILE
+from contrailmq.broker.state.offset_journal import NOTE_MS
+from contrailmq.broker.state.offsets import OFFSETS_FILE
+from contrailmq.broker.state.persistence import SavePause, TableSaver
+from contrailmq.broker.state.topics import saved_batch_topics
 from contrailmq.broker.supervision import Service, Supervisor
-from contrailmq.broker.timers import TimerService
-from contrailmq.broker.topics import saved_batch_topics
-from contrailmq.broker.transactions import METRICS_FILE, TransactionService
+from contrailmq.broker.transactions.halves import METRICS_FILE, TransactionService
 from contrailmq.message import ContrailError
-from contrailmq.store.clock import Clock, SystemClock
-from contrailmq.store.config import StoreConfig
-from contrailmq.store.descriptors import STORE_DESCRIPTORS
-from contrailmq.store.errors import StoreConfigError
+from contrailmq.store.base.clock import Clock, SystemClock
+from contrailmq.store.base.errors import StoreConfigError
+from contrailmq.store.config import StoreConfig, recorded_path, settings_to_record
 from contrailmq.store.files import Files
 from contrailmq.store.message_store import Drive, MessageStore
-from contrailmq.store.recorded_settings import recorded_path, settings_to_record
+from contrailmq.store.queues.descriptors import STORE_DESCRIPTORS
 from contrailmq.wire.connection import SERVER_LIMITS
 from contrailmq.wire.errors import ConnectError
 from contrailmq.wire.properties import SettingsError, read_properties

@@ -1,7 +1,7 @@
 """Background work that never disappears silently.
 
 A `Service` has a name, an interval and `tick(now_ms)`; the supervisor calls it for ever, with the steady time of
-store/store_clock.py. A tick that raises is logged
+store/base/store_clock.py. A tick that raises is logged
 with the service's name and trace and tried again after a pause; one that fails ten times in a row stops the broker,
 because a broker without its delay delivery or its offset saving is worse than none. Long-running coroutines are
 watched in the same way. A store that takes no writes any more is no such failure: reading from it goes on, so what
@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-from contrailmq.store.errors import StoreReadOnlyError
+from contrailmq.store.base.errors import StoreReadOnlyError
 
 log = logging.getLogger("contrailmq.broker")
 

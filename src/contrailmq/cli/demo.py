@@ -220,8 +220,8 @@ def report_with_spark(stage: Stage) -> None:
     from contrailmq.cli import missing_extra
 
     try:
-        from contrailmq.spark.engine import SparkEngine
         from contrailmq.spark.jobs.report import report as traffic_report
+        from contrailmq.spark.runtime.engine import SparkEngine
 
         stage.say("starting Spark (local[2]) ...")
         spark = contrailmq.spark.session("contrailmq-demo", master="local[2]")

@@ -22,9 +22,9 @@ from contrailmq.cli.pipeline_output import answer_rows, print_found
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from contrailmq.spark.decode import Selection
-    from contrailmq.spark.engine import Engine
+    from contrailmq.spark.decoding.decode import Selection
     from contrailmq.spark.jobs.replay import ReplayResult
+    from contrailmq.spark.runtime.engine import Engine
 
 app = typer.Typer(help="Jobs on the log: archive, rebuild, verify, report, replay, redrive, ask.", no_args_is_help=True)
 
@@ -104,8 +104,8 @@ def archive(
             return
         assert store is not None
         _without_effect("with --store", _of_clusters(client, client_file, away_timeout_ms))
+        from contrailmq.spark.decoding.log_plan import LogSettings
         from contrailmq.spark.jobs import archive as job
-        from contrailmq.spark.log_plan import LogSettings
 
         settings = LogSettings(selection=_selection(topics), skip_corrupt=skip_corrupt, broker_name=broker_name)
         absent = job.topics_without_queue(store, settings)
@@ -132,8 +132,8 @@ def rebuild(
 ) -> None:
     """Build a store's consume queues and index anew from its commit log; verified, then swapped in."""
     with _errors():
+        from contrailmq.spark.decoding.store_files import find_stores
         from contrailmq.spark.jobs import rebuild as job
-        from contrailmq.spark.store_files import find_stores
 
         rows = []
         with _engine(engine, master, store) as chosen, _progress("rebuild", as_json) as tell:
@@ -155,9 +155,9 @@ def verify(
 ) -> None:
     """Check log, queues and index of a store against each other. Exits with 1 when something was found."""
     with _errors():
+        from contrailmq.spark.decoding.store_files import find_stores
         from contrailmq.spark.jobs import verify as job
         from contrailmq.spark.jobs.swap import is_in_use
-        from contrailmq.spark.store_files import find_stores
 
         stores = find_stores(store)
         if slave is not None and len(stores) > 1:
@@ -225,7 +225,7 @@ def report(
 def package(target: Annotated[Path, typer.Argument(help="The zip to write.")] = Path("contrailmq.zip")) -> None:
     """Pack contrailmq for `spark-submit --py-files`, where the driver does not have it installed."""
     with _errors():
-        from contrailmq.spark.shipping import pack_package
+        from contrailmq.spark.runtime.shipping import pack_package
 
         shutil.copyfile(pack_package(), target)
         typer.echo(str(target))
@@ -395,7 +395,7 @@ def _of_clusters(client: list[str] | None, file: Path | None, away_timeout_ms: i
 def _client(given: list[str] | None, file: Path | None, away_timeout_ms: int | None) -> dict[str, str]:
     """Keys, TLS settings and patience as the options of the source; what is given by hand wins over the file."""
     from contrailmq.spark.access import PREFIX, access_of
-    from contrailmq.spark.patience import AWAY_OPTION
+    from contrailmq.spark.runtime.patience import AWAY_OPTION
     from contrailmq.wire.properties import read_properties
 
     found = {} if file is None else read_properties(file)
@@ -464,8 +464,8 @@ def _engine(name: str, master: str | None, store: str | None = None) -> Iterator
     if name == "local" and master is not None:
         raise typer.BadParameter("--master is for Spark: leave it out with --engine local")
     if name == "local":
-        from contrailmq.spark.engine import LocalEngine
-        from contrailmq.spark.store_files import find_stores, log_files
+        from contrailmq.spark.decoding.store_files import find_stores, log_files
+        from contrailmq.spark.runtime.engine import LocalEngine
 
         found = [] if store is None else find_stores(store)
         size_bytes = sum(file.size_bytes for one in found for file in log_files(one))
@@ -475,7 +475,7 @@ def _engine(name: str, master: str | None, store: str | None = None) -> Iterator
         finally:
             pool.close()
         return
-    from contrailmq.spark.engine import SparkEngine
+    from contrailmq.spark.runtime.engine import SparkEngine
 
     with _session("contrailmq pipeline", master) as session:
         yield SparkEngine(session)
@@ -519,7 +519,7 @@ def _errors() -> Iterator[None]:
         typer.echo(f"error: {printable_lines(str(exc))}", err=True)
         raise typer.Exit(1 if _is_missing(exc) else 2) from exc
     except OSError as exc:
-        from contrailmq.spark.disk_errors import cause, remedy
+        from contrailmq.spark.runtime.disk_errors import cause, remedy
 
         place = "" if exc.filename is None else f"{exc.filename}: "
         typer.echo(f"error: {place}{cause(exc)}; {remedy(exc)}", err=True)
@@ -556,7 +556,7 @@ def _cause(text: str) -> str:
 
 
 def _selection(topics: str | None, *, since: str | None = None, until: str | None = None) -> Selection:
-    from contrailmq.spark.decode import Selection
+    from contrailmq.spark.decoding.decode import Selection
 
     names = _listed(topics, "--topics")
     begin_ms, end_ms = _time_ms(since, "--since", 0), _time_ms(until, "--until", 2**63 - 1)

@@ -314,7 +314,7 @@ def _require_one(directory: Path, config: Path | None, job: str) -> None:
 
 def _config(directory: Path, config: Path | None) -> StoreConfig:
     from contrailmq.store import StoreConfig
-    from contrailmq.store.recorded_settings import recorded_settings
+    from contrailmq.store.config import recorded_settings
 
     if config is not None:
         return StoreConfig.from_properties(config, path=directory)

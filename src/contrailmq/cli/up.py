@@ -87,7 +87,7 @@ def up(
 
 def _listening_on(address: str, properties: Mapping[str, str]) -> dict[str, str]:
     """Settings of brokers that listen there, and tell clients an address that leads there."""
-    from contrailmq.broker.advertise import interface_outward
+    from contrailmq.broker.cluster.advertise import interface_outward
 
     if properties.get("bindAddress", address) != address:
         said = properties["bindAddress"]

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Final
 from contrailmq._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from contrailmq.client.admin_dead_letters import LetterChoice, LetterReport
-    from contrailmq.client.admin_groups import OffsetPlace, QueueProgress
-    from contrailmq.client.batch import split_batch
+    from contrailmq.client.admin.admin_dead_letters import LetterChoice, LetterReport
+    from contrailmq.client.admin.admin_groups import OffsetPlace, QueueProgress
+    from contrailmq.client.blocking.raw import QueueReader, RawPull, RawSent
     from contrailmq.client.hooks import ClientHooks, ConsumeEvent, OpenTelemetryHooks, SendEvent
-    from contrailmq.client.producer import create_reply
-    from contrailmq.client.raw import QueueReader, RawPull, RawSent
+    from contrailmq.client.producing.batch import split_batch
+    from contrailmq.client.producing.producer import create_reply
+    from contrailmq.client.producing.selectors import by_hash, by_machine_room, by_random
     from contrailmq.client.rebalance import (
         AverageByCircleStrategy,
         AverageStrategy,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         MachineRoomStrategy,
     )
     from contrailmq.client.results import ConsumeOutcome, TransactionResult
-    from contrailmq.client.selectors import by_hash, by_machine_room, by_random
     from contrailmq.wire.acl import AclCredentials
 
 __all__ = [
@@ -68,21 +68,21 @@ _HOMES: Final = {
     "ConsumeOutcome": "contrailmq.client.results",
     "MachineRoomNearbyStrategy": "contrailmq.client.rebalance",
     "MachineRoomStrategy": "contrailmq.client.rebalance",
-    "LetterChoice": "contrailmq.client.admin_dead_letters",
-    "LetterReport": "contrailmq.client.admin_dead_letters",
-    "OffsetPlace": "contrailmq.client.admin_groups",
+    "LetterChoice": "contrailmq.client.admin.admin_dead_letters",
+    "LetterReport": "contrailmq.client.admin.admin_dead_letters",
+    "OffsetPlace": "contrailmq.client.admin.admin_groups",
     "OpenTelemetryHooks": "contrailmq.client.hooks",
-    "QueueProgress": "contrailmq.client.admin_groups",
-    "QueueReader": "contrailmq.client.raw",
-    "RawPull": "contrailmq.client.raw",
-    "RawSent": "contrailmq.client.raw",
+    "QueueProgress": "contrailmq.client.admin.admin_groups",
+    "QueueReader": "contrailmq.client.blocking.raw",
+    "RawPull": "contrailmq.client.blocking.raw",
+    "RawSent": "contrailmq.client.blocking.raw",
     "SendEvent": "contrailmq.client.hooks",
     "TransactionResult": "contrailmq.client.results",
-    "by_hash": "contrailmq.client.selectors",
-    "by_machine_room": "contrailmq.client.selectors",
-    "by_random": "contrailmq.client.selectors",
-    "create_reply": "contrailmq.client.producer",
-    "split_batch": "contrailmq.client.batch",
+    "by_hash": "contrailmq.client.producing.selectors",
+    "by_machine_room": "contrailmq.client.producing.selectors",
+    "by_random": "contrailmq.client.producing.selectors",
+    "create_reply": "contrailmq.client.producing.producer",
+    "split_batch": "contrailmq.client.producing.batch",
 }
 
 __getattr__, __dir__ = lazy_names(globals(), _HOMES)

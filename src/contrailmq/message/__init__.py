@@ -2,7 +2,7 @@
 
 Everything else in the package stands on this room and it imports nothing of ours. It knows no sockets and no files.
 
-A `Message` is what a producer hands over. The broker turns it into a record of the commit log (`store/record.py`), and
+A `Message` is what a producer hands over. The broker turns it into a record of the commit log (`message/codec.py`), and
 a `StoredMessage` is that record seen from Python. All attributes beyond topic, body and flag travel as properties.
 """
 

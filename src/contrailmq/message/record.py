@@ -11,7 +11,7 @@ common case and has its own path. Two host families and two magics make the head
 
 Here is the layout, the only place that counts its bytes, and its reading, which stores and clients share. A
 `RecordView` is a record seen in place, for those who ask for a few of its fields; `read_record` makes a message of it.
-Writing records and judging damaged ones is the store's (`contrailmq.store.record`).
+Writing records and judging damaged ones is the store's (`contrailmq.message.codec`).
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class NamesrvConfig(Settings):
     wait_seconds_for_service: int = 45
     delete_topic_with_broker_registration: bool = False
     enable_controller_in_namesrv: bool = False  # promises a controller: see PROMISES
-    allow_remote_config: str = ""  # ContrailMQ's own: see `wire/remote_config.py`
+    allow_remote_config: str = ""  # ContrailMQ's own: see `wire/promises.py`
     allow_unsupported: bool = False  # ContrailMQ's own: see `wire/promises.py`
 
     # known and without effect: WITHOUT_EFFECT

@@ -46,9 +46,9 @@ from contrailmq.wire.errors import ConnectionClosedError, RemoteProtocolError
 from contrailmq.wire.frame import ReplyTemplate, encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer_warnings import peer_warnings
+from contrailmq.wire.promises import remote_refusal
 from contrailmq.wire.properties import format_properties, parse_properties
 from contrailmq.wire.ration import Ration
-from contrailmq.wire.remote_config import remote_refusal
 from contrailmq.wire.tls import ServerTls
 from contrailmq.wire.transport import Connection, RemotingServer, not_supported
 

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING
 try:
     from contrailmq.spark.environment import ROWS_JAVA_OPTIONS, SparkEnvironmentError, ensure_java, register, session
 except ModuleNotFoundError:
-    import contrailmq.spark.needs  # noqa: F401  it tells all that is missing, and the remedy
+    import contrailmq.spark.runtime.needs  # noqa: F401  it tells all that is missing, and the remedy
 
     raise
 
 if TYPE_CHECKING:
     from contrailmq.spark.columns import OptionError
+    from contrailmq.spark.decoding.scan import CorruptLogError
+    from contrailmq.spark.decoding.store_files import StoreFilesError
     from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
     from contrailmq.spark.jobs.archive_topics import archive_topics
     from contrailmq.spark.jobs.ask import ask
@@ -35,9 +37,7 @@ if TYPE_CHECKING:
     from contrailmq.spark.jobs.report import report
     from contrailmq.spark.jobs.verify import findings_frame, verify
     from contrailmq.spark.mirror import mirror_offsets
-    from contrailmq.spark.scan import CorruptLogError
-    from contrailmq.spark.sink import deduplicated
-    from contrailmq.spark.store_files import StoreFilesError
+    from contrailmq.spark.sinks.sink import deduplicated
 
 __all__ = [
     "ROWS_JAVA_OPTIONS",
@@ -66,14 +66,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CorruptLogError": "contrailmq.spark.scan",
+    "CorruptLogError": "contrailmq.spark.decoding.scan",
     "OptionError": "contrailmq.spark.columns",
-    "StoreFilesError": "contrailmq.spark.store_files",
+    "StoreFilesError": "contrailmq.spark.decoding.store_files",
     "archive": "contrailmq.spark.jobs.archive",
     "archive_stream": "contrailmq.spark.jobs.archive",
     "archive_topics": "contrailmq.spark.jobs.archive_topics",
     "ask": "contrailmq.spark.jobs.ask",
-    "deduplicated": "contrailmq.spark.sink",
+    "deduplicated": "contrailmq.spark.sinks.sink",
     "findings_frame": "contrailmq.spark.jobs.verify",
     "mirror_offsets": "contrailmq.spark.mirror",
     "publish_delta": "contrailmq.spark.jobs.delta",

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from contrailmq.client.raw import QueueReader
+from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import Options
-from contrailmq.spark.patience import AWAY_OPTION, AWAY_TIMEOUT_MS
+from contrailmq.spark.runtime.patience import AWAY_OPTION, AWAY_TIMEOUT_MS
 from contrailmq.wire.acl import AclCredentials
 from contrailmq.wire.tls import client_tls
 

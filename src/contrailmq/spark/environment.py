@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from contrailmq.message import ContrailError
-from contrailmq.spark.shipping import PACKAGE, cache_folder, is_local_master, ship_package
+from contrailmq.spark.runtime.shipping import PACKAGE, cache_folder, is_local_master, ship_package
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +65,7 @@ _PARQUET_SETTINGS: Final = {
     for column in columns
 }
 # What stands for pyspark's daemon.py in the home that `spark_home` makes.
-_DAEMON: Final = "from contrailmq.spark.worker_daemon import serve\n\nserve()\n"
+_DAEMON: Final = "from contrailmq.spark.runtime.worker_daemon import serve\n\nserve()\n"
 _DEFAULTS: Final = {
     "spark.master": "local[*]",
     "spark.ui.enabled": "false",
@@ -152,14 +152,14 @@ def local_settings() -> dict[str, str]:
     if hasattr(socket, "AF_UNIX") and len(folder.encode()) + _SOCKET_NAME_BYTES <= _SOCKET_PATH_BYTES:
         settings["spark.python.unix.domain.socket.enabled"] = "true"
         settings["spark.python.unix.domain.socket.dir"] = folder
-        settings["spark.python.daemon.module"] = "contrailmq.spark.worker_daemon"
+        settings["spark.python.daemon.module"] = "contrailmq.spark.runtime.worker_daemon"
     return settings
 
 
 def register(spark: SparkSession) -> None:
     """Make the formats `commitlog` and `rocketmq` known to a session of any kind, and this package to its workers."""
-    from contrailmq.spark.commitlog import CommitLogSource
-    from contrailmq.spark.rocketmq import RocketMQSource
+    from contrailmq.spark.sources.commitlog import CommitLogSource
+    from contrailmq.spark.sources.rocketmq import RocketMQSource
 
     ship_package(spark)  # first: a source is registered with the Python files that the session has by then
     for source in (CommitLogSource, RocketMQSource):

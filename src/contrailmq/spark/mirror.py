@@ -19,8 +19,8 @@ from pyspark.sql.streaming.listener import (
 )
 
 from contrailmq.spark.access import Access, access_of
-from contrailmq.spark.rocketmq import offsets_of
-from contrailmq.spark.topic_plan import publish_offsets
+from contrailmq.spark.sources.rocketmq import offsets_of
+from contrailmq.spark.sources.topic_plan import publish_offsets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

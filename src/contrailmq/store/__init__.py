@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Final
 from contrailmq._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from contrailmq.store.clock import Clock, ManualClock, SystemClock
+    from contrailmq.message.codec import check_record, decode_record, encode_record
+    from contrailmq.store.base.clock import Clock, ManualClock, SystemClock
+    from contrailmq.store.base.errors import StoreError
+    from contrailmq.store.base.findings import VerifyReport
+    from contrailmq.store.base.status import GetStatus, PutStatus
     from contrailmq.store.config import BrokerRole, FlushDiskType, StoreConfig
-    from contrailmq.store.errors import StoreError
     from contrailmq.store.files import Files
-    from contrailmq.store.findings import VerifyReport
-    from contrailmq.store.inspect import StoreSummary, inspect_store
     from contrailmq.store.message_store import Drive, MessageStore
-    from contrailmq.store.queue_unit import Boundary
-    from contrailmq.store.read_only import StoreView
-    from contrailmq.store.rebuild import RebuildReport, rebuild_store
-    from contrailmq.store.record import check_record, decode_record, encode_record
-    from contrailmq.store.recovery import RecoveryReport, recover
-    from contrailmq.store.repair import RepairReport, find_damage, repair_store
-    from contrailmq.store.retention import Retention
-    from contrailmq.store.status import GetStatus, PutStatus
-    from contrailmq.store.verify import verify_store
+    from contrailmq.store.queues.queue_unit import Boundary
+    from contrailmq.store.recovery.recovery import RecoveryReport, recover
+    from contrailmq.store.tools.inspect import StoreSummary, inspect_store
+    from contrailmq.store.tools.read_only import StoreView
+    from contrailmq.store.tools.rebuild import RebuildReport, rebuild_store
+    from contrailmq.store.tools.repair import RepairReport, find_damage, repair_store
+    from contrailmq.store.tools.verify import verify_store
+    from contrailmq.store.upkeep.retention import Retention
 
 __all__ = [
     "Boundary",
@@ -58,35 +58,35 @@ __all__ = [
 ]
 
 _HOMES: Final = {
-    "Boundary": "contrailmq.store.queue_unit",
+    "Boundary": "contrailmq.store.queues.queue_unit",
     "BrokerRole": "contrailmq.store.config",
-    "Clock": "contrailmq.store.clock",
+    "Clock": "contrailmq.store.base.clock",
     "Drive": "contrailmq.store.message_store",
     "Files": "contrailmq.store.files",
     "FlushDiskType": "contrailmq.store.config",
-    "GetStatus": "contrailmq.store.status",
-    "ManualClock": "contrailmq.store.clock",
+    "GetStatus": "contrailmq.store.base.status",
+    "ManualClock": "contrailmq.store.base.clock",
     "MessageStore": "contrailmq.store.message_store",
-    "PutStatus": "contrailmq.store.status",
-    "RebuildReport": "contrailmq.store.rebuild",
-    "RecoveryReport": "contrailmq.store.recovery",
-    "RepairReport": "contrailmq.store.repair",
-    "Retention": "contrailmq.store.retention",
+    "PutStatus": "contrailmq.store.base.status",
+    "RebuildReport": "contrailmq.store.tools.rebuild",
+    "RecoveryReport": "contrailmq.store.recovery.recovery",
+    "RepairReport": "contrailmq.store.tools.repair",
+    "Retention": "contrailmq.store.upkeep.retention",
     "StoreConfig": "contrailmq.store.config",
-    "StoreError": "contrailmq.store.errors",
-    "StoreSummary": "contrailmq.store.inspect",
-    "StoreView": "contrailmq.store.read_only",
-    "SystemClock": "contrailmq.store.clock",
-    "VerifyReport": "contrailmq.store.findings",
-    "check_record": "contrailmq.store.record",
-    "decode_record": "contrailmq.store.record",
-    "encode_record": "contrailmq.store.record",
-    "find_damage": "contrailmq.store.repair",
-    "inspect_store": "contrailmq.store.inspect",
-    "rebuild_store": "contrailmq.store.rebuild",
-    "recover": "contrailmq.store.recovery",
-    "repair_store": "contrailmq.store.repair",
-    "verify_store": "contrailmq.store.verify",
+    "StoreError": "contrailmq.store.base.errors",
+    "StoreSummary": "contrailmq.store.tools.inspect",
+    "StoreView": "contrailmq.store.tools.read_only",
+    "SystemClock": "contrailmq.store.base.clock",
+    "VerifyReport": "contrailmq.store.base.findings",
+    "check_record": "contrailmq.message.codec",
+    "decode_record": "contrailmq.message.codec",
+    "encode_record": "contrailmq.message.codec",
+    "find_damage": "contrailmq.store.tools.repair",
+    "inspect_store": "contrailmq.store.tools.inspect",
+    "rebuild_store": "contrailmq.store.tools.rebuild",
+    "recover": "contrailmq.store.recovery.recovery",
+    "repair_store": "contrailmq.store.tools.repair",
+    "verify_store": "contrailmq.store.tools.verify",
 }
 
 __getattr__, __dir__ = lazy_names(globals(), _HOMES)

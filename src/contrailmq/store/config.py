@@ -18,13 +18,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
+from contrailmq.store.base.errors import StoreConfigError
+from contrailmq.store.base.index_sizes import read_index_sizes
+from contrailmq.store.base.store_lock import OLD
 from contrailmq.store.delay_levels import DELAY_LEVELS, DelayLevels
-from contrailmq.store.errors import StoreConfigError
 from contrailmq.store.files import Files
-from contrailmq.store.index_sizes import read_index_sizes
-from contrailmq.store.rebuild_places import OLD
 from contrailmq.store.setting_ranges import refusal
 
 GIB: Final = 1 << 30
@@ -530,3 +530,52 @@ def size_below(files: Files, directory: Path, *, depth: int) -> int:
         elif len(entry.name) == 20 and entry.name.isdigit() and files.is_file(entry) and (size := files.size(entry)):
             return size
     return 0
+
+
+# How much a start reads to check what it finds. What lies beyond is compared when it is first read (or not: then the
+# report says how many bytes were taken on trust). All of it is about a second of cold reads on a plain disk.
+
+
+class StartBounds(NamedTuple):
+    """Parameters for tests; nobody needs others."""
+
+    queue_bytes: int = 1 << 30  # of queue files, compared with the ledger's checksums: 50 million messages
+    index_bytes: int = 1 << 29  # of index files, likewise; the newest one in any case
+    walk_bytes: int = 1 << 30  # of a log without a ledger, walked to compare all queues
+    index_entries: int = 1 << 19  # of an index without a ledger, compared with that log: four seconds
+
+
+START_BOUNDS: Final = StartBounds()
+
+
+# ROOT/config/store.properties: settings of the store's broker without which its files cannot be judged.
+#
+# A consume queue holds the delivery time of each delayed message, which depends on `messageDelayLevel`; the log holds
+# the level alone. So a broker leaves its levels here when they are not RocketMQ's, and `store inspect|verify|rebuild`
+# take them from here unless they are given a broker.conf. RocketMQ does not know the file and passes over it.
+
+RECORDED: Final = ("message_delay_level",)
+
+
+def recorded_path(root: Path) -> Path:
+    return root / "config" / "store.properties"
+
+
+def recorded_settings(root: Path) -> dict[str, str]:
+    """What the store's broker left, by our names; nothing where it left nothing."""
+    path = recorded_path(root)
+    try:
+        texts = read_properties(path)
+    except FileNotFoundError:
+        texts = {}
+    return {name: texts[rocketmq_key(name)] for name in RECORDED if rocketmq_key(name) in texts}
+
+
+def settings_to_record(config: StoreConfig) -> str | None:
+    """The text of the file, None when it stands there already or all is as in RocketMQ and there is no file."""
+    wanted = {name: str(getattr(config, name)) for name in RECORDED}
+    known = recorded_settings(config.path)
+    defaults = {name: str(getattr(StoreConfig(config.path), name)) for name in RECORDED}
+    if wanted == known or (not known and wanted == defaults):
+        return None
+    return "".join(f"{rocketmq_key(name)}={value}\n" for name, value in wanted.items())

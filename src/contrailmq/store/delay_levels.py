@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from contrailmq.message import natural_number
-from contrailmq.store.errors import StoreConfigError
+from contrailmq.store.base.errors import StoreConfigError
 
 DELAY_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"  # RocketMQ's messageDelayLevel
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

@@ -25,22 +25,22 @@ from collections.abc import Callable, Container
 from typing import Final
 
 from contrailmq.message import SysFlag
+from contrailmq.message.codec import Kind, check_record
 from contrailmq.message.record import RecordView, view_record
-from contrailmq.store.batch_consume_queue import PENDING_BYTES_MAX as BATCH_PENDING_BYTES_MAX
-from contrailmq.store.commit_log import CommitLog
-from contrailmq.store.consume_queue import PENDING_BYTES_MAX
-from contrailmq.store.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.base.stats import StoreStats
+from contrailmq.store.base.status import Arrival
 from contrailmq.store.delay_levels import DelayLevels
-from contrailmq.store.derivation import IN_NO_QUEUE, Derivation, Derived, Due
 from contrailmq.store.files import SyncError
-from contrailmq.store.index import IndexService
+from contrailmq.store.index.index_service import IndexService
 from contrailmq.store.life import note_listener_error
-from contrailmq.store.light_queues import LIGHT_MARK, LIGHT_QUEUE_ID, light_units
-from contrailmq.store.queue_state import DispatchFact, QueueState
-from contrailmq.store.queue_unit import PRE_BLANK
-from contrailmq.store.record import Kind, check_record
-from contrailmq.store.stats import StoreStats
-from contrailmq.store.status import Arrival
+from contrailmq.store.log.commit_log import CommitLog
+from contrailmq.store.queues.batch_consume_queue import PENDING_BYTES_MAX as BATCH_PENDING_BYTES_MAX
+from contrailmq.store.queues.consume_queue import PENDING_BYTES_MAX
+from contrailmq.store.queues.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.queues.derivation import IN_NO_QUEUE, Derivation, Derived, Due
+from contrailmq.store.queues.light_queues import LIGHT_MARK, LIGHT_QUEUE_ID, light_units
+from contrailmq.store.queues.queue_state import DispatchFact, QueueState
+from contrailmq.store.queues.queue_unit import PRE_BLANK
 
 _log = logging.getLogger(__name__)
 

@@ -22,8 +22,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-from contrailmq.store.errors import StoreClosedError, StoreError, StoreForkedError
-from contrailmq.store.stats import StoreStats
+from contrailmq.store.base.errors import StoreClosedError, StoreError, StoreForkedError
+from contrailmq.store.base.stats import StoreStats
 
 _log = logging.getLogger(__name__)
 

@@ -29,29 +29,12 @@ from types import TracebackType
 from typing import Self
 
 from contrailmq.message import StoredMessage
+from contrailmq.message.codec import decode_record
 from contrailmq.message.identity import encode_address
-from contrailmq.store.batch_consume_queue import BatchConsumeQueue
-from contrailmq.store.bounds import START_BOUNDS, StartBounds
-from contrailmq.store.clock import Clock, SystemClock
-from contrailmq.store.commit_log import LOCALHOST
-from contrailmq.store.config import StoreConfig
-from contrailmq.store.consume_queue import ConsumeQueue
-from contrailmq.store.damage import Place
-from contrailmq.store.errors import StoreError, StoreIOError, StoreReadOnlyError
-from contrailmq.store.files import Files
-from contrailmq.store.flush import FlushFailedError
-from contrailmq.store.ground import GroundWatch
-from contrailmq.store.io_errors import explained
-from contrailmq.store.life import StoreLife, while_open
-from contrailmq.store.opening import load_and_recover
-from contrailmq.store.parts import build_parts
-from contrailmq.store.putting import Putter
-from contrailmq.store.queue_unit import Boundary, unpack_units
-from contrailmq.store.reading import PULL_BYTES_MAX, check_body, decode_found
-from contrailmq.store.rebuild_places import finish_interrupted
-from contrailmq.store.record import decode_record
-from contrailmq.store.stats import StoreStats
-from contrailmq.store.status import (
+from contrailmq.store.base.clock import Clock, SystemClock
+from contrailmq.store.base.errors import StoreError, StoreIOError, StoreReadOnlyError
+from contrailmq.store.base.stats import StoreStats
+from contrailmq.store.base.status import (
     Append,
     Arrival,
     BatchResult,
@@ -64,9 +47,24 @@ from contrailmq.store.status import (
     Read,
     WarmRead,
 )
-from contrailmq.store.store_clock import StoreClock
-from contrailmq.store.store_lock import StoreLock, remove_abort_file, write_abort_file
-from contrailmq.store.writability import Writability
+from contrailmq.store.base.store_clock import StoreClock
+from contrailmq.store.base.store_lock import StoreLock, finish_interrupted, remove_abort_file, write_abort_file
+from contrailmq.store.config import START_BOUNDS, StartBounds, StoreConfig
+from contrailmq.store.files import Files
+from contrailmq.store.life import StoreLife, while_open
+from contrailmq.store.log.commit_log import LOCALHOST
+from contrailmq.store.log.damage import Place
+from contrailmq.store.log.flush import FlushFailedError
+from contrailmq.store.opening import load_and_recover
+from contrailmq.store.parts import build_parts
+from contrailmq.store.putting import Putter
+from contrailmq.store.queues.batch_consume_queue import BatchConsumeQueue
+from contrailmq.store.queues.consume_queue import ConsumeQueue
+from contrailmq.store.queues.queue_unit import Boundary, unpack_units
+from contrailmq.store.reading.decoded import check_body, decode_found
+from contrailmq.store.reading.reader import PULL_BYTES_MAX
+from contrailmq.store.upkeep.ground import GroundWatch
+from contrailmq.store.writability import Writability, explained
 
 _log = logging.getLogger(__name__)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contrailmq.store.bounds import StartBounds
-from contrailmq.store.config import StoreConfig
+from contrailmq.store.config import StartBounds, StoreConfig
 from contrailmq.store.files import Files
 from contrailmq.store.parts import Parts
-from contrailmq.store.queue_ledger import read_ledger
-from contrailmq.store.recovery import RecoveryReport, load_index, recover
+from contrailmq.store.recovery.queue_ledger import read_ledger
+from contrailmq.store.recovery.recovery import RecoveryReport, load_index, recover
 
 
 def load_and_recover(config: StoreConfig, files: Files, parts: Parts, bounds: StartBounds) -> RecoveryReport:

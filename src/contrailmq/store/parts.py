@@ -15,27 +15,26 @@ import logging
 from collections.abc import Callable, Container
 from dataclasses import dataclass
 
-from contrailmq.store.allocation import Allocator
-from contrailmq.store.bounds import StartBounds
-from contrailmq.store.checkpoint import Checkpoint
-from contrailmq.store.clock import Clock
-from contrailmq.store.commit_log import CommitLog
-from contrailmq.store.config import StoreConfig
-from contrailmq.store.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.base.clock import Clock
+from contrailmq.store.base.stats import StoreStats
+from contrailmq.store.base.store_clock import StoreClock
+from contrailmq.store.config import StartBounds, StoreConfig
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.dispatch import Dispatcher
 from contrailmq.store.files import Files
-from contrailmq.store.flush import LogCommitter, LogFlusher
-from contrailmq.store.housekeeping import Housekeeping
-from contrailmq.store.index import IndexService
-from contrailmq.store.left_pages import LeftPages
-from contrailmq.store.mapped_file_queue import MappedFileQueue
-from contrailmq.store.reading import Reader
-from contrailmq.store.residency import Residency
-from contrailmq.store.retention import Retention
-from contrailmq.store.stats import StoreStats
-from contrailmq.store.store_clock import StoreClock
-from contrailmq.store.write_buffer_pool import WriteBufferPool
+from contrailmq.store.index.index_service import IndexService
+from contrailmq.store.log.allocation import Allocator
+from contrailmq.store.log.commit_log import CommitLog
+from contrailmq.store.log.flush import LogCommitter, LogFlusher
+from contrailmq.store.log.mapped_file_queue import MappedFileQueue
+from contrailmq.store.log.residency import Residency
+from contrailmq.store.log.write_buffer_pool import WriteBufferPool
+from contrailmq.store.queues.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.reading.reader import Reader
+from contrailmq.store.recovery.checkpoint import Checkpoint
+from contrailmq.store.upkeep.housekeeping import Housekeeping
+from contrailmq.store.upkeep.left_pages import LeftPages
+from contrailmq.store.upkeep.retention import Retention
 
 _log = logging.getLogger(__name__)
 

@@ -23,15 +23,15 @@ from contrailmq.message import (
     wants_durable,
 )
 from contrailmq.message.batch import encode_batch
-from contrailmq.store.clock import Clock
-from contrailmq.store.commit_log import CommitLog
+from contrailmq.store.base.clock import Clock
+from contrailmq.store.base.errors import StoreReadOnlyError
+from contrailmq.store.base.stats import StoreStats
+from contrailmq.store.base.status import PutResult, PutStatus
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.dispatch import Dispatcher
-from contrailmq.store.errors import StoreReadOnlyError
-from contrailmq.store.flush import FlushFailedError, LogCommitter, LogFlusher
-from contrailmq.store.queue_state import NewRecord
-from contrailmq.store.stats import StoreStats
-from contrailmq.store.status import PutResult, PutStatus
+from contrailmq.store.log.commit_log import CommitLog
+from contrailmq.store.log.flush import FlushFailedError, LogCommitter, LogFlusher
+from contrailmq.store.queues.queue_state import NewRecord
 
 LAG_MAX: Final = 64  # messages that puts leave to be dispatched together: half the cost of one by one
 

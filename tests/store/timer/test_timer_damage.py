@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from contrailmq.store.errors import CorruptStoreError
+from contrailmq.store.base.errors import CorruptStoreError
 from contrailmq.store.timer.checkpoint import TimerCheckpoint, decode_checkpoint, encode_checkpoint
 from contrailmq.store.timer.metrics import TopicCounts
 from store.timer.test_timer_store import Bench

@@ -11,7 +11,7 @@ import pytest
 
 import golden_stores
 from contrailmq.store import Files
-from contrailmq.store.errors import CorruptStoreError
+from contrailmq.store.base.errors import CorruptStoreError
 from contrailmq.store.timer import (
     Slot,
     TimerCheckpoint,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contrailmq.message import SystemTopic
-from contrailmq.store.errors import StoreIOError
+from contrailmq.store.base.errors import StoreIOError
 from contrailmq.store.timer import TimerCheckpoint, TimerStore, encode_checkpoint
 from contrailmq.store.timer.delivered import Delivered
 from store.timer.test_timer_milliseconds import TICK_MS, go_to, mark, send_at, started_again

@@ -9,7 +9,7 @@ import pytest
 
 from at_once import AtOnce, Later
 from contrailmq.message import SysFlag, SystemTopic, encode_host, encode_properties
-from contrailmq.store.record import decode_record, encode_record
+from contrailmq.message.codec import decode_record, encode_record
 from contrailmq.store.timer.log import UNIT_BYTES, TimerUnit
 from contrailmq.store.timer.put_back import put_back
 from contrailmq.store.timer.records import RecordReader, own_times

@@ -12,8 +12,8 @@ import pytest
 from at_once import AtOnce, Later
 from contrailmq.message import Property, SystemTopic, encode_properties, java_hash
 from contrailmq.store import Files, ManualClock
-from contrailmq.store.errors import StoreReadOnlyError
-from contrailmq.store.status import PutStatus
+from contrailmq.store.base.errors import StoreReadOnlyError
+from contrailmq.store.base.status import PutStatus
 from contrailmq.store.timer import TimerCheckpoint, TimerStore, due
 from contrailmq.store.timer.wheel import SLOTS_TOTAL
 from timer_host import MemoryHost

@@ -6,9 +6,9 @@ import asyncio
 from typing import Final
 
 from contrailmq.broker.admin.groups import subscription_body
-from contrailmq.broker.connections import Client
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.state.connections import Client
 from contrailmq.message import MessageError, MessageQueue, parse_offset_message_id
 from contrailmq.wire.admin_bodies import (
     ClientConnection,

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 
-from contrailmq.broker.attributes import GROUP_ATTRIBUTES, AttributeChangeError, altered
-from contrailmq.broker.config_files import Json, compact, with_entries
-from contrailmq.broker.deleted_topics import DELETED_FILE
 from contrailmq.broker.filters import Subscription
-from contrailmq.broker.groups import Group, GroupError, check_group_values
 from contrailmq.broker.handlers import Handlers, Refused, success
-from contrailmq.broker.keeping import GROUPS_FILE, TOPICS_FILE
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.offsets import OFFSETS_FILE
-from contrailmq.broker.persistence import TableSaver
+from contrailmq.broker.state.attributes import GROUP_ATTRIBUTES, AttributeChangeError, altered
+from contrailmq.broker.state.config_files import Json, compact, with_entries
+from contrailmq.broker.state.deleted_topics import DELETED_FILE
+from contrailmq.broker.state.groups import Group, GroupError, check_group_values
+from contrailmq.broker.state.keeping import GROUPS_FILE, TOPICS_FILE
+from contrailmq.broker.state.offsets import OFFSETS_FILE
+from contrailmq.broker.state.persistence import TableSaver
 from contrailmq.broker.turns import in_turns
 from contrailmq.message import MessageError, check_group, retry_topic
 from contrailmq.wire.admin_bodies import GroupForbidden, SubscriptionOfGroup

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from contrailmq.broker.config_files import compact
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.offsets import OFFSETS_FILE
-from contrailmq.broker.persistence import TableSaver
-from contrailmq.broker.topics import Topic
+from contrailmq.broker.state.config_files import compact
+from contrailmq.broker.state.offsets import OFFSETS_FILE
+from contrailmq.broker.state.persistence import TableSaver
+from contrailmq.broker.state.topics import Topic
 from contrailmq.message import MessageQueue
 from contrailmq.wire.admin_bodies import CorrectionOffsets, ResetOffsetBody
 from contrailmq.wire.admin_requests import CloneGroupOffset, QueryCorrectionOffset

@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from contrailmq.broker.config import PROTECTED_KEYS, BrokerConfigError, store_properties
-from contrailmq.broker.config_files import DataVersion, compact
-from contrailmq.broker.deleted_topics import DELETED_FILE
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.persistence import TableSaver
-from contrailmq.store.damage import Place
-from contrailmq.store.errors import StoreConfigError
-from contrailmq.store.light_queues import LIGHT_PREFIX
+from contrailmq.broker.state.config_files import DataVersion, compact
+from contrailmq.broker.state.deleted_topics import DELETED_FILE
+from contrailmq.broker.state.persistence import TableSaver
+from contrailmq.store.base.errors import StoreConfigError
+from contrailmq.store.log.damage import Place
+from contrailmq.store.queues.light_queues import LIGHT_PREFIX
 from contrailmq.wire.admin_bodies import BrokerStatsData, BrokerStatsItem, HaRuntimeInfo
 from contrailmq.wire.admin_requests import GetBrokerConfigResponse, ViewBrokerStats
 from contrailmq.wire.bodies import KVTable, encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
+from contrailmq.wire.promises import remote_refusal
 from contrailmq.wire.properties import parse_properties
-from contrailmq.wire.remote_config import remote_refusal
 
 OUR_VERSION_NAME: Final = "V5_3_3"
 DAMAGED_LISTED_MAX: Final = 100  # of damaged records in the figures: 20 KB of text

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from contrailmq.broker.attributes import TOPIC_ATTRIBUTES, AttributeChangeError, altered, read_changes
-from contrailmq.broker.config_files import Json, compact, with_entries
-from contrailmq.broker.deleted_topics import DELETED_FILE
 from contrailmq.broker.handlers import Handlers, Refused, success
-from contrailmq.broker.keeping import TOPICS_FILE
 from contrailmq.broker.node import BrokerNode
-from contrailmq.broker.offsets import OFFSETS_FILE
-from contrailmq.broker.persistence import TableSaver
-from contrailmq.broker.topics import Topic, TopicError, check_topic_values
+from contrailmq.broker.state.attributes import TOPIC_ATTRIBUTES, AttributeChangeError, altered, read_changes
+from contrailmq.broker.state.config_files import Json, compact, with_entries
+from contrailmq.broker.state.deleted_topics import DELETED_FILE
+from contrailmq.broker.state.keeping import TOPICS_FILE
+from contrailmq.broker.state.offsets import OFFSETS_FILE
+from contrailmq.broker.state.persistence import TableSaver
+from contrailmq.broker.state.topics import Topic, TopicError, check_topic_values
 from contrailmq.broker.turns import in_turns
 from contrailmq.message import MessageError, MessageQueue, check_topic
 from contrailmq.wire.admin_bodies import GroupList, TopicConfigList, TopicOffset, TopicStatsTable

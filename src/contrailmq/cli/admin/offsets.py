@@ -35,7 +35,7 @@ def offset_reset(
     as_json: Json = False,
 ) -> None:
     """Let the group continue elsewhere, running members included."""
-    from contrailmq.client.admin_groups import OffsetPlace
+    from contrailmq.client.admin.admin_groups import OffsetPlace
 
     place: int | OffsetPlace
     try:

@@ -22,13 +22,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import pyarrow as pa
 
 from contrailmq.spark.columns import COLUMNS
-from contrailmq.spark.engine import Engine, Progress
-from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveError, ArchiveState, Manifest
-from contrailmq.spark.jobs.parquet_files import write_batches
-from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_part
-from contrailmq.spark.portions import EMIT_OPTION, PORTION_COLUMN, read_portions
-from contrailmq.spark.queue_units import all_queues
-from contrailmq.spark.store_files import (
+from contrailmq.spark.decoding.log_plan import LogPart, LogSettings, plan_parts, read_part
+from contrailmq.spark.decoding.queue_units import all_queues
+from contrailmq.spark.decoding.store_files import (
     confirmed_end,
     find_stores,
     is_store,
@@ -37,7 +33,11 @@ from contrailmq.spark.store_files import (
     store_identity,
     store_name,
 )
-from contrailmq.spark.task_process import freeze
+from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveError, ArchiveState, Manifest
+from contrailmq.spark.jobs.parquet_files import write_batches
+from contrailmq.spark.runtime.engine import Engine, Progress
+from contrailmq.spark.runtime.task_process import freeze
+from contrailmq.spark.sources.portions import EMIT_OPTION, PORTION_COLUMN, read_portions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

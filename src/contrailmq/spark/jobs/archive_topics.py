@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 from contrailmq.spark.access import job_access
 from contrailmq.spark.jobs.archive import NAMELESS_QUERY, archive_stream, check_target
 from contrailmq.spark.jobs.manifest import ArchiveError, Manifest
-from contrailmq.spark.patience import Patience
-from contrailmq.spark.topic_plan import TopicSettings, find_queues
+from contrailmq.spark.runtime.patience import Patience
+from contrailmq.spark.sources.topic_plan import TopicSettings, find_queues
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

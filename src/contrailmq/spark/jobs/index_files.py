@@ -23,10 +23,10 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from contrailmq.spark.disk_errors import cause, remedy
+from contrailmq.spark.decoding.records import stable_order
+from contrailmq.spark.decoding.store_files import StoreFilesError
 from contrailmq.spark.jobs.manifest import sync_folder
-from contrailmq.spark.records import stable_order
-from contrailmq.spark.store_files import StoreFilesError
+from contrailmq.spark.runtime.disk_errors import cause, remedy
 
 HEADER: Final = struct.Struct(">qqqqii")
 HEADER_BYTES: Final = 40

@@ -40,7 +40,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 from contrailmq.message import ContrailError
-from contrailmq.spark.disk_errors import cause, remedy
+from contrailmq.spark.runtime.disk_errors import cause, remedy
 
 _VERSION: Final = 1
 _FOLDER: Final = "_manifest"  # Spark ignores names that begin with an underscore

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from contrailmq.spark.columns import View
-from contrailmq.spark.disk_errors import remedy
 from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveError, data_name, explained, make_folder, sync_folder
+from contrailmq.spark.runtime.disk_errors import remedy
 
 # Everything but the topic, which the directory tells.
 ARCHIVE_COLUMNS: Final = tuple(name for name in View().columns if name != "topic")

@@ -2,7 +2,8 @@
 
 1. Every range of the log is read once, by any engine: units go to a fragment file grouped by queue, index entries
    beside them. No shuffle: queues are independent, and fragments are already in log order.
-2. Every queue is put together from its runs by the rules of `store rebuild` (store/reconcile.py), byte for byte as a
+2. Every queue is put together from its runs by the rules of `store rebuild` (store/recovery/reconcile.py), byte for
+byte as a
    broker writes it: files of one fixed size, sparse, a head that starts late and every gap filled with empty units, so
    that each message stays at its queue offset. A queue without a message in the log goes on counting where it was. The
    index is laid out file by file, hash chains computed on columns, while the queues are written.
@@ -33,18 +34,18 @@ from typing import BinaryIO, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from contrailmq.spark.dispatched import Dispatcher
-from contrailmq.spark.due_units import DueUnits, batch_topics, due_units, pre_blank
-from contrailmq.spark.engine import Engine, Progress
+from contrailmq.spark.decoding.dispatched import Dispatcher
+from contrailmq.spark.decoding.due_units import DueUnits, batch_topics, due_units, pre_blank
+from contrailmq.spark.decoding.log_plan import LogPart, LogSettings, plan_parts, read_records
+from contrailmq.spark.decoding.queue_units import UNIT_BYTES, queue_files, queue_max
+from contrailmq.spark.decoding.records import RECORD_BYTES_MIN, Int, Mask, stable_order
+from contrailmq.spark.decoding.store_files import confirmed_end, delay_levels, log_files
 from contrailmq.spark.jobs import swap
 from contrailmq.spark.jobs.index_files import ENTRY, IndexShape, write_durably, write_index
 from contrailmq.spark.jobs.manifest import sync_folder
 from contrailmq.spark.jobs.swap import RebuildError
-from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_records
-from contrailmq.spark.queue_units import UNIT_BYTES, queue_files, queue_max
-from contrailmq.spark.records import RECORD_BYTES_MIN, Int, Mask, stable_order
-from contrailmq.spark.store_files import confirmed_end, delay_levels, log_files
-from contrailmq.store.light_queues import LIGHT_PREFIX
+from contrailmq.spark.runtime.engine import Engine, Progress
+from contrailmq.store.queues.light_queues import LIGHT_PREFIX
 
 _QUEUE_FILE_BYTES: Final = 6_000_000  # RocketMQ's default: 300,000 units
 _DISK_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
@@ -309,9 +310,9 @@ def _gather(folder: str, index: _Written, queues: Iterable[tuple[_QueueWork, _Wr
 
 
 def _placed(runs: list[Run]) -> list[_Placed]:
-    """Where runs stand in their queue, by the rules of store/reconcile.py: an offset that comes again is the first
-    record's, but one of zero begins a topic that was made anew; an offset before which not so many records fit into the
-    log is none (ConsumeQueue.may_hold)."""
+    """Where runs stand in their queue, by the rules of store/recovery/reconcile.py: an offset that comes again is the
+    first record's, but one of zero begins a topic that was made anew; an offset before which not so many records fit
+    into the log is none (ConsumeQueue.may_hold)."""
     placed: list[_Placed] = []
     following = log_end = 0
     for run in runs:

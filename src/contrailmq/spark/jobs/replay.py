@@ -30,9 +30,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from contrailmq.client.blocking.raw import QueueReader
+from contrailmq.client.blocking.sync_admin import Admin
 from contrailmq.client.errors import NoRouteError
-from contrailmq.client.raw import QueueReader
-from contrailmq.client.sync_admin import Admin
 from contrailmq.message import (
     RESERVED_PROPERTIES,
     ContrailError,
@@ -45,18 +45,18 @@ from contrailmq.message import (
 from contrailmq.message.names import check_topic
 from contrailmq.spark.access import job_access
 from contrailmq.spark.columns import OptionError, View
-from contrailmq.spark.decode import QueueKey, Selection
-from contrailmq.spark.engine import Engine, LocalEngine, Progress
+from contrailmq.spark.decoding.decode import QueueKey, Selection
+from contrailmq.spark.decoding.log_plan import LogSettings, plan_parts, read_part
+from contrailmq.spark.decoding.queue_units import all_queues
+from contrailmq.spark.decoding.store_files import confirmed_end, find_stores, log_files
 from contrailmq.spark.jobs.manifest import Manifest
 from contrailmq.spark.jobs.parquet_files import read_rows
-from contrailmq.spark.log_plan import LogSettings, plan_parts, read_part
-from contrailmq.spark.packing import DEDUP_PROPERTY
-from contrailmq.spark.patience import Patience
-from contrailmq.spark.queue_units import all_queues
-from contrailmq.spark.sending import Sender, SinkSettings, make_message
-from contrailmq.spark.store_files import confirmed_end, find_stores, log_files
-from contrailmq.spark.topic_plan import QueueRange, TopicSettings
-from contrailmq.spark.topic_pulls import read_range
+from contrailmq.spark.runtime.engine import Engine, LocalEngine, Progress
+from contrailmq.spark.runtime.patience import Patience
+from contrailmq.spark.sinks.packing import DEDUP_PROPERTY
+from contrailmq.spark.sinks.sending import Sender, SinkSettings, make_message
+from contrailmq.spark.sources.topic_plan import QueueRange, TopicSettings
+from contrailmq.spark.sources.topic_pulls import read_range
 
 Row = dict[str, Any]
 _STEP_S: Final = 0.05  # the pace is kept by pauses of this length

@@ -22,13 +22,13 @@ import numpy as np
 import pyarrow as pa
 
 from contrailmq.message import DLQ_PREFIX, RETRY_PREFIX, ContrailError, Property, SysFlag, SystemTopic, is_system_topic
-from contrailmq.spark.engine import Engine, Progress
-from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, read_records
-from contrailmq.spark.property_table import parse_properties
-from contrailmq.spark.queue_units import queue_files, read_units
-from contrailmq.spark.records import Int, Records
-from contrailmq.spark.slices import map_values, take_slices, text_column
-from contrailmq.spark.store_files import confirmed_end, find_stores, log_files
+from contrailmq.spark.decoding.log_plan import LogPart, LogSettings, plan_parts, read_records
+from contrailmq.spark.decoding.property_table import parse_properties
+from contrailmq.spark.decoding.queue_units import queue_files, read_units
+from contrailmq.spark.decoding.records import Int, Records
+from contrailmq.spark.decoding.slices import map_values, take_slices, text_column
+from contrailmq.spark.decoding.store_files import confirmed_end, find_stores, log_files
+from contrailmq.spark.runtime.engine import Engine, Progress
 from contrailmq.wire.fastjson import loads_fastjson
 
 _T = TypeVar("_T")

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final
 
 from contrailmq.message import ContrailError
-from contrailmq.spark.disk_errors import cause
 from contrailmq.spark.jobs.manifest import sync_folder
-from contrailmq.store.errors import StoreLockedError
+from contrailmq.spark.runtime.disk_errors import cause
+from contrailmq.store.base.errors import StoreLockedError
+from contrailmq.store.base.store_lock import StoreLock, owner_of
 from contrailmq.store.files import Files
-from contrailmq.store.store_lock import StoreLock, owner_of
 
 # Names in the store. Of replaced directories there are two kinds: those of a rebuild that is not done, which the next
 # one puts back or removes, and those that were handed to a caller, which are the caller's.

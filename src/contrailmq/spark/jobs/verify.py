@@ -31,21 +31,21 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from contrailmq.spark.dispatched import Dispatcher, IndexEntries, Units
-from contrailmq.spark.due_units import batch_topics, chosen, due_units, lost_records
-from contrailmq.spark.engine import Engine, Progress
+from contrailmq.spark.decoding.dispatched import Dispatcher, IndexEntries, Units
+from contrailmq.spark.decoding.due_units import batch_topics, chosen, due_units, lost_records
+from contrailmq.spark.decoding.log_plan import LogPart, LogSettings, plan_parts, scan_part
+from contrailmq.spark.decoding.queue_units import QueueFiles, queue_files_under, read_units, units_between
+from contrailmq.spark.decoding.records import Int, Mask, Records, stable_order
+from contrailmq.spark.decoding.scan import BadStretch, Range
+from contrailmq.spark.decoding.store_files import confirmed_end, delay_levels, log_files, store_root
 from contrailmq.spark.jobs.index_files import IndexShape, IndexUnits, has_index, index_paths, read_index
-from contrailmq.spark.log_plan import LogPart, LogSettings, plan_parts, scan_part
-from contrailmq.spark.queue_units import QueueFiles, queue_files_under, read_units, units_between
-from contrailmq.spark.records import Int, Mask, Records, stable_order
-from contrailmq.spark.scan import BadStretch, Range
-from contrailmq.spark.store_files import confirmed_end, delay_levels, log_files, store_root
-from contrailmq.store.checkpoint import read_checkpoint
-from contrailmq.store.errors import StoreError
+from contrailmq.spark.runtime.engine import Engine, Progress
+from contrailmq.store.base.errors import StoreError
 from contrailmq.store.files import Files
-from contrailmq.store.light_queues import LIGHT_PREFIX
-from contrailmq.store.queue_ledger import read_ledger
-from contrailmq.store.read_only import ReadOnlyLogFile
+from contrailmq.store.queues.light_queues import LIGHT_PREFIX
+from contrailmq.store.recovery.checkpoint import read_checkpoint
+from contrailmq.store.recovery.queue_ledger import read_ledger
+from contrailmq.store.tools.read_only import ReadOnlyLogFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from contrailmq.message import Property, SystemTopic, natural_number
+from contrailmq.store.base.status import PutStatus
 from contrailmq.store.config import StoreConfig
-from contrailmq.store.status import PutStatus
 from contrailmq.store.timer.wheel import SLOTS_TOTAL
 
 PRECISIONS_MS: Final = (100, 200, 500, 1000)

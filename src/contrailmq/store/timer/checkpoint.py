@@ -15,7 +15,7 @@ import struct
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from contrailmq.store.errors import StoreIOError
+from contrailmq.store.base.errors import StoreIOError
 from contrailmq.store.files import PAGE_BYTES, Files
 
 _CHECKPOINT: Final = struct.Struct(">7q")

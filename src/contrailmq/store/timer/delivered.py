@@ -1,4 +1,4 @@
-"""`config/timers.journal`: what was delivered since the last flush, as of the last copies (see store/journal.py).
+"""`config/timers.journal`: what was delivered since the last flush, as of the last copies (see store/base/journal.py).
 
     payload := read_time_ms:i64  queue_offset:i64  log_end:i64  version:i64  slot_time_ms:i64  offset:i64*
 
@@ -22,8 +22,8 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from contrailmq.store.base.journal import RUN_BYTES_MAX, CopyPlace, Journal, RecordSource, Run, stands
 from contrailmq.store.files import Files
-from contrailmq.store.journal import RUN_BYTES_MAX, CopyPlace, Journal, RecordSource, Run, stands
 from contrailmq.store.timer.checkpoint import TimerCheckpoint
 from contrailmq.store.timer.due import DueSlot
 

@@ -1,8 +1,8 @@
 """Off the wheel: the messages of a slot into the topics they are meant for, or back into the timer topic to roll.
 
-Most messages are copied in groups, as bytes (see store/copying.py). What needs more goes one by one: a message that was
-recalled, rolls, or is not of the usual form; and one that the store does not take with the others, so that the refusal
-is that message's own and repeats nothing before it.
+Most messages are copied in groups, as bytes (see store/log/copying.py). What needs more goes one by one: a message that
+was recalled, rolls, or is not of the usual form; and one that the store does not take with the others, so that the
+refusal is that message's own and repeats nothing before it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from contrailmq.message import (
     natural_number,
     tags_code,
 )
-from contrailmq.store.copying import COPY_MISSES_MAX, QUEUE_ID_MAX, place_of
-from contrailmq.store.journal import CopyPlace
-from contrailmq.store.status import Copy, PutStatus
+from contrailmq.store.base.journal import CopyPlace
+from contrailmq.store.base.status import Copy, PutStatus
+from contrailmq.store.log.copying import COPY_MISSES_MAX, QUEUE_ID_MAX, place_of
 from contrailmq.store.timer.due import DueSlot, Portion
 from contrailmq.store.timer.host import TimerHost
 from contrailmq.store.timer.log import TimerMagic

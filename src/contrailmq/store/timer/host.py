@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from contrailmq.store.base.status import AppendResult, Copy
 from contrailmq.store.config import StoreConfig
-from contrailmq.store.status import AppendResult, Copy
 
 
 class TimerHost(Protocol):

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from contrailmq.store.errors import CorruptStoreError, StoreIOError
+from contrailmq.store.base.errors import CorruptStoreError, StoreIOError
 from contrailmq.store.files import Files
 
 _UNIT: Final = struct.Struct(">iqiqiqiiq")

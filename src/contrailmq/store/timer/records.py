@@ -1,4 +1,4 @@
-"""Timer messages as the log holds them, read without decoding more of them than is needed (see store/copying.py).
+"""Timer messages as the log holds them, read without decoding more of them than is needed (see store/log/copying.py).
 
 `RecordReader` keeps the disk away from the caller's thread: a page that is not in memory would stop it, and with it
 everybody on its loop.
@@ -14,7 +14,9 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from contrailmq.message import Property, StoredMessage, SystemTopic, natural_number
-from contrailmq.store.copying import (
+from contrailmq.message.codec import MAGIC_V1, CorruptRecordError, decode_record
+from contrailmq.store.base.status import Copy
+from contrailmq.store.log.copying import (
     FRONT_BYTES,
     REAL_TOPIC,
     TAIL_MAX,
@@ -26,10 +28,8 @@ from contrailmq.store.copying import (
     topic_part,
     value_of,
 )
-from contrailmq.store.damage import body_fault
-from contrailmq.store.record import MAGIC_V1, CorruptRecordError, decode_record
-from contrailmq.store.residency import CHUNK_BYTES
-from contrailmq.store.status import Copy
+from contrailmq.store.log.damage import body_fault
+from contrailmq.store.log.residency import CHUNK_BYTES
 from contrailmq.store.timer.admission import TimerRefusal, requested_time_ms
 from contrailmq.store.timer.host import TimerHost
 

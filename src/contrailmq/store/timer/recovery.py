@@ -23,7 +23,7 @@ import logging
 from typing import Final, NamedTuple
 
 from contrailmq.message import SystemTopic
-from contrailmq.store.record import CorruptRecordError, decode_record
+from contrailmq.message.codec import CorruptRecordError, decode_record
 from contrailmq.store.timer.checkpoint import TimerCheckpoint
 from contrailmq.store.timer.delivered import Delivered
 from contrailmq.store.timer.host import TimerHost

@@ -35,9 +35,9 @@ What holds, whatever fails
 
 Clock steps
 -----------
-While the process lives: none. `now_ms` is steady time (store/store_clock.py), which a wall clock that is set does not
-move, and a message is taken in at the steady time of its wish (wheel_time.py), whether that was a delay or a time. So
-a timer waits for as long as was left when it was sent: a jump neither shortens nor lengthens that.
+While the process lives: none. `now_ms` is steady time (store/base/store_clock.py), which a wall clock that is set does
+not move, and a message is taken in at the steady time of its wish (wheel_time.py), whether that was a delay or a time.
+So a timer waits for as long as was left when it was sent: a jump neither shortens nor lengthens that.
 
 After a restart the wall clock counts, and it may have been set. Forward: the slots in between are due. Back:
 `read_time_ms` is ahead of the clock; a new timer whose slot lies before it brings it back, and what waits is due when
@@ -55,9 +55,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from contrailmq.message import Property, SystemTopic
-from contrailmq.store.errors import StoreIOError
+from contrailmq.store.base.errors import StoreIOError
+from contrailmq.store.base.store_clock import StoreClock
 from contrailmq.store.files import Files
-from contrailmq.store.store_clock import StoreClock
 from contrailmq.store.timer.admission import effective_precision_ms, roll_window_slots, rolled_slot_time_ms
 from contrailmq.store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
 from contrailmq.store.timer.delivered import NO_SLOT, Delivered, DeliveredJournal

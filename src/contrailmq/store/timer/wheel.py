@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from contrailmq.store.errors import CorruptStoreError, StoreIOError
+from contrailmq.store.base.errors import CorruptStoreError, StoreIOError
 from contrailmq.store.files import Files
 
 _SLOT: Final = struct.Struct(">qqqii")

@@ -1,11 +1,11 @@
 """Between the wall clock, by which messages name their times, and the steady time, by which the wheel turns.
 
 TIMER_OUT_MS, TIMER_DELIVER_MS and recall handles are times of the wall clock as it was when the message was admitted.
-The wheel turns by steady time (store/store_clock.py), which a clock that is set does not move. A message is therefore
-taken in at TIMER_OUT_MS less its *shift*: by how much the wall clock was ahead when the message was stored. Shifts are
-whole ticks: the messages of a slot stay together, and a mark meets the message that it recalls. They are rounded down,
-so a timer that is sent after a jump is late by less than a tick, and never early by more than READ_MS, within which a
-jump is measured. Most processes never see the clock set, and all shifts are 0.
+The wheel turns by steady time (store/base/store_clock.py), which a clock that is set does not move. A message is
+therefore taken in at TIMER_OUT_MS less its *shift*: by how much the wall clock was ahead when the message was stored.
+Shifts are whole ticks: the messages of a slot stay together, and a mark meets the message that it recalls. They are
+rounded down, so a timer that is sent after a jump is late by less than a tick, and never early by more than READ_MS,
+within which a jump is measured. Most processes never see the clock set, and all shifts are 0.
 
 After a restart the wall clock counts, and every shift is 0 again. A wheel that holds units with another shift says so
 in a file of its own (`config/timersteady`), written before the first such unit, and the next opening gives each waiting
@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from contrailmq.message import Property, SystemTopic, natural_number
-from contrailmq.store.record import CorruptRecordError, decode_record
-from contrailmq.store.store_clock import READ_MS, StoreClock
+from contrailmq.message.codec import CorruptRecordError, decode_record
+from contrailmq.store.base.store_clock import READ_MS, StoreClock
 from contrailmq.store.timer.admission import rolled_slot_time_ms
 from contrailmq.store.timer.host import TimerHost
 from contrailmq.store.timer.log import BROKEN, TimerLog, TimerMagic, TimerUnit

@@ -1,0 +1,1 @@
+"""A broker among others: registration, takeover, what a slave copies."""

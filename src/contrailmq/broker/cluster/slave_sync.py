@@ -1,0 +1,348 @@
+"""What a slave copies from its master by asking: topics, groups, offsets of consumers, positions of what waits.
+
+These tables are not in the log. (Nothing here copies the log itself: its replication is not built yet.) A slave asks
+its master for them over the ordinary port and saves them in the same files, so that the day it is started as a master,
+consumers and deliveries go on where the old master was.
+
+    what                   code  how often   taken when
+    topics                   21       10 s   the data version differs; in pages
+    consumer offsets         43       10 s   a value differs (the version moves with every 500th commit only)
+    delay levels             45       10 s   an offset or the version differs
+    subscription groups     201       10 s   the data version differs; in pages
+    timer metrics            61       10 s   the data version differs
+    timer checkpoint         60        1 s   always: it says which slots the master has delivered
+
+RocketMQ asks for the tables every 10 s (4.x, and under a controller) or 60 s (5.x alone), for the checkpoint every 3 s.
+As there, what a master does not have any more is removed here too. RocketMQ merges consumer offsets instead, and so
+keeps those of deleted groups for ever: a group of the same name made later would begin at the old place. Here the table
+is the master's.
+
+The NameServers say who the master is, in their answer to each registration. A slave without one keeps what it has and
+registers more often than others, to hear of one soon. Nothing here is fatal, and whatever goes wrong is logged when it
+begins and when it ends, not each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Protocol, TypeVar
+
+from contrailmq._faults import LastingFault
+from contrailmq.broker.delayed.delay import FILE_NAME as DELAY_FILE
+from contrailmq.broker.delayed.delay import DelayService
+from contrailmq.broker.delayed.timers import TimerService
+from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.state.config_files import DataVersion, Json, TableSaveError
+from contrailmq.broker.state.groups import GroupError, GroupTable
+from contrailmq.broker.state.offsets import OFFSETS_FILE, OffsetTable
+from contrailmq.broker.state.persistence import TableSaver
+from contrailmq.broker.state.topics import TopicError, TopicTable
+from contrailmq.message import ContrailError
+from contrailmq.wire.admin_requests import (
+    GetAllSubscriptionGroup,
+    GetAllSubscriptionGroupResponse,
+    GetAllTopicConfig,
+    GetAllTopicConfigResponse,
+)
+from contrailmq.wire.bodies import encode_body, loads_fastjson
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.errors import RemoteProtocolError, WireError
+from contrailmq.wire.header import Command, Fields
+
+log = logging.getLogger("contrailmq.broker")
+
+TABLES_MS: Final = 10_000
+CHECKPOINT_MS: Final = 1000
+ASK_TIMEOUT_S: Final = 3.0
+PAGE: Final = 500  # topics or groups per answer: a master of ours makes that many in some 5 ms
+PAGES_MAX: Final = 10_000  # of one table: a master that never comes to an end is not asked for ever
+
+_UNKNOWN: Final = "the master's address"
+_UNREACHABLE: Final = "the master"
+
+T = TypeVar("T")
+D = TypeVar("D")
+Copy = Callable[[str], Awaitable[None]]
+
+
+class Asking(Protocol):
+    """The part of RemotingClient that is used here."""
+
+    async def invoke(
+        self, address: str, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
+    ) -> Command: ...
+
+
+class NotCopiedError(ContrailError):
+    """The master answered, but not with something that can be copied."""
+
+
+class SlaveSync:
+    """Owner: BrokerServer. `master_told` is called with what the NameServers say; `run` copies for ever."""
+
+    def __init__(
+        self,
+        node: BrokerNode,
+        client: Asking,
+        saver: TableSaver,
+        delay: DelayService,
+        timers: TimerService,
+        *,
+        look_again: Callable[[], None],
+    ) -> None:
+        """`look_again` has the NameServers asked for the master before their turn."""
+        self._node = node
+        self._client = client
+        self._saver = saver
+        self._delay = delay
+        self._timers = timers
+        self._look_again = look_again
+        self._is_due = asyncio.Event()
+        self._faults: dict[str, LastingFault] = {}
+        self._copied_from: dict[RequestCode, str] = {}  # versions say something about tables of one master only
+        self.master = ""
+        saver.add(DELAY_FILE, self._delay_snapshot)
+
+    def _delay_snapshot(self) -> Callable[[], str]:
+        text = self._delay.text()
+        return lambda: text
+
+    def master_told(self, address: str, ha_address: str) -> None:
+        """Follow this master from now on; an empty address: the NameServers know none."""
+        if address == self._node.address:
+            address = ""  # this broker's own entry, from before its role changed
+        if address != self.master:
+            log.info("this slave copies from master %s, before from %s", address or "none", self.master or "none")
+            self.master = address
+            self._is_due.set()
+        if not address:
+            self._miss_master("no NameServer knows one")
+
+    async def run(self) -> None:
+        """Copy for ever; the caller cancels it."""
+        if not self._node.config.namesrv_addresses:
+            self._miss_master("a NameServer would tell it, and namesrvAddr is not set")
+        tables_ms = self._node.monotonic_ms()
+        while True:
+            now_ms = self._node.monotonic_ms()
+            if now_ms >= tables_ms or self._is_due.is_set():
+                self._is_due.clear()
+                tables_ms = now_ms + TABLES_MS
+                if not await self.copy_all():
+                    self._look_again()
+            else:
+                await self.copy_checkpoint()
+            try:
+                async with asyncio.timeout(CHECKPOINT_MS / 1000):
+                    await self._is_due.wait()
+            except TimeoutError:
+                pass  # the usual case
+
+    async def copy_all(self) -> bool:
+        """Ask for everything once; False when there is no master or it cannot be reached."""
+        copies: dict[str, Copy] = {
+            "topics": self._copy_topics,
+            "subscription groups": self._copy_groups,
+            "consumer offsets": self._copy_offsets,
+            "delay levels": self._copy_delay,
+        }
+        if self._node.store.config.timer_wheel_enable:
+            copies |= {"timer metrics": self._copy_metrics, "timer checkpoint": self._copy_checkpoint}
+        return await self._from_master(copies)
+
+    async def copy_checkpoint(self) -> bool:
+        """Ask for the timer checkpoint alone."""
+        has_timers = self._node.store.config.timer_wheel_enable
+        return await self._from_master({"timer checkpoint": self._copy_checkpoint} if has_timers else {})
+
+    # --- one table each
+
+    async def _copy_topics(self, master: str) -> None:
+        def request(begin: int, version: str) -> GetAllTopicConfig:
+            return GetAllTopicConfig(topic_seq=begin, data_version=version, max_topic_num=PAGE)
+
+        fresh = TopicTable(now_ms=self._node.now_ms)
+        data = await self._pages(
+            master,
+            RequestCode.GET_ALL_TOPIC_CONFIG,
+            "topicConfigTable",
+            self._node.topics.version,
+            request,
+            lambda answer: answer.header(GetAllTopicConfigResponse).total_topic_num,
+        )
+        if await self._is_read(fresh.read, data):
+            self._node.topics.take_over(fresh)
+            await self._saver.save("topics.json")
+
+    async def _copy_groups(self, master: str) -> None:
+        def request(begin: int, version: str) -> GetAllSubscriptionGroup:
+            return GetAllSubscriptionGroup(group_seq=begin, data_version=version, max_group_num=PAGE)
+
+        fresh = GroupTable(now_ms=self._node.now_ms)
+        data = await self._pages(
+            master,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+            "subscriptionGroupTable",
+            self._node.groups.version,
+            request,
+            lambda answer: answer.header(GetAllSubscriptionGroupResponse).total_group_num,
+        )
+        if await self._is_read(fresh.read, data):
+            self._node.groups.take_over(fresh)
+            await self._saver.save("subscriptionGroup.json")
+
+    async def _copy_offsets(self, master: str) -> None:
+        answer = await self._ask(master, RequestCode.GET_ALL_CONSUMER_OFFSET)
+        fresh = OffsetTable(now_ms=self._node.now_ms)
+        data = await asyncio.to_thread(_object, answer.body)
+        if "offsetTable" not in data:
+            raise NotCopiedError("the answer has no offsetTable")
+        await asyncio.to_thread(_read, fresh.read, data)
+        await self._save(OFFSETS_FILE, is_changed=self._node.offsets.take_over(fresh))
+
+    async def _copy_delay(self, master: str) -> None:
+        answer = await self._ask(master, RequestCode.GET_ALL_DELAY_OFFSET)
+        is_changed = _read(lambda body: self._delay.follow(body.decode()), answer.body)
+        await self._save(DELAY_FILE, is_changed=is_changed)
+
+    async def _copy_metrics(self, master: str) -> None:
+        answer = await self._ask(master, RequestCode.GET_TIMER_METRICS)
+        _read(self._timers.follow_metrics, answer.body)
+
+    async def _copy_checkpoint(self, master: str) -> None:
+        answer = await self._ask(master, RequestCode.GET_TIMER_CHECK_POINT)
+        _read(self._timers.follow, answer.body)
+
+    async def _is_read(self, read: Callable[[Json], object], data: Json | None) -> bool:
+        """Read a whole table, off the loop; False when the master had nothing new."""
+        if data is None:
+            return False
+        await asyncio.to_thread(_read, read, data)
+        return True
+
+    async def _save(self, name: str, *, is_changed: bool) -> None:
+        if is_changed:
+            await self._saver.save(name)
+
+    # --- asking
+
+    async def _from_master(self, copies: Mapping[str, Copy]) -> bool:
+        """Copy one after the other; what the master answers wrongly does not keep the rest from being copied."""
+        master = self.master
+        if not master:
+            return False
+        for what, copy in copies.items():
+            try:
+                await copy(master)
+            except TableSaveError:
+                continue  # the saver has told of it and tries again; what was copied is in effect
+            except (NotCopiedError, RemoteProtocolError) as exc:
+                self._miss(what, f"not copied from {master}: {exc}")
+                continue
+            except WireError as exc:
+                self._miss(
+                    _UNREACHABLE, f"{master} does not answer: {exc}; this slave keeps what it has and asks again"
+                )
+                return False
+            self._over(what)
+        self._over(_UNREACHABLE)
+        self._over(_UNKNOWN)
+        return True
+
+    async def _ask(self, master: str, code: RequestCode, ext: Fields | None = None) -> Command:
+        answer = await self._client.invoke(master, code, ext, b"", ASK_TIMEOUT_S)
+        if answer.code != ResponseCode.SUCCESS:
+            raise NotCopiedError(f"{code.name} was answered {answer.code}: {answer.remark or 'no reason'}")
+        return answer
+
+    async def _pages(
+        self,
+        master: str,
+        code: RequestCode,
+        name: str,
+        own: DataVersion,
+        request: Callable[[int, str], Fields],
+        total: Callable[[Command], int | None],
+    ) -> Json | None:
+        """The whole table `name` of the answers, page by page; None when it has our own version.
+
+        A table that changes on the way is begun anew. A master without pages (before 5.3.4) gives no total, and all.
+        """
+        whole: Json = {}
+        entries: dict[str, object] = {}
+        for _ in range(PAGES_MAX):
+            version = whole.get("dataVersion")
+            text = "" if version is None else encode_body(version).decode()
+            answer = await self._ask(master, code, request(len(entries), text))
+            page = await asyncio.to_thread(_object, answer.body)
+            if _parts(page.get("dataVersion")) == own.parts and self._copied_from.get(code) == master:
+                return None
+            if version is not None and page.get("dataVersion") != version:
+                whole, entries = {}, {}
+                continue
+            found, count = page.get(name), total(answer)
+            if not isinstance(found, dict):
+                raise NotCopiedError(f"the answer has no {name}")
+            entries |= found
+            whole = _merged(whole, page) | {name: entries}
+            if count is None or len(entries) >= count:
+                self._copied_from[code] = master
+                return whole
+            if not found:
+                raise NotCopiedError(f"{len(entries)} of {count} entries of {name} were sent, and then none")
+        raise NotCopiedError(f"{name} changes faster than {PAGES_MAX} pages of {PAGE} entries are sent")
+
+    # --- what is wrong
+
+    def _miss_master(self, why: str) -> None:
+        name = self._node.config.broker_name
+        self._miss(
+            _UNKNOWN,
+            f"not known: {why}; start the master of {name} (brokerId=0), or start this broker as one "
+            "(brokerRole=ASYNC_MASTER, brokerId=0): until then it keeps what it has",
+        )
+
+    def _miss(self, what: str, why: str) -> None:
+        fault = self._faults.get(what)
+        if fault is None:
+            text = f"slave {self._node.config.broker_name}: {what}"
+            fault = self._faults[what] = LastingFault(log, text, level=logging.WARNING)
+        fault.goes_on(why)
+
+    def _over(self, what: str) -> None:
+        if what in self._faults:
+            self._faults[what].is_over(f"well again, with {self.master}")
+
+
+def _object(body: bytes) -> Json:
+    data = loads_fastjson(body, is_trusted=True)
+    if not isinstance(data, dict):
+        raise NotCopiedError(f"the answer is a {type(data).__name__}, not an object")
+    return data
+
+
+def _read(read: Callable[[D], T], data: D) -> T:
+    """Have a table read what a master sent; whatever is wrong with it has one name from here on."""
+    try:
+        return read(data)
+    except (ValueError, KeyError, TypeError, AttributeError, TopicError, GroupError) as exc:
+        raise NotCopiedError(f"the answer cannot be read: {type(exc).__name__}: {exc}") from exc
+
+
+def _parts(version: object) -> tuple[int, int, int] | None:
+    if not isinstance(version, dict):
+        return None
+    read = DataVersion(timestamp=0)
+    _read(read.read, version)
+    return read.parts
+
+
+def _merged(whole: Json, page: Json) -> Json:
+    """What comes with every page (forbiddenTable), joined."""
+    joined = dict(whole)
+    for key, value in page.items():
+        before = joined.get(key)
+        joined[key] = before | value if isinstance(before, dict) and isinstance(value, dict) else value
+    return joined

@@ -1,0 +1,386 @@
+"""Messages with a delivery time of their own: the broker's side of the timer wheel.
+
+The wheel itself lives in `store/timer`. Here are its three doors: the rewrite of a message on its way in (and the
+refusals that a sender sees), the recall of a message that waits, and the service that turns the wheel on the loop and
+flushes it on a worker.
+
+    recall handle := base64url of "v1 topic broker_name deliver_ms unique_key"        (deliver_ms = TIMER_OUT_MS + 1)
+
+A recall stores a mark with the same delivery time; when the slot is begun, the mark is read first and its message is
+dropped. The handle is good until then. Its time is the wall clock's when the message was admitted: if the clock was set
+since (store/timer/wheel_time.py), a mark is stored for each time that may be meant, and those that meet no message do
+nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+from concurrent.futures import Executor
+from datetime import datetime
+from typing import Final, NamedTuple
+
+from contrailmq._faults import LastingFault
+from contrailmq.broker.handlers import Handlers, Refused, success
+from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.requests.send import BORN_HOST, STATUS_CODES, refused_put
+from contrailmq.broker.state.incoming import IncomingMessage, Refusal
+from contrailmq.broker.worker_job import WorkerJob
+from contrailmq.message import RETRY_PREFIX, Property, SysFlag, SystemTopic, encode_host, natural_number
+from contrailmq.store.base.errors import StoreError, StoreIOError
+from contrailmq.store.base.status import PutStatus
+from contrailmq.store.config import hours_of
+from contrailmq.store.timer import (
+    TimerRefusal,
+    TimerStore,
+    TopicCounts,
+    admit,
+    decode_checkpoint,
+    encode_checkpoint,
+    wants_timer,
+)
+from contrailmq.store.timer.timer_store import FlushPlan
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
+from contrailmq.wire.requests import RecallMessage, RecallMessageResponse
+
+log = logging.getLogger("contrailmq.broker")
+
+PORTION: Final = 128  # messages per stage and tick: about 1 ms of the loop
+PORTIONS_MAX: Final = 4  # per tick of a wheel that is behind
+READING_MS: Final = 2  # how soon to look again while a worker reads
+STEP_MS: Final = 20  # of a wheel that is busy: what comes and what is due is gathered as long
+POLL_MS: Final = 100  # how often the timer topic is looked at
+RECALL_TAG: Final = "_RECALL_TAG_"
+CHECKPOINT_BYTES: Final = 56  # what a slave is sent: the file without its padding
+OLD_CHECKPOINT_BYTES: Final = 32  # of a master that has no data version in it
+FIGURES_MS: Final = 1000
+STANDSTILL_MS: Final = 1000  # between tries while the disk takes nothing
+
+
+class RecallHandle(NamedTuple):
+    """What a sender needs to take a message back."""
+
+    topic: str
+    broker_name: str
+    deliver_ms: int
+    unique_key: str
+
+    def encode(self) -> str:
+        text = f"v1 {self.topic} {self.broker_name} {self.deliver_ms} {self.unique_key}"
+        return base64.urlsafe_b64encode(text.encode()).decode()
+
+    @classmethod
+    def decode(cls, handle: str) -> RecallHandle:
+        """ValueError when it is none."""
+        try:
+            version, topic, broker_name, deliver_ms, unique_key = base64.urlsafe_b64decode(handle).decode().split(" ")
+        except (binascii.Error, UnicodeDecodeError, ValueError) as exc:
+            raise ValueError("the recall handle is not readable") from exc
+        if version != "v1":
+            raise ValueError(f"a recall handle of version {version[:16]!r} is not known")
+        due_ms = natural_number(deliver_ms)
+        if due_ms is None:
+            raise ValueError(f"the time in the recall handle is {deliver_ms[:32]!r}: a whole number is needed")
+        return cls(topic, broker_name, due_ms, unique_key)
+
+
+class TimerService:
+    """Turns the timer wheel. Nothing but refusals happens where timerWheelEnable is false."""
+
+    name = "timer wheel"
+
+    def __init__(self, node: BrokerNode, worker: Executor, readers: Executor) -> None:
+        """`worker` flushes, `readers` read what is not in memory."""
+        self._node = node
+        self._config = node.store.config
+        self._job = WorkerJob(worker)
+        self._failure: StoreError | None = None
+        self._standstill = LastingFault(log, "timers stand still")
+        self._unflushed = LastingFault(log, "the timer wheel is not flushed")
+        self._plan: FlushPlan | None = None
+        self._is_running = False
+        self._is_recount_due = False
+        self._recounted_hour = 0
+        self._sampled_ms = 0
+        self._sampled = (0, 0)
+        self._rates = (0.0, 0.0)
+        self._clock = node.store.store_clock
+        self.timer = TimerStore(node.store, node.store.files, readers, clock=self._clock)
+        self.interval_ms = POLL_MS
+
+    def register(self, handlers: Handlers) -> None:
+        handlers.register(RequestCode.RECALL_MESSAGE, self.recall)
+        handlers.register(RequestCode.GET_TIMER_CHECK_POINT, self.checkpoint)
+        handlers.register(RequestCode.GET_TIMER_METRICS, self.metrics)
+
+    # --- on the way in
+
+    def rewrite(self, message: IncomingMessage) -> Refusal | None:
+        """Send a message with a delivery time to the timer topic; one that is due already stays as it is."""
+        properties = message.properties
+        if not wants_timer(message.topic, properties) or message.topic in (SystemTopic.HALF, SystemTopic.SCHEDULE):
+            return None
+        if message.sys_flag & SysFlag.TRANSACTION_PREPARED:
+            return None
+        self._clock.look()  # a wish for a time is meant by the clock as it is now
+        admitted = admit(properties, self._clock.wall_ms(), self._config)
+        if admitted is None:
+            return None
+        if (
+            not isinstance(admitted, TimerRefusal)
+            and Property.TIMER_DELETE_UNIQUE_KEY not in properties  # a recall makes room
+            and self._is_running
+            and self.timer.is_congested(admitted.out_ms - self.timer.time.shifts_ms[0])
+        ):
+            admitted = TimerRefusal(
+                PutStatus.WHEEL_TIMER_FLOW_CONTROL,
+                f"more than {self._config.timer_congest_num_each_slot} timers are due in that second "
+                "(timerCongestNumEachSlot): choose another time or raise the limit",
+            )
+        if isinstance(admitted, TimerRefusal):
+            code, prefix = STATUS_CODES[admitted.status]
+            return Refusal(code, prefix + admitted.reason)
+        properties[Property.TIMER_OUT_MS] = str(admitted.out_ms)
+        properties[Property.REAL_TOPIC] = message.topic
+        properties[Property.REAL_QUEUE_ID] = str(message.queue_id)
+        unique_key = properties.get(Property.UNIQUE_KEY)
+        if unique_key and not message.topic.startswith(RETRY_PREFIX):
+            handle = RecallHandle(message.topic, self._node.config.broker_name, admitted.out_ms + 1, unique_key)
+            message.answer_fields["recallHandle"] = handle.encode()
+        message.topic, message.queue_id = SystemTopic.TIMER, 0
+        return None
+
+    # --- recall
+
+    def recall(self, connection: Peer, command: Command) -> bytes | None:
+        """RECALL_MESSAGE (370): store a mark that drops a waiting message."""
+        node, header = self._node, command.header(RecallMessage)
+        if not node.config.recall_message_enable:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                "recall failed, the operation is disabled: set recallMessageEnable=true at the broker",
+            )
+        if node.is_slave:
+            raise Refused(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave recalls nothing: send to its master")
+        if node.topics.get(header.topic) is None:
+            raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{header.topic}] not exist")
+        handle = self._checked_handle(header)
+        born_host = connection.attributes.get(BORN_HOST) or encode_host(*connection.peer)
+        assert isinstance(born_host, bytes)
+        for deliver_ms in self._meant_times_ms(handle):
+            mark = IncomingMessage(
+                handle.topic,
+                0,
+                b"0",
+                {
+                    Property.TIMER_DELETE_UNIQUE_KEY: handle.unique_key,
+                    Property.BORN_TIMESTAMP: str(node.now_ms()),
+                    Property.TIMER_DELIVER_MS: str(deliver_ms),
+                    Property.UNIQUE_KEY: handle.unique_key,
+                    Property.PRODUCER_GROUP: header.producer_group or "",
+                    Property.TAGS: RECALL_TAG,
+                },
+                born_host=born_host,
+                store_host=node.store_host,
+                born_time_ms=node.now_ms(),
+            )
+            refusal = self.rewrite(mark)
+            if refusal is not None:
+                raise Refused(ResponseCode.ILLEGAL_OPERATION, refusal.remark)
+            result = node.put(mark)
+            if not result.status.is_stored:
+                raise refused_put(result)
+        node.after_append(wants_flush=self._config.is_sync_flush)
+        return success(command, RecallMessageResponse(msg_id=handle.unique_key))
+
+    def _meant_times_ms(self, handle: RecallHandle) -> list[int]:
+        """When the message may be due, by the wall clock as it is now: one time unless the clock was set. Refused when
+        none of them lies ahead."""
+        self._clock.look()
+        now_ms, shifts_ms = self._clock.wall_ms(), self.timer.time.shifts_ms
+        times_ms = [handle.deliver_ms - shift_ms + shifts_ms[0] for shift_ms in shifts_ms]
+        meant_ms = [time_ms for time_ms in times_ms if 0 < time_ms - now_ms <= self._config.timer_max_delay_sec * 1000]
+        if not meant_ms:
+            raise Refused(
+                ResponseCode.ILLEGAL_OPERATION,
+                f"recall failed, the message is due in {times_ms[0] - now_ms} ms: too late, or not a time this broker "
+                "accepts",
+            )
+        return meant_ms
+
+    def _checked_handle(self, header: RecallMessage) -> RecallHandle:
+        node = self._node
+        try:
+            handle = RecallHandle.decode(header.recall_handle)
+        except ValueError as exc:
+            raise Refused(ResponseCode.ILLEGAL_OPERATION, f"recall failed, {exc}") from exc
+        if handle.topic != header.topic:
+            raise Refused(ResponseCode.ILLEGAL_OPERATION, "recall failed, the topic does not match the handle's")
+        if handle.broker_name != node.config.broker_name:
+            raise Refused(
+                ResponseCode.ILLEGAL_OPERATION,
+                f"recall failed, the message is on broker {handle.broker_name}, not on {node.config.broker_name}",
+            )
+        return handle
+
+    # --- master and slave
+
+    def checkpoint(self, connection: Peer, command: Command) -> bytes | None:
+        """GET_TIMER_CHECK_POINT (60). A slave reads times by the wall clock: it gets the earliest that is meant."""
+        self._check_enabled()
+        saved = self.timer.saved_checkpoint
+        saved = saved._replace(read_time_ms=saved.read_time_ms + min(self.timer.time.shifts_ms))
+        return success(command, None, encode_checkpoint(saved)[:CHECKPOINT_BYTES])
+
+    def metrics(self, connection: Peer, command: Command) -> bytes | None:
+        """GET_TIMER_METRICS (61)."""
+        self._check_enabled()
+        return success(command, None, self.timer.metrics.to_json().encode())
+
+    def _check_enabled(self) -> None:
+        """Where no wheel turns, zeros would tell a slave that nothing was ever delivered."""
+        if not self._config.timer_wheel_enable:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "this broker has no timers: timerWheelEnable=false")
+
+    def follow(self, checkpoint: bytes) -> None:
+        """A slave learns how far its master has come. ValueError: not a checkpoint."""
+        if len(checkpoint) not in (OLD_CHECKPOINT_BYTES, CHECKPOINT_BYTES):
+            raise ValueError(f"a timer checkpoint of {len(checkpoint)} bytes: {CHECKPOINT_BYTES} are needed")
+        if self._is_running:
+            self.timer.follow(decode_checkpoint(checkpoint.ljust(CHECKPOINT_BYTES, b"\0")))
+
+    def follow_metrics(self, text: bytes) -> None:
+        """A slave takes its master's figures; they are saved with the next flush. ValueError: not readable."""
+        metrics = TopicCounts("timingCount")
+        metrics.read_json(text.decode())
+        if self._is_running:
+            self.timer.follow_metrics(metrics)
+
+    # --- life
+
+    def start(self) -> None:
+        if self._config.timer_wheel_enable:
+            found = self.timer.open(self._clock.steady_ms())
+            self._is_running = True
+            self._is_recount_due = (
+                found.replayed_units > 0 or found.is_rebuilt or found.retake_until > 0 or found.is_journaled
+            )
+            log.info(
+                "timers go on from %d, at offset %d of the timer topic; %d units were replayed",
+                found.read_time_ms,
+                found.queue_offset,
+                found.replayed_units,
+            )
+
+    def stop(self) -> None:
+        if self._is_running:
+            self._is_running = False
+            self._job.wait()
+            self.timer.close(self._clock.steady_ms())
+
+    def crash(self) -> None:
+        """Let go of the files as they are, as a killed process does."""
+        if self._is_running:
+            self._is_running = False
+            try:
+                self._job.wait()  # it must not write to descriptors that are closed under it
+            except StoreError as exc:
+                log.info("the last flush of the timer wheel failed: %s", exc)
+            self.timer.crash()
+
+    def tick(self, now_ms: int) -> None:
+        if not self._is_running:
+            return
+        if self._failure is not None:
+            raise self._failure  # a flush that failed is final: what it had to sync is not known any more
+        self._node.dispatch_now()  # a recall that was just taken must be seen before its message is due
+        store, stats = self._node.store, self.timer.stats
+        end, before = store.log_max_offset, (stats.enqueued, stats.delivered)
+        try:
+            # The longer delivery takes, the larger its share of the loop: requests have 5 ms at a stretch.
+            behind_ticks = self.timer.behind_ms(now_ms) // self.timer.precision_ms
+            has_more = self.timer.tick(now_ms, PORTION * min(1 + behind_ticks, PORTIONS_MAX))
+            self._flush_when_due(now_ms)
+        except StoreIOError as exc:
+            if self._failure is not None:
+                raise
+            # A full disk: what was taken in stays in memory and is written later.
+            self._standstill.goes_on(exc)
+            self.interval_ms = STANDSTILL_MS
+            return
+        self._standstill.is_over("they go on")
+        if store.log_max_offset != end:
+            self._node.after_append(wants_flush=self._config.is_sync_flush)
+        pause_ms = self.timer.next_due_ms(now_ms) - now_ms
+        if before != (stats.enqueued, stats.delivered):
+            pause_ms = max(pause_ms, STEP_MS)
+        self.interval_ms = 0 if has_more else min(POLL_MS, pause_ms)
+        if self.timer.is_waiting:
+            self.interval_ms = READING_MS
+        self._sample(now_ms)
+        if not has_more:
+            self._recount_when_due(now_ms)
+
+    def _flush_when_due(self, now_ms: int) -> None:
+        try:
+            is_free = self._job.poll()
+        except StoreError as exc:
+            if not isinstance(exc, StoreIOError) or exc.operation != "write" or self._plan is None:
+                self._failure = exc
+                raise
+            self._unflushed.goes_on(exc)
+            self.timer.drop_flush(self._plan)
+            return
+        if is_free and self.timer.is_flush_due(now_ms):
+            plan = self._plan = self.timer.begin_flush(now_ms)
+            self._job.start(lambda: self.timer.run_flush(plan), lambda: self._flushed(plan))
+
+    def _flushed(self, plan: FlushPlan) -> None:
+        self.timer.end_flush(plan)
+        self._unflushed.is_over("it is flushed again")
+
+    # --- figures
+
+    def _recount_when_due(self, now_ms: int) -> None:
+        """Once in each hour of timerCheckMetricsWhen, and after a crash. A slave's figures are its master's."""
+        if self._node.is_slave:
+            return
+        hour = now_ms // 3_600_000
+        if self._config.timer_enable_check_metrics and hour != self._recounted_hour:
+            self._recounted_hour = hour
+            if datetime.fromtimestamp(now_ms / 1000).hour in hours_of(self._config.timer_check_metrics_when):
+                self._is_recount_due = True
+        if self._is_recount_due and self.timer.recount(PORTION):
+            self._is_recount_due = False
+
+    def _sample(self, now_ms: int) -> None:
+        elapsed_ms = now_ms - self._sampled_ms
+        if 0 <= elapsed_ms < FIGURES_MS:
+            return
+        stats = self.timer.stats
+        now = (stats.enqueued, stats.delivered)
+        if 0 < elapsed_ms < 60_000:
+            before = self._sampled
+            self._rates = ((now[0] - before[0]) * 1000 / elapsed_ms, (now[1] - before[1]) * 1000 / elapsed_ms)
+        self._sampled, self._sampled_ms = now, now_ms
+
+    def figures(self) -> dict[str, str]:
+        """Lines for GET_BROKER_RUNTIME_INFO."""
+        if not self._is_running:
+            return {}
+        enqueue_rate, dequeue_rate = self._rates
+        return {
+            "timerReadBehind": str(self.timer.behind_ms(self._clock.steady_ms()) // 1000),
+            "timerOffsetBehind": str(self.timer.behind_messages()),
+            "timerCongestNum": str(self.timer.metrics.total),
+            "timerEnqueueTps": f"{enqueue_rate:.1f}",
+            "timerDequeueTps": f"{dequeue_rate:.1f}",
+            **{f"timerPending_{topic}": str(count) for topic, count in sorted(self.pending().items())},
+        }
+
+    def pending(self) -> dict[str, int]:
+        """Topic -> timers that wait."""
+        return {topic: count for topic, count in self.timer.metrics.counts.items() if count}

@@ -1,0 +1,1 @@
+"""What clients ask for: send, pull, reply, retry, query, offsets, heartbeats."""

@@ -1,0 +1,370 @@
+"""Pulling: PULL_MESSAGE and LITE_PULL_MESSAGE.
+
+    check -> subscription -> reset? -> store -> answer | hold
+
+A found batch is never decoded: the answer is a head from a template and slices of the mapped log, handed to the socket
+with one call. What lies outside memory is read by a worker thread instead, so that a consumer far behind never stops
+the loop (cold_reads.py).
+
+A pull that finds nothing is held when the client allows it, and runs once more when something arrives, when the
+five-second check says so, or when its time is over. The second run answers whatever it finds and does not commit the
+piggybacked offset again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from contrailmq.broker.filters import SQL92, SqlError, Subscription, parse_subscription
+from contrailmq.broker.handlers import Handlers, Refused, answer_later
+from contrailmq.broker.hooks import MessagesPulled
+from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.requests.cold_reads import ColdReads
+from contrailmq.broker.state.connections import BROADCASTING
+from contrailmq.broker.state.groups import Group
+from contrailmq.broker.state.long_polling import HeldPull
+from contrailmq.broker.state.topics import Topic
+from contrailmq.store.base.status import GetResult, GetStatus, QueueRead
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.frame import ReplyTemplate
+from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
+from contrailmq.wire.requests import PullMessage
+
+R = TypeVar("R")
+
+COMMIT_OFFSET: Final = 1
+SUSPEND: Final = 2
+SUBSCRIPTION: Final = 4
+
+PARSED_MAX: Final = 4096  # subscriptions of requests, kept parsed
+PARSED_CHARS_MAX: Final = 512 * 1024  # of all their expressions: a compiled one takes up to 100 bytes a character
+
+# Why a pull is not permitted: forbiddenType of the answer (code 16).
+BY_BROKER: Final = 1
+BY_GROUP: Final = 2
+BY_TOPIC: Final = 3
+BY_BROADCAST: Final = 4
+BY_SUBSCRIPTION: Final = 5
+
+_CODES: Final[dict[GetStatus, ResponseCode]] = {
+    GetStatus.FOUND: ResponseCode.SUCCESS,
+    GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_RESET: ResponseCode.PULL_OFFSET_MOVED,
+}
+_FIELDS: Final[dict[str, type[int] | type[bytes]]] = {
+    "suggestWhichBrokerId": int,
+    "nextBeginOffset": int,
+    "minOffset": int,
+    "maxOffset": int,
+    "topicSysFlag": int,
+    "groupSysFlag": int,
+}
+_TEMPLATES: Final = {
+    code: ReplyTemplate(_FIELDS, code=code)
+    for code in (
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    )
+}
+
+
+class Pull:
+    """One request on its way through here: who asks, what for, and as whom.
+
+    It is held at most once: `may_hold` ends then, and the second run answers whatever it finds.
+    """
+
+    __slots__ = ("command", "connection", "group", "header", "may_hold", "subscription", "topic")
+
+    def __init__(
+        self,
+        connection: Peer,
+        command: Command,
+        header: PullMessage,
+        group: Group,
+        topic: Topic,
+        subscription: Subscription,
+    ) -> None:
+        self.connection = connection
+        self.command = command
+        self.header = header
+        self.group = group
+        self.topic = topic
+        self.subscription = subscription
+        self.may_hold = True
+
+    def reply_later(self, answer: Callable[[], bytes | None]) -> None:
+        """Answer outside of the handler, with a refusal where `answer` raises one."""
+        answer_later(self.connection, self.command, answer)
+
+
+class PullProcessor:
+    """Serves pulls. `workers` read what is not in memory."""
+
+    def __init__(self, node: BrokerNode, workers: ThreadPoolExecutor) -> None:
+        self._node = node
+        self._cold = ColdReads(workers)
+        self._parsed: dict[tuple[str, str, str | None], Subscription] = {}
+        self.parsed_chars = 0  # of the expressions that are kept
+        self.parsed_chars_max = PARSED_CHARS_MAX
+
+    def register(self, handlers: Handlers) -> None:
+        handlers.register(RequestCode.PULL_MESSAGE, self.pull)
+        handlers.register(RequestCode.LITE_PULL_MESSAGE, self.lite_pull)
+
+    def pull(self, connection: Peer, command: Command) -> bytes | None:
+        fields: object = command.ext_fields  # what `header` looks at first, without the call
+        header = fields if isinstance(fields, PullMessage) else command.header(PullMessage)
+        return self._pull(connection, command, header)
+
+    def lite_pull(self, connection: Peer, command: Command) -> bytes | None:
+        if not self._node.config.lite_pull_message_enable:
+            raise _forbidden(BY_BROKER, "lite pull is switched off: litePullMessageEnable=false")
+        return self._pull(connection, command, command.header(PullMessage))
+
+    def _pull(self, connection: Peer, command: Command, header: PullMessage) -> bytes | None:
+        node = self._node
+        group, topic = self._checked(header)
+        pull = Pull(connection, command, header, group, topic, self._subscription(header, group))
+        if node.config.use_server_side_reset_offset:
+            reset = node.offsets.take_reset(group.name, topic.name, header.queue_id)
+            if reset is not None:
+                return self._moved(pull, reset)
+        if header.sys_flag & COMMIT_OFFSET and not node.is_slave and header.commit_offset >= 0:
+            node.commit_offset(group.name, topic.name, header.queue_id, header.commit_offset)
+        node.offsets.note_pull(group.name, topic.name, header.queue_id, header.queue_offset)
+        node.dispatch_now()
+        result = None if self._is_for_workers(pull) else self._read(node.store.get_slices_warm, pull)
+        if result is None:
+            self._pull_cold(pull)
+            return None
+        return self._answer(pull, result)
+
+    def _pull_again(self, pull: Pull) -> bytes | None:
+        """The second run of a pull that was held."""
+        node, header = self._node, pull.header
+        pull.group, pull.topic = self._checked(header)  # what was allowed when it was held may not be any more
+        reset = node.offsets.take_reset(pull.group.name, pull.topic.name, header.queue_id)
+        if reset is not None:
+            return self._moved(pull, reset)
+        if self._is_for_workers(pull):
+            self._pull_cold(pull)
+            return None
+        result = self._read(node.store.get_slices_warm, pull)
+        if result is None:  # what has just arrived is in memory, so this is somebody far behind whose time is over
+            result = self._read(node.store.get_slices_sound, pull)
+        return self._answer(pull, result)
+
+    # --- checks
+
+    def _checked(self, header: PullMessage) -> tuple[Group, Topic]:
+        node = self._node
+        if not node.config.is_readable:
+            raise _forbidden(
+                BY_BROKER,
+                f"broker[{node.config.broker_name}] is not readable: brokerPermission={node.config.broker_permission}",
+            )
+        group = node.group_to_read(header.consumer_group)
+        if group is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{header.consumer_group[:64]}] does not exist: create it (updateSubGroup) or "
+                "enable autoCreateSubscriptionGroup",
+            )
+        if not group.consume_enable:
+            raise _forbidden(BY_GROUP, f"subscription group {group.name} may not consume: consumeEnable=false")
+        topic = node.topic_to_read(header.topic)
+        if topic is None:
+            raise Refused(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{header.topic[:128]}] not exist, apply first please: nothing was sent to it, nobody created it",
+            )
+        if not topic.is_readable:
+            raise _forbidden(BY_TOPIC, f"topic[{topic.name}] is not readable: perm={topic.perm}")
+        if node.groups.is_forbidden(group.name, topic.name):
+            raise _forbidden(BY_SUBSCRIPTION, f"group {group.name} may not read topic {topic.name}")
+        if not 0 <= header.queue_id < topic.read_queues:
+            raise Refused(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId {header.queue_id} is illegal: topic {topic.name} has {topic.read_queues} queues to read",
+            )
+        return group, topic
+
+    def _subscription(self, header: PullMessage, group: Group) -> Subscription:
+        if header.sys_flag & SUBSCRIPTION:
+            subscription = self._of_request(header)
+        else:
+            subscription = self._of_heartbeat(header, group)
+        if subscription.expression_type == SQL92 and not self._node.config.enable_property_filter:
+            raise Refused(ResponseCode.SYSTEM_ERROR, "the broker does not filter by SQL92: enablePropertyFilter=false")
+        if subscription.error:
+            raise Refused(ResponseCode.FILTER_DATA_NOT_EXIST, subscription.error)
+        return subscription
+
+    def _of_request(self, header: PullMessage) -> Subscription:
+        key = (header.topic, header.subscription or "", header.expression_type or None)
+        known = self._parsed.get(key)
+        if known is None:
+            try:
+                known = parse_subscription(*key)
+            except SqlError as exc:
+                raise Refused(
+                    ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+                    f"the subscription of group {header.consumer_group} to {header.topic} cannot be used: {exc}",
+                ) from None
+            size = len(header.topic) + len(header.subscription or "")
+            if len(self._parsed) >= PARSED_MAX or self.parsed_chars + size > self.parsed_chars_max:
+                self._parsed.clear()
+                self.parsed_chars = 0
+            self._parsed[key] = known
+            self.parsed_chars += size
+        return known
+
+    def _of_heartbeat(self, header: PullMessage, group: Group) -> Subscription:
+        live = self._node.clients.consumer_group(group.name)
+        if live is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"the consumer's group {group.name} is not online: no heartbeat of it reached this broker",
+            )
+        if live.message_model == BROADCASTING and not group.consume_broadcast_enable:
+            raise _forbidden(BY_BROADCAST, f"group {group.name} may not consume by broadcast")
+        subscription = live.subscriptions.get(header.topic)
+        if subscription is None:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"group {group.name} has not subscribed to {header.topic}: all its consumers must subscribe alike",
+            )
+        if subscription.version < header.sub_version:
+            raise Refused(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                f"the broker knows version {subscription.version} of the subscription of {group.name} to "
+                f"{header.topic}, the client has {header.sub_version}: wait for the next heartbeat",
+            )
+        return subscription
+
+    # --- reading and answering
+
+    def _read(self, read: QueueRead[R], pull: Pull) -> R:
+        """Within the store's limits (maxTransfer...), which are RocketMQ's; maxMsgBytes is ignored as there.
+
+        Clients of ours raise them with maxTransferBytes, up to limits of this broker.
+        """
+        config, header = self._node.config, pull.header
+        count = header.max_msg_nums
+        if count > config.pull_count_max:
+            count = config.pull_count_max
+        return read(
+            pull.topic.name,
+            header.queue_id,
+            header.queue_offset,
+            count if count > 1 else 1,
+            max_bytes=config.pull_bytes_max,
+            bulk_bytes=header.max_transfer_bytes or 0,
+            filter=pull.subscription.filter,
+        )
+
+    def _answer(self, pull: Pull, result: GetResult) -> bytes | None:
+        header, group, topic = pull.header, pull.group, pull.topic
+        node, status, next_offset = self._node, result.status, result.next_offset
+        if status is GetStatus.FOUND:
+            node.statistics.note_get(group.name, topic.name, result.count, result.size_bytes)
+            if node.hooks.on_pulled:
+                self._show(pull, result)
+            suggested = group.which_broker_when_slow if result.suggest_slave and node.config.slave_read_enable else 0
+            values = (suggested, next_offset, result.min_offset, result.max_offset, topic.sys_flag, group.sys_flag)
+            head = _TEMPLATES[ResponseCode.SUCCESS].render(pull.command, values, body_bytes=result.size_bytes)
+            pull.connection.reply_parts([head, *result.slices], len(head) + result.size_bytes)
+            return None
+        node.statistics.get_missed.value += 1
+        if status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
+            is_start = header.queue_offset == 0
+            code = ResponseCode.PULL_NOT_FOUND if is_start else ResponseCode.PULL_OFFSET_MOVED
+            next_offset = 0
+        else:
+            code = _CODES[status]
+        if (
+            code is ResponseCode.PULL_NOT_FOUND
+            and pull.may_hold
+            and header.sys_flag & SUSPEND
+            and node.is_accepting
+            and self._try_hold(pull)
+        ):
+            return None
+        if node.is_slave and code is ResponseCode.PULL_OFFSET_MOVED and not node.store.config.offset_check_in_slave:
+            code, next_offset = ResponseCode.PULL_RETRY_IMMEDIATELY, header.queue_offset
+        values = (0, next_offset, result.min_offset, result.max_offset, topic.sys_flag, group.sys_flag)
+        return _TEMPLATES[code].render(pull.command, values)
+
+    def _show(self, pull: Pull, result: GetResult) -> None:
+        self._node.hooks.pulled(
+            MessagesPulled(
+                client=pull.connection.address,
+                group=pull.group.name,
+                topic=pull.topic.name,
+                queue_id=pull.header.queue_id,
+                first_offset=pull.header.queue_offset,
+                next_offset=result.next_offset,
+                count=result.count,
+                size_bytes=result.size_bytes,
+            )
+        )
+
+    def _moved(self, pull: Pull, offset: int) -> bytes:
+        """The group's offset was reset: it goes on from there."""
+        store, group, topic, queue_id = self._node.store, pull.group, pull.topic, pull.header.queue_id
+        low, high = store.min_offset(topic.name, queue_id), store.max_offset(topic.name, queue_id)
+        values = (0, offset, low, high, topic.sys_flag, group.sys_flag)
+        return _TEMPLATES[ResponseCode.PULL_OFFSET_MOVED].render(pull.command, values)
+
+    def _try_hold(self, pull: Pull) -> bool:
+        node, header, subscription = self._node, pull.header, pull.subscription
+        if node.config.long_polling_enable:
+            timeout_ms = header.suspend_timeout_millis
+        else:
+            timeout_ms = node.config.short_polling_time_mills
+
+        def resume() -> None:
+            pull.may_hold = False
+            pull.reply_later(lambda: self._pull_again(pull))
+
+        held = HeldPull(
+            offset=header.queue_offset,
+            deadline_ms=node.monotonic_ms() + max(timeout_ms, 0),
+            filter=subscription.filter,
+            connection=pull.connection,
+            resume=resume,
+            is_heavy=subscription.is_heavy,
+        )
+        return node.held.try_hold(pull.topic.name, header.queue_id, held)
+
+    # --- what is not in memory, or takes long
+
+    def _is_for_workers(self, pull: Pull) -> bool:
+        """Whether there are messages to match, by an expression that takes long."""
+        if not pull.subscription.is_heavy:
+            return False
+        return pull.header.queue_offset < self._node.store.max_offset(pull.topic.name, pull.header.queue_id)
+
+    def _pull_cold(self, pull: Pull) -> None:
+        """Read in a worker and answer when it is done."""
+
+        def answer(finished: asyncio.Future[GetResult]) -> None:
+            pull.reply_later(lambda: self._answer(pull, finished.result()))
+
+        self._cold.read(pull.connection, lambda: self._read(self._node.store.get_slices_cold, pull), answer)
+
+
+def _forbidden(kind: int, remark: str) -> Refused:
+    return Refused(ResponseCode.NO_PERMISSION, remark, {"forbiddenType": kind})

@@ -1,0 +1,102 @@
+"""What an acknowledgement waits for: the one place between a stored message and its answer.
+
+Whoever is told that a message is stored relies on finding it after a crash. So an answer leaves when
+
+1. its record is durable, where the sender waits for that under SYNC_FLUSH (parked.py), and then
+2. the topics and groups that it relies on are kept (keeping.py),
+
+or when one of these cannot be: then the answer is that `Problem`. A further condition is one more `Wait` in the list,
+and a field in `Needs` that says for what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from contrailmq.broker.state.config_files import TableSaveError
+from contrailmq.broker.state.keeping import Keeping
+from contrailmq.broker.state.parked import Outcome, ParkedAnswers
+from contrailmq.store.message_store import MessageStore
+from contrailmq.wire.codes import ResponseCode
+from contrailmq.wire.header import Command
+from contrailmq.wire.peer import Peer
+
+
+class Needs(NamedTuple):
+    """What must be true before a message is acknowledged."""
+
+    durable_up_to: int = 0  # of the log; 0: its sender does not wait for the disk
+    topics: Sequence[str] = ()
+    groups: Sequence[str] = ()
+
+
+class Problem(NamedTuple):
+    """Why a stored message is not acknowledged. `is_late`: it may still become what was asked for."""
+
+    code: ResponseCode
+    remark: str
+    is_late: bool = False
+
+
+Then = Callable[[Problem | None], None]
+Wait = Callable[[Needs, Then], bool]  # False: there is nothing to wait for. Otherwise the call comes later, and once.
+Render = Callable[[Problem | None], bytes]
+
+
+class Acknowledging:
+    """Owner: the node. Runs on the loop's thread."""
+
+    def __init__(
+        self, store: MessageStore, parked: ParkedAnswers, keeping: Keeping, monotonic_ms: Callable[[], int]
+    ) -> None:
+        self._store = store
+        self._parked = parked
+        self._keeping = keeping
+        self._monotonic_ms = monotonic_ms
+        self._waits: list[Wait] = [self._until_durable, self._until_kept]
+
+    def answer(self, connection: Peer, command: Command, needs: Needs, render: Render) -> bytes | None:
+        """The answer, or none yet: it leaves when all that it needs is there, or cannot be."""
+
+        def leave(problem: Problem | None) -> None:
+            if connection.is_open and not command.is_oneway:
+                connection.reply(render(problem))
+
+        return None if self._wait(0, needs, leave) else render(None)
+
+    def _wait(self, begin: int, needs: Needs, then: Then) -> bool:
+        """For the conditions from the one numbered `begin` on; False, and no call, when none is open."""
+        return any(
+            self._waits[number](needs, partial(self._over, number + 1, needs, then))
+            for number in range(begin, len(self._waits))
+        )
+
+    def _over(self, following: int, needs: Needs, then: Then, problem: Problem | None) -> None:
+        if problem is not None or not self._wait(following, needs, then):
+            then(problem)
+
+    def _until_durable(self, needs: Needs, then: Then) -> bool:
+        if not needs.durable_up_to:
+            return False
+        timeout_ms = self._store.config.sync_flush_timeout
+
+        def settled(outcome: Outcome) -> None:
+            if outcome is Outcome.DURABLE:
+                then(None)
+            elif outcome is Outcome.TIMED_OUT:
+                remark = f"stored, but not synced to disk within syncFlushTimeout={timeout_ms} ms"
+                then(Problem(ResponseCode.FLUSH_DISK_TIMEOUT, remark, is_late=True))
+            else:
+                then(Problem(ResponseCode.SERVICE_NOT_AVAILABLE, self._store.unwritable_reason))
+
+        self._parked.park(needs.durable_up_to, self._monotonic_ms() + timeout_ms, settled)
+        return True
+
+    def _until_kept(self, needs: Needs, then: Then) -> bool:
+        def kept(error: TableSaveError | None) -> None:
+            remark = f"the message is stored, but its topic or group may be forgotten by a crash: {error}"
+            then(None if error is None else Problem(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
+
+        return self._keeping.wait(needs.topics, needs.groups, kept)

@@ -1,0 +1,132 @@
+"""`config/offsets.journal`: what groups committed since consumerOffset.json was saved (see store/base/journal.py).
+
+    payload := JSON of [["topic@group", queue_id, offset], ...]      queue_id -1: the group stands nowhere in the topic
+
+The table is saved soon after it changed, but each save waits for the disk twice: on a disk that is slow or shared it is
+seconds old when the process is killed. So ten times a second the changes go here as well, with one `pwrite` and no
+sync. The first entry of a run is the whole table, so the newest run says everything. A run is given up when it has
+become long, and the one before stays until the new one has its first entry. It costs 5 us, and 0.2 us for each queue.
+
+Whatever goes into the file was noted here before, so at the next start the journal's last word on a queue counts, or
+the end of the queue where that is lower (a power failure may take the end of the log and leave the journal). What was
+removed stays as the file has it. A file that somebody wrote long after the journal (Apache's broker, an operator)
+counts alone. A stopped broker leaves the journal empty.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from contrailmq.broker.state.offsets import OFFSETS_FILE, REMOVED, SEPARATOR, OffsetTable
+from contrailmq.store.base.journal import RUN_BYTES_MAX, CopyPlace, Journal, Run
+from contrailmq.store.files import Files
+
+log = logging.getLogger("contrailmq.broker")
+
+FILE_NAME: Final = "offsets.journal"
+NOTE_MS: Final = 100  # a kill repeats what was committed since the last note: less than 200 ms
+OTHERS_S: Final = 10.0  # a file that is newer than the journal by more than a save ever takes is somebody else's
+_TABLES: Final = 4  # as many times the whole table may a run be long, if that is more than RUN_BYTES_MAX
+_NO_WITNESS: Final = CopyPlace(0, 0)  # the ends of the queues say what counts
+
+_Change = tuple[str, int, int]
+
+
+class OffsetJournal:
+    """Owner: the loop."""
+
+    def __init__(self, files: Files, directory: Path, table: OffsetTable) -> None:
+        self._journal = Journal(files, directory / FILE_NAME)
+        self._directory = directory
+        self._table = table
+        self._table_bytes = 0
+        self._is_open = False
+        self._is_whole_due = True
+
+    def recover(self, end_of: Callable[[str, int], int], save: Callable[[], None]) -> int:
+        """Bring the table, as its file has it, to what was committed later, and save it; how many queues.
+
+        `end_of(topic, queue_id)` is the end of a queue. A journal whose table cannot be saved stays as it is.
+        """
+        if not self._paths():
+            return 0
+        is_overtaken = self._is_overtaken()
+        runs = self._journal.open()
+        try:
+            moved = 0 if is_overtaken or not runs else self._catch_up(runs[0], end_of)
+            if moved:
+                save()
+            self._journal.clear()
+        finally:
+            self._journal.close()
+        return moved
+
+    def _catch_up(self, run: Run, end_of: Callable[[str, int], int]) -> int:
+        moved = 0
+        for (key, queue_id), offset in _last_ones(run).items():
+            topic, _, group = key.partition(SEPARATOR)
+            offset = min(offset, end_of(topic, queue_id))
+            if offset != self._table.stored(key, queue_id):
+                self._table.commit(group, topic, queue_id, offset)
+                moved += 1
+        return moved
+
+    def open(self) -> None:
+        """From now on `note` writes."""
+        self._journal.open()
+        self._is_open = True
+
+    def note(self) -> None:
+        """Write down what has changed since the last call."""
+        changes = self._table.changes
+        if not self._is_open or not (changes or self._is_whole_due):
+            return
+        if self._journal.run_bytes > max(RUN_BYTES_MAX, _TABLES * self._table_bytes):
+            self._journal.restart()
+            self._is_whole_due = True
+        told = self._table.whole() if self._is_whole_due else changes
+        payload = msgspec.json.encode([(key, queue_id, offset) for (key, queue_id), offset in told.items()])
+        self._table_bytes = len(payload) if self._is_whole_due else self._table_bytes
+        if self._journal.append(_NO_WITNESS, payload):
+            changes.clear()
+            self._is_whole_due = False
+        elif self._journal.run_bytes:  # nobody knows what of it is there: the next entry begins another run
+            self._journal.restart()
+            self._is_whole_due = True
+
+    def clear(self) -> None:
+        """The table was saved: forget everything."""
+        self._journal.clear()
+        self._table.changes.clear()
+        self._is_whole_due = True
+
+    def close(self) -> None:
+        """Let go of the files as they are, as a killed process does."""
+        self._is_open = False
+        self._journal.close()
+
+    def _paths(self) -> list[Path]:
+        return list(self._directory.glob(FILE_NAME + ".*"))
+
+    def _is_overtaken(self) -> bool:
+        """Whether the file was written so long after the journal that it is not this broker's any more."""
+        written_s = max(path.stat().st_mtime for path in self._paths())
+        file = self._directory / OFFSETS_FILE
+        return file.exists() and file.stat().st_mtime > written_s + OTHERS_S
+
+
+def _last_ones(run: Run) -> dict[tuple[str, int], int]:
+    """What a run says in the end, without what was removed."""
+    found: dict[tuple[str, int], int] = {}
+    for entry in run:
+        for key, queue_id, offset in msgspec.json.decode(entry.payload, type=list[_Change]):
+            if queue_id == REMOVED:
+                found = {place: known for place, known in found.items() if place[0] != key}
+            else:
+                found[key, queue_id] = offset
+    return found

@@ -1,0 +1,211 @@
+"""Consumer offsets: how far each group has read each queue, and offsets that an operator has reset.
+
+The table is keyed `topic@group`, then by queue, as in `consumerOffset.json`. Any committed value is taken, also a
+smaller one; `BrokerNode.commit_offset` sees to it that none lies beyond the end of its queue.
+
+A server-side reset stores the new offset beside the table. Until the group's next pull of that queue, commits are
+acknowledged but ignored (a consumer still works on the old messages and must not undo the reset), and a query returns
+the reset offset. The pull that learns of it takes it away.
+
+Pull offsets (what was last asked for, for lag figures only) live in a second table, saved with the first like the
+reference does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from pathlib import Path
+from typing import Final
+
+from contrailmq.broker.state import config_files
+from contrailmq.broker.state.config_files import DataVersion, Json, whole_number
+
+OFFSETS_FILE: Final = "consumerOffset.json"
+SEPARATOR: Final = "@"
+REMOVED: Final = -1  # in place of a queue: see OffsetTable.changes
+PULLS_PER_VERSION: Final = 500  # commits between two data versions (consumerOffsetUpdateVersionStep)
+
+_Table = dict[str, dict[int, int]]
+
+
+class OffsetTable:
+    """Owner: the loop."""
+
+    def __init__(self, *, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._offsets: _Table = {}
+        self._pull_offsets: _Table = {}
+        self._resets: _Table = {}
+        self._commits = 0
+        self.is_dirty = False
+        # Of the committed offsets, by key and queue; queue -1 says that the key is gone. The journal takes them away.
+        self.changes: dict[tuple[str, int], int] = {}
+        self.version = DataVersion(timestamp=now_ms())
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Record what the group has consumed; ignored while a reset waits to be noticed."""
+        key = f"{topic}@{group}"
+        if self._resets and queue_id in self._resets.get(key, ()):
+            return
+        queues = self._offsets.get(key)
+        if queues is None:
+            queues = self._offsets[key] = {}
+        if queues.get(queue_id) == offset:
+            return
+        queues[queue_id] = self.changes[key, queue_id] = offset
+        self._touched()
+
+    def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        key = f"{topic}@{group}"
+        queues = self._pull_offsets.get(key)
+        if queues is None:
+            queues = self._pull_offsets[key] = {}
+        queues[queue_id] = offset
+
+    def query(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The reset offset when one waits, else the committed one, else None."""
+        key = f"{topic}@{group}"
+        if self._resets:
+            reset = self._resets.get(key, {}).get(queue_id)
+            if reset is not None:
+                return reset
+        queues = self._offsets.get(key)
+        return None if queues is None else queues.get(queue_id)
+
+    def query_pull(self, group: str, topic: str, queue_id: int) -> int | None:
+        return self._pull_offsets.get(f"{topic}@{group}", {}).get(queue_id)
+
+    def queues(self, group: str, topic: str) -> dict[int, int]:
+        return dict(self._offsets.get(f"{topic}@{group}", {}))
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Make the group's next pull of the queue start at `offset`."""
+        key = f"{topic}@{group}"
+        self._offsets.setdefault(key, {})[queue_id] = self.changes[key, queue_id] = offset
+        self._resets.setdefault(key, {})[queue_id] = offset
+        self._touched()
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The offset that a pull must be moved to, once; None when there is no reset."""
+        if not self._resets:
+            return None
+        key = f"{topic}@{group}"
+        waiting = self._resets.get(key)
+        if waiting is None:
+            return None
+        offset = waiting.pop(queue_id, None)
+        if not waiting:
+            del self._resets[key]
+        return offset
+
+    def clone(self, source: str, destination: str, topic: str) -> None:
+        queues = self._offsets.get(f"{topic}@{source}")
+        if queues is not None:
+            key = f"{topic}@{destination}"
+            self._offsets[key] = dict(queues)
+            self.changes |= {(key, queue_id): offset for queue_id, offset in queues.items()}
+            self._touched()
+
+    def stored(self, key: str, queue_id: int) -> int | None:
+        """The committed offset, whatever was reset."""
+        return self._offsets.get(key, {}).get(queue_id)
+
+    def whole(self) -> dict[tuple[str, int], int]:
+        """Every committed offset, by key and queue."""
+        return {(key, queue_id): offset for key, queues in self._offsets.items() for queue_id, offset in queues.items()}
+
+    def groups_of_topic(self, topic: str) -> set[str]:
+        prefix = topic + SEPARATOR
+        return {key[len(prefix) :] for key in self._offsets if key.startswith(prefix)}
+
+    def topics_of_group(self, group: str) -> set[str]:
+        suffix = SEPARATOR + group
+        return {key[: -len(suffix)] for key in self._offsets if key.endswith(suffix)}
+
+    def min_offsets(self, topic: str, *, without_groups: Iterable[str]) -> dict[int, int]:
+        """The smallest offset of each queue over all groups but some (code 308)."""
+        skipped = set(without_groups)
+        result: dict[int, int] = {}
+        for group in self.groups_of_topic(topic) - skipped:
+            for queue_id, offset in self._offsets[f"{topic}@{group}"].items():
+                result[queue_id] = min(offset, result.get(queue_id, offset))
+        return result
+
+    def remove_group(self, group: str) -> None:
+        self._remove(lambda key: key.endswith(SEPARATOR + group))
+
+    def remove_topic(self, topic: str) -> None:
+        self._remove(lambda key: key.startswith(topic + SEPARATOR))
+
+    def remove_topics(self, topics: Container[str]) -> bool:
+        """Forget where groups stand in these; False when they stood nowhere."""
+        return self._remove(lambda key: key.partition(SEPARATOR)[0] in topics)
+
+    # --- files and peers
+
+    def to_json(self) -> Json:
+        return self.snapshot()()
+
+    def snapshot(self) -> Callable[[], Json]:
+        """What makes the JSON form of the table as it is now, in any thread and whatever changes later."""
+        version = self.version.to_json()
+        offsets, pulls = (
+            {key: dict(queues) for key, queues in table.items()} for table in (self._offsets, self._pull_offsets)
+        )
+        return lambda: {
+            "dataVersion": version,
+            "offsetTable": _to_json(offsets),
+            "pullOffsetTable": _to_json(pulls),
+        }
+
+    def load(self, path: Path) -> None:
+        config_files.load(path, self.read)
+
+    def read(self, data: Json) -> None:
+        """Replace the table by what a file or a master says; 4.x has neither version nor pull offsets."""
+        offsets, pull_offsets = _from_json(data, "offsetTable"), _from_json(data, "pullOffsetTable")
+        self.version.read(data.get("dataVersion"))
+        self._offsets, self._pull_offsets = offsets, pull_offsets
+
+    def take_over(self, other: OffsetTable) -> bool:
+        """A slave's table becomes its master's, also where a group is gone; False when it is that already.
+
+        The values are compared: the version moves only with every 500th commit.
+        """
+        is_same = self._offsets == other._offsets and self._pull_offsets == other._pull_offsets
+        if is_same and self.version.parts == other.version.parts:
+            return False
+        self._offsets, self._pull_offsets, self.version = other._offsets, other._pull_offsets, other.version
+        return True
+
+    def _remove(self, is_gone: Callable[[str], bool]) -> bool:
+        """Whether there was any."""
+        doomed = [
+            (table, key) for table in (self._offsets, self._pull_offsets, self._resets) for key in table if is_gone(key)
+        ]
+        for table, key in doomed:
+            del table[key]
+        gone = {key for table, key in doomed if table is self._offsets}
+        if gone:
+            self.changes = {place: offset for place, offset in self.changes.items() if place[0] not in gone}
+            self.changes |= {(key, REMOVED): 0 for key in gone}
+        if doomed:
+            self._touched()
+        return bool(doomed)
+
+    def _touched(self) -> None:
+        self.is_dirty = True
+        self._commits += 1
+        if self._commits % PULLS_PER_VERSION == 0:
+            self.version.advance(self._now_ms())
+
+
+def _to_json(table: _Table) -> Json:
+    return {key: {str(queue_id): offset for queue_id, offset in queues.items()} for key, queues in table.items()}
+
+
+def _from_json(data: Json, key: str) -> _Table:
+    return {
+        name: {int(queue_id): whole_number(offset) for queue_id, offset in queues.items()}
+        for name, queues in config_files.entries(data, key).items()
+    }

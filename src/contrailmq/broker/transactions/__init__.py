@@ -1,0 +1,1 @@
+"""Half messages: kept aside, decided, asked about."""

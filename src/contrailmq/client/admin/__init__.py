@@ -1,0 +1,1 @@
+"""Administration of topics, groups, messages and dead letters."""

@@ -1,0 +1,155 @@
+"""Administration of messages: finding them, having one consumed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from typing import Final
+
+from contrailmq.client.admin.admin_groups import AdminGroups
+from contrailmq.client.consuming.pulling import PullRequest, pull
+from contrailmq.client.consuming.subscription import make_subscription
+from contrailmq.client.errors import ClientError
+from contrailmq.client.records import ReceivedMessage, decode_messages
+from contrailmq.client.results import PullStatus
+from contrailmq.message import (
+    MessageError,
+    MessageQueue,
+    StoredMessage,
+    parse_offset_message_id,
+)
+from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult
+from contrailmq.wire.bodies import decode_body
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.errors import ConnectError, ResponseError
+from contrailmq.wire.header import ExtValue
+
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"  # RocketMQ's group for tools; brokers have it from the start
+UNIQUE_KEY_WINDOW_MS: Final = 3 * 24 * 3600 * 1000  # how far back a unique id is looked for, as Java's tools do
+END_OF_TIME_MS: Final = 2**63 - 1
+PULL_COUNT: Final = 32
+
+
+_log = logging.getLogger(__name__)
+
+
+class AdminMessages(AdminGroups):
+    """Messages."""
+
+    async def message(self, topic: str, message_id: str) -> StoredMessage | None:
+        """By its id, the unique one that senders and listeners know or the offset one; None when there is none."""
+        found = await self.messages_by_unique_key(topic, message_id)
+        if found:
+            return found[0]
+        try:
+            return await self.message_at(message_id)
+        except (MessageError, ResponseError, ConnectError):
+            return None  # not of the form of a place, or no broker is there, or no message
+
+    async def message_at(self, offset_message_id: str) -> StoredMessage:
+        """By its place: the offset message id holds the broker's address and the physical offset."""
+        host, port, offset = parse_offset_message_id(offset_message_id)
+        answer = await self._ask(f"{host}:{port}", RequestCode.VIEW_MESSAGE_BY_ID, {"offset": offset})
+        faults: list[str] = []
+        found = decode_messages(answer.body, on_damage=faults.append)
+        if not found:
+            raise ClientError(f"the message {offset_message_id} is damaged: {'; '.join(faults)}")
+        return found[0]
+
+    async def messages_by_key(
+        self, topic: str, key: str, *, max_count: int = 32, begin_ms: int = 0, end_ms: int = END_OF_TIME_MS
+    ) -> list[StoredMessage]:
+        """Messages that have the key, newest first. The index is a hash, so keys are compared again here."""
+        found = await self._query(topic, key, max_count, begin_ms, end_ms, is_unique_key=False)
+        return list[StoredMessage](message for message in found if key in message.keys)[:max_count]
+
+    async def messages_by_unique_key(self, topic: str, unique_key: str) -> list[StoredMessage]:
+        """Messages with this unique id: more than one when a send was retried."""
+        begin_ms = time.time_ns() // 1_000_000 - UNIQUE_KEY_WINDOW_MS
+        found = await self._query(topic, unique_key, 32, begin_ms, END_OF_TIME_MS, is_unique_key=True)
+        return [message for message in found if message.message_id == unique_key]
+
+    async def messages_by_time(
+        self, topic: str, *, begin_ms: int, end_ms: int, max_count: int = 1000
+    ) -> list[StoredMessage]:
+        """Messages that were stored in the time span, oldest first within each queue."""
+        messages: list[StoredMessage] = []
+        for queue in await self.queues(topic):
+            offset = await self.search_offset(queue, begin_ms)
+            async for message in self._read(queue, offset):
+                if message.store_time_ms > end_ms or len(messages) >= max_count:
+                    break
+                messages.append(message)
+        return messages
+
+    async def consume_directly(
+        self, group: str, client_id: str, message: StoredMessage
+    ) -> ConsumeMessageDirectlyResult:
+        """Let one running member consume a message now."""
+        host, port, _ = parse_offset_message_id(message.offset_message_id)
+        ext: dict[str, ExtValue] = {
+            "consumerGroup": self._name(group),
+            "clientId": client_id,
+            "msgId": message.offset_message_id,
+            "brokerName": message.broker_name if isinstance(message, ReceivedMessage) else "",
+            "topic": message.topic,
+        }
+        answer = await self._ask(f"{host}:{port}", RequestCode.CONSUME_MESSAGE_DIRECTLY, ext)
+        return decode_body(answer.body, ConsumeMessageDirectlyResult)
+
+    # Reading.
+    async def _query(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, *, is_unique_key: bool
+    ) -> list[ReceivedMessage]:
+        if not key:
+            raise ClientError("a query needs a key")
+        ext: dict[str, ExtValue] = {
+            "topic": self._name(topic),
+            "key": key,
+            "maxNum": max_count,
+            "beginTimestamp": begin_ms,
+            "endTimestamp": end_ms,
+            "indexType": "U" if is_unique_key else "K",
+            "_UNIQUE_KEY_QUERY": is_unique_key,
+        }
+        accept = (int(ResponseCode.SUCCESS), int(ResponseCode.QUERY_NOT_FOUND))
+        masters = await self._topic_masters(topic)
+        answers = await asyncio.gather(
+            *(self._ask(address, RequestCode.QUERY_MESSAGE, ext, accept=accept) for address in masters.values())
+        )
+        messages = [
+            message
+            for name, answer in zip(masters, answers, strict=True)
+            if answer.code == ResponseCode.SUCCESS
+            for message in decode_messages(answer.body, broker_name=name, on_damage=_tell)
+            if message.topic == self._name(topic)
+        ]
+        return sorted(messages, key=lambda message: message.store_time_ms, reverse=True)
+
+    async def _read(self, queue: MessageQueue, offset: int) -> AsyncIterator[ReceivedMessage]:
+        """Messages from an offset to the present end of the queue."""
+        real = queue._replace(topic=self._name(queue.topic))
+        subscription = make_subscription(real.topic, "*", version=0)
+        while True:
+            request = PullRequest(
+                real,
+                offset,
+                subscription,
+                PULL_COUNT,
+                1024 * 1024,
+                suspend_s=0.0,
+                carries_subscription=True,
+                timeout_s=self.options.request_timeout_s,
+            )
+            pulled = await pull(self._connected(), TOOLS_GROUP, request)
+            for message in pulled.messages:
+                yield message
+            if pulled.status is PullStatus.NO_NEW_MESSAGE or pulled.next_offset == offset:
+                return
+            offset = pulled.next_offset
+
+
+def _tell(fault: str) -> None:
+    _log.error("a damaged record is left out: %s", fault)

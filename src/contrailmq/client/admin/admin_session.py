@@ -1,0 +1,126 @@
+"""The connection of an administrator: finds brokers, asks one or all of them.
+
+An administrator is no member of any group; it needs routes and connections only, so it shares a client instance's. It
+starts with its first call; close it with `shutdown`, or use `async with`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Self, Unpack
+
+from contrailmq.client.errors import BrokerNotFoundError
+from contrailmq.client.life import check_loop
+from contrailmq.client.namespace import wrap
+from contrailmq.client.settings import ClientOptions, ClientSettings
+from contrailmq.client.transport.instance import ClientInstance
+from contrailmq.client.transport.routes import MASTER_ID, TopicRoute
+from contrailmq.message import MessageQueue
+from contrailmq.wire.bodies import ClusterInfo, decode_body
+from contrailmq.wire.codes import RequestCode
+from contrailmq.wire.errors import ResponseError
+from contrailmq.wire.header import Command, ExtValue
+
+ADMIN_TIMEOUT_S: Final = 6.0  # Java's timeout of administration calls
+
+
+class AdminSession:
+    """What all parts of `Admin` stand on."""
+
+    def __init__(self, *, namesrv: str | None = None, **settings: Unpack[ClientSettings]) -> None:
+        settings.setdefault("request_timeout_s", ADMIN_TIMEOUT_S)
+        self.options = ClientOptions(namesrv=namesrv, **settings)
+        self._instance: ClientInstance | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.shutdown()
+
+    async def start(self) -> None:
+        """Optional: the first call starts too."""
+        self._connected()
+
+    async def shutdown(self) -> None:
+        if self._instance is not None:
+            instance, self._instance = self._connected(), None
+            await instance.release()
+
+    def _connected(self) -> ClientInstance:
+        if self._instance is None:
+            self._instance = ClientInstance.acquire(self.options.client_id(), self.options)
+        check_loop("this Admin", self._instance.loop)
+        return self._instance
+
+    def _name(self, name: str) -> str:
+        return wrap(self.options.namespace, name)
+
+    async def cluster(self) -> ClusterInfo:
+        """Clusters, their brokers and the brokers' addresses."""
+        return decode_body((await self._ask_namesrv(RequestCode.GET_BROKER_CLUSTER_INFO)).body, ClusterInfo)
+
+    async def route(self, topic: str) -> TopicRoute:
+        """The topic's brokers and queues, fresh from the NameServer."""
+        return await self._connected().refresh_route(self._name(topic))
+
+    async def masters(self, *, broker: str | None = None, cluster: str | None = None) -> dict[str, str]:
+        """Addresses of the masters by broker name: of one broker, one cluster, or all."""
+        info = await self.cluster()
+        wanted = set(info.broker_addr_table)
+        if cluster is not None:
+            wanted &= set(info.cluster_addr_table.get(cluster, []))
+        if broker is not None:
+            wanted &= {broker}
+        found = {
+            name: data.broker_addrs[MASTER_ID]
+            for name, data in sorted(info.broker_addr_table.items())
+            if name in wanted and MASTER_ID in data.broker_addrs
+        }
+        if not found:
+            raise BrokerNotFoundError(broker or cluster or "of any name")
+        return found
+
+    # Requests.
+    async def _ask(
+        self,
+        address: str,
+        code: RequestCode,
+        ext: dict[str, ExtValue] | None = None,
+        body: bytes = b"",
+        *,
+        accept: tuple[int, ...] = (0,),
+    ) -> Command:
+        return await self._connected().call(address, code, ext or {}, body, accept=accept)
+
+    async def _ask_namesrv(
+        self, code: RequestCode, ext: dict[str, ExtValue] | None = None, body: bytes = b""
+    ) -> Command:
+        instance = self._connected()
+        answer = await instance.name_servers.invoke(
+            code, ext or {}, timeout_s=self.options.request_timeout_s, body=body
+        )
+        return _checked(answer, code)
+
+    async def _tell_namesrvs(self, code: RequestCode, ext: dict[str, ExtValue], body: bytes = b"") -> None:
+        """To each NameServer: they do not talk to each other."""
+        instance = self._connected()
+        answers = await instance.name_servers.invoke_each(
+            code, ext, timeout_s=self.options.request_timeout_s, body=body
+        )
+        for answer in answers:
+            _checked(answer, code)
+
+    async def _queue_master(self, queue: MessageQueue) -> str:
+        return await self._connected().find_master(queue.broker_name, self._name(queue.topic))
+
+    async def _topic_masters(self, topic: str) -> dict[str, str]:
+        """Masters of the brokers that have the topic."""
+        route = await self.route(topic)
+        return {broker.name: broker.addresses[MASTER_ID] for broker in route.brokers if MASTER_ID in broker.addresses}
+
+
+def _checked(answer: Command, code: RequestCode) -> Command:
+    if answer.code != 0:
+        raise ResponseError(answer.code, answer.remark, request_code=code)
+    return answer

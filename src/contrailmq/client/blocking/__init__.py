@@ -1,0 +1,1 @@
+"""The blocking faces of the asyncio clients, and the short ways beneath them."""

@@ -1,0 +1,1 @@
+"""Consumers: rebalance, pulling, listeners, offsets, sending back."""

@@ -1,0 +1,1 @@
+"""Connections, routes, heartbeats: one instance for the clients of a process."""

@@ -1,0 +1,1 @@
+"""The log's bytes as columns: scanning, vectorised decoding, queue units."""

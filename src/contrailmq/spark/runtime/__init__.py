@@ -1,0 +1,1 @@
+"""Where code runs: shipping the package, worker processes, retries."""

@@ -1,0 +1,97 @@
+"""The processes from which Spark forks Python workers: `pyspark.daemon`, but for how workers begin and end.
+
+Spark ends a worker that had nothing to do for a minute, and `pyspark.daemon` forks a new one that knows nothing yet: it
+imports pyspark's worker, pyarrow, pandas and our sources, half a second to a second of CPU for each. Here they are
+imported once, before the first fork (`warm`). `pyspark.daemon` does not, lest a library start a thread whose locks a
+fork would leave taken; of ours only pyarrow's allocator has one, and it is made for forks. Only on Linux: the system
+libraries of others are not.
+
+When a session stops, or a plan has been told, Spark closes the sockets of workers that still want to say something. A
+TCP socket swallows that, a Unix socket does not, and `pyspark.daemon` prints a traceback for each such worker into the
+terminal of whoever runs the session. A worker that nobody listens to any more just ends. A task whose socket broke
+fails on the other side in any case.
+
+Workers of tasks are forked by this module (`spark.python.daemon.module`). Spark asks `pyspark.daemon` by that name for
+those that look for a source, make it, plan a read, begin a write and end it: one daemon for each of these. In a home of
+ours (`environment.spark_home`) the name leads here too. Where the user chose the home, these workers import our
+sources, which call `end_quietly`; the one that looks for sources imports every module named `pyspark_*`, hence
+`pyspark_contrailmq`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+_SOURCES: Final = ("contrailmq.spark.sources.commitlog", "contrailmq.spark.sources.rocketmq")
+_TASKS: Final = "pyspark.worker"
+_LOOKS_FOR_SOURCES: Final = "pyspark.sql.worker.lookup_data_sources"  # and needs none
+_TASKS_NEED: Final = (
+    "pyspark.sql.worker.plan_data_source_read",
+    "pandas",  # which pyarrow looks for when it makes its first scalar
+)
+
+
+class _Traceback:
+    """What `pyspark.daemon` uses of the module `traceback`."""
+
+    format_exc = staticmethod(traceback.format_exc)
+
+    @staticmethod
+    def print_exc() -> None:
+        if not isinstance(sys.exc_info()[1], BrokenPipeError):
+            traceback.print_exc()
+
+
+def end_quietly() -> None:
+    """In a process that `pyspark.daemon` forked: say nothing when nobody listens any more. Elsewhere nothing."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None and main.__spec__.name == "pyspark.daemon":
+        _quieten(main)
+
+
+def serve() -> None:
+    """Be the daemon for the workers that the command line names, until Spark ends it."""
+    daemon = _daemon_of_pyspark()
+    _quieten(daemon)
+    warm(sys.argv[1] if len(sys.argv) > 1 else _TASKS)
+    daemon.manager()
+
+
+def warm(worker: str) -> None:
+    """Import what workers of this kind need, and keep the collector from walking it in each (task_process.py)."""
+    if sys.platform == "linux" and worker.startswith("pyspark.") and worker != _LOOKS_FOR_SOURCES:
+        for name in (worker, *_SOURCES, *(_TASKS_NEED if worker == _TASKS else ())):
+            with contextlib.suppress(Exception):  # it fails again, and is told, in the worker that needs it
+                importlib.import_module(name)
+        gc.collect()
+        gc.freeze()
+
+
+def _daemon_of_pyspark() -> ModuleType:
+    """`pyspark.daemon` from where pyspark is installed, also if a home of ours gives that name to this module."""
+    import pyspark
+
+    spec = importlib.util.spec_from_file_location(
+        "pyspark.daemon", Path(pyspark.__file__).resolve().with_name("daemon.py")
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    daemon = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = daemon
+    spec.loader.exec_module(daemon)
+    return daemon
+
+
+def _quieten(daemon: ModuleType) -> None:
+    setattr(daemon, "traceback", _Traceback)  # noqa: B010  a module's name, which mypy knows as the real one
+
+
+if __name__ == "__main__":
+    serve()

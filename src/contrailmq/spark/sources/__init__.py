@@ -1,0 +1,1 @@
+"""The data sources `rocketmq` and `commitlog`."""

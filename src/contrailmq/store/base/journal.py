@@ -1,0 +1,202 @@
+"""A journal of deliveries: how far a service has come, so that a crash repeats little of it.
+
+Delay levels and timers copy messages from a system topic into their real ones. Where they stand is in files of
+RocketMQ's own (`delayOffset.json`, `timercheck`), which cost several syncs to write and are written every 10 s and
+every second. So a service also writes a line here after each group of copies that it has made: one `pwrite`, no
+sync. What a process has written survives its kill, because the pages are the kernel's. A kill then repeats at most the
+group that it interrupted.
+
+    entry := size:i32  crc:i32  run:i64  number:i32  copy_offset:i64  copy_time_ms:i64  payload       (big-endian)
+
+`crc` is of all that follows it; `number` counts the entries of a run from 0; `payload` is the service's.
+
+A power failure is another matter: it may take the end of the log and keep the journal, or the reverse. So each entry
+names a witness, the last copy that was made before it, by its place and its store time. An entry counts only when
+that record stands there (`stands`): then the log was not cut before it, and no copy that the entry speaks of is lost.
+Else an older one counts, or what the service has saved and synced. A repeat is never traded for a loss.
+
+The witness also tells the journal of another store: of a directory that was copied or put together from parts, or of
+one that another program has cut and written on since. A cut log grows again, but no record gets an old store time.
+
+A run is what may be read together. Runs go to two files in turn, so the one before stays until the new one is as long
+as the service lets it be: with the write buffer pool the newest copies may not be in the log's file yet when a process
+is killed, and then older entries count.
+
+Whoever opens the journal saves what it takes from it, and then clears it; so does a service that stops. A stopped
+broker has an empty journal: what an operator changes in RocketMQ's files counts.
+
+Cost, for each group of copies: 25 us and 396 bytes for 18 delay levels; 7 us and 76 bytes for timers, and
+0.05 us and 8 bytes for each of them. A group of 128 takes about a millisecond. Nothing waits for a disk. What
+cannot be written (a full disk, a read-only file system) ends nothing: it is told once, a crash repeats more meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from contrailmq.message.checksum import crc32
+from contrailmq.message.codec import CorruptRecordError, decode_record
+from contrailmq.store.files import Files
+
+log = logging.getLogger("contrailmq.store")
+
+_HEAD: Final = struct.Struct(">iIqiqq")
+HEAD_BYTES: Final = 36
+assert _HEAD.size == HEAD_BYTES
+_CRC_END: Final = 8  # the checksum is of everything behind it
+RUN_BYTES_MAX: Final = 1 << 20  # of a file that is kept when a run begins in it
+_NAMES: Final = (".0", ".1")
+
+
+class CopyPlace(NamedTuple):
+    """A record that was written to the log: a witness."""
+
+    physical_offset: int
+    store_time_ms: int
+
+
+class Entry(NamedTuple):
+    copy: CopyPlace
+    payload: bytes
+
+
+Run = Sequence[Entry]
+
+
+class RecordSource(Protocol):
+    """What is asked for the witnesses."""
+
+    def read_record(self, physical_offset: int, size_bytes: int | None = None) -> bytes | None: ...
+
+
+def stands(store: RecordSource, place: CopyPlace) -> bool:
+    """Whether that very record is in the log."""
+    record = store.read_record(place.physical_offset)
+    try:
+        message = None if record is None else decode_record(record)
+    except CorruptRecordError:
+        return False
+    return message is not None and (message.physical_offset, message.store_time_ms) == place
+
+
+class Journal:
+    """Two files, `path` with .0 and .1 behind it. Owner: one service, on one thread."""
+
+    def __init__(self, files: Files, path: Path) -> None:
+        self._files = files
+        self._paths = [path.with_name(path.name + suffix) for suffix in _NAMES]
+        self._descriptors: list[int] = []
+        self._run = 0
+        self._number = 0
+        self._position = 0
+        self._is_failing = False
+
+    # --- life
+
+    def open(self) -> list[Run]:
+        """The runs of an earlier life, the newest first. Without a disk that takes it, nothing is kept or found."""
+        found: dict[int, Run] = {}
+        try:
+            self._files.make_directory(self._paths[0].parent)
+            for path in self._paths:
+                self._descriptors.append(self._files.open(path, create=True))
+                found |= self._read(self._descriptors[-1])
+        except OSError as exc:
+            self._fail(exc)
+            self.close()
+        self._run = max(found, default=0)
+        self.restart()
+        return [found[run] for run in sorted(found, reverse=True)]
+
+    def clear(self) -> None:
+        """Forget everything, durably: what it said is saved elsewhere."""
+        try:
+            for descriptor in self._descriptors:
+                if self._files.size(descriptor):
+                    self._files.truncate(descriptor, 0)
+                    self._files.sync(descriptor)
+        except OSError as exc:
+            self._fail(exc)
+        self.restart()
+
+    def close(self) -> None:
+        """Let go of the files as they are."""
+        while self._descriptors:
+            self._files.close(self._descriptors.pop())
+
+    # --- writing
+
+    def restart(self) -> None:
+        """The next entry begins a run."""
+        self._run += 1
+        self._number = self._position = 0
+
+    def append(self, copy: CopyPlace, payload: bytes) -> bool:
+        """Add an entry; False when the disk does not take it."""
+        if not self._descriptors:
+            return False
+        descriptor = self._descriptors[self._run % len(_NAMES)]
+        entry = _encode(self._run, self._number, copy, payload)
+        try:
+            if not self._number and self._files.size(descriptor) > RUN_BYTES_MAX:
+                self._files.truncate(descriptor, 0)
+            self._files.pwrite(descriptor, entry, self._position)
+        except OSError as exc:
+            self._fail(exc)
+            return False
+        self._number += 1
+        self._position += len(entry)
+        if self._is_failing:
+            self._is_failing = False
+            log.info("deliveries are written to %s again", self._paths[0].parent)
+        return True
+
+    @property
+    def run_bytes(self) -> int:
+        return self._position
+
+    def _fail(self, error: OSError) -> None:
+        if not self._is_failing:
+            log.error(
+                "%s is not written: %s; until it is, a crash repeats what was delivered since the last save: free or "
+                "mend the disk",
+                self._paths[self._run % len(_NAMES)],
+                error,
+            )
+        self._is_failing = True
+
+    def _read(self, descriptor: int) -> dict[int, Run]:
+        data = self._files.pread(descriptor, self._files.size(descriptor), 0)
+        found: dict[int, list[Entry]] = {}
+        for run, entry in _entries(data):
+            found.setdefault(run, []).append(entry)
+        return dict(found)
+
+
+def _encode(run: int, number: int, copy: CopyPlace, payload: bytes) -> bytes:
+    size = HEAD_BYTES + len(payload)
+    entry = _HEAD.pack(size, 0, run, number, *copy) + payload
+    crc = crc32(entry[_CRC_END:]) & 0xFFFFFFFF
+    return _HEAD.pack(size, crc, run, number, *copy) + payload
+
+
+def _entries(data: bytes) -> Iterator[tuple[int, Entry]]:
+    """The run that begins a file, up to what is torn or of an older one."""
+    position = expected = 0
+    first_run = -1
+    while position + HEAD_BYTES <= len(data):
+        size, crc, run, number, copy_offset, copy_time_ms = _HEAD.unpack_from(data, position)
+        if not HEAD_BYTES <= size <= len(data) - position:
+            return
+        if crc32(data[position + _CRC_END : position + size]) & 0xFFFFFFFF != crc or number != expected:
+            return
+        first_run = run if first_run < 0 else first_run
+        if run != first_run:
+            return
+        yield run, Entry(CopyPlace(copy_offset, copy_time_ms), data[position + HEAD_BYTES : position + size])
+        position += size
+        expected += 1

@@ -1,0 +1,220 @@
+"""The time that records are stored with, and the measure that every delay follows, whatever is done to the wall clock.
+
+Three times, all in milliseconds. The monotonic clock carries each of them on; the wall clock is only looked at:
+
+    steady  the wall clock at opening, plus what has passed since. Delays, timers and checks are due by it.
+    wall    steady + ahead. `look` compares this with the wall clock; where they differ by STEP_MS or more that was
+            set, and `ahead` changes by the size of the jump.
+    store   what goes into records: wall, but never less than the record before (searches by time and recovery rely on
+            that). After a jump back it goes on at half its pace until the wall clock has caught up: so it never stands
+            still, and still tells when each record was stored.
+
+The log is thus a row of *stretches*. Within one, store time and steady time differ by a rule that does not change, so
+`stored_ms` turns a record's store time into steady time exactly, and `ahead_ms` says how the wall clock stood when the
+record was stored. A new stretch begins at the end of the log, and only in `look`: between a jump and the look that
+notices it records are stored by the old rule, and nothing can be judged by the wrong one. A broker looks before each
+tick of its services (10 times a second) and when a timer is admitted, an embedded store once a second.
+
+Stretches live as long as the process. What was stored before it was opened is taken at its word: after a restart the
+wall clock counts.
+
+Jumps forward are doubted. For DOUBT_MS `doubted_ms` tells by how much the wall clock went forward lately, and files do
+not expire by that (see retention.py). Opening a store whose newest record is more than a day old is such a jump, too:
+nobody can tell a long stop from a clock that is wrong.
+
+A suspended machine stops the monotonic clock. What it slept is added at the next look, so delays go on meanwhile.
+
+Two clocks cannot be read at one moment: a process that is stopped between the readings would see a jump. So a look
+counts only when both were read within READ_MS.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Final, NamedTuple
+
+from contrailmq.store.base.clock import Clock
+
+_log = logging.getLogger(__name__)
+
+STEP_MS: Final = 100  # a smaller step is not followed: store times may differ from the wall clock by as much
+WORTH_A_WARNING_MS: Final = 1000
+READ_MS: Final = 5
+DOUBT_MS: Final = 3_600_000
+LONG_AGO_MS: Final = 86_400_000  # the newest record of a store that is opened: the wall clock may be wrong
+STRETCHES_MAX: Final = 1000  # jumps that are remembered; of what was stored before them the oldest one's rule is taken
+_READINGS_MAX: Final = 3
+_DOUBTED: Final = "; for an hour no file is deleted that is old by this difference alone"
+_SLOW: Final = 2  # ms for each ms of store time, after a jump back
+
+
+class Stretch(NamedTuple):
+    """A part of the log, from `log_offset` on, and the times at which it began."""
+
+    log_offset: int
+    steady_ms: int
+    store_ms: int
+    ahead_ms: int  # wall time - steady time
+    pace: int  # steady milliseconds for each of store time
+
+
+class StoreClock:
+    """Owner: MessageStore. `now_ms` belongs to whoever holds the log's lock; the others may be called by any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.monotonic_ms = clock.monotonic_ms
+        self._wall_ms = clock.now_ms
+        self.slept_ms = clock.slept_ms
+        self._known_sleep_ms = clock.slept_ms()
+        self._base_ms = clock.now_ms() - clock.monotonic_ms()
+        self._store_base_ms = self._base_ms  # store time - monotonic time, where the pace is the usual one
+        self._slow: Stretch | None = None  # the newest stretch, where it is not
+        self._ahead_ms = 0
+        self._stretches: tuple[Stretch, ...] = (Stretch(0, self.steady_ms(), self.steady_ms(), 0, 1),)
+        self._offsets: list[int] = [0]
+        self._doubts: tuple[tuple[int, int], ...] = ()  # (monotonic time, size) of jumps forward
+        self._lock: AbstractContextManager[bool] | None = None
+        self._log_end: Callable[[], int] = _nowhere
+        self.opened_at = 0  # log offset: what lies before it was stored by an earlier process
+        self.opened_ms = self.steady_ms()
+
+    def opened(
+        self, lock: AbstractContextManager[bool], log_end: Callable[[], int], *, last_store_time_ms: int
+    ) -> None:
+        """The log can be written to from here on. `lock` is the one under which it is."""
+        self._base_ms = self._store_base_ms = self._base_ms + (self._read_ahead_ms() or 0)
+        wall_ms = self.steady_ms()
+        self._lock, self._log_end = lock, log_end
+        self.opened_at, self.opened_ms = log_end(), wall_ms
+        self._stretches, self._offsets = (Stretch(0, wall_ms, wall_ms, 0, 1),), [0]
+        gap_ms = wall_ms - last_store_time_ms
+        if gap_ms < 0:
+            self._begin(last_store_time_ms)
+            _log.warning(
+                "the newest record was stored %s ahead of the wall clock: store times go at half their pace until it "
+                "has caught up",
+                _seconds(-gap_ms),
+            )
+        elif last_store_time_ms and gap_ms > LONG_AGO_MS:
+            self._doubt(gap_ms)
+            _log.warning("the newest record was stored %s ago%s", _seconds(gap_ms), _DOUBTED)
+
+    # --- the three times
+
+    def now_ms(self) -> int:
+        """Store time."""
+        slow = self._slow
+        if slow is None:
+            return self.monotonic_ms() + self._store_base_ms
+        return slow.store_ms + (self.monotonic_ms() + self._base_ms - slow.steady_ms) // _SLOW
+
+    def steady_ms(self) -> int:
+        return self.monotonic_ms() + self._base_ms
+
+    def wall_ms(self) -> int:
+        """The wall clock, as of the newest look."""
+        return self.steady_ms() + self._ahead_ms
+
+    def look(self) -> int:
+        """Notice whether the wall clock was set. The steady time."""
+        ahead_ms = self._read_ahead_ms()
+        if ahead_ms is None or self._lock is None or not self._is_news(ahead_ms):
+            return self.steady_ms()
+        with self._lock:
+            ahead_ms -= self._add_sleep()
+            if not self._is_news(ahead_ms):
+                return self.steady_ms()  # the machine has slept, or another thread was quicker
+            jump_ms, self._ahead_ms = ahead_ms - self._ahead_ms, ahead_ms
+            self._begin(self.now_ms())
+        if abs(jump_ms) >= STEP_MS:
+            self._tell(jump_ms)
+        return self.steady_ms()
+
+    # --- of a record
+
+    def ahead_ms(self, physical_offset: int) -> int:
+        """By how much the wall clock was ahead of steady time when this record was stored."""
+        return self._stretch_of(physical_offset).ahead_ms
+
+    def stored_ms(self, physical_offset: int, store_time_ms: int) -> int:
+        """When this record was stored, in steady time; of one that an earlier process stored, what it says."""
+        stretch = self._stretch_of(physical_offset)
+        elapsed_ms = (store_time_ms - stretch.store_ms) * stretch.pace
+        return stretch.steady_ms + elapsed_ms + stretch.pace - 1  # rounded up: no delay is shortened
+
+    @property
+    def aheads_ms(self) -> list[int]:
+        """All values of `ahead_ms`, the newest first."""
+        return list(dict.fromkeys(stretch.ahead_ms for stretch in reversed(self._stretches)))
+
+    def _stretch_of(self, physical_offset: int) -> Stretch:
+        at = bisect.bisect_right(self._offsets, physical_offset) - 1
+        return self._stretches[max(at, 0)]
+
+    # --- jumps
+
+    def doubted_ms(self) -> int:
+        """By how much the wall clock went forward within the last DOUBT_MS."""
+        now_ms = self.monotonic_ms()
+        return sum(size_ms for at_ms, size_ms in self._doubts if now_ms - at_ms < DOUBT_MS)
+
+    def _doubt(self, size_ms: int) -> None:
+        now_ms = self.monotonic_ms()
+        self._doubts = (*(doubt for doubt in self._doubts if now_ms - doubt[0] < DOUBT_MS), (now_ms, size_ms))
+
+    def _read_ahead_ms(self) -> int | None:
+        for _ in range(_READINGS_MAX):
+            before_ms = self.monotonic_ms()
+            wall_ms = self._wall_ms()
+            if self.monotonic_ms() - before_ms <= READ_MS:
+                return wall_ms - before_ms - self._base_ms
+        return None
+
+    def _add_sleep(self) -> int:
+        """Count what the machine has slept; how long that was."""
+        size_ms = max(self.slept_ms() - self._known_sleep_ms, 0)
+        self._known_sleep_ms += size_ms
+        self._base_ms += size_ms
+        self._store_base_ms += size_ms
+        return size_ms
+
+    def _is_news(self, ahead_ms: int) -> bool:
+        """Whether the wall clock was set, or has caught up with store times."""
+        if abs(ahead_ms - self._ahead_ms) >= STEP_MS:
+            return True
+        return self._slow is not None and self.steady_ms() + ahead_ms >= self.now_ms()
+
+    def _begin(self, store_ms: int) -> None:
+        """A stretch from here on. `store_ms` is the least that its records may say."""
+        steady_ms = self.steady_ms()
+        wall_ms = steady_ms + self._ahead_ms
+        is_slow = wall_ms < store_ms
+        stretch = Stretch(self._log_end(), steady_ms, max(wall_ms, store_ms), self._ahead_ms, _SLOW if is_slow else 1)
+        kept = [old for old in self._stretches if old.log_offset < stretch.log_offset]
+        self._stretches = (*kept[-STRETCHES_MAX:], stretch)
+        self._offsets = [one.log_offset for one in self._stretches]
+        self._slow = stretch if is_slow else None
+        self._store_base_ms = self._base_ms + self._ahead_ms
+
+    def _tell(self, jump_ms: int) -> None:
+        if jump_ms > 0:
+            self._doubt(jump_ms)
+        _log.log(
+            logging.WARNING if abs(jump_ms) >= WORTH_A_WARNING_MS else logging.INFO,
+            "the wall clock was set %s by %s: delays and timers go on by the time that passes; store times %s%s",
+            "forward" if jump_ms > 0 else "back",
+            _seconds(abs(jump_ms)),
+            "follow it" if self._slow is None else "go at half their pace until it has caught up with them",
+            _DOUBTED if jump_ms > LONG_AGO_MS else "",
+        )
+
+
+def _nowhere() -> int:
+    return 0
+
+
+def _seconds(milliseconds: int) -> str:
+    return f"{milliseconds / 1000:.3f} s"

@@ -1,0 +1,1 @@
+"""Index files: messages by key."""

@@ -1,0 +1,1 @@
+"""Consume queues and batch queues: where the messages of a topic lie in the log."""

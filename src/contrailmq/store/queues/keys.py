@@ -1,0 +1,49 @@
+"""Under which hashes the index enters a record: its unique key, every key of KEYS, and its tag, in this order.
+
+Keys are hashed as `topic#key` and tags as `topic#T#tag` (5.5.0 enters tags, 5.3 did not). They are computed when a
+record is appended, because then its properties are at hand; where there is no index, not at all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from contrailmq.message import Property, java_hash, java_hash_of_id
+from contrailmq.message.hashing import java_hash_within
+from contrailmq.message.property_text import end_of, find_decoded, key_of
+from contrailmq.store.queues.queue_state import QueueState
+
+_SPACE: Final = 32
+_TAGS: Final = key_of(Property.TAGS)
+
+
+def key_hashes(
+    state: QueueState, keys: str | None, unique_key: str | None, tags: str | None, tags_code: int, properties: bytes
+) -> list[int]:
+    """Java hashes of a record's keys, none where no index is. Its tags are looked up when only their code is known."""
+    hashes: list[int] = []
+    if not state.is_indexed:
+        return hashes
+    seed = state.key_seed
+    if unique_key:
+        hashes.append(java_hash_of_id(unique_key, seed=seed))
+    if keys:
+        if " " in keys:
+            hashes += [java_hash(key, seed=seed) for key in keys.split(" ") if key]
+        else:
+            hashes.append(java_hash(keys, seed=seed))
+    if tags_code and tags is None:
+        tags = find_decoded(properties, _TAGS)
+    if tags:
+        tag_hash = state.tag_hashes.get(tags)
+        hashes.append(state.meet_tags(tags) if tag_hash is None else tag_hash)
+    return hashes
+
+
+def add_key_hashes(hashes: list[int], data: bytes, begin: int, end: int, seed: int) -> None:
+    """Those of the KEYS that stand in data[begin:end] as UTF-8."""
+    while begin < end:
+        stop = end_of(data, _SPACE, begin, end)
+        if begin < stop:
+            hashes.append(java_hash_within(data, begin, stop, seed=seed))
+        begin = stop + 1

@@ -1,0 +1,1 @@
+"""From a queue's offset to slices of the log."""

@@ -1,0 +1,648 @@
+"""Reading messages: from a queue, by place, by key, by time.
+
+A read of a queue gives slices of the mapped log, one a record, never decoded: 32 of them cost about 15 us, or 3 when
+another group has just read the same (recent.py). `get_warm` gives records that follow each other in the log, as those
+of a batch do, as one slice. The rules are RocketMQ's (DefaultMessageStore.getMessage): what a bad offset answers
+(`_find`), how much one answer may hold, that a first message larger than the limits is still given alone, and that
+filtered units move the reader on.
+
+Damage (damage.py). What this process has just written is trusted. Whatever lies further back, or was there when the
+store was opened, is checked before a broker gives it away (`get_warm`, `get_cold`, `get_sound`; checkCrcOnRead): a
+damaged record is noted and passed over. `get` trusts the log, and what is decoded for an embedding program (`get`,
+`lookup` and `query` of the store) is checked there, and a damaged record is an error that names it. What `lookup` and
+`query` find is a whole record that says it lies there and carries topic and key: an index can be wrong or late without
+an answer being wrong.
+
+How much (`Limits`): the caller's count and bytes, and 32 messages or 256 KiB for what is presumably in memory, 8
+messages or 64 KiB for what is presumably on disk (maxTransfer...). "On disk" is there a guess from the distance to the
+end of the log: above 40 % of RAM. Readers of our own that want more say how many bytes (`bulk_bytes`).
+
+A page that really is on disk blocks the thread that touches it, so a loop calls `get_warm`, which asks the kernel first
+(residency.py), and when that has nothing has a worker call `get_cold`, which reads with pread and returns copies.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_right
+from collections.abc import Callable, Sized
+from functools import lru_cache
+from itertools import accumulate
+from operator import add
+from typing import Final, TypeVar
+
+from contrailmq.message import Property, StoredMessage, tags_code
+from contrailmq.message.codec import Kind, check_record, decode_record
+from contrailmq.message.property_text import key_of
+from contrailmq.message.record import RECORD_BYTES_MIN, read_store_time, view_record
+from contrailmq.store.base.errors import StoreError
+from contrailmq.store.base.stats import StoreStats
+from contrailmq.store.base.status import (
+    GetResult,
+    GetStatus,
+    Limits,
+    MessageFilter,
+    QueueRead,
+    Read,
+    WarmRead,
+)
+from contrailmq.store.config import CONSUME_QUEUE_UNIT_BYTES, StoreConfig
+from contrailmq.store.index.index_service import IndexService
+from contrailmq.store.log.commit_log import CommitLog
+from contrailmq.store.log.damage import Damage, Place, body_fault, fault_of
+from contrailmq.store.log.mapped_file import MappedFile
+from contrailmq.store.log.residency import Residency
+from contrailmq.store.queues.batch_consume_queue import BatchConsumeQueue
+from contrailmq.store.queues.consume_queue import ConsumeQueue
+from contrailmq.store.queues.consume_queue_ext import is_ext_address
+from contrailmq.store.queues.consume_queue_table import ConsumeQueueTable
+from contrailmq.store.queues.light_queues import names_light_queue
+from contrailmq.store.queues.queue_unit import PRE_BLANK_SIZE, Boundary, unpack_units
+from contrailmq.store.reading.batch_reading import read_batches
+from contrailmq.store.reading.recent import BATCH_BYTES_MAX, Batch, RecentBatches
+
+PULL_BYTES_MIN: Final = 100  # RocketMQ clamps the bytes that a request may ask for
+PULL_BYTES_MAX: Final = 128 << 20
+_TAGS: Final = key_of(Property.TAGS)
+_I64: Final = struct.Struct(">q")
+R = TypeVar("R")
+
+AnyQueue = ConsumeQueue | BatchConsumeQueue
+
+
+class Reader:
+    """Any thread may read; `get_warm`, which keeps what several groups read, is for one loop.
+
+    With `dispatch` (an embedded store) whoever asks for a queue or a key makes up first for what puts have left; a loop
+    gives none: it decides when to dispatch.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        log: CommitLog,
+        queues: ConsumeQueueTable,
+        index: IndexService | None,
+        residency: Residency,
+        stats: StoreStats,
+        *,
+        monotonic_ms: Callable[[], int],
+        dispatch: Callable[[], None] | None = None,
+        memory_bytes: int | None = None,
+    ) -> None:
+        self._config = config
+        self.residency = residency
+        self._stats = stats
+        self._monotonic_ms = monotonic_ms
+        self._log = log
+        self._queues = queues
+        self._index = index
+        memory = memory_bytes or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self._distance_in_memory = memory * config.access_message_in_memory_max_ratio // 100
+        self._undispatched: Sized = log.facts if dispatch is not None else ()
+        self._dispatch = dispatch
+        self.closed: Callable[[], StoreError] | None = None  # makes the error for whoever reads a store that is closed
+        self._recent = RecentBatches()
+        self.damage = Damage(config.path)
+        self.get: Read = self._reading(self._slices)
+        self.get_warm: WarmRead = self._reading(self._warm_slices)
+        self.get_cold: Read = self._reading(self._cold_slices)
+        self.get_sound: Read = self._reading(self._sound_slices)
+
+    def catch_up(self) -> None:
+        """Have dispatched what embedded puts have left, before something is read that dispatch writes."""
+        if self._undispatched and self._dispatch is not None:
+            self._dispatch()
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """A queue, up to date."""
+        if self.closed is not None:
+            raise self.closed()
+        if self._undispatched and self._dispatch is not None:
+            self._dispatch()
+        return self._queues.get(topic, queue_id)
+
+    def any_queue(self, topic: str, queue_id: int) -> AnyQueue | None:
+        """A queue of either kind, up to date."""
+        return self.queue(topic, queue_id) or self._queues.batches.get(topic, queue_id)
+
+    # --- from a queue
+
+    def _reading(self, read: Callable[[AnyQueue, int, Limits, MessageFilter | None], R]) -> QueueRead[R | GetResult]:
+        """A way to read, with what all ways have in common around it; a closure, because pulls come through here."""
+        note_get, monotonic_ms = self._stats.note_get, self._monotonic_ms
+
+        def get(
+            topic: str,
+            queue_id: int,
+            offset: int,
+            max_count: int,
+            *,
+            max_bytes: int = PULL_BYTES_MAX,
+            bulk_bytes: int = 0,
+            filter: MessageFilter | None = None,
+        ) -> R | GetResult:
+            started_ms = monotonic_ms()
+            found = self._find(topic, queue_id, offset)
+            if isinstance(found, GetResult):
+                note_get(0, monotonic_ms() - started_ms)
+                return found
+            try:
+                answer = read(found, offset, self._limits(max_count, max_bytes, bulk_bytes), filter)
+            except (ValueError, OSError) as exc:  # as of a mapping that was closed meanwhile
+                if self.closed is None:
+                    raise
+                raise self.closed() from exc
+            if self.closed is not None:  # what closed under us looks as if it had no messages
+                raise self.closed()
+            if isinstance(answer, GetResult):
+                note_get(answer.count, monotonic_ms() - started_ms)
+            return answer
+
+        return get
+
+    def is_cold(self, topic: str, queue_id: int, offset: int, *, by_distance: bool = False) -> bool:
+        """Would reading here touch what is not in memory? `by_distance` is RocketMQ's guess instead of the truth."""
+        queue = self._find(topic, queue_id, offset)
+        if not isinstance(queue, ConsumeQueue):
+            return False
+        if not by_distance:
+            return self._is_on_disk(queue, offset)
+        data = queue.read_units(offset, 1)
+        return bool(data) and bool(self._log.max_offset - _I64.unpack_from(data)[0] > self._distance_in_memory)
+
+    def _is_on_disk(self, queue: ConsumeQueue, offset: int) -> bool:
+        units = queue.read_units(offset, 1)
+        return bool(units) and self._is_unit_on_disk(units)
+
+    def _is_unit_on_disk(self, units: bytes) -> bool:
+        """Is the record of the first unit on disk?"""
+        return self._is_place_on_disk(_I64.unpack_from(units)[0])
+
+    def _is_place_on_disk(self, physical_offset: int) -> bool:
+        if self._log.min_offset >= self.residency.fresh_from:
+            return False  # all of the log is fresh
+        return not self.residency.is_resident(physical_offset)
+
+    def _is_to_be_checked(self, physical_offset: int) -> bool:
+        """By checkCrcOnRead: what was not written by this process lately, or all, or nothing."""
+        checks = self._config.check_crc_on_read
+        return checks == "all" or (checks == "cold" and physical_offset < self.residency.fresh_from)
+
+    def _is_unit_to_be_checked(self, units: bytes) -> bool:
+        return bool(units) and self._is_to_be_checked(_I64.unpack_from(units)[0])
+
+    def _is_damaged(self, queue: AnyQueue, record: memoryview, place: tuple[int, int, int]) -> bool:
+        """Whether the record at (physical offset, size, queue offset) is not what its queue says; it is noted then."""
+        physical_offset, size, queue_offset = place
+        topic = b"" if names_light_queue(queue.topic) else queue.topic.encode()
+        reason = fault_of(record, physical_offset, topic, queue.queue_id, queue_offset)
+        if reason:
+            self.damage.note(Place(physical_offset, size, queue.topic, queue.queue_id, queue_offset, reason))
+        return bool(reason)
+
+    def _batches(
+        self,
+        queue: BatchConsumeQueue,
+        offset: int,
+        limits: Limits,
+        message_filter: MessageFilter | None,
+        fetch: Callable[[int, int], memoryview | None],
+        *,
+        is_checked: bool = True,
+    ) -> GetResult:
+        def sound(physical_offset: int, size_bytes: int, base_offset: int) -> memoryview | None:
+            record = fetch(physical_offset, size_bytes)
+            if record is None or not is_checked or not self._is_to_be_checked(physical_offset):
+                return record
+            return None if self._is_damaged(queue, record, (physical_offset, size_bytes, base_offset)) else record
+
+        return read_batches(
+            queue,
+            offset,
+            limits,
+            message_filter,
+            sound,
+            log_end=self._log.max_offset,
+            distance_in_memory=self._distance_in_memory,
+        )
+
+    def _find(self, topic: str, queue_id: int, offset: int) -> AnyQueue | GetResult:
+        """The queue when it has a message there, else why it has none, in RocketMQ's order."""
+        queue = self.any_queue(topic, queue_id)
+        if queue is None:
+            return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, self._corrected(offset, 0), 0, 0)
+        lowest, highest = queue.min_offset, queue.max_offset
+        if lowest <= offset < highest:
+            return queue
+        if highest == 0:
+            return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, self._corrected(offset, 0), lowest, highest)
+        if offset < lowest:
+            return GetResult(GetStatus.OFFSET_TOO_SMALL, self._corrected(offset, lowest), lowest, highest)
+        if offset == highest:
+            return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, lowest, highest)
+        return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, self._corrected(offset, highest), lowest, highest)
+
+    def _corrected(self, asked: int, right: int) -> int:
+        """A slave may lag behind what the consumer knows: it does not correct offsets unless told to."""
+        return asked if self._config.is_slave and not self._config.offset_check_in_slave else right
+
+    def _nothing_there(self, queue: ConsumeQueue, offset: int) -> GetResult:
+        per_file = queue.file_bytes // CONSUME_QUEUE_UNIT_BYTES
+        following = self._corrected(offset, offset + per_file - offset % per_file)
+        return GetResult(GetStatus.OFFSET_FOUND_NULL, following, queue.min_offset, queue.max_offset)
+
+    def _limits(self, max_count: int, max_bytes: int, bulk_bytes: int) -> Limits:
+        """`bulk_bytes` raises the bytes, and leaves the count to the caller."""
+        config = self._config
+        asked = PULL_BYTES_MAX if max_bytes > PULL_BYTES_MAX else max(max_bytes, PULL_BYTES_MIN)
+        memory_bytes = config.max_transfer_bytes_on_message_in_memory
+        memory_count = config.max_transfer_count_on_message_in_memory
+        disk_bytes = config.max_transfer_bytes_on_message_in_disk
+        disk_count = config.max_transfer_count_on_message_in_disk
+        if bulk_bytes > 0:
+            memory_bytes = disk_bytes = max(memory_bytes, bulk_bytes)
+            memory_count = disk_count = max_count
+        return (  # a third of the time that calls of min take
+            asked if asked < memory_bytes else memory_bytes,
+            max_count if max_count < memory_count else memory_count,
+            asked if asked < disk_bytes else disk_bytes,
+            max_count if max_count < disk_count else disk_count,
+            max_count,
+        )
+
+    def _slices(self, queue: AnyQueue, offset: int, limits: Limits, message_filter: MessageFilter | None) -> GetResult:
+        """Slices of the mapped log."""
+        if isinstance(queue, BatchConsumeQueue):
+            return self._batches(queue, offset, limits, message_filter, self.record, is_checked=False)
+        if message_filter is None:
+            return self._all(queue, offset, queue.read_units(offset, max(1, limits[1])), limits)
+        return self._filtered(queue, offset, limits, message_filter, self.record)
+
+    def _warm_slices(
+        self, queue: AnyQueue, offset: int, limits: Limits, message_filter: MessageFilter | None
+    ) -> GetResult | None:
+        """The same; None when that would touch pages that are not in memory."""
+        if isinstance(queue, BatchConsumeQueue):
+            unit = queue.find(offset)
+            if unit is not None and self._is_place_on_disk(unit.physical_offset):
+                return None
+            return self._batches(queue, offset, limits, message_filter, self.record)
+        if message_filter is not None:
+            if queue.doubts and queue.is_doubtful_at(offset):
+                return None
+            first = queue.read_units(offset, 1)
+            if first and self._is_unit_on_disk(first):
+                return None
+            checks = self._is_unit_to_be_checked(first)
+            return self._filtered(queue, offset, limits, message_filter, self.record, checks=checks)
+        recent = self._recent.find(queue, offset, limits)
+        if recent is not None:
+            return self._again(queue, recent)
+        if queue.doubts and queue.is_doubtful_at(offset):
+            return None  # a file has to be compared first
+        units = queue.read_units(offset, max(1, limits[1]))
+        if units and self._is_unit_on_disk(units):
+            return None
+        if self._is_unit_to_be_checked(units):
+            found = self._filtered(queue, offset, limits, None, self.record, checks=True)
+        else:
+            found = self._all(queue, offset, units, limits, in_runs=True)
+        following = found.next_offset
+        is_whole = found.count == following - offset and found.size_bytes <= BATCH_BYTES_MAX
+        if not is_whole or not self._recent.is_wanted(queue):
+            return found
+        end = following if following == found.max_offset else -1
+        recent = Batch(b"".join(found.slices), found.count, following, found.suggest_slave, end)
+        self._recent.keep(queue, offset, limits, recent)
+        return self._again(queue, recent)
+
+    def _again(self, queue: ConsumeQueue, batch: Batch) -> GetResult:
+        return GetResult(
+            GetStatus.FOUND,
+            batch.next_offset,
+            queue.min_offset,
+            queue.max_offset,
+            [memoryview(batch.body)],
+            len(batch.body),
+            batch.suggest_slave,
+            batch.messages,
+        )
+
+    def _cold_slices(
+        self, queue: AnyQueue, offset: int, limits: Limits, message_filter: MessageFilter | None
+    ) -> GetResult:
+        """The same as copies, read with pread by the calling thread: no page of the mapping is touched."""
+        if isinstance(queue, BatchConsumeQueue):
+            return self._batches(queue, offset, limits, message_filter, self.cold_record)
+        checks = self._is_unit_to_be_checked(queue.read_units(offset, 1))
+        return self._filtered(queue, offset, limits, message_filter, self.cold_record, checks=checks)
+
+    def _sound_slices(
+        self, queue: AnyQueue, offset: int, limits: Limits, message_filter: MessageFilter | None
+    ) -> GetResult:
+        """Slices of the mapped log, of records that were checked: for whoever writes them once more."""
+        if isinstance(queue, BatchConsumeQueue):
+            return self._batches(queue, offset, limits, message_filter, self.record)
+        return self._filtered(queue, offset, limits, message_filter, self.record, checks=True)
+
+    def _all(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        units: bytes,
+        limits: Limits,
+        *,
+        in_runs: bool = False,
+    ) -> GetResult:
+        """The hot path: every unit counts, records are slices; `in_runs` allows slices of several."""
+        if not units:
+            return self._nothing_there(queue, offset)
+        found = self._of_one_file(queue, offset, units, limits[0], in_runs=in_runs)
+        return found if found is not None else self._one_by_one(queue, offset, units, limits)
+
+    def _of_one_file(
+        self, queue: ConsumeQueue, offset: int, units: bytes, bytes_max: int, *, in_runs: bool
+    ) -> GetResult | None:
+        """The usual case: all lie in one file, near the end of the log. 0.35 us a message, less in runs."""
+        count = len(units) // CONSUME_QUEUE_UNIT_BYTES
+        places = _place_struct(count).unpack(units)
+        offsets, sizes = places[0::2], places[1::2]
+        total = sum(sizes)
+        if total > bytes_max:  # as many as fit, and the first in any case
+            ends = list(accumulate(sizes))
+            count = max(1, bisect_right(ends, bytes_max))
+            offsets, sizes, total = offsets[:count], sizes[:count], ends[count - 1]
+        first = offsets[0]
+        file = self._log.files.find(first)
+        if file is None or not file.is_available:
+            return None
+        base, distance = file.base, self._log.max_offset - first
+        end = base + file.read_position
+        is_within = max(offsets) + max(sizes) <= end or max(map(add, offsets, sizes)) <= end
+        if not is_within or min(offsets) != first or distance > self._distance_in_memory:
+            return None
+        try:
+            view = file.view
+            slices = (
+                _runs(view, base, offsets, sizes)
+                if in_runs
+                else [
+                    view[(at := physical_offset - base) : at + size]
+                    for physical_offset, size in zip(offsets, sizes, strict=True)
+                ]
+            )
+        except ValueError:  # it began to be deleted just now
+            return None
+        lowest, highest = queue.min_offset, queue.max_offset
+        return GetResult(GetStatus.FOUND, offset + count, lowest, highest, slices, total, False, count)
+
+    def _one_by_one(self, queue: ConsumeQueue, offset: int, units: bytes, limits: Limits) -> GetResult:
+        """Some may be cleaned away, on disk or in another file, or the answer may become full."""
+        memory_bytes, _, disk_bytes, disk_count, _ = limits
+        log_end = self._log.max_offset
+        cold_before = log_end - self._distance_in_memory
+        slices: list[memoryview] = []
+        total = base = end = 0
+        view = memoryview(b"")
+        following = offset
+        physical_offset = 0
+        take = slices.append
+        try:
+            for physical_offset, size, _ in unpack_units(units):  # never more units than the answer may hold
+                grown = total + size
+                if slices:
+                    if physical_offset < cold_before:
+                        if len(slices) >= disk_count or grown > disk_bytes:
+                            break
+                    elif grown > memory_bytes:
+                        break
+                following += 1
+                position = physical_offset - base
+                stop = position + size
+                if position < 0 or stop > end:
+                    file = self._log.files.find(physical_offset)
+                    position = physical_offset - file.base if file is not None else 0
+                    stop = position + size
+                    if file is None or stop > file.read_position or not file.is_available:
+                        continue  # cleaned away, or a pre-blank unit
+                    base, end, view = file.base, file.read_position, file.view
+                take(view[position:stop])
+                total = grown
+        except ValueError:  # a file began to be deleted in the middle: what was collected is good
+            following = max(offset, following - 1) if slices else following
+        status = GetStatus.FOUND if slices else GetStatus.MESSAGE_WAS_REMOVING
+        suggest_slave = log_end - physical_offset > self._distance_in_memory
+        return GetResult(status, following, queue.min_offset, queue.max_offset, slices, total, suggest_slave)
+
+    def _filtered(
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        limits: Limits,
+        message_filter: MessageFilter | None,
+        fetch: Callable[[int, int], memoryview | None],
+        *,
+        checks: bool = False,
+    ) -> GetResult:
+        """Scan at most 16,000 bytes of units (or what the count asked for takes) of one queue file.
+
+        With `checks`, a damaged record is noted and passed over like one that was filtered out.
+        """
+        memory_bytes, memory_count, disk_bytes, disk_count, max_count = limits
+        scan_bytes = max(self._config.max_filter_message_size, max_count * CONSUME_QUEUE_UNIT_BYTES)
+        data = queue.read_units(offset, scan_bytes // CONSUME_QUEUE_UNIT_BYTES)
+        if not data:
+            return self._nothing_there(queue, offset)
+        log_end = self._log.max_offset
+        cold_before = log_end - self._distance_in_memory
+        status = GetStatus.NO_MATCHED_MESSAGE
+        slices: list[memoryview] = []
+        total = gone_before = physical_offset = damaged = 0
+        following = offset
+        for physical_offset, size, code in unpack_units(data):
+            is_cold = physical_offset < cold_before
+            if slices and (
+                len(slices) >= (disk_count if is_cold else memory_count)
+                or total + size > (disk_bytes if is_cold else memory_bytes)
+            ):
+                break
+            following += 1
+            if physical_offset < gone_before or size == PRE_BLANK_SIZE:
+                continue
+            if (
+                message_filter is not None
+                and not self._unit_matches(message_filter, queue, code)
+                and not (
+                    is_ext_address(code)
+                    and (checks or self._record_matches(message_filter, fetch(physical_offset, size)))
+                )
+            ):
+                continue
+            record = fetch(physical_offset, size)
+            if record is None:
+                if not slices:
+                    status = GetStatus.MESSAGE_WAS_REMOVING
+                file_bytes = self._log.files.file_bytes
+                gone_before = physical_offset - physical_offset % file_bytes + file_bytes
+                continue
+            is_damaged = checks and self._is_damaged(queue, record, (physical_offset, size, following - 1))
+            damaged += is_damaged
+            if is_damaged or (message_filter is not None and not message_filter.match_record(record)):
+                record.release()
+                continue
+            slices.append(record)
+            total += size
+            status = GetStatus.FOUND
+            gone_before = 0
+        suggest_slave = log_end - physical_offset > self._distance_in_memory
+        found = GetResult(status, following, queue.min_offset, queue.max_offset, slices, total, suggest_slave)
+        found.damaged = damaged
+        return found
+
+    def _unit_matches(self, message_filter: MessageFilter, queue: ConsumeQueue, code: int) -> bool:
+        """With extensions on, the unit holds an address, and the tag's code is there; unreadable counts as a match."""
+        if not is_ext_address(code):
+            return message_filter.match_unit(code, None)
+        ext = self._queues.ext.get(queue.topic, queue.queue_id, code) if self._queues.ext is not None else None
+        return ext is None or message_filter.match_unit(ext.tags_code, ext)
+
+    def _record_matches(self, message_filter: MessageFilter, record: memoryview | None) -> bool:
+        """By the tag of the record itself: extensions have neither checksums nor syncs, so their no is asked about."""
+        if record is None:
+            return True
+        with record:
+            return message_filter.match_unit(tags_code(view_record(record).find(_TAGS)), None)
+
+    # --- by place
+
+    def record(self, physical_offset: int, size_bytes: int) -> memoryview | None:
+        """The bytes of one record as a slice of the log."""
+        file = self._log.files.find(physical_offset)
+        return file.select(physical_offset - file.base, size_bytes) if file is not None else None
+
+    def cold_record(self, physical_offset: int, size_bytes: int) -> memoryview | None:
+        """The same as a copy, read with pread by the calling thread."""
+        file = self._log.files.find(physical_offset)
+        data = file.pread(physical_offset - file.base, size_bytes) if file is not None else None
+        return memoryview(data) if data is not None else None
+
+    def read_record(self, physical_offset: int, size_bytes: int | None) -> bytes | None:
+        """A copy of one whole record; None when no record begins there."""
+        found = self._whole_at(physical_offset, size_bytes)
+        if found is None:
+            return None
+        file, size = found
+        view = file.select(physical_offset - file.base, size)
+        return bytes(view) if view is not None else None
+
+    def lookup(self, physical_offset: int) -> StoredMessage | None:
+        """The message that begins at this place; None when none does."""
+        data = self.read_record(physical_offset, None)
+        return decode_record(data) if data is not None else None
+
+    def is_sound(self, message: StoredMessage) -> bool:
+        """Whether a message's body is the one that was stored; noted when it is not."""
+        reason = body_fault(message)
+        if reason:
+            where = (message.physical_offset, message.size_bytes, message.topic, message.queue_id, message.queue_offset)
+            self.damage.note(Place(*where, reason))
+        return not reason
+
+    def _whole_at(self, physical_offset: int, size_bytes: int | None) -> tuple[MappedFile, int] | None:
+        file = self._log.files.find(physical_offset) if physical_offset >= 0 else None
+        if file is None or not file.is_available:
+            return None
+        try:
+            verdict = check_record(
+                file.mapping,
+                physical_offset - file.base,
+                limit=file.read_position,
+                physical_offset=physical_offset,
+                check_body_crc=False,
+            )
+        except ValueError:  # closed just now
+            return None
+        if verdict.kind is not Kind.WHOLE or size_bytes not in (None, verdict.size_bytes):
+            return None
+        return file, verdict.size_bytes
+
+    # --- by key and by time
+
+    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[StoredMessage]:
+        """Messages of a topic that carry a key (or that unique id), newest first.
+
+        Times are RocketMQ's: whole seconds from the first message of an index file on, so a message can look up to
+        999 ms early. Begin a second earlier to get all of a range (golden stores: a range of just one
+        message's time leaves that message out). The record's own store time is held against that: the index narrows,
+        and cannot make a message of another time an answer.
+        """
+        if self._index is None:
+            return []
+        self.catch_up()
+        found: list[StoredMessage] = []
+        last_ms = end_ms + 999
+        for physical_offset in self._index.query(topic, key, max_count, begin_ms, end_ms):
+            message = self.lookup(physical_offset)
+            if message is None or message.topic != topic or not _carries(message, key):
+                continue
+            if begin_ms <= message.store_time_ms <= last_ms:
+                found.append(message)
+        return found
+
+    @property
+    def is_index_doubtful(self) -> bool:
+        return self._index is not None and self._index.is_doubtful
+
+    def offset_at(self, topic: str, queue_id: int, time_ms: int, boundary: Boundary) -> int:
+        queue = self.any_queue(topic, queue_id)
+        if isinstance(queue, BatchConsumeQueue):
+            return queue.offset_at(time_ms, boundary)
+        return queue.offset_at(time_ms, self.store_time_of, boundary) if queue is not None else 0
+
+    def store_time_of(self, physical_offset: int, size_bytes: int) -> int:
+        """Store time of a record; -1 when it is no longer, or not yet, in the log."""
+        record = self.record(physical_offset, size_bytes)
+        if record is None or size_bytes < RECORD_BYTES_MIN:
+            return -1
+        return read_store_time(record)
+
+    def store_time_at(self, topic: str, queue_id: int, offset: int) -> int:
+        queue = self.any_queue(topic, queue_id)
+        if isinstance(queue, BatchConsumeQueue):
+            batch = queue.find(offset)
+            return batch.store_time_ms if batch is not None else -1
+        unit = queue.unit_at(offset) if queue is not None else None
+        return self.store_time_of(unit.physical_offset, unit.size_bytes) if unit is not None else -1
+
+    def earliest_time(self, topic: str | None = None, queue_id: int = 0) -> int:
+        """Store time of the oldest message of the log, or of one queue; -1 when there is none."""
+        if topic is not None:
+            queue = self.any_queue(topic, queue_id)
+            return self.store_time_at(topic, queue_id, queue.min_offset) if queue is not None else -1
+        oldest = self._whole_at(self._log.min_offset, None)
+        return self.store_time_of(self._log.min_offset, oldest[1]) if oldest is not None else -1
+
+
+@lru_cache(512)
+def _place_struct(count: int) -> struct.Struct:
+    """Physical offset and size of so many units."""
+    return struct.Struct(">" + "qi8x" * count)
+
+
+def _runs(view: memoryview, base: int, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> list[memoryview]:
+    """Slices of the records at these places; those that follow each other are one."""
+    slices: list[memoryview] = []
+    begin = end = offsets[0]
+    for physical_offset, size in zip(offsets, sizes, strict=True):
+        if physical_offset != end:
+            slices.append(view[begin - base : end - base])
+            begin = physical_offset
+        end = physical_offset + size
+    slices.append(view[begin - base : end - base])
+    return slices
+
+
+def _carries(message: StoredMessage, key: str) -> bool:
+    return key in message.keys or message.properties.get(Property.UNIQUE_KEY) == key

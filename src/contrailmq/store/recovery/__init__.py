@@ -1,0 +1,1 @@
+"""Opening: the log is walked, queues and index are brought to agree with it."""

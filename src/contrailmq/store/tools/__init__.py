@@ -1,0 +1,1 @@
+"""Stores that no broker runs on: inspect, verify, rebuild, repair."""
