@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PACKAGE: Final = Path(__file__).parents[1]
+PACKAGE: Final = Path(__file__).parents[2]
 _sent: weakref.WeakSet[Any] = weakref.WeakSet()  # sessions of Spark Connect that have it
 
 
