@@ -193,7 +193,7 @@ import importlib.util, pickle, sys
 known = importlib.util.find_spec
 importlib.util.find_spec = lambda name: None if name == {absent!r} else known(name)
 sys.modules[{absent!r}] = None
-pickle.loads(b"ccontrailmq.spark.rocketmq\\nRocketMQSource\\n.")
+pickle.loads(b"ccontrailmq.spark.sources.rocketmq\\nRocketMQSource\\n.")
 """
     done = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": SOURCE}, capture_output=True, text=True
