@@ -187,9 +187,9 @@ def test_modules_compiled_for_another_python_are_hidden(tmp_path: Path) -> None:
 
 def test_the_finder_knows_the_hot_modules_and_nothing_else(tmp_path: Path) -> None:
     finder = _compiled.PlainSources(str(tmp_path / "made"), ["store/queues/keys.py"])
-    found = finder.find_spec("made.store.keys")
+    found = finder.find_spec("made.store.queues.keys")
     assert found is not None
-    assert found.origin == str(tmp_path / "made" / "store" / "keys.py")
+    assert found.origin == str(tmp_path / "made" / "store" / "queues" / "keys.py")
     assert finder.find_spec("made.store") is None
     assert finder.find_spec("json") is None
 

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import struct
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -461,6 +462,7 @@ def test_a_rebuild_that_died_between_its_renames_is_undone_by_the_next(
 
     with monkeypatch.context() as patched:
         patched.setattr(shutil, "rmtree", lambda *given, **named: None)  # a killed process removes nothing
+        patched.setattr(tempfile.TemporaryDirectory, "_rmtree", lambda *given, **named: None)  # an older Python's own
         patched.setattr(swap, "swap", lambda store, folder: half_swapped(store, die))
         with pytest.raises(Died):
             rebuild(store, ONE)

@@ -110,7 +110,9 @@ class LocalEngine:
     def _started_pool(self, kernel_module: str) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(["contrailmq.spark.decoding.log_plan", kernel_module])
+            # Of ours only: the server looks for them where it was started, not where we find modules (Python 3.11).
+            wanted = ("contrailmq.spark.decoding.log_plan", kernel_module)
+            context.set_forkserver_preload([name for name in wanted if name.startswith("contrailmq.")])
             self._pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_prepare_worker)
         return self._pool
 
