@@ -119,7 +119,6 @@ def test_our_session_reads_a_source_first(place: Place, held: dict[str, int]) ->
     assert place.run(DRIVER + place.filled(programs()["Our session"])) == held
 
 
-@pytest.mark.long
 @pytest.mark.spark
 def test_a_plain_session_reads_a_source_first(place: Place, held: dict[str, int]) -> None:
     assert place.run(DRIVER + place.filled(programs()["A session of your own"])) == held
@@ -142,7 +141,6 @@ def test_spark_submit_brings_the_package_to_a_driver_and_workers_without_it(plac
     assert place.run(place.filled(programs()["spark-submit"]), str(HOME / "bin" / words[0]), *words[1:]) == held
 
 
-@pytest.mark.long
 @pytest.mark.spark
 def test_a_connect_server_without_the_package_reads_a_source_first(place: Place, held: dict[str, int]) -> None:
     """The server runs on the cluster; its planners and executors have the bare Python, its client ours."""
