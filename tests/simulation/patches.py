@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures.thread as executor_threads
 import contextlib
+import fcntl
 import gc
 import itertools
 import logging
@@ -94,6 +95,7 @@ def _replacements(world: World) -> Iterator[tuple[object, str, object]]:
     yield threading, "_time", times["monotonic"]
     yield queue, "SimpleQueue", _queue._PySimpleQueue
     yield socket, "socket", sockets.Socket
+    yield fcntl, "ioctl", sockets.unread_in(world, fcntl.ioctl)
     yield socket, "getaddrinfo", sockets.getaddrinfo
     yield socket, "gethostname", lambda: world.running.node.host.name if world.running else "hub"
     yield executor_threads, "_global_shutdown_lock", Lock()

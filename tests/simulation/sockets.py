@@ -9,20 +9,35 @@ from __future__ import annotations
 import errno
 import os
 import socket as real
+import termios
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from simulation.network import Address, Stream
 from simulation.nodes import Node
 from simulation.threads import Clockwork
-from simulation.world import SECOND_NS, SimulationError
+from simulation.world import SECOND_NS, SimulationError, World
 
 WILDCARDS: Final = ("0.0.0.0", "::", "")
 
 
 def _error(number: int) -> OSError:
     return OSError(number, os.strerror(number))
+
+
+def unread_in(world: World, ioctl: Callable[..., Any]) -> Callable[..., Any]:
+    """fcntl.ioctl that knows of a simulated socket how many bytes wait in it (FIONREAD), and nothing else of one."""
+
+    def simulated(descriptor: int, request: int, argument: Any = 0, mutate: bool = True) -> Any:
+        running = world.running
+        if running is None or request != termios.FIONREAD:
+            return ioctl(descriptor, request, argument, mutate)
+        stream = running.node.sockets[descriptor].stream
+        argument[0] = len(stream.inbox) if stream is not None else 0
+        return 0
+
+    return simulated
 
 
 class Socket:
