@@ -19,6 +19,7 @@ from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.wire.bodies import ClusterInfo, decode_body
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.transport import RemotingClient
+from free_ports import free_port
 
 MIB = 1 << 20
 
@@ -107,9 +108,7 @@ def test_a_dead_broker_is_replaced(tmp_path: Path) -> None:
 
     async def serve() -> None:
         async with name_server(tmp_path) as names, running(broker(tmp_path / "1", names)) as first:
-            free = socket.create_server(("127.0.0.1", 0))
-            gone = f"127.0.0.1:{free.getsockname()[1]}"
-            free.close()
+            gone = f"127.0.0.1:{free_port()}"
             own, first.node.address = first.node.address, gone
             await first.registration.register_all()
             first.node.address = own

@@ -14,6 +14,7 @@ from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.tls import ServerTls
 from contrailmq.wire.transport import RemotingServer
+from free_ports import free_port
 
 Script = Callable[[Command], bytes | None]  # None: no answer
 
@@ -123,11 +124,6 @@ def route_to(*brokers: tuple[str, str], queues: int = 1) -> TopicRouteData:
     )
 
 
-async def nothing_listens() -> str:
+def nothing_listens() -> str:
     """An address that refuses connections."""
-    server = RemotingServer(lambda *_: None, host="127.0.0.1")
-    await server.start()
-    address = server.address
-    await server.close(drain_seconds=0.0)
-    await asyncio.sleep(0)
-    return address
+    return f"127.0.0.1:{free_port()}"

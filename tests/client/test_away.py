@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Awaitable, Callable, Coroutine
 
 import pytest
@@ -19,6 +18,7 @@ from contrailmq.testing import LocalCluster
 from contrailmq.wire.bodies import TopicRouteData
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ConnectError
+from free_ports import free_port
 
 from .fake_peer import FakePeer, name_server, nothing_listens, refused, route_to, stored
 from .names import fresh_name
@@ -47,13 +47,6 @@ def test_a_group_that_a_broker_refuses_is_warned_of_once(caplog: pytest.LogCaptu
 
 def run(work: Coroutine[object, object, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 30))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def in_transaction(address: str) -> aio.TransactionProducer:
@@ -101,7 +94,7 @@ def test_a_broker_that_comes_back_in_time_gets_the_message(send: Send) -> None:
 @pytest.mark.parametrize("send", WAITING.values(), ids=WAITING)
 def test_a_broker_that_stays_away_takes_the_whole_time_and_the_error_says_tries_seconds_and_cause(send: Send) -> None:
     async def work() -> None:
-        address = await nothing_listens()
+        address = nothing_listens()
         async with (
             name_server(lambda _: route_to(("a", address))) as namesrv,
             in_transaction(namesrv.address) as producer,
@@ -161,7 +154,7 @@ def test_a_topic_that_stays_unknown_takes_the_whole_time_and_says_what_to_do() -
 
 def test_a_oneway_send_does_not_wait() -> None:
     async def work() -> None:
-        address = await nothing_listens()
+        address = nothing_listens()
         routes = {"T": route_to(("a", address))}
         async with name_server(routes.get) as namesrv, aio.Producer("g", namesrv=namesrv.address) as producer:
             began_s = asyncio.get_running_loop().time()
@@ -179,7 +172,7 @@ def test_tries_that_reached_a_broker_are_counted_and_those_that_reached_nobody_a
 
     async def work() -> None:
         async with FakePeer(refused(ResponseCode.SYSTEM_BUSY)) as busy:
-            routes = route_to(("a", await nothing_listens()), ("b", busy.address))
+            routes = route_to(("a", nothing_listens()), ("b", busy.address))
             async with name_server(lambda _: routes) as namesrv, aio.Producer("g", namesrv=namesrv.address) as producer:
                 with pytest.raises(SendFailedError) as caught:
                     await producer.send(MESSAGE, timeout=LONG_S)

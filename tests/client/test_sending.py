@@ -67,7 +67,7 @@ def test_any_other_code_fails_at_once_with_number_name_and_remark(code: int) -> 
 def test_a_broker_that_is_gone_is_passed_over() -> None:
     async def work() -> None:
         async with FakePeer(stored) as good:
-            routes = route_to(("a", await nothing_listens()), ("b", good.address))
+            routes = route_to(("a", nothing_listens()), ("b", good.address))
             async with name_server(lambda _: routes) as namesrv, aio.Producer("g", namesrv=namesrv.address) as producer:
                 results = [await producer.send(Message("T", b"x")) for _ in range(6)]
         assert {result.queue.broker_name for result in results} == {"b"}
@@ -77,7 +77,7 @@ def test_a_broker_that_is_gone_is_passed_over() -> None:
 
 def test_after_the_last_try_the_error_lists_tries_time_and_brokers() -> None:
     async def work() -> None:
-        routes = route_to(("a", await nothing_listens()), ("b", await nothing_listens()))
+        routes = route_to(("a", nothing_listens()), ("b", nothing_listens()))
         async with name_server(lambda _: routes) as namesrv, aio.Producer("g", namesrv=namesrv.address) as producer:
             with pytest.raises(SendFailedError, match=r"after \d+ tries in 0\.\d+ s \(brokers [ab], [ab]\)") as caught:
                 await producer.send(Message("T", b"x"), timeout=0.2)
@@ -184,7 +184,7 @@ def test_without_template_the_error_says_what_to_do() -> None:
 def test_name_servers_are_tried_one_after_the_other() -> None:
     async def work() -> None:
         async with FakePeer(stored) as broker, name_server(lambda _: route_to(("a", broker.address))) as namesrv:
-            addresses = ";".join([await nothing_listens(), namesrv.address, await nothing_listens()])
+            addresses = ";".join([nothing_listens(), namesrv.address, nothing_listens()])
             async with aio.Producer("g", namesrv=addresses) as producer:
                 assert (await producer.send(Message("T", b"x"))).status is SendStatus.OK
         async with aio.Producer("g", namesrv=addresses) as producer:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import random
 import shutil
 import signal
 import socket
@@ -19,9 +18,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+
+from free_ports import free_port
 
 VERSION = "5.5.0"
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,24 +80,6 @@ def find_jars() -> Path:
     if done.returncode:
         raise Missing(f"Maven could not fetch Apache RocketMQ {VERSION}: {done.stdout[-500:]}")
     return lib
-
-
-def free_port() -> int:
-    """A port that nothing listens on, nor on its neighbours: Apache's broker takes the one two below it too.
-
-    Below the range that the system takes ports of clients from, or one of those could have it before the server does.
-    Each process of the tests has ports of its own.
-    """
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
-    while True:
-        port = 10 * random.randrange(1_100 + worker * 200, 1_300 + worker * 200)
-        with ExitStack() as probes:
-            try:
-                for number in (port - 2, port, port + 1):
-                    probes.enter_context(socket.create_server(("127.0.0.1", number)))
-            except OSError:
-                continue
-            return port
 
 
 def _has_route(port: int) -> bool:

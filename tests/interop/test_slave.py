@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import apache
-from apache import Apache, Program, free_port
+from apache import Apache, Program
 
 from contrailmq import Admin, Message, Producer
 from contrailmq.broker.state import config_files
@@ -17,6 +17,7 @@ from contrailmq.message import MessageQueue
 from contrailmq.store.timer import TimerCheckpoint, decode_checkpoint
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
+from free_ports import free_port
 
 WAIT_S = 150.0  # Apache's slave asks for its tables when it has run for a minute
 TABLES = {

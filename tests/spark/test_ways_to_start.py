@@ -25,6 +25,7 @@ import contrailmq
 from client.waiting import wait_until
 from contrailmq.cli import app
 from contrailmq.spark.runtime.needs import NEEDED
+from free_ports import free_port
 from spark.conftest import expected
 from spark.standalone import HOME, Standalone, bare_environment, bare_python
 
@@ -152,8 +153,7 @@ def test_a_connect_server_without_the_package_reads_a_source_first(place: Place,
 
 @contextlib.contextmanager
 def connect_server(place: Place) -> Iterator[str]:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     log = place.folder / "server.log"
     words = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", place.master]
     words += ["--conf", f"spark.connect.grpc.binding.port={port}"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -28,6 +27,7 @@ from contrailmq.wire.transport import (
     not_supported,
     split_address,
 )
+from free_ports import free_port
 
 from .peers import Counting, Holding, Run, connected, echo, request, turns_until
 
@@ -362,8 +362,7 @@ def test_a_request_without_answer_ends_with_what_was_waited_for_and_how_long(run
 
 def test_no_server_no_connection_and_bad_addresses_say_so(run: Run) -> None:
     async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         client = RemotingClient()
         with pytest.raises(ConnectError, match=f"cannot connect to 127.0.0.1:{port}") as caught:
             await client.invoke(f"127.0.0.1:{port}", 1)
