@@ -5,6 +5,7 @@ Runs in the root of the source tree, with the environment of `make install`. `co
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -167,6 +168,75 @@ def cold(
 
     figures = measure_cold(mebibytes=mebibytes, rounds=rounds, seconds=seconds, directory=directory)
     show("a consumer on evicted files", figures, as_json=as_json)
+
+
+Jars = Annotated[
+    Path, typer.Option("--lib", help="Folder with Apache's jars; Maven fills it if it has none.", file_okay=False)
+]
+Ours = Annotated[
+    str | None,
+    typer.Option(help="Our command with {store}, {namesrv_port} and {broker_port}; contrailmq up unless given."),
+]
+Other = Annotated[str | None, typer.Option(help="A second command like that, in place of Apache's broker.")]
+_JARS = Path(tempfile.gettempdir(), "rocketmq-5.5.0-lib")
+
+
+@app.command("mixed")
+def mixed(
+    lib: Jars = _JARS,
+    ours: Ours = None,
+    other: Other = None,
+    headers: Annotated[str, typer.Option(help="Forms of request headers, with commas: json, binary.")] = "json,binary",
+    rounds: Annotated[int, typer.Option(help="Rounds of each broker, alternating.", min=1)] = 3,
+    seconds: Annotated[float, typer.Option(help="Length of a round.")] = 6.0,
+    mebibytes: Annotated[int, typer.Option(help="Size of the older log that one group reads.")] = 512,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Topics, sizes, properties and groups of many kinds at once, beside Apache's broker."""
+    from bench.mixed import OURS, NotDelivered, Settings, measure_mixed
+
+    forms = tuple(headers.split(","))
+    if not set(forms) <= {"json", "binary"}:
+        raise typer.BadParameter(f"--headers {headers}: json, binary or both with a comma between")
+    settings = Settings(
+        lib, ours or OURS, other, forms, rounds, seconds, warm_seconds=seconds, mebibytes=mebibytes, directory=directory
+    )
+    try:
+        show("mixed load, ours / the other's (ratio)", measure_mixed(settings), as_json=as_json)
+    except NotDelivered as exc:
+        typer.echo(f"error: {exc}", err=True)
+        raise typer.Exit(1) from exc
+
+
+@app.command("apache-programs")
+def apache_programs(
+    lib: Jars = _JARS,
+    ours: Ours = None,
+    other: Other = None,
+    only: Annotated[
+        str, typer.Option(help="Which, with commas.")
+    ] = "Producer,BatchProducer,TransactionProducer,Consumer",
+    rounds: Annotated[int, typer.Option(help="Rounds of each broker, alternating.", min=1)] = 1,
+    seconds: Annotated[float, typer.Option(help="How long a program runs after its first ten seconds.")] = 10.0,
+    backlog_seconds: Annotated[float, typer.Option(help="How long the consumer's backlog is written.")] = 12.0,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Apache's own benchmark programs against both brokers."""
+    from bench.apache_programs import PROGRAMS, measure_programs
+    from bench.mixed import OURS, NotDelivered, Settings
+
+    wanted = tuple(program for program in PROGRAMS if program.name in only.split(","))
+    if len(wanted) < len(only.split(",")):
+        raise typer.BadParameter(f"--only {only}: there are {', '.join(program.name for program in PROGRAMS)}")
+    settings = Settings(lib, ours or OURS, other, rounds=rounds, seconds=seconds, directory=directory)
+    try:
+        figures = measure_programs(settings, programs=wanted, backlog_seconds=backlog_seconds)
+    except NotDelivered as exc:
+        typer.echo(f"error: {exc}", err=True)
+        raise typer.Exit(1) from exc
+    show("Apache's benchmark programs, ours / the other's (ratio)", figures, as_json=as_json)
 
 
 @app.command("spark")
