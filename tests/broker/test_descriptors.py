@@ -19,7 +19,7 @@ from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.frame import FrameParser, encode_request
 from contrailmq.wire.header import Command
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 LIMIT = 256
 CROWD = 300
 SETTINGS = [

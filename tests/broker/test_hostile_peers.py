@@ -36,7 +36,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 
 def asked(work: Coroutine[None, None, T]) -> T:
-    return asyncio.run(asyncio.wait_for(work, 60))
+    return asyncio.run(asyncio.wait_for(work, 120))
 
 
 def test_a_body_that_would_be_decoded_for_long_is_refused_with_its_numbers_and_a_message_is_not(
@@ -45,8 +45,8 @@ def test_a_body_that_would_be_decoded_for_long_is_refused_with_its_numbers_and_a
     async def work() -> tuple[tuple[int, str | None], tuple[int, str | None]]:
         client = RemotingClient()
         address = cluster.broker_addresses[0]
-        heartbeat = await client.invoke(address, RequestCode.HEART_BEAT, None, b'{"a":' * (600 * 1024), timeout_s=30)
-        message = await client.invoke(address, RequestCode.SEND_MESSAGE, SENT, bytes(3 * MIB), timeout_s=30)
+        heartbeat = await client.invoke(address, RequestCode.HEART_BEAT, None, b'{"a":' * (600 * 1024), timeout_s=120)
+        message = await client.invoke(address, RequestCode.SEND_MESSAGE, SENT, bytes(3 * MIB), timeout_s=120)
         await client.close()
         return (heartbeat.code, heartbeat.remark), (message.code, message.remark)
 
@@ -85,8 +85,8 @@ def test_properties_that_no_broker_takes_cost_their_message_and_not_the_connecti
         connection = await client.connect(address)
         large = {**SENT, "properties": "k\x01" + "v" * MIB}
         refused, other = await asyncio.gather(
-            client.invoke(address, RequestCode.SEND_MESSAGE, large, b"x", timeout_s=30),
-            client.invoke(address, RequestCode.SEND_MESSAGE, SENT, b"x", timeout_s=30),
+            client.invoke(address, RequestCode.SEND_MESSAGE, large, b"x", timeout_s=120),
+            client.invoke(address, RequestCode.SEND_MESSAGE, SENT, b"x", timeout_s=120),
         )
         assert connection.is_open
         await client.close()

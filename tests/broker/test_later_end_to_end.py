@@ -22,7 +22,7 @@ from contrailmq import (
 )
 from contrailmq.testing import LocalCluster
 
-WAIT_S = 60  # a bound for a machine that is busy, not a duration
+WAIT_S = 120.0  # a bound for a machine that is busy, not a duration
 
 
 @pytest.fixture(scope="module")

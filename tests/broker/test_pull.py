@@ -453,7 +453,7 @@ def test_a_consumer_on_evicted_files_does_not_hold_up_producers(bench: Bench, mo
 
     def slow_read(*args: Any, **kwargs: Any) -> GetResult:
         readers.add(threading.current_thread())
-        assert disk.wait(10)
+        assert disk.wait(120)
         return read(*args, **kwargs)
 
     monkeypatch.setattr(bench.store, "get_slices_cold", slow_read)
@@ -506,7 +506,7 @@ def test_cold_reads_of_one_connection_wait_for_each_other_and_all_are_answered(
         with lock:
             at_once[0] += 1
             most[0] = max(most[0], at_once[0])
-        assert disk.wait(10)
+        assert disk.wait(120)
         with lock:
             at_once[0] -= 1
         return read(*args, **kwargs)
@@ -534,7 +534,7 @@ def test_cold_reads_that_wait_go_with_their_connection(bench: Bench, monkeypatch
 
     def counted(*args: Any, **kwargs: Any) -> GetResult:
         reads.append(args)
-        assert disk.wait(10)
+        assert disk.wait(120)
         return read(*args, **kwargs)
 
     monkeypatch.setattr(bench.store, "get_slices_cold", counted)

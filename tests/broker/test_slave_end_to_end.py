@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from contrailmq.store.timer import decode_checkpoint
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.transport import RemotingClient
 
-WAIT_S = 60.0  # a bound for a machine that is busy, not a duration
+WAIT_S = 120.0  # a bound for a machine that is busy, not a duration
 SMALL: dict[str, object] = {"mapped_file_size_commit_log": 1 << 20, "max_hash_slot_num": 1000, "max_index_num": 4000}
 
 
@@ -93,7 +94,7 @@ def test_a_slave_finds_its_master_follows_it_and_takes_its_place(tmp_path: Path)
         await send(client, master.address, b"turns", "TIMER_DELAY_SEC\x018\x02UNIQ_KEY\x01X\x02")
         master.node.groups.put(Group("g", retry_max_times=7))
         master.node.offsets.commit("g", "T", 0, 1)
-        await until(lambda: len(bodies(master)) == 2)
+        await until(lambda: {b"level", b"timer"} <= set(bodies(master)))
         await until(lambda: '"1":1' in text(slave, "delayOffset.json"))
         timercheck = slave.store.config.path / "config" / "timercheck"
         delivered_ms = max(message.store_time_ms for message in master.store.get("T", 0, 0, 100))
@@ -116,6 +117,8 @@ def test_a_slave_finds_its_master_follows_it_and_takes_its_place(tmp_path: Path)
         await master.start()  # it is back, and so is its slave
         master.node.topics.put(Topic("Later"))
         await until(lambda: "Later" in slave.node.topics)
+        # On a busy machine the other two may be due by now. A slave may deliver again what it did not hear of.
+        may_repeat = set(bodies(master)) - {b"level", b"timer"}
         await master.stop()
         await slave.stop()
 
@@ -124,8 +127,10 @@ def test_a_slave_finds_its_master_follows_it_and_takes_its_place(tmp_path: Path)
         shutil.copytree(tmp_path / "master" / log, tmp_path / "slave" / log)
         promoted = broker(tmp_path / "slave", name_server.address)
         await promoted.start()
-        await until(lambda: len(bodies(promoted)) >= 4)
-        assert sorted(bodies(promoted)) == [b"level", b"timer", b"turns", b"waits"]
+        await until(lambda: len(set(bodies(promoted))) == 4)
+        delivered = Counter(bodies(promoted))
+        assert delivered.keys() == {b"level", b"timer", b"turns", b"waits"}
+        assert {body for body, count in delivered.items() if count > 1} <= may_repeat
         assert promoted.node.offsets.query("g", "T", 0) == 1
         await promoted.stop()
         await client.close()

@@ -32,7 +32,7 @@ def cluster() -> Iterator[LocalCluster]:
             pull.subscribe("Orders")
             got = 0
             while got < 4:
-                got += len(pull.poll(timeout=5.0))
+                got += len(pull.poll(timeout=120.0))
         yield made
 
 

@@ -191,7 +191,7 @@ def test_a_delete_at_a_terminal_asks_and_says_what_would_be_gone(
     child = subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         os.write(ours, answer)
-        said, _ = child.communicate(timeout=60)
+        said, _ = child.communicate(timeout=120)
     finally:
         os.close(ours)
         os.close(theirs)

@@ -149,7 +149,7 @@ def test_every_line_is_json_and_the_last_one_says_why_it_ends(tmp_path: Path, co
 
 def test_brokers_that_are_refused_are_told_with_their_reason_in_json_and_in_the_file(tmp_path: Path) -> None:
     process = up(tmp_path, "--set", "aclEnable=true", "--log-json", "--log-file", str(tmp_path / "log"))
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     (line,) = errors.splitlines()
     said = json.loads(line)["message"]
@@ -200,7 +200,7 @@ def test_up_shows_its_brokers_logs_and_ctrl_c_stops_them_cleanly(tmp_path: Path)
     try:
         assert process.stdout.readline().startswith("ready namesrv ")
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=120)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -224,7 +224,7 @@ def test_up_names_the_broker_that_ended_and_its_signal(tmp_path: Path) -> None:
     try:
         assert process.stdout.readline().startswith("ready namesrv ")
         os.kill(int((tmp_path / "data" / "broker-b" / "abort").read_text()), signal.SIGKILL)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=120)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -241,7 +241,7 @@ def test_up_with_a_json_log_file_has_everything_in_it(tmp_path: Path) -> None:
     try:
         assert process.stdout.readline().startswith("ready namesrv ")
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=120)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -285,7 +285,7 @@ def test_warnings_about_settings_are_lines_of_the_log(tmp_path: Path, command: s
         assert process.stdout.readline().startswith("ready ")
     finally:
         process.terminate()
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=120)
     assert errors == ""
     said = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [line["level"] for line in said if "fileReservdTime" in line["message"]] == ["WARNING"]

@@ -38,7 +38,7 @@ def test_a_second_signal_ends_a_stop_that_takes_too_long() -> None:
         assert process.stdout.readline() == "draining\n"
         assert process.poll() is None, "the first signal lets it drain"
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 1

@@ -174,7 +174,7 @@ def test_what_a_consumer_stored_is_saved_soon_so_that_a_kill_repeats_nothing() -
             with listening("saved", first, options):
                 first.wait_for(100)
             saved = cluster.store_path / "broker-0" / "config" / "consumerOffset.json"
-            assert wait_until(lambda: saved.exists() and committed_in(saved.read_text()) == 100, timeout_s=10.0)
+            assert wait_until(lambda: saved.exists() and committed_in(saved.read_text()) == 100)
             cluster.kill_broker()
             cluster.restart_broker()
             producer.send(Message("Saved", b"after"))

@@ -84,7 +84,7 @@ def test_a_consumer_goes_on_behind_damage_that_its_broker_did_not_see(caplog: py
         consumer.subscribe("T")
         consumer.listen(lambda messages: [got.put(message.body) for message in messages] and None)
         with consumer:
-            bodies = {got.get(timeout=30) for _ in range(len(sent) - 1)}
+            bodies = {got.get(timeout=120) for _ in range(len(sent) - 1)}
     assert bodies == {b"number %d" % number for number in range(8) if number != 3}
     assert got.empty()
     told = [record for record in caplog.records if "gave a damaged record of T" in record.getMessage()]

@@ -57,7 +57,7 @@ def redis_server() -> Iterator[redis.Redis]:
         yield client
         client.close()
         server.terminate()
-        server.wait(10)
+        server.wait(120)
 
 
 @pytest.fixture(params=["sqlite", "redis"])

@@ -49,7 +49,7 @@ def test_a_polling_consumer_gets_every_message_in_its_order(most: tuple[LocalClu
         consumer.subscribe("T")
         got: list[StoredMessage] = []
         while len(got) < COUNT:
-            polled = consumer.poll(timeout=20)
+            polled = consumer.poll(timeout=120.0)
             assert polled
             got += polled
     assert [message.body for message in got] == BODIES

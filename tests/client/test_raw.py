@@ -48,7 +48,7 @@ def peer(*serves: Serve) -> Iterator[str]:
         thread = threading.Thread(target=run)
         thread.start()
         yield f"127.0.0.1:{listening.getsockname()[1]}"
-        thread.join(20)
+        thread.join(120)
         assert not thread.is_alive()
     assert failures == []
 
@@ -183,7 +183,7 @@ def test_a_stream_that_breaks_behind_an_answer_gives_the_answer_and_then_the_rea
     def serve(connection: socket.socket, requests: Iterator[Command]) -> None:
         first, _second = next(requests), next(requests)
         connection.sendall(found(first, SMALL) + b"HTTP/1.1 400 Bad Request\r\n")
-        was_in_time.append(ended.wait(20))  # it stays open: whoever waits for more waits in vain
+        was_in_time.append(ended.wait(120))  # it stays open: whoever waits for more waits in vain
 
     with peer(serve) as address, QueueReader(address, timeout_s=60) as reader:
         posted = [reader.post_pull(Q, offset) for offset in (1, 2)]
@@ -199,7 +199,7 @@ def test_a_peer_that_stops_in_the_middle_of_a_body_is_given_up_before_it_goes_on
 
     def half(connection: socket.socket, requests: Iterator[Command]) -> None:
         connection.sendall(found(next(requests), LARGE)[:300_000])
-        was_in_time.append(ended.wait(20))
+        was_in_time.append(ended.wait(120))
 
     with peer(half) as address, QueueReader(address, timeout_s=0.2) as reader:
         with pytest.raises(RequestTimeoutError, match=r"0\.2"):
@@ -229,13 +229,13 @@ def test_a_connection_tells_without_waiting_whether_a_large_answer_is_there() ->
         frame = found(next(requests), LARGE)
         connection.sendall(frame[:300_000])
         half.set()
-        rest.wait(20)
+        rest.wait(120)
         connection.sendall(frame[300_000:])
 
     with peer(serve) as address, QueueReader(address) as reader:
         posted = reader.post_pull(Q, 1)
         assert posted.opaque is not None
-        assert half.wait(20)
+        assert half.wait(120)
         assert not any(posted.connection.is_answered(posted.opaque) for _ in range(50))
         rest.set()
         answer = posted.connection.answer(posted.opaque, RequestCode.PULL_MESSAGE, timeout_s=20)
@@ -252,7 +252,7 @@ def test_a_peer_that_does_not_take_a_request_is_given_up_in_time() -> None:
     ended = threading.Event()
 
     def deaf(connection: socket.socket, requests: Iterator[Command]) -> None:
-        assert ended.wait(20)
+        assert ended.wait(120)
 
     with peer(deaf) as address, QueueReader(address, timeout_s=0.2) as reader:
         with pytest.raises(RequestTimeoutError, match=r"0\.2"):

@@ -130,7 +130,7 @@ def test_a_listener_that_hangs_does_not_keep_its_message_for_ever(quick: LocalCl
     def hang_once(messages: list[StoredMessage]) -> None:
         seen(messages)
         if messages[0].reconsume_times == 0:
-            release.wait(20)
+            release.wait(120)
 
     with Producer(name, namesrv=quick.namesrv) as producer:
         producer.send(Message(name, b"x"))

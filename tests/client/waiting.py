@@ -11,7 +11,7 @@ from contrailmq import StoredMessage
 from contrailmq.client.transport import instance
 from contrailmq.wire.codes import RequestCode
 
-ANSWER_S = 60.0  # of real time, for a broker on a busy machine
+ANSWER_S = 120.0  # of real time, for a broker on a busy machine: it only bounds a failure
 QUIET_ROUNDS = 20  # of the loop, without a request on its way: nobody has anything left to do at this time
 
 
@@ -32,14 +32,14 @@ class Inbox:
         with self._changed:
             return [message.body for message in self.messages]
 
-    def wait_for(self, count: int, timeout_s: float = 20.0) -> list[StoredMessage]:
+    def wait_for(self, count: int, timeout_s: float = ANSWER_S) -> list[StoredMessage]:
         """The messages, once there are `count`; what is there, when they do not come."""
         with self._changed:
             self._changed.wait_for(lambda: len(self.messages) >= count, timeout_s)
             return list(self.messages)
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 20.0) -> bool:
+def wait_until(condition: Callable[[], object], timeout_s: float = ANSWER_S) -> bool:
     """Whether the condition came true in time; it is looked at often."""
     tick = threading.Event()
     deadline_s = time.monotonic() + timeout_s

@@ -20,7 +20,7 @@ from contrailmq.wire.transport import RemotingClient
 
 from .test_server import Leaving, Staying, ext, registration, running
 
-WAIT_S = 10.0
+WAIT_S = 120.0
 
 
 class Gate:

@@ -21,7 +21,7 @@ from contrailmq.wire.header import Command
 
 from .test_server import ext, registration
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 
 
 @contextmanager

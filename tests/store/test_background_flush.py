@@ -14,7 +14,7 @@ from contrailmq.store import Files, ManualClock, MessageStore, StoreConfig, Stor
 from contrailmq.store.recovery.checkpoint import read_checkpoint
 
 PAGE = 4096
-WAIT_S = 30
+WAIT_S = 120.0
 
 
 class RoundCounting:

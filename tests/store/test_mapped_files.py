@@ -414,7 +414,7 @@ def test_a_put_that_rolls_the_log_waits_for_no_file_that_was_made_ahead(make_all
         def allocate(self, descriptor: int, size_bytes: int, position: int = 0) -> None:
             self.made += 1
             if self.made > 2:
-                assert self.go_on.wait(30)
+                assert self.go_on.wait(120)
             super().allocate(descriptor, size_bytes, position)
 
     files = Stalled()

@@ -16,7 +16,7 @@ from contrailmq.store.index.index_file import index_file_bytes
 
 LOG_BYTES = 64 << 10
 SLOTS, UNITS = 10, 1_000
-WAIT_S = 30
+WAIT_S = 120.0
 
 
 def config_at(path: Path, **settings: object) -> StoreConfig:

@@ -17,7 +17,7 @@ from contrailmq.store.base.stats import StoreStats
 from contrailmq.store.files import Mapped
 
 LOG_BYTES = 16 * 1024
-WAIT_S = 30
+WAIT_S = 120.0
 
 
 def config_at(path: Path, **settings: Any) -> StoreConfig:

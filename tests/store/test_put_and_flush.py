@@ -132,7 +132,7 @@ class SyncsOfTheLog(Files):
         if self.armed and _is_writer():
             self.syncs += 1
             if self.syncs == 1:
-                assert self._all_wrote.wait(30)
+                assert self._all_wrote.wait(120)
         super().sync(descriptor)
 
 
@@ -172,7 +172,7 @@ def test_a_store_goes_on_after_interrupts_in_the_middle_of_puts(pool: bool, tmp_
         interrupts += 1
         other = threading.Thread(target=store.put, args=(Message("U", BODY),), daemon=True)
         other.start()
-        other.join(30)
+        other.join(120)
         assert not other.is_alive()  # a close would wait as well: no `with` around this
     assert store.max_offset("U", 0) == interrupts == 300
     store.close()

@@ -249,7 +249,7 @@ def test_messages_that_nobody_waits_for_are_shown_once_they_are_durable(tmp_path
         store.add_arrival_listener(lambda _: arrived.set())
         put = store.put(Message("T", b"x", wait_store_ok=False))
         assert put.status is PutStatus.PUT_OK
-        assert arrived.wait(10)
+        assert arrived.wait(120)
         assert store.durable_offset >= put.physical_offset + put.size_bytes
 
 

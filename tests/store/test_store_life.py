@@ -16,7 +16,7 @@ from contrailmq.message import Message
 from contrailmq.store import MessageStore, PutStatus, StoreConfig, StoreError
 from contrailmq.store.base.errors import StoreClosedError, StoreForkedError, StoreLockedError
 
-WAIT_S = 30
+WAIT_S = 120.0
 SMALL: dict[str, Any] = {
     "mapped_file_size_commit_log": 16 * 1024,
     "mapped_file_size_consume_queue": 400,

@@ -50,7 +50,7 @@ def test_a_cluster_is_up_in_under_a_second_and_serves_a_producer_and_a_consumer(
             assert result.status is SendStatus.OK
         consumer.start()
         try:
-            assert {received.get(timeout=30).body for _ in range(2)} == {b"paid", b"shipped"}
+            assert {received.get(timeout=120).body for _ in range(2)} == {b"paid", b"shipped"}
         finally:
             consumer.shutdown()
 
@@ -67,7 +67,7 @@ def test_what_was_acknowledged_survives_a_clean_restart_on_the_same_port() -> No
         with LitePullConsumer("audit", namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET) as pull:
             pull.subscribe("Orders")
             bodies: set[bytes] = set()
-            deadline = time.monotonic() + 30
+            deadline = time.monotonic() + 120
             while bodies != {b"before", b"after"} and time.monotonic() < deadline:
                 bodies |= {message.body for message in pull.poll(timeout=1.0)}
         assert bodies == {b"before", b"after"}
@@ -214,7 +214,7 @@ def test_up_prints_one_ready_line_and_ends_cleanly_on_a_signal(tmp_path: Path, n
     with Producer("shop", namesrv=line.split()[2]) as producer:
         assert producer.send(Message("Orders", b"x")).status is SendStatus.OK
     process.send_signal(number)
-    rest, errors = process.communicate(timeout=30)
+    rest, errors = process.communicate(timeout=120)
     assert (process.returncode, rest) == (0, ""), errors
     assert not (tmp_path / "broker-a" / "abort").exists(), "the store was not closed"
 
@@ -223,7 +223,7 @@ def test_the_broker_command_says_what_is_wrong(tmp_path: Path) -> None:
     config = tmp_path / "broker.conf"
     config.write_text("brokerName=b\nlistenPort=many\n")
     process = run_command("broker", "-c", str(config))
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "listenPort" in errors
     assert "Traceback" not in errors
@@ -231,7 +231,7 @@ def test_the_broker_command_says_what_is_wrong(tmp_path: Path) -> None:
 
 def test_the_broker_command_prints_its_settings_and_where_they_differ(tmp_path: Path) -> None:
     process = run_command("broker", "-p", "--set", "brokerName=b", "--set", f"storePathRootDir={tmp_path}")
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert "brokerName=b\n" in output
     assert "mappedFileSizeCommitLog=" in output
@@ -246,7 +246,7 @@ def test_a_broker_with_a_write_buffer_pool_delivers_what_it_committed() -> None:
     ):
         producer.send(Message("Orders", b"pooled"))
         pull.subscribe("Orders")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         bodies: list[bytes] = []
         while not bodies and time.monotonic() < deadline:
             bodies = [message.body for message in pull.poll(timeout=1.0)]
@@ -262,7 +262,7 @@ def test_a_consumer_of_cold_data_is_served_by_the_workers() -> None:
         for number in range(10):
             producer.send(Message("Cold", b"%d" % number))
         pull.subscribe("Cold")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         bodies: set[bytes] = set()
         while len(bodies) < 10 and time.monotonic() < deadline:
             bodies |= {message.body for message in pull.poll(timeout=1.0)}
@@ -277,13 +277,13 @@ def test_a_name_server_that_never_answers_does_not_hold_up_the_start(
     async def serve() -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             address = f"127.0.0.1:{silent.getsockname()[1]}"
-            broker = BrokerServer(*settings(tmp_path, namesrvAddr=address))
+            broker = BrokerServer(*settings(tmp_path, namesrvAddr=address, registerBrokerTimeoutMills="600000"))
             await broker.start()
             await broker.stop()
 
     began = time.monotonic()
     asyncio.run(serve())
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 300  # half of what it may wait for the answer
 
 
 def test_brokers_as_processes_do_not_hear_of_the_environments_name_servers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +318,7 @@ def test_up_with_several_brokers_does_not_hear_of_the_environments_name_servers(
             assert "broker-b" in str(own)
         finally:
             process.send_signal(signal.SIGTERM)
-            process.communicate(timeout=30)
+            process.communicate(timeout=120)
 
 
 def test_the_broker_command_refuses_to_replace_a_live_one_unless_told_to(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_the_broker_command_refuses_to_replace_a_live_one_unless_told_to(tmp_pat
         small = ("mappedFileSizeCommitLog=1048576", "maxHashSlotNum=1000", "maxIndexNum=4000")
         settings = [part for text in (*own, *small) for part in ("--set", text)]
         refused = run_command("broker", "-n", cluster.namesrv, *settings)
-        output, errors = refused.communicate(timeout=30)
+        output, errors = refused.communicate(timeout=120)
         assert (refused.returncode, output) == (1, "")
         assert cluster.broker_addresses[0] in errors
         assert "--takeover" in errors
@@ -337,7 +337,7 @@ def test_the_broker_command_refuses_to_replace_a_live_one_unless_told_to(tmp_pat
             assert taking.stdout.readline().startswith("ready broker broker-a ")
         finally:
             taking.send_signal(signal.SIGTERM)
-            taking.communicate(timeout=30)
+            taking.communicate(timeout=120)
 
 
 @pytest.mark.parametrize(("listen", "told"), [((), "127.0.0.1"), (("--listen", "127.0.0.2"), "127.0.0.2")])
@@ -360,7 +360,7 @@ def test_up_listens_where_it_is_told_and_on_the_loopback_address_otherwise(
             assert producer.send(Message("Orders", b"x")).status is SendStatus.OK
     finally:
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
     assert f"bindAddress=0.0.0.0 has no effect: --listen is {told}" in errors
 
 
@@ -375,4 +375,4 @@ def test_up_on_all_addresses_tells_clients_one_that_leads_here_from_outside(tmp_
             socket.create_connection(("127.0.0.3", int(address.rpartition(":")[2])), timeout=5).close()
     finally:
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)

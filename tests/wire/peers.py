@@ -10,7 +10,7 @@ from contrailmq.wire.frame import encode_request, encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.ration import Ration
 
-WAIT_S = 10.0
+WAIT_S = 120.0
 
 Run = Callable[[Coroutine[None, None, None]], None]
 

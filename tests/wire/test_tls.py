@@ -51,7 +51,7 @@ async def ask(server_settings: dict[str, str], client_settings: dict[str, str], 
     client = RemotingClient(tls=client_tls(client_settings))
     try:
         body = b"x" * 300_000
-        answer = await client.invoke(server.address, 1, None, body, timeout_s=5)
+        answer = await client.invoke(server.address, 1, None, body, timeout_s=120)
         assert answer.body == body
         return answer.body
     finally:
@@ -235,7 +235,7 @@ def test_without_descriptors_accepting_pauses_is_logged_once_and_goes_on(
         monkeypatch.setattr(listener_module, "_ACCEPT_PAUSE_SECONDS", 0.0)
         await listening.tried(4)
         listening.has_descriptors = True
-        assert (await connection.invoke(1, None, b"late", timeout_s=5)).body == b"late"
+        assert (await connection.invoke(1, None, b"late", timeout_s=120)).body == b"late"
         await listener.close(1)
         await client.close()
 
@@ -290,7 +290,7 @@ def test_peers_that_come_and_go_in_any_state_leave_nothing_behind_on_a_port_with
 
         async def be_served() -> int:
             client = RemotingClient(tls=client_tls(CLIENT))
-            assert (await client.invoke(server.address, 1, None, b"there", timeout_s=5)).body == b"there"
+            assert (await client.invoke(server.address, 1, None, b"there", timeout_s=120)).body == b"there"
             await client.close()
             await turns_until(lambda: not (listener._silent or listener._entering or server.connections))
             return len(os.listdir("/proc/self/fd"))
