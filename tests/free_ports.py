@@ -8,20 +8,40 @@ import random
 import socket
 from contextlib import ExitStack
 
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 10
-_FIRST, _COUNT = 1_100 + _WORKER * 200, 200
-_next = itertools.count(random.randrange(_COUNT))
+# Below the range from which the system takes ports of clients: no client takes one before its server does.
+_BLOCKS, _BLOCK_PORTS = range(11_000, 31_000, 1_000), 1_000
+_STEP = 10
+_taken: list[socket.socket] = []  # the claim of this process, for as long as it lives
+_next = itertools.count(random.randrange(1, _BLOCK_PORTS // _STEP))
+
+
+def _block() -> int:
+    """The first port of this process's own block, which it holds: runs of the tests side by side share none."""
+    if not _taken:
+        worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        for number in range(len(_BLOCKS)):
+            claim = socket.socket()
+            try:
+                claim.bind(("127.0.0.1", _BLOCKS[(worker + number) % len(_BLOCKS)]))
+            except OSError:
+                claim.close()
+                continue
+            _taken.append(claim)
+            break
+        else:
+            raise AssertionError(f"all {len(_BLOCKS)} blocks of ports from {_BLOCKS[0]} on are taken: stop other tests")
+    port: int = _taken[0].getsockname()[1]
+    return port
 
 
 def free_port() -> int:
     """A port that nothing listens on, nor on its neighbours: Apache's broker takes the one two below it too.
 
-    It is below the range from which the system takes ports of clients, so no client takes it before the server does.
-    Each process of the tests has 200 ports of its own and takes them in turn: a broker's port is not given out again
-    for its replication port, which it opens later.
+    Ports are given out in turn: a broker's port is not given out again for its replication port, which it opens later.
     """
-    for _ in range(_COUNT):
-        port = 10 * (_FIRST + next(_next) % _COUNT)
+    first, count = _block(), _BLOCK_PORTS // _STEP
+    for _ in range(count):
+        port = first + _STEP * (next(_next) % (count - 1) + 1)
         with ExitStack() as probes:
             try:
                 for number in (port - 2, port, port + 1):
@@ -29,4 +49,4 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-    raise AssertionError(f"all {_COUNT} ports from {10 * _FIRST} on are taken: stop what listens there")
+    raise AssertionError(f"all ports from {first} to {first + _BLOCK_PORTS} are taken: stop what listens there")
