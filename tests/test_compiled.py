@@ -108,6 +108,46 @@ def test_an_edited_source_runs_and_one_line_names_it_and_the_remedy(
     )
 
 
+FOR_A_WHEEL = """
+import sys
+from pathlib import Path
+import compile_hot
+compile_hot.run_mypyc = lambda folder: print("compiled again")
+compile_hot.compile_to(Path(sys.argv[1]), keep_times=False)
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("edited", "wish", "said"),
+    [
+        ("", "1", ""),
+        ("", "0", "compiled again\n"),
+        ("hot", "1", "compiled again\n"),
+        ("limits", "1", "compiled again\n"),
+    ],
+)
+def test_a_wheel_takes_compiled_modules_of_the_same_sources_if_it_may(
+    copy_of: Path, tmp_path: Path, edited: str, wish: str, said: str
+) -> None:
+    package, folder = copy_of / "src" / "contrailmq", tmp_path / "wheel"
+    folder.mkdir()
+    os.utime(package / "hot.py", ns=(1, 1))
+    if edited:
+        (package / f"{edited}.py").write_text((package / f"{edited}.py").read_text() + "\n# new\n")
+    done = subprocess.run(
+        [sys.executable, "-c", FOR_A_WHEEL, str(folder)],
+        env=environment(CONTRAILMQ_REUSE=wish, PYTHONPATH=str(copy_of / "tools")),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == said
+    made = {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*.so")}
+    beside = {file.relative_to(copy_of / "src"): file.read_bytes() for file in (copy_of / "src").rglob("*.so")}
+    assert made == ({} if said else beside)
+
+
 @needs_compiler
 def test_a_missing_compiled_module_means_plain_python_for_all(copy_of: Path) -> None:
     (module,) = (copy_of / "src" / "contrailmq").glob("*.so")

@@ -36,6 +36,7 @@ SOURCES: Final = ROOT / "src"
 PACKAGE: Final = SOURCES / "contrailmq"
 MANIFEST: Final = "_compiled.txt"
 PURE: Final = "CONTRAILMQ_PURE"
+REUSE: Final = "CONTRAILMQ_REUSE"  # set by tools/wheels.py: a wheel takes the modules that make install compiled
 # mypyc, and whatever the sources that it reads import: without the types of those it refuses them.
 BUILD_TOOLS: Final = ("mypy", "librt", "lz4", "msgspec", "uvloop", "zlib-ng", "zstandard")
 OUTPUT_LINES: Final = 30  # of a compiler that fails
@@ -52,7 +53,7 @@ class CompiledModules(BuildHookInterface[WheelBuilderConfig]):
 
     def dependencies(self) -> list[str]:
         """In the versions of constraints.txt, since mypyc and librt have to fit each other; none for plain Python."""
-        if why_not():
+        if why_not() or may_reuse():
             return []
         return ["setuptools", *(line for line in constraints() if line.partition("==")[0] in BUILD_TOOLS)]
 
@@ -88,7 +89,7 @@ def compile_in_place() -> bool:
 
 def remove_compiled() -> None:
     (PACKAGE / MANIFEST).unlink(missing_ok=True)
-    for file in [*PACKAGE.rglob("*.so"), *SOURCES.glob("*__mypyc.*.so")]:
+    for file in compiled_files():
         file.unlink()
 
 
@@ -100,7 +101,7 @@ def compile_to(folder: Path, *, keep_times: bool) -> str:
         if reason := why_not():
             raise CannotCompile(reason)
         before = snapshot(keep_times=keep_times)
-        run_mypyc(folder)
+        copy_compiled(folder) if may_reuse() else run_mypyc(folder)
         if snapshot(keep_times=keep_times) != before:
             raise CannotCompile("a source changed while it was compiled: install again, or make compile")
     except CannotCompile as exc:
@@ -110,6 +111,30 @@ def compile_to(folder: Path, *, keep_times: bool) -> str:
         return f"contrailmq: plain Python is installed, not compiled: {exc}"
     manifest.write_text(f"compiled {sysconfig.get_config_var('EXT_SUFFIX')}\n{before}")
     return f"contrailmq: {len(hot_modules())} hot modules compiled with mypyc ({PURE}=1 leaves that out)"
+
+
+def may_reuse() -> bool:
+    """Whether the compiled modules beside the sources shall be taken, and are of just these sources."""
+    try:
+        head, *lines = (PACKAGE / MANIFEST).read_text().splitlines()
+    except FileNotFoundError:
+        return False
+    # All but the times, which a wheel does not keep.
+    known = [line.split()[:2] + line.split()[3:] for line in lines]
+    wanted = [line.split()[:2] + line.split()[3:] for line in snapshot(keep_times=False).splitlines()]
+    is_of_these = head == f"compiled {sysconfig.get_config_var('EXT_SUFFIX')}" and known == wanted
+    return is_of_these and os.environ.get(REUSE) == "1"
+
+
+def copy_compiled(folder: Path) -> None:
+    for file in compiled_files():
+        target = folder / file.relative_to(SOURCES)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, target)
+
+
+def compiled_files() -> list[Path]:
+    return [*PACKAGE.rglob("*.so"), *SOURCES.glob("*__mypyc.*.so")]
 
 
 def why_not() -> str:
