@@ -11,7 +11,7 @@ NEW_ENOUGH = import sys; who, remedy = sys.argv[1:]; sys.version_info >= (3, 11)
 Python 3.11 or newer, " + who + " is %d.%d.%d: " % tuple(sys.version_info[:3]) + remedy)
 
 .DEFAULT_GOAL := help
-.PHONY: help install compile pure wheels simulate test-plain demo up bench test test-long interop check lint clean
+.PHONY: help install compile pure wheels simulate test-plain demo up bench test test-long interop check types test-types tidy lint clean
 
 help:           ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,10 +54,12 @@ bench: $(STAMP) ## What things cost here (the codec; `python -m bench --help` li
 	@echo "==> benchmarks"
 	@$(BIN)/python -m bench codec
 
-# As many processes as cores; the tests of a file stay together, in the order of tests/conftest.py.
-JOBS    ?= $(shell nproc 2> /dev/null || echo 2)
+# One process more than there are cores, since some tests wait; the tests of a file stay together, in the order of
+# tests/conftest.py.
+CORES   := $(shell nproc 2> /dev/null || echo 2)
+JOBS    ?= $(shell expr $(CORES) + 1)
 PYTEST  := $(BIN)/python -m pytest -q -p no:randomly
-AT_ONCE := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+AT_ONCE  = -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 # The rooms with compiled modules.
 HOT     := tests/message tests/store tests/wire tests/broker tests/testing
 
@@ -78,6 +80,8 @@ test-long: $(STAMP) ## The full counts of the fault tests, the benchmarks, and w
 	@echo "==> long tests"
 	@CONTRAILMQ_LONG=1 $(BIN)/python -m pytest -q -m "not interop"
 
+# Apache's programs wait most of the time, for a retry or for a slave's minute.
+interop: JOBS = $(shell expr $(CORES) + $(CORES))
 interop: $(STAMP) ## Against Apache's own programs (needs Java and Maven; skips with the reason where they are missing)
 	@echo "==> interop"
 	@$(PYTEST) $(AT_ONCE) tests/interop
@@ -86,9 +90,17 @@ check: $(STAMP) ## Format, lint, strict types, tidy
 	@echo "==> ruff format --check";     $(BIN)/ruff format --check src tests tools bench
 	@echo "==> ruff check";              $(BIN)/ruff check src tests tools bench
 	@echo "==> blocking clients";        $(BIN)/python tools/blocking_clients.py --check
+	@$(MAKE) --no-print-directory --jobs 2 types test-types tidy
+
+# Two at once: each takes one core for half a minute in a fresh clone.
+types:
 	@echo "==> mypy --strict";           $(BIN)/mypy && $(BIN)/mypy -p bench && $(BIN)/mypy tools/compile_hot.py tools/wheels.py tools/blocking_clients.py
+
+test-types:
 	@echo "==> mypy, names in tests";    $(BIN)/mypy --config-file tests/mypy.ini tests
-	@echo "==> tidy";                    $(BIN)/python -m pytest -q tests/test_tidy.py
+
+tidy:
+	@echo "==> tidy";                    $(BIN)/python -m pytest -q -p no:cacheprovider tests/test_tidy.py
 
 lint: $(STAMP)  ## Format and fix what can be fixed
 	@echo "==> ruff format, ruff check --fix"
