@@ -61,15 +61,15 @@ JOBS    ?= $(shell expr $(CORES) + 1)
 PYTEST  := $(BIN)/python -m pytest -q -p no:randomly
 AT_ONCE  = -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 # The rooms with compiled modules.
-HOT     := tests/message tests/store tests/wire tests/broker tests/testing
+HOT     := tests/message tests/store tests/wire tests/broker
 
 test: $(STAMP)  ## Everything that must pass, on the modules as make install left them
 	@echo "==> tests"
 	@$(PYTEST) $(AT_ONCE) -m "not long and not interop" tests
 
-test-plain: $(STAMP) ## The tests of the rooms with compiled modules on the plain sources, without those of kills
+test-plain: $(STAMP) ## The tests of the rooms with compiled modules on the plain sources, without kills and whole servers
 	@echo "==> tests, plain Python"
-	@CONTRAILMQ_PURE=1 CONTRAILMQ_EXPECT=plain $(PYTEST) $(AT_ONCE) -m "not long and not interop and not kills" $(HOT) tests/simulation
+	@CONTRAILMQ_PURE=1 CONTRAILMQ_EXPECT=plain $(PYTEST) $(AT_ONCE) -m "not long and not interop and not kills and not servers" $(HOT) tests/simulation
 
 SEEDS ?= 10
 simulate: $(STAMP) ## Whole clusters under faults on virtual time, one for each of SEEDS=10 seeds

@@ -1,6 +1,6 @@
 """For every test: which hot modules run, and which tests share a process.
 
-`make test` runs as many processes as there are cores (pytest-xdist). The tests of one file stay together, in one of
+`make test` runs one process more than there are cores (pytest-xdist). The tests of one file stay together, in one of
 them, with the fixtures that they share; the files that take longest begin first, so that no core is left with one at
 the end. Nothing here needs two tests to be apart: each takes ports, directories and names of its own.
 """
@@ -26,6 +26,10 @@ LONGEST = (
     "examples/test_demo.py",
     "spark/test_large_logs.py",
     "spark/test_away.py",
+    "interop/test_slave.py",
+    "interop/test_python_retries_on_apache.py",
+    "interop/test_python_clients_on_apache.py",
+    "interop/test_later.py",
 )
 # Processes are killed at many places. They take minutes, and run once: on what was installed, not on plain sources too.
 KILLS = (
@@ -37,6 +41,15 @@ KILLS = (
     "store/test_power_cut.py",
     "store/test_processes.py",
     "store/timer/test_timer_kill.py",
+)
+# Whole servers, with sockets and real time. They too run once.
+SERVERS = (
+    "broker/test_descriptors.py",
+    "broker/test_hostile_peers.py",
+    "broker/test_later_end_to_end.py",
+    "broker/test_many_clients.py",
+    "broker/test_promises.py",
+    "broker/test_slave_end_to_end.py",
 )
 TESTS = Path(__file__).resolve().parent
 EXPECT = "CONTRAILMQ_EXPECT"  # "compiled" or "plain", from make: then no run can be of the other kind unnoticed
@@ -56,6 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if names[item.path] in KILLS:
             item.add_marker(pytest.mark.kills)
+        if names[item.path] in SERVERS:
+            item.add_marker(pytest.mark.servers)
         item.add_marker(pytest.mark.xdist_group(names[item.path]))
     if config.pluginmanager.hasplugin("xdist"):
         items.sort(key=lambda item: rank.get(names[item.path], len(rank)))
