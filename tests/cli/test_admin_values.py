@@ -56,7 +56,7 @@ def test_a_time_is_iso_8601_relative_or_milliseconds(text: str, time_ms: int) ->
 
 @pytest.mark.parametrize("text", ["", "yesterday", "-1", "-1y", "1h", "2026-13-01", "9" * 30, "--1h", "²"])
 def test_what_is_no_time_is_an_error_that_names_the_forms(text: str) -> None:
-    with pytest.raises(ValueError, match="is no time: give 2026-01-31T08:00"):
+    with pytest.raises(ValueError, match="is not a time: give 2026-01-31T08:00"):
         parse_time(text)
 
 
@@ -70,7 +70,7 @@ def test_times_are_taken_in_every_form_where_one_is_asked_for(cluster: LocalClus
     for to, offset in (("-1h", 0), ("+1h", 5), (soon, 5), ("1", 0)):
         rows = run_json(cluster, "offset", "reset", "slow", "Orders", "--to", to)
         assert {row["queue"]: row["offset"] for row in rows} == {0: offset, 1: 0}
-    assert "is no time" in run(cluster, "message", "by-time", "Orders", "--since", "noon", code=2)
+    assert "is not a time" in run(cluster, "message", "by-time", "Orders", "--since", "noon", code=2)
 
 
 def test_times_in_json_are_numbers_or_null(cluster: LocalCluster) -> None:

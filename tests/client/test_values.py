@@ -417,7 +417,7 @@ def test_a_reply_goes_back_to_the_requester() -> None:
 
 
 def test_only_requests_can_be_replied_to() -> None:
-    with pytest.raises(Exception, match="is no request"):
+    with pytest.raises(Exception, match="is not a request"):
         create_reply(received(), b"r")
 
 

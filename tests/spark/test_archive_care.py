@@ -327,7 +327,7 @@ def test_what_is_no_archive_does_not_read_as_an_empty_one(tmp_path: Path, name: 
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     (tmp_path / "store" / "commitlog").mkdir(parents=True)
-    text = f"{tmp_path}/{name} is no archive, {state}: name the directory that `archive` wrote to"
+    text = f"{tmp_path}/{name} is not an archive, {state}: name the directory that `archive` wrote to"
     done = run("ask", "--archive", str(tmp_path / name), "select count(*) from log")
     assert (done.exit_code, done.stderr) == (2, f"error: {text}\n")
     for job in (partial(read_archive, None), publish_delta, publish_iceberg):

@@ -355,8 +355,8 @@ def test_a_checkpoint_that_names_a_log_directory_goes_on(tmp_path: Path) -> None
     [
         ('{"GoldenBulkk": {"0": 3}}', "queue 0 of 'GoldenBulkk', which .* does not have: it has no such topic"),
         ('{"GoldenBulk": {"77": 3}}', "queue 77 of 'GoldenBulk', which .* does not have: it has [0-9, ]+ of"),
-        ('{"GoldenBulk": {"0": 1.5}}', "1.5 is no whole number"),
-        ('{"GoldenBulk": {"0": true}}', "True is no whole number"),
+        ('{"GoldenBulk": {"0": 1.5}}', "1.5 is not a whole number"),
+        ('{"GoldenBulk": {"0": true}}', "True is not a whole number"),
     ],
 )
 def test_offsets_of_no_queue_and_those_that_are_no_numbers_are_refused(

@@ -43,16 +43,16 @@ def test_what_takes_no_time_or_was_born_later_by_another_clock_took_0_ms(tmp_pat
 @pytest.mark.parametrize(
     ("name", "text", "why"),
     [
-        ("consumerOffset.json", '{"offsetTable":{"Orders@g":{"0":"abc"}}}', "'abc' is no whole number"),
-        ("consumerOffset.json", '{"offsetTable":{"Orders@g":{"x":1}}}', "'x' is no whole number"),
-        ("consumerOffset.json", '{"offsetTable":{"Orders@g":{"0":1.5}}}', "1.5 is no whole number"),
+        ("consumerOffset.json", '{"offsetTable":{"Orders@g":{"0":"abc"}}}', "'abc' is not a whole number"),
+        ("consumerOffset.json", '{"offsetTable":{"Orders@g":{"x":1}}}', "'x' is not a whole number"),
+        ("consumerOffset.json", '{"offsetTable":{"Orders@g":{"0":1.5}}}', "1.5 is not a whole number"),
         ("consumerOffset.json", '{"offsetTable":{"Orders@g":[1]}}', "Orders@g is [1], not an object"),
         ("consumerOffset.json", '{"offsetTable":null}', "offsetTable is None, not an object"),
         ("consumerOffset.json", '{"offsetTable"', "is not JSON"),
         ("delayOffset.json", '{"offsetTable":5}', "offsetTable is 5, not an object"),
         ("delayOffset.json", "[]", "what it holds is [], not an object"),
         ("timermetrics", '{"timingCount":[1]}', "timingCount is [1], not an object"),
-        ("timermetrics", '{"timingCount":{"Orders":{"count":[]}}}', "[] is no whole number"),
+        ("timermetrics", '{"timingCount":{"Orders":{"count":[]}}}', "[] is not a whole number"),
     ],
 )
 def test_a_configuration_of_no_known_shape_is_named_and_its_backup_or_nothing_counts(

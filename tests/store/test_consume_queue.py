@@ -360,7 +360,7 @@ def test_units_that_a_read_took_along_are_forgotten_when_the_queue_changes_under
         Unit(50_700, 100, 49),
     ]
 
-    loaded = reload(tmp_path)  # looks behind the end for it: those zeros must not be served once units stand there
+    loaded = reload(tmp_path)  # looks past the end for it: those zeros must not be served once units stand there
     loaded.extend(8, pack_unit(70_000, 100, 1), 70_100)
     loaded.write_pending()
     assert loaded.unit_at(7) == Unit(50_700, 100, 49)

@@ -264,7 +264,7 @@ def test_what_recovery_cut_is_a_value_and_in_the_log(tmp_path: Path, caplog: pyt
         f"it was not closed cleanly (a crash or a kill); the log holds offsets 0 to {kept.size_bytes}; "
         in line.getMessage()
     )
-    assert f"; {lost.size_bytes} bytes behind the end cut (at {lost.physical_offset}: " in line.getMessage()
+    assert f"; {lost.size_bytes} bytes past the end cut (at {lost.physical_offset}: " in line.getMessage()
     assert re.search(r"; that took \d+\.\d s$", line.getMessage())
 
 

@@ -496,7 +496,7 @@ def test_a_torn_end_after_a_crash_is_left_to_recovery(tmp_path: Path) -> None:
     assert report.ranges == ()
     assert f"at {places[-1][0]}: body checksum differs" in report.log_end
     result = CliRunner().invoke(app, ["store", "repair", str(tmp_path)], env={"COLUMNS": "300"})
-    assert "that is no damage after a crash; opening the store cuts it there" in result.stdout
+    assert "after a crash that is not damage; opening the store cuts it there" in result.stdout
 
 
 def test_a_damaged_batch_is_passed_over_and_its_offsets_stay_taken(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_a_directory_that_is_no_store_ends_with_2_and_stays_as_it_is(command: st
     filled(tmp_path / "parent" / "data" / "store")
     code, text = run(command, tmp_path / "parent")
     assert code == 2
-    assert "is no store" in text
+    assert "is not a store" in text
     assert "commitlog" in text
     assert os.listdir(tmp_path / "parent") == ["data"]
 

@@ -69,7 +69,7 @@ class Handlers:
                     answer = handler(connection, command)
             except ContrailError as exc:
                 answer = refusal(command, exc)
-            except Exception as exc:  # noqa: BLE001 - answered and told of, and other requests go on
+            except Exception as exc:  # noqa: BLE001 - answered and logged; other requests go on
                 mistakes.note(f"request {command.code} failed")
                 answer = mistake(command, exc)
             if answer is not None and not command.flag & 2:
@@ -100,7 +100,7 @@ class Handlers:
             answer = await handler(connection, command)
         except ContrailError as exc:
             answer = refusal(command, exc)
-        except Exception as exc:  # noqa: BLE001 - answered and told of, and other requests go on
+        except Exception as exc:  # noqa: BLE001 - answered and logged; other requests go on
             mistakes.note(f"request {command.code} failed")
             answer = mistake(command, exc)
         if answer is not None and not command.is_oneway and connection.is_open:
@@ -113,7 +113,7 @@ def answer_later(connection: Peer, command: Command, work: Callable[[], bytes | 
         answer = work()
     except ContrailError as exc:
         answer = refusal(command, exc)
-    except Exception as exc:  # noqa: BLE001 - answered and told of, and other requests go on
+    except Exception as exc:  # noqa: BLE001 - answered and logged; other requests go on
         mistakes.note(f"request {command.code} failed when it was its turn")
         answer = mistake(command, exc)
     if answer is not None:

@@ -1,7 +1,7 @@
 """What the commands of `contrailmq pipeline` print: a table, or one JSON document.
 
 Rows of a query may hold anything that Spark knows. They become values that JSON knows first, for the table too: bytes
-as text where they are text, else as hex; times in UTC with their offset; numbers that are none as Spark's own JSON
+as text where they are text, else as hex; times in UTC with their offset; NaN and the infinities as Spark's own JSON
 writes them. A name that comes twice gets a number, so that no column hides another.
 """
 
@@ -33,7 +33,7 @@ def print_found(found: Shown | Sequence[Shown], as_json: bool, *, title: str) ->
     from contrailmq.message import printable
 
     rows = [found] if isinstance(found, dict) else found
-    # What messages hold is no markup: a tag of "[/x]" would be an error, one of ":smile:" a picture.
+    # What messages hold is not markup: a tag of "[/x]" would be an error, one of ":smile:" a picture.
     console = Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False)
     if not rows:
         console.print(f"{title}: nothing" if title else "nothing")

@@ -225,7 +225,7 @@ def _print_repair(report: RepairReport, directory: Path) -> None:
         note = f"not repaired: {problem}; {_UNMENDED_REMEDY}"
         console.print(f"[red]{_safe(note)}[/red]", soft_wrap=True)
     if report.log_end:
-        why = "no queue speaks of what stands there" if report.was_clean_exit else "that is no damage after a crash"
+        why = "no queue points there" if report.was_clean_exit else "after a crash that is not damage"
         console.print(_safe(f"the log ends {report.log_end}: {why}; opening the store cuts it there"), soft_wrap=True)
     if not report.ranges:
         done = "nothing else is damaged" if report.unmended else "nothing is damaged"

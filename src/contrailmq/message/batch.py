@@ -50,7 +50,7 @@ def batch_part(flag: int, body: bytes, properties: bytes) -> tuple[bytes, bytes,
     try:
         head = _HEAD.pack(BATCH_PART_BYTES_MIN + len(body) + properties_bytes, 0, 0, flag, len(body))
     except struct.error as exc:
-        raise MessageError(f"flag: {flag!r} is no signed 32-bit number ({exc})", field="flag") from exc
+        raise MessageError(f"flag: {flag!r} is not a signed 32-bit number ({exc})", field="flag") from exc
     return head, body, _I16.pack(properties_bytes), properties
 
 

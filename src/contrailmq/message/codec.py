@@ -137,7 +137,9 @@ def encode_record(
     try:
         topic_bytes = topic.encode()
     except (UnicodeEncodeError, AttributeError) as exc:
-        raise MessageError(f"topic {topic!r} is no text that UTF-8 has ({exc}): name one", field="topic") from exc
+        raise MessageError(
+            f"topic {topic!r} cannot be encoded as UTF-8 ({exc}): give another name", field="topic"
+        ) from exc
     magic = MAGIC_V1 if len(topic_bytes) <= TOPIC_BYTES_MAX else MAGIC_V2
     if with_record_crc and properties and properties[-1] != 2:
         properties += b"\x02"  # otherwise the last value would swallow the CRC property
@@ -278,7 +280,7 @@ def check_record(
     if magic not in (MAGIC_V1, MAGIC_V2):
         if size == 0 and magic == 0:
             return Verdict(Kind.NOTHING, 0, "unwritten space")
-        return Verdict(Kind.CORRUPT, 0, f"magic {magic & 0xFFFFFFFF:#010x} is no record's")
+        return Verdict(Kind.CORRUPT, 0, f"magic {magic & 0xFFFFFFFF:#010x} is not that of a record")
     if size < RECORD_BYTES_MIN:
         return Verdict(Kind.CORRUPT, 0, f"size {size} is below the smallest record's {RECORD_BYTES_MIN}")
     if size > left:
@@ -448,7 +450,7 @@ def decode_record(buffer: Buffer, position: int = 0) -> StoredMessage:
 def unwrap_inner_batch(message: StoredMessage) -> Sequence[StoredMessage]:
     """The messages inside an inner-batch record (topics with queue.type=BatchCQ), or the message itself.
 
-    Raises `MessageError` for a body that is no batch and for an INNER_BASE that is no number.
+    Raises `MessageError` for a body that is not a batch and for an INNER_BASE that is not a number.
     """
     if not message.sys_flag & SysFlag.INNER_BATCH:
         return [message]

@@ -35,7 +35,7 @@ def encode_host(ip: str, port: int) -> bytes:
     except (OSError, ValueError, TypeError, AttributeError):
         raise MessageError(f"{ip!r} is no IP address: give an IPv4 or IPv6 address, not a name", field="host") from None
     if not isinstance(port, int) or not 0 <= port <= 65_535:
-        raise MessageError(f"port {port!r} of {ip} is no port: give a number from 0 to 65535", field="port")
+        raise MessageError(f"port {port!r} of {ip} is not a port: give a number from 0 to 65535", field="port")
     return packed + port.to_bytes(4, "big")
 
 
@@ -64,7 +64,7 @@ def offset_message_id(store_host: bytes, physical_offset: int) -> str:
         return (store_host + physical_offset.to_bytes(8, "big", signed=True)).hex().upper()
     except OverflowError:
         raise MessageError(
-            f"physical offset {physical_offset} is no signed 64-bit number", field="physical_offset"
+            f"physical offset {physical_offset} is not a signed 64-bit number", field="physical_offset"
         ) from None
 
 

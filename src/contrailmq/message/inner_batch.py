@@ -17,7 +17,7 @@ M = TypeVar("M", bound=StoredMessage)
 
 
 def unwrapped(message: M) -> list[M]:
-    """The messages of an inner batch; any other message alone. Raises `MessageError` when the body is no batch."""
+    """The messages of an inner batch; any other message alone. Raises `MessageError` if the body is not a batch."""
     if not message.sys_flag & SysFlag.INNER_BATCH:
         return [message]
     return [

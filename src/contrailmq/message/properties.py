@@ -111,7 +111,7 @@ def encode_properties(properties: Mapping[str, str], unique_key: str = "") -> by
     Raises `MessageError` for a name or value that holds a separator: such a property would come back as others.
     """
     last = f"UNIQ_KEY\x01{unique_key}\x02" if unique_key else ""
-    try:  # joining also refuses what is no text, which formatting would write down
+    try:  # joining also refuses a value that is not text, which formatting would accept
         text = "\x02".join([*map(_PAIR, properties.items()), last])
     except TypeError:
         raise _not_text(properties) from None

@@ -62,7 +62,7 @@ def is_light(body: bytes) -> bool:
 
 
 class ReadRegistration(NamedTuple):
-    """What a broker tells of itself: its queues by topic, and the body without the topics."""
+    """What a broker says about itself: its queues by topic, and the body without the topics."""
 
     body: RegisterBrokerBody
     queues: dict[str, QueueData]

@@ -115,7 +115,7 @@ class Putter:
     def put_many(self, messages: Sequence[Message], queue_id: int = 0) -> list[PutResult]:
         """Store several messages with one flush; a result for each, refused ones included.
 
-        Raises as `put` does; MessageError (a property that is no text or holds a separator) comes before anything is
+        Raises as `put` does; MessageError (a property that is not text or holds a separator) comes before anything is
         stored.
         """
         started_ms = self._now_ms()

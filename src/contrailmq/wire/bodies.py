@@ -174,7 +174,7 @@ class TopicConfig(Body, kw_only=True, gc=False):
 
 
 class TopicQueueMapping(Body, kw_only=True):
-    """What a broker tells of its part of a static topic."""
+    """A broker's part of a static topic."""
 
     bname: str | None = None
     curr_id_map: dict[int, int] = msgspec.field(default_factory=new_dict)

@@ -54,7 +54,7 @@ def is_not_off(text: str) -> bool:
 
 
 def is_above_one(text: str) -> bool:
-    """Also a text that is no number: whoever wrote it meant something."""
+    """Also a text that is not a number: whoever wrote it meant something."""
     return not text.isdecimal() or int(text) > 1
 
 

@@ -135,7 +135,7 @@ def _check_keys(properties: Mapping[str, str]) -> None:
     for key in properties:
         if key.startswith("tls.") and key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, n=1)
-            raise LocalProtocolError(f"{key} is no key of TLS" + (f": did you mean {near[0]}?" if near else ""))
+            raise LocalProtocolError(f"{key} is not a setting of TLS" + (f": did you mean {near[0]}?" if near else ""))
 
 
 def _load_certificate(context: ssl.SSLContext, certificate: str, key: str | None, password: str | None) -> None:

@@ -127,7 +127,7 @@ class OffsetAdmin:
             try:
                 client.connection.oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body)
             except WireError as exc:
-                peer_warnings.warn("a client was not told of a reset", f"{client.client_id[:64]}: {exc}")
+                peer_warnings.warn("a client did not hear of a reset", f"{client.client_id[:64]}: {exc}")
         return offsets
 
     def clone(self, connection: Peer, command: Command) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Registration with NameServers: every one of them is told of this broker's topics, again and again.
+"""Registration with NameServers: each of them hears this broker's topics, again and again.
 
 At the start, every 30 s, and at once when a topic changes: whoever made a topic is answered when its route can be asked
 for, as in the reference. The whole table is sent each time (a NameServer refuses a

@@ -237,7 +237,7 @@ class SlaveSync:
             try:
                 await copy(master)
             except TableSaveError:
-                continue  # the saver has told of it and tries again; what was copied is in effect
+                continue  # the saver logged it and tries again; what was copied is in effect
             except (NotCopiedError, RemoteProtocolError) as exc:
                 self._miss(what, f"not copied from {master}: {exc}")
                 continue

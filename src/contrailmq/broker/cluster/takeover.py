@@ -5,7 +5,7 @@ clients then go to the newcomer, whose log does not hold their messages. So each
 (GET_BROKER_CLUSTER_INFO, which every RocketMQ NameServer serves) whether the place is taken, and by whom. An address
 that takes a connection is alive, also when it says nothing more: a process that hangs may go on at any time. One that
 does not is dead and may be replaced, as after a move to another machine. An address that leads back to this process (it
-has a new brokerIP1) is no stranger.
+has a new brokerIP1) is not a stranger.
 
 `takeover=true` skips the question. The one that was replaced meets its follower at its own next registration, and stays
 away while that one lives.

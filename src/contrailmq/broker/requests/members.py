@@ -201,7 +201,7 @@ class MemberProcessor:
                 try:
                     client.connection.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name})
                 except WireError as exc:
-                    log.info("consumer %s was not told of a change: %s", client.client_id, exc)
+                    log.info("consumer %s did not hear of a change: %s", client.client_id, exc)
 
     # --- order locks
 

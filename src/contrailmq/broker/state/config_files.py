@@ -108,7 +108,7 @@ def load(path: Path, read: Callable[[Json], T]) -> T | None:
 
 
 def entries(data: Json, key: str) -> dict[str, Json]:
-    """The objects of a table in a file, by name; none when it has no such table, ValueError when it is no table."""
+    """The objects of a table in a file, by name; none if there is no such table, ValueError if it is not a table."""
     table = data.get(key)
     if table is None:
         return {}

@@ -37,7 +37,7 @@ def show(rows: Sequence[Sequence[object]], columns: Sequence[str], *, as_json: b
     table = Table(*columns, box=None, header_style="bold")
     for row in rows:
         table.add_row(*("" if value is None else printable(str(value)) for value in row))
-    # What messages hold is no markup: a body of "[/x]" would be an error, one of ":smile:" a picture.
+    # What messages hold is not markup: a body of "[/x]" would be an error, one of ":smile:" a picture.
     Console(width=None if Console().is_terminal else 200, markup=False, emoji=False).print(table)
 
 

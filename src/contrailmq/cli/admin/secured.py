@@ -15,7 +15,7 @@ import typer
 
 
 class TlsSettings(TypedDict, total=False):
-    """What a client is told of TLS; empty where no flag was given."""
+    """A client's TLS settings; empty if no flag was given."""
 
     tls: ssl.SSLContext
     tls_server_name: str

@@ -31,7 +31,7 @@ def parse_time(text: str, *, now_ms: int | None = None) -> int:
     try:
         return max(int(datetime.fromisoformat(text).timestamp() * 1000), 0)
     except (ValueError, OverflowError, OSError):
-        raise ValueError(f"{text!r} is no time: give {FORMS}") from None
+        raise ValueError(f"{text!r} is not a time: give {FORMS}") from None
 
 
 def span(since_ms: int | None, until_ms: int | None) -> tuple[int, int]:

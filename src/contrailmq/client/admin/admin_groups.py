@@ -148,7 +148,7 @@ class AdminGroups(AdminTopics):
     async def progress(self, group: str, topic: str | None = None) -> list[QueueProgress]:
         """How far the group is, queue by queue.
 
-        Brokers tell of topics where the group has an offset. What waits in its retry topic counts without one too.
+        Brokers list topics where the group has an offset. What waits in its retry topic counts without one too.
         """
         ext: dict[str, ExtValue] = {"consumerGroup": self._name(group)}
         if topic is not None:

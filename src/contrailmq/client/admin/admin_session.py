@@ -1,7 +1,7 @@
 """The connection of an administrator: finds brokers, asks one or all of them.
 
-An administrator is no member of any group; it needs routes and connections only, so it shares a client instance's. It
-starts with its first call; close it with `shutdown`, or use `async with`.
+An administrator is not a member of any group. It needs only routes and connections, so it shares a client instance's.
+It starts with its first call; close it with `shutdown`, or use `async with`.
 """
 
 from __future__ import annotations

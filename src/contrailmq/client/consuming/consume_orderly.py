@@ -111,7 +111,7 @@ class OrderlyConsumption:
         def begin() -> bool:
             if cache.is_dropped:
                 return False
-            if self._watch.is_on:  # only for a call that is run, and then told of its end
+            if self._watch.is_on:  # only for a call that is run; its end is reported too
                 self._watch.before(queue, messages)
             return True
 

@@ -410,7 +410,7 @@ def create_reply(request: StoredMessage, body: bytes) -> Message:
     cluster = properties.get(Property.CLUSTER)
     if not cluster or Property.REPLY_TO_CLIENT not in properties:
         raise ClientError(
-            f"message {request.message_id} is no request: it has no CLUSTER and REPLY_TO_CLIENT properties",
+            f"message {request.message_id} is not a request: it has no CLUSTER and REPLY_TO_CLIENT properties",
             code=CREATE_REPLY_MESSAGE,
         )
     reply = Message(f"{cluster}_REPLY_TOPIC", body)

@@ -131,7 +131,7 @@ def _unknown_group(command: Command) -> bytes:
 
 
 def _reply_message(command: Command) -> ReceivedMessage:
-    """A reply is no record: its fields are the request's ext fields."""
+    """A reply is not a record: its fields are the request's ext fields."""
     header = command.header(PushReplyMessage)
     arrived_ms = time.time_ns() // 1_000_000
     properties = (header.properties or "").encode() + encode_properties({Property.ARRIVE_TIME: str(arrived_ms)})

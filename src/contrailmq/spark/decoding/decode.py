@@ -280,7 +280,7 @@ class _Block:
 
 
 def unwrapped(records: Records) -> Records:
-    """The same records with every inner batch replaced by its messages. A body that is no batch stays as it is."""
+    """The same records with every inner batch replaced by its messages. A body that is not a batch stays as it is."""
     is_batch = (records.sys_flag & SysFlag.INNER_BATCH) != 0
     if not is_batch.any():
         return records

@@ -94,7 +94,7 @@ def scan(
     """Whole records of the range in log order, as blocks, and every bad stretch where it was met.
 
     With `ends_at_break` a break of the chain is the last thing that is given, and how far it reaches is not sought:
-    behind the end of a live log that would mean to look through a gigabyte of unwritten space.
+    past the end of a live log that would mean searching a gigabyte of unwritten space.
     """
     if part.is_missing:
         yield BadStretch(part.path, part.start, part.stop, "bytes that no log file holds")

@@ -199,7 +199,7 @@ def first_record(file: LogFile) -> Records | None:
 
 
 def _first_message(file: LogFile) -> Records | None:
-    """The first record of the file that is no placeholder, as far as the chain from its beginning goes."""
+    """The first record of the file that is not a placeholder, as far as the chain from its beginning goes."""
     end = file.base + file.size_bytes
     whole = Range(file.path, file.base, file.base, end, end, is_aligned=True)
     with contextlib.suppress(FileNotFoundError):

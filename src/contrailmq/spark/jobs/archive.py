@@ -136,7 +136,7 @@ def archive(
 def check_target(target: str | Path, stores: Iterable[str] = ()) -> None:
     """Refuse a directory that is a store or lies in one of these, and one without a name.
 
-    A broker would find files that are none of its own, and jobs take a store with a manifest in it for an archive.
+    A broker would find files that are not its own, and jobs take a store with a manifest in it for an archive.
     """
     if not str(target).strip():
         raise ArchiveError(

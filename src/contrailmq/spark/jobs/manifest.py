@@ -193,11 +193,11 @@ class Manifest:
             )
 
     def check_archive(self) -> None:
-        """Refuse what is no archive: it would read as an empty one."""
+        """Refuse a directory that is not an archive: it would read as an empty one."""
         self.check_commits()
         if not self._folder.is_dir():
             raise ArchiveError(
-                f"{self.archive} is no archive, {self._what_it_is()}: name the directory that `archive` wrote to"
+                f"{self.archive} is not an archive, {self._what_it_is()}: name the directory that `archive` wrote to"
             )
 
     def _what_it_is(self) -> str:

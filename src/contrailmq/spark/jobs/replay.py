@@ -168,7 +168,7 @@ def replay(
     access, away_timeout_s = job_access(options)
     settings = SinkSettings(namesrv, access, topic=topic, group="contrailmq_replay", away_timeout_s=away_timeout_s)
     chosen = Selection() if selection is None else selection
-    Manifest(source).check_commits()  # an archive without its manifest is no store either
+    Manifest(source).check_commits()  # an archive without its manifest is not a store either
     notes = _check_selection(source, chosen)
     count = runs_on.tasks_at_once
     work = [

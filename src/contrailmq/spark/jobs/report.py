@@ -415,7 +415,7 @@ def _whole(value: object) -> int:
     if isinstance(value, str) and value.isdecimal():
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"{value!r:.60} is no whole number")
+        raise ValueError(f"{value!r:.60} is not a whole number")
     return value
 
 

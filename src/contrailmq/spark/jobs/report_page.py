@@ -217,7 +217,7 @@ def _size(count: int) -> str:
 
 
 def _whole(value: float) -> str:
-    """A number of messages at a mark of the axis; nothing where the mark is no whole number."""
+    """A number of messages at a mark of the axis; nothing where the mark is not a whole number."""
     return f"{int(value):,}" if value == int(value) else ""
 
 

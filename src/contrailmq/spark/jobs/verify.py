@@ -6,17 +6,17 @@ Every range of the log is read once, by any engine, and compared with what the q
 - queue offsets without gap or repeat (`queue-gap`, `queue-repeat`);
 - consume queues both ways: a record that should have a unit and has none (`no-unit`), a unit that points to no such
   record (`stray-unit`), a unit that says something else than its record (`wrong-unit`);
-- the index both ways (`no-index-entry`, `stray-index-entry`, also behind the end of the log) and the times of its
+- the index both ways (`no-index-entry`, `stray-index-entry`, also past the end of the log) and the times of its
   entries and headers (`wrong-index-time`). Files of a size that does not tell their shape are named (`index-shape`).
 
 A store without any index file, whose records have keys, is one `no-index-entry` finding. A store does not tell whether
 its broker writes an index, unless one was filled or its directory is left. So the finding says which it is: an index
 that is gone, or one that is gone or was never written (messageIndexEnable=false).
 
-By the rules of `contrailmq store verify`, what explains itself is no finding: places and offsets that placeholders of
-`store repair` keep; records of a topic that was deleted, which the store's ledger tells; those of a topic that was made
-anew from before its offsets began at zero again. Extensions of queue units, light queues and batch queues are compared
-by that command alone.
+The rules are those of `contrailmq store verify`. These are not findings: places and offsets that placeholders of
+`store repair` keep; records of a topic that was deleted, as the store's ledger shows; and records of a recreated topic
+from before its offsets started at zero again. Only that command compares extensions of queue units, light queues and
+batch queues.
 
 Findings of one kind in one queue and range are one row with a count: a queue that lags by a million records does not
 give a million rows.
@@ -194,7 +194,7 @@ def _had_index(store: str) -> bool:
     try:
         return checkpoint.is_file() and read_checkpoint(checkpoint, Files()).index_msg_time_ms > 0
     except OSError:
-        return False  # what cannot be read is no sign of an index; the finding says that it may be either
+        return False  # an unreadable file is not a sign of an index; the finding says that it may be either
 
 
 def findings_frame(spark: SparkSession, findings: list[Finding]) -> DataFrame:
@@ -224,7 +224,7 @@ def _elsewhere(store: str) -> Elsewhere:
         log = [ReadOnlyLogFile(Path(file.path), file.base, file.size_bytes, files) for file in log_files(store)]
         is_current = ledger.is_current(checkpoint, log)
     except (StoreError, OSError):
-        return nothing  # what cannot be read is no sign that a queue was deleted
+        return nothing  # an unreadable file does not mean that a queue was deleted
     for file in log:
         files.unmap(file.mapping)
     known = frozenset((entry.topic, entry.queue_id) for entry in ledger.queues)

@@ -8,7 +8,7 @@ number and a digest of what the row holds (packing.py). `deduplicated(frame)` dr
 A key that is made is the same on every attempt as long as the rows come in the same partitions and the same order. That
 holds for a batch of a source that Spark repeats with unchanged options. It does not hold after a shuffle without an
 order, nor when options that shape partitions (`minPartitions`, `rangeBytes` and so on) change between two attempts.
-Then a repeat may stay, but nothing is dropped that is no repeat: another row at the same place has another digest (of
+Then a repeat may stay, but only repeats are dropped: another row at the same place has another digest (of
 32 bits: two agree once in four billion).
 
 Rows of one queue are sent in batches of at most 1 MiB; a batch is tried again, with growing pauses, until it is

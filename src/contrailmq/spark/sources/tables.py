@@ -58,7 +58,7 @@ def table_schema(view: View, options: Mapping[str, str]) -> StructType:
 
 
 def saved_options(schema: StructType) -> dict[str, str] | None:
-    """The options that a table was created with, from its columns; None for what is no table."""
+    """The options that a table was created with, from its columns; None if it is not a table."""
     for field in schema.fields:
         if _METADATA in field.metadata:
             found: dict[str, str] = json.loads(field.metadata[_METADATA])

@@ -180,7 +180,7 @@ def starting_offsets(source: QueueSource, queues: list[MessageQueue], settings: 
 
 
 def check_starts(source: QueueSource, begins: Offsets, settings: TopicSettings) -> None:
-    """Refuse offsets behind the end of their queue: a batch would find nothing there and say nothing."""
+    """Refuse offsets past the end of their queue: a batch would find nothing there and say nothing."""
     if not settings.fail_on_data_loss or not (settings.starting.offsets or settings.starting.word == "group"):
         return
     for queue, offset in begins.items():

@@ -23,7 +23,7 @@ class VerifyReport:
     """`is_ok` when nothing was found. Counts are what is there and was looked at.
 
     With an `owner_pid` (-1: nobody knows whose) a running process has the store open: what may be on its way to the
-    disk is no finding.
+    disk is not a finding.
     """
 
     path: str

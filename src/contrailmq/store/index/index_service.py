@@ -302,7 +302,7 @@ class IndexService:
                 is_cut = killed_with is not None and not index_file.is_full
                 continue
             is_cut = True
-            if reason:  # what a kill cut off is no damage
+            if reason:  # what a kill cut off is not damage
                 reasons.append(f"index file {path.name} {reason}")
                 _log.warning("index file %s is removed and rebuilt from the log: it %s", path, reason)
             index_file.destroy()

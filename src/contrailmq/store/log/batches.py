@@ -105,7 +105,7 @@ def drafts_of(parts: list[Part], state: QueueState, sys_flag: int) -> list[Draft
 
 
 def _asks_delay(value: bytes) -> bool:
-    """Whether a part asks for a delay level; what is no number counts as one, and the batch is refused."""
+    """Whether a part asks for a delay level; a value that is not a number counts as one, and the batch is refused."""
     try:
         return int(str(value, "utf-8", "replace")) > 0
     except ValueError:

@@ -604,7 +604,7 @@ class CommitLog:
         return self.refusal or AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, reason=str(self.last_error))
 
     def _unfit(self, error: BaseException) -> AppendResult:
-        """What is answered when records could not be built or written; raises what is no fault of theirs."""
+        """What is answered when records could not be built or written; raises what is not their fault."""
         self.lock_since_ms = 0
         if isinstance(error, OSError):
             assert self._file is not None

@@ -63,7 +63,7 @@ def topic_part(topic: str) -> bytes:
 
 
 def split(record: memoryview, topic: bytes) -> Parts | None:
-    """None when it is no record of the usual form, or not of this topic (see `topic_part`)."""
+    """None if it is not a record of the usual form, or not of this topic (see `topic_part`)."""
     if len(record) < FRONT_BYTES:
         return None
     size, magic, queue_offset, physical_offset, sys_flag, body_length = front_of(record)

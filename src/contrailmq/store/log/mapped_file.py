@@ -225,7 +225,7 @@ class MappedFile:
     def cut(self, position: int) -> None:
         """Make `position` the end of the data, and make sure that nothing after it looks like a record.
 
-        RocketMQ leaves old bytes behind the end; a later, shorter log can line up with one of those records and bring
+        RocketMQ leaves old bytes past the end; a later, shorter log can line up with one of those records and bring
         it back at the next recovery. Eight zero bytes (no size, no magic) stop every reader, Apache's included.
         """
         self.set_positions(position)

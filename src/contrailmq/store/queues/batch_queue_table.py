@@ -45,7 +45,7 @@ def names_queue(name: str) -> bool:
 
 
 def inner_count(properties: Mapping[str, str]) -> int:
-    """How many messages INNER_NUM says that a record holds; 0 when it is no count."""
+    """How many messages INNER_NUM says that a record holds; 0 if it is not a count."""
     text = properties.get(Property.INNER_NUM, "")
     count = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else 0
     return count if count <= BATCH_SIZE_MAX else 0

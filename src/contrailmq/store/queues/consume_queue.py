@@ -498,7 +498,7 @@ class ConsumeQueue:
             last_unit = self.read_units(end - 1, 1)
         self.loaded_last = Unit(*unpack_unit(last_unit)) if last_unit else None
         self.physical_max = _physical_end(self.loaded_last)
-        self._window = b""  # it may reach behind the end that was found, where units will be written
+        self._window = b""  # it may reach past the end that was found, where units will be written
         return reason
 
     def _load_only_file(self) -> bytes | None:
@@ -556,7 +556,7 @@ class ConsumeQueue:
         return len(head) // UNIT_BYTES
 
     def remove_strays(self) -> None:
-        """Remove the files that `load` left out, before others of their names are made, and bytes behind the end."""
+        """Remove the files that `load` left out, before others of their names are made, and bytes past the end."""
         if self.ends_in_rubbish:
             with self.lock:
                 self._cut_files(self.max_offset * UNIT_BYTES)

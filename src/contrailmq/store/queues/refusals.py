@@ -96,7 +96,7 @@ def inner_refusal(properties: bytes, sys_flag: int, *, is_batch_topic: bool) -> 
     elif is_inner and not inner_count(known):
         reason = f"INNER_NUM is {known.get(Property.INNER_NUM, 'missing')!r}: an inner batch holds 1 to 32767 messages"
     elif not is_inner and Property.INNER_NUM in known:
-        reason = "INNER_NUM is set but sysFlag says that it is no inner batch (0x80): leave the property out"
+        reason = "INNER_NUM is set but sysFlag says that it is not an inner batch (0x80): leave the property out"
     return AppendResult(PutStatus.MESSAGE_ILLEGAL, reason=reason) if reason else None
 
 

@@ -188,7 +188,7 @@ class Hole(NamedTuple):
 
 
 def _find(buffer: mmap, needle: bytes, begin: int, limit: int) -> int:
-    """`mmap.find`, which before Python 3.11.5 reads one byte after its end: behind a file that is no memory, and the
+    """`mmap.find`, which before Python 3.11.5 reads one byte after its end: past the file there is no memory, and the
     process dies (CPython's gh-105235; Debian 12 has 3.11.2)."""
     found = buffer.find(needle, begin, min(limit, len(buffer) - 1))
     last = len(buffer) - len(needle)

@@ -61,9 +61,7 @@ from contrailmq.store.recovery.recovery_text import recovery_text
 
 _log = logging.getLogger(__name__)
 
-_LOOK_BEHIND_BYTES: Final = (
-    8 << 20
-)  # how far behind the end to look for bytes that were cut: two of the largest records
+_LOOK_BEHIND_BYTES: Final = 8 << 20  # how far past the end to look for bytes that were cut: two of the largest records
 _ZEROS: Final = bytes(1 << 18)
 
 
@@ -540,7 +538,7 @@ class _Recovery:
         """The log was cut below what the index knows: its last files go, their records are entered again."""
         if self.index is None or self.index.end_offset < end:
             return
-        reasons.append(f"it pointed at {self.index.end_offset}, behind the end of the log at {end}")
+        reasons.append(f"it pointed at {self.index.end_offset}, past the end of the log at {end}")
         self.index.truncate_physical(end)
         begin = max(self.index.end_offset, self.files[0].base)
         sink = Reconciler(self.queues, self.index, self.delay_levels, scope=frozenset(), index_from=begin)
@@ -551,7 +549,7 @@ class _Recovery:
     # --- afterwards
 
     def _behind_the_end(self, end: int, file: LogFile, walked: WalkEnd) -> tuple[int, str]:
-        """Erase what lies behind the end; how much that was, to the last byte that is not zero, and why."""
+        """Erase what lies past the end; how much that was, to the last byte that is not zero, and why."""
         cut_bytes = _erase(file, end - file.base)
         for later in self.files:
             if later.base > end:  # these go as a whole

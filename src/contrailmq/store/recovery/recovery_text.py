@@ -25,9 +25,7 @@ def _cut_text(report: RecoveryReport) -> str:
     if not report.cut_bytes and not report.cut_files:
         return "nothing was cut"
     files = f" and {_counted(report.cut_files, 'file')}" if report.cut_files else ""
-    return (
-        f"{_counted(report.cut_bytes, 'byte')}{files} behind the end cut ({report.reason or 'no record begins there'})"
-    )
+    return f"{_counted(report.cut_bytes, 'byte')}{files} past the end cut ({report.reason or 'no record begins there'})"
 
 
 def _mended(report: RecoveryReport) -> list[str]:

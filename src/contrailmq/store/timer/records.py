@@ -144,7 +144,7 @@ def _time_in(rest: bytes, span: memoryview, at: int) -> int:
 
 
 def _number_at(rest: bytes, at: int, key_length: int) -> int:
-    """The number behind a key that was found there; -1 when there is none."""
+    """The number after a key that was found there; -1 if there is none."""
     if at < 0 or (at != _PROPERTIES_AT and rest[at - 1] != _SEPARATOR):
         return -1
     at += key_length

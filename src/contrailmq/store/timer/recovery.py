@@ -2,7 +2,7 @@
 
 The checkpoint says what was durable at the last flush. The timer log may hold more units than that; the wheel may
 lack them. So the log is walked from one file before the flushed position, and each unit that its slot does not know
-yet is chained in. The walk ends the log at the first thing that is no unit, and at the first unit that points past
+yet is chained in. The walk ends the log at the first bytes that are not a unit, and at the first unit that points past
 the end of the commit log: its message was never durable, and the place will be another message's (RocketMQ #10668).
 
 A slot that was put back (put_back.py) has units twice in the log. A unit without a predecessor begins the chain of its

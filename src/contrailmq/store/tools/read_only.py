@@ -78,13 +78,13 @@ class ReadOnlyLogFile:
 
 
 def require_store(config: StoreConfig, files: Files) -> None:
-    """Raises StoreError for a directory that is no store: it has no directory for the commit log."""
+    """Raises StoreError for a directory that is not a store: it has no directory for the commit log."""
     if not files.exists(config.path):
         raise StoreError(f"there is no store at {config.path}: give the directory that holds commitlog/")
     if not any(files.exists(path) for path in config.commit_log_paths):
         missing = " and ".join(str(path) for path in config.commit_log_paths)
         raise StoreError(
-            f"{config.path} is no store: {missing} is missing; give the directory that holds commitlog/, or with -c "
+            f"{config.path} is not a store: {missing} is missing; give the directory that holds commitlog/, or with -c "
             "the broker.conf whose storePathCommitLog names it"
         )
 

@@ -1,9 +1,9 @@
 """Moving damaged ranges of the log aside. For `contrailmq store repair`.
 
-The whole log is walked, with checksums. Bytes between two whole records that are none are a damaged range; so is the
-rest of a file whose BLANK is gone when another file follows, and a damaged end of the last file if the store was closed
-cleanly and its queues name records there; so is a record whose header contradicts its queue (lost_places.py). Zeros at
-the end are unwritten space; after a crash, what is torn there is recovery's business.
+The whole log is walked, with checksums. These are damaged ranges: bytes between two whole records that are not a
+record; the rest of a file whose BLANK is gone, if another file follows; a damaged end of the last file, if the store
+was closed cleanly and its queues name records there; and a record whose header contradicts its queue (lost_places.py).
+Zeros at the end are unwritten space. After a crash, recovery deals with a torn end.
 
 Three steps, each synced before the next:
 

@@ -66,7 +66,7 @@ def verify_store(view: StoreView, on_progress: Progress | None = None) -> Verify
 
 
 def _walk_log(view: StoreView, report: VerifyReport, checker: _Checker) -> None:
-    """Every file, over its holes; each of them, and data behind the end of the log, is a finding."""
+    """Every file, over its holes; each of them, and data past the end of the log, is a finding."""
     ended = False
     for number, file in enumerate(view.log_files):
         end = walk(file, checker, check_body_crc=True)
@@ -87,11 +87,11 @@ def _walk_log(view: StoreView, report: VerifyReport, checker: _Checker) -> None:
         if end.records or kind is Kind.BLANK:
             report.log_max_offset = file.base + end.position
             if ended:
-                report.add("log", file.path.name, file.base, "there are records behind the end of the log")
+                report.add("log", file.path.name, file.base, "there are records past the end of the log")
         if kind in (Kind.TORN, Kind.CORRUPT):
             report.add("log", file.path.name, file.base + end.position, end.verdict.reason)
         elif kind is Kind.NOTHING and any(file.mapping[end.position : end.position + (1 << 20)]):
-            report.add("log", file.path.name, file.base + end.position, "bytes stand behind the end of the log")
+            report.add("log", file.path.name, file.base + end.position, "there are bytes past the end of the log")
         ended = ended or (kind is not Kind.BLANK and not is_last)
 
 
