@@ -96,6 +96,38 @@ def test_a_cleared_journal_says_nothing(journal: Journal, tmp_path: Path) -> Non
     assert read(tmp_path) == []
 
 
+class Killed(BaseException):
+    """Ends a process where nothing may catch it."""
+
+
+class KilledWhileClearing(Files):
+    """The process ends when the first of the two files is empty."""
+
+    def truncate(self, descriptor: int, size_bytes: int) -> None:
+        super().truncate(descriptor, size_bytes)
+        raise Killed
+
+
+@pytest.mark.parametrize("runs", [2, 3])
+@pytest.mark.parametrize("is_reopened", [False, True])
+def test_a_kill_while_the_journal_is_cleared_leaves_the_newest_run_not_the_one_before(
+    tmp_path: Path, runs: int, is_reopened: bool
+) -> None:
+    """What is left counts at the next start: the run before says what was true long ago."""
+    journal = Journal(KilledWhileClearing(), tmp_path / "config" / "x.journal")
+    journal.open()
+    for number in range(runs):
+        journal.restart()
+        assert journal.append(COPY, b"%d" % number)
+    if is_reopened:
+        journal.close()
+        journal.open()
+    with pytest.raises(Killed):
+        journal.clear()
+    journal.close()
+    assert read(tmp_path) == [[Entry(COPY, b"%d" % (runs - 1))]]
+
+
 def test_a_run_that_begins_in_a_long_file_cuts_it(journal: Journal, tmp_path: Path) -> None:
     journal.append(COPY, bytes(2 * RUN_BYTES_MAX))
     journal.restart()

@@ -91,6 +91,7 @@ class Journal:
         self._paths = [path.with_name(path.name + suffix) for suffix in _NAMES]
         self._descriptors: list[int] = []
         self._run = 0
+        self._newest_run = 0  # that has an entry
         self._number = 0
         self._position = 0
         self._is_failing = False
@@ -108,14 +109,18 @@ class Journal:
         except OSError as exc:
             self._fail(exc)
             self.close()
-        self._run = max(found, default=0)
+        self._run = self._newest_run = max(found, default=0)
         self.restart()
         return [found[run] for run in sorted(found, reverse=True)]
 
     def clear(self) -> None:
-        """Forget everything, durably: what it said is saved elsewhere."""
+        """Forget everything, durably: what it said is saved elsewhere.
+
+        The newest run goes last. A kill in between would else leave the one before, which would count as the newest.
+        """
+        newest = self._newest_run % len(_NAMES)
         try:
-            for descriptor in self._descriptors:
+            for _, descriptor in sorted(enumerate(self._descriptors), key=lambda file: file[0] == newest):
                 if self._files.size(descriptor):
                     self._files.truncate(descriptor, 0)
                     self._files.sync(descriptor)
@@ -148,6 +153,7 @@ class Journal:
         except OSError as exc:
             self._fail(exc)
             return False
+        self._newest_run = self._run
         self._number += 1
         self._position += len(entry)
         if self._is_failing:
