@@ -78,6 +78,7 @@ class OffsetProcessor:
                 "negative",
             )
         node.commit_offset(header.consumer_group, header.topic, header.queue_id, header.commit_offset)
+        node.offset_journal.note()  # what is answered is not lost, however long this process gets no processor
         return _DONE.render(command, ())
 
     def search(self, connection: Peer, command: Command) -> bytes | None:

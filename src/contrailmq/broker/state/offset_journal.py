@@ -3,9 +3,10 @@
     payload := JSON of [["topic@group", queue_id, offset], ...]      queue_id -1: the group stands nowhere in the topic
 
 The table is saved soon after it changed, but each save waits for the disk twice: on a disk that is slow or shared it is
-seconds old when the process is killed. So ten times a second the changes go here as well, with one `pwrite` and no
-sync. The first entry of a run is the whole table, so the newest run says everything. A run is given up when it has
-become long, and the one before stays until the new one has its first entry. It costs 5 us, and 0.2 us for each queue.
+seconds old when the process is killed. So the changes go here as well, with one `pwrite` and no sync: before a commit
+is answered, and twenty times a second for what came with pulls, which tell nobody that it was taken. The first entry of
+a run is the whole table, so the newest run says everything. A run is given up when it has become long, and the one
+before stays until the new one has its first entry. It costs 5 us, and 0.2 us for each queue.
 
 Whatever goes into the file was noted here before, so at the next start the journal's last word on a queue counts, or
 the end of the queue where that is lower (a power failure may take the end of the log and leave the journal). What was
@@ -29,7 +30,7 @@ from contrailmq.store.files import Files
 log = logging.getLogger("contrailmq.broker")
 
 FILE_NAME: Final = "offsets.journal"
-NOTE_MS: Final = 100  # a kill repeats what was committed since the last note: less than 200 ms
+NOTE_MS: Final = 50  # a kill takes what pulls committed since the last note: less than 200 ms, if the loop is late too
 OTHERS_S: Final = 10.0  # a file that is newer than the journal by more than a save ever takes is somebody else's
 _TABLES: Final = 4  # as many times the whole table may a run be long, if that is more than RUN_BYTES_MAX
 _NO_WITNESS: Final = CopyPlace(0, 0)  # the ends of the queues say what counts
