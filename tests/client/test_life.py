@@ -128,6 +128,27 @@ def test_an_instance_that_is_left_while_it_looks_for_a_route_ends(steps: int) ->
     assert not instance._instances
 
 
+def test_a_route_that_nobody_waits_for_any_more_fails_without_a_trace_on_the_terminal() -> None:
+    """As when the time of a send is over before the NameServer has said that it does not know the topic."""
+
+    async def run() -> None:
+        told: list[str] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["message"]))
+        async with FakePeer(lambda _: None) as silent:
+            options = aio.Producer("route", namesrv=silent.address, request_timeout_s=0.05).options
+            left = instance.ClientInstance.acquire("route", options)
+            sender = asyncio.create_task(left.refresh_route("Nowhere"))
+            await asyncio.sleep(0)  # it asks
+            sender.cancel()
+            await asyncio.wait([sender, left._route_calls["Nowhere"]])
+            await left.release()
+            del sender
+            gc.collect()
+        assert told == []
+
+    asyncio.run(run())
+
+
 def test_a_send_that_waits_for_a_connection_when_its_producer_ends_gets_our_error() -> None:
     """Not CancelledError: nobody cancelled the sender's task."""
 

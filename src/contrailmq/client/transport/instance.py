@@ -235,13 +235,19 @@ class ClientInstance:
         call = self._route_calls.get(topic)
         if call is None:
             call = self._route_calls[topic] = self.loop.create_task(self._fetch_and_apply(topic))
-            call.add_done_callback(lambda _: self._route_calls.pop(topic, None))
+            call.add_done_callback(lambda done: self._route_asked(topic, done))
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError:
             if not call.cancelled() or is_being_cancelled():
                 raise
             raise ClientStateError(f"the client was shut down while the route of {topic!r} was asked for") from None
+
+    def _route_asked(self, topic: str, call: asyncio.Task[TopicRoute]) -> None:
+        """Whoever waits gets the error; when nobody does any more, asyncio must not print it as one that was missed."""
+        self._route_calls.pop(topic, None)
+        if not call.cancelled():
+            call.exception()
 
     async def default_route(self, default_topic: str, topic: str, *, queues_max: int) -> TopicRoute:
         """The template topic's route, in place of a topic that the broker will create on the first send."""
