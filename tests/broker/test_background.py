@@ -423,7 +423,7 @@ def test_a_store_that_takes_no_writes_any_more_stands_a_service_still_and_does_n
     assert gave_up == []
     (told,) = [record.message for record in caplog.records if "counted" in record.message]
     assert told.startswith(
-        "background task counted stands still until the next start: store store is read-only: its lock was replaced"
+        "background task counted has stopped until the next start: store store is read-only: its lock was replaced"
     )
 
 

@@ -99,11 +99,14 @@ def test_a_broker_that_stays_away_takes_the_whole_time_and_the_error_says_tries_
             name_server(lambda _: route_to(("a", address))) as namesrv,
             in_transaction(namesrv.address) as producer,
         ):
+            began_s = asyncio.get_running_loop().time()
             with pytest.raises(SendFailedError, match=f"cannot connect to {address}") as caught:
-                await send(producer, 0.4)
+                await send(producer, 1.0)
+            took_s = asyncio.get_running_loop().time() - began_s
         error = caught.value
-        assert 0.39 <= error.elapsed_s < 2.0
-        assert 3 <= error.tries <= 10  # pauses of 25 to 50 ms, then twice as long, and so on
+        assert took_s >= 0.99  # to a queue of the caller's choice, the search for a route takes some of the time
+        assert error.elapsed_s <= took_s
+        assert 2 <= error.tries <= 10  # pauses of 25 to 50 ms, then twice as long, and so on
         assert f"failed after {error.tries} tries in {error.elapsed_s:.3f} s (brokers a)" in str(error)
         assert error.code == 10001
 

@@ -432,7 +432,7 @@ def test_an_index_of_unknown_shape_is_named_and_not_replaced(tmp_path: Path) -> 
     (found,) = verify(store, ONE)
     assert (found.kind, found.rows) == ("index-shape", 1)
     assert "has 2641 bytes" in found.detail
-    with pytest.raises(RebuildError, match="do not tell how many slots they have.*move its directory index away"):
+    with pytest.raises(RebuildError, match="do not say how many slots they have.*move its directory index away"):
         rebuild(store, ONE)
     assert path.read_bytes() == bytes(2_641)
 

@@ -89,7 +89,7 @@ def test_a_topic_made_anew_that_has_grown_past_the_checkpoint_is_loss(broker: Re
     with pytest.raises(DataLossError) as raised:
         stream().latestOffset(end, ALL)
     assert "Orders/broker-a/0 (1 in all) holds another message before the offset 40" in str(raised.value)
-    assert "deleted and made anew" in str(raised.value)
+    assert "deleted and created again" in str(raised.value)
     assert "new checkpoint, or set failOnDataLoss=false" in str(raised.value)
 
 
@@ -118,7 +118,7 @@ def test_where_loss_is_allowed_a_topic_made_anew_is_read_from_its_beginning(
     reader = stream(failOnDataLoss="false")
     with caplog.at_level(logging.WARNING):
         following = saved(reader.latestOffset(end, limit))
-    assert "made anew" in caplog.text
+    assert "created again" in caplog.text
     parts = planned(reader, end, following)
     assert [(part.queue, part.start) for part in parts] == [(Q0, 0)]
     assert planned(stream(failOnDataLoss="false"), end, following) == parts  # after a restart

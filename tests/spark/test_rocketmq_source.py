@@ -366,7 +366,7 @@ def test_vanished_and_remade_queues_fail_unless_allowed(stream: tuple[RocketMQSt
     reader, broker = stream
     start = reader.reportLatestOffset()
     broker.sizes[Q0] = 3
-    with pytest.raises(DataLossError, match="was made anew"):
+    with pytest.raises(DataLossError, match="was created again"):
         reader.latestOffset(start, ReadAllAvailable())
     del broker.sizes[Q0]
     with pytest.raises(DataLossError, match="no longer there"):

@@ -313,7 +313,7 @@ def test_verify_names_a_unit_that_is_missing_wrong_or_too_many(tmp_path: Path) -
     last = sorted((tmp_path / QUEUE).iterdir())[-1]
     extra = struct.pack(">qiqqqhii", 10_000, 100, 0, 1, 15, 1, -1, 0)
     last.write_bytes(last.read_bytes()[:46] + extra + bytes(92))
-    assert [one.partition("(")[0] for one in findings(tmp_path)] == ["Batch/0: no record stands behind BatchUnit"]
+    assert [one.partition("(")[0] for one in findings(tmp_path)] == ["Batch/0: no record belongs to BatchUnit"]
 
 
 def test_rebuild_makes_the_same_bytes(tmp_path: Path) -> None:

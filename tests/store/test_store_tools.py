@@ -102,7 +102,7 @@ def test_verify_sees_both_directions(clean: Path) -> None:
     sorted((clean / "commitlog").iterdir())[0].unlink()
     sorted((clean / "commitlog").iterdir())[1].unlink()
     problems = findings_of(clean)
-    assert any("no record stands behind" in problem for part, problem in problems if part == "queue")
+    assert any("no record belongs to" in problem for part, problem in problems if part == "queue")
     assert any("where no record begins" in problem for part, problem in problems if part == "index")
     assert any("gap" in problem for _, problem in problems)
 

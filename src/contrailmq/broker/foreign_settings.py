@@ -18,7 +18,7 @@ from contrailmq.wire.promises import Promise, is_above_one, is_not_off
 
 _NO_REPLICATION: Final = "the log is not replicated yet: each message is on one machine"
 _NO_ACCESS_CONTROL: Final = "access control is not built yet: every client may do everything"
-_NO_ROCKSDB: Final = "RocksDB is not used: what stands there is not read"
+_NO_ROCKSDB: Final = "RocksDB is not used: its data is not read"
 
 PROMISES: Final = (
     Promise("aclEnable", is_not_off, _NO_ACCESS_CONTROL),

@@ -361,7 +361,7 @@ class BrokerServer:
         node, keep = self.node, self.supervisor
         keep.every("held pulls", EXPIRE_MS, lambda: node.held.expire(node.monotonic_ms()))
         keep.every("held pulls check", RECHECK_MS, lambda: node.held.recheck(self.store.max_offset))
-        keep.every("dispatch that stands still", STANDSTILL_MS, node.dispatch_again)
+        keep.every("dispatch that has stopped", STANDSTILL_MS, node.dispatch_again)
         keep.every("flush timeouts", EXPIRE_MS, lambda: node.parked.expire(node.monotonic_ms()))
         keep.every("client scan", CLIENT_SCAN_MS, lambda: self.members.expire(node.monotonic_ms()))
         keep.every("statistics", SAMPLE_MS, lambda: node.statistics.tick(node.monotonic_ms(), wall_ms=node.now_ms()))

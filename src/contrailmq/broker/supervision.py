@@ -5,7 +5,7 @@ store/base/store_clock.py. A tick that raises is logged
 with the service's name and trace and tried again after a pause; one that fails ten times in a row stops the broker,
 because a broker without its delay delivery or its offset saving is worse than none. Long-running coroutines are
 watched in the same way. A store that takes no writes any more is no such failure: reading from it goes on, so what
-would write to it stands still and is told once.
+would write to it stops, and that is logged once.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Supervisor:
                 return
             except StoreReadOnlyError as exc:  # for good: a failed sync, or files that are gone
                 if not stands_still:
-                    log.error("background task %s stands still until the next start: %s", name, exc)
+                    log.error("background task %s has stopped until the next start: %s", name, exc)
                 stands_still = True
             except Exception:  # whatever a service raises: it is logged and started again, or stops the broker
                 if loop.time() - began > HEALTHY_S:

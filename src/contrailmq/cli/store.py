@@ -125,7 +125,7 @@ def rebuild(directory: _Directory, as_json: _Json = False, config: _Conf = None)
         soft_wrap=True,
     )
     if report.log_end:
-        note = f"the log ends there ({report.log_end}): a start cuts what lies behind"
+        note = f"the log ends there ({report.log_end}): the next start cuts what follows"
         Console().print(note, soft_wrap=True)
 
 

@@ -137,7 +137,7 @@ def choose_view(columns: str | None = None, properties: str | None = None, style
     for text in (columns or ",".join(COLUMNS)).split(","):
         name = by_lower.get(text.strip().lower())
         if name is None:
-            raise OptionError(f"option columns names {text.strip()!r}, which is none of {', '.join(COLUMNS)}")
+            raise OptionError(f"option columns names {text.strip()!r}, which is not one of {', '.join(COLUMNS)}")
         if name not in chosen and not (name == "properties" and form == "none"):
             chosen.append(name)
     if not chosen:

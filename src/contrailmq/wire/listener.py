@@ -77,11 +77,11 @@ def listen_on(addresses: list[Address], port: int, host: str) -> list[socket.soc
 def check_host(host: str) -> None:
     """OSError when no resolver can be asked for the host; Python's own would raise a UnicodeError."""
     if host.startswith("["):
-        raise OSError(errno.EINVAL, "an address of IPv6 stands here without brackets")
+        raise OSError(errno.EINVAL, "an IPv6 address needs brackets")
     try:
         host.encode("idna")
     except UnicodeError as exc:
-        raise OSError(errno.EINVAL, "no host name: between its dots stand 1 to 63 characters each") from exc
+        raise OSError(errno.EINVAL, "not a host name: each part between dots has 1 to 63 characters") from exc
 
 
 class Listener:

@@ -374,8 +374,8 @@ def dial_failure(error: OSError, *, is_tls: bool) -> str:
     if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _OTHER_NAME:
         wanted = error.verify_message.partition("certificate is not valid for ")[2] or "this address"
         return (
-            f"the server is another one, or its certificate is not for {wanted}: connect by a name that stands in the "
-            "certificate, or say which one does (--tls-server-name, tls_server_name of a client)"
+            f"the server is another one, or its certificate is not for {wanted}: connect by a name that is in the "
+            "certificate, or give one that is (--tls-server-name, tls_server_name of a client)"
         )
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"{cause} ({error.verify_message}): trust the CA of the server's certificate (tls.client.trustCertPath)"

@@ -123,7 +123,7 @@ class SlaveSync:
     async def run(self) -> None:
         """Copy for ever; the caller cancels it."""
         if not self._node.config.namesrv_addresses:
-            self._miss_master("a NameServer would tell it, and namesrvAddr is not set")
+            self._miss_master("a NameServer names it, but namesrvAddr is not set")
         tables_ms = self._node.monotonic_ms()
         while True:
             now_ms = self._node.monotonic_ms()

@@ -98,7 +98,7 @@ class TimerService:
         self._config = node.store.config
         self._job = WorkerJob(worker)
         self._failure: StoreError | None = None
-        self._standstill = LastingFault(log, "timers stand still")
+        self._standstill = LastingFault(log, "timers have stopped")
         self._unflushed = LastingFault(log, "the timer wheel is not flushed")
         self._plan: FlushPlan | None = None
         self._is_running = False

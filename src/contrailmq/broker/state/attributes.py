@@ -90,7 +90,7 @@ def altered(
         if not is_new and not attribute.is_changeable and wanted != result.get(name):
             now = result.get(name, "not set")
             raise AttributeChangeError(
-                f"attribute {name} is {now} and cannot be changed: delete the topic, make it anew"
+                f"attribute {name} is {now} and cannot be changed: delete the topic and create it again"
             )
         if wanted is None:
             result.pop(name, None)

@@ -42,5 +42,5 @@ class ClientBound:
         )
         if not self._is_told:
             self._is_told = True
-            log.warning("%s; told once until there is room", text)
+            log.warning("%s; reported once until there is room", text)
         raise ClientBoundError(text)

@@ -403,7 +403,7 @@ def _shape_of(store: str) -> IndexShape:
     shape = IndexShape.of_store(store)
     if shape is None:
         raise RebuildError(
-            f"the index files of {store} do not tell how many slots they have (maxHashSlotNum): move its directory "
+            f"the index files of {store} do not say how many slots they have (maxHashSlotNum): move its directory "
             f"index away, and one of the usual {IndexShape().slots:,} slots is made"
         )
     return shape

@@ -165,7 +165,7 @@ def verify(
 def _unknown_shape(store: str) -> Finding:
     paths = index_paths(store)
     detail = (
-        f"{paths[0]} has {paths[0].stat().st_size} bytes, and neither they nor its header tell how many slots it has: "
+        f"{paths[0]} has {paths[0].stat().st_size} bytes, and neither they nor its header say how many slots it has: "
         "the index was not compared"
     )
     return Finding("index-shape", store, None, None, None, 0, len(paths), detail)

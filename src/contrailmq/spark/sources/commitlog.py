@@ -371,7 +371,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         for store in found:
             text = (
                 f"{store} holds other bytes before {reached[store]} than those that were read: another store took its "
-                "place, its log was cut and written anew, or `store repair` moved damage aside there"
+                "place, its log was cut and written again, or `store repair` moved damage aside there"
             )
             if self._settings.fail_on_data_loss:
                 raise StoreFilesError(

@@ -507,7 +507,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if short and self._settings.fail_on_data_loss:
             raise DataLossError(
                 f"{queue_name(short[0])} ends at {ends[short[0]]}, before the offset {begins[short[0]]} that was read "
-                "already: the topic was made anew; set failOnDataLoss=false to read it from its beginning"
+                "already: the topic was created again; set failOnDataLoss=false to read it from its beginning"
             )
 
     def _made_anew(self, reached: dict[str, Any], queues: Iterable[MessageQueue]) -> list[MessageQueue]:
@@ -517,7 +517,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if remade:
             text = (
                 f"{queue_name(remade[0])} ({len(remade)} in all) holds another message before the offset "
-                f"{offsets[remade[0]]} than the one that was read there: the topic was deleted and made anew, or "
+                f"{offsets[remade[0]]} than the one that was read there: the topic was deleted and created again, or "
                 "another broker took its broker's name, and what it holds before that offset was not read"
             )
             if self._settings.fail_on_data_loss:
@@ -585,7 +585,9 @@ def _tree(values: Mapping[MessageQueue, _Value]) -> _Tree[_Value]:
 def offsets_of(offset: dict[str, Any]) -> Offsets:
     """Offsets from a checkpoint."""
     if offset.get("version") != _VERSION:
-        raise OptionError(f"the checkpoint's offset is of version {offset.get('version')}, not {_VERSION}: start anew")
+        raise OptionError(
+            f"the checkpoint's offset is of version {offset.get('version')}, not {_VERSION}: begin with a new one"
+        )
     return _by_queue(offset["offsets"])
 
 

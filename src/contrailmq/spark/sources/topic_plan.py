@@ -187,8 +187,8 @@ def check_starts(source: QueueSource, begins: Offsets, settings: TopicSettings) 
         end = source.max_offset(queue)
         if offset > end:
             raise DataLossError(
-                f"{queue_name(queue)} is to be read from {offset}, but ends at {end}: the topic was made anew or the "
-                "offset is wrong; set failOnDataLoss=false to read nothing of it"
+                f"{queue_name(queue)} is to be read from {offset}, but ends at {end}: the topic was created again or "
+                "the offset is wrong; set failOnDataLoss=false to read nothing of it"
             )
 
 

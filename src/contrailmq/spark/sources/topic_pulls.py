@@ -204,6 +204,6 @@ def _after_nothing(pulled: RawPull, part: QueueRange, offset: int, settings: Top
 def _loss(queue: MessageQueue, start: int, stop: int, pulled: RawPull) -> DataLossError:
     return DataLossError(
         f"{queue_name(queue)}: offsets {start} to {stop} are not on the broker any more (it has {pulled.min_offset} to "
-        f"{pulled.max_offset}): they expired, were lost or the topic was made anew; set failOnDataLoss=false to go on "
-        "without them"
+        f"{pulled.max_offset}): they expired, were lost or the topic was created again; set failOnDataLoss=false to go "
+        "on without them"
     )

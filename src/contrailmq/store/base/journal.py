@@ -26,8 +26,9 @@ Whoever opens the journal saves what it takes from it, and then clears it; so do
 broker has an empty journal: what an operator changes in RocketMQ's files counts.
 
 Cost, for each group of copies: 25 us and 396 bytes for 18 delay levels; 7 us and 76 bytes for timers, and
-0.05 us and 8 bytes for each of them. A group of 128 takes about a millisecond. Nothing waits for a disk. What
-cannot be written (a full disk, a read-only file system) ends nothing: it is told once, a crash repeats more meanwhile.
+0.05 us and 8 bytes for each of them. A group of 128 takes about a millisecond. Nothing waits for a disk. A
+journal that cannot be written (a full disk, a read-only file system) ends nothing: it is reported once, and a crash
+repeats more meanwhile.
 """
 
 from __future__ import annotations

@@ -292,7 +292,7 @@ class IndexService:
             if not path.name.isdigit():
                 continue
             if not self._files.is_file(path):
-                raise CorruptStoreError(path, "an index file was expected and it is none: move it elsewhere")
+                raise CorruptStoreError(path, "an index file was expected, and this is not one: move it elsewhere")
             index_file = IndexFile(path, slots=self.slots, units=self.units, files=self._files)
             reason: str | None = "follows a removed one" if reasons else ""
             if not is_cut:

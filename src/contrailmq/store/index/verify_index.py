@@ -110,7 +110,7 @@ class IndexChecker:
         return physical_offset >= self._entered_to and store_time_ms > self._in_flight_ms
 
     def finish(self) -> None:
-        """What nothing in the log stands behind, and what stands before the index."""
+        """What no record of the log belongs to, and what comes before the index."""
         while self._entry is not None:
             self._orphan()
         if self._before_keys:

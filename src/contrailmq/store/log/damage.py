@@ -71,7 +71,7 @@ class Damage:
             place.reason,
         )
         if self._is_full:
-            _log.error("store %s: %d damaged records are known, more are not told", self._path, PLACES_MAX)
+            _log.error("store %s: %d damaged records are known, more are not reported", self._path, PLACES_MAX)
 
     @property
     def count(self) -> int:
@@ -131,7 +131,7 @@ def _fault_in_words(record: memoryview, physical_offset: int, topic: bytes, queu
 def body_fault(message: StoredMessage) -> str:
     """Why a body is not the one that was stored; empty when it is."""
     if message.sys_flag & SysFlag.LOST:
-        return "a placeholder of `contrailmq store repair` stands there, which was interrupted: run it again"
+        return "an interrupted `contrailmq store repair` left a placeholder there: run it again"
     body = message.stored_body
     found = crc32(body) & 0x7FFFFFFF
     if not body or found == message.body_crc:

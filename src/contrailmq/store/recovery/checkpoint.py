@@ -99,7 +99,7 @@ class Checkpoint:
 def read_checkpoint(path: Path, files: Files) -> CheckpointValues:
     """The fields; zeros for a file that is missing or cannot be one."""
     if files.exists(path) and not files.is_file(path):
-        raise CorruptStoreError(path, "the checkpoint is a file, and this is none: move it elsewhere")
+        raise CorruptStoreError(path, "the checkpoint is a file, and this is not one: move it elsewhere")
     if not files.exists(path) or files.size(path) < _FIELDS.size:
         return CheckpointValues()
     descriptor = files.open(path, writable=False)

@@ -155,7 +155,7 @@ def read_ledger(root: Path, files: Files) -> Ledger | None:
     if not files.exists(path):
         return None
     if not files.is_file(path):
-        raise CorruptStoreError(path, "the ledger is a file, and this is none: remove it, it is made again")
+        raise CorruptStoreError(path, "the ledger is a file, and this is not one: remove it, it is made again")
     descriptor = files.open(path, writable=False)
     try:
         data = files.pread(descriptor, files.size(path), 0)

@@ -2,7 +2,7 @@
 
 The log is the truth. A `Reconciler` is a sink for a walk over it: for every record it knows what unit must stand in
 which queue, compares, and mends what differs; and it enters into the index what the index lacks. After the walk,
-`finish` cuts units that no record stands behind. Running it twice changes nothing the second time.
+`finish` cuts units that no record belongs to. Running it twice changes nothing the second time.
 
 Units are read in blocks of 4,096 and compared as bytes, and tags are looked up by their bytes, so nothing is decoded.
 A unit that is already right is mostly found so by the walk itself, which is told what to expect (`expects`).
@@ -170,7 +170,7 @@ class Reconciler:
         return min(self._queues_from, self._index_from)
 
     def finish(self, walked_from: int) -> None:
-        """After the walk from `walked_from` to the end of the log: cut the units that no record stands behind."""
+        """After the walk from `walked_from` to the end of the log: cut the units that no record belongs to."""
         seen = self._seen()
         for queue in self._queues:
             key = (queue.topic, queue.queue_id)

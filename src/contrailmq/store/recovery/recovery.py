@@ -161,7 +161,7 @@ def recover(
                 raise
     if report.trusted_bytes:
         _log.warning(
-            "%d bytes of queues and index were taken on trust: no ledger speaks of this log, and it is too large to "
+            "%d bytes of queues and index were not checked: there is no ledger of this log, and it is too large to "
             "compare them with it now; `contrailmq store verify DIR` does",
             report.trusted_bytes,
         )

@@ -213,7 +213,7 @@ class _Checker:
         return number >= 0 and physical_offset < self._lost[number][1]
 
     def finish(self) -> None:
-        """What nothing in the log stands behind."""
+        """What no record of the log belongs to."""
         if self._index is not None:
             self._index.finish()
         self._finish_batches()
@@ -323,7 +323,7 @@ class _Checker:
     def _find_unclaimed(self, topic: str, queue_id: int, unit: BatchUnit) -> None:
         self._report.units += 1
         if not self._is_lost(unit.physical_offset):
-            self._report.add("queue", f"{topic}/{queue_id}", unit.base_offset, f"no record stands behind {unit}")
+            self._report.add("queue", f"{topic}/{queue_id}", unit.base_offset, f"no record belongs to {unit}")
 
 
 def _check_unclaimed(cursor: _Cursor, queue: ConsumeQueue, begin: int, end: int) -> None:
@@ -331,4 +331,4 @@ def _check_unclaimed(cursor: _Cursor, queue: ConsumeQueue, begin: int, end: int)
     for offset, unit in queue.scan(begin, min(end, queue.max_offset)):
         if not unit.is_pre_blank:
             cursor.units += 1
-            cursor.find(offset, f"no record stands behind {tuple(unit)}")
+            cursor.find(offset, f"no record belongs to {tuple(unit)}")
