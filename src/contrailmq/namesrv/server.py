@@ -109,7 +109,7 @@ class NameServer:
         self._registering = asyncio.Lock()
         self._registrations_read = 0  # in worker threads, or waiting for one, and what waits for them
         self._waiting_bytes = 0  # of requests that are answered later
-        self._tasks: dict[asyncio.Task[None], None] = {}  # in order: to cancel who waits for a lock costs his place
+        self._tasks: dict[asyncio.Task[None], None] = {}  # in order: one that is cancelled loses its place
         self._scanner: asyncio.TimerHandle | None = None
         self._server = RemotingServer(
             self.handle,

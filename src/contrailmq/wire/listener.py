@@ -113,7 +113,7 @@ class Listener:
         self._loop.add_reader(listening, self._accept)
 
     async def close(self, within_s: float) -> None:
-        """Listen no longer. Who had come by now gets in, unless with TLS on he has not said a byte, or takes longer."""
+        """Stop listening. A peer that has connected by now gets in, unless TLS is on and it has sent nothing yet."""
         if self._resuming is None:
             self._accept(BACKLOG + 1)  # what the kernel has accepted
         if self._resuming is not None:

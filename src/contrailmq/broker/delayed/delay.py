@@ -343,7 +343,7 @@ class DelayService:
         clock, delay_ms = self._store.store_clock, self.levels.deliver_time_ms(level, 0)
         due_ms = clock.stored_ms(physical_offset, code - delay_ms) + delay_ms
         if physical_offset < clock.opened_at:
-            # The wall clock may have been set back since: nobody waits for more than his delay once more.
+            # The wall clock may have been set back since: no message waits longer than its delay again.
             return min(due_ms, clock.opened_ms + delay_ms)
         return due_ms
 

@@ -25,7 +25,7 @@ class GetStatus(enum.Enum):
 class GetResult:
     """Slices of the log that answer one read, and where to go on.
 
-    Whoever looks at the slices here calls `release` when he is done. Whoever hands them to a connection does not: they
+    Code that only looks at the slices calls `release` afterwards. Code that hands them to a connection does not: they
     are read when the socket takes them, and let go of with the answer (`Connection.reply_parts`).
 
     A slice is a record. `get_slices_warm` gives records that follow each other in the log as one slice, and what it
