@@ -22,7 +22,7 @@ log = logging.getLogger("contrailmq.broker")
 
 FAILURES_MAX: Final = 10
 PAUSE_S: Final = 1.0
-HEALTHY_S: Final = 60.0  # what ran this long before it failed starts counting anew
+HEALTHY_S: Final = 60.0  # what ran this long before it failed starts counting again
 
 
 class Service(Protocol):

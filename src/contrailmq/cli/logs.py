@@ -2,7 +2,7 @@
 
 A line has time, level, logger and text; with `--log-json` it is one JSON object. What peers wrote is escaped here once
 more, whoever logged it: no line can be forged and no terminal moved. With `--log-file` the file is turned at a size and
-a number of old ones is kept; a file that logrotate or a hand has moved or removed is opened anew. A log that cannot be
+a number of old ones is kept; a file that logrotate or a hand has moved or removed is opened again. A log that cannot be
 written never stops a server: standard error hears of it once.
 
 The one line that a command ends with when it cannot go on is `failed`'s: on standard error and in the log file.

@@ -130,7 +130,7 @@ def rebuild(
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
-    """Build a store's consume queues and index anew from its commit log; verified, then swapped in."""
+    """Build a store's consume queues and index again from its commit log; verified, then swapped in."""
     with _errors():
         from contrailmq.spark.decoding.store_files import find_stores
         from contrailmq.spark.jobs import rebuild as job

@@ -109,7 +109,7 @@ def verify(directory: _Directory, as_json: _Json = False, config: _Conf = None) 
 
 @app.command()
 def rebuild(directory: _Directory, as_json: _Json = False, config: _Conf = None) -> None:
-    """Make the queues and the index anew from the log; the old ones stay until the new ones are checked."""
+    """Make the queues and the index again from the log; the old ones stay until the new ones are checked."""
     from contrailmq.store import rebuild_store
 
     _require_one(directory, config, "rebuild")

@@ -123,6 +123,6 @@ def append(properties: bytes, name: str, value: str) -> bytes:
 
 
 def without(properties: bytes, names: Container[bytes]) -> bytes:
-    """Without these names and with the separator at the end; what else stands there stays as it is."""
+    """Without these names and with the separator at the end; what else is there stays as it is."""
     pieces = (piece for piece in properties.split(_END_BYTES) if piece and piece.partition(b"\x01")[0] not in names)
     return b"".join([piece + _END_BYTES for piece in pieces])

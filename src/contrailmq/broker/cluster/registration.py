@@ -101,7 +101,7 @@ class Registration:
             round_.cancel()
 
     async def keep_connected(self) -> None:
-        """Register anew as soon as a NameServer that went away is back: it may have forgotten us. For ever."""
+        """Register again as soon as a NameServer that went away is back: it may have forgotten us. For ever."""
         while True:
             await asyncio.sleep(RECONNECT_S)
             away = [address for address in self._node.config.namesrv_addresses if self._client.ready(address) is None]
@@ -186,7 +186,7 @@ class Registration:
         await asyncio.gather(*map(self._unregister, mine))
 
     async def body(self) -> bytes:
-        """Every topic with its permissions, limited by what the broker itself may do. Made anew when that changed."""
+        """Every topic with its permissions, limited by what the broker itself may do. Made again when that changed."""
         node = self._node
         version = node.topics.version
         permission = node.config.broker_permission

@@ -268,7 +268,7 @@ class SlaveSync:
     ) -> Json | None:
         """The whole table `name` of the answers, page by page; None when it has our own version.
 
-        A table that changes on the way is begun anew. A master without pages (before 5.3.4) gives no total, and all.
+        A table that changes on the way is begun again. A master without pages (before 5.3.4) gives no total, and all.
         """
         whole: Json = {}
         entries: dict[str, object] = {}

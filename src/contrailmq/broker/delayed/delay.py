@@ -13,7 +13,7 @@ it); what the broker itself puts is never rewritten, so it is not delayed again.
     is
                 set meanwhile shortens and lengthens nothing. Of a record that an earlier process stored: the unit's
                 delivery time by the wall clock of this start, and at the latest this start and the delay.
-    progress := saved every flushDelayOffsetInterval and at the end, after the copies it speaks of were made durable;
+    progress := saved every flushDelayOffsetInterval and at the end, after the copies it refers to were made durable;
                 journaled without a sync after each group of copies (level_journal.py)
 
 A kill repeats at most the group that it interrupts, PORTION messages; a power failure what was delivered since the last

@@ -90,7 +90,7 @@ class IncomingMessage:
             store_host=store_host,
             born_time_ms=stored.born_time_ms,
             flag=stored.flag,
-            sys_flag=stored.sys_flag & ~_HOST_FLAGS,  # the store sets them anew from the hosts
+            sys_flag=stored.sys_flag & ~_HOST_FLAGS,  # the store sets them again from the hosts
             reconsume_times=stored.reconsume_times,
         )
 

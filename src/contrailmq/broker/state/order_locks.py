@@ -2,7 +2,7 @@
 
 A lock belongs to (group, queue) and lives 60 s past its last renewal; clients renew every 20 s and trust their own
 lock for 30 s, so an expired lock is never believed by its former owner. Locks are kept in memory only: a restarted
-broker grants anew, which is why orderly consumers may see a message twice but never two at a time.
+broker grants again, which is why orderly consumers may see a message twice but never two at a time.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Requests may follow each other before the first is answered. A large body is rec
 is to lie, which its asker may keep for the next one (`Landing`).
 
 Time limits are the kernel's where there is no TLS, so that a request and its answer are two system calls; one is set
-anew when it would be more than SLACK_S too long. With TLS, and on Windows, they are Python's.
+again when it would be more than SLACK_S too long. With TLS, and on Windows, they are Python's.
 """
 
 from __future__ import annotations

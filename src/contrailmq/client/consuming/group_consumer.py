@@ -387,7 +387,7 @@ class GroupConsumer(ABC):
         """Give a queue up; False when it cannot be given up yet."""
 
     def _is_stale(self, queue: MessageQueue, now_s: float) -> bool:
-        """Whether the queue's loop looks stuck, so that it must be dropped and taken anew."""
+        """Whether the queue's loop looks stuck, so that it must be dropped and taken again."""
         return False
 
     def _running(self) -> ClientInstance:

@@ -18,7 +18,7 @@ from typing import Final
 
 from contrailmq.message import StoredMessage
 
-PULL_EXPIRES_AFTER_S: Final = 120.0  # a queue without a pull for so long is dropped and taken anew
+PULL_EXPIRES_AFTER_S: Final = 120.0  # a queue without a pull for so long is dropped and taken again
 LOCK_EXPIRES_AFTER_S: Final = 30.0  # brokers keep a lock for 60 s; half of that is trusted here
 
 

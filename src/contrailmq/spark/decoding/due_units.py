@@ -5,7 +5,7 @@
 
 - A **placeholder** of `store repair` (store/queues/placeholder.py) that knows its queue offset keeps it: an empty
 (pre-blank)
-  unit stands there, and no later message moves to it. One that does not know it explains a gap in any queue.
+  unit is there, and no later message moves to it. One that does not know it explains a gap in any queue.
 - Records of **batch topics** have units of another format, in another directory; a name that is no directory's, and an
   offset below zero, have none.
 """

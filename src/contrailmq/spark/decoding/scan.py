@@ -207,7 +207,7 @@ def _follow(
     """Follow sizes from one record to the next, trusting them: the caller checks the whole block at once.
 
     Gives the positions, where the chain stands, and whether it cannot go on there. A wrong size leads to positions
-    that are no records; the first of them is found by the caller. One step of Python to a record is the floor of a
+    that are not records; the first of them is found by the caller. One step of Python to a record is the floor of a
     scan, except where records of one size follow each other: such a run is one look at every size-th byte. Whether one
     begins is asked after some steps, and after more of them each time that none did.
     """

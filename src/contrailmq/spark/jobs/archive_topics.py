@@ -68,7 +68,7 @@ def topics_to_archive(
 def _check_checkpoint(manifest: Manifest, target: str) -> None:
     """Refuse to go on with another checkpoint than the archive was written with.
 
-    Spark would begin anew: with another query's id all is archived again. With the same id a batch in the archive was
+    Spark would begin again: with another query's id all is archived again. With the same id a batch in the archive was
     planned, and a batch that Spark finished is in the archive; if not, one of the two is an old copy, and what only the
     other knows would be passed over. Queries with their checkpoints elsewhere may have written to the archive, too.
     """

@@ -311,7 +311,7 @@ def _gather(folder: str, index: _Written, queues: Iterable[tuple[_QueueWork, _Wr
 
 def _placed(runs: list[Run]) -> list[_Placed]:
     """Where runs stand in their queue, by the rules of store/recovery/reconcile.py: an offset that comes again is the
-    first record's, but one of zero begins a topic that was made anew; an offset before which not so many records fit
+    first record's, but one of zero begins a topic that was made again; an offset before which not so many records fit
     into the log is none (ConsumeQueue.may_hold)."""
     placed: list[_Placed] = []
     following = log_end = 0

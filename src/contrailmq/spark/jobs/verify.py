@@ -97,7 +97,7 @@ class Elsewhere(NamedTuple):
 
     batches: frozenset[str]
     known: frozenset[tuple[str, int]]  # queues that there were when the ledger was written
-    known_to: int  # the newest record that it speaks of
+    known_to: int  # the newest record that it refers to
 
 
 class _Queued(NamedTuple):
@@ -389,7 +389,7 @@ def _compare_queues(work: _Work, due: dict[tuple[str, int], Int]) -> Iterator[Fi
 
 
 def _after_the_last_beginning(rows: Int) -> Int:
-    """The rows from where offsets begin at zero for the last time: a topic that is made anew has its own messages."""
+    """The rows from where offsets begin at zero for the last time: a topic that is made again has its own messages."""
     begins = np.flatnonzero(rows[:, 0] == 0)
     return rows[begins[-1] :] if len(begins) and begins[-1] else rows
 

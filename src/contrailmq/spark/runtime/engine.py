@@ -67,7 +67,7 @@ class LocalEngine:
     """A pool of processes, started when first needed; one worker or one item means: in this process.
 
     Workers are forked from a server process that has imported the kernels and started no threads: forking this process
-    would copy the locks of Arrow's and the client's threads, and starting each worker anew costs seconds.
+    would copy the locks of Arrow's and the client's threads, and starting each worker again costs seconds.
     """
 
     def __init__(self, workers: int | None = None) -> None:

@@ -1,7 +1,7 @@
 """How this package gets to Spark's Python processes: packed and sent, or found where the driver has it.
 
 Spark pickles a source by the name of its class, and saves with it what Python files had been added to the session until
-then. Each process that makes the source, plans a read or runs a task imports the class anew. So the package is on its
+then. Each process that makes the source, plans a read or runs a task imports the class again. So the package is on its
 way before a source is registered; what is added afterwards is for later functions only.
 
 - **Local masters.** Workers are on this host: the package's own directory (or the zip that it was imported from) goes

@@ -404,7 +404,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._is_start_mirrored = True
         ends = self._ends() if self._final_ends is None else self._not_before(begins, self._final_ends)
         self._check_vanished(begins, ends)
-        # At the start idle queues, too: one that was made anew may be just as long, and a run that ends would miss it.
+        # At the start idle queues, too: one that was made again may be just as long, and a run that ends would miss it.
         least = 1 if self._has_looked else 0
         looked_at = [queue for queue, end in ends.items() if queue in begins and end - begins[queue] >= least]
         remade = self._made_anew(start, looked_at)
@@ -480,7 +480,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _with_new_queues(self, begins: Offsets, ends: Offsets) -> Offsets:
         """Beginnings of all queues: those without an offset yet begin at their earliest message.
 
-        So does a queue that ends before its offset: it was made anew, and nothing of it was read.
+        So does a queue that ends before its offset: it was made again, and nothing of it was read.
         """
         source = reader_for(self._settings)
         return {

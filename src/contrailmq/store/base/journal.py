@@ -12,7 +12,7 @@ group that it interrupted.
 
 A power failure is another matter: it may take the end of the log and keep the journal, or the reverse. So each entry
 names a witness, the last copy that was made before it, by its place and its store time. An entry counts only when
-that record stands there (`stands`): then the log was not cut before it, and no copy that the entry speaks of is lost.
+that record is there (`stands`): then the log was not cut before it, and no copy that the entry refers to is lost.
 Else an older one counts, or what the service has saved and synced. A repeat is never traded for a loss.
 
 The witness also tells the journal of another store: of a directory that was copied or put together from parts, or of

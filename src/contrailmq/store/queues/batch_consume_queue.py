@@ -297,7 +297,7 @@ class BatchConsumeQueue:
         return begin, written, self._checksum
 
     def agrees_with(self, begin: int, end: int, checksum: int) -> bool:
-        """Whether these units stand there; cleaning may have removed whole files since."""
+        """Whether these units are there; cleaning may have removed whole files since."""
         return self._begin() == begin and end <= self.end and self._crc(begin, end, 0) == checksum
 
     def _crc(self, begin: int, end: int, checksum: int) -> int:

@@ -7,8 +7,8 @@ topics with queue.type=BatchCQ take them; all records of such a topic are in bat
 one.
 
 Recovery. What the ledger says of these queues (their units' checksums) is either true, and then only records behind the
-ledger's newest one have to be entered, or all of them are made anew from the log. So a deleted, cut or flipped queue is
-never believed, and a crash costs a walk over headers, in stores that have such topics.
+ledger's newest one have to be entered, or all of them are made again from the log. So a deleted, cut or damaged queue
+is never believed, and a crash costs a walk over headers, in stores that have such topics.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def inner_count(properties: Mapping[str, str]) -> int:
 
 
 def with_base(properties: Mapping[str, str], base_offset: int) -> bytes:
-    """The properties of an inner batch as they are stored; without WAIT, which RocketMQ drops when it writes anew."""
+    """The properties of an inner batch as they are stored; without WAIT, which RocketMQ drops when it writes again."""
     kept = {name: value for name, value in properties.items() if name != Property.WAIT}
     kept[Property.INNER_BASE] = str(base_offset)
     return encode_properties(kept)
@@ -185,7 +185,7 @@ class BatchQueueTable:
         return queue is not None and queue.agrees_with(entry.first, entry.end, entry.checksum)
 
     def reset(self) -> None:
-        """Empty every queue: they are made anew from the log."""
+        """Empty every queue: they are made again from the log."""
         for queue in self:
             queue.reset()
 

@@ -8,7 +8,7 @@ queue's extension files plus the smallest 64-bit number. Tag hashes are 32-bit n
 
 Extensions only speed up filtering. Nothing here is synced or has a checksum, so what cannot be read means "no
 extension", which readers take as "may match" (ConsumeQueueExt's rule, too), and a code that does not match is confirmed
-by the record: after a power cut, or a flipped bit, another one may stand there.
+by the record: after a power cut, or a flipped bit, another one may be there.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def due_of(record: RecordView, is_batch_topic: Callable[[str], bool]) -> Due:
     due = due_by_flag(record.sys_flag)
     if due is Due.NOTHING or not names_directory(record.topic_name):
         return Due.NOTHING
-    if due is Due.EMPTY_UNIT:  # where it is not known what stood there, no offset is kept
+    if due is Due.EMPTY_UNIT:  # where it is not known what was there, no offset is kept
         return due if record.queue_offset >= 0 else Due.NOTHING
     return Due.BATCH_UNIT if due is Due.UNIT and is_batch_topic(record.topic_name) else due
 

@@ -52,7 +52,7 @@ def names_light_queue(name: str) -> bool:
 
 
 def with_offsets(properties: Mapping[str, str], offsets: Sequence[int]) -> bytes:
-    """The properties with the offsets; without WAIT, which RocketMQ drops when it writes them anew."""
+    """The properties with the offsets; without WAIT, which RocketMQ drops when it writes them again."""
     kept = {name: value for name, value in properties.items() if name != Property.WAIT}
     kept[Property.INNER_MULTI_QUEUE_OFFSET] = ",".join(map(str, offsets))
     return encode_properties(kept)

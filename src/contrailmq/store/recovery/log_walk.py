@@ -11,7 +11,7 @@ judges any bytes. The buffer should be a mapping: its slices are bytes at once, 
 Two shorter loops serve what recovery mostly meets. `_judged` passes over records that only have to be whole: their
 units and index entries are vouched for. `_expected` passes over records whose units have to be compared and nearly
 always are right: the walk looks by queue id, then by topic, for the queue that a record is of, and finds by itself that
-the record's unit stands there. What is not exactly as expected is handed over like everything else. A record of 1 KiB
+the record's unit is there. What is not exactly as expected is handed over like everything else. A record of 1 KiB
 takes 1.3 us there and 2.4 us here, checksum included; handing it over takes 2 us and what the sink does.
 """
 
@@ -94,7 +94,7 @@ class Expects(NamedTuple):
 
 
 class WalkEnd(NamedTuple):
-    """Where a walk of one file ended and what stands there; how many records it saw; the last one's offset and time."""
+    """Where a walk of one file ended and what is there; how many records it saw; the last one's offset and time."""
 
     position: int
     verdict: Verdict
@@ -180,7 +180,7 @@ def walk(
 
 
 class Hole(NamedTuple):
-    """Bytes of one file that are no records, from one physical offset to another, with whole ones behind them."""
+    """Bytes of one file that are not records, from one physical offset to another, with whole ones behind them."""
 
     begin: int
     end: int

@@ -8,8 +8,8 @@ large store the newest at the start (bounds.py), the others when they are first 
 is named here, and the next start makes it again.
 
 It is written beside and renamed (so it is whole or old), after the queues' sync and before the checkpoint, and carries
-its own checksum. It speaks of one log only: it names the newest record that it covers, with a checksum of it. When
-another record stands there, or none, the log was cut and written again (a power cut takes the log's unsynced end and
+its own checksum. It refers to one log only: it names the newest record that it covers, with a checksum of it. When
+another record is there, or none, the log was cut and written again (a power cut takes the log's unsynced end and
 leaves the ledger), or the directory was restored from an older copy: it is not believed. Neither is it when the
 checkpoint knows of later dispatches: then Apache's broker worked here since, and may have deleted topics.
 """
@@ -75,7 +75,7 @@ class Ledger(msgspec.Struct, frozen=True):
         return self.index[-1].end_offset if self.index else -1
 
     def is_current(self, checkpoint: CheckpointValues, log_files: Sequence[LogFile]) -> bool:
-        """Whether it speaks of this log, and nobody has dispatched behind its back."""
+        """Whether it refers to this log, and nobody has dispatched behind its back."""
         if checkpoint.logics_physical_offset > max(0, self.physical_offset):
             return False
         is_cleaned_away = bool(log_files) and self.physical_offset < log_files[0].base

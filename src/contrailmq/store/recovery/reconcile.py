@@ -36,7 +36,7 @@ _SCHEDULE: Final = SystemTopic.SCHEDULE.encode()
 
 
 class _Cursor:
-    """How far a walk has come in one queue, and the units that stand there now."""
+    """How far a walk has come in one queue, and the units that are there now."""
 
     __slots__ = (
         "block",
@@ -218,7 +218,7 @@ class Reconciler:
         return cursor
 
     def _place(self, cursor: _Cursor, queue_offset: int, physical_end: int, unit: bytes) -> None:
-        """Everything but "the same unit stands there already, in the block at hand"."""
+        """Everything but "the same unit is there already, in the block at hand"."""
         queue = cursor.queue
         if not queue.may_hold(queue_offset, physical_end - int.from_bytes(unit[8:12], "big")):
             _log.error(

@@ -460,7 +460,7 @@ class _Recovery:
                     _log.error("log file %d has a hole from %d to %d: %s", file.base, *hole)
 
     def _walk_to_end(self, sink: Reconciler, first: int) -> tuple[int, LogFile, WalkEnd]:
-        """With checksums, to the end of the log: (its offset, the file it is in, what stands there)."""
+        """With checksums, to the end of the log: (its offset, the file it is in, what is there)."""
         records = store_time_ms = position = 0
         last_offset = -1
         number = first
@@ -572,7 +572,7 @@ class _Recovery:
                 self.queues.mark_dirty(queue)
 
     def _recover_batches(self, end: int) -> None:
-        """Batch queues, by themselves: believed as far as the ledger is, else made anew; then what the log has more."""
+        """Batch queues: believed as far as the ledger is, else made again; then what the log has more."""
         batches = self.queues.batches
         entries = self.ledger.batches if self.ledger is not None else []
         if not (len(batches) or entries or batches.was_seen):

@@ -5,7 +5,7 @@
 
 Every slot before `read_time_ms` has been delivered, every unit before `log_flushed_position` is durable and on the
 wheel, every message before `queue_offset` of the timer topic has been taken in. The file is written last, after the
-commit log, the timer log and the wheel it speaks of: what it says is true even after a power failure. One page is
+commit log, the timer log and the wheel it refers to: what it says is true even after a power failure. One page is
 written at once and each value is checked against the others' files when it is read, so a torn write is not believed.
 """
 

@@ -1,7 +1,7 @@
 """A slot of which a part was delivered, put back on the wheel with the rest.
 
 A stop comes in the middle of a slot nearly always, and a clock may be set back there. What of the slot is not done is
-chained anew: units for it are added to the timer log, and the slot points at them alone. So the next reader of the
+chained again: units for it are added to the timer log, and the slot points at them alone. So the next reader of the
 slot, this program or Apache's, finds exactly the rest.
 
     before   slot -> L ... F                 units of all its messages
@@ -13,7 +13,7 @@ to a unit without a predecessor: hence the cut, as the last step of a flush.
 
 Two rules of Apache's about the newest unit are kept with a unit or two more. Its recovery goes on behind the message of
 the last unit of the log: so the newest message's unit is repeated behind those of the rest. And a file of the log goes
-when the message of its last unit is gone from the commit log: no unit of an old message comes to stand there. A newest
+when the message of its last unit is gone from the commit log: no unit of an old message gets there. A newest
 message that was delivered from this very slot is repeated as a mark that recalls nothing; so is the last one of a slot
 of which nothing is left. Along the chain the messages stay in the order of the commit log, on which recovery relies.
 """
@@ -30,7 +30,7 @@ _CHAIN_UNITS: Final = 1024  # read together
 
 
 def put_back(timer_log: TimerLog, wheel: TimerWheel, slot: Slot, done: Collection[int], cuts: list[int]) -> None:
-    """Chain what is not done of a slot anew, with its marks. `done` are physical offsets.
+    """Chain what is not done of a slot again, with its marks. `done` are physical offsets.
 
     `cuts` gets the units whose links are to be cut (`TimerLog.cut`) when the next flush is over.
     """

@@ -6,7 +6,7 @@ yet is chained in. The walk ends the log at the first bytes that are not a unit,
 the end of the commit log: its message was never durable, and the place will be another message's (RocketMQ #10668).
 
 A slot that was put back (put_back.py) has units twice in the log. A unit without a predecessor begins the chain of its
-slot anew. One whose message, or a newer one, the slot has already is passed over: its slot was not put back after all,
+slot again. One whose message, or a newer one, the slot has already is passed over: its slot was not put back after all,
 and the old chain is whole. (The messages of a chain stand in the order of the commit log.)
 
 Then every slot of the wheel is looked at once. Slots before the read time are closed (Apache leaves delivered slots

@@ -24,7 +24,7 @@ What holds, whatever fails
 * A recall that was accepted takes effect: its mark was in the timer topic before its message was due.
   (One exception: a message that has rolled, on a broker that takes it in again when it is due already.)
 * Never lost: a flush first makes the copies in the commit log durable, then the timer log, then the wheel, and last
-  the checkpoint: none of them speaks of what a power failure could take away. A put that the store refuses for now
+  the checkpoint: none of them refers to what a power failure could take away. A put that the store refuses for now
   is tried again, for ever (timerEnableRetryUntilSuccess is always on); one that it can never take (too long with the
   properties that the timer adds) is put without them.
 * Repeated at most once per crash: a kill repeats the group of copies that it interrupts, because each is followed by
@@ -149,7 +149,7 @@ class TimerStore:
         self._goal_ms = 0  # the moment that is released next
         self._goal_log_offset = 0  # when dispatch has come here,
         self._goal_queue_offset = -1  # and then the intake here; -1 as long as dispatch has not
-        self._rolled = 0  # of stats.rolled: those that the goal speaks of
+        self._rolled = 0  # of stats.rolled: those that the goal refers to
         self._cuts: list[int] = []
         self._recount: Recount | None = None
         self._last_tick_ms = 0
@@ -250,7 +250,7 @@ class TimerStore:
 
     def _note_delivered(self) -> None:
         """Have the journal know what was delivered since it was told last. What was taken in goes to its file first;
-        where that fails, the journal speaks of what is there."""
+        where that fails, the journal refers to what is there."""
         try:
             self.log.write()
             self._in_file = self.queue_offset, self.log.end

@@ -1,4 +1,4 @@
-"""What queues and headers say of places in the log: which messages stood there. For repair.py.
+"""What queues and headers say of places in the log: which messages were there. For repair.py.
 
 A unit says topic, queue, offset, place and size of a record; so does the record's own header, which has no checksum.
 Three questions are answered here:
@@ -146,7 +146,7 @@ def _is_believed(view: StoreView, queue: ConsumeQueue, queue_offset: int) -> boo
 
 
 def _record_at(view: StoreView, physical_offset: int) -> RecordView | None:
-    """What the record at a place says of itself; None when none stands there, or a placeholder."""
+    """What the record at a place says of itself; None when none is there, or a placeholder."""
     file = next((file for file in view.log_files if file.base <= physical_offset < file.end), None)
     if file is None:
         return None

@@ -7,7 +7,7 @@ Zeros at the end are unwritten space. After a crash, recovery deals with a torn 
 
 Three steps, each synced before the next:
 
-1. every range is copied to ROOT/damaged/ (set_aside.py), with what the queues say stood there;
+1. every range is copied to ROOT/damaged/ (set_aside.py), with what the queues say was there;
 2. placeholders (placeholder.py) take its place in the log: no record moves, and the walk goes through;
 3. the queue units that pointed into it become pre-blank, which is what readers pass over.
 
@@ -52,7 +52,7 @@ _LOG_PROBLEM: Final = "commit log: "  # how a view begins those of its problems 
 
 @dataclass(frozen=True, slots=True)
 class DamagedRange:
-    """Bytes [begin, end) of the log that are no records, and what the queues say stood there."""
+    """Bytes [begin, end) of the log that are not records, and what the queues say was there."""
 
     begin: int
     end: int

@@ -203,7 +203,7 @@ class _Checker:
             self._index.take(record, derived.keys)
 
     def _pass_over_lost(self, begin: int, end: int) -> None:
-        """A placeholder of `store repair`: index and batch queues may still speak of what stood there."""
+        """A placeholder of `store repair`: index and batch queues may still refer to what was there."""
         self._lost.append((begin, end))
         if self._index is not None:
             self._index.pass_over(begin, end)
