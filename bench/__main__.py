@@ -31,6 +31,23 @@ def codec(
     show("record codec, CPU microseconds per record", run_codec_benchmark(body_bytes), as_json=as_json)
 
 
+@app.command("decode")
+def decode(
+    count: Annotated[int, typer.Option(help="Messages in each log.")] = 40_000,
+    rounds: Annotated[int, typer.Option(help="Rounds of each way, in turns; the least counts.")] = 5,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Spark's kernels without Spark, over a uniform log and a mixed one, with each shortcut and without."""
+    from bench.decode import measure_decode
+
+    show(
+        "kernels of the Spark sources, CPU us a record",
+        measure_decode(count, rounds, directory=directory),
+        as_json=as_json,
+    )
+
+
 @app.command("store")
 def store(
     count: Annotated[int, typer.Option(help="Messages of each measurement.")] = 20_000,
@@ -243,6 +260,9 @@ def apache_programs(
 def spark(
     count: Annotated[int, typer.Option(help="Messages in the log.")] = 1_000_000,
     body_bytes: Annotated[int, typer.Option(help="Body size.")] = 1024,
+    is_mixed: Annotated[
+        bool, typer.Option("--mixed", help="64 topics, sizes and properties that vary; not beside Kafka.")
+    ] = False,
     master: Annotated[str | None, typer.Option("--master", help="Spark master; local[*] unless given.")] = None,
     kafka: Annotated[
         bool, typer.Option("--kafka", help="Beside Spark's Kafka connector instead, both in an environment of its own.")
@@ -262,7 +282,8 @@ def spark(
     as_json: AsJson = False,
 ) -> None:
     """Reading, archiving, rebuilding and verifying a log: on Spark, and by the same kernels in a process pool."""
-    from bench.spark import measure_spark
+    from bench.spark import measure_spark, uniform
+    from bench.spark import mixed as mixed_messages
 
     if kafka or kafka_home is not None or fetch_kafka:
         from bench.kafka import find_environment
@@ -279,7 +300,8 @@ def spark(
         )
         show("spark beside kafka", compared, as_json=as_json)
         return
-    figures = measure_spark(count=count, body_bytes=body_bytes, directory=directory, master=master)
+    messages = mixed_messages(count) if is_mixed else uniform(count, body_bytes)
+    figures = measure_spark(messages, directory=directory, master=master)
     show("spark", figures, as_json=as_json)
 
 

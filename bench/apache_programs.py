@@ -143,7 +143,8 @@ def _lines(name: str, program: Program, broker: int, seconds: float, log: Path) 
         spent.append((now_s, cpu_seconds(broker)))
         while spent[0][0] < now_s - _WINDOW_S:
             spent.popleft()
-        lines = [found for line in log.read_text().splitlines() if program.rate in (found := parse_line(line))]
+        whole = log.read_text().rpartition("\n")[0].splitlines()  # the last line may be half written
+        lines = [found for line in whole if program.rate in (found := parse_line(line))]
         if lines and not count:
             end_s = now_s + seconds
         for figures in lines[count:]:

@@ -1,9 +1,8 @@
 """`contrailmq bench spark`: what reading, archiving and rebuilding a log cost, on Spark and in plain kernels.
 
 Prints rows and MB of log per second and CPU seconds of every process together (driver, JVM, Python workers): on a
-shared machine CPU is the figure to compare. The log is synthetic: one topic, four queues, bodies cut from a random
-pool (so Parquet sizes are not a worst case), keys, a tag, five properties. Page cache is warm. Spark's start is not
-counted.
+shared machine CPU is the figure to compare. The log is synthetic, uniform or mixed, with bodies cut from a random pool
+(so Parquet sizes are not a worst case). Page cache is warm. Spark's start is not counted.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -34,7 +33,7 @@ _TRICKLE_WAIT_S: Final = 60.0
 _TRICKLE_TARGET_MS: Final = 1000
 
 
-def measure_spark(*, count: int, body_bytes: int, directory: Path | None, master: str | None) -> dict[str, object]:
+def measure_spark(messages: Iterable[Made], *, directory: Path | None, master: str | None) -> dict[str, object]:
     """Run every case once after a warm-up on the same log; gives name -> figures."""
     import contrailmq.spark
     from contrailmq.spark.jobs.archive import archive
@@ -45,7 +44,8 @@ def measure_spark(*, count: int, body_bytes: int, directory: Path | None, master
     folder = Path(tempfile.mkdtemp(prefix="contrailmq-bench-", dir=directory))
     try:
         store = str(folder / "store")
-        log_bytes = write_log(store, count=count, body_bytes=body_bytes)
+        made = list(messages)
+        count, log_bytes = len(made), write_messages(store, made)
         spark = contrailmq.spark.session("bench", **({"master": master} if master else {}))
 
         def frame(**options: str) -> Any:
@@ -68,7 +68,7 @@ def measure_spark(*, count: int, body_bytes: int, directory: Path | None, master
             "rebuild in a process pool": lambda: rebuild(store, pool),
             "verify in a process pool": lambda: verify(store, pool),
         }
-        figures: dict[str, object] = {"messages": count, "body bytes": body_bytes, "log MB": round(log_bytes / 1e6)}
+        figures: dict[str, object] = {"messages": count, "log MB": round(log_bytes / 1e6)}
         with CpuMeter() as meter:
             for name, case in cases.items():
                 figures[name] = _timed(case, count, log_bytes, meter)
@@ -236,21 +236,70 @@ class CpuMeter:
             self.seconds()
 
 
-def write_log(store: str, *, count: int, body_bytes: int) -> int:
-    """A commit log of `count` messages; gives its size up to the last record."""
-    folder = Path(store, "commitlog")
-    folder.mkdir(parents=True)
-    host = encode_host("10.0.0.1", 10911)
+class Made(NamedTuple):
+    """A message of a synthetic log."""
+
+    topic: str
+    queue: int
+    body: bytes
+    properties: dict[str, str]
+
+
+def uniform(count: int, body_bytes: int) -> Iterator[Made]:
+    """One topic, bodies of one size, five properties of the same names and lengths."""
     pool = random.Random(1).randbytes(1 << 20)
-    base, data = 0, bytearray()
     for number in range(count):
         at = number * 7919 % (len(pool) - body_bytes)
-        record = _record(number, base + len(data), pool[at : at + body_bytes], host)
+        properties = {
+            "KEYS": f"order-{number:08d}",
+            "UNIQ_KEY": f"0A00000100002A9F0000{number:012X}",
+            "TAGS": f"tag{number % 5}",
+            "CLUSTER": "DefaultCluster",
+            "WAIT": "true",
+        }
+        yield Made("Orders", number % _QUEUES, pool[at : at + body_bytes], properties)
+
+
+def mixed(count: int) -> Iterator[Made]:
+    """The shape of mixed.c: 64 topics of 8 queues, bodies of 0.1 to 16 KiB, 0 to 12 properties, half with keys."""
+    chance = random.Random(1)
+    pool = chance.randbytes(1 << 20)
+    for number in range(count):
+        body_bytes = round(102.4 * 160 ** chance.random())
+        at = chance.randrange(len(pool) - body_bytes)
+        properties = {"UNIQ_KEY": f"0A00000100002A9F0000{number:012X}", "WAIT": "true"}
+        if number % 2:
+            properties["KEYS"] = f"order-{chance.getrandbits(40)}"
+        if chance.random() < 0.75:
+            properties["TAGS"] = f"tag{chance.randrange(8)}"
+        first = chance.randrange(200)
+        for which in range(chance.randint(0, 12)):
+            properties["user_named_field"[: chance.randint(1, 12)] + str(first + 7 * which)] = "v" * chance.randint(
+                1, 24
+            )
+        yield Made(f"mixed_{chance.randrange(64):02d}", chance.randrange(8), pool[at : at + body_bytes], properties)
+
+
+def write_log(store: str, *, count: int, body_bytes: int) -> int:
+    """A commit log of `count` uniform messages; gives its size up to the last record."""
+    return write_messages(store, uniform(count, body_bytes))
+
+
+def write_messages(store: str, messages: Iterable[Made]) -> int:
+    """A commit log of these messages; gives its size up to the last record."""
+    folder = Path(store, "commitlog")
+    folder.mkdir(parents=True)
+    base, data = 0, bytearray()
+    offsets: dict[tuple[str, int], int] = {}
+    for number, made in enumerate(messages):
+        queue_offset = offsets.get((made.topic, made.queue), 0)
+        offsets[made.topic, made.queue] = queue_offset + 1
+        record = _record(number, base + len(data), queue_offset, made)
         if len(data) + len(record) + 8 > _FILE_BYTES:
             data += encode_blank(_FILE_BYTES - len(data))
             (folder / f"{base:020d}").write_bytes(bytes(data).ljust(_FILE_BYTES, b"\0"))
             base, data = base + _FILE_BYTES, bytearray()
-            record = _record(number, base, pool[at : at + body_bytes], host)
+            record = _record(number, base, queue_offset, made)
         data += record
     with open(folder / f"{base:020d}", "wb") as file:
         file.write(data)
@@ -258,20 +307,14 @@ def write_log(store: str, *, count: int, body_bytes: int) -> int:
     return base + len(data)
 
 
-def _record(number: int, physical_offset: int, body: bytes, host: bytes) -> bytes:
-    properties = {
-        "KEYS": f"order-{number:08d}",
-        "UNIQ_KEY": f"0A00000100002A9F0000{number:012X}",
-        "TAGS": f"tag{number % 5}",
-        "CLUSTER": "DefaultCluster",
-        "WAIT": "true",
-    }
+def _record(number: int, physical_offset: int, queue_offset: int, made: Made) -> bytes:
+    host = encode_host("10.0.0.1", 10911)
     return encode_record(
-        "Orders",
-        body,
-        encode_properties(properties),
-        queue_id=number % _QUEUES,
-        queue_offset=number // _QUEUES,
+        made.topic,
+        made.body,
+        encode_properties(made.properties),
+        queue_id=made.queue,
+        queue_offset=queue_offset,
         physical_offset=physical_offset,
         born_host=host,
         store_host=host,

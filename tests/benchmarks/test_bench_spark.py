@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from bench import spark
 from bench.__main__ import app
+from bench.decode import measure_decode
 from bench.kafka import KafkaEnvironment, KafkaEnvironmentError, _artifact, find_environment
-from bench.spark import CpuMeter, Process
+from bench.spark import CpuMeter, Process, mixed
 from bench.spark_kafka import Case, Round, _line
 
 
@@ -91,3 +92,27 @@ def test_a_comparison_takes_medians_and_says_which_target_is_short() -> None:
     assert _line(Case("files", None, "read", lambda: None, without_headers="read, less"), 6000, took) == (
         "3k rows/s (2.0 CPU s), Kafka 2k (4.0): 1.50x, by CPU 2.00x; without headers 0.50x"
     )
+
+
+@pytest.mark.long
+def test_the_kernels_are_measured_with_and_without_each_shortcut(tmp_path: Path) -> None:
+    figures = measure_decode(200, 1, directory=tmp_path)
+    assert figures.pop("records in each log") == 200
+    assert len(figures) == 10
+    for name, figure in figures.items():
+        cpu_us, ratio = re.fullmatch(r"(\d+\.\d\d) \((\d+\.\d\d)\)", str(figure)).groups()  # type: ignore[union-attr]
+        assert float(cpu_us) > 0, name
+        assert "all shortcuts" not in name or ratio == "1.00"
+
+
+def test_a_mixed_log_has_many_topics_sizes_and_properties() -> None:
+    made = list(mixed(2000))
+    assert {(one.topic, one.queue) for one in made} > {("mixed_00", queue) for queue in range(8)}
+    assert len({one.topic for one in made}) == 64
+    sizes = sorted(len(one.body) for one in made)
+    assert 100 <= sizes[0] < 110
+    assert 15_000 < sizes[-1] <= 16_384
+    assert 1000 < sizes[1000] < 1600, "half of a log-uniform range lies below its geometric mean"
+    assert sum("KEYS" in one.properties for one in made) == 1000
+    own = {"KEYS", "TAGS", "UNIQ_KEY", "WAIT"}
+    assert {len(one.properties.keys() - own) for one in made} == set(range(13))
