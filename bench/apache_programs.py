@@ -27,7 +27,7 @@ from bench.mixed import Figures, NotDelivered, Settings, both_brokers, build_loa
 _PACKAGE: Final = "org.apache.rocketmq.example.benchmark"
 _WINDOW_S: Final = 9.0  # what a line of a program is about: ten snapshots, a second apart
 _REPORT: Final = ("-ri", "1000")
-_START_S: Final = 60.0  # a JVM, a route and a topic, on a busy machine
+_START_S: Final = 90.0  # a JVM, a route and a topic, on a busy machine
 _LOOK_S: Final = 0.05
 _BACKLOG_BODY_BYTES: Final = 128
 _NAMED_NUMBER: Final = re.compile(r"([A-Za-z][\w() ]*):\s*([\d.]+|NaN)")
@@ -113,7 +113,7 @@ def _run(java: list[str], system: compare.System, program: Program, topic: str, 
     return {
         "per_s": rate,
         "response_ms": best.figures[program.response_ms],
-        "cpu_us": best.cpu_s * 1e6 / (rate * _WINDOW_S) if rate else 0.0,
+        "cpu_us": best.cpu_s * 1e6 / (rate * _WINDOW_S),
         "failures": sum(seen[-1].figures[name] for name in program.failures),
     }
 
@@ -136,7 +136,7 @@ class Line(NamedTuple):
 
 
 def _lines(name: str, program: Program, broker: int, seconds: float, log: Path) -> Iterator[Line]:
-    """The lines that the program prints in some seconds, counted from its first one."""
+    """The lines with messages that the program prints in some seconds, counted from the first of them."""
     spent: deque[tuple[float, float]] = deque()  # (when, CPU of the broker so far), a window of them
     count, end_s = 0, time.monotonic() + _START_S
     while (now_s := time.monotonic()) < end_s:
@@ -144,7 +144,7 @@ def _lines(name: str, program: Program, broker: int, seconds: float, log: Path) 
         while spent[0][0] < now_s - _WINDOW_S:
             spent.popleft()
         whole = log.read_text().rpartition("\n")[0].splitlines()  # the last line may be half written
-        lines = [found for line in whole if program.rate in (found := parse_line(line))]
+        lines = [found for line in whole if (found := parse_line(line)).get(program.rate)]
         if lines and not count:
             end_s = now_s + seconds
         for figures in lines[count:]:
