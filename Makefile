@@ -74,7 +74,7 @@ test-plain: $(STAMP) ## The tests of the rooms with compiled modules on the plai
 SEEDS ?= 10
 simulate: $(STAMP) ## Whole clusters under faults on virtual time, one for each of SEEDS=10 seeds
 	@echo "==> simulation"
-	@CONTRAILMQ_PURE=1 PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -m simulation.trial --seeds $(SEEDS)
+	@CONTRAILMQ_PURE=1 PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -m simulation.runs --seeds $(SEEDS) --jobs $(JOBS)
 
 test-long: $(STAMP) ## The full counts of the fault tests, the benchmarks, and what is measured in CPU time
 	@echo "==> long tests"

@@ -1,37 +1,252 @@
 """What must be true of a history: safety at any time, liveness once the faults are over.
 
-Safety: nothing is delivered that was not sent, with its body and properties as they were sent; no place was
-acknowledged twice; no place ever holds two different messages. Liveness: every acknowledged message is delivered, from
-its place.
+`ahead` may be asked while a trial runs: no stored offset of a group passes a message that the group has not been given.
+`unsafe` holds what clients saw against itself, `unsafe_stores` against what the stores hold after a clean stop.
+`unfinished` is what should have happened by now. All give sentences; none means that all is well.
 """
 
 from __future__ import annotations
 
-from simulation.history import History, Place
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+from contrailmq.message import Property
+from simulation.history import DEALS, PASSING, READERS, SUBSCRIBED, TOPICS, WORKERS, History, Kind, Place, Queue
+from simulation.stores import DEAD, Left, Record
+
+TRIES_MAX: Final = 3  # of a send without a queue: the first, and `retry_times`
+EARLY_S_MAX: Final = 0.0
+
+
+# --- while it runs
+
+
+def ahead(history: History, offsets: Mapping[tuple[str, Queue], int]) -> Iterator[str]:
+    """Stored offsets that passed a message which the group has not been given. Every offset has a message."""
+    for (group, queue), offset in offsets.items():
+        if SUBSCRIBED.get(group, {}).get(queue.topic, "not at all") is not None or history.flipped:
+            continue
+        missing = set(range(offset)) - history.heard.get((group, queue), set())
+        if missing and queue.broker not in history.forgetful_cuts:
+            yield f"{group} is at {offset} of {queue} and was not given {sorted(missing)[:5]}"
+
+
+# --- what clients saw
 
 
 def unsafe(history: History) -> list[str]:
-    """Sentences about what should never have happened; empty when all is well."""
-    found = []
+    """Of acknowledgements and deliveries alone."""
+    return [*_of_places(history), *_of_deliveries(history), *_of_order(history)]
+
+
+def _of_places(history: History) -> Iterator[str]:
     held: dict[Place, bytes] = {}
-    for body, place in history.acknowledged.items():
-        if held.setdefault(place, body) != body:
-            found.append(f"{place} was acknowledged for {held[place]!r} and for {body!r}")
-    for delivery in history.deliveries:
-        properties = history.sent.get(delivery.body)
-        if properties is None:
-            found.append(f"{delivery.body!r} was delivered and never sent")
+    lines: dict[tuple[tuple[str, ...], Queue], int] = {}
+    for body, acknowledged in history.acknowledged.items():
+        place, sent = acknowledged.place, history.sent[body]
+        if not sent.kind.has_place or place.queue.broker in history.forgetful_cuts or sent.topic in history.deleted:
             continue
-        changed = {key: value for key, value in properties.items() if delivery.properties.get(key) != value}
-        if changed:
-            found.append(f"{delivery.body!r} was sent with {changed} and delivered with {delivery.properties}")
-        if held.setdefault(delivery.place, delivery.body) != delivery.body:
-            found.append(f"{delivery.place} held {held[delivery.place]!r} and later {delivery.body!r}")
+        if held.setdefault(place, body) != body:
+            yield f"{place} was acknowledged for {_short(held[place])} and for {_short(body)}"
+        if sent.line:
+            if place.offset <= lines.get((sent.line, place.queue), -1):
+                yield f"{_short(body)} stands at {place}, and the one sent before it under {sent.line} behind it"
+            lines[sent.line, place.queue] = place.offset
+
+
+def _of_deliveries(history: History) -> Iterator[str]:
+    held = {one.place: body for body, one in history.acknowledged.items() if history.sent[body].kind.has_place}
+    for delivery in history.deliveries:
+        sent, what = history.sent.get(delivery.body), _short(delivery.body)
+        if sent is None:
+            yield f"{what} was delivered to {delivery.group} and never sent"
+            continue
+        yield from _of_content(sent.properties, delivery.properties, what)
+        wanted = SUBSCRIBED[delivery.group].get(sent.topic, "not at all")
+        if wanted is not None and wanted != sent.properties[Property.TAGS]:
+            yield f"{what} was delivered to {delivery.group}, which asks for {wanted} of {sent.topic}"
+        if sent.kind is Kind.HALF and not history.decided.get(delivery.body):
+            yield f"{what} was delivered and its transaction did not commit"
+        if history.is_timely and delivery.at_s < sent.at_s + sent.delay_s - EARLY_S_MAX:
+            yield f"{what} was to wait {sent.delay_s:g} s and came after {delivery.at_s - sent.at_s:.3f} s"
+        place = delivery.place
+        if place is None or place.queue.broker in history.forgetful_cuts:
+            continue
+        if held.setdefault(place, delivery.body) != delivery.body:
+            yield f"{place} held {_short(held[place])} and gave {what}"
+
+
+def _of_order(history: History) -> Iterator[str]:
+    """Orderly listeners and readers get a queue in its order, apart from what they are given again."""
+    newest: dict[tuple[str, Queue], int] = {}
+    seen: dict[tuple[str, Queue], set[int]] = defaultdict(set)
+    for delivery in history.deliveries:
+        if delivery.group == WORKERS or delivery.place is None:
+            continue
+        queue, offset = delivery.place
+        if queue.broker in history.forgetful_cuts:
+            continue
+        key = (delivery.group, queue)
+        if offset > newest.get(key, -1):
+            newest[key] = offset
+        elif offset not in seen[key]:
+            yield f"{delivery.group} got {offset} of {queue} for the first time after {newest[key]}"
+        seen[key].add(offset)
+    for (group, queue), offsets in history.heard.items():
+        if not offsets or group != READERS or queue.broker in history.forgetful_cuts or history.flipped:
+            continue
+        missing = sorted(set(range(max(offsets))) - offsets)
+        if missing:
+            yield f"{group} got {max(offsets)} of {queue} and never {missing[:5]}"
+
+
+# --- what the stores hold
+
+
+def unsafe_stores(history: History, stores: Iterable[Left]) -> list[str]:
+    """Of what the stores hold after a clean stop."""
+    found: list[str] = []
+    everything: dict[Place, list[Record]] = defaultdict(list)
+    copies: dict[bytes, list[Record]] = defaultdict(list)
+    for left in stores:
+        damaged = {offset for broker, offset in history.flipped if broker == left.broker}
+        if not damaged:
+            found += [sentence for _, sentence in left.findings]
+        for record in left.records:
+            if record.physical_offset in damaged:
+                continue
+            everything[record.place].append(record)
+            if record.place.queue.topic in TOPICS or record.place.queue.topic.startswith(PASSING):
+                copies[record.body].append(record)
+                found += _of_record(history, record)
+        found += ahead(history, left.offsets)
+    found += _of_queues(history, everything)
+    found += _of_acknowledged(history, everything, copies)
+    found += _of_copies(history, copies, stores)
+    found += _of_suffixes(history, copies)
     return found
 
 
+def _of_record(history: History, record: Record) -> Iterator[str]:
+    sent, what = history.sent.get(record.body), _short(record.body)
+    if sent is None:
+        yield f"{record.place} holds {what}, which was never sent"
+        return
+    if sent.topic != record.place.queue.topic:
+        yield f"{what} was sent to {sent.topic} and stands at {record.place}"
+    yield from _of_content(sent.properties, record.properties, what)
+    if sent.kind is Kind.HALF and not history.decided.get(record.body):
+        yield f"{what} stands at {record.place} and its transaction did not commit"
+
+
+def _of_queues(history: History, everything: dict[Place, list[Record]]) -> Iterator[str]:
+    """Offsets from 0 on, each once."""
+    ends: Counter[Queue] = Counter()
+    for place, records in everything.items():
+        if place.queue.topic not in TOPICS:
+            continue
+        if len(records) > 1:
+            yield f"{place} stands {len(records)} times in the log"
+        ends[place.queue] = max(ends[place.queue], place.offset + 1)
+    if history.flipped:
+        return
+    for queue, end in ends.items():
+        gaps = [offset for offset in range(end) if Place(queue, offset) not in everything]
+        if gaps:
+            yield f"{queue} ends at {end} and lacks {gaps[:5]}"
+
+
+def _of_acknowledged(
+    history: History, everything: dict[Place, list[Record]], copies: dict[bytes, list[Record]]
+) -> Iterator[str]:
+    for body, acknowledged in history.acknowledged.items():
+        if history.is_excused(body):
+            continue
+        sent, place, what = history.sent[body], acknowledged.place, _short(body)
+        if sent.kind.has_place:
+            if not any(record.body == body for record in everything.get(place, ())):
+                stands = [_short(record.body) for record in everything.get(place, ())]
+                where = f"{place}, {acknowledged.physical_offset} of the log"
+                yield f"{what} was acknowledged at {where}; there is {stands}"
+        elif sent.kind is not Kind.HALF and body not in copies:
+            yield f"{what}, {sent.kind.value}, was acknowledged and never came into {sent.topic}"
+    for body, is_committed in history.decided.items():
+        is_known = body in history.acknowledged and not history.is_excused(body)
+        if is_committed and is_known and body not in copies:
+            yield f"{_short(body)} was committed and never came into {DEALS}"
+
+
+def _of_copies(history: History, copies: dict[bytes, list[Record]], stores: Iterable[Left]) -> Iterator[str]:
+    """A message stands in its topic once; a producer that heard no answer may have sent it again."""
+    most = 1 if history.is_calm else TRIES_MAX
+    for body, records in copies.items():
+        if len(records) > most:
+            yield f"{_short(body)} stands {len(records)} times: {[record.place for record in records]}"
+    letters: Counter[bytes] = Counter()
+    for left in stores:
+        letters.update(r.body for r in left.records if r.place.queue.topic == f"{DEAD}{WORKERS}")
+    for body, sent in history.sent.items():
+        if not sent.is_poison or body not in history.acknowledged or history.is_excused(body):
+            if letters[body] and not sent.is_poison and history.is_calm:
+                given = [one.is_success for one in history.deliveries if one.body == body and one.group == WORKERS]
+                if any(given):
+                    yield f"{_short(body)} was consumed and is a dead letter"
+            continue
+        if letters[body] > 1 and history.is_calm and not history.resets:
+            yield f"{_short(body)} is a dead letter {letters[body]} times"
+
+
+def _of_suffixes(history: History, copies: dict[bytes, list[Record]]) -> Iterator[str]:
+    """ASYNC_FLUSH: of what was acknowledged before a power cut, only the end of the log may be missing."""
+    for broker, cuts in history.forgetful_cuts.items():
+        begin_s = 0.0
+        for cut_s in cuts:
+            kept, lost = -1, []
+            for body, one in history.acknowledged.items():
+                is_of_it = one.place.queue.broker == broker and begin_s <= one.at_s < cut_s
+                if not is_of_it or not history.sent[body].kind.has_place or history.sent[body].topic in history.deleted:
+                    continue
+                if body in copies:
+                    kept = max(kept, one.physical_offset)
+                else:
+                    lost.append(one.physical_offset)
+            if lost and min(lost) < kept:
+                yield f"{broker} lost {min(lost)} of its log in the cut at {cut_s:g} s and kept {kept}"
+            begin_s = cut_s
+
+
+# --- liveness
+
+
 def unfinished(history: History) -> list[str]:
-    """Sentences about what should have happened by now."""
-    return [
-        f"{body!r} was acknowledged at {history.acknowledged[body]} and not delivered" for body in history.undelivered()
-    ]
+    """What should have happened by now."""
+    found = []
+    for body, sent in history.sent.items():
+        if body not in history.acknowledged or history.is_excused(body):
+            continue
+        if sent.kind is Kind.HALF and not history.decided.get(body):
+            if body not in history.decided:
+                found.append(f"{_short(body)} was stored as a half message and nobody asked what became of it")
+            continue
+        for group, topics in SUBSCRIBED.items():
+            wanted = topics.get(sent.topic, "not at all")
+            if wanted is not None and wanted != sent.properties[Property.TAGS]:
+                continue
+            done = history.given if sent.is_poison and group == WORKERS else history.succeeded
+            if body not in done[group]:
+                found.append(f"{_short(body)}, {sent.kind.value}, was acknowledged and {group} never got it")
+    return found
+
+
+# --- leaves
+
+
+def _of_content(sent: dict[str, str], got: dict[str, str], what: str) -> Iterator[str]:
+    changed = {key: value for key, value in sent.items() if got.get(key) != value}
+    if changed:
+        yield f"{what} was sent with {changed} and has {got}"
+
+
+def _short(body: bytes) -> str:
+    return repr(body[:24].decode(errors="replace")) + (f" of {len(body)} bytes" if len(body) > 24 else "")

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Callable, Coroutine
@@ -24,22 +24,32 @@ from typing import Final, Self
 from contrailmq.broker.config import read_configs
 from contrailmq.broker.server import BrokerServer
 from contrailmq.namesrv import NameServer, NamesrvConfig
+from contrailmq.store.config import StoreConfig
 from simulation import patches
 from simulation.disks import Disk, SimulatedFiles
 from simulation.network import Host, Network
 from simulation.nodes import Node
+from simulation.stores import Left, read_store
 from simulation.world import World
 
 NAMESRV_PORT: Final = 9876
 BROKER_PORT: Final = 10_911
 START_S: Final = 60.0  # virtual seconds
+RECORD_HEAD_BYTES_MAX: Final = 128
 MEMORY_FILES: Final = Path("/dev/shm")  # where there is such a place: syncs and removals cost nothing there
 
+# Waits that a trial sits through, shorter than production's, so that more of its virtual time has something in it.
+SHORT_WAITS: Final = {
+    "messageDelayLevel": "1s 2s 4s 7s 10s 15s 20s",
+    "transactionCheckInterval": "4000",
+    "channelExpiredTimeout": "30000",
+}
 SMALL_FILES: Final[dict[str, object]] = {
-    "mapped_file_size_commit_log": 256 * 1024,
-    "mapped_file_size_consume_queue": 20 * 1000,
+    "mapped_file_size_commit_log": 64 * 1024,
+    "mapped_file_size_consume_queue": 20 * 50,
+    "mapped_file_size_timer_log": 64 * 1024,
     "max_hash_slot_num": 1_000,
-    "max_index_num": 4_000,
+    "max_index_num": 500,
 }
 
 
@@ -53,6 +63,10 @@ class Cluster:
         self.disks: dict[str, Disk] = {}
         self.servers: dict[str, BrokerServer | NameServer] = {}
         self._hosts: dict[str, Host] = {}
+        self.broker_names: tuple[str, ...] = ()
+        self.is_preemptive = False  # threads of brokers interleave wherever they take a lock or touch a file
+        self.is_patient = False  # timers of processes that start from now on end on a grid
+        self._store_configs: dict[str, StoreConfig] = {}
         self._undo = contextlib.ExitStack()
         self._path = Path()
 
@@ -87,6 +101,13 @@ class Cluster:
         return self.world.nodes[name]
 
     def start_name_server(self, name: str = "namesrv") -> Node:
+        return self._started(name, self.launch_name_server(name))
+
+    def start_broker(self, name: str, **settings: str) -> Node:
+        """Start it, or start it again; it is registered when this returns."""
+        return self._started(name, self.launch_broker(name, **settings))
+
+    def launch_name_server(self, name: str = "namesrv") -> Node:
         async def serve(node: Node) -> None:
             home = str(self.disk(name).path)
             config = NamesrvConfig(bind_address="0.0.0.0", listen_port=NAMESRV_PORT, rocketmq_home=home)
@@ -95,10 +116,10 @@ class Cluster:
             self.servers[name] = server
             await asyncio.Event().wait()
 
-        return self._start(name, serve)
+        return self._launch(name, serve)
 
-    def start_broker(self, name: str, **settings: str) -> Node:
-        """Start it, or start it again; it is registered when this returns."""
+    def launch_broker(self, name: str, **settings: str) -> Node:
+        """Begin to start it; `servers` has it when it serves."""
 
         async def serve(node: Node) -> None:
             properties = {
@@ -108,17 +129,21 @@ class Cluster:
                 "enableFastListenPort": "false",
                 "namesrvAddr": self.namesrv,
             }
+            node.is_preemptive = self.is_preemptive
             path = self.disk(name).path / "store"
             config, store_config, _ = read_configs(properties | self.settings | settings, path=path, **SMALL_FILES)
+            self._store_configs[name] = store_config
             server = BrokerServer(config, store_config, files=SimulatedFiles(self.disk(name)))
             await server.start()
             self.servers[name] = server
             await server.failed.wait()
 
-        return self._start(name, serve)
+        return self._launch(name, serve)
 
     def start_client(self, name: str, main: Callable[[Node], Coroutine[object, object, object]]) -> Node:
-        return Node(self.network, name, self.host(name)).start(main)
+        node = Node(self.network, name, self.host(name))
+        node.is_patient = self.is_patient
+        return node.start(main)
 
     def stop(self, name: str) -> None:
         """A clean stop, as on SIGTERM."""
@@ -126,29 +151,48 @@ class Cluster:
         node.run(server.stop())
         node.kill()
 
-    def _start(self, name: str, serve: Callable[[Node], Coroutine[object, object, object]]) -> Node:
+    def _launch(self, name: str, serve: Callable[[Node], Coroutine[object, object, object]]) -> Node:
         host = self.host(name)
         if not host.is_up:
             host.come_up()
         self.servers.pop(name, None)
-        node = Node(self.network, name, host, self.disk(name)).start(serve)
+        node = Node(self.network, name, host, self.disk(name))
+        node.is_patient = self.is_patient
+        return node.start(serve)
+
+    def _started(self, name: str, node: Node) -> Node:
         if not self.world.run_until(lambda: name in self.servers or not node.is_alive, within_s=START_S):
             raise TimeoutError(f"{name} did not start within {START_S:g} virtual seconds")
         if node.error is not None:
             raise node.error
         return node
 
+    # --- disks
+
+    def flip(self, name: str, physical_offset: int, body: bytes, chance: random.Random) -> bool:
+        """Turn a bit of a message's body in the log; False where the log does not hold it there."""
+        config = self._store_configs[name]
+        file_bytes = config.mapped_file_size_commit_log
+        base = physical_offset - physical_offset % file_bytes
+        path = config.commit_log_paths[0] / f"{base:020d}"
+        if not path.exists():
+            return False
+        record = path.read_bytes()[physical_offset - base :]
+        at = record.find(body, 0, RECORD_HEAD_BYTES_MAX + len(body))
+        if at < 0:
+            return False  # compressed, or of a log that a power cut has shortened
+        self.disk(name).flip(path, physical_offset - base + at + chance.randrange(len(body)), 1 << chance.randrange(8))
+        return True
+
     # --- what a run left
+
+    def read_store(self, name: str) -> Left:
+        """What the files of a broker that was stopped hold."""
+        return read_store(name, self._store_configs[name])
 
     def digest(self, name: str) -> str:
         """A hash of every file on a disk, with its name."""
-        found = hashlib.blake2b(digest_size=16)
-        root = self.disk(name).path
-        for path in sorted(root.rglob("*")):
-            found.update(str(path.relative_to(root)).encode() + b"\0")
-            if path.is_file():
-                found.update(path.read_bytes())
-        return found.hexdigest()
+        return self.disk(name).digest()
 
     def _close_disks(self) -> None:
         for disk in self.disks.values():

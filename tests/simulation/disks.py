@@ -6,7 +6,8 @@ is left: of every page written since the last sync the dice say whether it reach
 not; a directory has its synced names, or those of the moment. So pages reach the disk in any order, as on real ones.
 
 Writes through a mapping are no calls, so nothing is recorded when bytes are written, only when they are synced: the
-whole file, or the range of an msync, is copied. Log files in a simulation are small, and so that is cheap.
+pages of the file, or of the range of an msync, are copied. Log files in a simulation are small, and of large sparse
+ones (the timer wheel) only the pages that hold data are looked at, and so that is cheap.
 
 Syncs take virtual time. A disk may stall (no sync returns meanwhile), fail syncs, be full, or lie.
 
@@ -18,16 +19,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from contrailmq.store.base import store_lock
 from contrailmq.store.files import DiskUsage, Files, SyncError
+from simulation.threads import PREEMPTION_NS_MAX, PREEMPTION_ODDS
 from simulation.world import MICROSECOND_NS, MILLISECOND_NS, World
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ DIRECTORY: Final = -1  # in place of an inode
 PAGE_BYTES: Final = 4096
 SECTOR_BYTES: Final = 512
 TERABYTE: Final = 1 << 40
+_ZEROS: Final = bytes(PAGE_BYTES)
 
 
 class Loss(Enum):
@@ -45,6 +49,34 @@ class Loss(Enum):
     DICE = "any page may be lost"
     TORN = "any sector may be lost"
     EVERYTHING = "all of them are lost"
+
+
+class Content:
+    """What a file holds: its size, and those of its pages that are not a hole."""
+
+    __slots__ = ("pages", "size_bytes")
+
+    def __init__(self, size_bytes: int = 0) -> None:
+        self.size_bytes = size_bytes
+        self.pages: dict[int, bytes] = {}  # by position
+
+    def page(self, start: int) -> bytes:
+        return self.pages.get(start, _ZEROS)
+
+    def write_to(self, path: Path) -> None:
+        with open(path, "wb") as file:
+            file.truncate(self.size_bytes)
+            for start, page in self.pages.items():
+                file.seek(start)
+                file.write(page[: self.size_bytes - start])
+
+    def put(self, start: int, data: bytes) -> None:
+        """Data for whole pages, the last of which may be short."""
+        self.size_bytes = max(self.size_bytes, start + len(data))
+        for at in range(0, len(data), PAGE_BYTES):
+            page = data[at : at + PAGE_BYTES]
+            old = self.pages.get(start + at, _ZEROS) if len(page) < PAGE_BYTES else b""
+            self.pages[start + at] = page + old[len(page) :]
 
 
 class Disk:
@@ -56,12 +88,13 @@ class Disk:
         self.sync_ns_min, self.sync_ns_max = 50 * MICROSECOND_NS, 3 * MILLISECOND_NS
         self.loss = Loss.DICE
         self.fails_syncs = False
+        self.fails_reads = False
         self.lies = False  # the store's syncs do nothing, and say that they did
         self.stalled_until_ns = 0
         self.free_bytes = TERABYTE
         self.syncs = 0
         self.written_ms: dict[int, int] = {}  # inode -> when it was written, by the node's clock
-        self._contents: dict[int, bytearray] = {}  # inode -> what is durable of it
+        self._contents: dict[int, Content] = {}  # inode -> what is durable of it
         self._names: dict[Path, dict[str, int]] = {}  # directory -> its durable names
         self._kept: dict[int, int] = {}  # inode -> a descriptor, so that its number is not given to another file
 
@@ -71,7 +104,7 @@ class Disk:
         """fsync of a file: what it held when the sync began is durable when it returns."""
         number = os.fstat(descriptor).st_ino
         self._keep(number, descriptor)
-        content = bytearray(_content_of(self._kept[number]))  # the given one may be for writing only
+        content = _content_of(self._kept[number])  # the given one may be for writing only
         self._take_time()
         self._contents[number] = content
 
@@ -79,10 +112,7 @@ class Disk:
         """msync of a part: the pages of [start, start + len(view)) become durable."""
         data = bytes(view)
         self._take_time()
-        content = self._contents.setdefault(number, bytearray())
-        if len(content) < start + len(data):
-            content.extend(bytes(start + len(data) - len(content)))
-        content[start : start + len(data)] = data
+        self._contents.setdefault(number, Content()).put(start, data)
 
     def sync_directory(self, path: Path) -> None:
         names = _names_of(path)
@@ -98,7 +128,7 @@ class Disk:
                 with _opened(Path(directory) / file) as descriptor:
                     number = os.fstat(descriptor).st_ino
                     self._keep(number, descriptor)
-                    contents[number] = bytearray(_content_of(descriptor))
+                    contents[number] = _content_of(descriptor)
         self._take_time()
         self._contents.update(contents)
         self._names.update(names)
@@ -106,7 +136,7 @@ class Disk:
     def created(self, descriptor: int) -> None:
         number = os.fstat(descriptor).st_ino
         self._keep(number, descriptor)
-        self._contents[number] = bytearray()
+        self._contents[number] = Content()
 
     def _take_time(self) -> None:
         """The waiting of a sync, and what may come of it."""
@@ -124,6 +154,25 @@ class Disk:
         """No sync returns for so long."""
         self.world.note(f"stall {self.host.name}")
         self.stalled_until_ns = self.world.now_ns + round(seconds * 1e9)
+
+    def make_room(self) -> None:
+        self.free_bytes = TERABYTE
+
+    def read_again(self) -> None:
+        self.fails_reads = False
+
+    def flip(self, path: Path, position: int, mask: int) -> None:
+        """Turn bits of a byte, in the file and on the platter."""
+        self.world.note(f"flip {path.name} {position}")
+        with _opened(path, os.O_RDWR) as descriptor:
+            number, byte = os.fstat(descriptor).st_ino, os.pread(descriptor, 1, position)[0]
+            os.pwrite(descriptor, bytes([byte ^ mask]), position)
+        durable = self._contents.get(number)
+        start = position - position % PAGE_BYTES
+        if durable is not None and start in durable.pages and durable.pages[start][position - start] == byte:
+            page = bytearray(durable.pages[start])
+            page[position - start] ^= mask
+            durable.pages[start] = bytes(page)
 
     def owner_died(self) -> None:
         """Locks of a process go with it."""
@@ -144,10 +193,24 @@ class Disk:
                 with _opened(Path(directory) / file) as descriptor:
                     number = os.fstat(descriptor).st_ino
                     self._keep(number, descriptor)
-                    self._contents[number] = bytearray(_content_of(descriptor))
+                    self._contents[number] = _content_of(descriptor)
 
     def close(self) -> None:
         self._forget()
+
+    def digest(self) -> str:
+        """A hash of every file, with its name."""
+        found = hashlib.blake2b(digest_size=16)
+        for path in sorted(self.path.rglob("*")):
+            found.update(str(path.relative_to(self.path)).encode() + b"\0")
+            if path.is_file():
+                with _opened(path) as descriptor:
+                    content = _content_of(descriptor)
+                found.update(str(content.size_bytes).encode())
+                for start, page in content.pages.items():
+                    if page != _ZEROS:
+                        found.update(str(start).encode() + page)
+        return found.hexdigest()
 
     def _forget(self) -> None:
         for descriptor in self._kept.values():
@@ -165,24 +228,34 @@ class Disk:
                 (target / name).mkdir()
                 self._build(directory / name, target / name)
             else:
-                (target / name).write_bytes(self._left_of(number, directory / name))
+                self._left_of(number, directory / name).write_to(target / name)
 
-    def _left_of(self, number: int, path: Path) -> bytes:
-        durable = self._contents.get(number, bytearray())
+    def _left_of(self, number: int, path: Path) -> Content:
+        durable = self._contents.get(number, Content())
         if self.loss is Loss.EVERYTHING:
-            return bytes(durable)
+            return durable
         kept = self._kept.get(number)
-        newest = _content_of(kept) if kept is not None else path.read_bytes()
-        if newest == durable:
-            return newest
+        if kept is not None:
+            newest = _content_of(kept)
+        else:
+            with _opened(path) as descriptor:
+                newest = _content_of(descriptor)
         chance = self.world.random
         unit = PAGE_BYTES if self.loss is Loss.DICE else SECTOR_BYTES
-        size = len(newest) if chance.random() < 0.5 else len(durable)
-        left, new, bias = bytearray(durable.ljust(size, b"\0")[:size]), newest.ljust(size, b"\0"), chance.random()
-        for start in range(0, size, unit):
-            if left[start : start + unit] != new[start : start + unit] and chance.random() < bias:
-                left[start : start + unit] = new[start : min(start + unit, size)]
-        return bytes(left)
+        left = Content(newest.size_bytes if chance.random() < 0.5 else durable.size_bytes)
+        bias = chance.random()
+        for start in sorted(durable.pages.keys() | newest.pages.keys()):
+            old, new = durable.page(start), newest.page(start)
+            if old == new:
+                left.pages[start] = old
+                continue
+            page = bytearray(old)
+            for at in range(0, PAGE_BYTES, unit):
+                if old[at : at + unit] != new[at : at + unit] and chance.random() < bias:
+                    page[at : at + unit] = new[at : at + unit]
+            left.pages[start] = bytes(page)
+        left.pages = {start: page for start, page in left.pages.items() if start < left.size_bytes}
+        return left
 
     def _keep(self, number: int, descriptor: int) -> None:
         if number not in self._kept:
@@ -198,13 +271,37 @@ class SimulatedFiles(Files):
         self._inodes: dict[int, int] = {}  # id(mapping) -> inode
 
     def open(self, path: Path | str, *, writable: bool = True, create: bool = False) -> int:
+        self._maybe_preempt()
         is_new = create and not os.path.exists(path)
         descriptor = super().open(path, writable=writable, create=create)
         if is_new:
             self._disk.created(descriptor)
         return descriptor
 
+    def pread(self, descriptor: int, size_bytes: int, position: int) -> bytes:
+        self._maybe_preempt()
+        self._check_reads()
+        return super().pread(descriptor, size_bytes, position)
+
+    def preadv(self, descriptor: int, buffers: Sequence[bytearray | memoryview], position: int) -> int:
+        self._maybe_preempt()
+        self._check_reads()
+        return super().preadv(descriptor, buffers, position)
+
+    def truncate(self, descriptor: int, size_bytes: int) -> None:
+        self._maybe_preempt()
+        super().truncate(descriptor, size_bytes)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self._maybe_preempt()
+        super().rename(source, target)
+
+    def unlink(self, path: Path | str) -> None:
+        self._maybe_preempt()
+        super().unlink(path)
+
     def pwrite(self, descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
+        self._maybe_preempt()
         self._check_room(len(data) if position + len(data) > os.fstat(descriptor).st_size else 0)
         super().pwrite(descriptor, data, position)
         self._written(os.fstat(descriptor).st_ino)
@@ -215,6 +312,7 @@ class SimulatedFiles(Files):
         self._written(os.fstat(descriptor).st_ino)
 
     def map(self, descriptor: int, size_bytes: int, *, writable: bool) -> mmap.mmap:
+        self._maybe_preempt()
         mapping = super().map(descriptor, size_bytes, writable=writable)
         self._inodes[id(mapping)] = os.fstat(descriptor).st_ino
         return mapping
@@ -277,6 +375,19 @@ class SimulatedFiles(Files):
     def raise_descriptor_limit(self) -> int:
         return 65_536
 
+    def _maybe_preempt(self) -> None:
+        """Other threads of the same process may run before a call goes to the kernel."""
+        world = self._disk.world
+        fiber = world.running
+        if fiber is None or not fiber.node.is_preemptive or world.is_over:
+            return
+        if world.random.randrange(PREEMPTION_ODDS) == 0:
+            world.pass_turn(world.random.randrange(PREEMPTION_NS_MAX))
+
+    def _check_reads(self) -> None:
+        if self._disk.fails_reads:
+            raise OSError(errno.EIO, "Input/output error of a simulated disk")
+
     def _check_room(self, more_bytes: int) -> None:
         if more_bytes > self._disk.free_bytes:
             raise OSError(errno.ENOSPC, "No space left on a simulated disk")
@@ -315,13 +426,25 @@ def _names_of(path: Path) -> dict[str, int]:
         return {}
 
 
-def _content_of(descriptor: int) -> bytes:
-    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+def _content_of(descriptor: int) -> Content:
+    """The pages of a file that hold data, and its size."""
+    content = Content(os.fstat(descriptor).st_size)
+    pages, end = content.pages, 0
+    while end < content.size_bytes:
+        try:
+            begin = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError:  # ENXIO: only a hole is left
+            break
+        end = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        data = os.pread(descriptor, end - begin, begin)
+        for at in range(0, len(data), PAGE_BYTES):
+            pages[begin + at] = data[at : at + PAGE_BYTES].ljust(PAGE_BYTES, b"\0")
+    return content
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    descriptor = os.open(path, os.O_RDONLY)
+def _opened(path: Path, flags: int = os.O_RDONLY) -> Iterator[int]:
+    descriptor = os.open(path, flags)
     try:
         yield descriptor
     finally:

@@ -1,4 +1,4 @@
-"""What clients saw: each send with its fate, each delivery, in the order of virtual time.
+"""What clients saw and what was done to the cluster, in the order of virtual time.
 
 Bodies are unique, so a body names a message. A send has one of three fates: acknowledged at a place, refused (the
 broker or the client said no, and the message may be stored all the same, as in any such system), or still under way.
@@ -7,38 +7,119 @@ broker or the client said no, and the message may be stored all the same, as in 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from enum import Enum
+from typing import Final, NamedTuple
+
+PLAIN: Final = "Plain"  # single messages and batches
+ORDERED: Final = "Ordered"  # by key, filtered by tag
+LATER: Final = "Later"  # levels and timers
+DEALS: Final = "Deals"  # transactions
+PASSING: Final = "Passing"  # topics that are made and deleted; the rest of the name is a number
+TOPICS: Final = (PLAIN, ORDERED, LATER, DEALS)
+
+WORKERS, KEEPERS, READERS = "workers", "keepers", "readers"  # concurrent push, orderly push, lite pull
+ORDERED_TAG: Final = "even"  # what the keepers ask for
+# group -> topic -> the tag that it asks for, or None for all of it
+SUBSCRIBED: Final[dict[str, dict[str, str | None]]] = {
+    WORKERS: {PLAIN: None, LATER: None, DEALS: None},
+    KEEPERS: {ORDERED: ORDERED_TAG},
+    READERS: dict.fromkeys(TOPICS),
+}
+
+
+class Kind(Enum):
+    SINGLE = "single"
+    BATCH = "batch"
+    ORDERED = "ordered by key"
+    LEVEL = "delayed by a level"
+    TIMER = "with a timer"
+    HALF = "transactional"
+
+    @property
+    def has_place(self) -> bool:
+        """Whether an acknowledgement names the place where consumers will find it."""
+        return self in (Kind.SINGLE, Kind.BATCH, Kind.ORDERED)
+
+
+class Queue(NamedTuple):
+    topic: str
+    broker: str
+    queue_id: int
 
 
 class Place(NamedTuple):
-    broker: str
-    queue_id: int
-    queue_offset: int
+    queue: Queue
+    offset: int
+
+
+class Sent(NamedTuple):
+    topic: str
+    kind: Kind
+    properties: dict[str, str]  # that must arrive; tags and keys are among them
+    at_s: float  # when the call began, so before it was stored
+    delay_s: float = 0.0
+    line: tuple[str, ...] = ()  # sender and key of an ordered message
+    is_poison: bool = False  # the workers fail on it each time
+
+
+class Acknowledged(NamedTuple):
+    place: Place
+    physical_offset: int
+    at_s: float
 
 
 class Delivery(NamedTuple):
+    """A listener is done with a message, or a poll has returned it."""
+
     at_s: float
+    group: str
+    member: str  # a life of a consumer
     body: bytes
     properties: dict[str, str]
-    place: Place
+    place: Place | None  # None: it came from the retry topic
+    is_success: bool = True
 
 
 @dataclass
 class History:
-    """Filled by the clients of a trial; read by `checker.py`."""
+    """Filled by `workload.py` and `trial.py`; read by `checker.py`."""
 
-    sent: dict[bytes, dict[str, str]] = field(default_factory=dict)  # body -> properties
-    acknowledged: dict[bytes, Place] = field(default_factory=dict)
+    sent: dict[bytes, Sent] = field(default_factory=dict)
+    acknowledged: dict[bytes, Acknowledged] = field(default_factory=dict)
     refused: dict[bytes, str] = field(default_factory=dict)
+    decided: dict[bytes, bool] = field(default_factory=dict)  # half message -> committed; as a database would have it
     deliveries: list[Delivery] = field(default_factory=list)
+    deleted: set[str] = field(default_factory=set)  # topics that somebody may have deleted
+    flipped: set[tuple[str, int]] = field(default_factory=set)  # (broker, physical offset) of records that were damaged
+    forgetful_cuts: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ASYNC_FLUSH: by broker
+    heard: dict[tuple[str, Queue], set[int]] = field(default_factory=lambda: defaultdict(set))  # (group, queue)
+    succeeded: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))  # group -> bodies
+    given: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))  # group -> bodies, failed or not
+    is_calm: bool = False  # nothing was done to the cluster
+    is_timely: bool = True  # no clock was touched
+    resets: int = 0
 
-    def undelivered(self) -> list[bytes]:
-        """Acknowledged, and not yet delivered from the place that was acknowledged."""
-        heard = {(delivery.body, delivery.place) for delivery in self.deliveries}
-        return [body for body, place in self.acknowledged.items() if (body, place) not in heard]
+    def deliver(self, delivery: Delivery) -> None:
+        self.deliveries.append(delivery)
+        self.given[delivery.group].add(delivery.body)
+        if delivery.place is not None:
+            self.heard[delivery.group, delivery.place.queue].add(delivery.place.offset)
+        if delivery.is_success:
+            self.succeeded[delivery.group].add(delivery.body)
+
+    def is_excused(self, body: bytes) -> bool:
+        """Whether an acknowledged message may be missing: it was damaged on purpose, or deleted with its topic."""
+        acknowledged, sent = self.acknowledged[body], self.sent[body]
+        if (
+            sent.topic in self.deleted
+            or (acknowledged.place.queue.broker, acknowledged.physical_offset) in self.flipped
+        ):
+            return True
+        return any(at_s >= acknowledged.at_s for at_s in self.forgetful_cuts.get(acknowledged.place.queue.broker, ()))
 
     def digest(self) -> str:
-        """A hash of everything in it."""
-        text = repr((list(self.sent.items()), list(self.acknowledged.items()), self.refused, self.deliveries))
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        """A hash of everything that clients saw."""
+        seen = (list(self.sent.items()), list(self.acknowledged.items()), self.refused, self.decided, self.deliveries)
+        return hashlib.blake2b(repr(seen).encode(), digest_size=16).hexdigest()

@@ -65,6 +65,7 @@ class Node:
         self.is_done = False
         self.is_paused = False
         self.is_preemptive = False
+        self.is_patient = False  # its timers end on a grid; see loop.py
         self.held: list[Callable[[], None]] = []  # wakeups that came while it was paused
         self.failed_threads: list[tuple[str, BaseException]] = []
         self.complaints: list[str] = []  # what its loop told its exception handler
@@ -96,6 +97,20 @@ class Node:
         if not self.world.run_until(lambda: bool(ended) or not self.is_alive, within_s=within_s) or not ended:
             raise TimeoutError(f"{self.name} did not finish within {within_s:g} virtual seconds")
         return ended[0].result()
+
+    def spawn(self, work: Coroutine[object, object, object], *, then: Callable[[], None]) -> None:
+        """Run a coroutine on the node's loop, and call this in the hub when it is done, however it ended."""
+
+        def done(task: asyncio.Task[object]) -> None:
+            if not task.cancelled():
+                task.exception()
+            self.world.after(0, then)
+
+        def begin() -> None:
+            assert self.loop is not None
+            self.loop.create_task(work).add_done_callback(done)
+
+        self.call(begin)
 
     def kill(self) -> None:
         """SIGKILL: what was written stays written, peers see their connections end."""

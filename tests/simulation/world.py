@@ -32,6 +32,7 @@ MILLISECOND_NS: Final = 1_000_000
 MICROSECOND_NS: Final = 1_000
 EPOCH_NS: Final = 1_790_000_000 * SECOND_NS  # the wall clock when a world begins: a day in September 2026
 WAKE_NS_MAX: Final = 40 * MICROSECOND_NS  # how late a thread that was woken may run
+NOTED_MAX: Final = 1_000
 GRANTS_MAX: Final = 20
 EVENTS_AT_ONCE_MAX: Final = 200_000  # within one virtual second: more is a loop that spins
 
@@ -84,6 +85,7 @@ class World:
         self._idents = 0
         self._hub = greenlet.getcurrent()
         self._hash = hashlib.blake2b(digest_size=16)
+        self._noted: list[str] = []  # not hashed yet
         self._fibers: list[Fiber] = []
         self._checkpoint = (0, 0)  # (virtual second, events by then)
 
@@ -96,14 +98,21 @@ class World:
     @property
     def trace(self) -> str:
         """The hash of everything that happened so far."""
+        self._hash_noted()
         return self._hash.hexdigest()
 
     def note(self, what: str) -> None:
         """Something happened that a repetition must repeat."""
         line = f"{self.now_ns} {what}\n"
-        self._hash.update(line.encode())
+        self._noted.append(line)
+        if len(self._noted) >= NOTED_MAX:
+            self._hash_noted()
         if self.lines is not None:
             self.lines.append(line)
+
+    def _hash_noted(self) -> None:
+        self._hash.update("".join(self._noted).encode())
+        self._noted.clear()
 
     def after(self, delay_ns: int, action: Action, *arguments: object) -> Event:
         event = Event(action, arguments)
@@ -150,6 +159,9 @@ class World:
         self._fibers.append(fiber)
         self.wake(fiber)
         return fiber
+
+    def count_fibers(self, node: Node) -> int:
+        return sum(fiber.node is node and not fiber.greenlet.dead for fiber in self._fibers)
 
     def park(self, timeout_ns: int | None = None) -> bool:
         """Have the running fiber wait until `wake` (True), or for so long (False)."""

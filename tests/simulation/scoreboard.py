@@ -1,0 +1,217 @@
+"""docs/reliability.md, from saved runs.
+
+    python -m simulation.runs --seeds N --save runs.jsonl
+    python -m simulation.runs --planted --seeds N --save runs.jsonl
+    python -m simulation.scoreboard runs.jsonl > docs/reliability.md
+
+Counts come from the file; promises and what is not covered are stated here. A test looks up every test that is named.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any, Final
+
+from simulation.faults import KINDS
+from simulation.planted import PLANTED
+
+# What is promised, and the test that shows it beside the simulation.
+PROMISES: Final = (
+    (
+        "An acknowledged message is in its queue once, at the acknowledged offset, with its body and properties",
+        "tests/broker/test_crash_trial.py::test_a_message_lies_once_and_where_its_acknowledgement_said",
+    ),
+    (
+        "Nothing appears that was not sent, nothing that was rolled back",
+        "tests/broker/test_crash_trial.py::test_nothing_is_there_that_nobody_sent_and_nothing_that_was_rolled_back",
+    ),
+    (
+        "With SYNC_FLUSH an acknowledged message survives a power cut at any instant; with ASYNC_FLUSH only the end of "
+        "the log is lost",
+        "tests/store/test_power_cut.py::test_after_a_power_cut_the_log_is_a_prefix_with_everything_acknowledged",
+    ),
+    (
+        "A sync lies between each record and its acknowledgement, as the kernel sees it",
+        "tests/store/test_processes.py::test_the_kernel_sees_a_sync_between_each_record_and_its_acknowledgement",
+    ),
+    (
+        "A failed sync is final: no acknowledgement after it, and nothing acknowledged before it is lost",
+        "tests/simulation/test_trial.py::test_a_failed_sync_is_final_and_nothing_that_was_acknowledged_is_lost",
+    ),
+    (
+        "A full disk refuses, and serves again when there is room",
+        "tests/simulation/test_trial.py::test_a_full_disk_refuses_and_serves_again_when_there_is_room",
+    ),
+    (
+        "After a kill, queues and index equal a rebuild of the log",
+        "tests/store/test_kill.py::test_after_a_kill_queues_and_index_equal_a_rebuild",
+    ),
+    (
+        "A group gets every message at least once, and no stored offset runs ahead of it",
+        "tests/simulation/test_trial.py::test_a_seed_keeps_every_promise",
+    ),
+    (
+        "Orderly listeners and readers get a queue in its order",
+        "tests/simulation/test_trial.py::test_a_seed_keeps_every_promise",
+    ),
+    (
+        "Delayed messages and timers are never early, and transactions appear only as decided",
+        "tests/simulation/test_trial.py::test_a_seed_keeps_every_promise",
+    ),
+    (
+        "What a consumer refused comes back",
+        "tests/broker/test_crash_trial.py::test_every_message_that_a_consumer_refused_comes_back",
+    ),
+    (
+        "A seed repeats: histories and stores are the same, byte for byte",
+        "tests/simulation/test_trial.py::"
+        "test_a_seed_with_kills_and_power_cuts_repeats_its_history_and_stores_byte_for_byte",
+    ),
+)
+MEANINGS: Final = {
+    "kill": "a broker is killed (SIGKILL) and started again",
+    "cut": "a broker's machine loses power: unsynced pages and sectors survive or not, as the dice say",
+    "stop": "a clean stop",
+    "twice": "a kill or cut, and another one while it recovers",
+    "sync-error": "every sync fails, then the power goes",
+    "stall": "no sync returns for up to 8 s",
+    "full": "the disk is full",
+    "read-error": "reads by call fail",
+    "flip": "a bit turns in the body of an acknowledged record",
+    "part": "two hosts cannot reach each other",
+    "one-way": "one direction of a link is cut",
+    "slow": "a link has up to 400 ms and 20 KB/s",
+    "reset": "connections between two hosts are reset",
+    "client-kill": "a client is killed and started again",
+    "client-cut": "a client's machine falls silent (half-open connections)",
+    "client-pause": "a client is stopped and goes on",
+    "pause": "a broker is stopped and goes on (SIGSTOP)",
+    "namesrv-kill": "the NameServer is killed and started again",
+    "jump": "a broker's wall clock is set, by up to an hour in either direction",
+    "drift": "a broker's clocks run up to 5% fast or slow",
+}
+PROCESSES: Final = (
+    ("`kill -9` of a writing store", "tests/store/test_kill.py"),
+    ("`kill -9` of a broker under sends, batches, delays, timers, transactions", "tests/broker/test_crash_trial.py"),
+    ("`kill -9` between a topic's first message and its table", "tests/broker/test_new_topic_kill.py"),
+    ("`kill -9` and what is delivered again", "tests/broker/test_repeats_after_kills.py"),
+    ("power cut through the file layer, at every call of a sync", "tests/store/test_power_cut.py"),
+    ("full disk and too many files through the file layer", "tests/store/test_standstill.py"),
+    ("order of write, sync and answer by `strace`", "tests/store/test_processes.py"),
+    ("bytes turned in every file of a store", "tests/store/test_flipped_bytes.py"),
+)
+NOT_COVERED: Final = (
+    "Compiled modules: the simulation runs the plain sources. The same tests of the store and the broker run on both.",
+    "Bytes turned in properties, which have no checksum unless enabledAppendPropCRC is set, and in queues or the index "
+    "while a broker runs; `flip` turns bits of bodies only.",
+    "Errors of reads through a mapping (SIGBUS): `read-error` fails reads by call only.",
+    "Torn writes while a broker runs: tearing happens at power cuts, by page (4 KiB) or sector (512 bytes).",
+    "Master and slave, TLS, ACL, SQL filters, light queues, batch queues, POP, recalls of timers, and cleaning of old "
+    "files (no trial lasts that long) are not part of the workload; tests of their own cover those that exist.",
+    "Memory: sockets, tasks and threads of brokers are counted at the end of each trial, bytes are not.",
+    "Clients run our asyncio code only; the blocking clients and Spark are not in the simulation.",
+    "A process between two of its own calls: threads interleave where they take a lock or call the file layer.",
+)
+
+
+def main() -> None:
+    lines = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
+    seeds = list({line["seed"]: line for line in lines if "planted" not in line}.values())
+    bugs = {line["planted"]: line for line in lines if "planted" in line}
+    print("\n".join([*_head(seeds), *_promises(), *_table(seeds), *_planted(bugs), *_rest()]))
+
+
+def _head(seeds: list[dict[str, Any]]) -> list[str]:
+    virtual_s, cpu_s = sum(one["virtual_s"] for one in seeds), sum(one["cpu_s"] for one in seeds)
+    counts = {name: sum(one[name] for one in seeds) for name in ("acknowledged", "refused", "deliveries")}
+    faults, failed = sum(len(one["faults"]) for one in seeds), sum(bool(one["problems"]) for one in seeds)
+    calm = sum(not one["faults"] for one in seeds)
+    return [
+        "# Reliability",
+        "",
+        "Generated by `tests/simulation/scoreboard.py` from saved runs; do not edit by hand.",
+        "",
+        "A NameServer, two brokers and six clients run unchanged in one process, on virtual time, over simulated",
+        "disks, links and clocks; everything that happens follows from a seed (`tests/simulation/`). Producers send",
+        "single messages, batches, by key, with delay levels and timers, and in transactions; push consumers",
+        "(concurrent and orderly) and a lite pull consumer read; an operator adds queues, makes and deletes topics and",
+        "sets groups back. When the faults are over everything must arrive within 240 virtual seconds. Then the",
+        "brokers stop, and their stores are read and verified.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| Seeds | {len(seeds):,}, of which {calm} without faults; {failed} failed |",
+        f"| Virtual time | {virtual_s / 3600:.1f} h in {cpu_s / 60:.1f} min of CPU: {virtual_s / cpu_s:.0f} to 1 |",
+        f"| Faults | {faults:,} |",
+        f"| Messages | {counts['acknowledged']:,} acknowledged, {counts['refused']:,} refused or unanswered, "
+        f"{counts['deliveries']:,} deliveries |",
+        "",
+        "`make simulate SEEDS=N` runs seeds 1 to N, a process for each core; `python -m simulation.runs --first SEED "
+        "--seeds 1` repeats one. `make test-plain` runs a few seeds and planted bugs, about a minute of CPU; "
+        "`make test-long` each kind of fault by itself and every planted bug.",
+        "",
+    ]
+
+
+def _promises() -> list[str]:
+    rows = [f"| {promise} | `{test}` |" for promise, test in PROMISES]
+    return ["## Promises", "", "| Promise | Test, besides the simulation |", "|---|---|", *rows, ""]
+
+
+def _table(seeds: list[dict[str, Any]]) -> list[str]:
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    failed: Counter[str] = Counter()
+    for one in seeds:
+        counts[one["flush"]].update(one["faults"])
+        failed.update(set(one["faults"]) if one["problems"] else ())
+    rows = []
+    for kind in KINDS:
+        numbers = f"{counts['SYNC_FLUSH'][kind]:,} | {counts['ASYNC_FLUSH'][kind]:,}"
+        result = f"{failed[kind]} seeds failed" if failed[kind] else "all promises kept"
+        rows.append(f"| {kind} | {MEANINGS[kind]} | {numbers} | {result} |")
+    head = "| Fault | What happens | SYNC_FLUSH | ASYNC_FLUSH | Result |"
+    return ["## Table R: faults", "", head, "|---|---|---|---|---|", *rows, ""]
+
+
+def _planted(bugs: dict[str, dict[str, Any]]) -> list[str]:
+    rows, found = [], 0
+    for bug in PLANTED:
+        line = bugs.get(bug.name)
+        seeds = "not run" if line is None else str(line["seeds"]) if line["seeds"] else "missed"
+        found += line is not None and line["seeds"] > 0
+        rows.append(f"| {bug.name} | `{bug.where}` | {', '.join(bug.kinds) or 'any'} | {seeds} |")
+    return [
+        "## Planted bugs",
+        "",
+        f"{found} of {len(PLANTED)} were found. Each is planted alone, and seeds are run until one finds it. A bug",
+        "that only shows under a certain fault is looked for in seeds with that fault; each has half a virtual minute",
+        "of faults.",
+        "",
+        "| Bug | Where | Faults | Seeds until it was found |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+    ]
+
+
+def _rest() -> list[str]:
+    return [
+        "## Faults of real processes",
+        "",
+        "What a simulation cannot show stays with real processes and files:",
+        "",
+        "| What | Tests |",
+        "|---|---|",
+        *(f"| {what} | `{path}` |" for what, path in PROCESSES),
+        "",
+        "## Not covered",
+        "",
+        *(f"- {sentence}" for sentence in NOT_COVERED),
+    ]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""What the stores of a trial hold in the end, read from the files after a clean stop.
+
+The log is walked by the store's own reader, which changes nothing; `store verify` says of the same files whether queues
+and index are what a rebuild of the log would give.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from contrailmq.message import MessageError, StoredMessage
+from contrailmq.message.record import RecordView, read_record
+from contrailmq.store.config import StoreConfig
+from contrailmq.store.recovery.log_walk import walk_over
+from contrailmq.store.tools.read_only import StoreView
+from contrailmq.store.tools.verify import verify_store
+from simulation.history import Place, Queue
+
+HALVES, DEAD = "RMQ_SYS_TRANS_HALF_TOPIC", "%DLQ%"
+
+
+class Record(NamedTuple):
+    place: Place
+    physical_offset: int
+    store_time_ms: int
+    body: bytes
+    properties: dict[str, str]
+
+
+class Left(NamedTuple):
+    """Of one broker: the records of its log in order, what `store verify` says, and its groups' offsets."""
+
+    broker: str
+    records: list[Record]
+    findings: list[tuple[int | None, str]]  # (offset, sentence)
+    offsets: dict[tuple[str, Queue], int]  # (group, queue)
+
+
+def read_store(broker: str, config: StoreConfig) -> Left:
+    sink = _Records(broker)
+    with StoreView(config) as view:
+        for file in view.log_files:
+            walk_over(file, sink)
+        report = verify_store(view)
+    findings = [
+        (one.offset, f"{broker}: {one.part} {one.where} {one.offset}: {one.problem}") for one in report.findings
+    ]
+    return Left(broker, sink.records, findings, _offsets(broker, config.path))
+
+
+class _Records:
+    """Sink of a walk."""
+
+    def __init__(self, broker: str) -> None:
+        self._broker = broker
+        self.records: list[Record] = []
+
+    def take(self, record: RecordView, /) -> None:
+        message = read_record(StoredMessage, record.buffer, record.position)
+        place = Place(Queue(message.topic, self._broker, message.queue_id), message.queue_offset)
+        try:
+            body = message.body
+        except MessageError:  # damaged: `History.flipped` knows
+            body = b""
+        known = Record(place, message.physical_offset, message.store_time_ms, body, dict(message.properties))
+        self.records.append(known)
+
+
+def _offsets(broker: str, path: Path) -> dict[tuple[str, Queue], int]:
+    file = path / "config" / "consumerOffset.json"
+    if not file.exists():
+        return {}
+    found = {}
+    for name, queues in json.loads(file.read_text())["offsetTable"].items():
+        topic, _, group = name.partition("@")
+        for queue_id, offset in queues.items():
+            found[group, Queue(topic, broker, int(queue_id))] = offset
+    return found

@@ -1,0 +1,369 @@
+"""The clients of a trial: three producers and three processes of consumers, on our own asyncio clients, unchanged.
+
+p0 sends single messages, batches, delayed ones (levels) and timers. p1 sends by key, and is the operator: it makes the
+topics, gives them more queues, makes and deletes others, and sets groups back. t0 sends in transactions whose outcome
+stands in `History.decided`, as it would in a database. c0 and c1 share the group of concurrent listeners, c1 has the
+orderly one besides, c2 reads by lite pull and commits by itself. Any of them may be killed and started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from contrailmq import aio
+from contrailmq.client.admin.admin_groups import OffsetPlace
+from contrailmq.client.results import (
+    ConsumeFromWhere,
+    ConsumeResult,
+    SendResult,
+    SendStatus,
+    TransactionState,
+)
+from contrailmq.message import (
+    ContrailError,
+    Message,
+    MessageQueue,
+    Property,
+    StoredMessage,
+    parse_offset_message_id,
+)
+from simulation.cluster import Cluster
+from simulation.history import (
+    DEALS,
+    KEEPERS,
+    LATER,
+    ORDERED,
+    ORDERED_TAG,
+    PASSING,
+    PLAIN,
+    READERS,
+    SUBSCRIBED,
+    TOPICS,
+    WORKERS,
+    Acknowledged,
+    Delivery,
+    History,
+    Kind,
+    Place,
+    Queue,
+    Sent,
+)
+from simulation.nodes import Node
+
+SIZES: Final = (0, 10, 200, 3000, 7000)
+LEVELS_S: Final = {1: 1.0, 2: 2.0, 3: 4.0, 4: 7.0}  # of cluster.SHORT_WAITS
+QUEUES: Final = {PLAIN: 2, ORDERED: 2, LATER: 1, DEALS: 1}  # on each broker, at first
+QUEUES_MAX: Final = 4
+START_AGAIN_S: Final = 2.0
+KEYS: Final = 5
+# Names that look like RocketMQ's own to whoever searches for them carelessly.
+LOOK_ALIKES: Final = ({"AWAIT": "false"}, {"note": "WAIT false"}, {"MY_DELAY": "3"}, {"XTAGS": "blue"}, {})
+
+
+C = TypeVar("C", aio.PushConsumer, aio.LitePullConsumer)
+
+
+class Workload:
+    """Starts and starts again the clients of one trial. `is_on` is False when no more is to be sent."""
+
+    def __init__(self, cluster: Cluster, history: History, seed: int, *, pace: float = 1.0) -> None:
+        self._cluster, self.history, self._seed, self._pace = cluster, history, seed, pace
+        self.is_on = True
+        self._has_topics = False
+        self._numbers: Counter[str] = Counter()
+        self.mains = {
+            "p0": self._send_mixed,
+            "p1": self._send_ordered,
+            "t0": self._send_deals,
+            "c0": self._work,
+            "c1": self._work_and_keep,
+            "c2": self._read,
+        }
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        return tuple(self.mains)
+
+    def start(self, name: str) -> Node:
+        """Start a client, or start it again."""
+        host = self._cluster.host(name)
+        if not host.is_up:
+            host.come_up()
+        return self._cluster.start_client(name, self.mains[name])
+
+    # --- producers
+
+    async def _send_mixed(self, node: Node) -> None:
+        chance = self._chance(node)
+        async with aio.Producer("producers", namesrv=self._cluster.namesrv) as producer:
+            await self._wait_for_topics()
+            while self.is_on:
+                choice = chance.random()
+                if choice < 0.5:
+                    await self._send_one(node, producer, self._new(node, chance, PLAIN, Kind.SINGLE))
+                elif choice < 0.65:
+                    count = chance.randrange(2, 6)
+                    await self._send_batch(
+                        node, producer, [self._new(node, chance, PLAIN, Kind.BATCH) for _ in range(count)]
+                    )
+                elif choice < 0.85:
+                    level = chance.choice(tuple(LEVELS_S))
+                    message = self._new(node, chance, LATER, Kind.LEVEL, LEVELS_S[level], delay_level=level)
+                    await self._send_one(node, producer, message)
+                else:
+                    delay_s = chance.choice((1.0, 2.3, 6.0, 12.0))
+                    message = self._new(node, chance, LATER, Kind.TIMER, delay_s, delay=delay_s)
+                    await self._send_one(node, producer, message)
+                await asyncio.sleep(chance.expovariate(1.5 * self._pace))
+            await asyncio.Event().wait()
+
+    async def _send_ordered(self, node: Node) -> None:
+        chance = self._chance(node)
+
+        def choose(queues: list[MessageQueue], message: Message, key: object) -> MessageQueue:
+            return sorted(queues)[hash(key) % len(queues)]
+
+        async with (
+            aio.Producer("ordered-producers", namesrv=self._cluster.namesrv) as producer,
+            aio.Admin(namesrv=self._cluster.namesrv) as admin,
+        ):
+            await self._make_topics(admin)
+            while self.is_on:
+                key = chance.randrange(KEYS)
+                message = self._new(node, chance, ORDERED, Kind.ORDERED, line=(node.name, str(key)))
+                try:
+                    result = await producer.send(message, selector=choose, arg=key)
+                    self._acknowledge(node, message.body, result, 0)
+                except ContrailError as exc:
+                    self.history.refused[message.body] = str(exc)
+                if chance.random() < 0.02:
+                    await self._operate(node, admin, producer, chance)
+                await asyncio.sleep(chance.expovariate(1.5 * self._pace))
+            await asyncio.Event().wait()
+
+    async def _send_deals(self, node: Node) -> None:
+        chance, decided = self._chance(node), self.history.decided
+
+        async def execute(message: Message, _argument: object) -> TransactionState:
+            await asyncio.sleep(chance.expovariate(20.0))
+            committed = decided.setdefault(message.body, chance.random() < 0.6)
+            if chance.random() < 0.25:
+                return TransactionState.UNKNOWN
+            return TransactionState.COMMIT if committed else TransactionState.ROLLBACK
+
+        async def check(message: StoredMessage) -> TransactionState:
+            if chance.random() < 0.1:
+                return TransactionState.UNKNOWN
+            committed = decided.setdefault(message.body, False)  # nobody knows of it, so it did not happen
+            return TransactionState.COMMIT if committed else TransactionState.ROLLBACK
+
+        async with aio.TransactionProducer(
+            "dealers", execute=execute, check=check, namesrv=self._cluster.namesrv
+        ) as producer:
+            await self._wait_for_topics()
+            while self.is_on:
+                message = self._new(node, chance, DEALS, Kind.HALF)
+                try:
+                    result = await producer.send_in_transaction(message)
+                    self._acknowledge(node, message.body, result.send_result, 0)
+                except ContrailError as exc:
+                    self.history.refused[message.body] = str(exc)
+                await asyncio.sleep(chance.expovariate(0.7 * self._pace))
+            await asyncio.Event().wait()
+
+    async def _send_one(self, node: Node, producer: aio.Producer, message: Message) -> None:
+        try:
+            self._acknowledge(node, message.body, await producer.send(message), 0)
+        except ContrailError as exc:
+            self.history.refused[message.body] = str(exc)
+
+    async def _send_batch(self, node: Node, producer: aio.Producer, messages: list[Message]) -> None:
+        try:
+            result = await producer.send_batch(messages)
+        except ContrailError as exc:
+            for message in messages:
+                self.history.refused[message.body] = str(exc)
+            return
+        for number, message in enumerate(messages):
+            self._acknowledge(node, message.body, result, number)
+
+    def _new(
+        self,
+        node: Node,
+        chance: random.Random,
+        topic: str,
+        kind: Kind,
+        delay_s: float = 0.0,
+        *,
+        line: tuple[str, ...] = (),
+        **later: float,
+    ) -> Message:
+        number = self._numbers[node.name] = self._numbers[node.name] + 1
+        body = f"{node.name} {number} ".encode() + bytes([chance.randrange(32, 127)]) * chance.choice(SIZES)
+        tag = ORDERED_TAG if number % 2 == 0 else "odd"
+        properties = {"number": str(number), "from": node.name, **chance.choice(LOOK_ALIKES)}
+        message = Message(topic, body, tags=tag, keys=[f"k{number % 50}"], properties=properties, **later)  # type: ignore[arg-type]
+        expected = {**properties, Property.TAGS: tag, Property.KEYS: f"k{number % 50}"}
+        is_poison = kind is Kind.SINGLE and topic == PLAIN and chance.random() < 0.02
+        self.history.sent[body] = Sent(topic, kind, expected, node.world.now_s, delay_s, line, is_poison)
+        return message
+
+    def _acknowledge(self, node: Node, body: bytes, result: SendResult, number: int) -> None:
+        if result.status is not SendStatus.OK:
+            self.history.refused[body] = result.status.value
+            return
+        ids = result.offset_message_id.split(",")
+        physical_offset = parse_offset_message_id(ids[min(number, len(ids) - 1)])[2]
+        queue = Queue(*result.queue)
+        place = Place(queue, result.queue_offset + number)
+        self.history.acknowledged[body] = Acknowledged(place, physical_offset, node.world.now_s)
+
+    # --- the operator
+
+    async def _make_topics(self, admin: aio.Admin) -> None:
+        for topic in TOPICS:
+            while True:
+                try:
+                    if len(await admin.masters()) == len(self._cluster.broker_names):
+                        if await admin.topic_holders(topic) == {}:
+                            await admin.create_topic(topic, queues=QUEUES[topic])
+                        break
+                except ContrailError:
+                    pass
+                await asyncio.sleep(1.0)
+        self._has_topics = True
+
+    async def _wait_for_topics(self) -> None:
+        """Nobody sends before: brokers would make topics by themselves, with other numbers of queues."""
+        while not self._has_topics:  # noqa: ASYNC110  another process sets it, on another loop
+            await asyncio.sleep(0.5)
+
+    async def _operate(self, node: Node, admin: aio.Admin, producer: aio.Producer, chance: random.Random) -> None:
+        choice = chance.randrange(3)
+        try:
+            if choice == 0:
+                group = chance.choice((WORKERS, KEEPERS, READERS))
+                topic = chance.choice(tuple(SUBSCRIBED[group]))
+                self.history.resets += 1
+                await admin.reset_offsets(group, topic, OffsetPlace.EARLIEST)
+            elif choice == 1:
+                topic = chance.choice((PLAIN, LATER))
+                holders = await admin.topic_holders(topic)
+                most = max(config.read_queue_nums for config in holders.values())
+                if most < QUEUES_MAX:
+                    await admin.update_topic(topic, read_queues=most + 1, write_queues=most + 1)
+            else:
+                await self._make_and_delete(node, admin, producer, chance)
+        except ContrailError as exc:
+            node.world.note(f"operator: {type(exc).__name__}")
+
+    async def _make_and_delete(
+        self, node: Node, admin: aio.Admin, producer: aio.Producer, chance: random.Random
+    ) -> None:
+        number = self._numbers["topics"] = self._numbers["topics"] + 1
+        topic = f"{PASSING}{number}"
+        await admin.create_topic(topic, queues=1)
+        for _ in range(5):
+            await self._send_one(node, producer, self._new(node, chance, topic, Kind.SINGLE))
+        if chance.random() < 0.6:
+            self.history.deleted.add(topic)
+            await admin.delete_topic(topic)
+
+    # --- consumers
+
+    async def _work(self, node: Node) -> None:
+        await self._push(node, WORKERS)
+        await asyncio.Event().wait()
+
+    async def _work_and_keep(self, node: Node) -> None:
+        await self._push(node, WORKERS)
+        await self._push(node, KEEPERS)
+        await asyncio.Event().wait()
+
+    async def _push(self, node: Node, group: str) -> None:
+        chance, history = self._chance(node), self.history
+        is_orderly = group == KEEPERS
+        member = f"{node.name}-{node.process_id}"
+
+        async def hear(messages: list[StoredMessage]) -> ConsumeResult:
+            await asyncio.sleep(chance.expovariate(50.0))
+            is_success = True
+            for one in messages:
+                sent = history.sent.get(one.body)
+                is_poison = sent is not None and sent.is_poison
+                is_success &= not is_poison and (is_orderly or chance.random() > 0.03)
+            for one in messages:
+                self._heard(node, group, member, one, is_success=is_success)
+            return ConsumeResult.SUCCESS if is_success else ConsumeResult.RETRY
+
+        def make() -> aio.PushConsumer:
+            consumer = aio.PushConsumer(
+                group,
+                namesrv=self._cluster.namesrv,
+                orderly=is_orderly,
+                from_where=ConsumeFromWhere.FIRST_OFFSET,
+                max_reconsume_times=-1 if is_orderly else 2,
+                rebalance_interval_s=5.0,
+                heartbeat_interval_s=10.0,
+                poll_namesrv_interval_s=10.0,
+            )
+            for topic, tag in SUBSCRIBED[group].items():
+                consumer.subscribe(topic, tag or "*")
+            consumer.listen(hear)
+            return consumer
+
+        await _started(make)
+
+    async def _read(self, node: Node) -> None:
+        chance, member = self._chance(node), f"{node.name}-{node.process_id}"
+
+        def make() -> aio.LitePullConsumer:
+            first = ConsumeFromWhere.FIRST_OFFSET
+            consumer = aio.LitePullConsumer(
+                READERS,
+                namesrv=self._cluster.namesrv,
+                auto_commit=False,
+                from_where=first,
+                rebalance_interval_s=5.0,
+                heartbeat_interval_s=10.0,
+                poll_namesrv_interval_s=10.0,
+            )
+            for topic in SUBSCRIBED[READERS]:
+                consumer.subscribe(topic)
+            return consumer
+
+        consumer = await _started(make)
+        while True:
+            for message in await consumer.poll(5.0):
+                self._heard(node, READERS, member, message)
+            if chance.random() < 0.3:
+                try:
+                    await consumer.commit()
+                except ContrailError as exc:
+                    node.world.note(f"commit: {type(exc).__name__}")
+
+    def _heard(self, node: Node, group: str, member: str, message: StoredMessage, *, is_success: bool = True) -> None:
+        place = None
+        if not message.reconsume_times:
+            place = Place(Queue(message.topic, message.broker_name, message.queue_id), message.queue_offset)  # type: ignore[attr-defined]
+        self.history.deliver(
+            Delivery(node.world.now_s, group, member, message.body, dict(message.properties), place, is_success)
+        )
+
+    def _chance(self, node: Node) -> random.Random:
+        return random.Random(f"{node.name} {node.process_id} of {self._seed}")
+
+
+async def _started(make: Callable[[], C]) -> C:
+    """A consumer that runs; as a supervisor would, until a NameServer and a broker answer."""
+    while True:
+        consumer = make()
+        try:
+            await consumer.start()
+            return consumer
+        except ContrailError:
+            await asyncio.sleep(START_AGAIN_S)
