@@ -178,10 +178,13 @@ def _of_acknowledged(
 
 
 def _of_copies(history: History, copies: dict[bytes, list[Record]], stores: Iterable[Left]) -> Iterator[str]:
-    """A message stands in its topic once; a producer that heard no answer may have sent it again."""
-    most = 1 if history.is_calm else TRIES_MAX
+    """A message stands in its topic once. A producer that heard no answer may have sent it again, and a broker that
+    crashed may deliver again what waited for its time or its transaction."""
     for body, records in copies.items():
-        if len(records) > most:
+        sent = history.sent.get(body)
+        if sent is None or (not sent.kind.has_place and not history.is_calm):
+            continue
+        if len(records) > (1 if history.is_calm else TRIES_MAX):
             yield f"{_short(body)} stands {len(records)} times: {[record.place for record in records]}"
     letters: Counter[bytes] = Counter()
     for left in stores:

@@ -7,7 +7,7 @@ broker or the client said no, and the message may be stored all the same, as in 
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
@@ -88,6 +88,7 @@ class History:
 
     sent: dict[bytes, Sent] = field(default_factory=dict)
     acknowledged: dict[bytes, Acknowledged] = field(default_factory=dict)
+    by_broker: Counter[str] = field(default_factory=Counter)  # acknowledgements
     refused: dict[bytes, str] = field(default_factory=dict)
     decided: dict[bytes, bool] = field(default_factory=dict)  # half message -> committed; as a database would have it
     deliveries: list[Delivery] = field(default_factory=list)
@@ -100,6 +101,10 @@ class History:
     is_calm: bool = False  # nothing was done to the cluster
     is_timely: bool = True  # no clock was touched
     resets: int = 0
+
+    def acknowledge(self, body: bytes, place: Place, physical_offset: int, at_s: float) -> None:
+        self.acknowledged[body] = Acknowledged(place, physical_offset, at_s)
+        self.by_broker[place.queue.broker] += 1
 
     def deliver(self, delivery: Delivery) -> None:
         self.deliveries.append(delivery)

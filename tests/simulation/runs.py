@@ -49,7 +49,7 @@ def run_one(seed: int, minutes: float, bug: Planted | None = None) -> tuple[Resu
         verdict = Trial(plan_of(seed, minutes)).run()
     else:
         with planted(bug):
-            verdict = Trial(plan_for(bug, seed, minutes)).run()
+            verdict = Trial(plan_for(bug, seed, minutes), is_hasty=True).run()
     cpu_s, history = time.process_time() - began_s, verdict.history
     kinds = [fault.kind for fault in verdict.plan.faults]
     counts = len(history.acknowledged), len(history.refused), len(history.deliveries)

@@ -44,7 +44,6 @@ from simulation.history import (
     SUBSCRIBED,
     TOPICS,
     WORKERS,
-    Acknowledged,
     Delivery,
     History,
     Kind,
@@ -220,7 +219,7 @@ class Workload:
         physical_offset = parse_offset_message_id(ids[min(number, len(ids) - 1)])[2]
         queue = Queue(*result.queue)
         place = Place(queue, result.queue_offset + number)
-        self.history.acknowledged[body] = Acknowledged(place, physical_offset, node.world.now_s)
+        self.history.acknowledge(body, place, physical_offset, node.world.now_s)
 
     # --- the operator
 
