@@ -23,7 +23,7 @@ def test_a_host_that_can_be_no_name_is_an_error_like_any_other(host: str, run: R
             await RemotingServer(echo, host=host).start()
 
     run(main())
-    with pytest.raises(ConnectError, match="cannot connect to .*no host name"):
+    with pytest.raises(ConnectError, match="cannot connect to .*not a host name"):
         split_address(f"{host}:9876")
 
 

@@ -77,7 +77,7 @@ def listen_on(addresses: list[Address], port: int, host: str) -> list[socket.soc
 def check_host(host: str) -> None:
     """OSError when no resolver can be asked for the host; Python's own would raise a UnicodeError."""
     if host.startswith("["):
-        raise OSError(errno.EINVAL, "an IPv6 address needs brackets")
+        raise OSError(errno.EINVAL, "write an IPv6 address without brackets")
     try:
         host.encode("idna")
     except UnicodeError as exc:

@@ -36,7 +36,7 @@ class StoreClosedError(StoreError):
     def __init__(self, path: Path, *, was_open: bool = False) -> None:
         remedy = "is not open: call open() or use it as a context manager"
         if was_open:
-            remedy = "was closed: make a new MessageStore to open it again"
+            remedy = "is not open, it was closed: make a new MessageStore to open it again"
         super().__init__(f"store {path} {remedy}")
         self.path = path
 
