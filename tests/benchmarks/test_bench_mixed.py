@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.apache_programs import PROGRAMS, parse_line
+from bench.apache_programs import PROGRAMS, measure_programs, parse_line
 from bench.apache_programs import compared as compared_programs
 from bench.mixed import OURS, NotDelivered, Settings, build_load, compared, measure_mixed, run_load
 from contrailmq.testing import LocalCluster
@@ -152,3 +152,33 @@ def test_no_figure_comes_from_a_broker_that_did_not_deliver_what_was_sent(
         state.write_bytes(b"".join(_QUEUE.pack(*queue) for queue in queues))
         with pytest.raises(NotDelivered, match=said):
             run_load("ours", [str(tmp_path / "mixed"), "run", *target, "1"])
+
+
+@needs_cc
+@pytest.mark.long
+def test_programs_run_against_both_brokers_and_their_best_line_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of a JVM a script prints what Apache's programs do, idle at first, and a line in two halves."""
+    (tmp_path / "rocketmq-broker-5.5.0.jar").touch()
+    java = tmp_path / "java"
+    java.write_text(
+        "#!/bin/sh\n"
+        f'echo "$@" >> {tmp_path}/calls\n'
+        f"echo '{PRINTED['Consumer'].replace('21072', '0')}'\n"
+        f"printf '%s' '{PRINTED['Consumer'][:80]}'; sleep 0.3; echo '{PRINTED['Consumer'][80:]}'\n"
+        f"echo '{PRINTED['Consumer'].replace('21072', '300')}'\n"
+        "exec sleep 60\n"
+    )
+    java.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    settings = Settings(tmp_path, other=OURS, rounds=1, seconds=1.0, settle_seconds=0.0, directory=tmp_path)
+    consumer = tuple(program for program in PROGRAMS if program.name == "Consumer")
+    figures = measure_programs(settings, programs=consumer, backlog_seconds=0.2)
+    assert figures["Consumer: messages/s"] == "21072 / 21072 (1.00)"
+    assert figures["Consumer: failures"] == "0 / 0"
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert len(calls) == 2
+    for call in calls:
+        assert "org.apache.rocketmq.example.benchmark.Consumer -n 127.0.0.1:" in call
+        assert "-t BenchmarkConsumer1 -ri 1000 -w 20" in call
