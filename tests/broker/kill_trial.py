@@ -1,8 +1,10 @@
 """A broker process under every kind of traffic, killed with SIGKILL at random moments, also while it starts.
 
-    PYTHONPATH=tests python -m broker.kill_trial [--kills 100] [--modes sync,pool-async] [--seed 1] [--at-once 2]
+    PYTHONPATH=tests python -m broker.kill_trial [--kills 100] [--modes sync,pool-async] [--seed 1]
+                                                 [--at-once 2] [--minutes 60]
 
-Exits with 1 when a rule was broken, and says which. After each restart what was acknowledged is read at its place, and
+Exits with 1 when a rule was broken, and says which. `--minutes` ends the kills of a mode early, as a broken rule: there
+were too few. After each restart what was acknowledged is read at its place, and
 what groups committed is asked; in the end everything that waited must arrive, and all topics are read from the first
 message on. kill_load.py has the clients, kill_verdict.py the rules.
 
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -48,6 +50,7 @@ SETTINGS: Final[dict[str, object]] = {
     "transactionCheckInterval": 500,
     "transactionCheckMax": 1000,  # 15 would be over before a producer is connected again
 }
+SEED: Final = 20261118
 DRAIN_S: Final = 180.0  # for what waits to arrive in the end; a bound for a machine that is busy
 TRAFFIC_S: Final = 20.0
 AT_START: Final = 0.25  # of the starts are killed before they end
@@ -66,13 +69,14 @@ class Trial:
         self._pool_may_lose = POOL_MAY_LOSE.get(mode, ())
         self._pause = threading.Event()  # nobody sets it
 
-    def run(self, kills: int) -> Verdict:
+    def run(self, kills: int, *, minutes_max: float = 60.0) -> Verdict:
+        end_s = time.monotonic() + minutes_max * 60
         with self._cluster:
             load = Load(self._cluster.namesrv, lambda: self._cluster.broker_addresses[0])
             judge = Judge(load.diary, self.verdict, pool_may_lose=self._pool_may_lose)
             with contextlib.closing(load):
                 load.start()
-                while len(self.verdict.kills) < kills:
+                while len(self.verdict.kills) < kills and time.monotonic() < end_s:
                     self._live_and_die(load, judge, kills)
                 load.stop_sending()
                 judge.look_after_restart(self._cluster.broker_addresses[0])
@@ -80,6 +84,7 @@ class Trial:
                 copies = self._read_all()
             assert load.failure is None, load.failure
         judge.conclude(copies, self._path)
+        self.verdict.break_rule("too few kills in the time given", range(kills - len(self.verdict.kills)))
         return self.verdict
 
     # --- kills
@@ -184,7 +189,7 @@ class Trial:
             return [topic for topic in reader.topics() if topic in own or topic.partition("-")[0] in KINDS]
 
 
-def run(mode: str, kills: int, seed: int) -> Verdict:
+def run(mode: str, kills: int, seed: int, minutes_max: float) -> Verdict:
     """A trial in a directory of its own, told of on standard error."""
     logging.getLogger("contrailmq").setLevel(logging.CRITICAL)  # clients tell of every kill
     with tempfile.TemporaryDirectory(prefix="contrailmq-kills-", ignore_cleanup_errors=True) as directory:
@@ -192,21 +197,29 @@ def run(mode: str, kills: int, seed: int) -> Verdict:
         def say(line: str) -> None:
             print(line, file=sys.stderr, flush=True)
 
-        verdict = Trial(mode, Path(directory), seed=seed, say=say).run(kills)
+        verdict = Trial(mode, Path(directory), seed=seed, say=say).run(kills, minutes_max=minutes_max)
         say("\n".join([table([verdict]), *verdict.broken]))
         return verdict
+
+
+def run_all(modes: Sequence[str], kills: int, *, seed: int, at_once: int, minutes_max: float = 60.0) -> list[Verdict]:
+    """A trial of each mode, some of them together, each in a process of its own."""
+    with ProcessPoolExecutor(at_once, max_tasks_per_child=1) as trials:
+        under_way = [trials.submit(run, mode, kills, seed, minutes_max) for mode in modes]
+        return [trial.result() for trial in under_way]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--seed", type=int, default=20261118)
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=60.0)
     asked = parser.parse_args()
-    with ProcessPoolExecutor(asked.at_once, max_tasks_per_child=1) as trials:
-        under_way = [trials.submit(run, mode, asked.kills, asked.seed) for mode in asked.modes.split(",")]
-        verdicts = [trial.result() for trial in under_way]
+    verdicts = run_all(
+        asked.modes.split(","), asked.kills, seed=asked.seed, at_once=asked.at_once, minutes_max=asked.minutes
+    )
     print(table(verdicts))
     for verdict in verdicts:
         for line in verdict.broken:

@@ -20,7 +20,6 @@ from broker.kill_load import (
     ORDERED,
     TASKS,
     WORKERS,
-    Acknowledged,
     Diary,
     Place,
     body_of,
@@ -168,7 +167,7 @@ class Judge:
 
     def _miss(self, value: str, text: str) -> None:
         """Something acknowledged is not there. Of what the pool may lose, the age counts."""
-        age_ms = self._age_ms(self.diary.acknowledged[kind_of(value)][value])
+        age_ms = self._age_ms(value)
         if self._may_be_lost(value):
             self.verdict.taken_by_pool.append(age_ms)
         else:
@@ -176,13 +175,16 @@ class Judge:
 
     def _may_be_lost(self, value: str) -> bool:
         """Whether the pool may have held it when the broker was killed."""
-        age_ms = self._age_ms(self.diary.acknowledged[kind_of(value)][value])
+        age_ms = self._age_ms(value)
         return kind_of(value) in self._pool_may_lose and age_ms is not None and age_ms <= POOL_MS
 
-    def _age_ms(self, acknowledged: Acknowledged) -> float | None:
-        """At the first kill after it, from when its answer was read; a thread may read it when the kill is over."""
-        later = [kill.decided_s for kill in self.verdict.kills if kill.decided_s + 1.0 >= acknowledged.answered_s]
-        return max((min(later) - acknowledged.answered_s) * 1000, 0.0) if later else None
+    def _age_ms(self, value: str) -> float | None:
+        """At the first kill after it was sent, from when its answer was read; 0 when that was later than the kill."""
+        later = [kill for kill in self.verdict.kills if kill.decided_ms >= self.diary.tried[value]]
+        if not later:
+            return None
+        answered_s = self.diary.acknowledged[kind_of(value)][value].answered_s
+        return max((later[0].decided_s - answered_s) * 1000, 0.0)
 
     def look_at_commits(self, address: str, kill: Kill, note_time_ms: float) -> None:
         """What groups committed and the broker does not know; before they commit anything more."""
