@@ -79,7 +79,6 @@ class Trial:
                 while len(self.verdict.kills) < kills and time.monotonic() < end_s:
                     self._live_and_die(load, judge, kills)
                 load.stop_sending()
-                judge.look_after_restart(self._cluster.broker_addresses[0])
                 self._drain(judge)
                 copies = self._read_all()
             assert load.failure is None, load.failure
@@ -96,6 +95,7 @@ class Trial:
             self._await_traffic(load)
             self._pause.wait(self._random.uniform(0.0, 1.0))
         last = self._kill()
+        judge.note_kill()
         note_time_ms = self._note_time_ms()
         while len(self.verdict.kills) < kills and self._random.random() < AT_START:
             self._kill_while_starting()

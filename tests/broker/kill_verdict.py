@@ -23,6 +23,7 @@ from broker.kill_load import (
     Diary,
     Place,
     body_of,
+    by_request,
     delay_ms_of,
     kind_of,
     number_of,
@@ -134,14 +135,20 @@ class Judge:
         self.verdict = verdict
         self._pool_may_lose = frozenset(pool_may_lose)
         self._judged: dict[str, int] = dict.fromkeys(AT_A_PLACE, 0)
+        self._before_kill: dict[str, int] = dict.fromkeys(AT_A_PLACE, 0)
 
     # --- after a restart
 
+    def note_kill(self) -> None:
+        """What is acknowledged now is for the next look. What comes later may be WAIT=false, and not durable yet: then
+        nobody can read it before it is."""
+        self._before_kill = {kind: len(self.diary.acknowledged[kind]) for kind in AT_A_PLACE}
+
     def look_after_restart(self, address: str) -> None:
-        """Whether everything lies in its place that was acknowledged since the last look."""
+        """Whether everything lies in its place that was acknowledged since the last look and before the kill."""
         by_queue: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
         for kind in AT_A_PLACE:
-            told = self.diary.told(kind)
+            told = self.diary.told(kind)[: self._before_kill[kind]]
             for value, acknowledged in told[self._judged[kind] :]:
                 assert acknowledged.place is not None
                 queue_id, offset = acknowledged.place
@@ -204,7 +211,7 @@ class Judge:
 
     def awaited(self, copies: dict[str, list[Stored]]) -> set[str]:
         """What has not arrived yet and may still do so."""
-        later = {value for kind in LATER for value in self.diary.acknowledged[kind]} - copies.keys()
+        later = {value for kind in (*LATER, "unwaited") for value in self.diary.acknowledged[kind]} - copies.keys()
         tasks = self.diary.acknowledged["retry"].keys() - self.diary.consumed
         ordered = self.diary.acknowledged["ordered"].keys() - self.diary.consumed
         dead = {value for value in self.diary.acknowledged["doomed"] if not _is_in(copies, value, dlq_topic(WORKERS))}
@@ -236,6 +243,8 @@ class Judge:
         verdict.break_rule("too little to judge: fewer messages acknowledged than lives, of kinds", silent)
         ways = Counter(group for (group, _), told in diary.commits.items() for _ in told)
         verdict.break_rule("too little to judge: no commits", [dict(ways)] if len(ways) < 2 else [])
+        answered = [commit for commit in verdict.lost_commits if commit.group == by_request.__name__]
+        verdict.break_rule("a commit that was answered as such was lost", answered)
         verdict.break_rule(f"a commit older than {REPEATED_MS} ms was lost", lost)
 
     def _conclude_places(self, originals: dict[str, list[Stored]]) -> None:
