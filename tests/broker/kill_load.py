@@ -50,6 +50,8 @@ PACE_S: Final = 0.003  # between two sends of a thread: all of them share two co
 WALK: Final = "Walk"  # where the committers go
 WALK_QUEUES: Final = 2
 WALK_BATCH: Final = 500
+WALK_PER_KILL: Final = 300  # messages of each queue: no committer goes further, a broker would clamp that
+COMMIT_PACE_S: Final = 0.01
 
 
 class Place(NamedTuple):
@@ -136,7 +138,8 @@ class Diary:
 class Load:
     """All clients of a trial. `life` is counted up by the trial when a broker may be used again."""
 
-    def __init__(self, namesrv: str, address: Callable[[], str]) -> None:
+    def __init__(self, namesrv: str, address: Callable[[], str], *, kills: int) -> None:
+        self._walk_batches = 4 + kills * WALK_PER_KILL // WALK_BATCH
         self.diary = Diary()
         self.life = 0
         self.failure: BaseException | None = None
@@ -283,13 +286,13 @@ class Load:
     # --- commits
 
     def _fill_walk(self) -> None:
-        """Messages for the committers to pass; more come as they go on."""
+        """Messages for the committers to pass."""
         with QueueReader(self._address()) as reader:
             for queue_id in range(WALK_QUEUES):
-                for _ in range(40):
+                for _ in range(self._walk_batches):
                     reader.send_batch([Message(WALK, b"step")] * WALK_BATCH, walk_queue(queue_id))
-            end, last = 40 * WALK_BATCH, walk_queue(WALK_QUEUES - 1)
-            while reader.max_offset(last) < end:  # with the write buffer pool they are readable a little later
+            last = walk_queue(WALK_QUEUES - 1)
+            while reader.max_offset(last) < self._walk_batches * WALK_BATCH:  # the write buffer pool is a little late
                 self._stop.wait(0.01)
         with contextlib.closing(RawConnection(self._address())) as connection:
             by_pull(connection, last, 0, group=by_request.__name__)  # makes the group: a commit alone does not
@@ -297,11 +300,11 @@ class Load:
     def _commit_all(self, commit: Way) -> None:
         """One message after the other. A life has one connection: after a kill nothing is committed until the trial has
         compared, however late this thread is."""
-        offset = 0
+        offset, end = 0, self._walk_batches * WALK_BATCH
         while not self._stop.is_set():
             life = self.life
             with contextlib.suppress(ContrailError), contextlib.closing(RawConnection(self._address())) as connection:
-                while self.life == life and not self._stop.wait(PACE_S):
+                while self.life == life and offset < end and not self._stop.wait(COMMIT_PACE_S):
                     offset += 1
                     self._commit_one(connection, commit, offset)
             with self._lives:

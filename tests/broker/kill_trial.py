@@ -72,7 +72,7 @@ class Trial:
     def run(self, kills: int, *, minutes_max: float = 60.0) -> Verdict:
         end_s = time.monotonic() + minutes_max * 60
         with self._cluster:
-            load = Load(self._cluster.namesrv, lambda: self._cluster.broker_addresses[0])
+            load = Load(self._cluster.namesrv, lambda: self._cluster.broker_addresses[0], kills=kills)
             judge = Judge(load.diary, self.verdict, pool_may_lose=self._pool_may_lose)
             with contextlib.closing(load):
                 load.start()
