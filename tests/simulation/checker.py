@@ -16,7 +16,7 @@ from simulation.history import DEALS, PASSING, READERS, SUBSCRIBED, TOPICS, WORK
 from simulation.stores import DEAD, Left, Record
 
 TRIES_MAX: Final = 3  # of a send without a queue: the first, and `retry_times`
-EARLY_S_MAX: Final = 0.0
+RETRIES_MAX: Final = 2  # of a concurrent listener; the next failure makes a dead letter
 
 
 # --- while it runs
@@ -68,7 +68,7 @@ def _of_deliveries(history: History) -> Iterator[str]:
             yield f"{what} was delivered to {delivery.group}, which asks for {wanted} of {sent.topic}"
         if sent.kind is Kind.HALF and not history.decided.get(delivery.body):
             yield f"{what} was delivered and its transaction did not commit"
-        if history.is_timely and delivery.at_s < sent.at_s + sent.delay_s - EARLY_S_MAX:
+        if history.is_timely and delivery.at_s < sent.at_s + sent.delay_s:
             yield f"{what} was to wait {sent.delay_s:g} s and came after {delivery.at_s - sent.at_s:.3f} s"
         place = delivery.place
         if place is None or place.queue.broker in history.forgetful_cuts:
@@ -189,15 +189,10 @@ def _of_copies(history: History, copies: dict[bytes, list[Record]], stores: Iter
     letters: Counter[bytes] = Counter()
     for left in stores:
         letters.update(r.body for r in left.records if r.place.queue.topic == f"{DEAD}{WORKERS}")
-    for body, sent in history.sent.items():
-        if not sent.is_poison or body not in history.acknowledged or history.is_excused(body):
-            if letters[body] and not sent.is_poison and history.is_calm:
-                given = [one.is_success for one in history.deliveries if one.body == body and one.group == WORKERS]
-                if any(given):
-                    yield f"{_short(body)} was consumed and is a dead letter"
-            continue
-        if letters[body] > 1 and history.is_calm and not history.resets:
-            yield f"{_short(body)} is a dead letter {letters[body]} times"
+    failed = Counter(one.body for one in history.deliveries if one.group == WORKERS and not one.is_success)
+    for body, count in letters.items():
+        if history.is_calm and count > max(0, failed[body] - RETRIES_MAX):
+            yield f"{_short(body)} is a dead letter {count} times, and failed {failed[body]} times"
 
 
 def _of_suffixes(history: History, copies: dict[bytes, list[Record]]) -> Iterator[str]:

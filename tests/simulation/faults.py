@@ -53,12 +53,14 @@ class Plan:
 
 
 def draw(seed: int, minutes: float, *, clients: tuple[str, ...], kinds: tuple[str, ...] = KINDS) -> Plan:
-    """The plan of a seed. With few `kinds` all of them are used."""
+    """The plan of a seed. With few `kinds` all of them are used; "calm" is none at all."""
     chance = random.Random(f"plan of {seed}")
     flush = "SYNC_FLUSH" if chance.random() < 0.7 else "ASYNC_FLUSH"
     is_preemptive = chance.random() < 0.5
     if kinds == KINDS:
         kinds = () if chance.randrange(CALM_ODDS) == 0 else tuple(chance.sample(KINDS, chance.randrange(1, 7)))
+    if kinds == ("calm",):
+        kinds = ()
     mean_s = chance.choice((3.0, 8.0, 20.0))
     faults, at_s = [], 6.0 + chance.expovariate(1 / mean_s)
     while kinds and at_s < minutes * 60:

@@ -31,6 +31,7 @@ from contrailmq.message import (
     StoredMessage,
     parse_offset_message_id,
 )
+from simulation.checker import RETRIES_MAX
 from simulation.cluster import Cluster
 from simulation.history import (
     DEALS,
@@ -58,6 +59,7 @@ LEVELS_S: Final = {1: 1.0, 2: 2.0, 3: 4.0, 4: 7.0}  # of cluster.SHORT_WAITS
 QUEUES: Final = {PLAIN: 2, ORDERED: 2, LATER: 1, DEALS: 1}  # on each broker, at first
 QUEUES_MAX: Final = 4
 START_AGAIN_S: Final = 2.0
+SLOW_ODDS: Final = 0.04  # that a listener takes seconds: an offset that runs ahead of it is seen meanwhile
 KEYS: Final = 5
 # Names that look like RocketMQ's own to whoever searches for them carelessly.
 LOOK_ALIKES: Final = ({"AWAIT": "false"}, {"note": "WAIT false"}, {"MY_DELAY": "3"}, {"XTAGS": "blue"}, {})
@@ -207,7 +209,7 @@ class Workload:
         properties = {"number": str(number), "from": node.name, **chance.choice(LOOK_ALIKES)}
         message = Message(topic, body, tags=tag, keys=[f"k{number % 50}"], properties=properties, **later)  # type: ignore[arg-type]
         expected = {**properties, Property.TAGS: tag, Property.KEYS: f"k{number % 50}"}
-        is_poison = kind is Kind.SINGLE and topic == PLAIN and chance.random() < 0.02
+        is_poison = kind is Kind.SINGLE and topic == PLAIN and chance.random() < 0.05
         self.history.sent[body] = Sent(topic, kind, expected, node.world.now_s, delay_s, line, is_poison)
         return message
 
@@ -289,7 +291,8 @@ class Workload:
         member = f"{node.name}-{node.process_id}"
 
         async def hear(messages: list[StoredMessage]) -> ConsumeResult:
-            await asyncio.sleep(chance.expovariate(50.0))
+            is_slow = not is_orderly and chance.random() < SLOW_ODDS
+            await asyncio.sleep(chance.uniform(2.0, 8.0) if is_slow else chance.expovariate(50.0))
             is_success = True
             for one in messages:
                 sent = history.sent.get(one.body)
@@ -305,7 +308,7 @@ class Workload:
                 namesrv=self._cluster.namesrv,
                 orderly=is_orderly,
                 from_where=ConsumeFromWhere.FIRST_OFFSET,
-                max_reconsume_times=-1 if is_orderly else 2,
+                max_reconsume_times=-1 if is_orderly else RETRIES_MAX,
                 rebalance_interval_s=5.0,
                 heartbeat_interval_s=10.0,
                 poll_namesrv_interval_s=10.0,
