@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,7 @@ SUB_ARROWS: dict[str, dict[str, set[str]]] = {
         "results": set(),
         "namespace": set(),
         "fault_tolerance": set(),
-        "user_errors": set(),
-        "hooks": {"results", "user_errors"},
+        "hooks": {"results"},
         "life": {"errors"},
         "offset_store": {"errors"},
         "rebalance": {"errors"},
@@ -100,7 +100,6 @@ SUB_ARROWS: dict[str, dict[str, set[str]]] = {
             "results",
             "settings",
             "transport",
-            "user_errors",
         },
         "consuming": {
             "errors",
@@ -114,7 +113,6 @@ SUB_ARROWS: dict[str, dict[str, set[str]]] = {
             "settings",
             "transport",
             "producing",
-            "user_errors",
         },
         "admin": {
             "errors",
@@ -310,6 +308,40 @@ def test_the_arrows_inside_a_room_name_what_is_there_and_point_down(room: str) -
         above.add(name)
 
 
+def past_the_front(package: Path) -> list[str]:
+    """Imports of the broker from inside the store. `from a import b` gives a and a.b: b may be a name of the front."""
+    return [
+        f"{path.relative_to(package)}:{line} imports {name}"
+        for path in files_of(package / "broker")
+        for name, line in imported_names(path, package, with_texts=False)
+        if name.startswith("contrailmq.store.")
+        and (
+            package.parent.joinpath(*name.split(".")).is_dir()
+            or package.parent.joinpath(*name.split(".")).with_suffix(".py").is_file()
+        )
+    ]
+
+
+def test_the_broker_uses_the_store_through_its_front() -> None:
+    """`contrailmq.store` lists what a broker may know. mypyc binds such names as directly as those of their modules."""
+    against = past_the_front(PACKAGE)
+    assert not against, "\n".join(against)
+
+
+def test_an_import_past_the_front_is_found(tmp_path: Path) -> None:
+    package = made_up(
+        tmp_path,
+        store__config="class StoreConfig: ...",
+        store__log__flush="",
+        broker__node="from contrailmq.store import StoreConfig",
+        broker__send="from contrailmq.store.config import StoreConfig",
+        broker__pull="def late():\n    from contrailmq.store.log import flush",
+        broker__server="from contrailmq.store import config",
+    )
+    files = {text.partition(":")[0] for text in past_the_front(package)}
+    assert files == {"broker/send.py", "broker/pull.py", "broker/server.py"}
+
+
 def test_a_folder_of_a_room_is_in_its_table() -> None:
     folders = {
         path.name for room in SUB_ARROWS for path in (PACKAGE / room).iterdir() if (path / "__init__.py").is_file()
@@ -326,12 +358,107 @@ def test_files_and_functions_stay_short() -> None:
             long.append(f"{path} has {lines} lines: split it along a noun")
         for node in nodes_of(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                start = node.body[0].end_lineno if ast.get_docstring(node) else node.lineno
-                assert start is not None
                 assert node.end_lineno is not None
-                if node.end_lineno - start + 1 > FUNCTION_LINES_MAX:
-                    long.append(f"{path}:{node.lineno} {node.name} has {node.end_lineno - start + 1} lines")
+                count = node.end_lineno - node.lineno + 1  # all of it: signature, docstring and body
+                if count > FUNCTION_LINES_MAX:
+                    long.append(f"{path}:{node.lineno} {node.name} has {count} lines")
     assert not long, "\n".join(long)
+
+
+# ------------------------------------------------------------------------------------------- the layout of a record
+
+LAYOUT = "message/record.py"
+# Fields of a head with IPv4 hosts as (begin, end), and numbers that count bytes of a record and hardly anything else.
+FIELDS = {*pairwise((0, 4, 8, 12, 16, 20, 28, 36, 40, 48, 56, 64, 72, 76, 84, 88)), (20, 36)}
+PLACES = {36, 56, 68, 84, 88, 91}
+OTHER_LAYOUTS = {  # files that count bytes of something else, and of what
+    "message/batch.py": "a part of a client's batch",
+    "store/files.py": "the operating system's lock",
+    "store/reading/reader.py": "units of a queue",
+    "store/recovery/reconcile.py": "a unit of a queue",
+    "store/base/journal.py": "the head of a journal's entry",
+    "broker/delayed/timers.py": "a timer checkpoint",
+    "client/producing/batch.py": "hex digits of a unique key",
+    "wire/codes.py": "request codes",
+}
+
+
+def layout_literals(path: Path) -> Iterator[str]:
+    """Struct formats that skip bytes, slices that are a field of a record, and the numbers of PLACES."""
+    for node in nodes_of(path):
+        where = f"{path}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Struct", "pack", "pack_from", "pack_into")):
+            texts = [part.value for given in node.args for part in ast.walk(given) if isinstance(part, ast.Constant)]
+            if any(isinstance(text, str) and "x" in text for text in texts):
+                yield f"{where} {ast.unparse(node)}"
+        elif isinstance(node, ast.Constant) and type(node.value) is int and node.value in PLACES:
+            yield f"{where} {node.value}"
+        bounds: tuple[object, ...] = ()
+        if isinstance(node, ast.Slice):
+            bounds = (node.lower, node.upper)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "slice":
+            bounds = tuple(node.args)
+        if tuple(bound.value for bound in bounds if isinstance(bound, ast.Constant)) in FIELDS:
+            yield f"{where} {ast.unparse(node)}"
+
+
+def test_only_one_file_counts_the_bytes_of_a_record() -> None:
+    """What a record looks like stands in message/record.py: others ask it for places, structs and views."""
+    known = {*OTHER_LAYOUTS, LAYOUT}
+    found = {path.relative_to(PACKAGE).as_posix(): list(layout_literals(path)) for path in source_files()}
+    assert not [literal for name, literals in found.items() if name not in known for literal in literals]
+    assert all(found[name] for name in known), "a file that counts nothing any more needs no line"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "front = struct.Struct('>ii28xi')",
+        "size, magic = struct.unpack_from('>4xi', view, 3)",
+        "struct.Struct(f'>{count}xq')",
+        "flag = int_of(record, 36)",
+        "HEAD_BYTES: Final = 88",
+        "offset = record[28:36]",
+        "magic = file.mapping[4:8]",
+        "OWN = slice(20, 36)",
+        "at = begin + 84 + body_bytes",
+    ],
+)
+def test_a_literal_of_the_layout_is_found(tmp_path: Path, line: str) -> None:
+    package = made_up(
+        tmp_path, store__index=line, store__names="x = data[1:9]; y = struct.Struct('>iq'); z = 64 * 1024"
+    )
+    assert list(layout_literals(package / "store" / "index.py"))
+    assert not list(layout_literals(package / "store" / "names.py"))
+
+
+# Files under FILE_LINES_MIN lines, and why they stand alone. (Not the __init__, __main__ and _version of a package.)
+FILE_LINES_MIN = 40
+SMALL = {
+    "aio.py": "a public door",
+    "testing/plugin.py": "pytest's door",
+    "_interpreter.py": "tools run it with any Python, without the package",
+    "_lazy.py": "the fronts of packages import it before anything else",
+    "message/errors.py": "every module of its room stands on it",
+    "message/checksum.py": "the one CRC of message, store, client and spark",
+    "message/printable.py": "the one escaping for wire, client and cli",
+    "wire/peer.py": "what the broker knows of a connection, without its implementation",
+    "client/namespace.py": "one rule that producing, consuming and admin share",
+    "client/transport/waiting.py": "one trap of asyncio that all three share",
+    "broker/turns.py": "admin and cluster share it, and neither may import the other",
+    "spark/runtime/needs.py": "it must be imported before all others",
+    "spark/runtime/task_process.py": "tasks import it, and not the engine that starts sessions",
+    "spark/runtime/disk_errors.py": "jobs and cli share it",
+}
+
+
+def test_small_files_join_their_neighbours() -> None:
+    small = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in source_files()
+        if not path.stem.startswith("__") and path.stem != "_version" and text_of(path).count("\n") < FILE_LINES_MIN
+    }
+    assert small == set(SMALL)
 
 
 def test_nothing_unfinished_is_left() -> None:

@@ -113,7 +113,7 @@ def show_record(stage: Stage) -> None:
         store_time_ms=0,
     )
     decoded = decode_record(record)
-    stage.say(f"{len(record)} bytes, verdict {check_record(record).kind.value}, magic {record[4:8].hex()}")
+    stage.say(f"{len(record)} bytes, verdict {check_record(record).kind.value}, magic {decoded.magic & 0xFFFFFFFF:08x}")
     stage.say(f"decoded: {decoded.topic} {decoded.body!r} {decoded.properties}")
 
 

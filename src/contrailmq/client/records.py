@@ -9,7 +9,7 @@ from contrailmq.client.errors import ClientError
 from contrailmq.message import MessageError, StoredMessage, SysFlag
 from contrailmq.message.checksum import crc32
 from contrailmq.message.inner_batch import unwrapped
-from contrailmq.message.record import MAGIC_V1, MAGIC_V2, read_record
+from contrailmq.message.record import MAGIC_AT, MAGIC_V1, MAGIC_V2, read_record
 
 _WRAPPED: Final = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP  # PullAPIWrapper asks for both
 
@@ -86,10 +86,10 @@ def _fault(message: StoredMessage) -> str:
 def _next_record(body: bytes, position: int) -> int:
     """Where the next sound record begins behind a place that is none; the end when there is no more."""
     while True:
-        found = [at for magic in _MAGICS if (at := body.find(magic, position + 5)) >= 0]
+        found = [at for magic in _MAGICS if (at := body.find(magic, position + 1 + MAGIC_AT)) >= 0]
         if not found:
             return len(body)
-        position = min(found) - 4
+        position = min(found) - MAGIC_AT
         try:
             if not _fault(read_record(StoredMessage, body, position)):
                 return position

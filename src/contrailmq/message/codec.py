@@ -40,7 +40,9 @@ from contrailmq.message.record import (
     MAGIC_V1,
     MAGIC_V2,
     RECORD_BYTES_MIN,
+    SIZE_AND_MAGIC,
     Buffer,
+    head_struct,
     read_record,
 )
 
@@ -74,11 +76,9 @@ CRC_PROPERTY_BYTES: Final = 20
 _CRC_PROPERTY_NAME: Final = b"__CRC32#\x01"
 RECORD_SLACK_BYTES: Final = 64 * 1024  # a record may exceed maxMessageSize by this (CommitLog since 4.9.4)
 
-_SIZE_AND_MAGIC: Final = struct.Struct(">ii")
-_FRONT: Final = struct.Struct(">iiiiiqqi")  # size .. sys_flag: what decides how the rest is read
+_front_of: Final = head_struct("size", "magic", "body_crc", "physical_offset", "sys_flag", "body_bytes").unpack_from
 _LENGTH: Final = struct.Struct(">i")
 _I16: Final = struct.Struct(">h")
-assert _FRONT.size == 40
 
 
 class CorruptRecordError(ContrailError):
@@ -153,22 +153,9 @@ def encode_record(
     size = head.size + len(body) + len(topic_length) + len(topic_bytes) + 2 + properties_length
     try:
         packed = head.pack(
-            size,
-            magic,
-            body_crc(body),
-            queue_id,
-            flag,
-            queue_offset,
-            physical_offset,
-            sys_flag,
-            born_time_ms,
-            born_host,
-            store_time_ms,
-            store_host,
-            reconsume_times,
-            prepared_transaction_offset,
-            len(body),
-        )
+            size, magic, body_crc(body), queue_id, flag, queue_offset, physical_offset, sys_flag, born_time_ms,
+            born_host, store_time_ms, store_host, reconsume_times, prepared_transaction_offset, len(body),
+        )  # fmt: skip
     except struct.error as exc:
         raise MessageError(
             f"a number of the record does not fit its field ({exc}): queue_id={queue_id} flag={flag} "
@@ -228,7 +215,7 @@ def _check_sizes(
 def encode_blank(free_bytes: int) -> bytes:
     """What ends a file whose last `free_bytes` stay unused."""
     assert free_bytes >= BLANK_BYTES  # the roll-over rule keeps 8 bytes free in every file
-    return _SIZE_AND_MAGIC.pack(free_bytes, BLANK_MAGIC)
+    return SIZE_AND_MAGIC.pack(free_bytes, BLANK_MAGIC)
 
 
 def encode_crc_property(crc: int) -> bytes:
@@ -272,7 +259,7 @@ def check_record(
         rest = bytes(buffer[position:end]) if left > 0 else b""
         kind = Kind.TORN if any(rest) else Kind.NOTHING
         return Verdict(kind, 0, f"{max(left, 0)} bytes are left, a record needs {RECORD_BYTES_MIN}")
-    size, magic = _SIZE_AND_MAGIC.unpack_from(buffer, position)
+    size, magic = SIZE_AND_MAGIC.unpack_from(buffer, position)
     if magic == BLANK_MAGIC:
         if BLANK_BYTES <= size <= left:
             return Verdict(Kind.BLANK, size, "end of file")
@@ -300,7 +287,7 @@ def _fault(
     check_record_crc: bool,
 ) -> str:
     """What is wrong inside a record of believable size and magic; empty when nothing is."""
-    _, _, crc, _, _, _, own_offset, sys_flag = _FRONT.unpack_from(buffer, position)
+    _, _, crc, own_offset, sys_flag, _ = _front_of(buffer, position)
     head_size = HEADS[sys_flag & HOSTS_V6].size
     end = position + size
     width = 1 if magic == MAGIC_V1 else 2
@@ -341,12 +328,12 @@ def _is_followed(buffer: Buffer, end: int, limit: int, following_offset: int) ->
     """
     if end % SECTOR_BYTES == 0 or end + BLANK_BYTES > limit:
         return False
-    _, magic = _SIZE_AND_MAGIC.unpack_from(buffer, end)
+    _, magic = SIZE_AND_MAGIC.unpack_from(buffer, end)
     if magic == BLANK_MAGIC:
         return True
     if magic not in (MAGIC_V1, MAGIC_V2) or end + RECORD_BYTES_MIN > limit:
         return False
-    own_offset: int = _FRONT.unpack_from(buffer, end)[6]
+    own_offset: int = _front_of(buffer, end)[3]
     return own_offset == following_offset
 
 
@@ -387,10 +374,10 @@ def scan_records(
     """
     positions: list[int] = []
     sizes: list[int] = []
-    unpack, length_of, checksum = _FRONT.unpack_from, _LENGTH.unpack_from, crc32
+    unpack, checksum = _front_of, crc32
     while True:
         if position + RECORD_BYTES_MIN <= limit:
-            size, magic, crc, _, _, _, own_offset, sys_flag = unpack(buffer, position)
+            size, magic, crc, own_offset, sys_flag, body_bytes = unpack(buffer, position)
             end = position + size
             if (
                 magic == MAGIC_V1
@@ -400,7 +387,7 @@ def scan_records(
                 and (base_offset is None or own_offset == base_offset + position)
             ):
                 body = position + HEAD_V4_BYTES
-                body_end = body + length_of(buffer, body - BODY_BYTES_BYTES)[0]
+                body_end = body + body_bytes
                 if body <= body_end <= end - 3:
                     properties = body_end + 3 + buffer[body_end]
                     if (

@@ -59,17 +59,17 @@ def head_struct(*names: str) -> struct.Struct:
     return struct.Struct(">" + "".join(codes))
 
 
-def _heads(*, born_bytes: int = HOST_V4_BYTES, store_bytes: int = HOST_V4_BYTES) -> struct.Struct:
-    fields = _FIELDS | {"born_host": f"{born_bytes}s", "store_host": f"{store_bytes}s"}
-    return struct.Struct(">" + "".join(fields.values()))
+def head_fields(hosts_v6: int) -> dict[str, str]:
+    """Each field of a head with its code of `struct`. These bits of the sysFlag say which hosts are IPv6."""
+    wide = {"born_host": hosts_v6 & SysFlag.BORN_HOST_V6, "store_host": hosts_v6 & SysFlag.STORE_HOST_V6}
+    return _FIELDS | {name: f"{HOST_V6_BYTES}s" for name, is_wide in wide.items() if is_wide}
 
 
 HEADS: Final = {  # which hosts are IPv6 -> everything up to and including body_bytes
-    0: _heads(),
-    SysFlag.BORN_HOST_V6: _heads(born_bytes=HOST_V6_BYTES),
-    SysFlag.STORE_HOST_V6: _heads(store_bytes=HOST_V6_BYTES),
-    HOSTS_V6: _heads(born_bytes=HOST_V6_BYTES, store_bytes=HOST_V6_BYTES),
+    hosts_v6: struct.Struct(">" + "".join(head_fields(hosts_v6).values()))
+    for hosts_v6 in (0, int(SysFlag.BORN_HOST_V6), int(SysFlag.STORE_HOST_V6), int(HOSTS_V6))
 }
+SIZE_AND_MAGIC: Final = struct.Struct(">ii")  # with which a record begins, and what fills the end of a file
 HEAD_V4: Final = HEADS[0]
 HEAD_V4_BYTES: Final = 88
 assert HEAD_V4.size == HEAD_V4_BYTES
@@ -83,7 +83,8 @@ QUEUE_OFFSET_AT: Final = 20  # and the physical offset follows
 PHYSICAL_OFFSET_AT: Final = 28
 SYS_FLAG_AT: Final = 36
 BORN_HOST_AT: Final = 48
-STORE_TIME_AT: Final = 56  # where the born host is IPv4
+STORE_TIME_AT: Final = 56  # this and what follows: where the born host is IPv4
+STORE_HOST_AT: Final = 64
 BODY_BYTES_BYTES: Final = 4  # of the body's length, which is the last field of a head
 OFFSETS: Final = slice(QUEUE_OFFSET_AT, SYS_FLAG_AT)
 _PLACES: Final = dict(
@@ -97,6 +98,7 @@ assert _PLACES.items() >= {
     ("sys_flag", SYS_FLAG_AT),
     ("born_host", BORN_HOST_AT),
     ("store_time", STORE_TIME_AT),
+    ("store_host", STORE_HOST_AT),
     ("body_bytes", HEAD_V4_BYTES - BODY_BYTES_BYTES),
 }
 _I16: Final = struct.Struct(">h")

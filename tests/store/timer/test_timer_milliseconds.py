@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from at_once import AtOnce, Later
-from contrailmq.message import SysFlag, SystemTopic, encode_host, encode_properties
+from contrailmq.message import (
+    SysFlag,
+    SystemTopic,
+    decode_properties,
+    encode_host,
+    encode_properties,
+    natural_number,
+)
 from contrailmq.message.codec import decode_record, encode_record
+from contrailmq.store.timer.admission import TIMER_REQUESTS, requested_time_ms
 from contrailmq.store.timer.log import UNIT_BYTES, TimerUnit
 from contrailmq.store.timer.put_back import put_back
-from contrailmq.store.timer.records import RecordReader, own_times
+from contrailmq.store.timer.records import RecordReader, own_times, read_request, read_wishes
 from store.timer.test_timer_store import DAY_MS, SLOTS_TOTAL, START_MS, Bench
 from timer_host import MemoryHost
 
@@ -123,13 +134,13 @@ def test_a_time_that_cannot_be_read_is_the_end_of_the_tick(bench: Bench) -> None
     assert bench.host.bodies() == ["m"]
 
 
-def timer_record(body: bytes, properties: dict[str, str], address: str, *, sys_flag: int = 0) -> bytes:
+def timer_record(body: bytes, properties: dict[str, str] | str, address: str, *, sys_flag: int = 0) -> bytes:
     host = encode_host(address, 10_911)
     return bytes(
         encode_record(
             SystemTopic.TIMER,
             body,
-            encode_properties(properties),
+            properties.encode() if isinstance(properties, str) else encode_properties(properties),
             queue_id=0,
             queue_offset=0,
             physical_offset=0,
@@ -142,13 +153,19 @@ def timer_record(body: bytes, properties: dict[str, str], address: str, *, sys_f
     )
 
 
-def own_time(path: Path, record: bytes) -> int:
-    """As found between two other records."""
+def reader_of(path: Path, record: bytes) -> tuple[RecordReader, int]:
+    """The record between two others, at 30, and its size."""
+    record = record[:28] + (30).to_bytes(8, "big") + record[36:]
     host = MemoryHost(path, lambda: START_MS)
     host._at = {0: bytes(30) + record + bytes(30)}
     reader = RecordReader(host, AtOnce())
     reader._span_from(0)
-    (found,) = own_times(reader, [30], [len(record)])
+    return reader, len(record)
+
+
+def own_time(path: Path, record: bytes) -> int:
+    reader, size_bytes = reader_of(path, record)
+    (found,) = own_times(reader, [30], [size_bytes])
     return found
 
 
@@ -176,6 +193,49 @@ def test_the_time_that_a_message_asks_for_is_found_in_its_record(
     record = timer_record(b"TIMER_DELAY_SEC\x0177\x02", all_of_them, "127.0.0.1")
     assert own_time(tmp_path, record) == own_ms
     assert own_time(tmp_path, record[:-1]) == 0
+
+
+names = st.sampled_from(
+    ["TIMER_DELIVER_MS", "TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_OUT_MS", "REAL_TOPIC", "TIMER_DEL_UNIQKEY",
+     "xTIMER_DELIVER_MS", "TIMER_DELIVER_MSx", "TIMER_DELAY_", "A", ""]
+)  # fmt: skip
+values = st.sampled_from(["", "7", "1794710248231", "-3", "soon", "a\x01TIMER_DELAY_MS\x017", "9" * 40, "é"])
+pieces = st.one_of(st.tuples(names, st.just("\x01"), values).map("".join), names, values)
+
+
+@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@given(st.lists(pieces, max_size=8).map("\x02".join))
+def test_what_a_timer_record_asks_for_is_what_decoding_it_would_find(text: str) -> None:
+    """Equal names, empty values, names that end or begin like others, pieces without a value, no last separator."""
+    known = decode_properties(text)
+    asked = requested_time_ms(known, START_MS)
+    expected = asked if isinstance(asked, int) and any(name in known for name in TIMER_REQUESTS) else 0
+    with tempfile.TemporaryDirectory() as folder:
+        reader, size_bytes = reader_of(Path(folder), timer_record(b"b", text, "127.0.0.1"))
+        assert own_times(reader, [30], [size_bytes]) == [expected if 0 < expected < 10**15 else 0]
+        request = read_request(reader, 30, size_bytes)
+        assert request is not None
+        out_ms = natural_number(known.get("TIMER_OUT_MS", "")) or 0
+        assert request[2:] == (out_ms, known.get("REAL_TOPIC", ""), "TIMER_DEL_UNIQKEY" in known)
+        (wish,) = read_wishes(reader, [(30, size_bytes, 0)])
+        says_all = "TIMER_OUT_MS" in known and "REAL_TOPIC" in known
+        if not says_all or request.is_mark:
+            assert wish == b""
+        elif wish:  # what has the same wish has the same place on the wheel
+            assert wish.decode() == f"{known['TIMER_OUT_MS']}\x01{known['REAL_TOPIC']}"
+        else:
+            assert "TIMER_DEL_UNIQKEY" in text
+
+
+def test_a_second_empty_time_does_not_take_a_message_to_the_slot_of_another(bench: Bench) -> None:
+    """Of equal names the last one that has a value counts; the texts of these messages end alike."""
+    same_end = "TIMER_OUT_MS\x01\x02REAL_TOPIC\x01Orders\x02REAL_QID\x010\x02"
+    for second in (3, 5):
+        text = f"TIMER_OUT_MS\x01{START_MS + second * 1000}\x02" + same_end
+        bench.host.append(SystemTopic.TIMER, 0, b"%d" % second, text.encode(), tags_code=0, keys=None, unique_key=None)
+    bench.tick()
+    bench.run(4500)
+    assert bench.host.bodies() == ["3"]
 
 
 def test_the_time_is_found_in_a_record_with_long_addresses_too(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from contrailmq.broker.filters.subscription import (
     SubscriptionFilter,
     TagFilter,
     parse_subscription,
-    record_properties,
     unusable_subscription,
 )
 
@@ -26,6 +25,5 @@ __all__ = [
     "SubscriptionFilter",
     "TagFilter",
     "parse_subscription",
-    "record_properties",
     "unusable_subscription",
 ]

@@ -7,13 +7,13 @@ expression is compiled once and matched against the properties inside the record
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from typing import Final
 
 from contrailmq.broker.filters.sql_compile import SqlExpression
 from contrailmq.broker.filters.sql_tokens import SqlError
 from contrailmq.message import decode_properties, tags_code
+from contrailmq.message.record import view_record
 
 TAG: Final = "TAG"
 SQL92: Final = "SQL92"
@@ -21,12 +21,6 @@ ALL: Final = "*"
 TAGS_MAX: Final = 4096  # a subscription of this many tags is a mistake, not a wish
 PARTS_MAX: Final = 8  # comparisons of an expression that is matched on the loop: 4 us each, 25 ms for 800 messages
 TAGS_CHARS_MAX: Final = 128 * 1024  # 32 for each of them
-
-_BORN_HOST_V6: Final = 0x10
-_STORE_HOST_V6: Final = 0x20
-_INT: Final = struct.Struct(">i")
-_SHORT: Final = struct.Struct(">h")
-_MAGIC_V2: Final = 0xDAA320AB - (1 << 32)
 
 
 class TagFilter:
@@ -59,7 +53,7 @@ class SqlFilter:
         return True
 
     def match_record(self, record: memoryview) -> bool:
-        return self.expression.matches(decode_properties(record_properties(record)))
+        return self.expression.matches(decode_properties(view_record(record).properties))
 
     def match_properties(self, properties: bytes) -> bool:
         return self.expression.matches(decode_properties(properties))
@@ -118,18 +112,3 @@ def unusable_subscription(
 ) -> Subscription:
     """A subscription whose expression was refused: kept, so that its consumers are told why they get nothing."""
     return Subscription(topic, expression, expression_type, version, (), (), None, error)
-
-
-def record_properties(record: memoryview) -> bytes:
-    """The property string of a whole record of the commit log, without decoding the rest."""
-    (magic,) = _INT.unpack_from(record, 4)
-    (sys_flag,) = _INT.unpack_from(record, 36)
-    position = 84 + (12 if sys_flag & _BORN_HOST_V6 else 0) + (12 if sys_flag & _STORE_HOST_V6 else 0)
-    (body_bytes,) = _INT.unpack_from(record, position)
-    position += 4 + body_bytes
-    if magic == _MAGIC_V2:
-        position += 2 + _SHORT.unpack_from(record, position)[0]
-    else:
-        position += 1 + record[position]
-    (properties_bytes,) = _SHORT.unpack_from(record, position)
-    return bytes(record[position + 2 : position + 2 + properties_bytes])

@@ -11,15 +11,15 @@ of the log. Half a microsecond a record.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from typing import Final
 
 from contrailmq.message import Property, StoredMessage, SysFlag
-from contrailmq.message.codec import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, CorruptRecordError, decode_record
-from contrailmq.store.message_store import MessageStore
+from contrailmq.message.codec import MAGIC_V1, MAGIC_V2, CorruptRecordError, Kind, check_record, decode_record
+from contrailmq.message.record import RECORD_BYTES_MIN, head_struct
+from contrailmq.store import MessageStore
 
-_FRONT: Final = struct.Struct(">ii28xi")  # size, magic, sys_flag
+_front_of: Final = head_struct("size", "magic", "sys_flag").unpack_from
 _READ_BYTES: Final = 1 << 30  # a whole file at once: it is mapped
 
 
@@ -40,12 +40,11 @@ def is_same_half(one: StoredMessage, other: StoredMessage) -> bool:
 
 def _commits(store: MessageStore, offset: int) -> Iterator[StoredMessage]:
     """Records of type COMMIT, up to the end of the log or to the first bytes that are no record."""
-    unpack = _FRONT.unpack_from
     while (view := store.read_log(offset, _READ_BYTES)) is not None:
         position, end = 0, len(view)
-        while position + _FRONT.size <= end:
-            size, magic, sys_flag = unpack(view, position)
-            if magic not in (MAGIC_V1, MAGIC_V2) or not _FRONT.size <= size <= end - position:
+        while position + RECORD_BYTES_MIN <= end:
+            size, magic, sys_flag = _front_of(view, position)
+            if magic not in (MAGIC_V1, MAGIC_V2) or not RECORD_BYTES_MIN <= size <= end - position:
                 break
             if sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_COMMIT:
                 try:
@@ -53,9 +52,7 @@ def _commits(store: MessageStore, offset: int) -> Iterator[StoredMessage]:
                 except CorruptRecordError:
                     return
             position += size
-        if position + 8 > end:
+        rest = check_record(view, position)
+        if rest.kind is not Kind.BLANK:
             return
-        size, magic = struct.unpack_from(">ii", view, position)
-        if magic != BLANK_MAGIC or size <= 0:
-            return
-        offset += position + size
+        offset += position + rest.size_bytes

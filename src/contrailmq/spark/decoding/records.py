@@ -21,49 +21,41 @@ import numpy.typing as npt
 from contrailmq.message import SysFlag
 from contrailmq.message.checksum import crc32
 from contrailmq.message.codec import CRC_PROPERTY_BYTES, MAGIC_V2, encode_crc_property
+from contrailmq.message.record import (
+    BORN_HOST_AT,
+    HEAD_V4_BYTES,
+    HEADS,
+    HOST_V4_BYTES,
+    HOST_V6_BYTES,
+    HOSTS_V6,
+    RECORD_BYTES_MIN,
+    STORE_HOST_AT,
+    head_fields,
+)
 
 Int = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
 
-RECORD_BYTES_MIN: Final = 91  # V1, both hosts IPv4, no body, no topic, no properties
-_HOST_V4_BYTES: Final = 8
-_HOST_V6_BYTES: Final = 20
-_V6_BITS: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+_V6_BITS: Final = int(HOSTS_V6)
+_TYPES: Final = {
+    "i": ">i4",
+    "q": ">i8",
+    f"{HOST_V4_BYTES}s": f"V{HOST_V4_BYTES}",
+    f"{HOST_V6_BYTES}s": f"V{HOST_V6_BYTES}",
+}
+_COLUMNS: Final = {"born_time": "born_time_ms", "store_time": "store_time_ms"}
 
 
-def _layout(*, born_bytes: int, store_bytes: int) -> np.dtype[np.void]:
-    return np.dtype(
-        [
-            ("size", ">i4"),
-            ("magic", ">i4"),
-            ("body_crc", ">i4"),
-            ("queue_id", ">i4"),
-            ("flag", ">i4"),
-            ("queue_offset", ">i8"),
-            ("physical_offset", ">i8"),
-            ("sys_flag", ">i4"),
-            ("born_time_ms", ">i8"),
-            ("born_host", f"V{born_bytes}"),
-            ("store_time_ms", ">i8"),
-            ("store_host", f"V{store_bytes}"),
-            ("reconsume_times", ">i4"),
-            ("prepared_transaction_offset", ">i8"),
-            ("body_bytes", ">i4"),
-        ]
-    )
+def _layout(hosts_v6: int) -> np.dtype[np.void]:
+    fields = head_fields(hosts_v6).items()
+    return np.dtype([(_COLUMNS.get(name, name), _TYPES[code]) for name, code in fields])
 
 
 # Indexed by bits 4 and 5 of sysFlag: 0 none, 1 born host, 2 store host, 3 both are IPv6.
-_LAYOUTS: Final = tuple(
-    _layout(
-        born_bytes=_HOST_V6_BYTES if shape & 1 else _HOST_V4_BYTES,
-        store_bytes=_HOST_V6_BYTES if shape & 2 else _HOST_V4_BYTES,
-    )
-    for shape in range(4)
-)
+_LAYOUTS: Final = tuple(_layout(shape << 4) for shape in range(4))
+assert [layout.itemsize for layout in _LAYOUTS] == [HEADS[shape << 4].size for shape in range(4)]
 _CRC_NAME: Final = b"__CRC32#\x01"
-assert [layout.itemsize for layout in _LAYOUTS] == [88, 100, 100, 112]
 _INTEGERS: Final = tuple(name for name in _LAYOUTS[0].names or () if not name.endswith("_host"))
 
 
@@ -105,12 +97,14 @@ class Records:
 
     def born_hosts(self) -> tuple[Int, Int]:
         """Start and length of each born host (IP and port)."""
-        return self.position + 48, _host_bytes(self.sys_flag, SysFlag.BORN_HOST_V6)
+        return self.position + BORN_HOST_AT, _host_bytes(self.sys_flag, SysFlag.BORN_HOST_V6)
 
     def store_hosts(self) -> tuple[Int, Int]:
         """Start and length of each store host (IP and port)."""
-        start, born_bytes = self.born_hosts()
-        return start + born_bytes + 8, _host_bytes(self.sys_flag, SysFlag.STORE_HOST_V6)
+        _, born_bytes = self.born_hosts()
+        return self.position + (STORE_HOST_AT - HOST_V4_BYTES) + born_bytes, _host_bytes(
+            self.sys_flag, SysFlag.STORE_HOST_V6
+        )
 
     def has_only_v4(self) -> bool:
         return not (self.sys_flag & _V6_BITS).any()
@@ -146,11 +140,11 @@ def gather(data: Bytes, position: Int) -> Records:
     """Read the headers of the records that start at `position` (ascending). Every position needs 48 bytes of room."""
     found = _gather_headers(data, position)
     size = found["size"]
-    hosts_bytes: Int | int = 2 * _HOST_V4_BYTES
+    hosts_bytes: Int | int = 2 * HOST_V4_BYTES
     if (found["sys_flag"] & _V6_BITS).any():
         hosts_bytes = sum(_host_bytes(found["sys_flag"], bit) for bit in (SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6))
     end = position + size
-    body_start = position + 72 + hosts_bytes  # behind the body's length
+    body_start = position + (HEAD_V4_BYTES - 2 * HOST_V4_BYTES) + hosts_bytes  # behind the body's length
     body_end = body_start + found["body_bytes"]
     is_long = found["magic"] == MAGIC_V2
     sound = (found["body_bytes"] >= 0) & (size >= RECORD_BYTES_MIN) & (end <= len(data))
@@ -221,7 +215,7 @@ def _with_room(data: Bytes, position: Int) -> tuple[Bytes, Int]:
 
 
 def _host_bytes(sys_flag: Int, bit: int) -> Int:
-    return np.where(sys_flag & bit, _HOST_V6_BYTES, _HOST_V4_BYTES).astype(np.int64)
+    return np.where(sys_flag & bit, HOST_V6_BYTES, HOST_V4_BYTES).astype(np.int64)
 
 
 def _read_int8(data: Bytes, position: Int, valid: Mask) -> Int:

@@ -30,15 +30,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from contrailmq.message import ContrailError
-from contrailmq.message.codec import BLANK_MAGIC, MAGIC_V1, MAGIC_V2, Buffer
-from contrailmq.spark.decoding.records import RECORD_BYTES_MIN, Bytes, Int, Records, gather
+from contrailmq.message.codec import BLANK_BYTES, BLANK_MAGIC, MAGIC_V1, MAGIC_V2, Buffer
+from contrailmq.message.record import MAGIC_AT, RECORD_BYTES_MIN, SIZE_AND_MAGIC, head_struct
+from contrailmq.spark.decoding.records import Bytes, Int, Records, gather
 
 BLOCK_BYTES: Final = 8 * 1024 * 1024  # batches of 2 to 16 MB pass through Spark equally well, larger ones worse
 BLOCK_ROWS: Final = 20_000
-_HEAD: Final = struct.Struct(">ii20xq")  # size, magic, physical offset
+_head_of: Final = head_struct("size", "magic", "physical_offset").unpack_from
 _SIZE: Final = struct.Struct(">i")
-_HEAD_BYTES: Final = 36
-_BLANK_HEAD: Final = struct.Struct(">ii")
 _MAGIC_PREFIX: Final = b"\xda\xa3\x20"  # of both record magics
 _RUN_LEAST: Final = 16  # records of one size in a row that are worth a look at all of them at once
 _STEPS_LEAST: Final = 64
@@ -214,7 +213,7 @@ def _follow(
     pieces: list[Int] = []
     rows_left, steps = rows_max, _STEPS_LEAST
     is_stuck = is_over = False
-    bounds = _Bounds(min(stop, position + bytes_max), limit - _HEAD_BYTES, limit)
+    bounds = _Bounds(min(stop, position + bytes_max), limit - RECORD_BYTES_MIN, limit)
     while rows_left and not is_over:
         run = _equal_run(data, position, bounds, rows_left)
         if len(run) > _RUN_LEAST:
@@ -272,9 +271,9 @@ def _equal_run(data: Bytes, position: int, bounds: _Bounds, rows_max: int) -> In
 
 def _verdict(buffer: Buffer, data: Bytes, base: int, position: int, limit: int) -> str:
     """What stands at a place: empty for a sound record, `_BLANK` for the file's filler, else what is wrong."""
-    if limit - position < _BLANK_HEAD.size:
+    if limit - position < BLANK_BYTES:
         return f"{limit - position} bytes where a record or the file's filler should be"
-    size, magic = _BLANK_HEAD.unpack_from(buffer, position)
+    size, magic = SIZE_AND_MAGIC.unpack_from(buffer, position)
     if magic == BLANK_MAGIC:
         return _BLANK
     if size == 0 and magic == 0:
@@ -283,7 +282,7 @@ def _verdict(buffer: Buffer, data: Bytes, base: int, position: int, limit: int) 
         return f"magic {magic & 0xFFFFFFFF:#010x}"
     if size < RECORD_BYTES_MIN or position + size > limit:
         return f"a record of {size} bytes with {limit - position} left"
-    if _HEAD.unpack_from(buffer, position)[2] != base + position:
+    if _head_of(buffer, position)[2] != base + position:
         return "a record that states another physical offset"
     return "" if gather(data, np.array([position], np.int64)).sound[0] else _UNSOUND
 
@@ -292,15 +291,15 @@ def _find_record(buffer: Buffer, data: Bytes, base: int, position: int, limit: i
     """The first place at or after `position` where a sound record begins, or `limit`."""
     if not isinstance(buffer, mmap.mmap | bytes | bytearray):
         buffer = bytes(buffer)
-    at = position + 4
+    at = position + MAGIC_AT
     while True:
         # No record begins with the last byte, and before Python 3.11.5 the search reads one byte after its end.
         at = buffer.find(_MAGIC_PREFIX, at, limit - 1)
         if at < 0:
             return limit
-        begin = at - 4
-        if begin + _HEAD_BYTES <= limit:
-            size, magic, physical = _HEAD.unpack_from(buffer, begin)
+        begin = at - MAGIC_AT
+        if begin + RECORD_BYTES_MIN <= limit:
+            size, magic, physical = _head_of(buffer, begin)
             is_record = magic in (MAGIC_V1, MAGIC_V2) and physical == base + begin and begin + size <= limit
             if is_record and gather(data, np.array([begin], np.int64)).sound[0]:
                 return begin

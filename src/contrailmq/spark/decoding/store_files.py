@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from contrailmq.message import ContrailError, SysFlag, decode_host
-from contrailmq.message.codec import BLANK_MAGIC
+from contrailmq.message.codec import BLANK_BYTES, BLANK_MAGIC
+from contrailmq.message.record import MAGIC_AT
 from contrailmq.spark.decoding.queue_units import dispatched_end, last_places, queue_files
 from contrailmq.spark.decoding.records import Records
 from contrailmq.spark.decoding.scan import BadStretch, Range, scan
@@ -242,12 +243,12 @@ def _head_at(file: LogFile, position: int) -> bytes | None:
     """Size and magic of what stands at a position in the file; None where the file is gone."""
     with contextlib.suppress(FileNotFoundError), open(file.path, "rb") as opened:
         opened.seek(position)
-        return opened.read(8)
+        return opened.read(BLANK_BYTES)
     return None
 
 
 def _is_filler(head: bytes) -> bool:
-    return head[4:] == BLANK_MAGIC.to_bytes(4, "big", signed=True)
+    return head[MAGIC_AT:] == BLANK_MAGIC.to_bytes(4, "big", signed=True)
 
 
 def _is_unwritten(files: list[LogFile], position: int) -> bool:

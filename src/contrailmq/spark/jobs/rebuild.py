@@ -34,11 +34,12 @@ from typing import BinaryIO, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from contrailmq.message.record import RECORD_BYTES_MIN
 from contrailmq.spark.decoding.dispatched import Dispatcher
 from contrailmq.spark.decoding.due_units import DueUnits, batch_topics, due_units, pre_blank
 from contrailmq.spark.decoding.log_plan import LogPart, LogSettings, plan_parts, read_records
 from contrailmq.spark.decoding.queue_units import UNIT_BYTES, queue_files, queue_max
-from contrailmq.spark.decoding.records import RECORD_BYTES_MIN, Int, Mask, stable_order
+from contrailmq.spark.decoding.records import Int, Mask, stable_order
 from contrailmq.spark.decoding.store_files import confirmed_end, delay_levels, log_files
 from contrailmq.spark.jobs import swap
 from contrailmq.spark.jobs.index_files import ENTRY, IndexShape, write_durably, write_index

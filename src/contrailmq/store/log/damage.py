@@ -15,21 +15,20 @@ an operator, who restores them from a copy of the store.
 from __future__ import annotations
 
 import logging
-import struct
 import threading
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from contrailmq.message import MessageError, StoredMessage, SysFlag
 from contrailmq.message.checksum import crc32
-from contrailmq.message.record import HEAD_V4_BYTES, HOSTS_V6, MAGIC_V1, read_record
+from contrailmq.message.record import HEAD_V4_BYTES, HOSTS_V6, MAGIC_V1, RECORD_BYTES_MIN, head_struct, read_record
 
 _log = logging.getLogger(__name__)
 
 PLACES_MAX: Final = 1_000
-_HEAD: Final = struct.Struct(">iii i4x qqi44xi")  # size magic body_crc queue_id queue_offset physical_offset sys_flag
-assert _HEAD.size == HEAD_V4_BYTES
-_SMALLEST: Final = HEAD_V4_BYTES + 3
+_head_of: Final = head_struct(
+    "size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag", "body_bytes"
+).unpack_from
 _UNCOMMON: Final = HOSTS_V6 | SysFlag.LOST
 
 
@@ -89,8 +88,8 @@ def fault_of(record: memoryview, physical_offset: int, topic: bytes, queue_id: i
 
     Without a topic (of a light queue, whose records are another topic's) neither topic nor queue is compared.
     """
-    if len(record) >= _SMALLEST:
-        size, magic, crc, own_queue, own_queue_offset, own_offset, sys_flag, body_bytes = _HEAD.unpack_from(record)
+    if len(record) >= RECORD_BYTES_MIN:
+        size, magic, crc, own_queue, own_queue_offset, own_offset, sys_flag, body_bytes = _head_of(record)
         body_end = HEAD_V4_BYTES + body_bytes
         if (
             magic == MAGIC_V1

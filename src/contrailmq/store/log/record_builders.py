@@ -25,6 +25,7 @@ from contrailmq.message import Property
 from contrailmq.message.checksum import crc32
 from contrailmq.message.codec import CRC_PROPERTY_BYTES, MAGIC_V1, encode_record
 from contrailmq.message.property_text import without
+from contrailmq.message.record import HOST_V4_BYTES, QUEUE_ID_AT, QUEUE_OFFSET_AT, STORE_TIME_AT
 from contrailmq.store.base.status import Copy
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.queues.queue_state import DispatchFact, QueueState
@@ -80,9 +81,9 @@ def copied_records(copies: Sequence[Copy], facts: list[DispatchFact]) -> bytes:
     ):
         record = copy[2]
         _I32_INTO(record, 0, size)
-        _I32_INTO(record, 12, state.queue_id)
-        _TWO_I64_INTO(record, 20, queue_offset, offset)
-        _I64_INTO(record, 56, store_time_ms)
+        _I32_INTO(record, QUEUE_ID_AT, state.queue_id)
+        _TWO_I64_INTO(record, QUEUE_OFFSET_AT, queue_offset, offset)
+        _I64_INTO(record, STORE_TIME_AT, store_time_ms)
         pieces += (record, state.topic_part, _I16(len(properties)), properties)
     return b"".join(pieces)
 
@@ -105,7 +106,7 @@ class Encoding:
 
     def added_bytes(self, state: QueueState, properties: bytes, shared: Shared) -> int:
         """How much longer a record is than a plain one."""
-        added = len(shared[1]) + len(shared[2]) - 16 + self.crc_bytes(properties)
+        added = len(shared[1]) + len(shared[2]) - 2 * HOST_V4_BYTES + self.crc_bytes(properties)
         return added if state.topic_part else added + 1
 
     def crc_bytes(self, properties: bytes) -> int:

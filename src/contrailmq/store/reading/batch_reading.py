@@ -13,11 +13,11 @@ import itertools
 from collections.abc import Callable
 from typing import Final
 
+from contrailmq.message.record import OFFSETS
 from contrailmq.store.base.status import GetResult, GetStatus, Limits, MessageFilter
 from contrailmq.store.queues.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue
 
 SCAN_BYTES_MAX: Final = 16_000  # maxFilterMessageSize
-_OWN_OFFSETS: Final = slice(20, 36)  # of a record: its queue offset and its physical offset
 
 
 def read_batches(
@@ -51,7 +51,7 @@ def read_batches(
             continue
         record = fetch(physical_offset, unit.size_bytes, unit.base_offset)
         own = unit.base_offset.to_bytes(8, "big") + physical_offset.to_bytes(8, "big")
-        if record is None or record[_OWN_OFFSETS] != own:
+        if record is None or record[OFFSETS] != own:
             status = GetStatus.MESSAGE_WAS_REMOVING if not slices else status
             continue
         if message_filter is not None and not message_filter.match_record(record):

@@ -43,7 +43,7 @@ from typing import Final, Protocol
 
 from contrailmq.message import is_system_topic
 from contrailmq.message.codec import Kind, check_record
-from contrailmq.message.record import read_store_time
+from contrailmq.message.record import RECORD_BYTES_MIN, head_struct, read_store_time
 from contrailmq.store.base.errors import CorruptStoreError
 from contrailmq.store.config import START_BOUNDS, StartBounds
 from contrailmq.store.delay_levels import DelayLevels
@@ -62,6 +62,7 @@ from contrailmq.store.recovery.recovery_text import recovery_text
 _log = logging.getLogger(__name__)
 
 _LOOK_BEHIND_BYTES: Final = 8 << 20  # how far past the end to look for bytes that were cut: two of the largest records
+_place_in: Final = head_struct("size", "queue_id", "queue_offset", "physical_offset").unpack_from
 _ZEROS: Final = bytes(1 << 18)
 
 
@@ -340,19 +341,14 @@ class _Recovery:
         if file is None:
             return False
         position = physical_offset - file.base
-        if position + 40 > file.size_bytes:
+        if position + RECORD_BYTES_MIN > file.size_bytes:
             return False
-        head = file.mapping[position : position + 36]
-        is_that_record = (
-            int.from_bytes(head[:4], "big") == unit.size_bytes and int.from_bytes(head[28:36], "big") == physical_offset
-        )
+        size_bytes, queue_id, queue_offset, own_offset = _place_in(file.mapping, position)
+        is_that_record = size_bytes == unit.size_bytes and own_offset == physical_offset
         # The record of a light queue's unit names its own queue; the walk compares light queues as well.
         is_that_message = is_that_record and (
             queue.topic.startswith(LIGHT_PREFIX)
-            or (
-                int.from_bytes(head[12:16], "big") == queue.queue_id
-                and int.from_bytes(head[20:28], "big") == queue.max_offset - 1
-            )
+            or (queue_id == queue.queue_id and queue_offset == queue.max_offset - 1)
         )
         if is_that_message or physical_offset > self._surely_written_to():
             return is_that_message

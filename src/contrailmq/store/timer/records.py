@@ -1,4 +1,4 @@
-"""Timer messages as the log holds them, read without decoding more of them than is needed (see store/log/copying.py).
+"""Timer messages as the log holds them, read without decoding more of them than is needed.
 
 `RecordReader` keeps the disk away from the caller's thread: a page that is not in memory would stop it, and with it
 everybody on its loop.
@@ -7,49 +7,41 @@ everybody on its loop.
 from __future__ import annotations
 
 import logging
-import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from functools import lru_cache
 from typing import Final, NamedTuple
 
-from contrailmq.message import Property, StoredMessage, SystemTopic, natural_number
-from contrailmq.message.codec import MAGIC_V1, CorruptRecordError, decode_record
-from contrailmq.store.base.status import Copy
-from contrailmq.store.log.copying import (
-    FRONT_BYTES,
-    REAL_TOPIC,
-    TAIL_MAX,
-    UNUSUAL_FLAGS,
-    Copier,
-    front_of,
-    property_key,
-    split,
-    topic_part,
-    value_of,
+from contrailmq.message import (
+    MessageError,
+    Property,
+    StoredMessage,
+    SystemTopic,
+    decode_properties,
+    natural_number,
 )
+from contrailmq.message.codec import CorruptRecordError, decode_record
+from contrailmq.message.property_text import find, key_of
+from contrailmq.message.record import HEAD_V4_BYTES, HOSTS_V6, MAGIC_V1, head_struct, view_record
+from contrailmq.store.base.status import Copy
+from contrailmq.store.log.copying import Copier
 from contrailmq.store.log.damage import body_fault
 from contrailmq.store.log.residency import CHUNK_BYTES
-from contrailmq.store.timer.admission import TimerRefusal, requested_time_ms
+from contrailmq.store.timer.admission import TIMER_REQUESTS, TimerRefusal, requested_time_ms
 from contrailmq.store.timer.host import TimerHost
 
 _log = logging.getLogger(__name__)
 
 _FILE_BYTES_MAX: Final = 1 << 40  # more than a file of the log has
-_TOPIC: Final = topic_part(SystemTopic.TIMER)
-_OUT_MS: Final = property_key(Property.TIMER_OUT_MS)
-_DELETE_KEY: Final = property_key(Property.TIMER_DELETE_UNIQUE_KEY)
-_OUT_MS_BYTES: Final = _OUT_MS.encode()
-_REAL_TOPIC_BYTES: Final = REAL_TOPIC.encode()
-_DELETE_KEY_BYTES: Final = _DELETE_KEY[1:].encode()  # wherever it stands
-_PROPERTIES_AT: Final = len(_TOPIC) + 2  # behind the body
-_SEPARATOR: Final = 2
-_DELAY_SECONDS: Final = Property.TIMER_DELAY_SECONDS.encode() + b"\x01"
-_DELAY_MS: Final = Property.TIMER_DELAY_MS.encode() + b"\x01"
-_DELIVER_MS: Final = Property.TIMER_DELIVER_MS.encode() + b"\x01"
-_REQUEST_KEY: Final = b"TIMER_DEL"  # what all three begin with
-_DIGITS_MAX: Final = 15  # of a time or delay that was admitted: 30,000 years
-_STORE_TIME: Final = struct.Struct(">56xq")
+_TOPIC: Final = SystemTopic.TIMER.encode()
+_TOPIC_PART: Final = bytes((len(_TOPIC),)) + _TOPIC
+_front_of: Final = head_struct("size", "magic", "physical_offset", "sys_flag", "body_bytes").unpack_from
+_OUT_MS: Final = key_of(Property.TIMER_OUT_MS)
+_REAL_TOPIC: Final = key_of(Property.REAL_TOPIC)
+_DELETE_KEY: Final = key_of(Property.TIMER_DELETE_UNIQUE_KEY)
+_DELIVER_MS: Final = key_of(Property.TIMER_DELIVER_MS)
+_DELAYS: Final = b"TIMER_DELAY_"  # what the names of both delays begin with
+_TIME_MAX_MS: Final = 10**15  # no time that was admitted is later: 30,000 years
+_DIGITS_MAX: Final = 15
 OF_A_TIMER: Final = (Property.TIMER_ENQUEUE_MS, Property.TIMER_DEQUEUE_MS, Property.TIMER_ROLL_TIMES)
 
 
@@ -68,40 +60,51 @@ def read_request(reader: RecordReader, physical_offset: int, size_bytes: int) ->
     record = reader.view(physical_offset, size_bytes)
     if record is None:
         return None
-    parts = split(record, _TOPIC)
-    if parts is None or parts[1] != physical_offset:
-        return _decoded_request(reader, physical_offset, size_bytes)
-    text = parts[5]
-    at = text.rfind(_OUT_MS)
-    out_ms, topic = _known_wish(text[at:]) if 0 <= at >= len(text) - TAIL_MAX else (0, "")
-    if not out_ms or not topic:
-        out_ms, topic = _wish(text)
-    return _tuple(TimerRequest, (physical_offset, size_bytes, out_ms, topic, _DELETE_KEY in text))
+    try:
+        view = view_record(record)
+    except MessageError:
+        return None
+    if view.physical_offset != physical_offset or view.size_bytes != size_bytes or view.topic != _TOPIC:
+        return None
+    out_ms = natural_number(view.find(_OUT_MS) or "") or 0
+    topic, is_mark = view.find(_REAL_TOPIC) or "", find(view.properties, _DELETE_KEY) is not None
+    return TimerRequest(physical_offset, size_bytes, out_ms, topic, is_mark)
 
 
 def read_wishes(reader: RecordReader, units: Sequence[tuple[int, int, int]]) -> list[bytes]:
-    """Of each message its properties from TIMER_OUT_MS to the end, where that says all that `read_request` would.
+    """Of each message when and where to it is to be delivered, as its properties say it.
 
     Messages of one topic and one slot have the same, so what becomes of them is looked up once. Empty for a message
-    that has to be looked at by itself: a mark, one that is gone or not of the usual form.
+    that has to be looked at by itself: a mark, one that is gone, or that does not say both.
     """
     wishes: list[bytes] = []
     span, start, end = memoryview(b""), 0, 0
     for physical_offset, size_bytes, _ in units:
         if physical_offset < start or physical_offset + size_bytes > end:
             span, start, end = reader.span(physical_offset)
-        at = physical_offset - start
         wish = b""
-        if physical_offset + size_bytes <= end and size_bytes >= FRONT_BYTES:
-            size, magic, _, own_offset, sys_flag, body_length = front_of(span, at)
-            is_own = size == size_bytes and own_offset == physical_offset
-            if is_own and magic == MAGIC_V1 and body_length >= 0 and not sys_flag & UNUSUAL_FLAGS:
-                rest = span[at + FRONT_BYTES + body_length : at + size].tobytes()
-                out = rest.rfind(_OUT_MS_BYTES)
-                if out >= 0 and rest.startswith(_TOPIC) and rest.find(_DELETE_KEY_BYTES) < 0:
-                    wish = rest[out:]
+        if physical_offset + size_bytes <= end:
+            properties = _plain_properties(span, physical_offset - start, physical_offset, size_bytes)
+            out, topic = find(properties, _OUT_MS), find(properties, _REAL_TOPIC)
+            if out and topic and _DELETE_KEY not in properties:
+                wish = b"%b\x01%b" % (out, topic)
         wishes.append(wish)
     return wishes
+
+
+def _plain_properties(span: memoryview, position: int, physical_offset: int, size_bytes: int) -> bytes:
+    """Of the timer message that a unit means, if it has the common form; otherwise empty, and its view is asked.
+
+    Half of what a view takes, and nearly all timers have that form: 0.8 us less for each.
+    """
+    if size_bytes < HEAD_V4_BYTES:
+        return b""
+    size, magic, own_offset, sys_flag, body_bytes = _front_of(span, position)
+    is_own = size == size_bytes and own_offset == physical_offset
+    if not is_own or magic != MAGIC_V1 or sys_flag & HOSTS_V6 or not 0 <= body_bytes <= size:
+        return b""
+    rest = span[position + HEAD_V4_BYTES + body_bytes : position + size].tobytes()
+    return rest[len(_TOPIC_PART) + 2 :] if rest.startswith(_TOPIC_PART) else b""
 
 
 def own_times(reader: RecordReader, offsets: Sequence[int], sizes: Sequence[int]) -> list[int]:
@@ -115,76 +118,31 @@ def own_times(reader: RecordReader, offsets: Sequence[int], sizes: Sequence[int]
     for physical_offset, size_bytes in zip(offsets, sizes, strict=True):
         if physical_offset < start or physical_offset + size_bytes > end:
             span, start, end = reader.span(physical_offset)
-        at = physical_offset - start
-        if physical_offset + size_bytes > end or size_bytes < FRONT_BYTES:
-            times.append(0)
-            continue
-        size, magic, _, _, sys_flag, body_length = front_of(span, at)
-        if size != size_bytes or magic != MAGIC_V1 or sys_flag & UNUSUAL_FLAGS or not 0 <= body_length <= size:
-            times.append(_decoded_time(span[at : at + size_bytes]))
-            continue
-        rest = span[at + FRONT_BYTES + body_length : at + size].tobytes()
-        key = rest.find(_REQUEST_KEY)
-        if key >= 0 and rest.startswith(_DELIVER_MS, key) and rest.find(_REQUEST_KEY, key + 1) < 0:
-            times.append(max(_number_at(rest, key, len(_DELIVER_MS)), 0))
-        else:
-            times.append(_time_in(rest, span, at))
+        time_ms = 0
+        if physical_offset + size_bytes <= end:
+            position = physical_offset - start
+            properties = _plain_properties(span, position, physical_offset, size_bytes)
+            if properties and _DELAYS not in properties:
+                time = find(properties, _DELIVER_MS) or b""
+                if time.isdigit() and len(time) <= _DIGITS_MAX:
+                    time_ms = int(time)
+            if not time_ms:
+                time_ms = _viewed_time(span[position : position + size_bytes])
+        times.append(time_ms)
     return times
 
 
-def _time_in(rest: bytes, span: memoryview, at: int) -> int:
-    """Of what follows the body of the record at `at`."""
-    for key, unit_ms in ((_DELAY_SECONDS, 1000), (_DELAY_MS, 1)):
-        delay = _number_at(rest, rest.rfind(key), len(key))
-        if delay >= 0:
-            (store_time_ms,) = _STORE_TIME.unpack_from(span, at)
-            assert isinstance(store_time_ms, int)
-            return store_time_ms + delay * unit_ms
-    return max(_number_at(rest, rest.rfind(_DELIVER_MS), len(_DELIVER_MS)), 0)
-
-
-def _number_at(rest: bytes, at: int, key_length: int) -> int:
-    """The number after a key that was found there; -1 if there is none."""
-    if at < 0 or (at != _PROPERTIES_AT and rest[at - 1] != _SEPARATOR):
-        return -1
-    at += key_length
-    end = rest.find(b"\x02", at)
-    text = rest[at:] if end < 0 else rest[at:end]
-    return int(text) if text.isdigit() and len(text) <= _DIGITS_MAX else -1
-
-
-def _decoded_time(record: memoryview) -> int:
+def _viewed_time(record: memoryview) -> int:
+    """`requested_time_ms`, and 0 for what it refuses."""
     try:
-        message = decode_record(record)
-    except CorruptRecordError:
+        view = view_record(record)
+    except MessageError:
         return 0
-    asked = requested_time_ms(message.properties, message.store_time_ms)
-    return 0 if isinstance(asked, TimerRefusal) else max(asked, 0)
-
-
-def says_all(wish: bytes) -> bool:
-    """Whether messages with this wish all go the same way."""
-    return _REAL_TOPIC_BYTES in wish
-
-
-def _wish(text: str) -> tuple[int, str]:
-    """TIMER_OUT_MS and REAL_TOPIC of a text, or of the end of one that has both."""
-    out = value_of(text, _OUT_MS)
-    out_ms = natural_number(out or "") or 0
-    return out_ms, value_of(text, REAL_TOPIC) or ""
-
-
-_known_wish: Final = lru_cache(maxsize=4096)(_wish)
-
-
-def _decoded_request(reader: RecordReader, physical_offset: int, size_bytes: int) -> TimerRequest | None:
-    message = read_timer(reader, physical_offset, size_bytes)
-    if message is None:
-        return None
-    properties = message.properties
-    out_ms = natural_number(properties.get(Property.TIMER_OUT_MS, "")) or 0
-    is_mark = Property.TIMER_DELETE_UNIQUE_KEY in properties
-    return TimerRequest(physical_offset, size_bytes, out_ms, properties.get(Property.REAL_TOPIC, ""), is_mark)
+    known = decode_properties(view.properties)
+    if view.size_bytes != len(record) or not any(name in known for name in TIMER_REQUESTS):
+        return 0
+    asked = requested_time_ms(known, view.store_time_ms)
+    return asked if not isinstance(asked, TimerRefusal) and 0 < asked < _TIME_MAX_MS else 0
 
 
 def read_timer(reader: RecordReader, physical_offset: int, size_bytes: int) -> StoredMessage | None:
@@ -236,9 +194,6 @@ def due_copies(
 def is_recalled(unique_key: str | None, topic: str, deleted_keys: Collection[str]) -> bool:
     """By the unique key alone (5.5.0) or with its topic (`topic+key`, before and with appendTopicForTimerDeleteKey)."""
     return bool(unique_key) and (unique_key in deleted_keys or f"{topic}+{unique_key}" in deleted_keys)
-
-
-_tuple: Final = tuple.__new__  # what a NamedTuple's constructor ends in: 0.4 us less
 
 
 class RecordReader:

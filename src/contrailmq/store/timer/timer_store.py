@@ -68,7 +68,7 @@ from contrailmq.store.timer.intake import GrowingSlot, Place, Without
 from contrailmq.store.timer.log import FILE_BYTES_MIN, TimerLog, TimerMagic, TimerUnit
 from contrailmq.store.timer.metrics import TopicCounts, save_text
 from contrailmq.store.timer.put_back import put_back
-from contrailmq.store.timer.records import RecordReader, TimerRequest, read_request, read_timer, read_wishes, says_all
+from contrailmq.store.timer.records import RecordReader, TimerRequest, read_request, read_timer, read_wishes
 from contrailmq.store.timer.recount import Recount
 from contrailmq.store.timer.recovery import Recovered, recover
 from contrailmq.store.timer.wheel import SLOTS_TOTAL, Slot, TimerWheel
@@ -355,7 +355,7 @@ class TimerStore:
                     if isinstance(found, Place):
                         place = found
                         places.append(place)
-                        if says_all(wishes[at]):
+                        if wishes[at]:
                             known[wishes[at]] = place
                     else:
                         count = self._do_without(found, units[at:], now_ms, write_time_ms)
