@@ -35,15 +35,9 @@ from contrailmq.store.base.clock import Clock, SystemClock
 from contrailmq.store.base.errors import StoreError, StoreIOError, StoreReadOnlyError
 from contrailmq.store.base.stats import StoreStats
 from contrailmq.store.base.status import (
-    Append,
     Arrival,
-    BatchResult,
-    Copy,
     MessageFilter,
     Messages,
-    Put,
-    PutInnerBatch,
-    PutMany,
     Read,
     WarmRead,
 )
@@ -52,17 +46,16 @@ from contrailmq.store.base.store_lock import StoreLock, finish_interrupted, remo
 from contrailmq.store.config import START_BOUNDS, StartBounds, StoreConfig
 from contrailmq.store.files import Files
 from contrailmq.store.life import StoreLife, while_open
-from contrailmq.store.log.commit_log import LOCALHOST
 from contrailmq.store.log.damage import Place
 from contrailmq.store.log.flush import FlushFailedError
 from contrailmq.store.opening import load_and_recover
-from contrailmq.store.parts import build_parts
+from contrailmq.store.parts import Hooks, build_parts
 from contrailmq.store.putting import Putter
 from contrailmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from contrailmq.store.queues.consume_queue import ConsumeQueue
 from contrailmq.store.queues.queue_unit import Boundary, unpack_units
 from contrailmq.store.reading.decoded import check_body, decode_found
-from contrailmq.store.reading.reader import PULL_BYTES_MAX
+from contrailmq.store.reading.reader import PULL_BYTES_MAX, Reader
 from contrailmq.store.upkeep.ground import GroundWatch
 from contrailmq.store.writability import Writability, explained
 
@@ -113,11 +106,7 @@ class MessageStore:
             self.clock,
             self.store_clock,
             self.stats,
-            on_failure=lambda cause: self._writability.sync_failed(cause),
-            on_commit=self._on_commit,
-            on_flushed=self._on_flushed,
-            on_disk_full=lambda reason: self._writability.set_disk_full(reason),
-            on_standstill=lambda error: self._writability.stand_still(error),
+            self._hooks(),
             dispatch_before_reads=self._catch_up if drive is Drive.EMBEDDED else None,
             batch_topics=batch_topics,
             bounds=bounds,
@@ -134,18 +123,30 @@ class MessageStore:
         self._life = StoreLife(config.path, self.stats, self._forked, parts.dispatcher.is_dispatching_here)
         self._writability = Writability(config, self.files, self._log, self._life, lambda: self._dispatcher.mark)
         self._putter = self._new_putter()
-        self.put: Put = self._putter.put
-        self.put_many: PutMany = self._putter.put_many
-        self.put_inner_batch: PutInnerBatch = self._putter.put_inner_batch
-        self.append: Append = self._log.append
-        # Bound to the reader's own methods, because pulls go through them.
-        reader = parts.reader
+        # Bound without another layer: these are the hottest calls there are. Those of the log leave a record neither
+        # durable nor dispatched.
+        self.put, self.put_many = self._putter.put, self._putter.put_many
+        self.put_inner_batch = self._putter.put_inner_batch
+        self.append, self.append_batch = self._log.append, self._log.append_batch
+        self.append_copies = self._log.append_copies
+        self._bind_reads(parts.reader)
+        self._shut()
+
+    def _hooks(self) -> Hooks:
+        return Hooks(
+            on_failure=lambda cause: self._writability.sync_failed(cause),
+            on_commit=self._on_commit,
+            on_flushed=self._on_flushed,
+            on_disk_full=lambda reason: self._writability.set_disk_full(reason),
+            on_standstill=lambda error: self._writability.stand_still(error),
+        )
+
+    def _bind_reads(self, reader: Reader) -> None:
+        """To the reader's own methods, because pulls go through them."""
         self.get_slices: Read = reader.get  # as `get`, but slices of the mapped log, not decoded
         self.get_slices_warm: WarmRead = reader.get_warm  # None when that would touch pages that are not in memory
         self.get_slices_cold: Read = reader.get_cold  # copies, which the calling thread reads from the disk
         self.get_slices_sound: Read = reader.get_sound  # all of them checked: for whoever writes them once more
-        self.append_copies: Callable[[Sequence[Copy]], int] = self._log.append_copies
-        self._shut()
 
     def _new_putter(self) -> Putter:
         return Putter(
@@ -320,33 +321,6 @@ class MessageStore:
         self._housekeeping.stand_down()
 
     # --- by a loop: nothing here waits for a disk
-
-    def append_batch(
-        self,
-        topic: str,
-        queue_id: int,
-        batch: bytes,
-        *,
-        sys_flag: int = 0,
-        born_time_ms: int = 0,
-        born_host: bytes = LOCALHOST,
-        store_host: bytes = LOCALHOST,
-        reconsume_times: int = 0,
-    ) -> BatchResult:
-        """A client's batch as one record for each part, in one file, all or nothing. Neither durable nor dispatched.
-
-        Raises MessageError for one that is malformed (message/batch.py has its form).
-        """
-        return self._log.append_batch(
-            topic,
-            queue_id,
-            batch,
-            sys_flag=sys_flag,
-            born_time_ms=born_time_ms,
-            born_host=born_host,
-            store_host=store_host,
-            reconsume_times=reconsume_times,
-        )
 
     @while_open
     def append_raw(self, offset: int, data: bytes | memoryview) -> bool:

@@ -59,47 +59,60 @@ class Parts:
     retention: Retention
 
 
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the parts tell their store, from whichever thread notices it."""
+
+    on_failure: Callable[[str], None]  # a sync failed
+    on_commit: Callable[[], None]
+    on_flushed: Callable[[int], None]
+    on_disk_full: Callable[[str | None], None]
+    on_standstill: Callable[[OSError | None], None]
+
+
 def build_parts(
     config: StoreConfig,
     files: Files,
     clock: Clock,
     store_clock: StoreClock,
     stats: StoreStats,
+    hooks: Hooks,
     *,
-    on_failure: Callable[[str], None],
-    on_commit: Callable[[], None],
-    on_flushed: Callable[[int], None],
-    on_disk_full: Callable[[str | None], None],
-    on_standstill: Callable[[OSError | None], None],
     dispatch_before_reads: Callable[[], None] | None,
     batch_topics: Container[str],
     bounds: StartBounds,
 ) -> Parts:
-    """`config` is resolved. `on_failure` hears of a sync that failed, from whichever thread met it."""
+    """`config` is resolved."""
+    on_failure = hooks.on_failure
     log_files = MappedFileQueue(files, clock, config.commit_log_paths, config.mapped_file_size_commit_log)
     checkpoint = Checkpoint(config.checkpoint_path, files)
-    pool, committer = _write_buffers(config, files, clock, log_files, on_commit, on_failure)
+    pool, committer = _write_buffers(config, files, clock, log_files, hooks.on_commit, on_failure)
     allocator = Allocator(files, config, log_files, pool, on_sync_failure=on_failure)
     log = CommitLog(config, store_clock, log_files, allocator)
-    flusher = LogFlusher(
-        config,
-        clock,
-        log_files,
-        on_failure=on_failure,
-        on_thorough=lambda store_time_ms: setattr(checkpoint, "physic_msg_time_ms", store_time_ms),
-        committer=committer,
-    )
-    flusher.add_listener(on_flushed)
+    flusher = _flusher(config, clock, log_files, checkpoint, committer, hooks)
     queues = _queues(config, files, batch_topics)
     log.is_batch_topic = queues.batches.holds
     index = _index(config, files, clock, checkpoint, bounds) if config.message_index_enable else None
-    delay_levels = DelayLevels(config.message_delay_level)
     housekeeping = Housekeeping(config, files, clock, queues, index, checkpoint, log_files, on_failure, bounds)
     retention = Retention(
-        config, files, clock, log_files, queues, index, store_clock.doubted_ms, on_disk_full=on_disk_full
+        config, files, clock, log_files, queues, index, store_clock.doubted_ms, on_disk_full=hooks.on_disk_full
     )
     housekeeping.add_task(lambda: _clean(retention))
     housekeeping.add_task(LeftPages(files, clock, log_files).tick)
+    delay_levels = DelayLevels(config.message_delay_level)
+    dispatcher = Dispatcher(
+        log, queues, index, delay_levels, stats, on_sync_failure=on_failure, on_standstill=hooks.on_standstill
+    )
+    reader = Reader(
+        config,
+        log,
+        queues,
+        index,
+        Residency(files, log, clock.monotonic_ms),
+        stats,
+        monotonic_ms=clock.monotonic_ms,
+        dispatch=dispatch_before_reads,
+    )
     return Parts(
         log_files=log_files,
         pool=pool,
@@ -111,22 +124,31 @@ def build_parts(
         queues=queues,
         index=index,
         delay_levels=delay_levels,
-        dispatcher=Dispatcher(
-            log, queues, index, delay_levels, stats, on_sync_failure=on_failure, on_standstill=on_standstill
-        ),
-        reader=Reader(
-            config,
-            log,
-            queues,
-            index,
-            Residency(files, log, clock.monotonic_ms),
-            stats,
-            monotonic_ms=clock.monotonic_ms,
-            dispatch=dispatch_before_reads,
-        ),
+        dispatcher=dispatcher,
+        reader=reader,
         housekeeping=housekeeping,
         retention=retention,
     )
+
+
+def _flusher(
+    config: StoreConfig,
+    clock: Clock,
+    log_files: MappedFileQueue,
+    checkpoint: Checkpoint,
+    committer: LogCommitter | None,
+    hooks: Hooks,
+) -> LogFlusher:
+    flusher = LogFlusher(
+        config,
+        clock,
+        log_files,
+        on_failure=hooks.on_failure,
+        on_thorough=lambda store_time_ms: setattr(checkpoint, "physic_msg_time_ms", store_time_ms),
+        committer=committer,
+    )
+    flusher.add_listener(hooks.on_flushed)
+    return flusher
 
 
 def _queues(config: StoreConfig, files: Files, batch_topics: Container[str]) -> ConsumeQueueTable:

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from contrailmq.message import Message, StoredMessage, offset_message_id
+from contrailmq.message import StoredMessage, offset_message_id
 from contrailmq.store.base.get_result import GetResult as GetResult
 from contrailmq.store.base.get_result import GetStatus as GetStatus
 from contrailmq.store.base.get_result import Limits as Limits
@@ -57,30 +57,6 @@ class AppendResult(NamedTuple):
     reason: str = ""
 
 
-class Append(Protocol):
-    """CommitLog.append, bound without another layer: it is the hottest call there is."""
-
-    def __call__(
-        self,
-        topic: str,
-        queue_id: int,
-        body: bytes,
-        properties: bytes,
-        *,
-        tags_code: int,
-        keys: str | None,
-        unique_key: str | None,
-        tags: str | None = None,
-        flag: int = 0,
-        sys_flag: int = 0,
-        born_time_ms: int = 0,
-        born_host: bytes = ...,
-        store_host: bytes = ...,
-        reconsume_times: int = 0,
-        prepared_transaction_offset: int = 0,
-    ) -> AppendResult: ...
-
-
 class Copy(NamedTuple):
     """A record of the log that is to be written again. (A plain tuple where many are.)"""
 
@@ -126,32 +102,6 @@ class PutResult(NamedTuple):
     @property
     def offset_message_id(self) -> str:
         return offset_message_id(self.store_host, self.physical_offset) if self.physical_offset >= 0 else ""
-
-
-class Put(Protocol):
-    """Putter.put, bound without another layer."""
-
-    def __call__(
-        self,
-        message: Message,
-        queue_id: int = 0,
-        *,
-        sys_flag: int = 0,
-        born_time_ms: int = 0,
-        born_host: bytes = b"",
-    ) -> PutResult: ...
-
-
-class PutMany(Protocol):
-    """Putter.put_many, likewise."""
-
-    def __call__(self, messages: Sequence[Message], queue_id: int = 0) -> list[PutResult]: ...
-
-
-class PutInnerBatch(Protocol):
-    """Putter.put_inner_batch, likewise."""
-
-    def __call__(self, topic: str, messages: Sequence[Message], queue_id: int = 0) -> PutResult: ...
 
 
 class Arrival(NamedTuple):

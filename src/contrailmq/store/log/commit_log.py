@@ -199,16 +199,10 @@ class CommitLog:
         crc = crc32(body) & 0x7FFFFFFF
         # From here on `_write` and `plain_records`, inlined for one record: 5.5 us instead of 6.9 (CPython 3.11).
         with self.lock:
-            now_ms = self._now_ms()
-            if now_ms < self.last_time_ms:
-                now_ms = self.last_time_ms
-            self.last_time_ms = self.lock_since_ms = now_ms
-            file = self._file
-            if file is None or file.wrote + size + BLANK_BYTES > self._file_bytes:
-                file = self._roll(size)
-                if file is None:
-                    return self._no_file()
-            begin = file.wrote
+            file = self._file_for(size)
+            if file is None:
+                return self._no_file()
+            now_ms, begin = self.last_time_ms, file.wrote
             offset, end = file.base + begin, begin + size
             takes_offset = not sys_flag & _NO_QUEUE
             queue_offset = state.next_offset if takes_offset else 0
@@ -224,13 +218,8 @@ class CommitLog:
                 state.next_offset = queue_offset + 1
             state.put_count += 1
             state.put_bytes += size
-            file.store_time_ms = now_ms
-            file.wrote = end
-            if len(self.facts) < FACTS_MAX:
-                self.facts.append((state, offset, size, tags_code, now_ms, queue_offset, hashes, sys_flag, properties))
-            if end > self._prefault_at:
-                self._prefault_at = self._allocator.prefault_ahead(file, end)
-            self.lock_since_ms = 0
+            fact = (state, offset, size, tags_code, now_ms, queue_offset, hashes, sys_flag, properties)
+            self._count(file, end, [fact])
         return _result(AppendResult, (_PUT_OK, offset, size, queue_offset, now_ms, ""))
 
     def append_batch(
@@ -424,16 +413,10 @@ class CommitLog:
         not fit; queue offsets are taken before the records count, so that an interrupt may waste some and never repeats
         one, and are given back when nothing was written; then the records count, and dispatch may hear of them.
         """
-        now_ms = self._now_ms()
-        if now_ms < self.last_time_ms:
-            now_ms = self.last_time_ms  # searches by time rely on it
-        self.last_time_ms = self.lock_since_ms = now_ms
-        file = self._file
-        if file is None or file.wrote + least_bytes + BLANK_BYTES > self._file_bytes:
-            file = self._roll(least_bytes)
-            if file is None:
-                return self._no_file()
-        begin, base = file.wrote, file.base
+        file = self._file_for(least_bytes)
+        if file is None:
+            return self._no_file()
+        now_ms, begin, base = self.last_time_ms, file.wrote, file.base
         offset, room_end = base + begin, base + self._file_bytes - BLANK_BYTES
         facts: list[DispatchFact] = []
         for state, size, count, code, hashes, sys_flag, properties in drafts:
@@ -453,14 +436,29 @@ class CommitLog:
         except BaseException as exc:  # noqa: BLE001 - nothing was written, by an interrupt either; `_unfit` raises those
             self._give_back(drafts[: len(facts)])
             return self._unfit(exc)
-        file.store_time_ms = now_ms
+        self._count(file, end, facts)
+        return facts
+
+    def _file_for(self, least_bytes: int) -> MappedFile | None:
+        """The file that takes the next records; None when there is no room. Their store time is `last_time_ms`."""
+        now_ms = self._now_ms()
+        if now_ms < self.last_time_ms:
+            now_ms = self.last_time_ms  # searches by time rely on it
+        self.last_time_ms = self.lock_since_ms = now_ms
+        file = self._file
+        if file is None or file.wrote + least_bytes + BLANK_BYTES > self._file_bytes:
+            return self._roll(least_bytes)
+        return file
+
+    def _count(self, file: MappedFile, end: int, facts: list[DispatchFact]) -> None:
+        """The records up to here count from now on, and dispatch may hear of them."""
+        file.store_time_ms = self.last_time_ms
         file.wrote = end
         if len(self.facts) + len(facts) <= FACTS_MAX:
             self.facts.extend(facts)
         if end > self._prefault_at:
             self._prefault_at = self._allocator.prefault_ahead(file, end)
         self.lock_since_ms = 0
-        return facts
 
     def _give_back(self, drafts: Sequence[Draft]) -> None:
         for state, size, count, _, _, _, _ in drafts:

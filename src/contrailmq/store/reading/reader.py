@@ -471,13 +471,8 @@ class Reader:
             following += 1
             if physical_offset < gone_before or size == PRE_BLANK_SIZE:
                 continue
-            if (
-                message_filter is not None
-                and not self._unit_matches(message_filter, queue, code)
-                and not (
-                    is_ext_address(code)
-                    and (checks or self._record_matches(message_filter, fetch(physical_offset, size)))
-                )
+            if message_filter is not None and not self._may_match(
+                message_filter, queue, physical_offset, size, code, None if checks else fetch
             ):
                 continue
             record = fetch(physical_offset, size)
@@ -501,15 +496,25 @@ class Reader:
         found.damaged = damaged
         return found
 
-    def _unit_matches(self, message_filter: MessageFilter, queue: ConsumeQueue, code: int) -> bool:
-        """With extensions on, the unit holds an address, and the tag's code is there; unreadable counts as a match."""
+    def _may_match(
+        self,
+        message_filter: MessageFilter,
+        queue: ConsumeQueue,
+        physical_offset: int,
+        size_bytes: int,
+        code: int,
+        fetch: Callable[[int, int], memoryview | None] | None,
+    ) -> bool:
+        """With extensions on, the unit holds an address, and the tag's code is there; unreadable counts as a match.
+
+        Extensions have neither checksums nor syncs, so where they say no the record itself is asked for its tag.
+        """
         if not is_ext_address(code):
             return message_filter.match_unit(code, None)
         ext = self._queues.ext.get(queue.topic, queue.queue_id, code) if self._queues.ext is not None else None
-        return ext is None or message_filter.match_unit(ext.tags_code, ext)
-
-    def _record_matches(self, message_filter: MessageFilter, record: memoryview | None) -> bool:
-        """By the tag of the record itself: extensions have neither checksums nor syncs, so their no is asked about."""
+        if ext is None or message_filter.match_unit(ext.tags_code, ext):
+            return True
+        record = fetch(physical_offset, size_bytes) if fetch is not None else None
         if record is None:
             return True
         with record:

@@ -4,15 +4,16 @@
 properties as raw bytes. What is not a whole record ends the walk and is returned as the verdict. Recovery, verify and
 rebuild all stand on it.
 
-The loop handles the common shape inline (magic V1, both hosts IPv4) and leaves every doubt to `check_record`, which
-judges any bytes. The buffer should be a mapping: its slices are bytes at once, which costs less than a view of a view.
+`_common` reads the common shape (magic V1, both hosts IPv4); every doubt is left to `check_record`, which judges any
+bytes. The buffer should be a mapping: its slices are bytes at once, which costs less than a view of a view.
 (Faulting its pages in ahead, or reading it with preadv, gains nothing: what costs is the number of records.)
 
 Two shorter loops serve what recovery mostly meets. `_judged` passes over records that only have to be whole: their
 units and index entries are vouched for. `_expected` passes over records whose units have to be compared and nearly
 always are right: the walk looks by queue id, then by topic, for the queue that a record is of, and finds by itself that
-the record's unit is there. What is not exactly as expected is handed over like everything else. A record of 1 KiB
-takes 1.3 us there and 2.4 us here, checksum included; handing it over takes 2 us and what the sink does.
+the record's unit is there. (Both repeat the shape test, so that neither makes a call for every record.) What is not
+exactly as expected is handed over like everything else. A record of 1 KiB takes 1.3 us there and 2.4 us here, checksum
+included; handing it over takes 2 us and what the sink does.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def walk(
     All are judged; those below the physical offset `take_from` are not handed over, nor those that are as expected.
     """
     buffer, base, end_of_data = file.mapping, file.base, file.size_bytes if limit is None else limit
-    unpack, checksum, take = _HEAD.unpack_from, crc32, sink.take
+    take = sink.take
     records = store_time = 0
     last = -1
     with_body_crc = check_body_crc and not check_record_crc
@@ -130,53 +131,58 @@ def walk(
             if run.records:
                 records, last, position = records + run.records, run.last, run.position
                 store_time = read_store_time(buffer, last)
-        if position + RECORD_BYTES_MIN <= end_of_data and not check_record_crc:
-            size, magic, crc, queue_id, queue_offset, own, sys_flag, time_ms, length = unpack(buffer, position)
-            end = position + size
-            body = position + HEAD_V4_BYTES
-            topic = body + length + 1
-            if (
-                magic == MAGIC_V1
-                and not sys_flag & HOSTS_V6
-                and own == base + position
-                and end <= end_of_data
-                and body < topic <= end - 2
-            ):
-                topic_end = topic + buffer[topic - 1]
-                if (
-                    topic_end <= end - 2
-                    and topic_end - topic < 128
-                    and buffer[topic_end - 1]  # a lost page reads as zeros: check_record looks closer
-                    and (buffer[end - 1] or topic_end + 2 == end)
-                    and (buffer[topic_end] << 8) + buffer[topic_end + 1] == end - topic_end - 2
-                    and (not with_body_crc or not length or checksum(buffer[body : topic - 1]) & 0x7FFFFFFF == crc)
-                ):
-                    store_time = time_ms
-                    last = position
-                    records += 1
-                    if own >= take_from:
-                        take(RecordView(buffer, position, size, crc, queue_id, queue_offset, own, sys_flag, time_ms,
-                             body, topic - 1, buffer[topic:topic_end], buffer[topic_end + 2 : end]))  # fmt: skip
-                    position = end
-                    continue
-        verdict = check_record(
-            buffer,
-            position,
-            limit=end_of_data,
-            physical_offset=base + position,
-            check_body_crc=check_body_crc,
-            check_record_crc=check_record_crc,
-        )
-        if verdict.kind is not Kind.WHOLE:
-            # Read once and not soon again: a start would leave a whole log file in our resident memory.
-            buffer.madvise(MADV_DONTNEED)
-            return WalkEnd(position, verdict, records, base + last if last >= 0 else -1, store_time)
-        store_time = read_store_time(buffer, position)
-        if base + position >= take_from:
-            take(view_record(buffer, position))
-        last = position
+        view = None if check_record_crc else _common(buffer, position, end_of_data, base, with_body_crc)
+        if view is None:
+            verdict = check_record(
+                buffer,
+                position,
+                limit=end_of_data,
+                physical_offset=base + position,
+                check_body_crc=check_body_crc,
+                check_record_crc=check_record_crc,
+            )
+            if verdict.kind is not Kind.WHOLE:
+                # Read once and not soon again: a start would leave a whole log file in our resident memory.
+                buffer.madvise(MADV_DONTNEED)
+                return WalkEnd(position, verdict, records, base + last if last >= 0 else -1, store_time)
+            view = view_record(buffer, position)
+        store_time, last = view.store_time_ms, position
         records += 1
-        position += verdict.size_bytes
+        if base + position >= take_from:
+            take(view)
+        position += view.size_bytes
+
+
+def _common(buffer: mmap, position: int, end_of_data: int, base: int, with_body_crc: bool) -> RecordView | None:
+    """The whole record of the common shape that stands there; None when `check_record` has to judge."""
+    if position + RECORD_BYTES_MIN > end_of_data:
+        return None
+    size, magic, crc, queue_id, queue_offset, own, sys_flag, time_ms, length = _HEAD.unpack_from(buffer, position)
+    end = position + size
+    body = position + HEAD_V4_BYTES
+    topic = body + length + 1
+    if (
+        magic != MAGIC_V1
+        or sys_flag & HOSTS_V6
+        or own != base + position
+        or end > end_of_data
+        or not body < topic <= end - 2
+    ):
+        return None
+    topic_end = topic + buffer[topic - 1]
+    if (
+        topic_end > end - 2
+        or topic_end - topic >= 128
+        or not buffer[topic_end - 1]  # a lost page reads as zeros: check_record looks closer
+        or not (buffer[end - 1] or topic_end + 2 == end)
+        or (buffer[topic_end] << 8) + buffer[topic_end + 1] != end - topic_end - 2
+        or (with_body_crc and length and crc32(buffer[body : topic - 1]) & 0x7FFFFFFF != crc)
+    ):
+        return None
+    return RecordView(
+        buffer, position, size, crc, queue_id, queue_offset, own, sys_flag, time_ms, body, topic - 1,
+        buffer[topic:topic_end], buffer[topic_end + 2 : end],
+    )  # fmt: skip
 
 
 class Hole(NamedTuple):
@@ -295,10 +301,7 @@ def _judged(buffer: mmap, position: int, end_of_data: int, base: int, with_body_
 
 
 def _expected(buffer: mmap, position: int, end_of_data: int, base: int, with_body_crc: bool, expects: Expects) -> _Run:
-    """Pass over records that are whole, of the common shape, and have their unit; stop before the first other one.
-
-    It repeats the shape test of `_judged`, so that neither loop makes a call for it at every record.
-    """
+    """Pass over records that are whole, of the common shape, and have their unit; stop before the first other one."""
     unpack, checksum, unit_at, unit_bytes = _SHORT_HEAD.unpack_from, crc32, _QUEUE_UNIT.unpack_from, _QUEUE_UNIT.size
     likely, queues, marks, _, beyond = expects
     likely_of, mark_of = likely.get, marks.get
@@ -335,8 +338,7 @@ def _expected(buffer: mmap, position: int, end_of_data: int, base: int, with_bod
             or (tail[properties - 2] << 8) + tail[properties - 1] != properties_bytes
         ):
             break
-        place = (queue_offset - queue.block_first) * unit_bytes
-        unit_offset, unit_size, code = unit_at(queue.block, place)
+        unit_offset, unit_size, code = unit_at(queue.block, (queue_offset - queue.block_first) * unit_bytes)
         if unit_offset != own or unit_size != size:
             break
         parts = tail.split(_TAGS)  # the one call that tells where it is and that there is no other
