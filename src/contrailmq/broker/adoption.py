@@ -28,7 +28,7 @@ from contrailmq.broker.state.keeping import GROUPS_FILE, TOPICS_FILE
 from contrailmq.broker.state.offsets import OFFSETS_FILE
 from contrailmq.broker.state.topics import QUEUES_MAX, Topic
 from contrailmq.message import RETRY_PREFIX, MessageError, SystemTopic, check_group, check_topic
-from contrailmq.store.queues.light_queues import LIGHT_PREFIX
+from contrailmq.store import LIGHT_PREFIX
 
 log = logging.getLogger("contrailmq.broker")
 

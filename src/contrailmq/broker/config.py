@@ -20,7 +20,7 @@ from typing import Final
 from contrailmq.broker.foreign_settings import PROMISES, named_in_one_line, why_without_effect
 from contrailmq.broker.state.client_bound import DEFAULT_MAX
 from contrailmq.message import ContrailError, MessageError, check_group
-from contrailmq.store.config import StoreConfig, rocketmq_key
+from contrailmq.store import StoreConfig, rocketmq_key
 from contrailmq.wire.promises import broken_promises
 from contrailmq.wire.tls import KEYS as TLS_KEYS
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from contrailmq.store.config import WITHOUT_EFFECT as OF_STORE
+from contrailmq.store import WITHOUT_EFFECT as OF_STORE
 from contrailmq.wire.promises import Promise, is_above_one, is_not_off
 
 _NO_REPLICATION: Final = "the log is not replicated yet: each message is on one machine"

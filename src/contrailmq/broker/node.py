@@ -37,10 +37,7 @@ from contrailmq.broker.state.persistence import Snapshot
 from contrailmq.broker.state.statistics import Statistics
 from contrailmq.broker.state.topics import BatchTopics, Topic, TopicTable, system_topics
 from contrailmq.message import Property, encode_host
-from contrailmq.store.base.clock import Clock
-from contrailmq.store.base.status import AppendResult, Arrival
-from contrailmq.store.message_store import MessageStore
-from contrailmq.store.queues.light_queues import LIGHT_PREFIX
+from contrailmq.store import LIGHT_PREFIX, AppendResult, Arrival, Clock, MessageStore
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer

@@ -41,12 +41,18 @@ from contrailmq.broker.state.topics import saved_batch_topics
 from contrailmq.broker.supervision import Service, Supervisor
 from contrailmq.broker.transactions.halves import METRICS_FILE, TransactionService
 from contrailmq.message import ContrailError
-from contrailmq.store.base.clock import Clock, SystemClock
-from contrailmq.store.base.errors import StoreConfigError
-from contrailmq.store.config import StoreConfig, recorded_path, settings_to_record
-from contrailmq.store.files import Files
-from contrailmq.store.message_store import Drive, MessageStore
-from contrailmq.store.queues.descriptors import STORE_DESCRIPTORS
+from contrailmq.store import (
+    STORE_DESCRIPTORS,
+    Clock,
+    Drive,
+    Files,
+    MessageStore,
+    StoreConfig,
+    StoreConfigError,
+    SystemClock,
+    recorded_path,
+    settings_to_record,
+)
 from contrailmq.wire.connection import SERVER_LIMITS
 from contrailmq.wire.errors import ConnectError
 from contrailmq.wire.properties import SettingsError, read_properties

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
-from contrailmq.store.base.errors import StoreReadOnlyError
+from contrailmq.store import StoreReadOnlyError
 
 log = logging.getLogger("contrailmq.broker")
 

@@ -1,5 +1,6 @@
 """The message store: RocketMQ's commit log, consume queues and index as files, usable alone, without a broker.
 
+This is the store's front: a broker imports everything of it from here, and users `MessageStore`, settings and tools.
 Names are imported when they are first used: a Spark task that reads records loads no store for it.
 """
 
@@ -10,14 +11,43 @@ from contrailmq._lazy import lazy_names
 if TYPE_CHECKING:
     from contrailmq.message.codec import check_record, decode_record, encode_record
     from contrailmq.store.base.clock import Clock, ManualClock, SystemClock
-    from contrailmq.store.base.errors import StoreError
+    from contrailmq.store.base.errors import StoreConfigError, StoreError, StoreIOError, StoreReadOnlyError
     from contrailmq.store.base.findings import VerifyReport
-    from contrailmq.store.base.status import GetStatus, PutStatus
-    from contrailmq.store.config import BrokerRole, FlushDiskType, StoreConfig
+    from contrailmq.store.base.journal import RUN_BYTES_MAX, CopyPlace, Journal, Run, stands
+    from contrailmq.store.base.status import (
+        AppendResult,
+        Arrival,
+        BatchResult,
+        Copy,
+        GetResult,
+        GetStatus,
+        PutStatus,
+        QueueRead,
+    )
+    from contrailmq.store.config import (
+        WITHOUT_EFFECT,
+        BrokerRole,
+        FlushDiskType,
+        StoreConfig,
+        hours_of,
+        recorded_path,
+        rocketmq_key,
+        settings_to_record,
+    )
+    from contrailmq.store.delay_levels import DelayLevels
     from contrailmq.store.files import Files
+    from contrailmq.store.log.copying import COPY_MISSES_MAX, QUEUE_ID_MAX, Copier, place_of
+    from contrailmq.store.log.damage import Place
     from contrailmq.store.message_store import Drive, MessageStore
+    from contrailmq.store.queues.descriptors import STORE_DESCRIPTORS
+    from contrailmq.store.queues.light_queues import LIGHT_PREFIX
+    from contrailmq.store.queues.queue_state import TAG_LENGTH_MAX
     from contrailmq.store.queues.queue_unit import Boundary
     from contrailmq.store.recovery.recovery import RecoveryReport, recover
+    from contrailmq.store.timer.admission import TIMER_REQUESTS, TimerRefusal, admit, wants_timer
+    from contrailmq.store.timer.checkpoint import decode_checkpoint, encode_checkpoint
+    from contrailmq.store.timer.metrics import TopicCounts
+    from contrailmq.store.timer.timer_store import FlushPlan, TimerStore
     from contrailmq.store.tools.inspect import StoreSummary, inspect_store
     from contrailmq.store.tools.read_only import StoreView
     from contrailmq.store.tools.rebuild import RebuildReport, rebuild_store
@@ -26,67 +56,120 @@ if TYPE_CHECKING:
     from contrailmq.store.upkeep.retention import Retention
 
 __all__ = [
+    "COPY_MISSES_MAX",
+    "LIGHT_PREFIX",
+    "QUEUE_ID_MAX",
+    "RUN_BYTES_MAX",
+    "STORE_DESCRIPTORS",
+    "TAG_LENGTH_MAX",
+    "TIMER_REQUESTS",
+    "WITHOUT_EFFECT",
+    "AppendResult",
+    "Arrival",
+    "BatchResult",
     "Boundary",
     "BrokerRole",
     "Clock",
+    "Copier",
+    "Copy",
+    "CopyPlace",
+    "DelayLevels",
     "Drive",
     "Files",
     "FlushDiskType",
+    "FlushPlan",
+    "GetResult",
     "GetStatus",
+    "Journal",
     "ManualClock",
     "MessageStore",
+    "Place",
     "PutStatus",
+    "QueueRead",
     "RebuildReport",
     "RecoveryReport",
     "RepairReport",
     "Retention",
+    "Run",
     "StoreConfig",
+    "StoreConfigError",
     "StoreError",
+    "StoreIOError",
+    "StoreReadOnlyError",
     "StoreSummary",
     "StoreView",
     "SystemClock",
+    "TimerRefusal",
+    "TimerStore",
+    "TopicCounts",
     "VerifyReport",
+    "admit",
     "check_record",
+    "decode_checkpoint",
     "decode_record",
+    "encode_checkpoint",
     "encode_record",
     "find_damage",
+    "hours_of",
     "inspect_store",
+    "place_of",
     "rebuild_store",
+    "recorded_path",
     "recover",
     "repair_store",
+    "rocketmq_key",
+    "settings_to_record",
+    "stands",
     "verify_store",
+    "wants_timer",
 ]
 
-_HOMES: Final = {
-    "Boundary": "contrailmq.store.queues.queue_unit",
-    "BrokerRole": "contrailmq.store.config",
-    "Clock": "contrailmq.store.base.clock",
-    "Drive": "contrailmq.store.message_store",
-    "Files": "contrailmq.store.files",
-    "FlushDiskType": "contrailmq.store.config",
-    "GetStatus": "contrailmq.store.base.status",
-    "ManualClock": "contrailmq.store.base.clock",
-    "MessageStore": "contrailmq.store.message_store",
-    "PutStatus": "contrailmq.store.base.status",
-    "RebuildReport": "contrailmq.store.tools.rebuild",
-    "RecoveryReport": "contrailmq.store.recovery.recovery",
-    "RepairReport": "contrailmq.store.tools.repair",
-    "Retention": "contrailmq.store.upkeep.retention",
-    "StoreConfig": "contrailmq.store.config",
-    "StoreError": "contrailmq.store.base.errors",
-    "StoreSummary": "contrailmq.store.tools.inspect",
-    "StoreView": "contrailmq.store.tools.read_only",
-    "SystemClock": "contrailmq.store.base.clock",
-    "VerifyReport": "contrailmq.store.base.findings",
-    "check_record": "contrailmq.message.codec",
-    "decode_record": "contrailmq.message.codec",
-    "encode_record": "contrailmq.message.codec",
-    "find_damage": "contrailmq.store.tools.repair",
-    "inspect_store": "contrailmq.store.tools.inspect",
-    "rebuild_store": "contrailmq.store.tools.rebuild",
-    "recover": "contrailmq.store.recovery.recovery",
-    "repair_store": "contrailmq.store.tools.repair",
-    "verify_store": "contrailmq.store.tools.verify",
+_NAMES: Final = {
+    "contrailmq.message.codec": ("check_record", "decode_record", "encode_record"),
+    "contrailmq.store.base.clock": ("Clock", "ManualClock", "SystemClock"),
+    "contrailmq.store.base.errors": ("StoreConfigError", "StoreError", "StoreIOError", "StoreReadOnlyError"),
+    "contrailmq.store.base.findings": ("VerifyReport",),
+    "contrailmq.store.base.journal": ("CopyPlace", "Journal", "RUN_BYTES_MAX", "Run", "stands"),
+    "contrailmq.store.base.status": (
+        "AppendResult",
+        "Arrival",
+        "BatchResult",
+        "Copy",
+        "GetResult",
+        "GetStatus",
+        "PutStatus",
+        "QueueRead",
+    ),
+    "contrailmq.store.config": (
+        "BrokerRole",
+        "FlushDiskType",
+        "StoreConfig",
+        "WITHOUT_EFFECT",
+        "hours_of",
+        "recorded_path",
+        "rocketmq_key",
+        "settings_to_record",
+    ),
+    "contrailmq.store.delay_levels": ("DelayLevels",),
+    "contrailmq.store.files": ("Files",),
+    "contrailmq.store.log.copying": ("COPY_MISSES_MAX", "Copier", "QUEUE_ID_MAX", "place_of"),
+    "contrailmq.store.log.damage": ("Place",),
+    "contrailmq.store.message_store": ("Drive", "MessageStore"),
+    "contrailmq.store.queues.descriptors": ("STORE_DESCRIPTORS",),
+    "contrailmq.store.queues.light_queues": ("LIGHT_PREFIX",),
+    "contrailmq.store.queues.queue_state": ("TAG_LENGTH_MAX",),
+    "contrailmq.store.queues.queue_unit": ("Boundary",),
+    "contrailmq.store.recovery.recovery": ("RecoveryReport", "recover"),
+    "contrailmq.store.timer.admission": ("TIMER_REQUESTS", "TimerRefusal", "admit", "wants_timer"),
+    "contrailmq.store.timer.checkpoint": ("decode_checkpoint", "encode_checkpoint"),
+    "contrailmq.store.timer.metrics": ("TopicCounts",),
+    "contrailmq.store.timer.timer_store": ("FlushPlan", "TimerStore"),
+    "contrailmq.store.tools.inspect": ("StoreSummary", "inspect_store"),
+    "contrailmq.store.tools.read_only": ("StoreView",),
+    "contrailmq.store.tools.rebuild": ("RebuildReport", "rebuild_store"),
+    "contrailmq.store.tools.repair": ("RepairReport", "find_damage", "repair_store"),
+    "contrailmq.store.tools.verify": ("verify_store",),
+    "contrailmq.store.upkeep.retention": ("Retention",),
 }
 
-__getattr__, __dir__ = lazy_names(globals(), _HOMES)
+__getattr__, __dir__ = lazy_names(globals(), {name: home for home, names in _NAMES.items() for name in names})

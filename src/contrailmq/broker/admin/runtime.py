@@ -12,9 +12,7 @@ from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state.config_files import DataVersion, compact
 from contrailmq.broker.state.deleted_topics import DELETED_FILE
 from contrailmq.broker.state.persistence import TableSaver
-from contrailmq.store.base.errors import StoreConfigError
-from contrailmq.store.log.damage import Place
-from contrailmq.store.queues.light_queues import LIGHT_PREFIX
+from contrailmq.store import LIGHT_PREFIX, Place, StoreConfigError
 from contrailmq.wire.admin_bodies import BrokerStatsData, BrokerStatsItem, HaRuntimeInfo
 from contrailmq.wire.admin_requests import GetBrokerConfigResponse, ViewBrokerStats
 from contrailmq.wire.bodies import KVTable, encode_body

@@ -40,11 +40,18 @@ from contrailmq.broker.state.incoming import IncomingMessage, Refusal
 from contrailmq.broker.worker_job import WorkerJob
 from contrailmq.message import Property, StoredMessage, SysFlag, SystemTopic, natural_number, tags_code
 from contrailmq.message.codec import CorruptRecordError, decode_record
-from contrailmq.store.base.journal import CopyPlace
-from contrailmq.store.base.status import Copy, GetResult, PutStatus
-from contrailmq.store.delay_levels import DelayLevels
-from contrailmq.store.log.copying import COPY_MISSES_MAX, QUEUE_ID_MAX, Copier, place_of
-from contrailmq.store.timer.admission import TIMER_REQUESTS
+from contrailmq.store import (
+    COPY_MISSES_MAX,
+    QUEUE_ID_MAX,
+    TIMER_REQUESTS,
+    Copier,
+    Copy,
+    CopyPlace,
+    DelayLevels,
+    GetResult,
+    PutStatus,
+    place_of,
+)
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer

@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from contrailmq.message import SystemTopic
-from contrailmq.store.base.journal import RUN_BYTES_MAX, CopyPlace, Journal, stands
-from contrailmq.store.files import Files
-from contrailmq.store.message_store import MessageStore
+from contrailmq.store import RUN_BYTES_MAX, CopyPlace, Files, Journal, MessageStore, stands
 
 FILE_NAME: Final = "levels.journal"
 _LEVEL: Final = struct.Struct(">iqq")

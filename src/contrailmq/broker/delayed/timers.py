@@ -28,19 +28,20 @@ from contrailmq.broker.requests.send import BORN_HOST, STATUS_CODES, refused_put
 from contrailmq.broker.state.incoming import IncomingMessage, Refusal
 from contrailmq.broker.worker_job import WorkerJob
 from contrailmq.message import RETRY_PREFIX, Property, SysFlag, SystemTopic, encode_host, natural_number
-from contrailmq.store.base.errors import StoreError, StoreIOError
-from contrailmq.store.base.status import PutStatus
-from contrailmq.store.config import hours_of
-from contrailmq.store.timer import (
+from contrailmq.store import (
+    FlushPlan,
+    PutStatus,
+    StoreError,
+    StoreIOError,
     TimerRefusal,
     TimerStore,
     TopicCounts,
     admit,
     decode_checkpoint,
     encode_checkpoint,
+    hours_of,
     wants_timer,
 )
-from contrailmq.store.timer.timer_store import FlushPlan
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer

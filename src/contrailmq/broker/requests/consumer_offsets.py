@@ -5,8 +5,7 @@ from __future__ import annotations
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state.topics import QUEUES_MAX
-from contrailmq.store import Boundary
-from contrailmq.store.queues.light_queues import LIGHT_PREFIX
+from contrailmq.store import LIGHT_PREFIX, Boundary
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.frame import ReplyTemplate
 from contrailmq.wire.header import Command

@@ -27,7 +27,7 @@ from contrailmq.broker.state.connections import BROADCASTING
 from contrailmq.broker.state.groups import Group
 from contrailmq.broker.state.long_polling import HeldPull
 from contrailmq.broker.state.topics import Topic
-from contrailmq.store.base.status import GetResult, GetStatus, QueueRead
+from contrailmq.store import GetResult, GetStatus, QueueRead
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.frame import ReplyTemplate
 from contrailmq.wire.header import Command

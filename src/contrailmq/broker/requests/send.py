@@ -44,8 +44,7 @@ from contrailmq.message import (
 )
 from contrailmq.message.codec import split_batch
 from contrailmq.message.property_text import closed, find_text
-from contrailmq.store.base.status import AppendResult, BatchResult, PutStatus
-from contrailmq.store.queues.queue_state import TAG_LENGTH_MAX
+from contrailmq.store import TAG_LENGTH_MAX, AppendResult, BatchResult, PutStatus
 from contrailmq.wire.codes import OUR_LANGUAGE, OUR_VERSION, RequestCode, ResponseCode
 from contrailmq.wire.frame import ReplyTemplate, encode_response, escape
 from contrailmq.wire.header import JSON, Command, Fields

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from contrailmq.broker.state.config_files import TableSaveError
 from contrailmq.broker.state.keeping import Keeping
 from contrailmq.broker.state.parked import Outcome, ParkedAnswers
-from contrailmq.store.message_store import MessageStore
+from contrailmq.store import MessageStore
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer

@@ -24,8 +24,7 @@ from typing import Final
 import msgspec
 
 from contrailmq.broker.state.offsets import OFFSETS_FILE, REMOVED, SEPARATOR, OffsetTable
-from contrailmq.store.base.journal import RUN_BYTES_MAX, CopyPlace, Journal, Run
-from contrailmq.store.files import Files
+from contrailmq.store import RUN_BYTES_MAX, CopyPlace, Files, Journal, Run
 
 log = logging.getLogger("contrailmq.broker")
 

@@ -60,8 +60,7 @@ from contrailmq.message import (
     parse_offset_message_id,
 )
 from contrailmq.message.codec import CorruptRecordError, decode_record, encode_record
-from contrailmq.store.base.status import AppendResult, Arrival
-from contrailmq.store.timer.metrics import TopicCounts
+from contrailmq.store import AppendResult, Arrival, TopicCounts
 from contrailmq.wire.admin_requests import ResumeCheckHalfMessage
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
