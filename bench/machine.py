@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from contrailmq.cli.machine import interpreter
+from contrailmq.cli.bench_clients import interpreter
 
 
 def machine(cpu_info: Path = Path("/proc/cpuinfo")) -> str:

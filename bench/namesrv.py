@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.namesrv_load import Load, LoadError, topic_name
-from contrailmq.cli.machine import surroundings
+from contrailmq.cli.bench_clients import surroundings
 from contrailmq.wire.bodies import DataVersion, RegisterBrokerBody, TopicConfig, TopicConfigWrapper, encode_body
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.frame import FrameParser, encode_request

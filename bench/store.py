@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from bench.machine import loop_ns
-from contrailmq.cli.machine import surroundings
+from contrailmq.cli.bench_clients import surroundings
 from contrailmq.message import Message, encode_properties, tags_code
 from contrailmq.message.checksum import crc32
 from contrailmq.store import Drive, MessageStore, StoreConfig

@@ -40,7 +40,7 @@ from contrailmq.broker.delayed.delay import DelayService
 from contrailmq.broker.delayed.timers import PORTION, TimerService
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.supervision import Service, Supervisor
-from contrailmq.cli.machine import surroundings
+from contrailmq.cli.bench_clients import surroundings
 from contrailmq.cli.serving import GC_THRESHOLD, settle_memory
 from contrailmq.message import SystemTopic, encode_host, encode_properties, tags_code
 from contrailmq.store import Drive, ManualClock, MessageStore, StoreConfig

@@ -10,8 +10,8 @@ import pytest
 
 import contrailmq.aio as aio
 from contrailmq import ConsumeFromWhere, Message, MessageQueue, StoredMessage, TransactionState
+from contrailmq.client.errors import number
 from contrailmq.client.rebalance import AverageStrategy
-from contrailmq.client.transport.answers import number
 from contrailmq.client.transport.routes import TopicRoute, parse_route, publish_queues
 from contrailmq.wire.bodies import ConsumerList, encode_body, encode_route
 from contrailmq.wire.codes import RequestCode

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from contrailmq.client.user_errors import user_error_log
+from contrailmq.client.hooks import user_error_log
 
 
 @pytest.mark.parametrize("name", ["contrailmq.client.consumer", "contrailmq.client", "contrailmq.client.transactions"])

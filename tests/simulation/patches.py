@@ -173,7 +173,7 @@ def _functions_of(value: object, module: ModuleType) -> list[FunctionType]:
 
 def _renew_globals(undo: contextlib.ExitStack) -> None:
     """What a process has for itself. A name that is gone from a module raises here, and is to be looked after."""
-    from contrailmq.client.producing import tracing
+    from contrailmq.client.producing import trace
     from contrailmq.client.transport import instance
     from contrailmq.message import identity
     from contrailmq.store.base import store_lock
@@ -186,7 +186,7 @@ def _renew_globals(undo: contextlib.ExitStack) -> None:
     renew(identity, "_counter", itertools.count())
     renew(identity, "_unique_prefix", "0A000001" + "0000" + "00000000")
     renew(identity, "_head_ms", 0)
-    renew(tracing, "_numbers", itertools.count())
+    renew(trace, "_numbers", itertools.count())
     renew(instance, "_instances", {})
     renew(peer_warnings.peer_warnings, "_clock_s", time.monotonic)
     renew(peer_warnings.peer_warnings, "_periods", {})

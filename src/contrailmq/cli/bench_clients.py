@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from typing import Final
 
 import contrailmq.aio as aio
 from contrailmq import ConsumeFromWhere, LitePullConsumer, Message, Producer, StoredMessage
-from contrailmq.cli.machine import surroundings
+from contrailmq._compiled import build
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.transport import new_event_loop
 
@@ -174,3 +175,17 @@ def baseline_ms() -> float:
 
 def fresh_topic() -> str:
     return f"Bench_{os.getpid()}_{next(_numbers)}"
+
+
+def interpreter() -> str:
+    """Python and its build, and whether the hot modules are compiled: each of the three is worth a third."""
+    kind = "compiled" if build.compiled else "plain Python"
+    return f"Python {platform.python_version()} ({platform.python_build()[1]}), hot modules {kind}"
+
+
+def surroundings() -> dict[str, object]:
+    """What stands first in a table of figures."""
+    return {
+        "machine": f"{os.cpu_count()} x {platform.machine()}, load {os.getloadavg()[0]:.1f}",
+        "python": interpreter(),
+    }

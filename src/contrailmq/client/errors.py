@@ -11,10 +11,17 @@ root. Nothing foreign leaves the client: a bare OSError never does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from contrailmq.message import ContrailError, MessageQueue
-from contrailmq.wire.errors import ConnectError, ConnectionClosedError, RequestTimeoutError, ResponseError
+from contrailmq.wire.errors import (
+    ConnectError,
+    ConnectionClosedError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+    ResponseError,
+)
 
 CONNECT_BROKER: Final = 10001
 ACCESS_BROKER_TIMEOUT: Final = 10002
@@ -130,3 +137,11 @@ def error_code(error: ContrailError) -> int:
     if isinstance(error, RequestTimeoutError):
         return ACCESS_BROKER_TIMEOUT
     return CONNECT_BROKER if isinstance(error, ConnectError | ConnectionClosedError) else 0
+
+
+def number(ext: Mapping[str, str], name: str) -> int:
+    """A number of the fields that a peer sent. One that is missing or no number is the peer's error."""
+    try:
+        return int(ext[name])
+    except (KeyError, ValueError) as exc:
+        raise RemoteProtocolError(f"the peer's fields lack or garble {name}: {ext}", field=name) from exc

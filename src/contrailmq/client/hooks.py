@@ -9,13 +9,39 @@ are a setting of the clients (`trace=True`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from contrailmq.client.results import ConsumeOutcome, SendResult
-from contrailmq.client.user_errors import user_error_log
-from contrailmq.message import Message, MessageQueue, StoredMessage
+from contrailmq.message import Message, MessageQueue, StoredMessage, printable_lines
+
+_FORMATTER: Final = logging.Formatter()
+
+
+class _EscapedTraces(logging.Filter):
+    """The last line of a traceback is the exception's text, which often quotes a message: `ValueError: bad body ...`.
+
+    Control characters in it must not reach a terminal, whatever handlers the application has, so the text that handlers
+    print is made here, escaped. The exception itself stays in the record for those that want it.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and not record.exc_text:
+            record.exc_text = printable_lines(_FORMATTER.formatException(record.exc_info))
+        return True
+
+
+_ESCAPED: Final = _EscapedTraces()
+
+
+def user_error_log(name: str) -> logging.Logger:
+    """A logger for what listeners, checks and hooks of users raise: its tracebacks are safe to print."""
+    logger = logging.getLogger(name)
+    logger.addFilter(_ESCAPED)
+    return logger
+
 
 _log = user_error_log("contrailmq.client")
 E = TypeVar("E")

@@ -1,13 +1,34 @@
 """Ext fields of the requests that brokers send to NameServers, that tools send to both, and that brokers exchange.
 
+First the roots of all ext fields: what every request may carry.
+
 The rules are those of `requests`, which also holds the tables from request code to struct.
 """
 
 from __future__ import annotations
 
-from msgspec import field
+from msgspec import Struct, field
 
-from contrailmq.wire.ext_headers import ExtHeader, RpcHeader, TopicRpcHeader
+
+class ExtHeader(Struct, rename="camel", kw_only=True, gc=False):
+    """Root of all ext-field structs."""
+
+
+class RpcHeader(ExtHeader, kw_only=True):
+    """What 5.x clients may add to any request: namespace, broker name, oneway hint. A broker ignores them."""
+
+    ns: str | None = None
+    nsd: bool | None = None
+    bname: str | None = None
+    oway: bool | None = None
+    req_t: str | None = field(name="ReqT", default=None)  # 0: a stream client (lite pull)
+
+
+class TopicRpcHeader(RpcHeader, kw_only=True):
+    """The same for requests about a topic: `lo` marks logical queues (static topics)."""
+
+    lo: bool | None = None
+
 
 # --------------------------------------------------------------------------------------------------------- NameServer
 

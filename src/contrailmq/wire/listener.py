@@ -4,9 +4,9 @@ With TLS on, the first byte of a connection is looked at before the protocol see
 accept ourselves, in place of the loop's server, for three things that it does not do: look at that byte, say in the
 log when accepting fails (usually for want of descriptors), and at the end take in what the kernel has accepted for us.
 
-Connections beyond what the limit of open files leaves (`open_files`) are closed as soon as they are accepted: whoever
-dials is told at once, those who are connected go on, and the rest of the process keeps the files that it needs. The log
-says when that begins and when it is over, with a number.
+Connections beyond what the limit of open files leaves (`connection_ceiling`) are closed as soon as they are accepted:
+whoever dials is told at once, those who are connected go on, and the rest of the process keeps the files that it needs.
+The log says when that begins and when it is over, with a number.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from typing import Final
 
 from contrailmq._faults import LastingFault
 from contrailmq.wire.connection import Connection, as_protocol
-from contrailmq.wire.open_files import OWN_DESCRIPTORS, connection_ceiling
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.tls import ServerTls, TlsMode
 
 __all__ = ["Listener", "bind", "check_host"]
 
 _log = logging.getLogger(__name__)
+
+NO_LIMIT: Final = 2**31 - 1
+OWN_DESCRIPTORS: Final = 32  # of a server without a store: its tables, the connections that it opens itself
 
 BACKLOG: Final = 1024  # as Java's servers
 AT_ONCE: Final = 16  # connections accepted before the others have their turn: 2 to 5 ms, until they are set up
@@ -242,3 +244,30 @@ def _peer_text(sock: socket.socket) -> str:
     except OSError:  # it is gone
         return "a peer"
     return f"{host}:{port}"
+
+
+def raise_limit() -> None:
+    """Lift the soft limit of open files to the hard one, where there is such a thing and we may."""
+    try:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != hard:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ImportError, OSError, ValueError):  # Windows has no limit, macOS a hard one that cannot be set
+        return
+
+
+def connection_ceiling(reserve: int) -> int:
+    """The first descriptor number that no connection may have. A reserve takes at most half of the limit.
+
+    The kernel gives a new descriptor the lowest number that is free. So the number of a connection that was just
+    accepted says how many descriptors are in use, whoever uses them, and nobody has to count: what is left belongs to
+    those who must not fail, a store's files above all.
+    """
+    try:
+        import resource
+    except ImportError:
+        return NO_LIMIT
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return NO_LIMIT if limit == resource.RLIM_INFINITY else limit - min(reserve, limit // 2)

@@ -31,6 +31,7 @@ from contrailmq.wire.admin_requests import (
     DeleteTopicInNamesrv,
     ExchangeHaInfo,
     ExportRocksdbConfig,
+    ExtHeader,
     GetAllSubscriptionGroup,
     GetAllSubscriptionGroupResponse,
     GetAllTopicConfig,
@@ -57,9 +58,11 @@ from contrailmq.wire.admin_requests import (
     RemoveBroker,
     ResetMasterFlushOffset,
     ResumeCheckHalfMessage,
+    RpcHeader,
     SetCommitLogReadMode,
     SwitchTimerEngine,
     TopicHeader,
+    TopicRpcHeader,
     UpdateAclConfig,
     UpdateGlobalWhiteAddrs,
     UpdateGroupForbidden,
@@ -68,7 +71,6 @@ from contrailmq.wire.admin_requests import (
     WipeWritePermResponse,
 )
 from contrailmq.wire.codes import RequestCode
-from contrailmq.wire.ext_headers import ExtHeader, RpcHeader, TopicRpcHeader
 
 # ---------------------------------------------------------------------------------------------------- sending messages
 

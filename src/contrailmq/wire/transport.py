@@ -26,8 +26,7 @@ from contrailmq.wire.connection import (
 from contrailmq.wire.errors import ConnectError, ConnectionClosedError, ListenError, WireError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command, Fields, to_ext
-from contrailmq.wire.listener import Listener, bind, check_host
-from contrailmq.wire.open_files import OWN_DESCRIPTORS, raise_limit
+from contrailmq.wire.listener import OWN_DESCRIPTORS, Listener, bind, check_host, raise_limit
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.ration import Ration
 from contrailmq.wire.tls import ServerTls

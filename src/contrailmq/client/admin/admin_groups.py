@@ -6,8 +6,7 @@ import enum
 from typing import NamedTuple
 
 from contrailmq.client.admin.admin_topics import AdminTopics
-from contrailmq.client.errors import ClientError
-from contrailmq.client.transport.answers import number
+from contrailmq.client.errors import ClientError, number
 from contrailmq.message import ContrailError, MessageQueue, check_group, retry_topic
 from contrailmq.wire.admin_bodies import (
     ConsumerConnection,

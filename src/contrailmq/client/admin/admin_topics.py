@@ -7,8 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from contrailmq.client.admin.admin_session import AdminSession
-from contrailmq.client.errors import ClientError
-from contrailmq.client.transport.answers import number
+from contrailmq.client.errors import ClientError, number
 from contrailmq.client.transport.routes import subscribe_queues
 from contrailmq.message import MessageQueue, check_topic, is_system_topic
 from contrailmq.wire.admin_bodies import GroupList, TopicOffset, TopicStatsTable

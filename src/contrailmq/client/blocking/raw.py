@@ -25,11 +25,10 @@ from typing import Final, NamedTuple, Self, TypedDict, Unpack
 from contrailmq.client.blocking.raw_connection import Landing, Pieces, RawConnection
 from contrailmq.client.consuming.pulling import pull_ext
 from contrailmq.client.consuming.subscription import TAG
-from contrailmq.client.errors import BrokerNotFoundError, NoNameServerError, NoRouteError
+from contrailmq.client.errors import BrokerNotFoundError, NoNameServerError, NoRouteError, number
 from contrailmq.client.offset_store import NO_OFFSET
 from contrailmq.client.producing.batch import pack_batch
 from contrailmq.client.results import PullStatus
-from contrailmq.client.transport.answers import number
 from contrailmq.client.transport.name_servers import parse_addresses
 from contrailmq.client.transport.routes import (
     MASTER_ID,

@@ -18,11 +18,11 @@ from contrailmq.client.consuming.assignment import Assignment
 from contrailmq.client.consuming.consume_watch import ConsumeWatch
 from contrailmq.client.consuming.listener_pool import Call, ListenerPool
 from contrailmq.client.consuming.send_back import SendBack
+from contrailmq.client.hooks import user_error_log
 from contrailmq.client.offset_store import OffsetTable
 from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import ConsumeOutcome, ConsumeResult, MessageModel
 from contrailmq.client.settings import PushConsumerOptions
-from contrailmq.client.user_errors import user_error_log
 
 _log = user_error_log("contrailmq.client.consumer")
 

@@ -18,12 +18,12 @@ from contrailmq.client.consuming.consume_watch import ConsumeWatch
 from contrailmq.client.consuming.listener_pool import ListenerPool
 from contrailmq.client.consuming.queue_locks import QueueLocks
 from contrailmq.client.consuming.send_back import SendBack
+from contrailmq.client.hooks import user_error_log
 from contrailmq.client.offset_store import OffsetTable
 from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import ConsumeOutcome, ConsumeResult, MessageModel
 from contrailmq.client.settings import PushConsumerOptions
 from contrailmq.client.transport.waiting import set_within
-from contrailmq.client.user_errors import user_error_log
 
 _log = user_error_log("contrailmq.client.consumer")
 

@@ -6,11 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from contrailmq.client.hooks import ClientHooks, ConsumeEvent, tell
+from contrailmq.client.hooks import ClientHooks, ConsumeEvent, tell, user_error_log
 from contrailmq.client.producing.trace import ContextCode, TraceDispatcher, TracedMessage, after_record, before_record
 from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import ConsumeOutcome, ConsumeResult
-from contrailmq.client.user_errors import user_error_log
 from contrailmq.message import MessageQueue, Property, create_unique_id
 
 _log = user_error_log("contrailmq.client.consumer")

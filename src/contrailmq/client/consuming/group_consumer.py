@@ -16,7 +16,8 @@ from typing import Final, Self
 
 from contrailmq.client.consuming.remote_offsets import RemoteOffsetStore
 from contrailmq.client.consuming.subscription import TAG, SqlFilter, Subscription, make_subscription
-from contrailmq.client.errors import ClientConfigError
+from contrailmq.client.errors import ClientConfigError, number
+from contrailmq.client.hooks import user_error_log
 from contrailmq.client.life import Life, State
 from contrailmq.client.namespace import unwrap, wrap
 from contrailmq.client.offset_store import NO_OFFSET, LocalOffsetStore, OffsetStore
@@ -24,11 +25,9 @@ from contrailmq.client.rebalance import allocate
 from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import ConsumeFromWhere, MessageModel
 from contrailmq.client.settings import ConsumerOptions
-from contrailmq.client.transport.answers import number
 from contrailmq.client.transport.instance import ClientInstance
 from contrailmq.client.transport.routes import TopicRoute, subscribe_queues
 from contrailmq.client.transport.waiting import set_within
-from contrailmq.client.user_errors import user_error_log
 from contrailmq.message import RETRY_PREFIX, ContrailError, MessageQueue, check_group, check_topic
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from contrailmq.wire.bodies import CheckClientBody, ConsumerData, ConsumerList, decode_body, encode_body

@@ -29,16 +29,15 @@ from contrailmq.client.consuming.pulling import SUSPEND_LITE_S, Pulled, PullRequ
 from contrailmq.client.consuming.running_info import running_info
 from contrailmq.client.consuming.subscription import SqlFilter, Subscription
 from contrailmq.client.errors import ClientError, ClientStateError, OffsetNotStoredError, OffsetOutOfRangeError
+from contrailmq.client.hooks import user_error_log
 from contrailmq.client.life import State
 from contrailmq.client.namespace import unwrap, wrap
-from contrailmq.client.producing.trace import TraceDispatcher
-from contrailmq.client.producing.tracing import open_trace
+from contrailmq.client.producing.trace import TraceDispatcher, open_trace
 from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import PullStatus
 from contrailmq.client.settings import LitePullConsumerOptions, LitePullConsumerSettings
 from contrailmq.client.transport.routes import subscribe_queues
 from contrailmq.client.transport.waiting import set_within
-from contrailmq.client.user_errors import user_error_log
 from contrailmq.message import RETRY_PREFIX, ContrailError, MessageQueue, Property, StoredMessage
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from contrailmq.wire.codes import RequestCode, ResponseCode

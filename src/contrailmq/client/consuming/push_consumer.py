@@ -36,8 +36,7 @@ from contrailmq.client.consuming.subscription import Subscription
 from contrailmq.client.errors import ClientConfigError, ClientStateError
 from contrailmq.client.life import State
 from contrailmq.client.namespace import unwrap
-from contrailmq.client.producing.trace import TraceDispatcher
-from contrailmq.client.producing.tracing import open_trace
+from contrailmq.client.producing.trace import TraceDispatcher, open_trace
 from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import ConsumeResult, MessageModel, PullStatus
 from contrailmq.client.settings import PushConsumerOptions, PushConsumerSettings, check_range

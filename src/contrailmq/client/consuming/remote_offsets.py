@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
+from contrailmq.client.errors import number
 from contrailmq.client.offset_store import NO_OFFSET, OffsetTable
-from contrailmq.client.transport.answers import number
 from contrailmq.client.transport.instance import ClientInstance
 from contrailmq.message import ContrailError, MessageQueue
 from contrailmq.wire.codes import RequestCode, ResponseCode

@@ -34,8 +34,14 @@ from contrailmq.client.namespace import wrap
 from contrailmq.client.producing.batch import check_batch, pack_batch
 from contrailmq.client.producing.selectors import Selector
 from contrailmq.client.producing.sending import FirstTry, Outgoing, Sender, offered_queues
-from contrailmq.client.producing.trace import MessageType, TraceDispatcher, TracedMessage, publish_record, recall_record
-from contrailmq.client.producing.tracing import open_trace
+from contrailmq.client.producing.trace import (
+    MessageType,
+    TraceDispatcher,
+    TracedMessage,
+    open_trace,
+    publish_record,
+    recall_record,
+)
 from contrailmq.client.results import SendResult
 from contrailmq.client.settings import ProducerOptions, ProducerSettings
 from contrailmq.client.transport.instance import ClientInstance

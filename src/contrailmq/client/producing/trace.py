@@ -17,12 +17,16 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import itertools
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from contrailmq.client.producing.sending import Sender
+from contrailmq.client.settings import ClientOptions, ProducerOptions
+from contrailmq.client.transport.instance import ClientInstance
 from contrailmq.client.transport.waiting import set_within
 from contrailmq.message import ContrailError, Message, SystemTopic
 
@@ -233,3 +237,19 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
+
+
+_numbers = itertools.count()
+
+
+def open_trace(instance: ClientInstance, options: ClientOptions, *, group: str, kind: str) -> TraceDispatcher:
+    """A running dispatcher with a sender of its own, so that traces are never traced. Close it before the instance."""
+    inner_options = ProducerOptions(namesrv=options.namesrv, send_timeout_s=5.0, max_message_bytes=BODY_BYTES_MAX)
+    inner = Sender(instance, f"_INNER_TRACE_PRODUCER-{group}-{kind}-{next(_numbers)}", inner_options)
+
+    async def send(message: Message) -> None:
+        await inner.send(await inner.prepare(message), timeout_s=inner_options.send_timeout_s)
+
+    dispatcher = TraceDispatcher(send, trace_topic=options.trace_topic or SystemTopic.TRACE)
+    dispatcher.start()
+    return dispatcher

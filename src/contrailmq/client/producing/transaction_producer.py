@@ -19,15 +19,15 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Unpack
 
+from contrailmq.client.errors import number
+from contrailmq.client.hooks import user_error_log
 from contrailmq.client.producing.producer import Producer
 from contrailmq.client.producing.sending import Sender
 from contrailmq.client.producing.trace import MessageType, TracedMessage, end_transaction_record
 from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import SendResult, SendStatus, TransactionResult, TransactionState
 from contrailmq.client.settings import ProducerSettings
-from contrailmq.client.transport.answers import number
 from contrailmq.client.transport.waiting import is_being_cancelled
-from contrailmq.client.user_errors import user_error_log
 from contrailmq.message import ContrailError, Message, Property, StoredMessage, SystemTopic, parse_offset_message_id
 from contrailmq.wire.codes import RequestCode
 

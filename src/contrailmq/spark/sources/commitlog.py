@@ -18,6 +18,8 @@ from __future__ import annotations
 import contrailmq.spark.runtime.needs  # noqa: F401  it tells what a worker lacks before a traceback does
 
 # isort: split
+import contextlib
+import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -60,7 +62,6 @@ from contrailmq.spark.options import (
 )
 from contrailmq.spark.runtime.task_process import freezing
 from contrailmq.spark.runtime.worker_daemon import end_quietly
-from contrailmq.spark.sources.log_marks import is_another, mark_before
 from contrailmq.spark.sources.portions import EMIT_OPTION, PORTION_DDL, emits_portions, pack_portion
 from contrailmq.spark.sources.tables import created_with, missing_hint, saved_options, table_schema
 
@@ -366,7 +367,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return freezing(read_part(partition.part, self._settings))
 
     def _replaced(self, reached: dict[str, int], marks: dict[str, str | None], stores: Iterable[str]) -> list[str]:
-        """Those of the stores that are not the ones which were read up to these offsets (log_marks.py)."""
+        """Those of the stores that are not the ones which were read up to these offsets."""
         found = [store for store in stores if is_another(store, reached[store], marks.get(store))]
         for store in found:
             text = (
@@ -459,3 +460,32 @@ def _offsets_of(offset: dict[str, Any]) -> dict[str, int]:
             f"the checkpoint's offset {offset!r} is of another version than {_VERSION}: start a new query"
         )
     return {str(store): int(value) for store, value in offset["stores"].items()}
+
+
+_SAMPLE_BYTES: Final = 1024  # one record at least leaves its times and its id in that, unless its body is large
+_DIGEST_BYTES: Final = 8
+
+
+def mark_before(store: str, offset: int) -> str | None:
+    """The mark of what lies before a physical offset; None if no file holds that, or none any more.
+
+    By it a stream knows that a store is still the one it read from (topic_marks.py has the same for topics): another
+    store under the same path, once its log is longer than the offset in a checkpoint, would be read from the middle.
+    What a log holds below its confirmed end never changes, so a checkpoint holds a digest of it: of the first kilobyte
+    of the log file that the offset ends in, and of the last one before the offset. Of a file that was cleaned away
+    there is no mark; then the ordinary rule for bytes that were deleted unread holds.
+    """
+    for file in log_files(store):
+        if file.base < offset <= file.base + file.size_bytes:
+            held = offset - file.base
+            with contextlib.suppress(FileNotFoundError), open(file.path, "rb") as opened:
+                first = opened.read(min(held, _SAMPLE_BYTES))
+                opened.seek(max(0, held - _SAMPLE_BYTES))
+                last = opened.read(min(held, _SAMPLE_BYTES))
+                return hashlib.blake2b(first + last, digest_size=_DIGEST_BYTES).hexdigest()
+    return None
+
+
+def is_another(store: str, offset: int, mark: str | None) -> bool:
+    """Whether a store holds other bytes before an offset than when it was marked."""
+    return mark is not None and mark_before(store, offset) not in (mark, None)
