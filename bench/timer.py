@@ -305,6 +305,9 @@ class _CpuClock:
     def slept_ms(self) -> int:
         return 0
 
+    def boot_id(self) -> str:
+        return ""
+
     def _look(self) -> None:
         self._now_ms = self._waited_ms + time.process_time_ns() // 1_000_000
 

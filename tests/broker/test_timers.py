@@ -31,8 +31,18 @@ GOLDEN_SIZES: dict[str, object] = {
 
 
 class TimerBench(Bench):
-    def __init__(self, path: Path, *, now_ms: int = 0, settings: dict[str, str] | None = None, **store: object) -> None:
-        clock = ManualClock(now_ms) if now_ms else None
+    def __init__(
+        self,
+        path: Path,
+        *,
+        now_ms: int = 0,
+        clock: ManualClock | None = None,
+        settings: dict[str, str] | None = None,
+        **store: object,
+    ) -> None:
+        """With a `clock` of an earlier bench this is another process on the same machine."""
+        if now_ms:
+            clock = ManualClock(now_ms)
         super().__init__(path, settings={"recallMessageEnable": "true"} | (settings or {}), clock=clock, **store)
         worker = AtOnce()
         self.transactions = TransactionService(self.node, worker, lambda name: None)

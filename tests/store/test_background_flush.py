@@ -28,7 +28,7 @@ class RoundCounting:
         self._worker = worker
         self._rounds = threading.Semaphore(0)
         self.now_ms, self.advance = self._clock.now_ms, self._clock.advance
-        self.slept_ms = self._clock.slept_ms
+        self.slept_ms, self.boot_id = self._clock.slept_ms, self._clock.boot_id
 
     def monotonic_ms(self) -> int:
         if threading.current_thread().name == self._worker:

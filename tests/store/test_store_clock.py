@@ -131,6 +131,7 @@ def test_a_process_that_was_stopped_between_two_readings_sees_no_jump(caplog: py
             self.stops = 0
             self._clock = ManualClock(START_MS)
             self.monotonic_ms, self.slept_ms = self._clock.monotonic_ms, self._clock.slept_ms
+            self.boot_id = self._clock.boot_id
 
         def now_ms(self) -> int:
             now_ms = self._clock.now_ms()

@@ -422,6 +422,13 @@ class Files:
         except OSError:
             return ""
 
+    def time_namespace(self) -> str:
+        """Whose clocks this process reads: a container may have a start of its own. Empty where all share one."""
+        try:
+            return os.readlink("/proc/self/ns/time")
+        except OSError:
+            return ""
+
     def raise_descriptor_limit(self) -> int:
         """Lift the soft limit of open files to the hard one; the limit now in force."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

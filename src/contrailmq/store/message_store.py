@@ -32,6 +32,7 @@ from contrailmq.message import StoredMessage
 from contrailmq.message.codec import decode_record
 from contrailmq.message.identity import encode_address
 from contrailmq.store.base.clock import Clock, SystemClock
+from contrailmq.store.base.clock_file import ClockFile
 from contrailmq.store.base.errors import StoreError, StoreIOError, StoreReadOnlyError
 from contrailmq.store.base.stats import StoreStats
 from contrailmq.store.base.status import (
@@ -98,7 +99,7 @@ class MessageStore:
             config = self.config = config.resolved(self.files)
         except OSError as exc:
             raise StoreIOError("looking at the store", config.path, exc) from exc
-        self.store_clock = StoreClock(self.clock)
+        self.store_clock = StoreClock(self.clock, ClockFile(self.files, config.path))
         self.stats = StoreStats(self.store_clock.steady_ms(), self.files.mapped)
         parts = self._parts = build_parts(
             config,
@@ -203,6 +204,7 @@ class MessageStore:
             self._committer.start()
         self._flusher.start()
         self._housekeeping.add_task(self._sample, early=True)
+        self._housekeeping.add_task(self.store_clock.keep)
         self._housekeeping.start()
         write_abort_file(self.files, self.config.abort_path)
         if not self.recovery.is_vouched_for:
@@ -237,6 +239,7 @@ class MessageStore:
         self._stop_threads()
         try:
             if not self._writability.is_final and self._persist_all():
+                self.store_clock.closed()
                 remove_abort_file(self.files, self.config.abort_path)
         except (OSError, FlushFailedError) as exc:
             _log.error("store %s was not closed cleanly, the next start will recover it: %s", self.config.path, exc)
@@ -647,8 +650,7 @@ class MessageStore:
     def runtime_info(self) -> dict[str, str]:
         """RocketMQ's run-time keys of a store."""
         self._count_puts()
-        info = self.stats.runtime_info(self.store_clock.steady_ms())
-        return info | {
+        return self.stats.runtime_info(self.store_clock.steady_ms()) | {
             "commitLogDiskRatio": str(self.files.disk_usage(self.config.commit_log_paths[0]).used_ratio),
             "consumeQueueDiskRatio": str(self.files.disk_usage(self.config.consume_queue_path).used_ratio),
             "commitLogMinOffset": str(self._log_files.min_offset),

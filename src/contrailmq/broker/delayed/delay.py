@@ -9,10 +9,9 @@ On the way out the record is put into its real queue, byte for byte but for plac
 and property string stay. So DELAY is still in the property string of a delivered message (consumers of RocketMQ see
 it); what the broker itself puts is never rewritten, so it is not delayed again.
 
-    due      := when the record was stored, in steady time (store/base/store_clock.py), and the delay: a wall clock that
-    is
-                set meanwhile shortens and lengthens nothing. Of a record that an earlier process stored: the unit's
-                delivery time by the wall clock of this start, and at the latest this start and the delay.
+    due      := when the record was stored, in steady time (store/base/store_clock.py), and the delay: a wall clock
+                that is set meanwhile shortens and lengthens nothing, across a restart too. Of a record that an earlier
+                process stored: at the latest this start and the delay.
     progress := saved every flushDelayOffsetInterval and at the end, after the copies it refers to were made durable;
                 journaled without a sync after each group of copies (level_journal.py)
 
@@ -350,7 +349,7 @@ class DelayService:
         clock, delay_ms = self._store.store_clock, self.levels.deliver_time_ms(level, 0)
         due_ms = clock.stored_ms(physical_offset, code - delay_ms) + delay_ms
         if physical_offset < clock.opened_at:
-            # The wall clock may have been set back since: no message waits longer than its delay again.
+            # Where nobody knows how its time is to be read (Apache's): no more than its delay once more.
             return min(due_ms, clock.opened_ms + delay_ms)
         return due_ms
 

@@ -21,7 +21,7 @@ before them are durable.
 
 Ages and intervals are measured in steady time (store/base/store_clock.py): a clock that is set makes no half message
 older or younger. A birth is a time of the producer's clock, and is taken for one of ours as it was when the message
-came. A restart forgets that: for half messages that were put back after a jump the wall clock counts then.
+came. A copy that is put back after a jump carries by how much that was another clock (CLOCK_SET).
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ from contrailmq.broker.requests.send import put_rewritten
 from contrailmq.broker.state.incoming import IncomingMessage, Refusal
 from contrailmq.broker.transactions.committed_halves import committed_halves, is_same_half
 from contrailmq.broker.transactions.transaction_check import (
+    CLOCK_SET,
     CheckLimits,
     Decision,
     check_times,
+    clock_set_ms,
     decide,
     is_too_late_to_end,
 )
@@ -96,7 +98,6 @@ class TransactionService:
         self.half_offset = 0  # every half message before it is dealt with
         self._ended: set[int] = set()  # ended ones from half_offset on
         self._moved: dict[int, int] = {}  # old offset -> new one, of half messages that were put back
-        self._aheads_ms: dict[int, int] = {}  # offset -> `ahead_ms` of the first copy, where that of this one differs
         self._ops: deque[tuple[int, int]] = deque()  # (offset of an op message, highest half offset in it)
         self._unwritten: list[int] = []  # ended, and in no op message yet
         self._unwritten_bytes = 0
@@ -126,7 +127,7 @@ class TransactionService:
         properties[Property.REAL_TOPIC] = message.topic
         properties[Property.REAL_QUEUE_ID] = str(message.queue_id)
         properties[Property.TRANSACTION_ID] = properties.get(Property.UNIQUE_KEY, "")
-        for name in (Property.TRANSACTION_CHECK_TIMES, Property.TRANSACTION_PREPARED_QUEUE_OFFSET):
+        for name in (Property.TRANSACTION_CHECK_TIMES, Property.TRANSACTION_PREPARED_QUEUE_OFFSET, CLOCK_SET):
             properties.pop(name, None)  # of an earlier life: it was never checked nor put back
         message.sys_flag &= ~SysFlag.TRANSACTION_MASK
         message.topic, message.queue_id = SystemTopic.HALF, 0
@@ -196,6 +197,7 @@ class TransactionService:
         properties = dict(half.properties)
         topic = properties.pop(Property.REAL_TOPIC, "")
         queue_id = properties.pop(Property.REAL_QUEUE_ID, "0")
+        properties.pop(CLOCK_SET, None)
         message = IncomingMessage(
             topic,
             int(queue_id),
@@ -428,8 +430,17 @@ class TransactionService:
         return now_ms - (half.born_time_ms - self._ahead_ms(half))
 
     def _ahead_ms(self, half: StoredMessage) -> int:
-        own_ms = self._aheads_ms.get(half.queue_offset)
-        return self._clock.ahead_ms(half.physical_offset) if own_ms is None else own_ms
+        """By how much the wall clock was ahead of steady time when its first copy was stored."""
+        return self._clock.ahead_ms(half.physical_offset) + clock_set_ms(half.properties)
+
+    def _properties_for_copy(self, half: StoredMessage) -> dict[str, str]:
+        """Those of a copy that is stored now."""
+        properties = dict(half.properties)
+        properties.pop(CLOCK_SET, None)
+        set_ms = self._ahead_ms(half) - self._clock.aheads_ms[0]
+        if set_ms:
+            properties[CLOCK_SET] = str(set_ms)
+        return properties
 
     def _forget_moves(self) -> None:
         """Keep the way to messages that are pending, and make it short."""
@@ -440,7 +451,6 @@ class TransactionService:
             if new >= self.half_offset:
                 kept[old] = new
         self._moved = kept
-        self._aheads_ms = {at: ahead_ms for at, ahead_ms in self._aheads_ms.items() if at >= self.half_offset}
 
     def _check_next(self, now_ms: int, limits: CheckLimits) -> bool:
         """Deal with the half message at `half_offset`; False when the round ends before it."""
@@ -459,14 +469,14 @@ class TransactionService:
         """Nobody could say what became of it: move it to where an operator finds it."""
         topic = half.properties.get(Property.REAL_TOPIC, "")
         self._node.topics.create_for_group(SystemTopic.CHECK_MAX_TIME, queues=1)
-        result = self._put_copy(half, SystemTopic.CHECK_MAX_TIME, half.properties)
+        result = self._put_copy(half, SystemTopic.CHECK_MAX_TIME, self._properties_for_copy(half))
         if result.status.is_stored:
             peer_warnings.warn("a half message was given up, nobody ended it", f"{half.message_id} for {topic}")
             self._count(topic, -1)
         return result.status.is_stored
 
     def _put_back(self, half: StoredMessage, decision: Decision) -> bool:
-        properties = dict(half.properties)
+        properties = self._properties_for_copy(half)
         if decision is Decision.CHECK:
             properties[Property.TRANSACTION_CHECK_TIMES] = str(check_times(properties) + 1)
         else:
@@ -479,9 +489,6 @@ class TransactionService:
         if not result.status.is_stored:
             return False
         self._moved[half.queue_offset] = result.queue_offset
-        ahead_ms = self._ahead_ms(half)
-        if ahead_ms != self._clock.ahead_ms(result.physical_offset):
-            self._aheads_ms[result.queue_offset] = ahead_ms
         self._count(half.properties.get(Property.REAL_TOPIC, ""), -1)  # its copy counts when it arrives
         if decision is Decision.CHECK:
             self._ask_producer(half, properties, result)
@@ -543,7 +550,7 @@ class TransactionService:
         """RESUME_CHECK_HALF_MESSAGE (323): a half message that was given up is asked about again."""
         message_id = command.header(ResumeCheckHalfMessage).msg_id or ""
         stored = self._given_up(message_id)
-        properties = dict(stored.properties)
+        properties = self._properties_for_copy(stored)
         properties[Property.TRANSACTION_CHECK_TIMES] = "0"
         result = self._put_copy(stored, SystemTopic.HALF, properties)
         if not result.status.is_stored:

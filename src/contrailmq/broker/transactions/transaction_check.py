@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from contrailmq.message import Property, StoredMessage, natural_number
+
+CLOCK_SET: Final = (
+    "TRAN_CLOCK_SET_MS"  # ours alone: by how much the birth is of another clock than the copy's store time
+)
 
 
 class Decision(enum.Enum):
@@ -45,6 +49,13 @@ def decide(message: StoredMessage, *, age_ms: int, limits: CheckLimits) -> Decis
 def check_times(properties: Mapping[str, str]) -> int:
     """How often the producers were asked about this message."""
     return natural_number(properties.get(Property.TRANSACTION_CHECK_TIMES, "")) or 0
+
+
+def clock_set_ms(properties: Mapping[str, str]) -> int:
+    """By how much the wall clock was ahead of that of this copy, when the first one was stored."""
+    text = properties.get(CLOCK_SET, "")
+    size_ms = natural_number(text.removeprefix("-")) or 0
+    return -size_ms if text.startswith("-") else size_ms
 
 
 def immunity_of(properties: Mapping[str, str]) -> int | None:

@@ -7,8 +7,11 @@ Tests pass a `ManualClock`.
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Final, Protocol
+
+from contrailmq.store.files import Files
 
 # Goes on while the machine is suspended; -1 where the system has no such clock.
 _BOOT_TIME: Final[int] = getattr(time, "CLOCK_BOOTTIME", -1)
@@ -24,6 +27,9 @@ class Clock(Protocol):
     def slept_ms(self) -> int:
         """For how long the machine was suspended, from the same start."""
 
+    def boot_id(self) -> str:
+        """Names that start: two processes with the same one can compare `monotonic_ms() + slept_ms()`. Empty: never."""
+
 
 class SystemClock:
     def now_ms(self) -> int:
@@ -37,14 +43,23 @@ class SystemClock:
             return 0
         return (time.clock_gettime_ns(_BOOT_TIME) - time.monotonic_ns()) // 1_000_000
 
+    def boot_id(self) -> str:
+        files = Files()
+        boot_id = files.boot_id()
+        return f"{boot_id} {files.time_namespace()}" if boot_id and _BOOT_TIME >= 0 else ""
+
+
+_machines = itertools.count(1)
+
 
 class ManualClock:
-    """A clock that stands still until told: for tests, ours and our users'."""
+    """A clock that stands still until told: for tests, ours and our users'. Each is a machine of its own."""
 
     def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
         self._wall_ms = start_ms
         self._monotonic_ms = 0
         self._slept_ms = 0
+        self._boot_id = f"manual {next(_machines)}"
 
     def now_ms(self) -> int:
         return self._wall_ms
@@ -64,6 +79,14 @@ class ManualClock:
         """Let time pass as on a machine that sleeps: the monotonic clock stands still."""
         self._wall_ms += milliseconds
         self._slept_ms += milliseconds
+
+    def boot_id(self) -> str:
+        return self._boot_id
+
+    def reboot(self) -> None:
+        """Start the machine again, in no time: only the wall clock goes on."""
+        self._monotonic_ms = self._slept_ms = 0
+        self._boot_id = f"manual {next(_machines)}"
 
     def set_wall(self, now_ms: int) -> None:
         """Step the wall clock alone, as an operator or NTP may."""

@@ -15,12 +15,20 @@ record was stored. A new stretch begins at the end of the log, and only in `look
 notices it records are stored by the old rule, and nothing can be judged by the wrong one. A broker looks before each
 tick of its services (10 times a second) and when a timer is admitted, an embedded store once a second.
 
-Stretches live as long as the process. What was stored before it was opened is taken at its word: after a restart the
-wall clock counts.
+Stretches outlive the process, in a file beside the log (clock_file.py), and steady time goes on where the last process
+left it, by as much as has passed since. Who knows how much that is:
+
+    the machine's own clock  when the machine was not started again: it counts processes that end, and no jump
+    the wall clock           else, and on another machine; but steady time is never before the newest record: a wall
+                             clock that was set back meanwhile lengthens what waits, and shortens nothing
+
+Where the wall clock then is ahead of steady time by MOVE_MS or more, all steady times are moved by as much: `ahead` is
+0 again, what waits stays as far away as it was, and the timer wheel is told (`is_moved`), since its slots are steady
+times. Records without a file that speaks of them (Apache's, or those of a store without one) are taken at their word.
 
 Jumps forward are doubted. For DOUBT_MS `doubted_ms` tells by how much the wall clock went forward lately, and files do
-not expire by that (see retention.py). Opening a store whose newest record is more than a day old is such a jump, too:
-nobody can tell a long stop from a clock that is wrong.
+not expire by that (see retention.py), across a restart too. Opening a store whose newest record is more than a day
+old is such a jump, too: nobody can tell a long stop from a clock that is wrong.
 
 A suspended machine stops the monotonic clock. What it slept is added at the next look, so delays go on meanwhile.
 
@@ -34,13 +42,15 @@ import bisect
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Final, NamedTuple
+from typing import Final
 
 from contrailmq.store.base.clock import Clock
+from contrailmq.store.base.clock_file import RUNNING, ClockFile, ClockNotes, Doubt, Stretch
 
 _log = logging.getLogger(__name__)
 
 STEP_MS: Final = 100  # a smaller step is not followed: store times may differ from the wall clock by as much
+MOVE_MS: Final = 1000  # a tick of the timer wheel; moving costs a reading of all that waits there
 WORTH_A_WARNING_MS: Final = 1000
 READ_MS: Final = 5
 DOUBT_MS: Final = 3_600_000
@@ -51,23 +61,16 @@ _DOUBTED: Final = "; for an hour no file is deleted that is old by this differen
 _SLOW: Final = 2  # ms for each ms of store time, after a jump back
 
 
-class Stretch(NamedTuple):
-    """A part of the log, from `log_offset` on, and the times at which it began."""
-
-    log_offset: int
-    steady_ms: int
-    store_ms: int
-    ahead_ms: int  # wall time - steady time
-    pace: int  # steady milliseconds for each of store time
-
-
 class StoreClock:
     """Owner: MessageStore. `now_ms` belongs to whoever holds the log's lock; the others may be called by any thread."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, file: ClockFile | None = None) -> None:
+        """Without `file` every process begins anew."""
         self.monotonic_ms = clock.monotonic_ms
         self._wall_ms = clock.now_ms
         self.slept_ms = clock.slept_ms
+        self.boot_id = clock.boot_id
+        self._file = file
         self._known_sleep_ms = clock.slept_ms()
         self._base_ms = clock.now_ms() - clock.monotonic_ms()
         self._store_base_ms = self._base_ms  # store time - monotonic time, where the pace is the usual one
@@ -75,32 +78,101 @@ class StoreClock:
         self._ahead_ms = 0
         self._stretches: tuple[Stretch, ...] = (Stretch(0, self.steady_ms(), self.steady_ms(), 0, 1),)
         self._offsets: list[int] = [0]
-        self._doubts: tuple[tuple[int, int], ...] = ()  # (monotonic time, size) of jumps forward
+        self._doubts: tuple[Doubt, ...] = ()
         self._lock: AbstractContextManager[bool] | None = None
         self._log_end: Callable[[], int] = _nowhere
+        self.is_moved = False  # since the timer wheel was told last
         self.opened_at = 0  # log offset: what lies before it was stored by an earlier process
         self.opened_ms = self.steady_ms()
 
     def opened(
         self, lock: AbstractContextManager[bool], log_end: Callable[[], int], *, last_store_time_ms: int
     ) -> None:
-        """The log can be written to from here on. `lock` is the one under which it is."""
-        self._base_ms = self._store_base_ms = self._base_ms + (self._read_ahead_ms() or 0)
-        wall_ms = self.steady_ms()
-        self._lock, self._log_end = lock, log_end
-        self.opened_at, self.opened_ms = log_end(), wall_ms
-        self._stretches, self._offsets = (Stretch(0, wall_ms, wall_ms, 0, 1),), [0]
+        """The log can be written to from here on. `lock` is the one under which it is. OSError: of the file."""
+        notes = None if self._file is None else self._file.load()
+        self._known_sleep_ms = self.slept_ms()
+        self._base_ms += self._read_ahead_ms() or 0
+        self._ahead_ms, wall_ms = 0, self.steady_ms()
+        self._stretches = (Stretch(0, wall_ms, wall_ms, 0, 1),)
+        self._log_end, self.opened_at = log_end, log_end()
+        jump_ms = 0 if notes is None else self._go_on_from(notes, wall_ms, last_store_time_ms)
+        self._begin(last_store_time_ms)
+        self._lock, self.opened_ms = lock, self.steady_ms()
         gap_ms = wall_ms - last_store_time_ms
         if gap_ms < 0:
-            self._begin(last_store_time_ms)
             _log.warning(
                 "the newest record was stored %s ahead of the wall clock: store times go at half their pace until it "
                 "has caught up",
                 _seconds(-gap_ms),
             )
-        elif last_store_time_ms and gap_ms > LONG_AGO_MS:
+        if last_store_time_ms and gap_ms > LONG_AGO_MS:
             self._doubt(gap_ms)
             _log.warning("the newest record was stored %s ago%s", _seconds(gap_ms), _DOUBTED)
+        elif abs(jump_ms) >= STEP_MS:
+            self._doubt(jump_ms)
+            self._tell(jump_ms)
+        if self._note_or_tell():
+            self.keep()
+
+    def closed(self) -> None:
+        """Nothing more is stored. OSError: the next process takes it for a kill."""
+        self._note(self._log_end())
+        self.keep()
+
+    def keep(self) -> None:
+        """Make durable what the next process has to know. Blocks; OSError."""
+        if self._file is not None:
+            self._file.keep()
+
+    def settled(self) -> None:
+        """The timer wheel has followed steady time to where it was moved. OSError."""
+        if self.is_moved:
+            self.is_moved = False
+            self._note()
+            self.keep()
+
+    def _go_on_from(self, notes: ClockNotes, wall_ms: int, last_store_time_ms: int) -> int:
+        """Continue the steady time of an earlier process; by how much the wall clock was set since."""
+        end = self.opened_at
+        stretches = [stretch for stretch in notes.stretches if stretch.log_offset < end]
+        is_foreign = RUNNING < notes.log_end < end
+        newest_ms = notes.stretches[-1].steady_ms
+        if stretches and not is_foreign:
+            newest_ms = _stored_ms(stretches[-1], last_store_time_ms)
+        boot_ms = self.monotonic_ms() + self._known_sleep_ms
+        passed_ms = notes.boot_base_ms + boot_ms - newest_ms
+        is_same_boot = notes.boot_id != "" and notes.boot_id == self.boot_id()
+        if not is_same_boot or passed_ms < -STEP_MS:
+            passed_ms = max(wall_ms - notes.ahead_ms - newest_ms, 0)
+        ahead_ms = wall_ms - (newest_ms + passed_ms)
+        moved_ms = ahead_ms if abs(ahead_ms) >= MOVE_MS else 0
+        self._base_ms -= ahead_ms - moved_ms
+        self._ahead_ms = ahead_ms - moved_ms if abs(ahead_ms - moved_ms) >= STEP_MS else 0
+        if stretches:
+            self._stretches = tuple(
+                old._replace(steady_ms=old.steady_ms + moved_ms, ahead_ms=old.ahead_ms - moved_ms) for old in stretches
+            )
+        if is_foreign:
+            self._stretches = (*self._stretches, Stretch(notes.log_end, wall_ms, wall_ms, 0, 1))
+        self._doubts = tuple(doubt._replace(steady_ms=doubt.steady_ms + moved_ms) for doubt in notes.doubts)
+        self.is_moved = notes.is_moved or moved_ms != 0
+        return ahead_ms - notes.ahead_ms
+
+    def _note(self, log_end: int = RUNNING) -> None:
+        """Have the file say what the next process has to know. OSError: `keep` tries again."""
+        if self._file is not None:
+            boot_base_ms = self._base_ms - self._known_sleep_ms
+            self._file.note(
+                ClockNotes(
+                    self.boot_id(),
+                    boot_base_ms,
+                    self._ahead_ms,
+                    self._stretches,
+                    self._doubts,
+                    self.is_moved,
+                    log_end,
+                )
+            )
 
     # --- the three times
 
@@ -129,6 +201,8 @@ class StoreClock:
                 return self.steady_ms()  # the machine has slept, or another thread was quicker
             jump_ms, self._ahead_ms = ahead_ms - self._ahead_ms, ahead_ms
             self._begin(self.now_ms())
+            self._doubt(jump_ms)
+            self._note_or_tell()
         if abs(jump_ms) >= STEP_MS:
             self._tell(jump_ms)
         return self.steady_ms()
@@ -140,10 +214,8 @@ class StoreClock:
         return self._stretch_of(physical_offset).ahead_ms
 
     def stored_ms(self, physical_offset: int, store_time_ms: int) -> int:
-        """When this record was stored, in steady time; of one that an earlier process stored, what it says."""
-        stretch = self._stretch_of(physical_offset)
-        elapsed_ms = (store_time_ms - stretch.store_ms) * stretch.pace
-        return stretch.steady_ms + elapsed_ms + stretch.pace - 1  # rounded up: no delay is shortened
+        """When this record was stored, in steady time."""
+        return _stored_ms(self._stretch_of(physical_offset), store_time_ms)
 
     @property
     def aheads_ms(self) -> list[int]:
@@ -158,12 +230,15 @@ class StoreClock:
 
     def doubted_ms(self) -> int:
         """By how much the wall clock went forward within the last DOUBT_MS."""
-        now_ms = self.monotonic_ms()
-        return sum(size_ms for at_ms, size_ms in self._doubts if now_ms - at_ms < DOUBT_MS)
+        now_ms = self.steady_ms()
+        return sum(doubt.size_ms for doubt in self._doubts if now_ms - doubt.steady_ms < DOUBT_MS)
 
     def _doubt(self, size_ms: int) -> None:
-        now_ms = self.monotonic_ms()
-        self._doubts = (*(doubt for doubt in self._doubts if now_ms - doubt[0] < DOUBT_MS), (now_ms, size_ms))
+        if size_ms < STEP_MS:
+            return
+        now_ms = self.steady_ms()
+        recent = [doubt for doubt in self._doubts if now_ms - doubt.steady_ms < DOUBT_MS]
+        self._doubts = (*recent, Doubt(now_ms, size_ms))
 
     def _read_ahead_ms(self) -> int | None:
         for _ in range(_READINGS_MAX):
@@ -193,15 +268,24 @@ class StoreClock:
         wall_ms = steady_ms + self._ahead_ms
         is_slow = wall_ms < store_ms
         stretch = Stretch(self._log_end(), steady_ms, max(wall_ms, store_ms), self._ahead_ms, _SLOW if is_slow else 1)
-        kept = [old for old in self._stretches if old.log_offset < stretch.log_offset]
-        self._stretches = (*kept[-STRETCHES_MAX:], stretch)
+        kept = [old for old in self._stretches if old.log_offset < stretch.log_offset][-STRETCHES_MAX:]
+        if kept and _rule(kept[-1]) == _rule(stretch):
+            stretch = kept.pop()  # a restart, and nothing has changed
+        self._stretches = (*kept, stretch)
         self._offsets = [one.log_offset for one in self._stretches]
         self._slow = stretch if is_slow else None
         self._store_base_ms = self._base_ms + self._ahead_ms
 
+    def _note_or_tell(self) -> bool:
+        """The same on a disk that may be full: a store opens and services go on, and `keep` tries again."""
+        try:
+            self._note()
+        except OSError as exc:
+            _log.warning("how the clock stands is not noted yet, after a restart delays may be off by a jump: %s", exc)
+            return False
+        return True
+
     def _tell(self, jump_ms: int) -> None:
-        if jump_ms > 0:
-            self._doubt(jump_ms)
         _log.log(
             logging.WARNING if abs(jump_ms) >= WORTH_A_WARNING_MS else logging.INFO,
             "the wall clock was set %s by %s: delays and timers go on by the time that passes; store times %s%s",
@@ -214,6 +298,18 @@ class StoreClock:
 
 def _nowhere() -> int:
     return 0
+
+
+def _stored_ms(stretch: Stretch, store_time_ms: int) -> int:
+    elapsed_ms = (store_time_ms - stretch.store_ms) * stretch.pace
+    return stretch.steady_ms + elapsed_ms + stretch.pace - 1  # rounded up: no delay is shortened
+
+
+def _rule(stretch: Stretch) -> tuple[int, int, int]:
+    """Two stretches with the same one are one. Of slow ones each has its own."""
+    if stretch.pace != 1:
+        return stretch.ahead_ms, stretch.log_offset, stretch.pace
+    return stretch.ahead_ms, stretch.store_ms - stretch.steady_ms, 1
 
 
 def _seconds(milliseconds: int) -> str:

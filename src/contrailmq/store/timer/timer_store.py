@@ -39,11 +39,10 @@ While the process lives: none. `now_ms` is steady time (store/base/store_clock.p
 not move, and a message is taken in at the steady time of its wish (wheel_time.py), whether that was a delay or a time.
 So a timer waits for as long as was left when it was sent: a jump neither shortens nor lengthens that.
 
-After a restart the wall clock counts, and it may have been set. Forward: the slots in between are due. Back:
-`read_time_ms` is ahead of the clock; a new timer whose slot lies before it brings it back, and what waits is due when
-the wall clock shows its time. Slots that were delivered are closed (see wheel.py), so going back repeats nothing. A
-stop for longer than the wheel turns is caught up from the old read time on; new timers wait meanwhile where their slot
-would still be an old one's.
+After a restart steady time is the wall clock's again, and what waits is given new slots where that is another time than
+the wheel's (wheel_time.py). Without a store clock, or where its file was lost, `now_ms` may be before `read_time_ms`: a
+new timer whose slot lies before it brings it back. Slots that were delivered are closed (see wheel.py), so going back
+repeats nothing. After a stop for longer than the wheel turns new timers wait where their slot would be an old one's.
 """
 
 from __future__ import annotations
@@ -178,7 +177,7 @@ class TimerStore:
         self.master_queue_offset = checkpoint.master_queue_offset
         self._version = (checkpoint.state_version, checkpoint.version_timestamp, checkpoint.version_counter)
         self._last_flush_ms = self._last_clean_ms = now_ms
-        if self._files.exists(self._displaced_path):
+        if self.time.is_moved or self._files.exists(self._displaced_path):
             self._resettle(now_ms)
             found = found._replace(read_time_ms=self.read_time_ms, is_rebuilt=True)
         elif not self._flush_if_there_is_room(now_ms):
@@ -195,17 +194,21 @@ class TimerStore:
             put_back(self.log, self.wheel, slot, delivered.done, self._cuts)
 
     def _resettle(self, now_ms: int) -> None:
-        """The clock was set under an earlier process: bring its wheel back to the wall clock."""
-        count = resettle(self._store, self.wheel, self.log, self._cuts, now_ms=now_ms, window_ms=self._window_ms)
-        log.info("the clock was set while %d timers waited: they are due by the wall clock again", count)
+        """The clock was set under an earlier process, or since: its wheel means other times than ours."""
+        count = resettle(
+            self._store, self.time, self.wheel, self.log, self._cuts, now_ms=now_ms, window_ms=self._window_ms
+        )
+        log.info("the clock was set while %d timers waited: they have the slots of the clock as it is now", count)
         self.read_time_ms = now_ms // self.precision_ms * self.precision_ms
         self._retake_until = 0  # what was due before the read time is not known any more: rather twice than never
         self.flush(now_ms)
         try:
-            self._files.unlink(self._displaced_path)
-            self._files.sync_directory(self._displaced_path.parent)
+            self.time.settled()
+            if self._files.exists(self._displaced_path):
+                self._files.unlink(self._displaced_path)
+                self._files.sync_directory(self._displaced_path.parent)
         except OSError as exc:
-            raise StoreIOError("unlink", self._displaced_path, exc) from exc
+            raise StoreIOError("settling the wheel of", self._displaced_path, exc) from exc
 
     def close(self, now_ms: int) -> None:
         self._put_back()

@@ -7,11 +7,11 @@ Shifts are whole ticks: the messages of a slot stay together, and a mark meets t
 rounded down, so a timer that is sent after a jump is late by less than a tick, and never early by more than READ_MS,
 within which a jump is measured. Most processes never see the clock set, and all shifts are 0.
 
-After a restart the wall clock counts, and every shift is 0 again. A wheel that holds units with another shift says so
-in a file of its own (`config/timersteady`), written before the first such unit, and the next opening gives each waiting
-message the slot that its TIMER_OUT_MS names: `resettle`. Then the file goes. Apache's broker does not know it: there a
-timer that was taken in after a jump is due by the size of the jump too early or too late, unless a start of ours came
-in between.
+A restart gives steady time the wall clock's value again, and every message another shift (`is_moved`): each waiting
+message then gets the slot of its TIMER_OUT_MS less that shift, `resettle`, and is as far away as it was. A wheel that
+holds units with a shift says so in a file of its own besides (`config/timersteady`), written before the first such
+unit, which the next opening of ours removes. Apache's broker does not know it: there a timer that was taken in after a
+jump is due by the size of the jump too early or too late, unless a start of ours came in between.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from contrailmq.store.timer.wheel import Slot, TimerWheel
 log = logging.getLogger("contrailmq.store.timer")
 
 _CHAIN_UNITS: Final = 1024  # read together
-DISPLACED_TEXT: Final = "The clock was set while timers waited: the next start puts them where TIMER_OUT_MS says.\n"
+DISPLACED_TEXT: Final = "The clock was set while timers waited: the next start puts them where they belong by then.\n"
 
 
 class WheelTime:
@@ -56,14 +56,31 @@ class WheelTime:
             return [0]
         return list(dict.fromkeys(map(self._whole_ticks_ms, self._clock.aheads_ms)))
 
+    @property
+    def is_moved(self) -> bool:
+        """Whether the slots of the wheel are times of an earlier process that mean something else now."""
+        return self._clock is not None and not self._config.is_slave and self._clock.is_moved
+
+    def settled(self) -> None:
+        """They are not any more, durably. OSError."""
+        if self._clock is not None:
+            self._clock.settled()
+
     def _whole_ticks_ms(self, ahead_ms: int) -> int:
         return (ahead_ms + READ_MS) // self._precision_ms * self._precision_ms
 
 
 def resettle(
-    store: TimerHost, wheel: TimerWheel, timer_log: TimerLog, cuts: list[int], *, now_ms: int, window_ms: int
+    store: TimerHost,
+    time: WheelTime,
+    wheel: TimerWheel,
+    timer_log: TimerLog,
+    cuts: list[int],
+    *,
+    now_ms: int,
+    window_ms: int,
 ) -> int:
-    """Put all that waits into the slots of TIMER_OUT_MS, from the slot of now on; how many. Reads every one of them.
+    """Put all that waits into the slots that `time` says, from the slot of now on; how many. Reads every one of them.
 
     A message that was recalled is left out here: its mark was meant for where it was, and may not meet it any more.
     As in put_back.py the new units of a slot are linked to its old ones until all of it is durable (`cuts`): a crash
@@ -87,6 +104,7 @@ def resettle(
         topic = properties.get(Property.REAL_TOPIC, "")
         if out_ms is None or (not is_mark and is_recalled(properties.get(Property.UNIQUE_KEY), topic, recalled)):
             continue
+        out_ms -= time.shift_ms(unit.physical_offset)
         out_ms = max(out_ms // wheel.precision_ms * wheel.precision_ms, tick_ms)
         magic, time_ms = unit.magic & ~TimerMagic.ROLL, out_ms
         if out_ms - tick_ms >= window_ms:
