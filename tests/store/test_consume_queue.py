@@ -489,3 +489,15 @@ def test_queue_files_stop_where_descriptors_become_scarce(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("limit", "ceiling"), [(64, 48), (256, 192), (1024, 960), (1 << 20, (1 << 20) - 64)])
 def test_some_descriptors_are_left_to_log_files(limit: int, ceiling: int) -> None:
     assert ceiling_for(limit) == ceiling
+
+
+def test_units_that_are_replaced_or_cut_are_not_taken_for_checked_ones(tmp_path: Path) -> None:
+    queue = fill(make_table(tmp_path), 0, 25)
+    queue.write_pending()
+    queue.sound = (0, 25)
+    queue.overwrite(20, pack_unit(9_000, 100, 0))
+    assert queue.sound == (0, 20)
+    queue.truncate_to(15)
+    assert queue.sound == (0, 15)
+    queue.destroy()
+    assert queue.sound == ()

@@ -15,7 +15,9 @@ an operator, who restores them from a copy of the store.
 from __future__ import annotations
 
 import logging
+import struct
 import threading
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -83,30 +85,69 @@ class Damage:
             return sorted(self._places.values())
 
 
-def fault_of(record: memoryview, physical_offset: int, topic: bytes, queue_id: int, queue_offset: int) -> str:
-    """Why these bytes are not the record that a queue means; empty when they are.
+def sound_count(
+    view: memoryview,
+    base: int,
+    offsets: tuple[int, ...],
+    sizes: tuple[int, ...],
+    topic: bytes,
+    queue_id: int,
+    queue_offset: int,
+) -> int:
+    """How many records, from the first on, are what their queue says; `fault_of` says why the next one is not.
 
-    Without a topic (of a light queue, whose records are another topic's) neither topic nor queue is compared.
+    They lie at these physical offsets in a view that begins at `base`, and have queue offsets from `queue_offset` on.
+    Without a topic (of a light queue, whose records are another topic's) neither topic nor queue is compared. A record
+    of an uncommon shape (IPv6 hosts, a long topic) ends the count.
     """
-    if len(record) >= RECORD_BYTES_MIN:
-        size, magic, crc, own_queue, own_queue_offset, own_offset, sys_flag, body_bytes = _head_of(record)
-        body_end = HEAD_V4_BYTES + body_bytes
+    topic_bytes = len(topic)
+    unpack_tail = _tail_struct(topic_bytes).unpack_from
+    count = 0
+    for physical_offset, size in zip(offsets, sizes, strict=True):
+        if size < RECORD_BYTES_MIN:
+            break
+        begin = physical_offset - base
+        head: tuple[int, int, int, int, int, int, int, int] = _head_of(view, begin)
+        own_size, magic, crc, own_queue, own_queue_offset, own_offset, sys_flag, body_bytes = head
+        body_begin = begin + HEAD_V4_BYTES
+        body_end = body_begin + body_bytes
         if (
-            magic == MAGIC_V1
-            and size == len(record)
-            and own_offset == physical_offset
-            and not sys_flag & _UNCOMMON
-            and (not topic or (own_queue_offset == queue_offset and own_queue == queue_id))
-            and HEAD_V4_BYTES <= body_end <= size - 3
+            magic != MAGIC_V1
+            or own_size != size
+            or own_offset != physical_offset
+            or sys_flag & _UNCOMMON
+            or (topic_bytes and (own_queue_offset != queue_offset + count or own_queue != queue_id))
+            or not 0 <= body_bytes <= size - RECORD_BYTES_MIN
         ):
-            topic_end = body_end + 1 + record[body_end]
-            if (
-                topic_end <= size - 2
-                and (record[topic_end] << 8) + record[topic_end + 1] == size - topic_end - 2
-                and (not topic or record[body_end + 1 : topic_end] == topic)
-                and (not body_bytes or crc32(record[HEAD_V4_BYTES:body_end]) & 0x7FFFFFFF == crc)
-            ):
-                return ""
+            break
+        if not topic_bytes:
+            unpack_tail = _tail_struct(view[body_end]).unpack_from
+        try:
+            tail: tuple[int, bytes, int] = unpack_tail(view, body_end)
+        except struct.error:  # the view ends before
+            break
+        topic_length, own_topic, properties_bytes = tail
+        if (
+            begin + size - body_end != 3 + len(own_topic) + properties_bytes
+            or topic_length != len(own_topic)
+            or (topic_bytes and own_topic != topic)
+            or (body_bytes and crc32(view[body_begin:body_end]) & 0x7FFFFFFF != crc)
+        ):
+            break
+        count += 1
+    return count
+
+
+@lru_cache(256)
+def _tail_struct(topic_bytes: int) -> struct.Struct:
+    """What follows the body under V1, up to the properties."""
+    return struct.Struct(f">B{topic_bytes}sH")
+
+
+def fault_of(record: memoryview, physical_offset: int, topic: bytes, queue_id: int, queue_offset: int) -> str:
+    """Why these bytes are not the record that a queue means; empty when they are. The rules are `sound_count`'s."""
+    if sound_count(record, physical_offset, (physical_offset,), (len(record),), topic, queue_id, queue_offset):
+        return ""
     return _fault_in_words(record, physical_offset, topic, queue_id, queue_offset)
 
 

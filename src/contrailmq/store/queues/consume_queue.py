@@ -45,6 +45,7 @@ from contrailmq.store.base.errors import CorruptStoreError
 from contrailmq.store.files import Files
 from contrailmq.store.queues.descriptors import DescriptorCache, file_base, file_name
 from contrailmq.store.queues.queue_unit import PRE_BLANK, UNIT_BYTES, Boundary, Unit, unpack_unit, unpack_units
+from contrailmq.store.queues.sound_runs import Runs, before
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class ConsumeQueue:
         "physical_max",
         "queue_id",
         "reads_kept",
+        "sound",
         "strays",
         "topic",
         "unsynced",
@@ -126,6 +128,7 @@ class ConsumeQueue:
         self._window = b""  # units that a read took along: a consumer asks for the next ones soon
         self._window_start = 0
         self.reads_kept = 0  # how many more reads to keep for other groups: recent.py counts
+        self.sound: Runs = ()  # what reads have checked: reader.py adds
 
     def __repr__(self) -> str:
         return f"<ConsumeQueue {self.topic}/{self.queue_id} [{self.min_offset}, {self.max_offset})>"
@@ -185,6 +188,7 @@ class ConsumeQueue:
                 self.unsynced.add(address - position)
                 self.checksums.pop(address - position, None)
                 self.doubts.pop(address - position, None)
+        self.sound = before(self.sound, queue_offset)
         if queue_offset == self.max_offset - 1:
             self.physical_max = self._physical_end(queue_offset)
 
@@ -355,6 +359,7 @@ class ConsumeQueue:
                 self._window = b""
                 self._cut_files(address)
         self.max_offset = max_offset
+        self.sound = before(self.sound, max_offset)
         self.physical_max = self._physical_end(max_offset - 1)
 
     def destroy(self) -> None:
@@ -371,6 +376,7 @@ class ConsumeQueue:
             self._window = b""
             self._has_file = False
             self.min_offset = self.max_offset = 0
+            self.sound = ()
             self.physical_max = -1
             self._descriptors.forget(self.where)
             if self._files.exists(self.directory) and not self._files.list_directory(self.directory):

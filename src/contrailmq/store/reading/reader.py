@@ -50,7 +50,7 @@ from contrailmq.store.base.status import (
 from contrailmq.store.config import CONSUME_QUEUE_UNIT_BYTES, StoreConfig
 from contrailmq.store.index.index_service import IndexService
 from contrailmq.store.log.commit_log import CommitLog
-from contrailmq.store.log.damage import Damage, Place, body_fault, fault_of
+from contrailmq.store.log.damage import Damage, Place, body_fault, fault_of, sound_count
 from contrailmq.store.log.mapped_file import MappedFile
 from contrailmq.store.log.residency import Residency
 from contrailmq.store.queues.batch_consume_queue import BatchConsumeQueue
@@ -59,6 +59,7 @@ from contrailmq.store.queues.consume_queue_ext import is_ext_address
 from contrailmq.store.queues.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.queues.light_queues import names_light_queue
 from contrailmq.store.queues.queue_unit import PRE_BLANK_SIZE, Boundary, unpack_units
+from contrailmq.store.queues.sound_runs import Runs, before, covers, with_run
 from contrailmq.store.reading.batch_reading import read_batches
 from contrailmq.store.reading.recent import BATCH_BYTES_MAX, Batch, RecentBatches
 
@@ -190,14 +191,17 @@ class Reader:
         checks = self._config.check_crc_on_read
         return checks == "all" or (checks == "cold" and physical_offset < self.residency.fresh_from)
 
-    def _is_unit_to_be_checked(self, units: bytes) -> bool:
+    def _are_units_to_be_checked(self, units: bytes) -> bool:
         return bool(units) and self._is_to_be_checked(_I64.unpack_from(units)[0])
+
+    def _known_sound(self, queue: ConsumeQueue) -> Runs:
+        """What need not be checked once more."""
+        return () if self._config.check_crc_on_read == "all" else queue.sound
 
     def _is_damaged(self, queue: AnyQueue, record: memoryview, place: tuple[int, int, int]) -> bool:
         """Whether the record at (physical offset, size, queue offset) is not what its queue says; it is noted then."""
         physical_offset, size, queue_offset = place
-        topic = b"" if names_light_queue(queue.topic) else queue.topic.encode()
-        reason = fault_of(record, physical_offset, topic, queue.queue_id, queue_offset)
+        reason = fault_of(record, physical_offset, _own_topic(queue), queue.queue_id, queue_offset)
         if reason:
             self.damage.note(Place(physical_offset, size, queue.topic, queue.queue_id, queue_offset, reason))
         return bool(reason)
@@ -295,8 +299,9 @@ class Reader:
             first = queue.read_units(offset, 1)
             if first and self._is_unit_on_disk(first):
                 return None
-            checks = self._is_unit_to_be_checked(first)
-            return self._filtered(queue, offset, limits, message_filter, self.record, checks=checks)
+            checks = self._are_units_to_be_checked(first)
+            known = self._known_sound(queue)
+            return self._filtered(queue, offset, limits, message_filter, self.record, checks=checks, known=known)
         recent = self._recent.find(queue, offset, limits)
         if recent is not None:
             return self._again(queue, recent)
@@ -305,10 +310,10 @@ class Reader:
         units = queue.read_units(offset, max(1, limits[1]))
         if units and self._is_unit_on_disk(units):
             return None
-        if self._is_unit_to_be_checked(units):
-            found = self._filtered(queue, offset, limits, None, self.record, checks=True)
-        else:
-            found = self._all(queue, offset, units, limits, in_runs=True)
+        checks = self._are_units_to_be_checked(units) and not covers(
+            self._known_sound(queue), offset, offset + len(units) // CONSUME_QUEUE_UNIT_BYTES
+        )
+        found = self._all(queue, offset, units, limits, in_runs=True, checks=checks)
         following = found.next_offset
         is_whole = found.count == following - offset and found.size_bytes <= BATCH_BYTES_MAX
         if not is_whole or not self._recent.is_wanted(queue):
@@ -336,7 +341,8 @@ class Reader:
         """The same as copies, read with pread by the calling thread: no page of the mapping is touched."""
         if isinstance(queue, BatchConsumeQueue):
             return self._batches(queue, offset, limits, message_filter, self.cold_record)
-        checks = self._is_unit_to_be_checked(queue.read_units(offset, 1))
+        checks = self._are_units_to_be_checked(queue.read_units(offset, 1))
+        queue.sound = before(queue.sound, offset)  # it left memory, and what follows it probably did as well
         return self._filtered(queue, offset, limits, message_filter, self.cold_record, checks=checks)
 
     def _sound_slices(
@@ -355,17 +361,25 @@ class Reader:
         limits: Limits,
         *,
         in_runs: bool = False,
+        checks: bool = False,
     ) -> GetResult:
         """The hot path: every unit counts, records are slices; `in_runs` allows slices of several."""
         if not units:
             return self._nothing_there(queue, offset)
-        found = self._of_one_file(queue, offset, units, limits[0], in_runs=in_runs)
-        return found if found is not None else self._one_by_one(queue, offset, units, limits)
+        found = self._of_one_file(queue, offset, units, limits[0], in_runs=in_runs, checks=checks)
+        if found is not None:
+            return found
+        if checks:
+            return self._filtered(queue, offset, limits, None, self.record, checks=True)
+        return self._one_by_one(queue, offset, units, limits)
 
     def _of_one_file(
-        self, queue: ConsumeQueue, offset: int, units: bytes, bytes_max: int, *, in_runs: bool
+        self, queue: ConsumeQueue, offset: int, units: bytes, bytes_max: int, *, in_runs: bool, checks: bool
     ) -> GetResult | None:
-        """The usual case: all lie in one file, near the end of the log. 0.35 us a message, less in runs."""
+        """The usual case: all lie in one file, near the end of the log, and are sound. 0.35 us a message, less in runs.
+
+        With `checks`, 0.5 us more (the body's checksum is 0.1 us of it for each KiB), once for each message.
+        """
         count = len(units) // CONSUME_QUEUE_UNIT_BYTES
         places = _place_struct(count).unpack(units)
         offsets, sizes = places[0::2], places[1::2]
@@ -385,6 +399,11 @@ class Reader:
             return None
         try:
             view = file.view
+            if checks:
+                sound = sound_count(view, base, offsets, sizes, _own_topic(queue), queue.queue_id, offset)
+                if sound < count:
+                    return None
+                queue.sound = with_run(queue.sound, offset, offset + count)
             slices = (
                 _runs(view, base, offsets, sizes)
                 if in_runs
@@ -445,10 +464,12 @@ class Reader:
         fetch: Callable[[int, int], memoryview | None],
         *,
         checks: bool = False,
+        known: Runs = (),
     ) -> GetResult:
         """Scan at most 16,000 bytes of units (or what the count asked for takes) of one queue file.
 
-        With `checks`, a damaged record is noted and passed over like one that was filtered out.
+        With `checks`, a damaged record is noted and passed over like one that was filtered out; those that are `known`
+        to be sound are not looked at.
         """
         memory_bytes, memory_count, disk_bytes, disk_count, max_count = limits
         scan_bytes = max(self._config.max_filter_message_size, max_count * CONSUME_QUEUE_UNIT_BYTES)
@@ -482,7 +503,11 @@ class Reader:
                 file_bytes = self._log.files.file_bytes
                 gone_before = physical_offset - physical_offset % file_bytes + file_bytes
                 continue
-            is_damaged = checks and self._is_damaged(queue, record, (physical_offset, size, following - 1))
+            is_damaged = (
+                checks
+                and not covers(known, following - 1, following)
+                and self._is_damaged(queue, record, (physical_offset, size, following - 1))
+            )
             damaged += is_damaged
             if is_damaged or (message_filter is not None and not message_filter.match_record(record)):
                 record.release()
@@ -491,6 +516,8 @@ class Reader:
             total += size
             status = GetStatus.FOUND
             gone_before = 0
+        if checks and slices and len(slices) == following - offset:
+            queue.sound = with_run(queue.sound, offset, following)
         suggest_slave = log_end - physical_offset > self._distance_in_memory
         found = GetResult(status, following, queue.min_offset, queue.max_offset, slices, total, suggest_slave)
         found.damaged = damaged
@@ -634,6 +661,11 @@ class Reader:
 def _place_struct(count: int) -> struct.Struct:
     """Physical offset and size of so many units."""
     return struct.Struct(">" + "qi8x" * count)
+
+
+def _own_topic(queue: AnyQueue) -> bytes:
+    """The topic that the records of a queue carry; empty for a light queue, whose records are another topic's."""
+    return b"" if names_light_queue(queue.topic) else queue.topic.encode()
 
 
 def _runs(view: memoryview, base: int, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> list[memoryview]:
