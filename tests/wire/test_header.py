@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 
+import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contrailmq.wire.admin_requests import CreateTopic, RegisterBroker
@@ -281,3 +282,40 @@ def test_every_entry_of_a_binary_header_is_read_whatever_the_length_of_its_name(
     )
     header = struct.pack(">hBhiiii", 310, 0, 479, 7, 0, 0, len(entries)) + entries
     assert decode_header(header, BINARY).ext == {name: text for name, text in pairs if text}
+
+
+_SEND_NAMES = [field.encode_name for field in msgspec.structs.fields(SendMessageV2)]
+_VALUES = st.one_of(
+    st.sampled_from(["0", "4", "-1", "1763165000123", "true", "false", "x", " 7", "1.5", "1e3", "9" * 30]),
+    st.text(max_size=40).filter(lambda text: text.isprintable() or "\x01" in text),
+    st.sampled_from([31, 32, 255, 256, 65_535, 65_536]).map(lambda size: "p" * size),
+)
+
+
+def _typed(command: Command) -> object:
+    try:
+        return command.header(SendMessageV2)
+    except RemoteProtocolError as exc:
+        return str(exc)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(st.dictionaries(st.sampled_from([*_SEND_NAMES, "other", "ä" * 200]), _VALUES), st.booleans())
+def test_typed_fields_are_the_same_in_both_encodings(changed: dict[str, str], is_whole: bool) -> None:
+    """Hot binary headers go through MessagePack; JSON ones do not. An empty value does not exist in binary."""
+    usual = {"a": "p", "b": "T", "c": "TBW102", "d": "4", "e": "2", "f": "0", "g": "1763165000123", "h": "0", "j": "0"}
+    ext = (usual if is_whole else {}) | {name: value for name, value in changed.items() if value}
+    for code in (310, 320, 999):
+        binary = decode_header(encode_header(code, ext, opaque=7, flag=0, serialize_type=BINARY), BINARY)
+        plain = decode_header(encode_header(code, ext, opaque=7, flag=0), JSON)
+        assert _typed(binary) == _typed(plain)
+        assert binary.ext == ext
+        assert (binary.code, binary.opaque, binary.flag) == (code, 7, 0)
+        assert (binary.language, binary.version) == (plain.language, plain.version)
+
+
+@pytest.mark.parametrize("cut", range(1, 40))
+def test_a_hot_binary_header_with_a_wrong_length_is_refused_and_not_guessed(cut: int) -> None:
+    whole = encode_header(310, {"a": "p", "b": "T", "i": "p" * 300}, opaque=7, flag=0, serialize_type=BINARY)
+    with pytest.raises(RemoteProtocolError, match="binary header"):
+        decode_header(whole[:-cut], BINARY)

@@ -16,6 +16,8 @@ import struct
 from collections.abc import Mapping
 from typing import Final
 
+from librt.strings import BytesWriter, read_i16_be, read_i32_be, write_i32_be
+
 from contrailmq.wire.errors import LocalProtocolError, RemoteProtocolError
 
 _FIXED: Final = struct.Struct(">hBhiii")  # code language version opaque flag remarkLen
@@ -23,10 +25,29 @@ _I32: Final = struct.Struct(">i")
 _I16: Final = struct.Struct(">h")
 _SHORT: Final = struct.Struct(">hci")  # an entry with a name of one letter, up to its value
 _FIXED_BYTES: Final = 17
+BEGINNING_BYTES: Final = 13  # up to the remark's length
+_OPAQUE_AT: Final = 5
 _SHORT_BYTES: Final = 7
 _NAMELESS_BYTES: Final = 6  # the shortest entry: neither name nor value, both lengths 0
 assert _FIXED.size == _FIXED_BYTES
 assert _SHORT.size == _SHORT_BYTES
+
+_MAP: Final = struct.Struct(">BI")  # how a MessagePack map of up to 2**32 - 1 members begins
+_MAP_32: Final = 0xDF
+
+
+def _text_start(size_bytes: int) -> bytes:
+    """How a MessagePack text of that size begins: fixstr, str 8, str 16 or str 32."""
+    if size_bytes < 0x20:
+        return bytes([0xA0 | size_bytes])
+    if size_bytes < 0x100:
+        return bytes([0xD9, size_bytes])
+    if size_bytes < 0x10000:
+        return b"\xda" + size_bytes.to_bytes(2, "big")
+    return b"\xdb" + size_bytes.to_bytes(4, "big")
+
+
+_TEXT_STARTS: Final[list[bytes]] = [_text_start(size_bytes) for size_bytes in range(0x100)]
 
 _LETTERS: Final = {bytes([letter]): chr(letter) for letter in range(0x80)}
 _CODE_MIN: Final = -0x8000
@@ -78,6 +99,50 @@ def _decode_entries(header: bytes, position: int, end: int) -> dict[str, str]:
     return ext
 
 
+def read_beginning(header: bytes) -> tuple[int, int, int, int, int]:
+    """Code, language, version, opaque, flag of a header of at least BEGINNING_BYTES."""
+    return (
+        read_i16_be(header, 0),
+        header[2],
+        read_i16_be(header, 3),
+        read_i32_be(header, 5),
+        read_i32_be(header, 9),
+    )
+
+
+def packed_fields(header: bytes) -> bytes:
+    """The ext fields as a MessagePack map of texts, for a decoder that knows their types; none of them is decoded here.
+
+    Empty for a header with a remark or with anything wrong, which `decode_binary` names.
+    """
+    if len(header) < BEGINNING_BYTES + 8 or read_i32_be(header, BEGINNING_BYTES) != 0:
+        return b""
+    place = BEGINNING_BYTES + 8
+    ext_bytes: int = read_i32_be(header, place - 4)
+    end = place + ext_bytes
+    if end > len(header):
+        return b""
+    parts = [b""]
+    starts = _TEXT_STARTS
+    while place + _SHORT_BYTES <= end:
+        key_bytes: int = read_i16_be(header, place)
+        key_end = place + 2 + key_bytes
+        if key_bytes <= 0 or key_end + 4 > end:
+            return b""
+        key = header[place + 2 : key_end]
+        value_bytes: int = read_i32_be(header, key_end)
+        place = key_end + 4 + value_bytes
+        if value_bytes < 0 or place > end:
+            return b""
+        if value_bytes:  # as in _decode_entries
+            parts.append(starts[key_bytes] if key_bytes < 0x100 else _text_start(key_bytes))
+            parts.append(key)
+            parts.append(starts[value_bytes] if value_bytes < 0x100 else _text_start(value_bytes))
+            parts.append(header[key_end + 4 : place])
+    parts[0] = _MAP.pack(_MAP_32, len(parts) // 4)
+    return b"".join(parts) if place == end else b""
+
+
 def encode_binary(
     code: int, ext: Mapping[str, str], *, opaque: int, flag: int, remark: str | None, language_code: int, version: int
 ) -> bytes:
@@ -105,7 +170,7 @@ def sized(value: bytes) -> bytes:
 class BinaryReply:
     """A response whose ext fields are known in advance: the binary half of `frame.ReplyTemplate`."""
 
-    __slots__ = ("_code", "_ext_bytes", "_flag", "_language_code", "_starts", "_tail", "_version")
+    __slots__ = ("_begin", "_ext_bytes", "_starts", "_tail")
 
     def __init__(
         self,
@@ -117,20 +182,24 @@ class BinaryReply:
         language_code: int,
         version: int,
     ) -> None:
-        self._code, self._flag, self._language_code, self._version = code, flag, language_code, version
+        self._begin = _FIXED.pack(code, language_code, version, 0, flag, 0)
         self._starts: list[bytes] = [entry_start(name) for name in names]
         self._tail = b"".join([entry_start(name) + sized(value.encode()) for name, value in fixed.items()])
         self._ext_bytes = len(self._tail) + sum([len(start) + 4 for start in self._starts])
 
     def header(self, opaque: int, values: list[bytes]) -> bytes:
         """The header; the values come in the order of the names, as they are sent."""
-        pack = _I32.pack
-        parts = [b""]
         ext_bytes = self._ext_bytes
+        for value in values:
+            ext_bytes += len(value)
+        header = BytesWriter()
+        header.write(self._begin[:_OPAQUE_AT])
+        write_i32_be(header, opaque)
+        header.write(self._begin[_OPAQUE_AT + 4 :])
+        write_i32_be(header, ext_bytes)
         for start, value in zip(self._starts, values, strict=True):
-            size = len(value)
-            ext_bytes += size
-            parts += (start, pack(size), value)
-        parts.append(self._tail)
-        parts[0] = _FIXED.pack(self._code, self._language_code, self._version, opaque, self._flag, 0) + pack(ext_bytes)
-        return b"".join(parts)
+            header.write(start)
+            write_i32_be(header, len(value))
+            header.write(value)
+        header.write(self._tail)
+        return header.getvalue()

@@ -19,12 +19,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from contrailmq.wire.admin_requests import GetRouteInfo
-from contrailmq.wire.binary_header import decode_binary, encode_binary
+from contrailmq.wire.binary_header import (
+    BEGINNING_BYTES,
+    decode_binary,
+    encode_binary,
+    packed_fields,
+    read_beginning,
+)
 from contrailmq.wire.codes import (
     LANGUAGE_CODES,
     LANGUAGES,
@@ -111,7 +117,8 @@ class Command(msgspec.Struct, gc=False):
     def ext(self) -> dict[str, str]:
         """The ext fields as text; numbers and booleans of sloppy peers become text, nulls are left out."""
         if self._ext is None:
-            self._ext = _Ext(_ext_from_json(self.raw_header))
+            is_binary = self.serialize_type == BINARY
+            self._ext = _Ext(decode_binary(self.raw_header)[-1] if is_binary else _ext_from_json(self.raw_header))
         return self._ext.fields
 
     def header(self, kind: type[H]) -> H:
@@ -164,6 +171,10 @@ def _hot_decoder(kind: type[msgspec.Struct]) -> msgspec.json.Decoder[Command]:
     return msgspec.json.Decoder(typed, strict=False)
 
 
+# Binary ones need no guess. Their ext fields go through MessagePack, which msgspec decodes by the same types and rules.
+HOT_BINARY_DECODERS: Final = {
+    int(text.strip(b",")): msgspec.msgpack.Decoder(kind, strict=False).decode for text, kind in HOT_HEADERS.items()
+}
 HOT_DECODERS: Final = {text: _hot_decoder(kind).decode for text, kind in HOT_HEADERS.items()}
 decode_any: Final = msgspec.json.Decoder(Command).decode
 
@@ -290,6 +301,17 @@ def _typed_loosely(ext: Mapping[str, str], kind: type[H], request: str) -> H:
 
 
 def _decode_binary(header: bytes) -> Command:
+    if len(header) >= BEGINNING_BYTES:
+        code, language, version, opaque, flag = read_beginning(header)
+        decode = HOT_BINARY_DECODERS.get(code)
+        if decode is not None and not flag & FLAG_RESPONSE:
+            try:
+                fields = decode(packed_fields(header))
+            except UNREADABLE:
+                pass  # said, or forgiven, below
+            else:
+                typed: Any = fields  # in the place of a Raw, as in the commands of _hot_decoder
+                return Command(code, opaque, flag, version, _language_name(language), None, typed, b"", BINARY)
     code, language, version, opaque, flag, remark, ext = decode_binary(header)
     command = Command(
         code=code if flag & FLAG_RESPONSE else widen_binary_code(code),
