@@ -4,10 +4,11 @@
     entry  := keyLen:i16 key valueLen:i32 value                                       (big-endian, UTF-8)
 
 Apache's Java client sends this form when it is told to, and its benchmark programs always do. So this module is
-compiled with the other hot ones. Fields of SendMessageV2 have names of one letter: such an entry is read with one
-`unpack`, any other with two.
+compiled with the other hot ones. The fields of a hot request are not decoded here: `packed_fields` writes them as
+MessagePack, which a decoder in C reads into the typed request, as it reads JSON. Everything else becomes a dict of
+texts (`decode_binary`); an entry with a name of one letter is read with one `unpack` there, any other with two.
 
-CPU us of a send, plain / compiled: decode with its typed fields 9 / 7, answer 4 / 3. JSON: 2.3 / 2.2 and 0.8 / 0.8.
+CPU us of a send, plain / compiled: decode with its typed fields 9 / 3, answer 1.4 / 0.9. JSON: 1.9 and 0.8.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ filtered units move the reader on.
 
 Damage (damage.py). What this process has just written is trusted. Whatever lies further back, or was there when the
 store was opened, is checked before a broker gives it away (`get_warm`, `get_cold`, `get_sound`; checkCrcOnRead): a
-damaged record is noted and passed over. `get` trusts the log, and what is decoded for an embedding program (`get`,
-`lookup` and `query` of the store) is checked there, and a damaged record is an error that names it. What `lookup` and
-`query` find is a whole record that says it lies there and carries topic and key: an index can be wrong or late without
-an answer being wrong.
+damaged record is noted and passed over, a sound one is kept in mind (sound_runs.py). `get` trusts the log, and what is
+decoded for an embedding program (`get`, `lookup` and `query` of the store) is checked there, and a damaged record is an
+error that names it. What `lookup` and `query` find is a whole record that says it lies there and carries topic and key:
+an index can be wrong or late without an answer being wrong.
 
 How much (`Limits`): the caller's count and bytes, and 32 messages or 256 KiB for what is presumably in memory, 8
 messages or 64 KiB for what is presumably on disk (maxTransfer...). "On disk" is there a guess from the distance to the
@@ -378,7 +378,7 @@ class Reader:
     ) -> GetResult | None:
         """The usual case: all lie in one file, near the end of the log, and are sound. 0.35 us a message, less in runs.
 
-        With `checks`, 0.5 us more (the body's checksum is 0.1 us of it for each KiB), once for each message.
+        With `checks`, about 1 us more, once for each message.
         """
         count = len(units) // CONSUME_QUEUE_UNIT_BYTES
         places = _place_struct(count).unpack(units)
