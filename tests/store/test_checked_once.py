@@ -192,12 +192,13 @@ def test_with_all_every_read_checks(root: Path, topic: str) -> None:
 
 @pytest.mark.parametrize("way", ["warm", "bulk", "filter that takes all", "filter"])
 def test_what_left_memory_is_checked_when_it_comes_back(store: MessageStore, topic: str, way: str) -> None:
-    kernel = store.files
+    kernel, clock = store.files, store.clock
     assert isinstance(kernel, Kernel)
+    assert isinstance(clock, ManualClock)
     read_all(store, topic, "few bytes")  # in steps that no later read takes, so that none is answered from recent ones
     garble(store, topic, HIT)
     kernel.is_dropped = True
-    store.clock.advance(1_000)
+    clock.advance(1_000)
     assert store.get_slices_warm(topic, 0, 3, 4) is None
     store.get_slices_cold(topic, 0, 3, 4).release()
     kernel.is_dropped = False  # a read ahead brought the rest
