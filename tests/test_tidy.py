@@ -442,6 +442,7 @@ SMALL = {
     "message/errors.py": "every module of its room stands on it",
     "message/checksum.py": "the one CRC of message, store, client and spark",
     "message/printable.py": "the one escaping for wire, client and cli",
+    "store/queues/sound_runs.py": "a queue and its readers share it, and it is tested alone",
     "wire/peer.py": "what the broker knows of a connection, without its implementation",
     "client/namespace.py": "one rule that producing, consuming and admin share",
     "client/transport/waiting.py": "one trap of asyncio that all three share",

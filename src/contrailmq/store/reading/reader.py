@@ -198,9 +198,14 @@ class Reader:
         """What need not be checked once more."""
         return () if self._config.check_crc_on_read == "all" else queue.sound
 
-    def _is_damaged(self, queue: AnyQueue, record: memoryview, place: tuple[int, int, int]) -> bool:
-        """Whether the record at (physical offset, size, queue offset) is not what its queue says; it is noted then."""
+    def _is_damaged(self, queue: AnyQueue, record: memoryview, place: tuple[int, int, int], known: Runs = ()) -> bool:
+        """Whether the record at (physical offset, size, queue offset) is not what its queue says; it is noted then.
+
+        What is `known` to be sound is not looked at.
+        """
         physical_offset, size, queue_offset = place
+        if covers(known, queue_offset, queue_offset + 1):
+            return False
         reason = fault_of(record, physical_offset, _own_topic(queue), queue.queue_id, queue_offset)
         if reason:
             self.damage.note(Place(physical_offset, size, queue.topic, queue.queue_id, queue_offset, reason))
@@ -466,11 +471,7 @@ class Reader:
         checks: bool = False,
         known: Runs = (),
     ) -> GetResult:
-        """Scan at most 16,000 bytes of units (or what the count asked for takes) of one queue file.
-
-        With `checks`, a damaged record is noted and passed over like one that was filtered out; those that are `known`
-        to be sound are not looked at.
-        """
+        """Scan at most 16,000 bytes of units (or what the count takes) of one queue file; see `_is_damaged`."""
         memory_bytes, memory_count, disk_bytes, disk_count, max_count = limits
         scan_bytes = max(self._config.max_filter_message_size, max_count * CONSUME_QUEUE_UNIT_BYTES)
         data = queue.read_units(offset, scan_bytes // CONSUME_QUEUE_UNIT_BYTES)
@@ -500,14 +501,9 @@ class Reader:
             if record is None:
                 if not slices:
                     status = GetStatus.MESSAGE_WAS_REMOVING
-                file_bytes = self._log.files.file_bytes
-                gone_before = physical_offset - physical_offset % file_bytes + file_bytes
+                gone_before = self._file_end(physical_offset)
                 continue
-            is_damaged = (
-                checks
-                and not covers(known, following - 1, following)
-                and self._is_damaged(queue, record, (physical_offset, size, following - 1))
-            )
+            is_damaged = checks and self._is_damaged(queue, record, (physical_offset, size, following - 1), known)
             damaged += is_damaged
             if is_damaged or (message_filter is not None and not message_filter.match_record(record)):
                 record.release()
@@ -516,12 +512,17 @@ class Reader:
             total += size
             status = GetStatus.FOUND
             gone_before = 0
-        if checks and slices and len(slices) == following - offset:
+        if checks and len(slices) == following - offset > 0:
             queue.sound = with_run(queue.sound, offset, following)
         suggest_slave = log_end - physical_offset > self._distance_in_memory
         found = GetResult(status, following, queue.min_offset, queue.max_offset, slices, total, suggest_slave)
         found.damaged = damaged
         return found
+
+    def _file_end(self, physical_offset: int) -> int:
+        """Where the log file ends that has or had this place."""
+        file_bytes = self._log.files.file_bytes
+        return physical_offset - physical_offset % file_bytes + file_bytes
 
     def _may_match(
         self,
