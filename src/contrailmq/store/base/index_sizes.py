@@ -69,12 +69,15 @@ def _fits(mapping: mmap.mmap, slots: int, payload: int) -> bool:
     units = (payload - slots * _SLOT_BYTES) // _UNIT_BYTES
     if slots <= 0 or count > units or used > slots:
         return False
+    last_of: dict[int, int] = {}  # by slot: the last unit of its chain so far
     for number in range(1, min(count, _UNITS_CHECKED_MAX)):
         position = _HEADER_BYTES + slots * _SLOT_BYTES + number * _UNIT_BYTES
         key_hash, offset, _, previous = _UNIT.unpack_from(mapping, position)
-        if key_hash < 0 or not 0 <= offset <= end_offset or not 0 <= previous < number:
+        slot = key_hash % slots
+        if key_hash < 0 or not 0 <= offset <= end_offset or previous != last_of.get(slot, 0):
             return False
-        (newest,) = _SLOT.unpack_from(mapping, _HEADER_BYTES + key_hash % slots * _SLOT_BYTES)
+        last_of[slot] = number
+        (newest,) = _SLOT.unpack_from(mapping, _HEADER_BYTES + slot * _SLOT_BYTES)
         if not number <= newest < count:
             return False
     return True
