@@ -153,6 +153,7 @@ def test_an_old_record_behind_the_cut_never_comes_back(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[position + 90] ^= 1
     path.write_bytes(data)
+    (root / "abort").write_text("1")
     store = PlainStore(root, **SIZES)
     assert store.recovery.physical_offset_max == offsets[5]
     store.close()

@@ -542,7 +542,7 @@ def test_light_queues_lose_the_same_message_and_keep_the_others(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["store-5.5.0-clean", "store-5.5.0-kill9-recovered"])
-def test_an_apache_store_keeps_what_opening_alone_would_cut(name: str, tmp_path: Path) -> None:
+def test_an_apache_store_keeps_what_follows_the_damage_opened_or_repaired(name: str, tmp_path: Path) -> None:
     root = unpack_golden(name, tmp_path)
     with StoreView(StoreConfig(root)) as view:
         units = sorted(
@@ -558,7 +558,8 @@ def test_an_apache_store_keeps_what_opening_alone_would_cut(name: str, tmp_path:
     alone = tmp_path / "alone"
     shutil.copytree(root, alone)
     with MessageStore(StoreConfig(alone)) as store:
-        assert store.recovery.physical_offset_max == victim[0]
+        assert [hole.begin for hole in store.recovery.holes] == [victim[0]]
+        assert store.recovery.physical_offset_max == units[-1][0] + units[-1][1]
     report = repair_store(StoreConfig(root))
     assert [lost[:3] for one in report.ranges for lost in one.lost] == [victim[2:]]
     assert findings(root) == []

@@ -11,7 +11,7 @@ A unit that is already right is mostly found so by the walk itself, which is tol
 from __future__ import annotations
 
 import logging
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Final
 
 from contrailmq.message import SysFlag, SystemTopic, names_directory
@@ -26,7 +26,7 @@ from contrailmq.store.queues.derivation import IN_NO_QUEUE, Derivation, Due, bat
 from contrailmq.store.queues.light_queues import LIGHT_QUEUE_ID
 from contrailmq.store.queues.placeholder import may_be_emptied
 from contrailmq.store.queues.queue_unit import PRE_BLANK, UNIT_BYTES, pack_unit
-from contrailmq.store.recovery.log_walk import Expected, Expects
+from contrailmq.store.recovery.log_walk import Expected, Expects, Hole
 
 _log = logging.getLogger(__name__)
 
@@ -169,8 +169,11 @@ class Reconciler:
         """Records below this offset need not be handed over."""
         return min(self._queues_from, self._index_from)
 
-    def finish(self, walked_from: int) -> None:
-        """After the walk from `walked_from` to the end of the log: cut the units that no record belongs to."""
+    def finish(self, walked_from: int, holes: Sequence[Hole] = ()) -> None:
+        """After the walk from `walked_from` to the end of the log: cut the units that no record belongs to.
+
+        A unit that points into a hole stays: its message is damaged, and its offset is not given out again.
+        """
         seen = self._seen()
         for queue in self._queues:
             key = (queue.topic, queue.queue_id)
@@ -183,6 +186,8 @@ class Reconciler:
                 keep = queue.offset_of_physical(walked_from)
             else:
                 continue
+            while holes and keep < queue.max_offset and self._is_in_hole(queue, keep, holes):
+                keep += 1
             if keep < queue.max_offset:
                 self.units_cut += queue.max_offset - keep
                 self._queues.truncate(queue, keep)
@@ -200,6 +205,10 @@ class Reconciler:
                     queue.min_offset = next((at for at, unit in units if not unit.is_pre_blank), queue.max_offset)
 
     # --- leaves
+
+    def _is_in_hole(self, queue: ConsumeQueue, queue_offset: int, holes: Sequence[Hole]) -> bool:
+        unit = queue.unit_at(queue_offset)
+        return unit is not None and any(hole.begin <= unit.physical_offset < hole.end for hole in holes)
 
     def _seen(self) -> dict[tuple[str, int], _Cursor]:
         """By queue, those of which the walk met a record; one with an impossible offset is none."""

@@ -12,8 +12,10 @@ queues and index are made from it, so recovery has two jobs, done in one pass wh
    store does.
 
    That is not so where the log was surely written further: up to what the ledger knows, if it was written at a clean
-   exit or in this run of the machine. There a hole is damage to what was stored. If whole records follow, the walk goes
-   on with them, the queues keep their units, whoever reads passes the hole (damage.py), and the report names it.
+   exit or in this run of the machine; up to the checkpoint's time; and after a clean exit or a killed process, whose
+   pages are all still there, up to the last whole record. There a hole is damage to what was stored. If whole records
+   follow, the walk goes on with them, the queues keep their units, whoever reads passes the hole (damage.py), and the
+   report names it.
 
 2. **Make queues and index agree with it** (reconcile.py). Each record of the walk is compared with its unit. Apache
    dispatches only what lies strictly above the queues' maximum after a clean exit, and all of the walk after a crash.
@@ -198,7 +200,7 @@ class _Recovery:
         self.files = list(log.files)
         self.check_body_crc = True
         self.check_record_crc = False
-        self.boot_id = ""
+        self.boot_id = ""  # empty: unknown
         self.bounds = START_BOUNDS
         self.distrusted: set[tuple[str, int]] = set()  # queues that were found damaged on the way
         self.units_added = self.units_corrected = self.units_cut = 0
@@ -233,7 +235,7 @@ class _Recovery:
             feeder = Reconciler(self.queues, self.index, self.delay_levels, scope=frozenset(), index_from=index_from)
             self._walk_before(feeder, first, index_from)
         end, ended_in, walked = self._walk_to_end(sink, first)
-        sink.finish(compared_from)
+        sink.finish(compared_from, self.holes)
         self._count(sink)
         self.units_cut += self.queues.truncate_physical(end)
         if is_full:
@@ -480,26 +482,39 @@ class _Recovery:
                 # log's own check and walked over, as Apache does.
                 number, position = number + 1, 0
                 continue
-            beyond = self._beyond_hole(number, end)
+            beyond = self._beyond_hole(number, end, store_time_ms)
             if beyond is None:
                 total = WalkEnd(end.position, end.verdict, records, last_offset, store_time_ms)
                 return file.base + end.position, file, total
+            # Where only a body is damaged, the header still says which queue offset is taken.
+            hole_end = beyond[1] if beyond[0] == number else file.size_bytes
+            walk(file, sink, position=end.position, limit=hole_end, check_body_crc=False)
             number, position = beyond
 
-    def _beyond_hole(self, number: int, end: WalkEnd) -> tuple[int, int] | None:
-        """Where the log goes on behind a place that was surely written; None when its end is here."""
-        file, written_to = self.files[number], self._surely_written_to()
-        if end.verdict.kind is Kind.BLANK or file.base + end.position > written_to:
+    def _beyond_hole(self, number: int, end: WalkEnd, time_ms: int) -> tuple[int, int] | None:
+        """Where the log goes on after a place that was surely written; None when its end is here.
+
+        `time_ms` is the store time of the newest record before it.
+        """
+        file, begin = self.files[number], end.position
+        if end.verdict.kind is Kind.BLANK:
             return None
-        position = next_record(file, end.position, file.size_bytes)
-        if position >= 0 and file.base + position <= written_to:
+        look_to = begin
+        if file.base + begin <= self._surely_written_to() or time_ms < self._trusted_time_ms():
+            look_to = file.size_bytes
+        elif self._is_all_there:  # nearly always nothing follows: no reason to look through a gigabyte of zeros
+            look_to = min(begin + _LOOK_BEHIND_BYTES, file.size_bytes)
+        position = next_record(file, begin, look_to) if look_to > begin else -1
+        if position >= 0:
             beyond = number, position
-        elif number + 1 < len(self.files) and self.files[number + 1].base <= written_to:
+        elif look_to == file.size_bytes and number + 1 < len(self.files):
             beyond = number + 1, 0
         else:
             return None
+        if not self._was_written(*beyond, after_ms=time_ms):
+            return None
         there = self.files[beyond[0]].base + beyond[1]
-        hole = Hole(file.base + end.position, there, end.verdict.reason)
+        hole = Hole(file.base + begin, there, end.verdict.reason)
         self.holes.append(hole)
         _log.error(
             "the log is damaged from %d to %d: %s; what follows is kept; restore the file from a copy",
@@ -507,9 +522,29 @@ class _Recovery:
         )
         return beyond
 
+    def _was_written(self, number: int, position: int, *, after_ms: int) -> bool:
+        """Whether a place was part of this log. Other programs leave old bytes past an end where they cut the log: such
+        a record is older than those before it."""
+        file = self.files[number]
+        if file.base + position <= self._surely_written_to():
+            return True
+        verdict = check_record(file.mapping, position, limit=file.size_bytes, physical_offset=file.base + position)
+        if verdict.kind is not Kind.WHOLE:
+            return verdict.kind is Kind.BLANK and self._is_all_there
+        time_ms = read_store_time(file.mapping, position)
+        return after_ms <= time_ms and (self._is_all_there or time_ms <= self._trusted_time_ms())
+
+    @property
+    def _is_all_there(self) -> bool:
+        """Whatever the last process wrote is still there: it synced all of it and closed the store, or was killed in
+        this run of the machine."""
+        return self.was_clean_exit or (
+            self.boot_id != "" and self.old_ledger is not None and self.old_ledger.boot_id == self.boot_id
+        )
+
     def _surely_written_to(self) -> int:
         """The newest record that was in the log, whatever stands there now; -1 when a crash may have kept it out."""
-        if self.ledger is not None and (self.was_clean_exit or (self.boot_id and self.ledger.boot_id == self.boot_id)):
+        if self.ledger is not None and self._is_all_there:
             return self.ledger.physical_offset
         return -1
 
@@ -526,7 +561,7 @@ class _Recovery:
         for file in self.files:
             if file.base < end:
                 walk_over(file, sink, limit=min(file.size_bytes, end - file.base))
-        sink.finish(self.files[0].base)
+        sink.finish(self.files[0].base, self.holes)
         sink.set_minimums()
         self._count(sink)
 
