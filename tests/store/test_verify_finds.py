@@ -246,6 +246,17 @@ def test_a_store_that_is_written_to_has_no_findings(tmp_path: Path) -> None:
     assert verified(tmp_path).findings == []
 
 
+def test_a_queue_file_without_a_size_is_on_its_way_in_a_store_in_use_alone(tmp_path: Path) -> None:
+    filled(tmp_path)
+    first = next(path for path in sorted((tmp_path / "consumequeue").rglob("0" * 20)) if path.stat().st_size)
+    new = first.with_name(f"{first.stat().st_size:020d}")
+    new.touch()
+    with in_use_by_another(tmp_path):
+        assert verified(tmp_path).findings == []
+    (found,) = verified(tmp_path).findings
+    assert f"queue file {new.name} has 0 bytes" in found.problem
+
+
 def test_what_cannot_be_on_its_way_is_found_in_a_store_in_use(tmp_path: Path) -> None:
     """A unit that was on disk when the store was closed, and is another or none now; a garbled record."""
     filled(tmp_path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import mmap
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Self
@@ -115,7 +114,7 @@ class StoreView:
             with_light_queues=self.config.with_light_queues,
             batch_file_bytes=self.config.mapper_file_size_batch_consume_queue,
         )
-        self.damaged_queues: Sequence[DamagedQueue] = self.queues.load()
+        self.damaged_queues = [queue for queue in self.queues.load() if not self._has_new_file(queue)]
         self.index_files = self._open_index()
         self.checkpoint: CheckpointValues = read_checkpoint(self.config.checkpoint_path, self.files)
         self.ledger: Ledger | None = read_ledger(self.config.path, self.files)
@@ -166,6 +165,13 @@ class StoreView:
     def _is_being_made(self, path: Path) -> bool:
         """Whether a file may not have its size yet: the newest of its directory, in a store in use."""
         return bool(self.owner_pid) and path.name == max(other.name for other in self.files.list_directory(path.parent))
+
+    def _has_new_file(self, queue: DamagedQueue) -> bool:
+        """Whether the newest file of a queue was made just now: it had no size yet, and may have it by now."""
+        paths = self.files.list_directory(self.config.consume_queue_path / queue.topic / str(queue.queue_id))
+        if not paths or not self._is_being_made(max(paths)):
+            return False
+        return self.files.size(max(paths)) in (0, self.config.mapped_file_size_consume_queue)
 
     def _open_index(self) -> list[IndexFile]:
         found: list[IndexFile] = []
