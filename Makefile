@@ -72,9 +72,10 @@ test-plain: $(STAMP) ## The tests of the rooms with compiled modules on the plai
 	@CONTRAILMQ_PURE=1 CONTRAILMQ_EXPECT=plain $(PYTEST) $(AT_ONCE) -m "not long and not interop and not kills and not servers" $(HOT) tests/simulation
 
 SEEDS ?= 10
+FIRST ?= 1
 simulate: $(STAMP) ## Whole clusters under faults on virtual time, one for each of SEEDS=10 seeds
 	@echo "==> simulation"
-	@CONTRAILMQ_PURE=1 PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -m simulation.runs --seeds $(SEEDS) --jobs $(JOBS)
+	@CONTRAILMQ_PURE=1 PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -m simulation.runs --first $(FIRST) --seeds $(SEEDS) --jobs $(JOBS)
 
 test-long: $(STAMP) ## The full counts of the fault tests, the benchmarks, and what is measured in CPU time
 	@echo "==> long tests"

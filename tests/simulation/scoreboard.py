@@ -156,8 +156,8 @@ def _head(seeds: list[dict[str, Any]]) -> list[str]:
         f"| Messages | {counts['acknowledged']:,} acknowledged, {counts['refused']:,} refused or unanswered, "
         f"{counts['deliveries']:,} deliveries |",
         "",
-        "`make simulate SEEDS=N` runs seeds 1 to N, a process for each core; `python -m simulation.runs --first SEED "
-        "--seeds 1` repeats one. `make test-plain` runs a few seeds and planted bugs, about a minute of CPU; "
+        "`make simulate SEEDS=N` runs seeds 1 to N, a process for each core; `make simulate FIRST=SEED SEEDS=1` "
+        "repeats one. `make test-plain` runs a few seeds and planted bugs, about a minute of CPU; "
         "`make test-long` each kind of fault by itself and every planted bug.",
         "",
     ]
