@@ -31,12 +31,13 @@ from simulation.trial import CLIENTS, Trial, run_seed
 
 # Seeds with many kinds of faults, SYNC_FLUSH and ASYNC_FLUSH, with preemption and without; about 3 s of CPU each.
 SEEDS = (1, 2, 3, 4)
-FOUND = {  # planted bug -> a seed that finds it
-    "sends are answered before the flush": 1,
-    "a transaction that was rolled back is committed": 1,
-    "a queue offset is given twice": 1,
-    "the broker stores an offset one too far": 1,
-}
+# Bugs that nearly every seed finds. Which seed it is changes with every change of the package.
+OFTEN_FOUND = (
+    "sends are answered before the flush",
+    "a transaction that was rolled back is committed",
+    "a queue offset is given twice",
+    "the broker stores an offset one too far",
+)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -67,10 +68,9 @@ def test_a_seed_with_kills_and_power_cuts_repeats_its_history_and_stores_byte_fo
 # --- planted bugs
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", OFTEN_FOUND)
 def test_a_planted_bug_is_found(name: str) -> None:
-    result, _ = runs.run_one(FOUND[name], 0.5, BY_NAME[name])
-    assert result.problems != []
+    assert any(runs.run_one(seed, 0.5, BY_NAME[name])[0].problems for seed in range(1, 21))
 
 
 @pytest.mark.long
