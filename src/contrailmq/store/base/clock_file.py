@@ -1,7 +1,5 @@
 """ROOT/store.clock: how store times are to be read, for the process that opens the store next.
 
-    file := crc:8 hexadecimal digits  notes:JSON
-
 Apache's store has no such file and ignores it. It holds the stretches of the log (store_clock.py), and what the next
 process needs to go on measuring: by how much steady time is ahead of the machine's own clock, and the wall clock ahead
 of steady time. It is written when a store is opened and closed and when the wall clock was set: a few hundred bytes.
@@ -18,12 +16,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from contrailmq.message.checksum import crc32
+from contrailmq.store.base.checked_json import read_checked, write_checked
 from contrailmq.store.files import Files
 
 FILE_NAME: Final = "store.clock"
 RUNNING: Final = -1
-_CRC_BYTES: Final = 8  # hexadecimal, before the JSON
 
 
 class Stretch(NamedTuple):
@@ -67,22 +64,8 @@ class ClockFile:
 
     def load(self) -> ClockNotes | None:
         """What the last process left; None when there is nothing that can be believed."""
-        files = self._files
-        if not files.is_file(self.path):
-            return None
-        descriptor = files.open(self.path, writable=False)
-        try:
-            data = files.pread(descriptor, files.size(descriptor), 0)
-        finally:
-            files.close(descriptor)
-        body = data[_CRC_BYTES:]
-        if data[:_CRC_BYTES] != f"{crc32(body):08x}".encode():
-            return None
-        try:
-            notes = msgspec.json.decode(body, type=ClockNotes)
-        except msgspec.DecodeError:
-            return None
-        return notes if notes.stretches else None
+        notes = read_checked(self._files, self.path, ClockNotes) if self._files.is_file(self.path) else None
+        return notes if notes is not None and notes.stretches else None
 
     def note(self, notes: ClockNotes) -> None:
         """Survives a kill; `keep` makes it durable. OSError: `keep` will try again."""
@@ -106,14 +89,6 @@ class ClockFile:
         self._kept = number
 
     def _write(self, ending: str, *, is_synced: bool) -> Path:
-        body = msgspec.json.encode(self._notes)
         beside = self.path.with_name(self.path.name + ending)
-        descriptor = self._files.open(beside, create=True)
-        try:
-            self._files.truncate(descriptor, 0)
-            self._files.pwrite(descriptor, f"{crc32(body):08x}".encode() + body, 0)
-            if is_synced:
-                self._files.sync(descriptor)
-        finally:
-            self._files.close(descriptor)
+        write_checked(self._files, beside, self._notes, is_synced=is_synced)
         return beside

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from contrailmq.message.checksum import crc32
+from contrailmq.store.base.checked_json import read_checked, write_checked
 from contrailmq.store.base.errors import CorruptStoreError
 from contrailmq.store.config import START_BOUNDS
 from contrailmq.store.files import Files
@@ -34,7 +35,6 @@ from contrailmq.store.recovery.checkpoint import CheckpointValues
 from contrailmq.store.recovery.log_walk import LogFile
 
 LEDGER_NAME: Final = "queues.ledger"
-_CRC_BYTES: Final = 8  # hexadecimal, before the JSON
 _RECORD_BYTES: Final = 256  # of the newest record: its place, time, offset and the checksum of its body are in there
 _NO_RECORD: Final = -1
 
@@ -136,15 +136,8 @@ def _index_entry(file: IndexFile) -> IndexEntry:
 
 
 def write_ledger(root: Path, ledger: Ledger, files: Files) -> None:
-    body = msgspec.json.encode(ledger)
     beside = root / (LEDGER_NAME + ".new")
-    descriptor = files.open(beside, create=True)
-    try:
-        files.truncate(descriptor, 0)
-        files.pwrite(descriptor, f"{crc32(body):08x}".encode() + body, 0)
-        files.sync(descriptor)
-    finally:
-        files.close(descriptor)
+    write_checked(files, beside, ledger)
     files.rename(beside, root / LEDGER_NAME)
     files.sync_directory(root)
 
@@ -156,15 +149,4 @@ def read_ledger(root: Path, files: Files) -> Ledger | None:
         return None
     if not files.is_file(path):
         raise CorruptStoreError(path, "the ledger is a file, and this is not one: remove it, it is made again")
-    descriptor = files.open(path, writable=False)
-    try:
-        data = files.pread(descriptor, files.size(path), 0)
-    finally:
-        files.close(descriptor)
-    body = data[_CRC_BYTES:]
-    if data[:_CRC_BYTES] != f"{crc32(body):08x}".encode():
-        return None
-    try:
-        return msgspec.json.decode(body, type=Ledger)
-    except msgspec.DecodeError:
-        return None
+    return read_checked(files, path, Ledger)

@@ -1,0 +1,52 @@
+"""Small files of our own beside the log: notes as JSON, with a checksum in front.
+
+    file := crc:8 hexadecimal digits  notes:JSON
+
+A file that was torn or changed is as good as none: whoever reads it can do without.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from contrailmq.message.checksum import crc32
+from contrailmq.store.files import Files
+
+_CRC_BYTES: Final = 8
+_Notes = TypeVar("_Notes")
+
+
+def read_checked(files: Files, path: Path, kind: type[_Notes]) -> _Notes | None:
+    """What a file that exists says; None when that cannot be believed."""
+    descriptor = files.open(path, writable=False)
+    try:
+        data = files.pread(descriptor, files.size(descriptor), 0)
+    finally:
+        files.close(descriptor)
+    body = data[_CRC_BYTES:]
+    if data[:_CRC_BYTES] != _checksum(body):
+        return None
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError:
+        return None
+
+
+def write_checked(files: Files, path: Path, notes: object, *, is_synced: bool = True) -> None:
+    """Write a file anew, in place: callers give the name of one beside and rename it."""
+    body = msgspec.json.encode(notes)
+    descriptor = files.open(path, create=True)
+    try:
+        files.truncate(descriptor, 0)
+        files.pwrite(descriptor, _checksum(body) + body, 0)
+        if is_synced:
+            files.sync(descriptor)
+    finally:
+        files.close(descriptor)
+
+
+def _checksum(body: bytes) -> bytes:
+    return f"{crc32(body):08x}".encode()
