@@ -134,3 +134,25 @@ def test_old_bytes_that_another_program_left_past_its_end_do_not_come_back(tmp_p
     with MessageStore(StoreConfig(new, **ONE_FILE), clock=clock) as again:
         assert (again.recovery.holes, again.recovery.physical_offset_max) == ((), places[4])
         assert again.recovery.cut_bytes > 0
+
+
+@pytest.mark.parametrize("lost", [0, 3, 6])
+def test_a_kill_and_a_damaged_batch_lose_that_batch_alone(lost: int, tmp_path: Path) -> None:
+    """Of a topic whose queues hold batches: the others are at their offsets, and none is given out again."""
+
+    def opened(root: Path) -> MessageStore:
+        return MessageStore(StoreConfig(root, **ONE_FILE), batch_topics=frozenset({"Batch"}))
+
+    places = {}
+    with opened(tmp_path / "s") as store:
+        for first in (0, 3, 6, 9):
+            places[first] = store.log_max_offset
+            store.put_inner_batch("Batch", [Message("Batch", body_of(first + part)) for part in range(3)])
+        root = killed_and_damaged(store, tmp_path / "killed", places[lost], "a body")
+    with opened(root) as again:
+        assert [hole.begin for hole in again.recovery.holes] == [places[lost]]
+        for first in set(places) - {lost}:
+            found = again.get("Batch", 0, first, 1)
+            assert [message.body for message in found] == [body_of(first + part) for part in range(3)]
+        again.put_inner_batch("Batch", [Message("Batch", b"new")])
+        assert again.max_offset("Batch", 0) == 13
