@@ -74,6 +74,7 @@ SUB_ARROWS: dict[str, dict[str, set[str]]] = {
         "log": {"files", "base", "config", "queues"},
         "recovery": {"files", "base", "config", "delay_levels", "queues", "index", "log"},
         "reading": {"files", "base", "config", "queues", "index", "log"},
+        "replication": {"files", "base", "config", "queues", "log", "recovery", "reading"},
         "timer": {"files", "base", "config", "log"},
         "upkeep": {"files", "base", "config", "queues", "index", "log", "recovery"},
         "tools": {"files", "base", "config", "delay_levels", "queues", "index", "log", "recovery"},

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from contrailmq.store.queues.queue_state import TAG_LENGTH_MAX
     from contrailmq.store.queues.queue_unit import Boundary
     from contrailmq.store.recovery.recovery import RecoveryReport, recover
+    from contrailmq.store.replication.stream import ReplicationError
     from contrailmq.store.timer.admission import TIMER_REQUESTS, TimerRefusal, admit, wants_timer
     from contrailmq.store.timer.checkpoint import decode_checkpoint, encode_checkpoint
     from contrailmq.store.timer.metrics import TopicCounts
@@ -89,6 +90,7 @@ __all__ = [
     "RebuildReport",
     "RecoveryReport",
     "RepairReport",
+    "ReplicationError",
     "Retention",
     "Run",
     "StoreConfig",
@@ -160,6 +162,7 @@ _NAMES: Final = {
     "contrailmq.store.queues.queue_state": ("TAG_LENGTH_MAX",),
     "contrailmq.store.queues.queue_unit": ("Boundary",),
     "contrailmq.store.recovery.recovery": ("RecoveryReport", "recover"),
+    "contrailmq.store.replication.stream": ("ReplicationError",),
     "contrailmq.store.timer.admission": ("TIMER_REQUESTS", "TimerRefusal", "admit", "wants_timer"),
     "contrailmq.store.timer.checkpoint": ("decode_checkpoint", "encode_checkpoint"),
     "contrailmq.store.timer.metrics": ("TopicCounts",),
