@@ -13,7 +13,7 @@ with atheris.instrument_imports(include=["contrailmq"]):
     from contrailmq.wire.fastjson import decode_body, loads_fastjson
     from contrailmq.wire.frame import FrameParser
     from contrailmq.wire.header import Command
-    from contrailmq.wire.requests import REQUEST_HEADERS
+    from wire.headers_by_code import REQUEST_HEADERS
 
 
 def use(command: Command) -> None:

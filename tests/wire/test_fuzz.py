@@ -23,7 +23,8 @@ from contrailmq.wire.errors import RemoteProtocolError
 from contrailmq.wire.fastjson import decode_body, loads_fastjson
 from contrailmq.wire.frame import FrameParser, encode_request
 from contrailmq.wire.header import BINARY, JSON, Command
-from contrailmq.wire.requests import REQUEST_HEADERS
+
+from .headers_by_code import REQUEST_HEADERS
 
 LONG = 10 if os.environ.get("CONTRAILMQ_LONG") else 1
 DAMAGED_FRAMES = 1_000_000 if os.environ.get("CONTRAILMQ_LONG") else 25_000

@@ -16,7 +16,9 @@ from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.fastjson import Body, decode_body, encode_body, loads_fastjson
 from contrailmq.wire.frame import FrameParser, encode_request, encode_response
 from contrailmq.wire.header import BINARY, JSON, Command, to_ext
-from contrailmq.wire.requests import REQUEST_HEADERS, RESPONSE_HEADERS
+
+from . import headers_by_code as unserved
+from .headers_by_code import REQUEST_HEADERS, RESPONSE_HEADERS
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "wire"
 
@@ -189,11 +191,11 @@ REQUEST_BODIES: dict[int, type[Body]] = {
     RequestCode.CHECK_CLIENT_CONFIG: bodies.CheckClientBody,
     RequestCode.REGISTER_BROKER: bodies.RegisterBrokerBody,
     RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: admin.SubscriptionGroupConfig,
-    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: admin.SubscriptionGroupList,
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: unserved.SubscriptionGroupList,
     RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: admin.TopicConfigList,
-    RequestCode.SET_MESSAGE_REQUEST_MODE: admin.MessageRequestMode,
-    RequestCode.QUERY_ASSIGNMENT: admin.QueryAssignment,
-    RequestCode.AUTH_CREATE_USER: admin.UserInfo,
+    RequestCode.SET_MESSAGE_REQUEST_MODE: unserved.MessageRequestMode,
+    RequestCode.QUERY_ASSIGNMENT: unserved.QueryAssignment,
+    RequestCode.AUTH_CREATE_USER: unserved.UserInfo,
 }
 RESPONSE_BODIES: dict[int, type[Body]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC: bodies.TopicRouteData,
@@ -218,10 +220,10 @@ RESPONSE_BODIES: dict[int, type[Body]] = {
     RequestCode.QUERY_CONSUME_QUEUE: admin.ConsumeQueueUnits,
     RequestCode.QUERY_CONSUME_TIME_SPAN: admin.QueueTimeSpans,
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: admin.GroupList,
-    RequestCode.QUERY_ASSIGNMENT: admin.QueueAssignments,
+    RequestCode.QUERY_ASSIGNMENT: unserved.QueueAssignments,
     RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: admin.GroupForbidden,
     RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: admin.SubscriptionOfGroup,
-    RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: admin.MessageRequestModes,
+    RequestCode.GET_ALL_MESSAGE_REQUEST_MODE: unserved.MessageRequestModes,
     RequestCode.CONSUME_MESSAGE_DIRECTLY: admin.ConsumeMessageDirectlyResult,
     RequestCode.GET_TOPIC_STATS_INFO: admin.TopicStatsTable,
     RequestCode.GET_CONSUME_STATS: admin.ConsumeStats,

@@ -64,10 +64,6 @@ class TopicConfigList(Body, kw_only=True):
     topic_config_list: list[TopicConfig]
 
 
-class SubscriptionGroupList(Body, kw_only=True):
-    group_config_list: list[SubscriptionGroupConfig]
-
-
 class GroupList(Body, kw_only=True):
     group_list: list[str] = msgspec.field(default_factory=new_list)
 
@@ -357,64 +353,6 @@ class ConsumeMessageDirectlyResult(Body, kw_only=True):
         self.consume_result = enum_name(self.consume_result, CONSUME_RESULTS)  # Go answers the ordinal
 
 
-# ------------------------------------------------------------------------------------------------------------------ POP
-
-
-class MessageRequestMode(Body, kw_only=True):
-    """SET_MESSAGE_REQUEST_MODE(401)."""
-
-    consumer_group: str
-    mode: str = written("PULL")
-    pop_share_queue_num: int = written(0)
-    topic: str
-
-
-class MessageRequestModes(Body, kw_only=True):
-    """Answer to GET_ALL_MESSAGE_REQUEST_MODE(402): topic, group."""
-
-    message_request_mode_map: dict[str, dict[str, MessageRequestMode]] = msgspec.field(default_factory=new_dict)
-
-
-class QueryAssignment(Body, kw_only=True):
-    """QUERY_ASSIGNMENT(400)."""
-
-    client_id: str
-    consumer_group: str
-    message_model: str = written("CLUSTERING")
-    strategy_name: str = written("AVG")
-    topic: str
-
-
-class QueueAssignment(Body, kw_only=True):
-    message_queue: MessageQueueBody
-    mode: str = written("PULL")
-
-
-class QueueAssignments(Body, kw_only=True):
-    """Answer to QUERY_ASSIGNMENT(400). No list: keep what you have; an empty one: you have nothing."""
-
-    message_queue_assignments: list[QueueAssignment] | None = None
-
-
-class BatchAck(Body, kw_only=True):
-    bit_set: bytes = msgspec.field(name="b")  # little-endian: bit i acks start offset + i
-    consumer_group: str = msgspec.field(name="c")
-    invisible_time: int = msgspec.field(name="it")
-    pop_time: int = msgspec.field(name="pt")
-    queue_id: int = msgspec.field(name="q")
-    retry: str = msgspec.field(name="r")
-    revive_queue_id: int = msgspec.field(name="rq")
-    start_offset: int = msgspec.field(name="so")
-    topic: str = msgspec.field(name="t")
-
-
-class BatchAckBody(Body, kw_only=True):
-    """BATCH_ACK_MESSAGE(200151)."""
-
-    acks: list[BatchAck] = msgspec.field(default_factory=new_list)
-    broker_name: str | None = None
-
-
 # --------------------------------------------------------------------------------------------------- high availability
 
 
@@ -445,30 +383,3 @@ class HaRuntimeInfo(Body, kw_only=True):
     in_sync_slave_nums: int = written(0)
     master: bool = written(True)
     master_commit_log_max_offset: int = written(0)
-
-
-# -------------------------------------------------------------------------------------------------------------- access
-
-
-class UserInfo(Body, kw_only=True):
-    password: str | None = None
-    user_status: str | None = None
-    user_type: str | None = None
-    username: str | None = None
-
-
-class AclEntry(Body, kw_only=True):
-    actions: list[str] | str = msgspec.field(default_factory=new_list)
-    decision: str = written("Allow")
-    resource: str | None = None
-    source_ips: list[str] | None = None
-
-
-class AclPolicy(Body, kw_only=True):
-    entries: list[AclEntry] = msgspec.field(default_factory=new_list)
-    policy_type: str = written("Custom")
-
-
-class AclInfo(Body, kw_only=True):
-    policies: list[AclPolicy] = msgspec.field(default_factory=new_list)
-    subject: str | None = None

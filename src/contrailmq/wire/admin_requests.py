@@ -2,7 +2,7 @@
 
 First the roots of all ext fields: what every request may carry.
 
-The rules are those of `requests`, which also holds the tables from request code to struct.
+The rules are those of `requests`.
 """
 
 from __future__ import annotations
@@ -254,68 +254,6 @@ class ResumeCheckHalfMessage(RpcHeader, kw_only=True):
     msg_id: str | None = None
 
 
-class SetCommitLogReadMode(ExtHeader, kw_only=True):
-    read_ahead_mode: int | None = field(name="READ_AHEAD_MODE", default=None)
-
-
-class CheckRocksdbProgress(ExtHeader, kw_only=True):
-    topic: str
-    check_store_time: int | None = None
-
-
-class ExportRocksdbConfig(ExtHeader, kw_only=True):
-    config_type: str
-
-
-class UpdateAclConfig(ExtHeader, kw_only=True):
-    access_key: str
-    secret_key: str | None = None
-    white_remote_address: str | None = None
-    admin: bool | None = None
-    default_topic_perm: str | None = None
-    default_group_perm: str | None = None
-    topic_perms: str | None = None
-    group_perms: str | None = None
-
-
-class AccessKeyHeader(ExtHeader, kw_only=True):
-    """DELETE_ACL_CONFIG(51)."""
-
-    access_key: str
-
-
-class UpdateGlobalWhiteAddrs(ExtHeader, kw_only=True):
-    global_white_addrs: str
-    acl_file_full_path: str | None = None
-
-
-class UserHeader(ExtHeader, kw_only=True):
-    """AUTH_CREATE/UPDATE/DELETE/GET_USER(3001-3004)."""
-
-    username: str | None = None
-
-
-class ListUser(ExtHeader, kw_only=True):
-    filter: str | None = None
-
-
-class AclHeader(ExtHeader, kw_only=True):
-    """AUTH_CREATE/UPDATE/DELETE/GET_ACL(3006-3009)."""
-
-    subject: str | None = None
-    policy_type: str | None = None
-    resource: str | None = None
-
-
-class ListAcl(ExtHeader, kw_only=True):
-    subject_filter: str | None = None
-    resource_filter: str | None = None
-
-
-class SwitchTimerEngine(ExtHeader, kw_only=True):
-    engine: str | None = field(name="E_T", default=None)
-
-
 class ExchangeHaInfo(ExtHeader, kw_only=True):
     """Request and response of EXCHANGE_BROKER_HA_INFO(906)."""
 
@@ -326,13 +264,3 @@ class ExchangeHaInfo(ExtHeader, kw_only=True):
 
 class ResetMasterFlushOffset(ExtHeader, kw_only=True):
     master_flush_offset: int
-
-
-class AddBroker(ExtHeader, kw_only=True):
-    config_path: str | None = None
-
-
-class RemoveBroker(ExtHeader, kw_only=True):
-    broker_name: str
-    broker_cluster_name: str
-    broker_id: int
