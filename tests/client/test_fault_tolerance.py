@@ -1,10 +1,10 @@
-"""The ladders of 5.x and 4.x, and what an avoided broker is."""
+"""The ladder of 5.x, and what an avoided broker is."""
 
 from __future__ import annotations
 
 import pytest
 
-from contrailmq.client.fault_tolerance import LADDER_4X, LADDER_5X, FaultTolerance
+from contrailmq.client.fault_tolerance import LADDER_5X, FaultTolerance
 
 
 class Clock:
@@ -21,11 +21,6 @@ class Clock:
 )
 def test_the_5x_ladder(latency_ms: int, avoid_ms: int) -> None:
     assert LADDER_5X.avoidance_ms(latency_ms) == avoid_ms
-
-
-@pytest.mark.parametrize(("latency_ms", "avoid_ms"), [(550, 30000), (1000, 60000), (30000, 600000)])
-def test_the_4x_ladder(latency_ms: int, avoid_ms: int) -> None:
-    assert LADDER_4X.avoidance_ms(latency_ms) == avoid_ms
 
 
 def test_a_slow_broker_is_avoided_until_its_time_is_over() -> None:

@@ -4,7 +4,7 @@ Each try is recorded with its latency; a ladder turns latency into a time during
 that failed counts as if it had been slow by a fixed amount. Avoided is not forbidden: when every broker is avoided, a
 reachable one is used, and in the end any.
 
-The 5.x ladder is the default; `LADDER_4X` has the figures of the 4.x clients, which punish far longer.
+The ladder has the figures of RocketMQ's 5.x clients; those of 4.x punish far longer.
 """
 
 from __future__ import annotations
@@ -32,11 +32,6 @@ LADDER_5X: Final = LatencyLadder(
     latency_ms=(50, 100, 550, 1800, 3000, 5000, 15000),
     avoid_ms=(0, 0, 2000, 5000, 6000, 10000, 30000),
     failure_latency_ms=10_000,
-)
-LADDER_4X: Final = LatencyLadder(
-    latency_ms=(50, 100, 550, 1000, 2000, 3000, 15000),
-    avoid_ms=(0, 0, 30000, 60000, 120000, 180000, 600000),
-    failure_latency_ms=30_000,
 )
 
 

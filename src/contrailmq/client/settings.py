@@ -11,7 +11,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypedDict
 
@@ -266,7 +266,3 @@ class LitePullConsumerOptions(ConsumerOptions):
 def check_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ClientConfigError(f"{name} is {value}: it must be from {low} to {high}")
-
-
-def setting_names(options: type[ClientOptions]) -> set[str]:
-    return {item.name for item in fields(options)} - {"namesrv"}

@@ -47,7 +47,6 @@ class ConsumerGroup:
     from_where: str = "CONSUME_FROM_LAST_OFFSET"
     members: dict[Peer, Client] = field(default_factory=dict)
     subscriptions: dict[str, Subscription] = field(default_factory=dict)
-    updated_ms: int = 0
     fingerprint: int = 0
 
     def client_ids(self) -> list[str]:
@@ -103,7 +102,6 @@ class ClientTable:
         if live is None:
             live = self._consumers[group] = ConsumerGroup(group)
         live.consume_type, live.message_model, live.from_where = consume_type, message_model, from_where
-        live.updated_ms = client.seen_ms
         has_joined = self._join(live, client)
         if subscriptions is None:
             return has_joined

@@ -130,11 +130,6 @@ class HeldPulls:
         for key, held in list(self._by_queue.items()):
             self._wake(key, held, list(held))
 
-    def next_deadline_ms(self) -> int | None:
-        while self._deadlines and self._deadlines[0][2].is_done:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
-
     def _wake(self, key: tuple[str, int], held: list[HeldPull], woken: list[HeldPull]) -> None:
         if not woken:
             return

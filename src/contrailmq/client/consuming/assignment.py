@@ -12,7 +12,7 @@ from contrailmq.message import MessageQueue
 class Assignment:
     """Owned by one consumer, used on its loop only. `queue` has its namespace."""
 
-    __slots__ = ("arrived", "broker_id", "cache", "next_offset", "queue", "room", "tasks", "was_locked")
+    __slots__ = ("arrived", "broker_id", "cache", "next_offset", "queue", "room", "tasks")
 
     def __init__(self, queue: MessageQueue, next_offset: int, now_s: float) -> None:
         self.queue = queue
@@ -22,7 +22,6 @@ class Assignment:
         self.tasks: list[asyncio.Task[None]] = []
         self.arrived = asyncio.Event()  # messages wait to be consumed (orderly)
         self.room = asyncio.Event()  # the cache got smaller
-        self.was_locked = False
 
     async def stop(self) -> None:
         """End the tasks. The cache is dropped: nothing of it is given to a listener any more."""

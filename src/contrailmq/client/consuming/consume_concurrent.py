@@ -80,7 +80,6 @@ class ConcurrentConsumption:
         if not call.was_run:
             return
         outcome = call.outcome()
-        assignment.cache.last_consume_s = self._loop.time()
         self._watch.after(assignment.queue, chunk, outcome, call.error)
         if call.error is not None:
             _log.warning("the listener raised for %s, retry later: %r", chunk[0], call.error, exc_info=call.error)

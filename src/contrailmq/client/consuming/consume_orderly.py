@@ -119,7 +119,6 @@ class OrderlyConsumption:
         if not call.was_run:
             cache.put_back()
             return 0.0
-        cache.last_consume_s = self._loop.time()
         outcome = call.outcome()
         self._watch.after(queue, messages, outcome, call.error)
         if call.error is not None:

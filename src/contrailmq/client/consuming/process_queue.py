@@ -31,8 +31,6 @@ class ProcessQueue:
         "_messages",
         "is_dropped",
         "is_locked",
-        "is_paused",
-        "last_consume_s",
         "last_lock_s",
         "last_pull_s",
         "queue_offset_max",
@@ -45,9 +43,7 @@ class ProcessQueue:
         self.queue_offset_max = -1
         self.is_dropped = False
         self.is_locked = False
-        self.is_paused = False
         self.last_pull_s = now_s
-        self.last_consume_s = now_s
         self.last_lock_s = now_s
 
     # What flow control looks at.

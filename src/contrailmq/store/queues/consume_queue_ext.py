@@ -120,15 +120,6 @@ class ConsumeQueueExt:
         for base in self.bases:
             self.end = base + self._end_of(base)
 
-    def truncate_after(self, address: int) -> None:
-        """Keep units up to and including the one at `address`; the queue lost those behind it."""
-        unit = self.get(address)
-        if unit is None:
-            return
-        self.end = real_offset(address) + unit.size_bytes
-        while self.bases and self.bases[-1] >= self.end:
-            self._descriptors.unlink(self.where, self.bases.pop())
-
     def delete_below(self, address: int) -> int:
         """Remove files that end below the first address still in use; how many."""
         deleted = 0
