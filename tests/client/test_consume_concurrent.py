@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from contrailmq import MessageQueue, StoredMessage
-from contrailmq.client.consuming.assignment import Assignment
 from contrailmq.client.consuming.consume_concurrent import LOCAL_RETRY_S, ConcurrentConsumption
 from contrailmq.client.consuming.consume_watch import ConsumeWatch
 from contrailmq.client.consuming.listener_pool import ListenerPool
+from contrailmq.client.consuming.process_queue import Assignment
 from contrailmq.client.offset_store import OffsetTable
 from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.settings import PushConsumerOptions

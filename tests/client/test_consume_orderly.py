@@ -8,11 +8,10 @@ from collections.abc import Iterable
 import pytest
 
 from contrailmq import MessageQueue, StoredMessage
-from contrailmq.client.consuming.assignment import Assignment
 from contrailmq.client.consuming.consume_orderly import LOCK_REFUSED_WAIT_S, OrderlyConsumption
 from contrailmq.client.consuming.consume_watch import ConsumeWatch
 from contrailmq.client.consuming.listener_pool import ListenerPool
-from contrailmq.client.consuming.process_queue import LOCK_EXPIRES_AFTER_S
+from contrailmq.client.consuming.process_queue import LOCK_EXPIRES_AFTER_S, Assignment
 from contrailmq.client.offset_store import OffsetTable
 from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.settings import PushConsumerOptions

@@ -14,9 +14,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from contrailmq.client.consuming.assignment import Assignment
 from contrailmq.client.consuming.consume_watch import ConsumeWatch
 from contrailmq.client.consuming.listener_pool import Call, ListenerPool
+from contrailmq.client.consuming.process_queue import Assignment
 from contrailmq.client.consuming.send_back import SendBack
 from contrailmq.client.hooks import user_error_log
 from contrailmq.client.offset_store import OffsetTable

@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from contrailmq.client.consuming.assignment import Assignment
 from contrailmq.client.consuming.consume_watch import ConsumeWatch
 from contrailmq.client.consuming.listener_pool import ListenerPool
+from contrailmq.client.consuming.process_queue import Assignment
 from contrailmq.client.consuming.queue_locks import QueueLocks
 from contrailmq.client.consuming.send_back import SendBack
 from contrailmq.client.hooks import user_error_log

@@ -21,10 +21,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from typing import Final, Unpack
 
-from contrailmq.client.consuming.assignment import Assignment
 from contrailmq.client.consuming.consume_watch import ConsumeWatch, filtered
 from contrailmq.client.consuming.group_consumer import GroupConsumer
 from contrailmq.client.consuming.listener_pool import SUCCESS
+from contrailmq.client.consuming.process_queue import Assignment
 from contrailmq.client.consuming.pulling import SUSPEND_LITE_S, Pulled, PullRequest, pull
 from contrailmq.client.consuming.running_info import running_info
 from contrailmq.client.consuming.subscription import SqlFilter, Subscription

@@ -12,11 +12,13 @@ the front was deleted scans the holes.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from contrailmq.message import StoredMessage
+from contrailmq.client.transport.routes import MASTER_ID
+from contrailmq.message import MessageQueue, StoredMessage
 
 PULL_EXPIRES_AFTER_S: Final = 120.0  # a queue without a pull for so long is dropped and taken again
 LOCK_EXPIRES_AFTER_S: Final = 30.0  # brokers keep a lock for 60 s; half of that is trusted here
@@ -144,3 +146,36 @@ class ProcessQueue:
 
 def _offset_of(message: StoredMessage) -> int:
     return message.queue_offset
+
+
+class Assignment:
+    """One queue that a consumer has: its cache, its tasks, and the signals between pulling and consuming.
+
+    Owned by one consumer and used on its loop only. `queue` has its namespace.
+    """
+
+    __slots__ = ("arrived", "broker_id", "cache", "next_offset", "queue", "room", "tasks")
+
+    def __init__(self, queue: MessageQueue, next_offset: int, now_s: float) -> None:
+        self.queue = queue
+        self.cache = ProcessQueue(now_s)
+        self.next_offset = next_offset
+        self.broker_id = MASTER_ID
+        self.tasks: list[asyncio.Task[None]] = []
+        self.arrived = asyncio.Event()  # messages wait to be consumed (orderly)
+        self.room = asyncio.Event()  # the cache got smaller
+
+    async def stop(self) -> None:
+        """End the tasks. The cache is dropped: nothing of it is given to a listener any more."""
+        others = self.abandon()
+        await asyncio.gather(*others, return_exceptions=True)
+        self.tasks.clear()
+
+    def abandon(self) -> list[asyncio.Task[None]]:
+        """The same without waiting; the tasks that were told to end."""
+        self.cache.is_dropped = True
+        current = asyncio.current_task()
+        others = [task for task in self.tasks if task is not current]
+        for task in others:
+            task.cancel()
+        return others

@@ -22,12 +22,12 @@ import time
 from collections.abc import Collection, Mapping
 from typing import Final, Unpack
 
-from contrailmq.client.consuming.assignment import Assignment
 from contrailmq.client.consuming.consume_concurrent import ConcurrentConsumption
 from contrailmq.client.consuming.consume_orderly import OrderlyConsumption
 from contrailmq.client.consuming.consume_watch import ConsumeWatch, filtered
 from contrailmq.client.consuming.group_consumer import GroupConsumer
 from contrailmq.client.consuming.listener_pool import Listener, ListenerPool
+from contrailmq.client.consuming.process_queue import Assignment
 from contrailmq.client.consuming.pulling import SUSPEND_PUSH_S, Pulled, PullRequest, pull
 from contrailmq.client.consuming.queue_locks import RENEW_EVERY_S, QueueLocks
 from contrailmq.client.consuming.running_info import running_info

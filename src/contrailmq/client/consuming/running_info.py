@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from contrailmq.client.consuming.assignment import Assignment
 from contrailmq.client.consuming.consume_watch import TopicCounts
+from contrailmq.client.consuming.process_queue import Assignment
 from contrailmq.message import MessageQueue
 from contrailmq.wire.admin_bodies import ConsumerRunningInfo, ConsumeStatus, ProcessQueueInfo
 from contrailmq.wire.bodies import queue_table
