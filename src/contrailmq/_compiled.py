@@ -1,17 +1,14 @@
-"""Which hot modules run: those that mypyc compiled, or the plain sources beside them.
+"""Which hot modules run: the compiled ones or the plain sources beside them.
 
-Python prefers a compiled module to the source beside it, whichever is newer. So the build (`tools/compile_hot.py`)
+Python prefers a compiled module to its source, even when the source is newer. So the build (`tools/compile_hot.py`)
 leaves a manifest, `_compiled.txt`, and the package reads it before it imports anything else:
 
     manifest := "compiled" suffix "\\n" source*  |  "plain" reason "\\n"
     source   := crc32 (8 hex digits)  size_bytes  modified_ns  "hot" | "used"  path "\\n"     (separated by one blank)
 
-"hot" are the compiled modules. "used" are the modules that they import from: mypyc copies constants out of them. If
-one of either kind has changed since, every hot module is imported from its source: compiled modules call one another
-directly, so it is all or none. A file with the noted size and time counts as unchanged; for any other the checksum
-decides.
-
-CONTRAILMQ_PURE=1 in the environment chooses the sources too.
+"hot" modules are compiled. "used" modules are those that they import from: mypyc copies their constants. If one file
+of either kind has changed, every hot module runs from its source, because compiled modules call each other directly.
+A file with the noted size and time is unchanged; otherwise the checksum decides. CONTRAILMQ_PURE=1 picks the sources.
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
-"""Topics that the queues hold and the table lacks are adopted, so that their messages are served.
+"""Adopts topics that have messages in queues but no entry in the table, so that their messages are served.
 
-The table may be older than the queues (a file restored from a copy, written by a broker that acknowledged first, lost
-with its backup). A message whose topic nobody knows cannot be read, and cleaning would destroy its queue. So every
-topic with messages in its queues gets an entry: as many queues as the highest queue id asks for, readable and writable,
-queue.type=BatchCQ where its queues are of that kind. A retry topic brings its group along. That is looked at when the
-store is opened. What waits in a delay level, in the timer or as half of a transaction then, comes to its topic later:
-such a topic is adopted when its first queue is made, and gets more queues as they are.
+The table may be older than the queues, for example after a restore from a copy. Without an entry nobody could read
+these messages, and cleaning would destroy their queues. An adopted topic gets as many queues as its highest queue id
+asks for, the usual permissions, and queue.type=BatchCQ where its queues are of that kind. A retry topic brings its
+group along. This happens when the store opens. A message that still waits then (delay level, timer, transaction) has
+its topic adopted when the first queue of that topic is made.
 
-Left alone are: what was deleted (deleted_topics.py; queues that came back are removed), light queues, which stand in no
-table, the broker's own `rmq_sys_` topics, and the table of a slave, which its master gives it. The number of queues of
-a topic that the table knows is the operator's word, also where it is too small.
-
-A message without a table is served at the price of settings: permissions, order and filter of an adopted topic are the
-usual ones.
+Not adopted: deleted topics (deleted_topics.py), light queues, the broker's own `rmq_sys_` topics, and anything on a
+slave, whose table comes from its master. A topic that the table knows keeps its number of queues.
 """
 
 from __future__ import annotations

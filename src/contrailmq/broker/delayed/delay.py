@@ -1,25 +1,13 @@
-"""Delay levels: messages that wait in SCHEDULE_TOPIC_XXXX, one queue per level, until their level's time is over.
+"""Delay levels: messages wait in SCHEDULE_TOPIC_XXXX, one queue per level, until their level's time is over.
 
-On the way in a message with DELAY=n goes to queue n - 1 of that topic; REAL_TOPIC and REAL_QID say where it is meant
-to go. The unit of its queue holds the delivery time where others hold the hash of a tag. All messages of a level wait
-equally long, so each queue is in the order of delivery and a level needs nothing but the offset of the first message
-that waits: `config/delayOffset.json`.
+A message with DELAY=n goes to queue n - 1 of that topic; REAL_TOPIC and REAL_QID name its real place, and its queue
+unit holds the delivery time. All messages of a level wait equally long, so a level needs only the offset of its first
+waiting message (`config/delayOffset.json`). The delivered record differs only in place and times; it keeps DELAY.
 
-On the way out the record is put into its real queue, byte for byte but for place and times: body, flags, born data
-and property string stay. So DELAY is still in the property string of a delivered message (consumers of RocketMQ see
-it); what the broker itself puts is never rewritten, so it is not delayed again.
-
-    due      := when the record was stored, in steady time (store/base/store_clock.py), and the delay: a wall clock
-                that is set meanwhile shortens and lengthens nothing, across a restart too. Of a record that an earlier
-                process stored: at the latest this start and the delay.
-    progress := saved every flushDelayOffsetInterval and at the end, after the copies it refers to were made durable;
-                journaled without a sync after each group of copies (level_journal.py)
-
-A kill repeats at most the group that it interrupts, PORTION messages; a power failure what was delivered since the last
-save, and loses nothing. A put that the store refuses
-for now is tried again and holds up its own level only. Delivery never waits for a disk (what is not in memory is read
-by a worker meanwhile), so RocketMQ's switch between
-synchronous and asynchronous delivery (enableScheduleAsyncDeliver) has nothing to switch.
+A message is due when its delay has passed in steady time (store/base/store_clock.py), at the latest one delay after
+this start. Progress is saved after the copies that it refers to are durable, and journaled without a sync after each
+group of copies (level_journal.py). So a kill repeats at most one group of PORTION messages, a power failure what was
+delivered since the last save; neither loses any. A refused put is tried again and holds up only its own level.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""Messages with a delivery time of their own: the broker's side of the timer wheel.
+"""Messages with a delivery time of their own: the broker's side of the timer wheel in `store/timer`.
 
-The wheel itself lives in `store/timer`. Here are its three doors: the rewrite of a message on its way in (and the
-refusals that a sender sees), the recall of a message that waits, and the service that turns the wheel on the loop and
-flushes it on a worker.
+Here are the rewrite of a message on its way in, with the refusals that a sender sees; the recall of a waiting message;
+and the service that turns the wheel on the loop and flushes it on a worker.
 
     recall handle := base64url of "v1 topic broker_name deliver_ms unique_key"        (deliver_ms = TIMER_OUT_MS + 1)
 
-A recall stores a mark with the same delivery time; when the slot is begun, the mark is read first and its message is
-dropped. The handle is good until then. Its time is the wall clock's when the message was admitted: if the clock was set
-since (store/timer/wheel_time.py), a mark is stored for each time that may be meant, and those that meet no message do
-nothing.
+A recall stores a mark with the same delivery time. When its slot begins, marks are read first and their messages are
+dropped; until then the handle is good. The handle's time is of the wall clock at admission. If that clock was set
+since (store/timer/wheel_time.py), one mark is stored for each time that may be meant; the others meet no message.
 """
 
 from __future__ import annotations

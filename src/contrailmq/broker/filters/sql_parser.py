@@ -1,17 +1,14 @@
-"""SQL92 message filters: from tokens to a small tree, by recursive descent.
+"""SQL92 message filters: a recursive descent from tokens to a small tree. Its depth is capped, because walks recurse.
 
-    or         := and (OR and)*
-    and        := equality (AND equality)*
+    or         := and (OR and)*                    and     := equality (AND equality)*
     equality   := comparison (("=" | "<>") comparison | IS [NOT] NULL)*
     comparison := unary ((">" | ">=" | "<" | "<=") unary | [NOT] BETWEEN unary AND unary
                          | [NOT] IN "(" string ("," string)* ")"
                          | [NOT] (CONTAINS | STARTSWITH | ENDSWITH) string)*
-    unary      := ("+" | "-" | NOT) unary | primary
-    primary    := literal | identifier | "(" or ")"
+    unary      := ("+" | "-" | NOT) unary | primary          primary := literal | identifier | "(" or ")"
 
-NOT binds tighter than a comparison, as in the reference: `NOT a = 1` reads `(NOT a) = 1`. Everything that the
-reference refuses when it compiles an expression is refused here too, so a consumer hears of a mistake when it
-subscribes and not by silence. Depth is capped: the tree is walked by recursion.
+NOT binds tighter than a comparison, as in RocketMQ: `NOT a = 1` means `(NOT a) = 1`. What RocketMQ refuses to compile
+is refused here too, so a consumer learns of a mistake when it subscribes.
 """
 
 from __future__ import annotations

@@ -2,18 +2,12 @@
 
     {"deletedTopics": {"Orders": {"logEnd": 73400320, "isMadeAgain": false}}}
 
-A deleted topic's records stay in the log until they expire, so its queues come back whenever queues are made from the
-log: after a kill that came before their removal was on the disk, or when someone deleted the queue directory. Opening
-adopts topics that only the queues know (adoption.py), and must not adopt these: every queue that ends before `logEnd`
-is removed again, of a topic that was made again too. A delayed message or a retry that was waiting is still delivered,
-behind `logEnd`, and brings nothing back either unless the topic was made again.
-
-An entry is of use as long as the log holds such records, and is dropped with them. A power cut may take the end of the
-log with which a topic was deleted; what is written there later was not deleted, so opening moves an entry back to the
-end of the log that it finds.
-
-The file is named to the saver before `topics.json`, and both are marked in one step of the loop: no crash finds a table
-that lacks a topic without finding the entry as well. Apache's broker has no such file and ignores it.
+A deleted topic's records stay in the log until they expire, so rebuilding queues from the log brings its queues back.
+Opening must not adopt those (adoption.py): it removes every queue that ends before `logEnd`, also of a topic that was
+created again. A waiting delayed message or retry is still delivered, after `logEnd`; it does not bring the topic back.
+An entry is dropped when the log no longer holds such records. If a power cut took the end of the log, opening moves the
+entry back to the end that it finds: what is written there later was not deleted. The file is saved before
+`topics.json`, so no crash leaves a table without the topic and without the entry. Apache's broker ignores the file.
 """
 
 from __future__ import annotations

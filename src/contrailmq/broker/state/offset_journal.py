@@ -1,17 +1,14 @@
 """`config/offsets.journal`: what groups committed since consumerOffset.json was saved (see store/base/journal.py).
 
-    payload := JSON of [["topic@group", queue_id, offset], ...]      queue_id -1: the group stands nowhere in the topic
+    payload := JSON of [["topic@group", queue_id, offset], ...]      queue_id -1: the group has no offset in the topic
 
-The table is saved soon after it changed, but each save waits for the disk twice: on a disk that is slow or shared it is
-seconds old when the process is killed. So the changes go here as well, with one `pwrite` and no sync: before a commit
-is answered, and twenty times a second for what came with pulls, which tell nobody that it was taken. The first entry of
-a run is the whole table, so the newest run says everything. A run is given up when it has become long, and the one
-before stays until the new one has its first entry. It costs 5 us, and 0.2 us for each queue.
+Saving the table waits for the disk twice, so on a slow disk it may be seconds old when the process is killed. Changes
+therefore go here too, with one `pwrite` and no sync: before a commit is answered, and twenty times a second for
+offsets that came with pulls. It costs 5 us, and 0.2 us per queue. The first entry of a run is the whole table.
 
-Whatever goes into the file was noted here before, so at the next start the journal's last word on a queue counts, or
-the end of the queue where that is lower (a power failure may take the end of the log and leave the journal). What was
-removed stays as the file has it. A file that somebody wrote long after the journal (Apache's broker, an operator)
-counts alone. A stopped broker leaves the journal empty.
+At the next start the journal's last entry for a queue counts, but at most the end of the queue: a power failure may
+take the end of the log. Removed offsets stay removed. A table that was written long after the journal, by Apache's
+broker or an operator, counts alone. A broker that stops leaves the journal empty.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
-"""Saving the tables: one thread writes, the loop only hands over text.
+"""Saves the tables: the loop takes snapshots, one worker thread writes them.
 
-`mark` notes that a file is out of date, `save` writes everything that is marked and returns when it is on disk,
-`when_saved` calls back then: all that changed before a save began share it. Files are written in the order in which
-they were named: what forbids something is on disk before what would follow from its absence (deleted_topics.py). A
-snapshot is taken on the loop, where nothing changes under it; making a text of it (0.1 s for 6,000 topics), writing,
-syncing and renaming happen in the worker. Saves do not overlap.
+`mark` notes that a file is out of date. `save` writes everything marked and returns when it is on disk; `when_saved`
+calls back then. All changes made before a save began share that save, and saves do not overlap. Files are written in
+the order in which they were named, so that a prohibition is on disk before anything relies on it (deleted_topics.py).
+Encoding (0.1 s for 6,000 topics), writing, syncing and renaming happen in the worker.
 
-A disk that is full or not writable ends nothing: consumers go on, what could not be written stays marked and is tried
-again every second, and the log says when it began and when it was over.
-
-What a broker did not save before it was killed, consumers get again. So offsets are saved soon after they changed, as
-often as that is cheap (`SavePause`), and never later than flushConsumerOffsetInterval.
+On a full or unwritable disk consumers continue. Unwritten files stay marked and are tried again every second, and the
+log reports when this began and ended. Consumers get unsaved progress again after a kill, so offsets are saved soon
+after a change, as often as that is cheap (`SavePause`), and never later than flushConsumerOffsetInterval.
 """
 
 from __future__ import annotations
