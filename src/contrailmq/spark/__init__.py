@@ -1,16 +1,11 @@
-"""The log as DataFrames: Spark reads topics and a store's files, writes to topics, and runs the jobs around a store.
+"""The log as DataFrames: Spark reads topics and store files, writes to topics, and runs the jobs around a store.
 
     import contrailmq.spark
     spark = contrailmq.spark.session()
     spark.read.format("commitlog").load("/data/store").groupBy("topic").count().show()
 
-Reading order: `records.py` and `scan.py` (bytes to record positions), `slices.py`, `property_table.py` and `decode.py`
-(records to Arrow), `store_files.py`, `queue_units.py` and `log_plan.py` (a store's files to parts), `unit_scan.py`
-(parts along queues), then `commitlog.py`, the data source, `environment.py`, which starts Spark, and `engine.py` with
-`jobs/`. Only the data sources need pyspark.
-
-Names that need NumPy and PyArrow are looked up when first used, so that a missing extra ends in an error of ours that
-says what to install, not in an ImportError at this line.
+Only the data sources need pyspark. Names that need NumPy or PyArrow are looked up on first use, so that a missing
+extra gives an error that says what to install.
 """
 
 import importlib

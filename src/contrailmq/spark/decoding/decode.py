@@ -1,16 +1,12 @@
 """Records to Arrow: the columns that a view asks for, of the rows that a selection keeps.
 
-Nothing is computed for a column that is not asked for, and bodies are copied once, straight from the mapped file into
-the batch. The only work per row in Python is the CRC (scan.py) and the decompression of compressed bodies.
+Only the requested columns are computed. Bodies are copied once, from the mapped file into the batch. The only work per
+row in Python is the CRC (scan.py) and the decompression of bodies.
 
-A `Selection` keeps rows by topic, kind, queue-offset range and store time. By default it drops what no consumer could
-see: prepared and rolled-back transaction records, and topics that a broker keeps for itself (half messages, messages
-that wait for their time). `restore_real_topic` brings half and waiting messages back under the topic and queue for
-which they are meant.
-
-A record may be an **inner batch** (topics with queue.type=BatchCQ): several messages in one record. Each becomes a row
-with its own queue offset, body and properties, and the record's place (`unwrapped`). They are rare, so that is done in
-Python, message by message.
+A `Selection` keeps rows by topic, kind, queue-offset range and store time. By default it drops what no consumer can
+see: prepared and rolled-back transaction records, and the broker's own topics. `restore_real_topic` shows half and
+waiting messages under their real topic and queue. A record may be an inner batch (queue.type=BatchCQ): each of its
+messages becomes a row with its own queue offset, body and properties (`unwrapped`). These are rare and done in Python.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """Reading a store's files as batches: the plan (on the driver) and the work of one part (anywhere).
 
-Both are plain functions over plain values, so a Spark task, a process of a pool and a test call the same code. A part
-is a byte range of one log file, walked record by record or, when asked for topics, along the units of the consume
-queues (unit_scan.py). Both give the same rows in the same parts: a stream that repeats a batch finds each row where it
-was, whatever became of the queues meanwhile.
+Both are plain functions over plain values, for Spark tasks, process pools and tests alike. A part is a byte range of
+one log file. It is walked record by record or, when topics are given, along the units of the consume queues
+(unit_scan.py). Both ways give the same rows in the same parts, so a repeated batch of a stream is the same batch.
 
-**What no file holds** is a part as well, and damage like any other. Only bytes before the log's first file may have
-been cleaned away since the plan began, which is loss.
-
-**Who sees what.** A part says which host planned it. A host that cannot read the part's file tells both names; a file
-that is gone from a directory that is there was deleted meanwhile, which is loss and may be allowed.
+Bytes that no file holds are a part too, and damage. Only bytes before the log's first file may have been cleaned away
+since the plan began, which is loss. A host that cannot read a part's file names itself and the host that planned it.
+A file that is missing from an existing directory was deleted meanwhile: that is loss, and may be allowed.
 """
 
 from __future__ import annotations

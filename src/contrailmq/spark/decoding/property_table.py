@@ -1,17 +1,13 @@
-"""The properties of many records, parsed at once: which entry of which row has which name and value.
+"""The properties of many records, parsed at once with NumPy and Arrow: which entry has which name and value.
 
     properties := (name 0x01 value 0x02)*        the last 0x02 may be missing
 
-Rules of the reference decoder, which `message.decode_properties` states for one record: split at 0x02; the first 0x01
-of a piece parts name and value; a piece without a name or without a value is dropped; of two equal names the last
-wins. Bytes are found with NumPy, names and values are taken with Arrow, and nothing is done per row in Python.
+The rules are those of `message.decode_properties`: split at 0x02; the first 0x01 of a piece ends the name; a piece
+without a name or a value is dropped; of equal names the last wins. Nothing is done per row in Python.
 
-In nearly all logs separators alternate (1, 2, 1, 2, ...) and every row ends with 0x02; then entries fall out of two
-strided slices. Any other block takes the general way, which searches the first 0x01 of every piece. Most blocks hold
-messages of one kind of producer, which puts the same names in the same order into each (`width` names): then a name's
-entries are every `width`-th one, and names are compared with those of the first row instead of being numbered. Where
-values are of one length each besides, as ids are, rows are the rows of a matrix and each value is some of its columns:
-nothing is sought in any row but the first (`AlikeProperties`, half the time).
+In nearly all logs separators alternate and every row ends with 0x02, so entries are two strided slices; other blocks
+are searched piece by piece. If all rows have the same `width` names in the same order, a name's entries are every
+`width`-th one. If its values also have one length, each is a range of columns of a matrix (`AlikeProperties`).
 """
 
 from __future__ import annotations

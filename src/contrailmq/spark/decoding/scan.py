@@ -1,21 +1,13 @@
-"""Walking a commit-log file from any byte: whole records in blocks, bad stretches with their position.
+"""Walks a commit-log file from any byte: whole records in blocks, bad stretches with their position.
 
-A file may be cut into ranges at arbitrary bytes and each range walked on its own (by tasks on other machines). A
-record belongs to the range in which it *starts*. Three rules make the ranges add up to the file:
+Ranges of a file may be walked separately, on other machines. A record belongs to the range in which it *starts*:
 
-1. A range that is not known to begin at a record ("aligned") finds its first record by looking for the magic and then
-   requires that the record's own physical offset equals its place and that its parts add up to its size.
-2. A range is walked by the chain of sizes, past its end if the last record reaches there, never past `limit`, the
-   confirmed end of the log.
-3. The place right after the last record that *starts* in a range is checked by that range, though it lies beyond: else
-   a damaged record at the head of the next range would be skipped by both, silently.
+1. A range that may begin inside a record looks for the magic, and for a record whose physical offset equals its place
+   and whose parts add up. (A body that contains such a record can fool a range that begins inside that body.)
+2. A range follows the chain of sizes, past its end if the last record reaches there, never past `limit`.
+3. A range also checks the place after its last record. Otherwise both neighbours would skip a damaged record there.
 
-A broken chain, or parts that do not add up, is a bad stretch: it runs to the next record found by rule 1 (or to the end
-of the range of data). A record whose body fails its CRC, or that fails one of its own, is a bad stretch of one record;
-the chain goes on.
-
-A body that holds a copy of a record *with the very physical offset at which that copy comes to lie* would fool rule 1;
-only ranges that begin inside such a body are affected, and the file's first range never is.
+A broken chain is a bad stretch up to the next record found by rule 1. A failed CRC is a bad stretch of one record.
 """
 
 from __future__ import annotations

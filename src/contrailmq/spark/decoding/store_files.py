@@ -1,18 +1,14 @@
 """A store directory seen from outside: its log files, how far they may be read, and how to cut them into ranges.
 
-**How far.** A live or crashed store holds unwritten space, and after a recovery by RocketMQ also stale bytes behind the
-end that look like good records. So a reader may neither stop at the first thing it does not understand (damage would
-hide everything behind it) nor read on from there (stale records would rise again). The confirmed end settles it:
+A live or crashed store has unwritten space, and after a recovery by RocketMQ also stale bytes after the end that look
+like good records. So a reader can neither stop at the first bad record nor read on blindly. The confirmed end decides:
 
-1. Everything below the highest end that any consume queue points to was once a whole record. What is not one today is
-   damage, and is reported; so are bytes that no file holds, be a file gone or cut short. Whoever passes over damage
-   believes only units that point to a whole record: one that is wrong must not place the end where nothing is yet.
-2. From there the chain is followed as far as records are whole, CRC included. What follows is not part of the log.
+1. Below the highest end that a consume queue points to, everything was once a whole record. What is not one today, or
+   is in no file, is damage and is reported. Only units that point to a whole record count when damage is passed over.
+2. From there the chain is followed while records are whole, CRC included. What follows is not part of the log.
 
-Without consume queues rule 2 starts at the last log file that begins with a record, as a broker's recovery does.
-
-**Meanwhile** a running broker deletes old files. One that is gone before it was looked into is as if it had been gone
-before the directory was listed.
+Without consume queues rule 2 starts at the last log file that begins with a record. A file that a running broker
+deletes before it was read counts as deleted before the directory was listed.
 """
 
 from __future__ import annotations

@@ -1,25 +1,15 @@
-"""The manifest of an archive: which files belong to it, and up to where their sources were read.
+"""The manifest of an archive: which files belong to it, and how far their sources were read.
 
     <archive>/topic=Orders/date=2026-11-15/<name>.parquet         data, written by tasks under names never used twice
     <archive>/_manifest/00000000000000000007.json                 commit 7: files it added, offsets and batches after it
 
-One commit is one file that appears whole or not at all (written aside, synced, linked under the next number). Offsets
-and files are in the same commit, so they cannot disagree: that is what makes an archive exactly-once.
+A commit is one file that appears whole or not at all (written aside, synced, linked). Files and offsets are in the same
+commit, so the archive is exactly-once. A lock keeps two writers apart. Where the lock does not reach, the link does:
+one writer fails with `ArchiveBusyError`. Just before the link a writer checks that its lock and files still exist.
 
-A lock keeps two writers apart. Where it does not hold (a shared disk whose locks do not reach other hosts, a `.lock`
-that somebody removed), they meet at the link: one of them fails with `ArchiveBusyError` and has committed nothing, its
-files are leavings. It may have taken the other's files for leavings, too, and removed them. So a writer looks just
-before the link whether its lock and every file of its commit are still there, and fails if not. What is left is the
-moment between that look and the link.
-
-A file that no commit lists is the leaving of a failed attempt; readers ignore it and the next writer removes it. Since
-that deletes data if a commit was lost, it is done with care: only files with names of our own making are removed;
-commits are numbered from 1 without a gap, and a gap is an error; and data without any commit is an error too, unless
-`_manifest/.begun` is there, which a run makes before the archive's first file; it goes after the first commit.
-
-A commit that was damaged may still be JSON, and one without its offsets would have everything archived again. So what
-is read is checked: types, paths that stay in the archive, a position for everything that the commit names, and that no
-position is lost or lower than in the commit before.
+Files that no commit lists are leftovers of failed attempts. The next writer removes those with names of our making,
+unless commits have a gap, or data is there without any commit and without `_manifest/.begun`: these are errors. What
+is read from a commit is checked: types, paths inside the archive, and positions that are never lost or lower.
 """
 
 from __future__ import annotations

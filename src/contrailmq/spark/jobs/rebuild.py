@@ -1,24 +1,13 @@
 """`rebuild`: consume queues and index of a store from its commit log, in parallel, beside the old ones, then swapped.
 
-1. Every range of the log is read once, by any engine: units go to a fragment file grouped by queue, index entries
-   beside them. No shuffle: queues are independent, and fragments are already in log order.
-2. Every queue is put together from its runs by the rules of `store rebuild` (store/recovery/reconcile.py), byte for
-byte as a
-   broker writes it: files of one fixed size, sparse, a head that starts late and every gap filled with empty units, so
-   that each message stays at its queue offset. A queue without a message in the log goes on counting where it was. The
-   index is laid out file by file, hash chains computed on columns, while the queues are written.
-3. What was written is read back. Every run must stand, byte for byte, at the place that the queue offsets of its
-   records give, and nothing else may stand in the files: so each record of step 1 has its unit, and each unit its
-   record. Only then the new files take the place of the old ones, which stay beside under another name until the caller
-   removes them.
+1. Each range of the log is read once. Units go to a fragment file grouped by queue, index entries beside them.
+2. Each queue is built from its fragments by the rules of `store rebuild` (store/recovery/reconcile.py), byte for byte
+   as a broker writes it, so every message keeps its queue offset. An empty queue keeps its count.
+3. The result is read back: every unit must match its record, and nothing else may be in the files. Then the new files
+   replace the old ones, which stay under another name until the caller removes them.
 
-A task may run twice, even at the same time: Spark repeats one that it thinks lost or slow, while the first may go on.
-So every attempt writes under random names, which its result tells, and what others wrote is lost with the folder.
-
-Power may go at any time: each new file and folder is synced before the swap, and the names that the swap changed before
-anything old may be removed.
-
-The store must not run: its lock file is held from the first read to the swap.
+Spark may run a task twice at once, so each attempt writes under random names. Every new file and folder is synced
+before the swap, and the changed names before anything old is removed. The store's lock file is held throughout.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
 """`replay` and `redrive`: stored messages sent again.
 
-**replay** sends an archive or a stretch of a store's log to a topic, each queue in its order, at most so many a second.
-Where a message came from stays with it as properties (`REPLAY_TOPIC`, `REPLAY_QUEUE_ID`, `REPLAY_OFFSET`,
-`REPLAY_TIME_MS`). A message keeps the de-duplication key that it carries; one without gets a key made of its place. So
-repeats in the source stay repeats, and replaying a stretch twice gives the same keys.
+**replay** sends an archive or part of a log to a topic, each queue in order, at a bounded rate. A message's origin goes
+into properties (`REPLAY_TOPIC`, `REPLAY_QUEUE_ID`, `REPLAY_OFFSET`, `REPLAY_TIME_MS`). It keeps its de-duplication key
+or gets one made of its place, so that replaying twice gives the same keys.
 
-**redrive** sends dead letters (`%DLQ%group`) back to the topic they were meant for. Each carries the key
-`redrive-<message id>` instead of its own, by which a reader would take it for a repeat of the message that failed; a
-letter whose key the broker's index already finds in the topic is not sent again, nor is one that its queue holds twice.
+**redrive** sends dead letters (`%DLQ%group`) back to their topic with the key `redrive-<message id>`. It sends a letter
+only once, even if the queue holds two copies, and skips one whose key the broker's index already finds in the topic.
 
-Both run on any engine, in this process unless one is given. A queue is one task's from its first message to its last,
-so its order is kept however many tasks there are: `replay` deals the queues to as many tasks as the engine runs at
-once, each of which reads the source and keeps its own queues; `redrive` has a task for every dead-letter queue. A rate
-is shared evenly among tasks, so together they do not pass it. A task that Spark repeats sends its messages again with
-the same keys.
+One task has a queue from first to last message, so order is kept. The rate is shared evenly among tasks. A task that
+Spark repeats sends its messages again with the same keys.
 """
 
 from __future__ import annotations

@@ -1,25 +1,14 @@
-"""`verify`: a store against itself, and a slave's log against its master's. Reports, never repairs.
+"""`verify`: checks a store against itself, and a slave's log against its master's. Reports, never repairs.
 
-Every range of the log is read once, by any engine, and compared with what the queues and the index say about it:
+- The log: chain, parts and CRCs of records, missing bytes (`corrupt`); queue offsets (`queue-gap`, `queue-repeat`).
+- Queues both ways: a record without a unit (`no-unit`), a unit without a record (`stray-unit`) or that differs from
+  its record (`wrong-unit`).
+- The index both ways (`no-index-entry`, `stray-index-entry`), its times (`wrong-index-time`), and files whose size does
+  not show their shape (`index-shape`). An index that is wholly missing is one `no-index-entry`.
 
-- the chain of records, their parts, their CRCs and bytes that no file holds (`corrupt`);
-- queue offsets without gap or repeat (`queue-gap`, `queue-repeat`);
-- consume queues both ways: a record that should have a unit and has none (`no-unit`), a unit that points to no such
-  record (`stray-unit`), a unit that says something else than its record (`wrong-unit`);
-- the index both ways (`no-index-entry`, `stray-index-entry`, also past the end of the log) and the times of its
-  entries and headers (`wrong-index-time`). Files of a size that does not tell their shape are named (`index-shape`).
-
-A store without any index file, whose records have keys, is one `no-index-entry` finding. A store does not tell whether
-its broker writes an index, unless one was filled or its directory is left. So the finding says which it is: an index
-that is gone, or one that is gone or was never written (messageIndexEnable=false).
-
-The rules are those of `contrailmq store verify`. These are not findings: places and offsets that placeholders of
-`store repair` keep; records of a topic that was deleted, as the store's ledger shows; and records of a recreated topic
-from before its offsets started at zero again. Only that command compares extensions of queue units, light queues and
-batch queues.
-
-Findings of one kind in one queue and range are one row with a count: a queue that lags by a million records does not
-give a million rows.
+The rules are those of `contrailmq store verify`, which alone checks extensions, light and batch queues. Not findings:
+what placeholders of `store repair` keep, records of a deleted topic, and records of a recreated topic from before its
+offsets restarted. Findings of one kind in one queue and range are one row with a count.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""How this package gets to Spark's Python processes: packed and sent, or found where the driver has it.
+"""How this package reaches Spark's Python processes. It must be on its way before a source is registered.
 
-Spark pickles a source by the name of its class, and saves with it what Python files had been added to the session until
-then. Each process that makes the source, plans a read or runs a task imports the class again. So the package is on its
-way before a source is registered; what is added afterwards is for later functions only.
+Spark pickles a source by its class name together with the Python files added so far, and every process that makes the
+source, plans a read or runs a task imports the class again.
 
-- **Local masters.** Workers are on this host: the package's own directory (or the zip that it was imported from) goes
-  on their PYTHONPATH, unless the session was started with it.
-- **Clusters**, `local-cluster` among them. The package is packed into a zip and added as a Python file. Under
-  `spark-submit --py-files` it is a zip already, which is sent as it is.
-- **Spark Connect.** The zip is added to the session's artifacts: nobody knows there where executors are.
+- Local masters: the package's directory (or the zip that it was imported from) goes on the workers' PYTHONPATH.
+- Clusters, also `local-cluster`: the package is zipped and added as a Python file. Under `spark-submit --py-files` it
+  is a zip already.
+- Spark Connect: the zip becomes an artifact of the session.
 
-Only Python files travel. What they import besides must be there already; `needs.py` tells what is missing.
+Only Python files are sent. What they import must be installed there; `needs.py` reports what is missing.
 """
 
 from __future__ import annotations

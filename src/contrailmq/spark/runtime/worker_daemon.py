@@ -1,21 +1,13 @@
-"""The processes from which Spark forks Python workers: `pyspark.daemon`, but for how workers begin and end.
+"""The processes from which Spark forks Python workers: `pyspark.daemon` with a warm start and a quiet end.
 
-Spark ends a worker that had nothing to do for a minute, and `pyspark.daemon` forks a new one that knows nothing yet: it
-imports pyspark's worker, pyarrow, pandas and our sources, half a second to a second of CPU for each. Here they are
-imported once, before the first fork (`warm`). `pyspark.daemon` does not, lest a library start a thread whose locks a
-fork would leave taken; of ours only pyarrow's allocator has one, and it is made for forks. Only on Linux: the system
-libraries of others are not.
+Spark ends idle workers after a minute, and each new one imports pyspark's worker, pyarrow, pandas and our sources: up
+to a second of CPU. Here they are imported once, before the first fork (`warm`). Linux only: elsewhere system libraries
+do not survive a fork. Of the imported ones only pyarrow's allocator has a thread, and it is made for forks.
 
-When a session stops, or a plan has been told, Spark closes the sockets of workers that still want to say something. A
-TCP socket swallows that, a Unix socket does not, and `pyspark.daemon` prints a traceback for each such worker into the
-terminal of whoever runs the session. A worker that nobody listens to any more just ends. A task whose socket broke
-fails on the other side in any case.
-
-Workers of tasks are forked by this module (`spark.python.daemon.module`). Spark asks `pyspark.daemon` by that name for
-those that look for a source, make it, plan a read, begin a write and end it: one daemon for each of these. In a home of
-ours (`environment.spark_home`) the name leads here too. Where the user chose the home, these workers import our
-sources, which call `end_quietly`; the one that looks for sources imports every module named `pyspark_*`, hence
-`pyspark_contrailmq`.
+Spark closes the sockets of workers that still want to write, and `pyspark.daemon` prints a traceback for each. Here
+such a worker just ends. Spark forks the workers of tasks by `spark.python.daemon.module`, but those that make a source
+or plan a read by the name `pyspark.daemon`. In a home of ours (`environment.spark_home`) that name leads here too; in
+the user's own home the sources call `end_quietly`, and `pyspark_contrailmq` does so where Spark looks for sources.
 """
 
 from __future__ import annotations

@@ -1,20 +1,13 @@
-"""The sink of `rocketmq`: rows to topics, every one acknowledged, each with a key that repeats carry again.
+"""The sink of `rocketmq`: rows to topics, each acknowledged, each with a key that repeats carry again.
 
-Delivery is at least once. A task that is tried again sends its rows again; so each message carries the property
-`CONTRAIL_DEDUP_KEY`: what a column of the user's holds (`dedupKeyColumn`), else what the row's `properties` bring under
-that name, else one made of the write (query and batch of a stream, else a token of the job), the partition, the row's
-number and a digest of what the row holds (packing.py). `deduplicated(frame)` drops repeats on the reading side.
+Delivery is at least once. Each message carries `CONTRAIL_DEDUP_KEY`: the value of `dedupKeyColumn`, else the one in the
+row's `properties`, else one made of the write, the partition, the row's number and a digest of the row (packing.py).
+`deduplicated(frame)` drops repeats when reading. A made key repeats only if rows come in the same partitions and order:
+not after a shuffle without an order, nor when options that shape partitions change between attempts. Then a repeat may
+stay, but no other row is dropped (the digest has 32 bits).
 
-A key that is made is the same on every attempt as long as the rows come in the same partitions and the same order. That
-holds for a batch of a source that Spark repeats with unchanged options. It does not hold after a shuffle without an
-order, nor when options that shape partitions (`minPartitions`, `rangeBytes` and so on) change between two attempts.
-Then a repeat may stay, but only repeats are dropped: another row at the same place has another digest (of
-32 bits: two agree once in four billion).
-
-Rows of one queue are sent in batches of at most 1 MiB; a batch is tried again, with growing pauses, until it is
-acknowledged or tries run out (while its broker is away: time, see patience.py), but not where the broker would answer
-the same again; `write` returns after the last
-acknowledgement. Delayed rows travel one by one (RocketMQ has no delayed batches).
+Rows of one queue are sent in batches of at most 1 MiB, delayed rows one by one. A batch is tried again, with growing
+pauses, until it is acknowledged or tries or time (patience.py) run out. `write` returns after the last one.
 """
 
 from __future__ import annotations

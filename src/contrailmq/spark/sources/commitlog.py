@@ -3,14 +3,12 @@
     spark.read.format("commitlog").load("/data/store")
     spark.readStream.format("commitlog").option("path", "/data/store").option("topics", "Orders").load()
 
-A DataFrame is a snapshot: it is planned once, up to the confirmed end of the log then, and read again the same.
-A stream's offsets are physical offsets per store directory, always the beginning of a record, and what lies between two
-of them is a pure function of the log. New store directories behind a glob are found while a stream runs. A store stays
-the same under another name (a link to it, its commitlog directory).
+A DataFrame is a snapshot, planned once up to the confirmed end of the log. A stream's offsets are physical offsets per
+store directory. They are always the start of a record, and the rows between two of them depend on the log alone. A
+stream finds new store directories that match a glob. A store keeps its identity under another name, such as a link.
 
-Parameter names of the methods below are Spark's contract (it calls by keyword). pyspark has no types that mypy can use
-here, hence the ignores at its base classes. `pushFilters` is left out on purpose:
-Spark 4.3 keeps the pruned plan of one query for the next and loses rows; tests/spark/test_push_down.py holds the proof.
+Parameter names below are Spark's contract. pyspark has no types for mypy, hence the ignores. `pushFilters` is missing
+on purpose: Spark 4.3 reuses the pruned plan of one query for the next and loses rows (tests/spark/test_push_down.py).
 """
 
 from __future__ import annotations

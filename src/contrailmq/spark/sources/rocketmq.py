@@ -4,13 +4,10 @@
     spark.readStream.format("rocketmq")...load()          # begins at `latest` unless startingOffsets says otherwise
     frame.write.format("rocketmq").option("nameServer", ...).option("topic", "Out").mode("append").save()
 
-It works with Apache's brokers and ours. Options follow Spark's Kafka connector where it has them. Offsets in
-checkpoints are the next ones to read, per topic, broker and queue; queues and brokers that appear while a stream runs
-are read from their beginning. The group's offset on the broker, if `groupId` and `commitGroupOffsets` are given, is a
-mirror for tools that show lag; it is one micro-batch behind and nothing is read from it but by
-`startingOffsets=group`.
-
-Parameter names of the methods below are Spark's contract. `pushFilters` is left out on purpose (see commitlog.py).
+Options follow Spark's Kafka connector where it has them. Checkpoints hold the next offset to read per topic, broker and
+queue; a queue or broker that appears during a stream is read from its beginning. With `groupId` and
+`commitGroupOffsets` the group's offset on the broker follows one micro-batch behind, for tools that show lag; only
+`startingOffsets=group` reads it. Parameter names are Spark's contract. No `pushFilters`: see commitlog.py.
 """
 
 from __future__ import annotations

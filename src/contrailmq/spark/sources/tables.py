@@ -1,17 +1,12 @@
 """Tables of Spark's catalog over our sources: `CREATE TABLE t USING rocketmq OPTIONS (...)`, then SELECT and INSERT.
 
-When a table is created, a source is made to say its columns, and gets the user's options three times over: bare, with
-`option.` before them, and among what the catalog knows of the table besides (`owner`, `provider`, `location`, comments,
-table properties). Only those with `option.`, and the path, are the user's own; all else is passed over.
+At CREATE TABLE Spark passes the user's options three times: bare, with the prefix `option.`, and mixed with catalog
+properties (`owner`, `provider`, comments). Only the prefixed ones and the path are used.
 
-When the table is read or written, Spark 4.3 makes the source again without any options: it hands over what the
-statement itself says (`WITH (...)`), and the columns that the catalog saved. So the options are saved with the columns,
-as metadata of the first one, which Spark brings back for reading, for streams and for INSERT. It is readable to whoever
-may see the table; secrets are refused.
-
-An INSERT from a query that has just the table's columns is the exception: Spark leaves the query's metadata as it is,
-be it none or that of another table, whose topic would get the rows. Rows that were read have a queue offset and rows to
-be sent have none, so no such row passes.
+When the table is read or written, Spark 4.3 makes the source without options: it passes only `WITH (...)` and the saved
+columns. So the options are saved as metadata of the first column. Everyone who sees the table can read them, so secrets
+are refused. An INSERT from a query with exactly the table's columns brings the query's metadata instead, perhaps that
+of another table. Rows that were read have a queue offset and rows to send have none, so such rows are refused.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
-"""By what a stream knows that a queue is still the one it read from: the last message before its offset.
+"""How a stream knows that a queue is still the one it read from: by the last message before its offset.
 
-An offset alone does not tell. A topic that was deleted and recreated counts from zero again, and once it has grown past
-the offset in a checkpoint everything before that would be passed over without a word. So a checkpoint also holds, for
-each queue, a mark of the message just before its offset: when that was stored and born, and the checksum of its body.
-Before a stream reads on, the broker is asked for that one message again.
+A topic that was deleted and created again counts from zero. Once it has grown past the offset of a checkpoint, a stream
+would skip everything before that. So a checkpoint also holds a mark of the message before each offset: its store time,
+born time and body checksum. Before reading on, the stream asks the broker for that message again:
 
 - The same: it is the same queue.
-- Another: the queue was made again, or another broker took the name. Nothing of it was read; that is data loss.
-- None: it expired. The ordinary rule for messages that expired unread holds.
+- Another: the queue was created again, or another broker has its name. That is data loss.
+- None: it expired, and the rule for messages that expired unread applies.
 
-It costs two pulls of one message for each queue that gained something, one to check and one to mark. An idle queue
-costs one when the stream starts: it may have been made again and be just as long. Any broker answers them. Checkpoints
-without marks are taken as they are and gain them with the next batch.
+It costs two pulls of one message per queue that grew, and one per idle queue at start. Old checkpoints gain marks.
 """
 
 from __future__ import annotations
