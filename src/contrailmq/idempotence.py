@@ -1,20 +1,14 @@
-"""Consuming each message once, although it may be delivered more than once.
+"""Handles each message once, although it may be delivered more than once.
 
     consumer.listen(contrailmq.idempotent(handle, key=lambda message: message.keys[0], store="seen.sqlite"))
 
-RocketMQ delivers at least once: a lost answer, a crash or a rebalance brings a message again. `idempotent` wraps a
-listener and remembers the business keys of messages that were handled, so the listener sees each key once, also after
-restarts and in another member of the group when they share the store.
-
-What is guaranteed, and what is not:
-  - A key whose handling ended well is not handled again for `keep_s` seconds (a week by default).
+`idempotent` remembers the business keys of handled messages in a store: `SqliteStore` (a file, for one machine) or
+`RedisStore` (extra `contrailmq[redis]`). Members of a group that share a store share the memory. Guarantees:
+  - A key that was handled successfully is not handled again for `keep_s` seconds (a week by default).
   - Two members never handle one key at the same time, unless a handler runs longer than `lease_s`.
-  - A crash after the effect and before the store was told makes the effect happen again: nothing outside of the
-    effect's own transaction can prevent that. When the effect is a database write, put the key into that transaction.
-  - A handler that failed (exception or RETRY) is forgotten, so its retry is handled.
-De-duplicate on a business key, not on the message id: whoever sends the same order again makes a new id.
-
-Stores: `SqliteStore` (a file, for the processes of one machine) and `RedisStore` (extra `contrailmq[redis]`).
+  - A failed handler (exception or RETRY) is forgotten, so its retry is handled.
+  - After a crash between the effect and the store's note, the effect happens again. If the effect is a database write,
+    put the key into the same transaction. Use a business key, not the message id: sending again makes a new id.
 """
 
 from __future__ import annotations

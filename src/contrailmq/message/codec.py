@@ -1,15 +1,13 @@
-"""The record of the commit log, written and judged. Its layout and its reading: `contrailmq.message.record`.
+"""Writes and checks the records of the commit log. Layout and reading: `contrailmq.message.record`.
 
-Besides records a log holds what ends a file:
+    blank  := size:i32 magic:i32                             (ends a log file; size counts to the end of the file)
 
-    blank  := size:i32 magic:i32                             (size counts to the end of the file)
-
-A record may end with a property that checks the whole of it (enabledAppendPropCRC, MessageDecoder.createCrc32):
+A record may end with a property that checks all of it (enabledAppendPropCRC, MessageDecoder.createCrc32):
 
     crc_property := "__CRC32#" 0x01 ten digits 0x02          (CRC-32 of all bytes before it, & 0x7FFFFFFF, decimal,
                                                               least significant digit first, padded with zeros)
 
-`check_record` judges any bytes in bounded time without raising. `decode_record` is for records judged whole.
+`check_record` checks any bytes in bounded time and never raises. Pass `decode_record` only records that passed.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
-"""The record: RocketMQ's bytes for one stored message, as the commit log, pull answers and Spark's tasks have them.
+"""The record: RocketMQ's bytes for one stored message, as in the commit log, pull answers and Spark's tasks.
 
     record := size:i32 magic:i32 body_crc:i32 queue_id:i32 flag:i32 queue_offset:i64 physical_offset:i64 sys_flag:i32
               born_time:i64 born_host store_time:i64 store_host reconsume_times:i32 prepared_transaction_offset:i64
               body_length:i32 body topic_length:(i8 | i16) topic properties_length:i16 properties
     host   := ip:(4 | 16 bytes) port:i32                     (16 where the sysFlag bit of that host says IPv6)
 
-Everything is big-endian and signed. The topic length is one byte under magic V1 and two under V2, which is used for
-topics over 127 bytes only. With both hosts IPv4 the part up to and including `body_length` has 88 bytes; that is the
-common case and has its own path. Two host families and two magics make the header classes of `HEADS`.
-
-Here is the layout, the only place that counts its bytes, and its reading, which stores and clients share. A
-`RecordView` is a record seen in place, for those who ask for a few of its fields; `read_record` makes a message of it.
-Writing records and judging damaged ones is the store's (`contrailmq.message.codec`).
+All numbers are big-endian and signed. The topic length has two bytes under magic V2, which only topics over 127 bytes
+use. With two IPv4 hosts the part up to `body_length` has 88 bytes; that common case has its own path. No other module
+counts these bytes. `RecordView` reads fields in place, `read_record` makes a message; `codec` writes and checks.
 """
 
 from __future__ import annotations

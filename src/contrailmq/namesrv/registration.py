@@ -1,19 +1,14 @@
-"""The body of REGISTER_BROKER, in its two encodings, checked before a byte of it is believed. Pure.
+"""The body of REGISTER_BROKER in its two encodings, checked before any of it is used. Pure.
 
 plain       RegisterBrokerBody as JSON; a sender below version 37 sends the bare topic wrapper
 compressed  zlib of:  version  topics  filters  [mappings]
-            version  := i32 length, DataVersion JSON
+            version  := i32 length, DataVersion JSON             filters  := i32 length, JSON array
             topics   := i32 count, then each: i32 length, text "name read write perm filterType [attributesJson]"
-            filters  := i32 length, JSON array
             mappings := i32 count, then each: i32 length, JSON          (senders from version 413 on)
 
-Bounds: a registration may fill a frame (16 MiB, some 100,000 topics), compressed ones may inflate to that. What is
-decoded in one call (a slice of the topics, and all that is not topics) has bounds of its own, in bytes, objects,
-members and commas. A topic's name, its numbers of queues and the list of filter servers are bounded too. Everything
-but small ones is read in a worker thread (`is_light` tells), in slices of at most 256 topics (slices.py): the decoder
-holds the interpreter's lock meanwhile, and between slices the loop has its turn. The same goes for looking at the bytes
-before they are decoded. What a topic becomes in the route tables is made there too, so that entering a registration is
-a few operations on whole tables.
+A registration may fill a frame (16 MiB, about 100,000 topics), also when inflated. All but light ones (`is_light`) are
+read in a worker thread in slices of at most 256 topics (slices.py), because the decoder holds the interpreter's lock.
+The worker also builds the route entries, so that entering a registration is a few operations on whole tables.
 """
 
 from __future__ import annotations

@@ -1,23 +1,14 @@
 """The tables of a NameServer. Pure: time is a parameter, connections are opaque tokens, nothing is sent from here.
 
-    queues    broker name -> topic -> QueueData
-    brokers   broker name -> BrokerData (cluster, broker id -> address)
-    clusters  cluster -> broker names
+    queues    broker name -> topic -> QueueData              brokers   broker name -> BrokerData
+    clusters  cluster -> broker names                        mappings  topic -> broker name -> TopicQueueMapping
     live      (cluster, address) -> when it last spoke, its timeout, its data version, its connection
-    mappings  topic -> broker name -> TopicQueueMapping (static topics)
     filters   (cluster, address) -> filter servers (obsolete; kept and shown, never used)
 
-A broker is known by its address. Topics are believed only from the master of a group, or with acting master from its
-smallest id, and then without permission to write. Topics that a broker no longer mentions stay (unless configured
-otherwise), because incremental registrations mention one topic only.
-
-What is held is bounded (ENTRIES_MAX topics over all brokers, BROKERS_MAX addresses): beyond it a registration that
-brings something new is refused, and those that are known stay.
-
-A registration is entered whole, on the owner's loop, by a few operations on whole tables: 100,000 topics take some
-milliseconds, and nobody sees a part of them.
-
-`generation` moves with every change that a route can show, so that encoded routes may be cached.
+A broker is known by its address. Only the master of a group registers topics; with acting master its smallest id may,
+without write permission. Topics that a registration leaves out stay (by default), since incremental ones name only
+one. Beyond ENTRIES_MAX topics or BROKERS_MAX addresses anything new is refused. A registration enters whole, on the
+owner's loop. `generation` moves with every change that a route can show, so encoded routes may be cached.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
 """The NameServer on a socket: one function per request code over `routes` and `kv_config`.
 
-Everything runs on one loop and answers at once, but for changes of the key-value table and of the settings: those are
-answered when the file is written, which happens in a worker thread, one write at a time; whatever changed meanwhile is
-saved by the next write, all at once (`saving`). Registrations that are compressed or large are decoded in a worker
-thread too, one at a time, and later ones wait for their turn: what a broker said last is what counts. What waits is
-bounded in bytes over all connections (WAITING_BYTES_MAX); beyond it requests are answered with SYSTEM_BUSY.
+Everything runs on one loop and is answered at once, with two exceptions. A change of the key-value table or of the
+settings is answered when a worker thread has written the file; changes made meanwhile share the next write (`saving`).
+Large or compressed registrations are decoded in a worker thread, one at a time and in order. At most
+WAITING_BYTES_MAX may wait over all connections; beyond that the answer is SYSTEM_BUSY.
 
-Routes are by far the most asked for. Their encoded bodies are cached until the tables change
-(`RouteTables.generation`) or there are too many (ROUTE_BYTES_MAX), so an answer is one lookup and one write.
-
-`stop` answers what was accepted, for at most shutdownWaitTimeSeconds; what is not done by then is refused.
+Most requests ask for routes. Their encoded bodies are cached until the tables change (`RouteTables.generation`) or
+exceed ROUTE_BYTES_MAX. `stop` answers accepted requests for at most shutdownWaitTimeSeconds and refuses the rest.
 """
 
 from __future__ import annotations

@@ -1,27 +1,20 @@
 """Transactions: messages that become visible when their sender's local transaction has committed.
 
-    prepare   the message is stored in RMQ_SYS_TRANS_HALF_TOPIC, queue 0, where nobody consumes: a half message
-    commit    a new record in the real topic, type COMMIT, pointing back at the half message; then an op message
-    rollback  only the op message
-    check     who never ended a half message is asked (CHECK_TRANSACTION_STATE), see transaction_check.py
+    prepare   stores the message in RMQ_SYS_TRANS_HALF_TOPIC, queue 0, where nobody consumes: a half message
+    commit    stores a record of type COMMIT in the real topic, pointing back at the half message; then an op message
+    rollback  stores only the op message
+    check     asks the producer about a half message that it never ended (transaction_check.py)
 
-An op message lists queue offsets of half messages that are ended, joined by commas. It lies in
-RMQ_SYS_TRANS_OP_HALF_TOPIC. Several ends share one: those of 100 to 200 ms (RocketMQ: 3 s), or 4096 bytes of them. So a
-broker that ends transactions all the time writes at most ten a second, of some 150 bytes and ten for each end. The two
-read offsets of group CID_RMQ_SYS_TRANS say up to where half messages are dealt with and which op messages still matter.
+An op message, in RMQ_SYS_TRANS_OP_HALF_TOPIC, lists the queue offsets of ended half messages, joined by commas. Ends
+of 100 to 200 ms (RocketMQ: 3 s), or 4096 bytes of them, share one. Two read offsets of group CID_RMQ_SYS_TRANS say how
+far half messages are settled and which op messages still matter. Only the broker writes op messages, so it knows from
+memory what is ended (`_ended`) and reads them only at start. A half message that is put back moves to the end of its
+queue; `_moved` leads from the old place to the new one, so an end sent before the move still counts.
 
-The broker is the only writer of op messages, so it knows what is ended from memory (`_ended`) and reads op messages
-at start only. A half message that is put back moves to the end of the queue; `_moved` leads from its old place to the
-new one, so that an end which was sent before the move still ends it.
-
-What a crash leaves: a commit whose op message was not written yet is found in the log (committed_halves.py), so a
-committed message is visible once. A rollback without its op message is asked about again, and a rolled back message is
-never visible, provided the producer answers the same again. The read offsets are saved only when the copies put back
-before them are durable.
-
-Ages and intervals are measured in steady time (store/base/store_clock.py): a clock that is set makes no half message
-older or younger. A birth is a time of the producer's clock, and is taken for one of ours as it was when the message
-came. A copy that is put back after a jump carries by how much that was another clock (CLOCK_SET).
+After a crash, a commit without its op message is found in the log (committed_halves.py), so a committed message is
+visible once. A rollback without its op message is asked about again. The read offsets are saved only when the copies
+put back before them are durable. Ages are measured in steady time (store/base/store_clock.py), so setting the clock
+makes no half message older; a copy put back after a jump notes by how much the clock had moved (CLOCK_SET).
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
-"""A plain blocking reader and writer of queues, without asyncio: for Spark executors, tools and scripts.
+"""A blocking reader and writer of queues without asyncio, for Spark executors, tools and scripts.
 
-One `QueueReader` talks to any number of brokers over plain sockets, one connection each, one request at a time; only
-batches and pulls may be on their way while others are packed or decoded (`post_batch` and `batch_answer`, `post_pull`
-and `pull_answer`). It decodes nothing: a pull gives the records' bytes as they lie in the log. It keeps no state of a
-group: offsets are the caller's.
+A `QueueReader` talks to any number of brokers, one connection each, one request at a time. Only batches and pulls may
+be in flight meanwhile (`post_batch` and `batch_answer`, `post_pull` and `pull_answer`). It returns the records' bytes
+as they are in the log, and keeps no offsets. It is not thread-safe: give each thread its own.
 
     with QueueReader(namesrv="127.0.0.1:9876") as reader:
         for queue in reader.queues("Orders"):
             pulled = reader.pull(queue, reader.min_offset(queue), max_count=1000)
             pulled.body                     # concatenated records
-
-Not thread-safe: give each thread its own.
 """
 
 from __future__ import annotations

@@ -4,14 +4,11 @@
         pull.subscribe("Orders")
         messages = await pull.poll(timeout=1.0)
         await pull.commit()
-        async for message in pull: ...
 
-`subscribe` shares queues with the other members of the group; `assign` takes the queues it is given, and only one of
-the two may be used. Pulling goes on in the background into a bounded cache; `poll` takes from it.
-
-With `auto_commit` (the default) each `poll` says that the messages of earlier polls are done. They are committed
-every five seconds, and at shutdown; leaving the `with` by an exception does not commit. There are no retries here: a
-message that could not be handled is the caller's to keep or to send somewhere.
+Use either `subscribe`, which shares queues with the group's other members, or `assign`, which takes the given queues.
+Pulling fills a bounded cache in the background. With `auto_commit` (the default) each `poll` marks the messages of
+earlier polls as done; they are committed every five seconds and at shutdown, but not when an exception leaves the
+`with`. There are no retries: the caller keeps or forwards a message that it could not handle.
 """
 
 from __future__ import annotations

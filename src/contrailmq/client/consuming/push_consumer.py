@@ -5,13 +5,9 @@
     consumer.listen(handle)                     # def or async def handle(messages: list[StoredMessage])
     await consumer.start()
 
-Push is pull with a long wait: a loop for each queue asks its broker, the broker answers when there is something. Pulled
-messages wait in a bounded cache (see `process_queue.py`) until a listener has them. Offsets advance when listeners are
-done and are written every five seconds, with each pull, when a queue is given up and at shutdown.
-
-Delivery is at least once. After a crash, a rebalance or a timeout the same message may come again; use
-`contrailmq.idempotent` or a business key. Returning None from the listener means success, an exception means retry
-(in Java null means retry).
+One long-polling loop per queue fills a bounded cache (`process_queue.py`). Offsets advance when listeners are done and
+are written every five seconds, with each pull, when a queue is given up and at shutdown. Delivery is at least once:
+use `contrailmq.idempotent` or a business key. None means success, an exception means retry (in Java null is a retry).
 """
 
 from __future__ import annotations

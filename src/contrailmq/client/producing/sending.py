@@ -1,15 +1,12 @@
 """The kernel of every send: choose a queue, make the request, read the answer, try again elsewhere.
 
-Used by producers, by the trace dispatcher and by consumers that hand a message back themselves. It knows routes,
-retries and fault tolerance; it knows no hooks, no transactions and no life cycle.
+Producers, the trace dispatcher and consumers that hand a message back use it. It knows routes, retries and fault
+tolerance, but no hooks, transactions or life cycle. Retries follow RocketMQ 5.x: after a lost connection, a timeout or
+a response code that allows it, another broker is tried within one time budget. Other codes fail at once, and a queue
+that the caller chose is tried once. A send that reached nobody (connection refused, no route) is repeated with pauses
+until the time is over (`tries`). FLUSH_DISK_TIMEOUT and the like are results: the message is stored.
 
-Retries follow RocketMQ 5.x: a lost connection, a timeout or a response code that says "another broker may do" is
-tried on another broker, all within one time budget; other response codes fail at once. A send to a queue of the
-caller's choice is tried once. What reaches nobody (a refused connection, no route) is tried again until the time is
-over, with pauses: see `tries`. FLUSH_DISK_TIMEOUT and its like are results: the message is stored.
-
-The way of a small message to a known topic has few awaits and no second look at what cannot have changed: at 256 sends
-in flight a producer is bound by its own CPU.
+A small message to a known topic takes few awaits: with 256 sends in flight, a producer is bound by its own CPU.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
 """Message traces in RocketMQ's own format, so that its dashboard and tools read them.
 
-A trace record is text: fields joined by U+0001, records ended by U+0002, a missing value written as `null`. Records of
-one original topic and region are joined into the body of one message on the trace topic, whose KEYS are all message
-ids and keys inside, so that a trace is found by either.
+Fields are joined by U+0001, records end with U+0002, and a missing value is `null`. Records of one topic and region
+share a message on the trace topic. Its KEYS are all message ids and keys inside, so either finds the trace. At most
+2048 records wait; the dispatcher drops and counts the rest, so it never slows the traffic down.
 
     Pub            := type time region group topic id tags keys storeHost bodyLength cost msgType offsetId success
     SubBefore      := type time region group requestId id retryTimes keys            (one record a message)
     SubAfter       := type requestId id cost success keys contextCode time group
     EndTransaction := type time region group topic id tags keys storeHost msgType transactionId state fromCheck
     Recall         := type time region group topic id success
-
-The dispatcher never slows the traffic down: at most 2048 records wait, and what does not fit is dropped and counted.
 """
 
 from __future__ import annotations

@@ -1,34 +1,19 @@
-"""A journal of deliveries: how far a service has come, so that a crash repeats little of it.
-
-Delay levels and timers copy messages from a system topic into their real ones. Where they stand is in files of
-RocketMQ's own (`delayOffset.json`, `timercheck`), which cost several syncs to write and are written every 10 s and
-every second. So a service also writes a line here after each group of copies that it has made: one `pwrite`, no
-sync. What a process has written survives its kill, because the pages are the kernel's. A kill then repeats at most the
-group that it interrupted.
+"""A journal of deliveries: how far a service has come, so that a crash repeats little.
 
     entry := size:i32  crc:i32  run:i64  number:i32  copy_offset:i64  copy_time_ms:i64  payload       (big-endian)
 
-`crc` is of all that follows it; `number` counts the entries of a run from 0; `payload` is the service's.
+`crc` covers what follows it, `number` counts the entries of a run from 0, `payload` is the service's. The files that
+RocketMQ uses (`delayOffset.json`, `timercheck`) need several syncs and are written every second or ten. So a service
+also writes an entry here after each group of copies: one `pwrite`, no sync. It survives a kill, so a kill repeats only
+the group that it interrupted. A power failure may keep the journal and take the end of the log. So an entry names a
+witness, the last copy before it, by place and store time, and counts only if that record is there (`stands`).
+Otherwise an older entry or the saved file counts: a repeat, never a loss. The witness also exposes the journal of
+another store, since no record gets an old store time.
 
-A power failure is another matter: it may take the end of the log and keep the journal, or the reverse. So each entry
-names a witness, the last copy that was made before it, by its place and its store time. An entry counts only when
-that record is there (`stands`): then the log was not cut before it, and no copy that the entry refers to is lost.
-Else an older one counts, or what the service has saved and synced. A repeat is never traded for a loss.
-
-The witness also tells the journal of another store: of a directory that was copied or put together from parts, or of
-one that another program has cut and written on since. A cut log grows again, but no record gets an old store time.
-
-A run is what may be read together. Runs go to two files in turn, so the one before stays until the new one is as long
-as the service lets it be: with the write buffer pool the newest copies may not be in the log's file yet when a process
-is killed, and then older entries count.
-
-Whoever opens the journal saves what it takes from it, and then clears it; so does a service that stops. A stopped
-broker has an empty journal: what an operator changes in RocketMQ's files counts.
-
-Cost, for each group of copies: 25 us and 396 bytes for 18 delay levels; 7 us and 76 bytes for timers, and
-0.05 us and 8 bytes for each of them. A group of 128 takes about a millisecond. Nothing waits for a disk. A
-journal that cannot be written (a full disk, a read-only file system) ends nothing: it is reported once, and a crash
-repeats more meanwhile.
+Runs go to two files in turn. The previous run stays until the new one has grown, because with the write buffer pool the
+newest copies may not be in the log file yet. A service clears the journal when it opens, after saving what it took, and
+when it stops; a stopped broker therefore honours what an operator changes in RocketMQ's files. A group costs 25 us for
+18 delay levels, or 7 us for timers and 0.05 us for each. A journal that cannot be written is reported once.
 """
 
 from __future__ import annotations
