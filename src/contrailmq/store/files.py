@@ -1,17 +1,13 @@
-"""The one door to the operating system.
+"""The one door to the operating system, so that tests can put a faulty twin in its place.
 
-Every file operation of the store goes through a `Files` object: so that tests can put a faulty twin in its place
-(forgetting what was not synced, filling up, failing), and so that three rules hold everywhere:
+* Nothing here holds the interpreter lock while it waits for a disk. CPython 3.11's `mmap.flush` does (a 253 ms stall of
+  all threads was seen), so ranges are synced with `msync` through ctypes and whole files with `os.fdatasync`, which on
+  Linux also writes pages dirtied through a shared mapping.
+* A new, renamed or removed name is durable only after `sync_directory`, which callers call, once for many names.
+* A file that is written through a mapping is allocated first (`allocate`). On a sparse file a full disk would be a
+  SIGBUS in the middle of a store; here it is ENOSPC.
 
-* Nothing here holds the interpreter lock while it waits for a disk. CPython 3.11's `mmap.flush` does (seen: a 253 ms
-  stall of every other thread), so ranges are synced with `msync` through ctypes, and whole files with `os.fdatasync`.
-  On Linux fdatasync also writes pages that were dirtied through a shared mapping.
-* A directory entry is durable only when its directory was synced: `open(create=True)`, `rename` and `unlink` leave
-  that to the caller's `sync_directory`, because one sync may serve many entries.
-* A file that is written through a mapping is allocated for real first (`allocate`): on a sparse file a full disk is a
-  SIGBUS in the middle of a store, on an allocated one it is ENOSPC here.
-
-Errors are OSError (a failed sync: SyncError); the callers know which file and purpose and translate.
+Errors are OSError, or SyncError for a failed sync. Callers know the file and its purpose, and translate.
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
 """What the unfinished frames of all connections of a server may take together.
 
-Each connection may send a frame of 16 MiB, and a frame can only be served whole: a few hundred peers that begin one
-and never end it would fill the memory, each within its own bounds. So a frame above FREE_BYTES needs a share of a
-common ration, of the size that it announced:
+A frame of up to 16 MiB can only be served whole, so a few hundred peers that begin one and never end it would fill the
+memory. So a frame above FREE_BYTES needs a share, of its announced size, of a common ration:
 
-  - while there is enough, it has its share at once and nobody notices;
-  - else the connection is not read any further, which its sender feels as a slow network, until the frames before it
-    are whole or gone. Next is who has waited longest on the host that has least of the ration: one host's crowd of
-    hostile peers is waited for by that host, not by the others;
-  - a frame that has its share and comes too slowly loses its connection, the oldest first and only while others wait:
-    after GRACE_S it must have come at RATE_BYTES_S, and be whole after PATIENCE_S. An honest sender over a slow line
-    is cut when the server is short of memory, and never else.
+  - While there is enough, it gets its share at once. Otherwise the connection is not read, which its sender feels as a
+    slow network. Next is who waited longest on the host with the least of the ration, so a hostile host delays itself.
+  - While others wait, a frame with a share must come at RATE_BYTES_S after GRACE_S and be whole after PATIENCE_S, or it
+    loses its connection, the oldest first. A slow honest sender is cut only when memory is short.
 
-What was read of frames that have no share (small ones, and the first chunk of those that wait) is counted too. It is a
-chunk at most for each connection; where all of it comes to the size of the ration again, the oldest such frames lose
-their connections: honest senders end theirs. So `2 * bytes_max` bounds what unfinished frames take, whatever peers do.
+Bytes of frames without a share, a chunk per connection at most, are counted too. If they reach the size of the ration,
+the oldest such connections are closed. So unfinished frames take at most `2 * bytes_max`, whatever peers do.
 """
 
 from __future__ import annotations

@@ -1,39 +1,24 @@
-"""The time that records are stored with, and the measure that every delay follows, whatever is done to the wall clock.
+"""The time in records, and the time that every delay follows, whatever is done to the wall clock.
 
-Three times, all in milliseconds. The monotonic clock carries each of them on; the wall clock is only looked at:
+The monotonic clock carries all three times, in milliseconds; the wall clock is only compared:
 
-    steady  the wall clock at opening, plus what has passed since. Delays, timers and checks are due by it.
-    wall    steady + ahead. `look` compares this with the wall clock; where they differ by STEP_MS or more that was
-            set, and `ahead` changes by the size of the jump.
-    store   what goes into records: wall, but never less than the record before (searches by time and recovery rely on
-            that). After a jump back it goes on at half its pace until the wall clock has caught up: so it never stands
-            still, and still tells when each record was stored.
+    steady  the wall clock at opening plus what has passed. Delays, timers and checks are due by it.
+    wall    steady + ahead. If `look` finds the wall clock STEP_MS or more away, it was set: `ahead` changes by that.
+    store   what records get: wall, but never less than the record before. After a jump back it runs at half pace until
+            the wall clock has caught up, so it still shows when each record was stored.
 
-The log is thus a row of *stretches*. Within one, store time and steady time differ by a rule that does not change, so
-`stored_ms` turns a record's store time into steady time exactly, and `ahead_ms` says how the wall clock stood when the
-record was stored. A new stretch begins at the end of the log, and only in `look`: between a jump and the look that
-notices it records are stored by the old rule, and nothing can be judged by the wrong one. A broker looks before each
-tick of its services (10 times a second) and when a timer is admitted, an embedded store once a second.
+So the log consists of *stretches*. Within one, store and steady time differ by a fixed rule: `stored_ms` turns a store
+time into steady time, and `ahead_ms` says how the wall clock stood. A stretch begins only in `look`, at the end of the
+log. A broker looks before each tick (10 times a second) and when it admits a timer, an embedded store once a second.
 
-Stretches outlive the process, in a file beside the log (clock_file.py), and steady time goes on where the last process
-left it, by as much as has passed since. Who knows how much that is:
+Stretches are kept in a file (clock_file.py). After a restart, steady time goes on from the last process: by the
+machine's own clock if the machine kept running, otherwise by the wall clock, but never before the newest record. If the
+wall clock is then MOVE_MS or more ahead, all steady times move by that much: waits keep their length, and `is_moved`
+tells the timer wheel. Records that the file does not cover (Apache's) are taken at their store time.
 
-    the machine's own clock  when the machine was not started again: it counts processes that end, and no jump
-    the wall clock           else, and on another machine; but steady time is never before the newest record: a wall
-                             clock that was set back meanwhile lengthens what waits, and shortens nothing
-
-Where the wall clock then is ahead of steady time by MOVE_MS or more, all steady times are moved by as much: `ahead` is
-0 again, what waits stays as far away as it was, and the timer wheel is told (`is_moved`), since its slots are steady
-times. Records without a file that speaks of them (Apache's, or those of a store without one) are taken at their word.
-
-Jumps forward are doubted. For DOUBT_MS `doubted_ms` tells by how much the wall clock went forward lately, and files do
-not expire by that (see retention.py), across a restart too. Opening a store whose newest record is more than a day
-old is such a jump, too: nobody can tell a long stop from a clock that is wrong.
-
-A suspended machine stops the monotonic clock. What it slept is added at the next look, so delays go on meanwhile.
-
-Two clocks cannot be read at one moment: a process that is stopped between the readings would see a jump. So a look
-counts only when both were read within READ_MS.
+A jump forward is doubted for DOUBT_MS, also across a restart: files do not expire by it (`doubted_ms`, retention.py).
+Opening a store whose newest record is over a day old counts as such a jump. Time that a suspended machine slept is
+added at the next look. A look counts only if both clocks were read within READ_MS, or a pause would look like a jump.
 """
 
 from __future__ import annotations

@@ -6,19 +6,12 @@
     unit   := key_hash:i32 physical_offset:i64 seconds:i32 previous:i32       (20 bytes; unit 0 is never used)
     mark   := count:i32 units_crc:u32 end_time:i64 own_crc:u32                (ours, in the place of unit 0)
 
-`count` is the number that the next unit gets, so it begins at 1 and a file holds `units` - 1 entries. `seconds` counts
-from the header's begin time. The first put sets the begin time *after* its own seconds were computed: in a rolled file
-the first unit is therefore measured from the end of the file before it (IndexFile.putKey, matched).
-
-The file being filled is allocated and mapped, because it is written at random places; the others are mapped for
-reading when a query first wants them. A put costs one slot and one unit, 0.7 us; the header is written once for
-all messages of a dispatch.
-
-Marks. A checksum of the whole file can be taken only when nobody fills it (the ledger keeps it, queue_ledger.py). For
-the file being filled we leave a mark every 4,096 units where no program reads or writes: how many units there were, and
-the CRC-32 of them all, which only ever grows (3 ns a unit). `own_crc` is of the mark and the header's begin time. After
-a kill the file goes back to its newest mark: its units are compared, header and slots made again from them (5 s for
-20 million), and what was entered later is entered again from the log.
+`count` is the number of the next unit, so it begins at 1. `seconds` counts from the header's begin time, which the
+first put sets *after* it computed its own seconds, so a rolled file measures its first unit from the end of the file
+before (IndexFile.putKey, matched). The file being filled is allocated and mapped; others are mapped when first read. A
+put costs 0.7 us. Every 4,096 units we leave a mark: the number of units and their CRC-32 (`own_crc` covers the mark and
+the begin time). After a kill the file goes back to its newest mark: header and slots are rebuilt from the units (5 s
+for 20 million), and later entries come from the log. A file that is full has its checksum in queue_ledger.py.
 """
 
 from __future__ import annotations

@@ -1,19 +1,13 @@
-"""Finding messages by key: all IndexFiles of a store (ROOT/index/), oldest first.
+"""Finds messages by key: all IndexFiles of a store (ROOT/index/), oldest first.
 
-A message is entered under its unique key, then under every key of its KEYS property, as `topic#key`, and then under its
-tag, as `topic#T#tag` (5.5.0 does, 5.3 did not; found in every golden index). A half message that was rolled back is not
-entered; a prepared one is. Dispatch may hand in a record twice: what lies below the end offset
-of the newest file is known already.
+A message is entered under its unique key and every key of KEYS, as `topic#key`, and under its tag, as `topic#T#tag`
+(as RocketMQ 5.5.0 does). Rolled-back half messages are not entered, prepared ones are. Dispatch may bring a record
+twice; what is below the end offset of the newest file is known already.
 
-A full file is flushed, its end time goes into the checkpoint, and a new file named after the local time is begun. After
-a crash the files that end later than the checkpoint says cannot be trusted (their pages reached the disk in any order).
-Apache removes them and enters again only what its recovery happens to walk (7.6 of the store's facts): keys of older
-messages are lost. We remove them too, but `end_offset` then tells recovery from where to dispatch to the index again,
-so that nothing is lost; the same rule rebuilds an index that was deleted or damaged. After a kill (the page cache
-survived) files go back to their newest mark (index_file.py).
-
-No file answers before it was compared with the checksum that the ledger has of it: the newest at a start, the others
-when a query first reaches them.
+After a crash, files that end later than the checkpoint cannot be trusted and are removed. Apache then loses keys of
+older messages; here `end_offset` tells recovery where to start dispatching to the index again. The same rule rebuilds a
+deleted or damaged index. After a kill files go back to their newest mark (index_file.py). Each file is compared with
+its checksum in the ledger before it answers: the newest at start, the others at their first query.
 """
 
 from __future__ import annotations

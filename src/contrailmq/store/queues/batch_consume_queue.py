@@ -3,15 +3,11 @@
     unit := physical_offset:i64 size_bytes:i32 tags_code:i64 store_time:i64 base_offset:i64 batch_size:i16
             compacted_offset:i32=-1 reserved:i32=0                                   (big-endian, 46 bytes)
 
-A unit stands for one record that holds a whole batch: the messages base_offset .. base_offset + batch_size - 1 (an
-ordinary record of such a topic is a batch of one). Queue offsets are therefore not places; a message is found by
-searching the base offsets, which only ever increase. Units have numbers here, which are places: unit n stands at byte
-46 n of the queue, and files cut that address space into pieces named by their first byte.
-
-As in an ordinary queue, appended units are pending until housekeeping or a flush writes them out (or many have come
-together), can be read meanwhile, and cost nothing when they are lost: recovery takes them from the log
-(batch_queue_table.py). Units are appended without the lock, so nothing that another thread may do in between looks at
-`end` and the pending ones together: `_written` says where those begin.
+A unit is one record with the messages base_offset .. base_offset + batch_size - 1. Unit n is at byte 46 n; files cut
+that address space and are named by their first byte. A message is found by searching the base offsets, which only
+increase. Appended units are pending until housekeeping or a flush writes them; they can be read meanwhile, and
+recovery restores lost ones from the log (batch_queue_table.py). Appending takes no lock, so other threads must not read
+`end` and the pending units together: `_written` says where the pending ones begin.
 """
 
 from __future__ import annotations

@@ -1,32 +1,22 @@
-"""One consume queue: the list of a queue's messages as fixed units that point into the commit log.
+"""One consume queue: the list of a queue's messages as 20-byte units that point into the commit log.
 
-The unit of queue offset q stands at address q x 20 of the queue; files of `file_bytes` (a multiple of 20) cut that
-address space into pieces named by their first address. Zeros mark space that was never written. A queue that starts
-above zero (its older messages were cleaned away, or a slave joined late) has its first file filled up to the start
-with *pre-blank* units (0, 2147483647, 0): they keep every later unit at its address and never point at a message.
+The unit of queue offset q is at address q x 20; files of `file_bytes` cut that address space and are named by their
+first address. Zeros are space that was never written. A queue that starts above zero has its first file filled up with
+*pre-blank* units (0, 2147483647, 0), which keep later units at their addresses and point at no message.
 
-How units get to the file
--------------------------
-`extend` adds 20 bytes to `pending`; nothing else happens on the hot path. Pending units are readable like all others.
-They are written with one `pwrite` per queue when 40 KB have gathered, when the table's housekeeping comes by, and at
-close. The file is sparse and never mapped for writing: a full disk is an errno here and not a signal. Losing pending
-units costs nothing, because recovery walks the log from the last checkpoint and puts them back; for the same reason
-the checkpoint only moves past units that were synced.
+`extend` only adds to `pending`; readers see pending units too. One `pwrite` per queue writes them when 40 KB have
+gathered, at housekeeping and at close. The file is sparse and never mapped for writing, so a full disk is an errno, not
+a signal. Lost pending units cost nothing: the checkpoint moves only past synced units, and recovery walks the log from
+there. One thread appends, without the lock: it extends `pending` in one bytecode. Readers copy under the lock that
+removal takes.
 
-One thread appends (the one that dispatches); any thread reads or writes pending units out. Appending never takes the
-lock: it only extends `pending`, in place and in one bytecode, and readers copy under the lock that removal takes.
-
-Where we differ from Apache, on purpose
----------------------------------------
-* A unit beyond the expected place is never written at the wrong place (ConsumeQueue.putMessagePositionInfo logs and
-  writes anyway): the gap becomes pre-blank units, so an offset always names the same message. Recovery fills them in
-  when the log still has the messages.
-* Cutting leaves zeros behind the cut, not old units that a later load could take for data.
-* An empty last file after a cut gets no phantom entry (truncateDirtyLogicFiles accepts the first unit unchecked).
-* Pre-blank units are never data: they count neither for the highest physical offset nor as the minimum.
-* A file whose checksum the ledger has is compared with it before a unit of it is given out: at the start, or
-  (`doubts`) when it is first read or written on. A read of a file that differs is a CorruptStoreError; the ledger
-  remembers it, and the next start makes the queue again from the log.
+Where we differ from Apache on purpose:
+* A unit beyond the expected place is not written at the wrong one (ConsumeQueue.putMessagePositionInfo does): the gap
+  becomes pre-blank units, which recovery fills in if the log still has the messages.
+* A cut leaves zeros, not old units, and an empty last file gets no phantom entry (truncateDirtyLogicFiles).
+* Pre-blank units count neither for the highest physical offset nor as the minimum.
+* A file with a checksum in the ledger is compared with it before it serves a unit (`doubts`). One that differs raises
+  CorruptStoreError, and the next start rebuilds the queue from the log.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What a record of the log is due: its unit in a queue, its units in light queues, its keys in the index.
+"""What a record of the log is due: a unit in its queue, units in light queues, keys in the index.
 
-This is the one statement of the rule (RocketMQ's DispatchRequest and what its dispatchers make of it). Dispatch of what
-stands in the log, recovery, verify and rebuild all ask here; Spark's vectorised twin (spark/decoding/dispatched.py) is
-held against it by one property-based suite (tests/spark/test_derivation.py).
+This is the one statement of the rule (RocketMQ's DispatchRequest and its dispatchers). Dispatch, recovery, verify and
+rebuild ask here. tests/spark/test_derivation.py holds Spark's vectorised twin (spark/decoding/dispatched.py) against
+it.
 
     transaction type      queue    index        besides
     none, COMMIT          yes      yes          an inner batch, or a topic with batch queues: in a batch queue
     PREPARED              no       yes
     ROLLBACK              no       no           a placeholder of `store repair`: a pre-blank unit at its queue offset
 
-The unit of a message that waits for a delay level holds its delivery time where others hold the hash of the tag.
+The unit of a message in a delay level holds its delivery time instead of the tag's hash.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
-"""Open queue files, few at a time.
+"""Open queue files, few at a time: a broker may have 20,000 consume queues and 1,024 descriptors.
 
-A broker may have 20,000 consume queues and a limit of 1,024 descriptors. Queue files are small and read a few hundred
-bytes at a time, so they are not mapped at all: `pread` of 32 units costs about 1 us, needs one descriptor where a
-mapping on CPython 3.11 needs two, brings in no page around the one that was asked for, and a file that someone cuts
-short under us is a short read, never a SIGBUS.
+Queue files are not mapped. A `pread` of 32 units costs about 1 us, needs one descriptor where a mapping needs two, and
+sees a file that was cut short as a short read, not as a SIGBUS. The cache owns its descriptors: reads and writes hold
+its lock, so none is closed during a call. A sync may take long, so it uses its own descriptor and holds no lock.
 
-The cache owns its descriptors. Reading and writing happen under its lock, so an entry is never closed in the middle of
-a call; a sync, which may take long, uses a descriptor of its own and holds no lock.
-
-Who shares the limit. The kernel gives the lowest free number, so a descriptor's number says how many are in use in the
-whole process. Connections stop at `limit - STORE_DESCRIPTORS`. The cache stops growing at `limit - LOG_DESCRIPTORS`: it
-keeps one file fewer open each time that it meets that number, and one more after some opens that did not. What is left
-is for what cannot do with less: log files, index files, tables.
+The kernel gives the lowest free number, so a descriptor's number tells how many the process uses. Connections stop at
+`limit - STORE_DESCRIPTORS`. The cache stops growing at `limit - LOG_DESCRIPTORS`: it shrinks by one file each time it
+meets that number and grows again after some opens that did not. The rest is for log files, index files and tables.
 """
 
 from __future__ import annotations

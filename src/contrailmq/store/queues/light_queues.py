@@ -1,18 +1,13 @@
-"""Light queues (LMQ): a message in further queues besides its own, without being stored again.
+"""Light queues (LMQ): a message in further queues besides its own, stored only once.
 
-    INNER_MULTI_DISPATCH      names of light queues, with commas between them, given by the sender: %LMQ%a,%LMQ%b
+    INNER_MULTI_DISPATCH      names of light queues, given by the sender: %LMQ%a,%LMQ%b
     INNER_MULTI_QUEUE_OFFSET  the message's offset in each of them, given by the log under the put lock
 
-A light queue is a consume queue like others: topic %LMQ%..., queue 0, 20-byte units, the same physical offset and tags
-code as in the message's own queue. They are off unless enableLmq and enableMultiDispatch are both on, as in RocketMQ;
-what they hold is read, compared and mended either way. Messages of %RETRY%, rmq_sys_ and SCHEDULE_TOPIC_XXXX topics go
-to no light queue.
-
-No sender's offset is stored: a queue would believe it, now or at a start with light queues on, and pass over what was
-acknowledged. One that comes with a single message is dropped; parts of a batch get none, so a batch whose parts name
-light queues is refused.
-
-A name in the list that does not begin with %LMQ% is refused: Apache gives it no offset, and its dispatch fails on that.
+A light queue is a consume queue (topic %LMQ%..., queue 0) with the physical offset and tags code of the message's own
+queue. They are on with enableLmq and enableMultiDispatch; existing ones are read, compared and mended in any case.
+Messages of %RETRY%, rmq_sys_ and SCHEDULE_TOPIC_XXXX topics go to none. An offset from a sender is never stored, since
+a queue would believe it: a single message loses it, and a batch whose parts name light queues is refused. So is a name
+that does not begin with %LMQ%: Apache's dispatch fails on it.
 """
 
 from __future__ import annotations

@@ -1,24 +1,20 @@
-"""Reading messages: from a queue, by place, by key, by time.
+"""Reads messages: from a queue, by place, by key, by time.
 
-A read of a queue gives slices of the mapped log, one a record, never decoded: 32 of them cost about 15 us, or 3 when
-another group has just read the same (recent.py). `get_warm` gives records that follow each other in the log, as those
-of a batch do, as one slice. The rules are RocketMQ's (DefaultMessageStore.getMessage): what a bad offset answers
-(`_find`), how much one answer may hold, that a first message larger than the limits is still given alone, and that
-filtered units move the reader on.
+A queue read gives slices of the mapped log, never decoded: 32 cost about 15 us, or 3 when another group has just read
+them (recent.py). `get_warm` joins adjacent records into one slice. The rules are RocketMQ's
+(DefaultMessageStore.getMessage): the answer to a bad offset (`_find`), a first message above the limits is given alone,
+and filtered units move the reader on.
 
-Damage (damage.py). What this process has just written is trusted. Whatever lies further back, or was there when the
-store was opened, is checked before a broker gives it away (`get_warm`, `get_cold`, `get_sound`; checkCrcOnRead): a
-damaged record is noted and passed over, a sound one is kept in mind (sound_runs.py). `get` trusts the log, and what is
-decoded for an embedding program (`get`, `lookup` and `query` of the store) is checked there, and a damaged record is an
-error that names it. What `lookup` and `query` find is a whole record that says it lies there and carries topic and key:
-an index can be wrong or late without an answer being wrong.
+Damage (damage.py): what this process has just written is trusted. `get_warm`, `get_cold` and `get_sound` check
+everything else (checkCrcOnRead): they note and pass over a damaged record, and remember a sound one (sound_runs.py).
+The reader's `get` trusts the log; for an embedding program the store checks what it decodes and raises an error.
+`lookup` and `query` return only a whole record that has that place, topic and key, so a wrong index gives no wrong
+answer.
 
-How much (`Limits`): the caller's count and bytes, and 32 messages or 256 KiB for what is presumably in memory, 8
-messages or 64 KiB for what is presumably on disk (maxTransfer...). "On disk" is there a guess from the distance to the
-end of the log: above 40 % of RAM. Readers of our own that want more say how many bytes (`bulk_bytes`).
-
-A page that really is on disk blocks the thread that touches it, so a loop calls `get_warm`, which asks the kernel first
-(residency.py), and when that has nothing has a worker call `get_cold`, which reads with pread and returns copies.
+Limits: the caller's count and bytes, and 32 messages or 256 KiB for what is probably in memory, 8 or 64 KiB for what is
+probably on disk (maxTransfer...): further from the end of the log than 40 % of RAM. Our own readers may ask for more
+(`bulk_bytes`). A page on disk blocks the thread that touches it. So a loop calls `get_warm`, which asks the kernel
+first (residency.py), and otherwise a worker calls `get_cold`, which copies with pread.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
-"""`config/timers.journal`: what was delivered since the last flush, as of the last copies (see store/base/journal.py).
+"""`config/timers.journal`: what was delivered since the last flush (see store/base/journal.py).
 
     payload := read_time_ms:i64  queue_offset:i64  log_end:i64  version:i64  slot_time_ms:i64  offset:i64*
 
-The first four are the checkpoint's values as they were then, `log_end` that of the timer log; `version` counts the
-checkpoints begun so far. `slot_time_ms` is the slot under delivery, -1 when there is none, and the offsets are the
-physical offsets of its messages that were done since the entry before. A run is one slot: its entries together name all
-that is done of it. No position would do: a slot is delivered by the millisecond of each message and grows meanwhile, so
-what is done of it is no beginning of its chain.
-
-When a slot is begun again (after a clock that was set back) the run goes on. When the next one is begun, what was done
-of this one needs no names any more: the read time is behind it.
-
-Eight bytes for each message that is delivered, and 76 for each group of them.
+The first four are the checkpoint's values at that time: `log_end` is the timer log's, `version` counts checkpoints
+begun. `slot_time_ms` is the slot under delivery, or -1. The offsets are the physical offsets of its messages that were
+done since the entry before. A run is one slot, so its entries name everything done of it. A position would not do,
+because a slot is delivered by each message's millisecond and grows meanwhile. A slot that begins again after the clock
+was set back continues its run; the next slot starts a new one. It costs 76 bytes per group and 8 per message.
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
-"""A slot under delivery: which messages it holds, when each of them is due, and how many are done.
+"""A slot under delivery: its messages, when each is due, and how many are done.
 
     chain  ->  messages, as they were taken in  ->  waiting, by the millisecond  ->  ready  ->  done
 
-The units of a slot are chained backwards through the timer log, so all of them are read before the first message is
-delivered. Units that were written lately are read where the caller stands, a portion at a time: 20,000 of them take as
-long as 2,000 deliveries, and a worker that read them would fight the caller for the interpreter. Those of an old slot
-lie on pages that are not in memory any more, and are read by a worker. Then each message is looked at for the time
-that it asks for (a unit has the slot's time only), and waits for its millisecond; messages of one millisecond stay in
-the order they were taken in. When the tick is over all are due, and their own times are not looked for any more.
+A slot's units are chained backwards through the timer log, so all are read before the first delivery. Recent units are
+read by the caller in portions: 20,000 cost as much as 2,000 deliveries, and a worker would compete for the interpreter.
+Units of an old slot are on disk and read by a worker. Each message's own time is then read from its record. Messages
+of one millisecond keep their order. When the tick is over, all are due and no times are read any more.
 
-A slot grows while it is delivered: `grow` says so, and the new end of its chain goes the same way.
-
-A slot of 100,000 timers takes 5 MB while it is delivered.
+`grow` reports that the slot grew during delivery. A slot of 100,000 timers takes 5 MB.
 """
 
 from __future__ import annotations

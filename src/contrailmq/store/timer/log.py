@@ -4,14 +4,10 @@
              size_bytes:i32  topic_hash:i32  reserved:i64 (0)                                (big-endian, 52 bytes)
     blank := free_bytes:i32  0:i64  0xCBD43194:i32          (16 bytes; the rest of the file is unused)
 
-A position is an address over all files; a file is named by its first one. `previous` is the position of the unit
-before it in the same slot of the wheel, -1 for none (Apache reads a chain to there, and does not ask the slot for its
-first unit); `write_time_ms + delay_ms` is that slot's time. A file ends with a blank as soon as a unit and a blank do
-not both fit: so no unit lies across two files and every full file says so.
-
-Units are gathered in memory and written with one `pwrite` when the owner says so; files are sparse, full size from
-the start as Apache's, and never mapped. What was written survives the death of the process; `sync` makes it survive
-the machine's.
+A position is an address over all files; a file is named by its first. `previous` is the unit before in the same slot
+or -1, to which Apache reads a chain. `write_time_ms + delay_ms` is the slot's time. A file ends with a blank when
+a unit and a blank no longer both fit. Units are gathered in memory and written with one `pwrite` when the owner asks;
+files are sparse and never mapped. Written units survive the process, `sync` makes them survive the machine.
 """
 
 from __future__ import annotations

@@ -1,21 +1,17 @@
-"""A slot of which a part was delivered, put back on the wheel with the rest.
-
-A stop comes in the middle of a slot nearly always, and a clock may be set back there. What of the slot is not done is
-chained again: units for it are added to the timer log, and the slot points at them alone. So the next reader of the
-slot, this program or Apache's, finds exactly the rest.
+"""Puts the undelivered rest of a slot back on the wheel, after a stop or a clock that was set back.
 
     before   slot -> L ... F                 units of all its messages
-    after    slot -> L' ... F' (-> L ... F)  units of the rest; the link behind F' is cut when all of it is durable
+    after    slot -> L' ... F' (-> L ... F)  new units of the rest; the link after F' is cut when all of it is durable
 
-As long as the link is there the new units take nothing away: a crash that loses the slot's new positions leaves the old
-chain, and recovery.py passes over units whose message the slot has. Apache asks no slot for its first unit, it reads
-to a unit without a predecessor: hence the cut, as the last step of a flush.
+So the next reader of the slot, also Apache's, finds exactly the rest. While the link is there, a crash that loses the
+slot's new positions leaves the old chain, and recovery.py skips units whose message the slot has. Apache reads a chain
+to a unit without a predecessor, hence the cut, the last step of a flush.
 
-Two rules of Apache's about the newest unit are kept with a unit or two more. Its recovery goes on behind the message of
-the last unit of the log: so the newest message's unit is repeated behind those of the rest. And a file of the log goes
-when the message of its last unit is gone from the commit log: no unit of an old message gets there. A newest
-message that was delivered from this very slot is repeated as a mark that recalls nothing; so is the last one of a slot
-of which nothing is left. Along the chain the messages stay in the order of the commit log, on which recovery relies.
+Two rules of Apache's about the newest unit need a unit or two more. Its recovery continues after the message of the
+log's last unit, so the newest message's unit is repeated after the rest. It deletes a log file when the message of the
+file's last unit is gone from the commit log, so no unit of an old message may be last. A newest message that was
+delivered from this slot is repeated as a mark that recalls nothing; so is the last one of a slot with no rest. Messages
+of a chain stay in the order of the commit log, on which recovery relies.
 """
 
 from __future__ import annotations

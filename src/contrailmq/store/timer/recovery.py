@@ -1,20 +1,14 @@
-"""Bringing the timer's files into agreement after any stop.
+"""Brings the timer's files into agreement after any stop.
 
-The checkpoint says what was durable at the last flush. The timer log may hold more units than that; the wheel may
-lack them. So the log is walked from one file before the flushed position, and each unit that its slot does not know
-yet is chained in. The walk ends the log at the first bytes that are not a unit, and at the first unit that points past
-the end of the commit log: its message was never durable, and the place will be another message's (RocketMQ #10668).
+The checkpoint says what was durable at the last flush. The log may hold more units, and the wheel may lack them. So the
+log is walked from one file before the flushed position, and units that their slot lacks are chained in. The log ends at
+the first bytes that are not a unit, or at a unit that points past the end of the commit log: its message was never
+durable (RocketMQ #10668). A slot that was put back (put_back.py) has its units twice: one without a predecessor begins
+the chain again, and one whose message the slot has, or a newer one, is skipped because the old chain is whole.
 
-A slot that was put back (put_back.py) has units twice in the log. A unit without a predecessor begins the chain of its
-slot again. One whose message, or a newer one, the slot has already is passed over: its slot was not put back after all,
-and the old chain is whole. (The messages of a chain stand in the order of the commit log.)
-
-Then every slot of the wheel is looked at once. Slots before the read time are closed (Apache leaves delivered slots
-open). A slot that points past the end of the log was not written by the rules of wheel.py; the wheel is then rebuilt
-from all units of the log. So is a wheel that is new.
-
-The journal of deliveries (delivered.py) may know of more than the checkpoint. Its values then stand for the
-checkpoint's, but for one: the walk still begins at what was flushed, because the wheel lacks what came after.
+Slots before the read time are closed. If a slot points past the end of the log, or the wheel is new, the wheel is
+rebuilt from the log. Values of the journal (delivered.py) that are newer than the checkpoint replace it, but the walk
+still begins at the flushed position, because the wheel lacks what came after.
 """
 
 from __future__ import annotations

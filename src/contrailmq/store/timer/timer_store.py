@@ -1,48 +1,38 @@
-"""Timers: from the timer topic onto the wheel, around it, and off it into the topics they are meant for.
+"""Timers: from the timer topic onto the wheel, around it, and off it into their real topics.
 
-A message with a delivery time is stored in `rmq_sys_wheel_timer` with TIMER_OUT_MS (its slot), REAL_TOPIC and
-REAL_QID. Three stages move it on; `tick` runs them, on one thread, in bounded portions:
+A message with a delivery time is stored in `rmq_sys_wheel_timer` with TIMER_OUT_MS (its slot), REAL_TOPIC and REAL_QID.
+`tick` runs these stages on one thread, in bounded portions, after finishing what it can of a slot under delivery:
 
-    dequeue   of the slot that was begun, if any, as far as it may go
-    enqueue   reads the timer topic from `queue_offset`; adds a unit to the timer log and chains it into its slot, or
-              delivers it at once when that slot has been delivered. What is due beyond the roll window goes into a
-              slot on the way.
-    dequeue   takes the slots from `read_time_ms` on, each when its tick begins (due.py), and puts each of its messages
-              into its real topic when the message's own millisecond has come, or back into the timer topic when it only
-              rolls. Marks of recalled messages are read first. A slot is closed when its tick is over and all of it
-              is done.
+    enqueue   reads the timer topic from `queue_offset`, adds a unit to the timer log and chains it into its slot, or
+              delivers at once if that slot is over. A time beyond the roll window gets a slot on the way.
+    dequeue   takes the slots from `read_time_ms` on, each when its tick begins (due.py). It reads marks of recalled
+              messages first, and puts each message into its real topic at its own millisecond, or back into the timer
+              topic if it only rolls. A slot is closed when its tick is over and all of it is done.
     flush     every timerFlushIntervalMs: timer log, wheel, checkpoint, metrics, each synced before the next.
 
-How far delivery may go (`_released_ms`): what is due by a moment is delivered when everything that was in the log at
-that moment, or a later one, is on the wheel: a mark that recalls one of these messages may be the newest. So a moment
-is noted with the log's end, and when dispatch and then the intake have come so far it is released and the next one is
-noted. An intake that is behind its senders thus delays delivery, and cannot stop it.
+What is due by a moment is delivered only when everything that was in the log at that moment is on the wheel, because a
+mark that recalls one of these messages may be the newest record. So a moment is noted with the log's end and released
+(`_released_ms`) when the intake has come so far. A slow intake delays delivery but cannot stop it.
 
 What holds, whatever fails
 --------------------------
-* Never early: a message is put when its own millisecond has come; where that is not known, when its tick is over.
-* A recall that was accepted takes effect: its mark was in the timer topic before its message was due.
-  (One exception: a message that has rolled, on a broker that takes it in again when it is due already.)
-* Never lost: a flush first makes the copies in the commit log durable, then the timer log, then the wheel, and last
-  the checkpoint: none of them refers to what a power failure could take away. A put that the store refuses for now
-  is tried again, for ever (timerEnableRetryUntilSuccess is always on); one that it can never take (too long with the
-  properties that the timer adds) is put without them.
-* Repeated at most once per crash: a kill repeats the group of copies that it interrupts, because each is followed by
-  a line in a journal (delivered.py); a power failure what was delivered after the last flush, and what was before
-  it of the slot that was under delivery then. Of a message that rolls a crash may leave one copy more on its way, and
-  each life puts one of the copies (`_rolled_identity`). A failed put repeats nothing: the place inside the slot is
-  kept, and delivery goes on there. Nor does a stop: what is left of the slot is put back on the wheel (put_back.py).
+* Never early: a message is put at its own millisecond, or when its tick is over if that is not known.
+* A recall that was accepted takes effect, except for a rolled message that a broker takes in when it is already due.
+* Never lost: a flush syncs the copies in the commit log, then the timer log, the wheel and the checkpoint. A refused
+  put is tried again for ever (timerEnableRetryUntilSuccess is always on). A message that is too long with the
+  properties that the timer adds is put without them.
+* Repeated at most once per crash: a kill repeats the group of copies that it interrupts (delivered.py). A power failure
+  repeats what was delivered after the last flush, and the done part of the slot under delivery then. A crash may leave
+  one more copy of a rolling message, and each process puts only one of them (`_rolled_identity`). A stop repeats
+  nothing (put_back.py), nor does a failed put: the place in the slot is kept.
 
 Clock steps
 -----------
-While the process lives: none. `now_ms` is steady time (store/base/store_clock.py), which a wall clock that is set does
-not move, and a message is taken in at the steady time of its wish (wheel_time.py), whether that was a delay or a time.
-So a timer waits for as long as was left when it was sent: a jump neither shortens nor lengthens that.
-
-After a restart steady time is the wall clock's again, and what waits is given new slots where that is another time than
-the wheel's (wheel_time.py). Without a store clock, or where its file was lost, `now_ms` may be before `read_time_ms`: a
-new timer whose slot lies before it brings it back. Slots that were delivered are closed (see wheel.py), so going back
-repeats nothing. After a stop for longer than the wheel turns new timers wait where their slot would be an old one's.
+`now_ms` is steady time (store/base/store_clock.py), and a message is taken in at the steady time of its wish
+(wheel_time.py). So setting the wall clock neither shortens nor lengthens a wait. After a restart that moved steady
+time, waiting messages get new slots. Without a store clock `now_ms` may be before `read_time_ms`: a new timer in an
+earlier slot brings the read time back, and delivered slots are closed (wheel.py), so nothing repeats. After a stop
+longer than one turn of the wheel, new timers wait where their slot would be an old one's.
 """
 
 from __future__ import annotations

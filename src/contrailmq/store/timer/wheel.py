@@ -3,20 +3,13 @@
     wheel := slot * (2 x slots_total)              (big-endian; 38,707,200 bytes with the default of 7 x 86,400 slots)
     slot  := tick:i64  first_position:i64  last_position:i64  count:i32  magic:i32          (32 bytes)
 
-A tick is `time_ms // precision_ms`, and its slot has index `tick mod (2 x slots_total)`. The wheel turns: a slot
-whose stored tick is not the wanted one belongs to another lap and is empty. `first_position` and `last_position` are
-positions in the timer log, whose units chain backwards from the last to the first.
+Tick `time_ms // precision_ms` has the slot `tick mod (2 x slots_total)`; a slot with another tick stored in it is
+empty. The positions point into the timer log, whose units chain back from last to first. Changed slots stay in memory
+until `flush`, after the timer log was synced, so no slot on disk points at a unit that a power failure could take. They
+are written with `pwrite` into a sparse file; memory holds only what changed since the last flush.
 
-Writing
--------
-A changed slot stays in memory until `flush`, which the timer store calls only after it has synced the timer log: so no
-slot on disk ever points at a unit that a power failure could take away. Slots are then written with `pwrite`; the file
-is sparse, so a full disk is an errno and idle wheels cost nothing. Memory holds what changed since the last flush
-and nothing else: a million pending timers are a million units on disk, not a million objects.
-
-A slot that was delivered is *closed*: its first position becomes -1 and its last position stays. Apache leaves such
-slots as they were and relies on its read time never going back. Here a clock that steps back may bring the read time
-back with it, and a closed slot says that everything up to its last position has been delivered.
+A delivered slot is *closed*: its first position becomes -1, its last one stays. Apache leaves it open and relies on a
+read time that never goes back. Here the read time may go back, and a closed slot shows what was delivered.
 """
 
 from __future__ import annotations

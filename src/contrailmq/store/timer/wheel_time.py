@@ -1,17 +1,13 @@
-"""Between the wall clock, by which messages name their times, and the steady time, by which the wheel turns.
+"""Between the wall clock, by which messages name their times, and steady time, by which the wheel turns.
 
-TIMER_OUT_MS, TIMER_DELIVER_MS and recall handles are times of the wall clock as it was when the message was admitted.
-The wheel turns by steady time (store/base/store_clock.py), which a clock that is set does not move. A message is
-therefore taken in at TIMER_OUT_MS less its *shift*: by how much the wall clock was ahead when the message was stored.
-Shifts are whole ticks: the messages of a slot stay together, and a mark meets the message that it recalls. They are
-rounded down, so a timer that is sent after a jump is late by less than a tick, and never early by more than READ_MS,
-within which a jump is measured. Most processes never see the clock set, and all shifts are 0.
+TIMER_OUT_MS, TIMER_DELIVER_MS and recall handles are times of the wall clock at admission. The wheel turns by steady
+time (store/base/store_clock.py). So a message is taken in at TIMER_OUT_MS less its *shift*: how far the wall clock was
+ahead when it was stored, usually 0. Shifts are whole ticks, so a slot stays together and a mark meets its message. They
+are rounded down, so after a jump a timer is late by less than a tick, and early by at most READ_MS.
 
-A restart gives steady time the wall clock's value again, and every message another shift (`is_moved`): each waiting
-message then gets the slot of its TIMER_OUT_MS less that shift, `resettle`, and is as far away as it was. A wheel that
-holds units with a shift says so in a file of its own besides (`config/timersteady`), written before the first such
-unit, which the next opening of ours removes. Apache's broker does not know it: there a timer that was taken in after a
-jump is due by the size of the jump too early or too late, unless a start of ours came in between.
+After a restart steady time equals the wall clock again (`is_moved`), and `resettle` gives each waiting message the slot
+of its TIMER_OUT_MS less its new shift. A wheel with shifted units says so in `config/timersteady`, written before the
+first one and removed at our next opening. Apache's broker ignores it and delivers those early or late by the jump.
 """
 
 from __future__ import annotations

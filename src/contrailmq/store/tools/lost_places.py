@@ -1,16 +1,13 @@
-"""What queues and headers say of places in the log: which messages were there. For repair.py.
+"""Which messages were at damaged places of the log, as queues and record headers tell. For repair.py.
 
-A unit says topic, queue, offset, place and size of a record; so does the record's own header, which has no checksum.
-Three questions are answered here:
+* `units_in`: which units point into a range of the log.
+* `named_by_headers`: which messages the headers in a damaged range name where the queues know nothing, as after a kill.
+  A header is believed if its record is whole but for the checksum of the body.
+* `Claims`, `mislabelled`: which whole records contradict their queue in topic, queue, offset or flag. Opening a store
+  would give such a record another one's place.
 
-* which units point into a range of the log (`units_in`);
-* which messages the headers inside a damaged range name where the queues know nothing, as after a kill: a header is
-  believed when its record is whole but for the checksum of the body (`named_by_headers`);
-* which records are whole and yet damaged, because topic, queue, offset or flag is not what their queue says
-  (`Claims`, `mislabelled`). Opening a store would give such a record the place of another one.
-
-It is the record that is wrong, and not the queue, when a unit beside the one that points at it has a record that
-agrees. Without such a neighbour nothing is done: reads pass over the record, and verify names it.
+The record is wrong, and not the queue, if the record of a neighbouring unit agrees with the queue. Without such a
+neighbour nothing is done: reads pass over the record, and verify names it.
 """
 
 from __future__ import annotations

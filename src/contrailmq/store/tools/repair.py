@@ -1,20 +1,14 @@
-"""Moving damaged ranges of the log aside. For `contrailmq store repair`.
+"""Moves damaged ranges of the log aside. For `contrailmq store repair`.
 
-The whole log is walked, with checksums. These are damaged ranges: bytes between two whole records that are not a
-record; the rest of a file whose BLANK is gone, if another file follows; a damaged end of the last file, if the store
-was closed cleanly and its queues name records there; and a record whose header contradicts its queue (lost_places.py).
-Zeros at the end are unwritten space. After a crash, recovery deals with a torn end.
+The whole log is walked, with checksums. Damaged are: bytes between two whole records that are not a record; the rest
+of a file without its BLANK, if another file follows; a damaged end of the last file, if the store was closed cleanly
+and its queues name records there; and a record that contradicts its queue (lost_places.py). Recovery handles torn ends.
 
-Three steps, each synced before the next:
+1. Every range is copied to ROOT/damaged/ (set_aside.py), with what the queues say was there.
+2. Placeholders (placeholder.py) take its place in the log, so no record moves and the walk goes through.
+3. The queue units that pointed into it become pre-blank. Batch queues keep theirs: reads pass over a placeholder.
 
-1. every range is copied to ROOT/damaged/ (set_aside.py), with what the queues say was there;
-2. placeholders (placeholder.py) take its place in the log: no record moves, and the walk goes through;
-3. the queue units that pointed into it become pre-blank, which is what readers pass over.
-
-A kill leaves a store on which repair is run again. Killed in step 2, the rest of a range is a damaged range. Killed in
-step 3, the placeholders are in the log and the units still point at them: the next run looks for that, and until then
-reads take such a record for damaged. Batch queues keep their units, which say their offsets themselves: reading passes
-over a record that does not have the unit's offset, and a placeholder's is never that.
+Each step is synced before the next. After a kill run repair again: it finds the rest of a range and leftover units.
 """
 
 from __future__ import annotations

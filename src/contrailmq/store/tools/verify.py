@@ -1,21 +1,13 @@
-"""Does everything in a store fit together? For `contrailmq store verify`; changes nothing.
+"""Checks that everything in a store fits together. For `contrailmq store verify`; changes nothing.
 
-One walk over the whole log, with checksums, while two readers follow it:
+One walk over the log, with checksums, compares both ways: each record that belongs in a queue has exactly its unit at
+its offset, and each unit its record; index entries likewise (verify_index.py). A unit with the address of an extension
+needs that extension, after the one before, with the record's tags code and store time; its bitmap cannot be checked.
+Memory holds one block of units per queue. A unit below the log's minimum is fine: its message was cleaned away.
 
-* per queue, the units: each record that belongs in a queue must have exactly its unit at its offset, and a unit that
-  no record claims is one too many;
-* over all index files, the entries: see verify_index.py.
-
-A unit may hold the address of an extension instead of a tags code; the extension must then be there, behind the one
-before it, with the record's tags code and store time. Its bitmap cannot be checked: only whoever made it knows.
-
-So both directions are checked in one pass with memory for one block of units per queue. A unit whose record lies below
-the log's minimum is fine: its message was cleaned away.
-
-A store in use goes on while it is looked at. Then this is in flight and no finding: what stands at the end of the log
-and is another thing a moment later; a unit that is missing behind the place up to which the queues were on disk when
-the run began (the checkpoint's); a key that is missing behind the index's last entry of that time; what belongs to
-files that were cleaned away, or to queues that were deleted, since.
+In a store in use these are in flight and not findings: what changes at the end of the log while it is looked at; units
+missing after the checkpoint's place at the start of the run; keys missing after the index's last entry then; and what
+belongs to files or queues that were removed since.
 """
 
 from __future__ import annotations

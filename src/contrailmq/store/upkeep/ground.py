@@ -1,17 +1,13 @@
-"""Whether the files that a store has open are still the store's: deleted, replaced or cut short under it.
+"""Watches whether the store's open files are still the store's, or were deleted, replaced or cut short.
 
-A process goes on writing to files that someone has deleted, and nobody will ever read what it writes. So twice a second
-a thread asks the file system about the lock file and the log file that is being written: does the file still have a
-name, and is it the file that the name leads to? A moved directory, with or without another one in its place, shows in
-the same way. When the answer is no, the store is told once, and the watch ends: whatever comes back, what was
-acknowledged in between cannot be vouched for until the store is opened again.
+A process can go on writing to deleted files, and nobody will ever read that. So twice a second a thread asks whether
+the lock file and the log file being written still have their names, and whether the names lead to these files. If not,
+the store is told once and the watch ends: nothing acknowledged since can be vouched for until it is opened again.
 
-A log file that was cut short is more dangerous: touching its mapping behind the new end kills the process (SIGBUS). It
-gets its length back at once, with real blocks, and the store is told. What was cut reads as zeros from then on, which
-is damage like any other. This is asked of every log file.
-
-Cost: four calls a round and one for each log file, about 1 us each. A file system that gives names and open files
-different numbers (some overlays) is asked for link counts and missing names only.
+A log file that was cut short is more dangerous: touching its mapping past the new end kills the process (SIGBUS). It
+gets its length back at once, with real blocks, and the store is told. The cut part reads as zeros, which is damage. All
+log files are asked. A round costs four calls and one per log file, about 1 us each. Where a file system numbers names
+and open files differently (some overlays), only link counts and missing names are looked at.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Cleaning: old log files go, and queues and index follow. RocketMQ's rules (CleanCommitLogService and its kin).
 
-Messages are never deleted one by one and consumption is never looked at: a log file goes when its time is up, when the
-disk is too full, or when an operator says so; then every queue raises its minimum, and queue and index files that point
+Consumption does not matter. When a log file goes, each queue raises its minimum, and queue and index files that point
 only at deleted messages go too.
 
     when                                what goes
@@ -11,16 +10,13 @@ only at deleted messages go too.
     used > warning ratio                the same, and puts are refused until there is room
     manual (`delete_now`)               expired files, for the next 20 rounds
 
-Ratios look at the partitions of the log and of the queues. A round removes at most deleteFileBatchMax log files and
-never the last one. A file that a reader holds is not waited for: it is tried again every redeleteHangedFileInterval.
-`tick` is one round; the store's housekeeping thread calls it, so neither puts nor reads wait for a deletion. The first
-round comes 60 s after the start and then every cleanResourceInterval, on the monotonic clock.
+Ratios are of the partitions of log and queues. A round (`tick`, on the housekeeping thread, first after 60 s and then
+every cleanResourceInterval) removes at most deleteFileBatchMax log files and never the last one. A file that a reader
+holds is tried again every redeleteHangedFileInterval.
 
-A file's age is the wall clock's, against its time of modification. A clock that was set forward makes every file old,
-so for an hour after such a jump, and after a start that finds the newest record more than a day old, files expire as if
-the clock had not gone forward: for the timetable, for space and for `delete_now` alike. Only a disk above the
-clean-forcibly ratio still takes files whatever their age. After the hour the wall clock is believed: whoever reads the
-warning in the log has that long to set it right.
+A clock that was set forward makes every file look old. So for an hour after such a jump, and after a start that finds
+the newest record over a day old, files expire as if the clock had not gone forward. Only a disk above the
+clean-forcibly ratio still takes them. The warning in the log gives operators that hour to correct the clock.
 """
 
 from __future__ import annotations
