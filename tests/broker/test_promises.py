@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import pytest
 
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError, read_configs
 from contrailmq.broker.foreign_settings import PROMISES, WITHOUT_EFFECT
-from contrailmq.broker.server import BrokerServer
 from contrailmq.namesrv import NamesrvConfig
 from contrailmq.namesrv.config import WITHOUT_EFFECT as WITHOUT_EFFECT_IN_NAMESRV
 from contrailmq.store import StoreConfig
@@ -101,9 +99,9 @@ def test_allow_unsupported_starts_with_a_warning_that_names_them(tmp_path: Path)
 
 
 def test_keys_without_effect_are_named_in_one_line(tmp_path: Path) -> None:
-    said = {"sendMessageThreadPoolNums": "4", "popPollingSize": "7", "haMasterAddress": "", "aclEnabel": "true"}
+    said = {"sendMessageThreadPoolNums": "4", "popPollingSize": "7", "asyncLearner": "true", "aclEnabel": "true"}
     _, store_config, warnings = read_configs(said | {"brokerName": "b", "fileReservedTime": "48"}, path=tmp_path)
-    line = "settings of RocketMQ's without effect here: haMasterAddress, popPollingSize, sendMessageThreadPoolNums"
+    line = "settings of RocketMQ's without effect here: asyncLearner, popPollingSize, sendMessageThreadPoolNums"
     assert warnings[0] == line
     assert len(warnings) == 2
     assert "aclEnabel" in warnings[1]
@@ -190,20 +188,3 @@ def test_a_name_server_names_its_keys_without_effect_and_takes_defaults() -> Non
     _, warnings = NamesrvConfig.from_properties({"aclEnable": "true", "allowUnsupported": "true"})
     assert len(warnings) == 1
     assert "aclEnable=true" in warnings[0]
-
-
-def test_a_slave_says_that_messages_are_not_replicated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config, _ = BrokerConfig.from_properties(
-        {"brokerName": "b", "brokerId": "1", "listenPort": "0", "bindAddress": "127.0.0.1"}
-    )
-    small = StoreConfig(
-        tmp_path, broker_role="SLAVE", mapped_file_size_commit_log=1 << 20, max_hash_slot_num=100, max_index_num=400
-    )
-
-    async def serve() -> None:
-        slave = BrokerServer(config, small)
-        await slave.start()
-        await slave.stop()
-
-    asyncio.run(serve())
-    assert [record.levelname for record in caplog.records if "NOT replicated yet" in record.message] == ["WARNING"]

@@ -110,10 +110,10 @@ class Pair:
         self.master.live(milliseconds)
         if copy_log:
             source, target = self.master.store, self.slave.store
-            while target.log_max_offset < source.log_max_offset:
-                chunk = source.read_log(target.log_max_offset, 777)
+            while target.replica.received_end < source.log_max_offset:
+                chunk = source.read_log(target.replica.received_end, 777)
                 assert chunk is not None
-                assert target.append_raw(target.log_max_offset, chunk)
+                target.replica.append(target.replica.received_end, chunk)
             self.slave.node.after_append()
             self.slave.settle()
         assert self.copy()

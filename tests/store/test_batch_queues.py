@@ -343,7 +343,7 @@ def test_a_slave_makes_the_same_queue_from_the_masters_bytes(tmp_path: Path) -> 
     ).open()
     heard: list[tuple[str, int]] = []
     slave.add_arrival_listener(lambda arrival: heard.append((arrival.topic, arrival.queue_offset)))
-    assert slave.append_raw(0, data)
+    assert slave.replica.append(0, data) == len(data)
     slave.dispatch()
     assert bodies(slave) == numbered(0, 6)
     assert heard == [("Batch", 0), ("Batch", 1), ("Batch", 3)]

@@ -225,7 +225,7 @@ def test_a_log_without_facts_is_dispatched_to_light_queues_too(tmp_path: Path) -
         log, end = (tmp_path / "master" / "commitlog" / f"{0:020d}").read_bytes(), master.log_max_offset
         assert end <= 16 * 1024
     with MessageStore(config_at(tmp_path / "slave", broker_role="SLAVE")) as slave:
-        assert slave.append_raw(0, log[:end])
+        assert slave.replica.append(0, log[:end]) == end
         slave.dispatch()
         for name, wanted in expected.items():
             assert bodies(slave, name) == wanted

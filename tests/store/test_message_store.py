@@ -258,25 +258,6 @@ def test_a_closed_store_refuses_and_says_so(tmp_path: Path) -> None:
         store.get("T", 0, 0)
 
 
-def test_a_slave_refuses_puts_but_takes_its_masters_bytes(tmp_path: Path) -> None:
-    with MessageStore(config_at(tmp_path / "master")) as master:
-        for number in range(60):
-            master.put(Message("T", b"%d" % number * 100, keys=f"k{number}"))
-        with MessageStore(config_at(tmp_path / "slave", broker_role="SLAVE")) as slave:
-            refused = append(slave)
-            assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE
-            assert "slave" in refused.reason
-            while slave.log_max_offset < master.log_max_offset:
-                chunk = master.read_log(slave.log_max_offset, 777)
-                assert chunk is not None
-                assert slave.append_raw(slave.log_max_offset, chunk)
-                chunk.release()
-                slave.dispatch()
-            assert slave.queues() == master.queues()
-            assert not slave.append_raw(slave.log_max_offset + 1, b"gap")
-            assert [m.body for m in slave.query("T", "k7")] == [b"7" * 100]
-
-
 def test_a_batch_is_written_whole_into_one_file(store: MessageStore) -> None:
     append(store, body=bytes(FILE_BYTES - 2000))
     parts = [BatchPart(n, b"b" * 500, encode_properties({"KEYS": f"k{n}"})) for n in range(5)]

@@ -24,6 +24,7 @@ from typing import Final
 from contrailmq._faults import LastingFault
 from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.cluster.advertise import advertised_address
+from contrailmq.broker.cluster.log_following import LogFollowing
 from contrailmq.broker.cluster.registration import Registration
 from contrailmq.broker.cluster.slave_sync import SlaveSync
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError
@@ -254,11 +255,6 @@ class BrokerServer:
         config, is_slave = self.config, self.store.config.is_slave
         if is_slave and config.broker_id == 0:
             raise BrokerConfigError("brokerId", 0, "brokerRole=SLAVE needs an id above 0: 0 is the master's")
-        if is_slave:
-            log.warning(
-                "brokerRole=SLAVE: messages are NOT replicated yet. This slave copies its master's tables (topics, "
-                "groups, offsets, timers) and not its log: a loss of the master's disk loses its messages"
-            )
         if not is_slave and config.broker_id != 0:
             log.warning("brokerId=%d is taken as 0: brokerRole says that this is a master", config.broker_id)
             config.broker_id = 0
@@ -295,11 +291,12 @@ class BrokerServer:
             node, self._client, ha_address=f"{config.broker_ip2 or advertised.ip}:{self.store.config.ha_listen_port}"
         )
         self.slave_sync: SlaveSync | None = None
+        self.log_following: LogFollowing | None = None
         node.keeping.when_saved = self.saver.when_saved
         node.keeping.when_registered = self.registration.when_registered
         node.topics.listen(lambda topic: self._topics_changed())
         self._register_processors()
-        self.store.on_durable(lambda offset: self._hop(loop, lambda: node.durable(offset)))
+        self.store.on_durable(lambda offset: self._hop(loop, lambda: self._durable(offset)))
         self.store.on_committed(lambda: self._hop(loop, node.committed))
 
     def _register_processors(self) -> None:
@@ -315,17 +312,29 @@ class BrokerServer:
         self.timers = TimerService(node, self._table_worker, self._cold_readers)
         self.timers.register(handlers)
         if node.is_slave:
-            self.slave_sync = SlaveSync(
-                node,
-                self._client,
-                self.saver,
-                self.delay,
-                self.timers,
-                look_again=self.registration.register_soon,
-            )
-            self.registration.follow(self.slave_sync.master_told)
+            self._follow_master()
         node.rewrites += (self.transactions.rewrite, self.delay.rewrite, self.timers.rewrite)
         self.runtime.figures += (self.delay.figures, self.timers.figures, self.transactions.figures)
+
+    def _follow_master(self) -> None:
+        """What a slave copies: tables by asking, the log by following."""
+        look_again = self.registration.register_soon
+        tables = self.slave_sync = SlaveSync(
+            self.node, self._client, self.saver, self.delay, self.timers, look_again=look_again
+        )
+        following = self.log_following = LogFollowing(self.node, self._client, look_again=look_again)
+        self.runtime.figures.append(following.figures)
+
+        def told(address: str, ha_address: str) -> None:
+            tables.master_told(address, ha_address)
+            following.master_told(address, ha_address)
+
+        self.registration.follow(told)
+
+    def _durable(self, offset: int) -> None:
+        self.node.durable(offset)
+        if self.log_following is not None:
+            self.log_following.durable(offset)
 
     async def _listen(self) -> None:
         config = self.config
@@ -379,6 +388,8 @@ class BrokerServer:
         keep.watch("table saver", self.saver.run)
         if self.slave_sync is not None:
             keep.watch("copy of the master's tables", self.slave_sync.run)
+        if self.log_following is not None:
+            keep.watch("copy of the master's log", self.log_following.run)
         keep.watch("registration", self.registration.run)  # also without a NameServer: one may be named later
         keep.watch("NameServer connections", self.registration.keep_connected)
 

@@ -238,6 +238,7 @@ def check_record(
     physical_offset: int | None = None,
     check_body_crc: bool = True,
     check_record_crc: bool = False,
+    check_zero_tail: bool = True,
 ) -> Verdict:
     """Judge the bytes at `position`, which run to `limit` (by default the end of the buffer).
 
@@ -248,6 +249,8 @@ def check_record(
     With `check_record_crc` (forceVerifyPropCRC) a record that carries the checksum of the whole is judged by it, any
     other by the checksum of its body. There we differ from Apache, which takes a record without the property for bad:
     its recovery would erase everything that was stored before enabledAppendPropCRC was set.
+
+    Without `check_zero_tail` a record may end in zeros: of bytes that came over a network no page was lost.
     """
     if position < 0:
         return Verdict(Kind.CORRUPT, 0, f"position {position} is before the first byte")
@@ -270,7 +273,9 @@ def check_record(
         return Verdict(Kind.CORRUPT, 0, f"size {size} is below the smallest record's {RECORD_BYTES_MIN}")
     if size > left:
         return Verdict(Kind.TORN, size, f"a record of {size} bytes where {left} are left")
-    reason = _fault(buffer, position, size, magic, end, physical_offset, check_body_crc, check_record_crc)
+    reason = _fault(
+        buffer, position, size, magic, end, physical_offset, check_body_crc, check_record_crc, check_zero_tail
+    )
     return Verdict(Kind.CORRUPT if reason else Kind.WHOLE, size, reason)
 
 
@@ -283,6 +288,7 @@ def _fault(
     physical_offset: int | None,
     check_body_crc: bool,
     check_record_crc: bool,
+    check_zero_tail: bool,
 ) -> str:
     """What is wrong inside a record of believable size and magic; empty when nothing is."""
     _, _, crc, own_offset, sys_flag, _ = _front_of(buffer, position)
@@ -303,8 +309,9 @@ def _fault(
     properties_length: int = _I16.unpack_from(buffer, properties - 2)[0]
     if properties + properties_length != end:
         return f"its parts have {properties + properties_length - position} bytes, its size says {size}"
-    if not buffer[properties - 3] or (
-        properties_length and not buffer[end - 1] and not _is_followed(buffer, end, limit, own_offset + size)
+    if check_zero_tail and (
+        not buffer[properties - 3]
+        or (properties_length and not buffer[end - 1] and not _is_followed(buffer, end, limit, own_offset + size))
     ):
         # The body checksum ends before topic and properties. A page of them that never reached the disk reads as zeros,
         # and a topic or a property string of ours never ends in one. Java takes such a record for whole.

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from contrailmq.store.queues.queue_state import TAG_LENGTH_MAX
     from contrailmq.store.queues.queue_unit import Boundary
     from contrailmq.store.recovery.recovery import RecoveryReport, recover
+    from contrailmq.store.replication.following import Following
     from contrailmq.store.replication.stream import ReplicationError
     from contrailmq.store.timer.admission import TIMER_REQUESTS, TimerRefusal, admit, wants_timer
     from contrailmq.store.timer.checkpoint import decode_checkpoint, encode_checkpoint
@@ -79,6 +80,7 @@ __all__ = [
     "Files",
     "FlushDiskType",
     "FlushPlan",
+    "Following",
     "GetResult",
     "GetStatus",
     "Journal",
@@ -162,6 +164,7 @@ _NAMES: Final = {
     "contrailmq.store.queues.queue_state": ("TAG_LENGTH_MAX",),
     "contrailmq.store.queues.queue_unit": ("Boundary",),
     "contrailmq.store.recovery.recovery": ("RecoveryReport", "recover"),
+    "contrailmq.store.replication.following": ("Following",),
     "contrailmq.store.replication.stream": ("ReplicationError",),
     "contrailmq.store.timer.admission": ("TIMER_REQUESTS", "TimerRefusal", "admit", "wants_timer"),
     "contrailmq.store.timer.checkpoint": ("decode_checkpoint", "encode_checkpoint"),

@@ -96,9 +96,6 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "recheckReputOffsetFromCq": "recovery always compares queues and log",
     "correctLogicMinOffsetForceInterval": "a batch queue's minimum is corrected whenever log files were deleted",
     "deleteConsumeQueueFilesInterval": "deleting a queue file does not disturb puts here",
-    "haMasterAddress": "the log is not replicated yet: a slave copies tables only",
-    "haSendHeartbeatInterval": "the log is not replicated yet: a slave copies tables only",
-    "haHousekeepingInterval": "the log is not replicated yet: a slave copies tables only",
     "haTransferBatchSize": "the log is not replicated yet: a slave copies tables only",
     "haMaxGapNotInSync": "the log is not replicated yet: a slave copies tables only",
     "slaveTimeout": "the log is not replicated yet: a slave copies tables only",
@@ -162,6 +159,8 @@ LIVE: Final = frozenset(
         "flush_commit_log_thorough_interval",
         "flush_consume_queue_thorough_interval",
         "flush_delay_offset_interval",
+        "ha_housekeeping_interval",
+        "ha_send_heartbeat_interval",
         "max_filter_message_size",
         "max_transfer_bytes_on_message_in_disk",
         "max_transfer_bytes_on_message_in_memory",
@@ -255,6 +254,9 @@ class _Settings:
     # --- replication
     broker_role: BrokerRole = BrokerRole.ASYNC_MASTER
     ha_listen_port: int = 10_912
+    ha_master_address: str = ""  # host:port of the master's HA port, for a slave; "": as the NameServers say
+    ha_send_heartbeat_interval: int = 5000
+    ha_housekeeping_interval: int = 20_000  # of silence, after which a connection is closed
     # --- delay and timer
     message_delay_level: str = DELAY_LEVELS
     flush_delay_offset_interval: int = 10_000

@@ -57,6 +57,7 @@ from contrailmq.store.queues.consume_queue import ConsumeQueue
 from contrailmq.store.queues.queue_unit import Boundary, unpack_units
 from contrailmq.store.reading.decoded import check_body, decode_found
 from contrailmq.store.reading.reader import PULL_BYTES_MAX, Reader
+from contrailmq.store.replication.replica import Replica
 from contrailmq.store.upkeep.ground import GroundWatch
 from contrailmq.store.writability import Writability, explained
 
@@ -124,6 +125,9 @@ class MessageStore:
         self._life = StoreLife(config.path, self.stats, self._forked, parts.dispatcher.is_dispatching_here)
         self._writability = Writability(config, self.files, self._log, self._life, lambda: self._dispatcher.mark)
         self._putter = self._new_putter()
+        self.replica = Replica(  # a slave's way in
+            config, self._log, self._writability.check_replica, lambda: self._queues.last_physical_offset
+        )
         # Bound without another layer: these are the hottest calls there are. Those of the log leave a record neither
         # durable nor dispatched.
         self.put, self.put_many = self._putter.put, self._putter.put_many
@@ -324,12 +328,6 @@ class MessageStore:
         self._housekeeping.stand_down()
 
     # --- by a loop: nothing here waits for a disk
-
-    @while_open
-    def append_raw(self, offset: int, data: bytes | memoryview) -> bool:
-        """A master's bytes, on a slave; False when they do not continue the log at exactly this offset."""
-        self._writability.check_not_lost()
-        return self._log.append_raw(offset, data)
 
     @while_open
     def dispatch(self) -> int:

@@ -132,6 +132,15 @@ class Writability:
         if self.lost_reason:
             raise StoreLostError(self._config.path, cause=self._failure)
 
+    def check_replica(self) -> None:
+        """Raises when a slave may not take its master's bytes: what nobody can read, or sync, must not pile up."""
+        self._life.check_open()
+        self.check_not_lost()
+        if _SYNC_FAILED in self._refusals:
+            raise StoreReadOnlyError(self._config.path, cause=self._failure)
+        if (cause := self._standstill) is not None:
+            raise self._explained(cause) from cause
+
     def raise_if_unusable(self, result: PutResult) -> None:
         """The error of an embedded put that was refused for what the store is, not for what the message is."""
         if result.status is PutStatus.CREATE_MAPPED_FILE_FAILED and self._log.last_error is not None:
@@ -150,7 +159,7 @@ class Writability:
         if (cause := self._standstill) is not None:
             raise self._explained(cause) from cause
 
-    def _explained(self, error: OSError) -> Exception:
+    def _explained(self, error: OSError) -> StoreError:
         return explained("dispatching to queues and index of", error, self._config, self._files)
 
 

@@ -1,8 +1,8 @@
 """What a slave copies from its master by asking: topics, groups, offsets of consumers, positions of what waits.
 
-These tables are not in the log. (Nothing here copies the log itself: its replication is not built yet.) A slave asks
-its master for them over the ordinary port and saves them in the same files, so that the day it is started as a master,
-consumers and deliveries go on where the old master was.
+These tables are not in the log, which log_following.py copies. A slave asks its master for them over the ordinary port
+and saves them in the same files, so that the day it is started as a master, consumers and deliveries go on where the
+old master was.
 
     what                   code  how often   taken when
     topics                   21       10 s   the data version differs; in pages

@@ -466,27 +466,32 @@ class CommitLog:
             state.put_count -= count or 1
             state.put_bytes -= size
 
-    def append_raw(self, offset: int, data: bytes | memoryview) -> bool:
-        """Add a master's bytes at exactly this offset (replication); False when they do not continue the log.
-
-        The bytes may begin and end anywhere in a record, but never cross a file.
-        """
-        with self.lock:
-            if offset != self.files.wrote_offset and self.files.last is not None:
-                return False
-            file = self.files.last
+    def file_of_replica(self, at: int) -> MappedFile:
+        """The file that takes a master's bytes at the end of the log (replica.py); raises a StoreError when there is
+        no room. The caller holds the put lock."""
+        file = self.files.last
+        try:
             if file is None or file.is_full:
-                try:
-                    file = self._allocator.take(offset - offset % self._file_bytes)
-                except StoreError as exc:
-                    self.last_error = exc
-                    return False
-                file.set_positions(offset - file.base)
-                self.files.add(file)
-            else:
+                following = self._allocator.take(at)
+                if file is not None:
+                    self._allocator.unlock(file)
+                self.files.add(following)
+                self._adopt(following)
+                self._prefault_at = self._allocator.prefault_ahead(following, 0)
+                return following
+            if file is not self._file:
                 file.ensure_allocated()
-            self._file = file
-            return file.append_raw(data)
+                self._adopt(file)
+                self._prefault_at = self._allocator.prefault_ahead(file, file.wrote)
+        except OSError as exc:
+            assert file is not None
+            raise self._allocator.explained(file.path, exc) from exc
+        return file
+
+    def count_replicated(self, file: MappedFile, end: int, store_time_ms: int) -> None:
+        """A master's records up to here count; 0 for the time when there is nothing but a BLANK."""
+        self.last_time_ms = max(self.last_time_ms, store_time_ms)
+        self._count(file, end, [])
 
     def _roll(self, size: int) -> MappedFile | None:
         """The file that takes the next `size` bytes, with the put lock held; None (and `last_error`) when none can.

@@ -47,7 +47,7 @@ class ByCall:
         self._files = files
         self._descriptor = descriptor
 
-    def __setitem__(self, where: slice, data: bytes) -> None:
+    def __setitem__(self, where: slice, data: bytes | memoryview) -> None:
         self._files.pwrite(self._descriptor, data, where.start)
 
 
@@ -158,16 +158,6 @@ class MappedFile:
         return data if len(data) == size_bytes else None
 
     # --- writing
-
-    def append_raw(self, data: bytes | memoryview) -> bool:
-        """Add bytes as they are (replication); False when they do not fit."""
-        position = self.wrote
-        end = position + len(data)
-        if end > self.size_bytes:
-            return False
-        self.target[position:end] = bytes(data)
-        self.wrote = end
-        return True
 
     def write_by_call(self) -> None:
         """Append with pwrite instead of through the mapping, unless there is a write buffer."""

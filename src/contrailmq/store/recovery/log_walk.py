@@ -219,6 +219,11 @@ def next_record(file: LogFile, position: int, limit: int) -> int:
         at += 1
 
 
+def sound_run(buffer: mmap, position: int, limit: int, base: int) -> Run:
+    """Pass over records that are whole, sound and of the common shape; stop before the first other thing."""
+    return _judged(buffer, position, limit, base, True, base + limit)
+
+
 def walk_over(
     file: LogFile, sink: Sink, *, position: int = 0, limit: int | None = None, expects: Expects | None = None
 ) -> list[Hole]:
@@ -236,7 +241,9 @@ def walk_over(
             return holes
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
+    """Records that were passed over: where they end, how many, where the last one begins (positions in the file)."""
+
     position: int
     records: int
     last: int
@@ -250,17 +257,17 @@ def _passed(
     with_body_crc: bool,
     take_from: int,
     expects: Expects | None,
-) -> _Run:
+) -> Run:
     """Pass over the records that need not be handed over, in one of the two short loops."""
     offset = base + position
     if offset < take_from:
         return _judged(buffer, position, end_of_data, base, with_body_crc, take_from)
     if expects is not None and expects.begin <= offset < expects.end:
         return _expected(buffer, position, end_of_data, base, with_body_crc, expects)
-    return _Run(position, 0, -1)
+    return Run(position, 0, -1)
 
 
-def _judged(buffer: mmap, position: int, end_of_data: int, base: int, with_body_crc: bool, until: int) -> _Run:
+def _judged(buffer: mmap, position: int, end_of_data: int, base: int, with_body_crc: bool, until: int) -> Run:
     """Pass over records that are whole and of the common shape, below a physical offset; stop before the first other
     one."""
     unpack, checksum = _SHORTEST_HEAD.unpack_from, crc32
@@ -297,10 +304,10 @@ def _judged(buffer: mmap, position: int, end_of_data: int, base: int, with_body_
         last = position
         records += 1
         position = end
-    return _Run(position, records, last)
+    return Run(position, records, last)
 
 
-def _expected(buffer: mmap, position: int, end_of_data: int, base: int, with_body_crc: bool, expects: Expects) -> _Run:
+def _expected(buffer: mmap, position: int, end_of_data: int, base: int, with_body_crc: bool, expects: Expects) -> Run:
     """Pass over records that are whole, of the common shape, and have their unit; stop before the first other one."""
     unpack, checksum, unit_at, unit_bytes = _SHORT_HEAD.unpack_from, crc32, _QUEUE_UNIT.unpack_from, _QUEUE_UNIT.size
     likely, queues, marks, _, beyond = expects
@@ -358,4 +365,4 @@ def _expected(buffer: mmap, position: int, end_of_data: int, base: int, with_bod
         last = position
         records += 1
         position = end
-    return _Run(position, records, last)
+    return Run(position, records, last)

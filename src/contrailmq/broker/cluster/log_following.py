@@ -1,0 +1,286 @@
+"""How a slave gets its master's log: find the master, make sure that both have one history, follow, begin again.
+
+The HA address is `haMasterAddress`, or what the NameServers say in their answer to each registration; while there is
+none they are asked every second. Before each connection the slave asks its master, over the ordinary port:
+
+    where does your log begin and end?   ours must end between the two
+    which record is at ... ?             our last one must be there, byte for byte
+
+The HA protocol has no such question. Without it a slave that is ahead of a master that has lost its newest messages
+(killed before a flush) would wait until the master's log has grown past its own end, and go on with other messages
+behind those that nobody else has. A slave that is refused takes nothing, keeps serving reads, and says once what is
+wrong, with both offsets and the remedy. A master that does not answer the questions is not followed.
+
+Then: report, take, report again (following.py), until the connection ends or the master is silent for
+haHousekeepingInterval. The pause before the next try grows from 0.1 s to 5 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple, Protocol
+
+from contrailmq._faults import LastingFault
+from contrailmq.broker.node import BrokerNode
+from contrailmq.message import ContrailError
+from contrailmq.message.record import read_store_time
+from contrailmq.store import Following, StoreError
+from contrailmq.wire.bodies import KVTable, decode_body
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.errors import WireError
+from contrailmq.wire.header import Command, Fields
+from contrailmq.wire.requests import ViewMessage
+
+log = logging.getLogger("contrailmq.broker")
+
+LOOK_AGAIN_S: Final = 1.0  # for a master, while none is known
+CONNECT_TIMEOUT_S: Final = 5.0
+ASK_TIMEOUT_S: Final = 3.0
+PAUSE_S_MIN: Final = 0.1
+PAUSE_S_MAX: Final = 5.0
+READ_BYTES: Final = 1 << 20
+
+Connect = Callable[[str, int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+class Asking(Protocol):
+    """The part of RemotingClient that is used here."""
+
+    async def invoke(
+        self, address: str, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
+    ) -> Command: ...
+
+
+class Refused(ContrailError):
+    """The master's log and ours are not one history, or it cannot be seen whether they are."""
+
+
+class Lag(NamedTuple):
+    """How far a slave is behind, as far as it knows: nothing is known of a master that cannot be reached."""
+
+    is_following: bool
+    bytes: int
+    milliseconds: int
+
+
+async def open_link(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(host, port, limit=READ_BYTES)
+
+
+class LogFollowing:
+    """Owner: BrokerServer. `master_told` is called with what the NameServers say, `durable` when the log was synced."""
+
+    def __init__(
+        self, node: BrokerNode, client: Asking, *, look_again: Callable[[], None], connect: Connect = open_link
+    ) -> None:
+        """`look_again` has the NameServers asked for the master before their turn."""
+        self._node = node
+        self._store = node.store
+        self._client = client
+        self._look_again = look_again
+        self._connect = connect
+        self._master = self._told_ha = ""
+        self._is_news = asyncio.Event()
+        self._following: Following | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._last_report_ms = self.last_read_ms = 0
+        self._master_end = 0
+        self._pause_s = PAUSE_S_MIN
+        self._fault = LastingFault(
+            log, f"slave {node.config.broker_name} does not follow its master's log", level=logging.WARNING
+        )
+
+    # --- what others say
+
+    def master_told(self, address: str, ha_address: str) -> None:
+        """Follow this master from now on; an empty address: the NameServers know none. A connection stays until it
+        ends by itself: a NameServer that has lost a master says nothing about its log."""
+        if address == self._node.address:
+            address = ha_address = ""  # this broker's own entry, from before its role changed
+        if (address, ha_address) != (self._master, self._told_ha) and address:
+            self._master, self._told_ha = address, ha_address
+            self._is_news.set()
+            if self._writer is not None:
+                self._writer.close()  # another machine is the master now
+
+    def durable(self, offset: int) -> None:
+        """The log was synced up to here: under SYNC_FLUSH that is what the master waits for."""
+        if offset >= 0 and self._following is not None and self._writer is not None:
+            self._send(self._following.report())
+
+    @property
+    def address(self) -> str:
+        """Of the master's HA port; empty when nobody knows it."""
+        return self._store.config.ha_master_address or self._told_ha
+
+    @property
+    def lag(self) -> Lag:
+        end = self._store.replica.end
+        behind = max(0, self._master_end - end)
+        last = self._store.replica.last_record_offset
+        behind_ms = 0
+        if behind and last >= 0 and (record := self._store.read_record(last)) is not None:
+            behind_ms = max(0, self._node.now_ms() - read_store_time(record))
+        return Lag(self._following is not None, behind, behind_ms)
+
+    def figures(self) -> dict[str, str]:
+        """Lines for GET_BROKER_RUNTIME_INFO."""
+        lag = self.lag
+        return {
+            "haMasterAddress": self.address,
+            "haIsFollowing": str(lag.is_following).lower(),
+            "haLagBytes": str(lag.bytes),
+            "haLagMillis": str(lag.milliseconds),
+        }
+
+    # --- following
+
+    async def run(self) -> None:
+        """Follow for ever; the caller cancels it."""
+        while True:
+            self._is_news.clear()
+            if not self.address:
+                self._fault.goes_on(
+                    "no NameServer knows the HA address of a master of this name: start the master (brokerId=0), or "
+                    "set haMasterAddress; asking again every second"
+                )
+                self._look_again()
+                await self._pause(LOOK_AGAIN_S)
+                continue
+            try:
+                await self._follow()
+            except Refused as exc:
+                self._fault.goes_on(exc)
+                self._pause_s = PAUSE_S_MAX
+            except (OSError, EOFError, TimeoutError, WireError, StoreError) as exc:
+                self._fault.goes_on(f"{self.address}: {exc or type(exc).__name__}; trying again")
+                self._look_again()
+            await self._pause(self._pause_s)
+            self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, but not when another master is named."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._is_news.wait()
+        except TimeoutError:
+            pass  # the usual case
+
+    async def _follow(self) -> None:
+        """One connection, to its end."""
+        await self._check_history()
+        if self._store.config.is_sync_flush:
+            await asyncio.get_running_loop().run_in_executor(None, self._store.flush)
+        host, _, port = self.address.rpartition(":")
+        if not host or not port.isdigit():
+            raise Refused(f"the HA address {self.address!r} is not host:port: correct haMasterAddress")
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            reader, writer = await self._connect(host, int(port))
+        following = Following(self._store)
+        try:
+            self._following, self._writer = following, writer
+            self.last_read_ms = self._node.monotonic_ms()
+            self._send(following.hello())
+            await self._take(reader, following)
+        finally:
+            self._following = self._writer = None
+            following.ended()
+            writer.close()
+
+    async def _take(self, reader: asyncio.StreamReader, following: Following) -> None:
+        config, node = self._store.config, self._node
+        while True:
+            now_ms = node.monotonic_ms()
+            silent_ms = now_ms - self.last_read_ms
+            if silent_ms >= config.ha_housekeeping_interval:
+                raise EOFError(f"the master is silent for {silent_ms} ms (haHousekeepingInterval)")
+            if now_ms - self._last_report_ms >= config.ha_send_heartbeat_interval:
+                self._send(following.heartbeat())
+            wait_ms = min(
+                config.ha_housekeeping_interval - silent_ms,
+                max(1, self._last_report_ms + config.ha_send_heartbeat_interval - now_ms),
+            )
+            try:
+                async with asyncio.timeout(wait_ms / 1000):
+                    data = await reader.read(READ_BYTES)
+            except TimeoutError:
+                continue
+            if not data:
+                raise EOFError("the master closed the connection")
+            self.last_read_ms = node.monotonic_ms()
+            grown = following.receive(data)
+            self._master_end = max(self._master_end, following.master_end)
+            self._well()
+            if grown:
+                node.after_append(wants_flush=config.is_sync_flush)
+                self._send(following.report())
+                await asyncio.sleep(0)  # dispatch, and whoever else waits, before the next portion
+
+    def _send(self, report: bytes) -> None:
+        if report and self._writer is not None:
+            self._last_report_ms = self._node.monotonic_ms()
+            self._writer.write(report)
+
+    def _well(self) -> None:
+        self._pause_s = PAUSE_S_MIN
+        if self._fault.is_on:
+            self._fault.is_over(f"it follows {self.address} from offset {self._store.replica.end} on")
+
+    # --- one history?
+
+    async def _check_history(self) -> None:
+        """Refused unless our log is a prefix of the master's, as far as two questions tell."""
+        end = self._store.replica.end
+        if not self._master:
+            return  # haMasterAddress without a NameServer: only the bytes themselves tell
+        begin, master_end = await self._master_bounds()
+        self._master_end = master_end
+        if end == 0:
+            return
+        self._check_bounds(begin, end, master_end)
+        last = self._store.replica.last_record_offset
+        if last < begin:
+            return
+        ours = self._store.read_record(last)
+        answer = await self._ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(offset=last))
+        if ours is None or answer.code != ResponseCode.SUCCESS or answer.body != ours:
+            raise Refused(
+                f"the record at offset {last}, the last one of this slave, is not the one that master {self._master} "
+                f"has there: the master has lost messages that this slave has, and got others since. This slave ends "
+                f"at {end}, the master at {master_end}. {_REMEDY}"
+            )
+
+    def _check_bounds(self, begin: int, end: int, master_end: int) -> None:
+        if end > master_end:
+            raise Refused(
+                f"this slave's log ends at offset {end}, that of master {self._master} at {master_end}: the master has "
+                f"lost {end - master_end} bytes that this slave has. {_REMEDY}"
+            )
+        if end < begin:
+            raise Refused(
+                f"this slave's log ends at offset {end}, that of master {self._master} begins at {begin}: it has "
+                "deleted what lies between. Move this slave's store away and start it with an empty one (it gets the "
+                "master's last file), or fill one with `contrailmq store copy --from HOST:HAPORT DIR`"
+            )
+
+    async def _master_bounds(self) -> tuple[int, int]:
+        answer = await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        if answer.code != ResponseCode.SUCCESS:
+            raise Refused(f"master {self._master} does not say where its log ends: {answer.code} {answer.remark}")
+        table = decode_body(answer.body, KVTable).table
+        try:
+            return max(0, int(table["commitLogMinOffset"])), int(table["commitLogMaxOffset"])
+        except (KeyError, ValueError) as exc:
+            raise Refused(f"master {self._master} does not say where its log begins and ends: {exc!r}") from exc
+
+    async def _ask(self, code: RequestCode, ext: Fields | None = None) -> Command:
+        return await self._client.invoke(self._master, code, ext, b"", ASK_TIMEOUT_S)
+
+
+_REMEDY: Final = (
+    "Nothing is copied until you decide: start this broker as the master (brokerRole=ASYNC_MASTER, brokerId=0) to keep "
+    "its messages, or stop it and cut them off with `contrailmq store truncate DIR --at OFFSET`, or give it an empty "
+    "directory"
+)

@@ -1,0 +1,411 @@
+"""A slave follows a scripted master over a real socket: what it reports, when it begins again, whom it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.harness import Bench, Link
+from contrailmq.broker.cluster import log_following
+from contrailmq.broker.cluster.log_following import LogFollowing
+from contrailmq.message import Message
+from contrailmq.store import MessageStore, StoreConfig
+from contrailmq.wire.errors import ConnectError
+from contrailmq.wire.frame import FrameParser, encode_request
+from contrailmq.wire.header import Command, Fields
+
+MASTER = "10.0.0.2:10911"
+FILE_BYTES = 16 * 1024
+WAIT_S = 60.0  # a bound for a machine that is busy, not a duration
+HEAD = struct.Struct(">qi")
+REPORT = struct.Struct(">q")
+
+
+class Master:
+    """A log, an HA port that does as it is told, and the ordinary port's two answers."""
+
+    def __init__(self, path: Path) -> None:
+        self.bench = Bench(path, mapped_file_size_commit_log=FILE_BYTES)
+        self.store = self.bench.store
+        self.reports: list[int] = []
+        self.connections: list[asyncio.StreamWriter] = []
+        self.is_gone = False
+        self.has_closed = 0
+        self.block_bytes = 700
+        self.asked: list[int] = []
+        self.is_silent = False
+
+    def put(self, count: int, size_bytes: int = 200) -> None:
+        for number in range(count):
+            self.put_one(b"%d" % number + bytes(size_bytes))
+
+    def put_one(self, body: bytes) -> None:
+        self.store.append("T", 0, body, b"", tags_code=0, keys=None, unique_key=None)
+        self.store.dispatch()
+
+    async def listen(self) -> str:
+        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        host, port = self.server.sockets[0].getsockname()
+        return f"{host}:{port}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections.append(writer)
+        listening = asyncio.ensure_future(self._hear(reader))
+        try:
+            await until(lambda: bool(self.reports))
+            at = self.reports[-1]
+            if at == 0:
+                at = self.store.log_max_offset - self.store.log_max_offset % FILE_BYTES
+            while not listening.done():
+                data = None if self.is_silent else self.store.read_log(at, self.block_bytes)
+                if data is None:
+                    await asyncio.sleep(0.005)
+                    continue
+                writer.write(HEAD.pack(at, len(data)) + bytes(data))
+                at += len(data)
+                data.release()
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            listening.cancel()
+            self.has_closed += 1
+
+    async def _hear(self, reader: asyncio.StreamReader) -> None:
+        self.reports.clear()
+        while len(report := await reader.read(8)) == 8:
+            self.reports.append(REPORT.unpack(report)[0])
+
+    def hang_up(self) -> None:
+        self.reports.clear()
+        for writer in self.connections:
+            writer.transport.abort()
+        self.connections.clear()
+
+    async def invoke(
+        self, address: str, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
+    ) -> Command:
+        assert address == MASTER
+        if self.is_gone:
+            raise ConnectError(address, "refused")
+        self.asked.append(code)
+        link = Link()
+        self.bench.handlers.handle(link, FrameParser().feed(encode_request(code, ext, body, opaque=1)))
+        await self.bench.handlers.drain()
+        (answer,) = link.take()
+        return answer
+
+
+class Story:
+    """A master and a slave's following of it, on one loop."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.master = Master(path / "master")
+        self.slave = self.new_slave()
+        self.looked_again = 0
+
+    def new_slave(self, **settings: object) -> Bench:
+        bench = Bench(
+            self.path / "slave",
+            settings={"brokerId": "1"},
+            broker_role="SLAVE",
+            mapped_file_size_commit_log=FILE_BYTES,
+            **settings,
+        )
+        bench.node.set_address("10.0.0.3", 10_911)
+        bench.node.call_soon = bench.loop.call_soon
+        return bench
+
+    def look(self) -> None:
+        self.looked_again += 1
+
+    def play(self, act: Callable[[LogFollowing, str], Awaitable[None]], *, is_told: bool = True) -> None:
+        """Run an act while the slave follows; both live on the slave's loop."""
+
+        async def whole() -> None:
+            address = await self.master.listen()
+            following = LogFollowing(self.slave.node, self.master, look_again=self.look)
+            loop = asyncio.get_running_loop()
+
+            def tell(offset: int) -> None:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(self.durable, following, offset)
+
+            self.slave.store.on_durable(tell)
+            if is_told:
+                following.master_told(MASTER, address)
+            task = asyncio.ensure_future(following.run())
+            try:
+                async with asyncio.timeout(WAIT_S):
+                    await act(following, address)
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+                self.master.hang_up()
+                self.master.server.close()
+
+        self.slave.run(whole())
+
+    def durable(self, following: LogFollowing, offset: int) -> None:
+        self.slave.node.durable(offset)
+        following.durable(offset)
+
+    def is_copied(self) -> bool:
+        ours, theirs = self.slave.store, self.master.store
+        return ours.dispatched_offset == theirs.log_max_offset and ours.queues() == theirs.queues()
+
+    def close(self) -> None:
+        self.slave.close()
+        self.master.bench.close()
+
+
+@pytest.fixture
+def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
+    monkeypatch.setattr(log_following, "PAUSE_S_MIN", 0.01)
+    monkeypatch.setattr(log_following, "PAUSE_S_MAX", 0.05)
+    monkeypatch.setattr(log_following, "LOOK_AGAIN_S", 0.01)
+    made = Story(tmp_path)
+    yield made
+    made.close()
+
+
+async def until(fact: Callable[[], bool]) -> None:
+    while not fact():  # noqa: ASYNC110 - what other tasks bring about
+        await asyncio.sleep(0.005)
+
+
+def test_a_slave_copies_what_is_there_and_what_comes_and_reports_it(story: Story) -> None:
+    story.master.put(5)
+
+    async def act(following: LogFollowing, address: str) -> None:
+        await until(story.is_copied)
+        story.master.put(120)  # several files
+        await until(story.is_copied)
+        await until(lambda: story.master.reports[-1] == story.master.store.log_max_offset)
+        assert story.master.reports == sorted(story.master.reports)
+        assert story.master.reports[0] == 0
+        assert following.lag == (True, 0, 0)
+
+    story.play(act)
+
+
+def test_a_connection_that_breaks_anywhere_costs_nothing(story: Story) -> None:
+    story.master.put(5)
+    story.master.block_bytes = 333
+
+    async def act(following: LogFollowing, address: str) -> None:
+        for round_ in range(1, 6):
+            story.master.put(10)
+            await until(lambda: story.slave.store.replica.end > round_ * 700)  # noqa: B023
+            story.master.hang_up()
+        await until(story.is_copied)
+
+    story.play(act)
+
+
+def test_while_no_master_is_known_the_name_servers_are_asked_again_and_again(story: Story) -> None:
+    story.master.put(2)
+
+    async def act(following: LogFollowing, address: str) -> None:
+        following.master_told("", "")
+        await until(lambda: story.looked_again >= 3)
+        assert story.master.asked == []
+        following.master_told(MASTER, address)
+        await until(story.is_copied)
+
+    story.play(act, is_told=False)
+
+
+def test_a_configured_address_wins_and_needs_no_name_server(story: Story) -> None:
+    story.master.put(2)
+
+    async def act(following: LogFollowing, address: str) -> None:
+        object.__setattr__(story.slave.store.config, "ha_master_address", address)
+        await until(story.is_copied)
+        following.master_told(MASTER, "127.0.0.1:1")
+        story.master.put(2)
+        await until(story.is_copied)
+
+    story.play(act, is_told=False)
+
+
+def test_under_sync_flush_only_what_is_synced_is_reported(story: Story) -> None:
+    story.slave.close()
+    story.slave = story.new_slave(flush_disk_type="SYNC_FLUSH")
+    story.master.put(30)
+    unsynced: list[tuple[int, int]] = []
+
+    async def act(following: LogFollowing, address: str) -> None:
+        send = following._send
+
+        def watched(report: bytes) -> None:
+            if report:
+                unsynced.append((REPORT.unpack(report)[0], story.slave.store.durable_offset))
+            send(report)
+
+        following._send = watched  # type: ignore[method-assign]
+        await until(story.is_copied)
+        await until(lambda: story.master.reports[-1] == story.master.store.log_max_offset)
+
+    story.play(act)
+    assert unsynced
+    assert all(reported <= durable for reported, durable in unsynced)
+
+
+def test_a_slave_that_is_ahead_takes_nothing_and_says_so_once_with_both_offsets(
+    story: Story, caplog: pytest.LogCaptureFixture
+) -> None:
+    story.master.put(3)
+    story.play(lambda following, address: until(story.is_copied))
+    end = story.slave.store.log_max_offset
+    story.master.bench.close()
+    story.master = Master(story.path / "another")
+    story.master.put(1)
+    short = story.master.store.log_max_offset
+    caplog.set_level(logging.INFO, "contrailmq.broker")
+
+    async def act(following: LogFollowing, address: str) -> None:
+        await until(lambda: len(story.master.asked) > 4)
+        assert story.master.reports == []
+        assert story.slave.store.log_max_offset == end
+        assert len(story.slave.store.get("T", 0, 0)) == 3, "it keeps serving reads"
+
+    story.play(act)
+    lines = [record.message for record in caplog.records if "does not follow" in record.message]
+    assert len(lines) == 1
+    assert f"ends at offset {end}" in lines[0]
+    assert f"at {short}" in lines[0]
+    assert "store truncate" in lines[0]
+
+
+def test_a_master_that_lost_messages_and_got_as_many_others_is_not_followed(
+    story: Story, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Offsets alone do not tell: records of one size end at the same places."""
+    story.master.put(3)
+    story.play(lambda following, address: until(story.is_copied))
+    end = story.slave.store.log_max_offset
+    story.master.bench.close()
+    story.master = Master(story.path / "another")
+    for body in b"xyzabc":
+        story.master.put_one(bytes([body]) + bytes(200))
+    assert story.master.store.log_max_offset >= end
+
+    async def act(following: LogFollowing, address: str) -> None:
+        await until(lambda: len(story.master.asked) > 6)
+        assert story.master.reports == []
+        assert story.slave.store.log_max_offset == end
+
+    story.play(act)
+    assert "has lost messages that this slave has, and got others since" in caplog.text
+
+
+def test_a_slave_whose_place_the_master_has_deleted_is_refused(story: Story, caplog: pytest.LogCaptureFixture) -> None:
+    story.master.put(3)
+    story.play(lambda following, address: until(story.is_copied))
+    end = story.slave.store.log_max_offset
+    story.master.put(200)
+    first = story.master.store._log_files.files[0]
+    story.master.store._log_files._remove_first(first, 0)
+    begin = story.master.store.log_min_offset
+    assert begin > end
+
+    async def act(following: LogFollowing, address: str) -> None:
+        await until(lambda: len(story.master.asked) > 4)
+        assert story.slave.store.log_max_offset == end
+
+    story.play(act)
+    assert f"ends at offset {end}" in caplog.text
+    assert f"begins at {begin}" in caplog.text
+
+
+def test_a_master_that_is_away_is_tried_again_and_the_log_has_two_lines(
+    story: Story, caplog: pytest.LogCaptureFixture
+) -> None:
+    story.master.put(3)
+    story.master.is_gone = True
+    caplog.set_level(logging.INFO, "contrailmq.broker")
+
+    async def act(following: LogFollowing, address: str) -> None:
+        await until(lambda: story.looked_again >= 3)
+        story.master.is_gone = False
+        await until(story.is_copied)
+
+    story.play(act)
+    lines = [record.message for record in caplog.records if "does not follow" in record.message]
+    assert len(lines) == 2
+    assert "trying again" in lines[0]
+    assert "it follows" in lines[1]
+
+
+def test_a_silent_master_is_left_after_the_housekeeping_interval_and_heard_from_meanwhile(story: Story) -> None:
+    story.slave.close()
+    story.slave = story.new_slave(ha_housekeeping_interval=200, ha_send_heartbeat_interval=20)
+    story.master.put(1)
+
+    async def act(following: LogFollowing, address: str) -> None:
+        await until(story.is_copied)
+        story.master.is_silent = True
+        end = story.master.store.log_max_offset
+        for beats in (2, 3, 4):
+            story.slave.clock.advance(25)
+            await until(lambda: story.master.reports.count(end) >= beats)  # noqa: B023
+        story.slave.clock.advance(1000)
+        await until(lambda: story.master.has_closed >= 1)
+        story.master.is_silent = False
+        story.master.put(1)
+        await until(story.is_copied)
+
+    story.play(act)
+
+
+def test_hostile_bytes_end_the_connection_and_change_nothing(story: Story) -> None:
+    story.master.put(3)
+    story.play(lambda following, address: until(story.is_copied))
+    end = story.slave.store.log_max_offset
+    heard = 0
+
+    async def hostile(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal heard
+        await reader.readexactly(8)
+        answers = [
+            HEAD.pack(end, -1),
+            HEAD.pack(-5, 10),
+            HEAD.pack(end, 2**31 - 1),
+            HEAD.pack(end + 1, 4) + b"abcd",
+            HEAD.pack(end, 100) + b"\xff" * 100,
+            b"\0" * 5,
+        ]
+        writer.write(answers[heard % len(answers)])
+        heard += 1
+        if heard % len(answers):
+            await reader.read()  # until the slave has hung up
+        writer.close()
+
+    async def act(following: LogFollowing, address: str) -> None:
+        server = await asyncio.start_server(hostile, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        following.master_told(MASTER, f"{host}:{port}")
+        await until(lambda: heard >= 12)
+        server.close()
+        assert story.slave.store.replica.end == story.slave.store.replica.received_end == end
+
+    story.play(act, is_told=False)
+
+
+def test_an_embedded_store_is_the_same_copy(story: Story) -> None:
+    story.master.put(20)
+    story.play(lambda following, address: until(story.is_copied))
+    path, end = story.path / "slave" / "store", story.slave.store.log_max_offset
+    story.slave.close()
+    with MessageStore(StoreConfig(path)) as promoted:
+        assert promoted.log_max_offset == end
+        put = promoted.put(Message("T", b"next"))
+        assert put.queue_offset == story.master.store.max_offset("T", 0)
+    story.slave = story.new_slave()
