@@ -96,19 +96,11 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "recheckReputOffsetFromCq": "recovery always compares queues and log",
     "correctLogicMinOffsetForceInterval": "a batch queue's minimum is corrected whenever log files were deleted",
     "deleteConsumeQueueFilesInterval": "deleting a queue file does not disturb puts here",
-    "haTransferBatchSize": "the log is not replicated yet: a slave copies tables only",
-    "haMaxGapNotInSync": "the log is not replicated yet: a slave copies tables only",
-    "slaveTimeout": "the log is not replicated yet: a slave copies tables only",
     "totalReplicas": "the log is not replicated yet: a slave copies tables only",
-    "inSyncReplicas": "the log is not replicated yet: a slave copies tables only",
-    "minInSyncReplicas": "the log is not replicated yet: a slave copies tables only",
-    "allAckInSyncStateSet": "the log is not replicated yet: a slave copies tables only",
-    "enableAutoInSyncReplicas": "the log is not replicated yet: a slave copies tables only",
-    "haFlowControlEnable": "the log is not replicated yet: a slave copies tables only",
-    "maxHaTransferByteInSecond": "the log is not replicated yet: a slave copies tables only",
-    "haMaxTimeSlaveNotCatchup": "the log is not replicated yet: a slave copies tables only",
-    "syncFromLastFile": "the log is not replicated yet: a slave copies tables only",
-    "asyncLearner": "the log is not replicated yet: a slave copies tables only",
+    "allAckInSyncStateSet": "controller mode is not supported",
+    "haMaxTimeSlaveNotCatchup": "controller mode is not supported",
+    "syncFromLastFile": "controller mode is not supported",
+    "asyncLearner": "controller mode is not supported",
     "maxSlaveResendLength": "the log is not replicated yet: a slave copies tables only",
     "syncMasterFlushOffsetWhenStartup": "the log is not replicated yet: a slave copies tables only",
     "disappearTimeAfterStart": "the log is not replicated yet: a slave copies tables only",
@@ -159,9 +151,13 @@ LIVE: Final = frozenset(
         "flush_commit_log_thorough_interval",
         "flush_consume_queue_thorough_interval",
         "flush_delay_offset_interval",
+        "ha_flow_control_enable",
         "ha_housekeeping_interval",
+        "ha_max_gap_not_in_sync",
         "ha_send_heartbeat_interval",
+        "ha_transfer_batch_size",
         "max_filter_message_size",
+        "max_ha_transfer_byte_in_second",
         "max_transfer_bytes_on_message_in_disk",
         "max_transfer_bytes_on_message_in_memory",
         "max_transfer_count_on_message_in_disk",
@@ -169,6 +165,7 @@ LIVE: Final = frozenset(
         "offset_check_in_slave",
         "os_page_cache_busy_time_out_mills",
         "redelete_hanged_file_interval",
+        "slave_timeout",
         "timer_check_metrics_when",
         "timer_congest_num_each_slot",
         "timer_enable_check_metrics",
@@ -257,6 +254,14 @@ class _Settings:
     ha_master_address: str = ""  # host:port of the master's HA port, for a slave; "": as the NameServers say
     ha_send_heartbeat_interval: int = 5000
     ha_housekeeping_interval: int = 20_000  # of silence, after which a connection is closed
+    ha_transfer_batch_size: int = 256 * 1024  # RocketMQ: 32 KiB; any slave takes larger blocks, and fewer cost less
+    ha_max_gap_not_in_sync: int = 256 * MIB
+    ha_flow_control_enable: bool = False
+    max_ha_transfer_byte_in_second: int = 100 * MIB  # to one slave, with ha_flow_control_enable
+    slave_timeout: int = 3000
+    in_sync_replicas: int = 1  # that have a message before it is acknowledged, a SYNC_MASTER itself included
+    min_in_sync_replicas: int = 1
+    enable_auto_in_sync_replicas: bool = False
     # --- delay and timer
     message_delay_level: str = DELAY_LEVELS
     flush_delay_offset_interval: int = 10_000
@@ -419,6 +424,10 @@ class StoreConfig(_Settings):
         return self.broker_role is BrokerRole.SLAVE
 
     @property
+    def is_sync_master(self) -> bool:
+        return self.broker_role is BrokerRole.SYNC_MASTER
+
+    @property
     def uses_write_buffer_pool(self) -> bool:
         """RocketMQ 5.x: whatever the flush type, but not on a slave."""
         return self.transient_store_pool_enable and not self.is_slave
@@ -440,6 +449,9 @@ class StoreConfig(_Settings):
             value = getattr(self, name)
             if kind == "int" and (remedy := refusal(name, value)):
                 raise StoreConfigError(rocketmq_key(name), value, remedy)
+        if self.min_in_sync_replicas > self.in_sync_replicas:
+            remedy = f"at most inSyncReplicas, which is {self.in_sync_replicas}"
+            raise StoreConfigError("minInSyncReplicas", self.min_in_sync_replicas, remedy)
         DelayLevels(self.message_delay_level)  # refuses what it cannot read
         for name in ("delete_when", "timer_check_metrics_when"):
             hours = getattr(self, name).split(";")
