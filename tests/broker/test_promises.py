@@ -26,9 +26,6 @@ PROTECTING = {
     "authenticationEnabled": ("TRUE", "false"),
     "authorizationEnabled": ("true", "false"),
     "rejectPullConsumerEnable": ("true", "false"),
-    "brokerRole": ("SYNC_MASTER", "ASYNC_MASTER"),
-    "inSyncReplicas": ("2", "1"),
-    "minInSyncReplicas": ("2", "1"),
     "allAckInSyncStateSet": ("true", "false"),
     "duplicationEnable": ("true", "false"),
     "enableDLegerCommitLog": ("true", "false"),
@@ -90,12 +87,11 @@ def test_a_file_with_rocketmqs_defaults_is_taken_without_a_word(tmp_path: Path) 
 
 
 def test_allow_unsupported_starts_with_a_warning_that_names_them(tmp_path: Path) -> None:
-    said = {"aclEnable": "true", "brokerRole": "SYNC_MASTER", "inSyncReplicas": "2", "allowUnsupported": "true"}
-    config, store_config, warnings = read_configs(said, path=tmp_path)
+    said = {"aclEnable": "true", "enableSlaveActingMaster": "true", "allowUnsupported": "true"}
+    config, _, warnings = read_configs(said, path=tmp_path)
     assert config.allow_unsupported
-    assert store_config.broker_role == "SYNC_MASTER"
     (warning,) = warnings
-    assert all(part in warning for part in ("aclEnable=true", "brokerRole=SYNC_MASTER", "inSyncReplicas=2"))
+    assert all(part in warning for part in ("aclEnable=true", "enableSlaveActingMaster=true"))
 
 
 def test_keys_without_effect_are_named_in_one_line(tmp_path: Path) -> None:
@@ -137,10 +133,10 @@ def test_an_operator_who_sets_one_while_the_broker_runs_is_refused_with_the_reas
 
 def test_a_local_cluster_refuses_too() -> None:
     with (
-        pytest.raises(UnsupportedError, match="brokerRole=SYNC_MASTER"),
-        LocalCluster(config={"brokerRole": "SYNC_MASTER"}),
+        pytest.raises(UnsupportedError, match="enableSlaveActingMaster=true"),
+        LocalCluster(config={"enableSlaveActingMaster": "true"}),
     ):
-        pytest.fail("a master that waits for slaves that cannot follow was started")
+        pytest.fail("a slave that stands in for nobody was started")
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import re
 import socket
 from collections.abc import Mapping
@@ -24,12 +25,19 @@ from contrailmq.store import StoreConfig, rocketmq_key
 from contrailmq.wire.promises import broken_promises
 from contrailmq.wire.tls import KEYS as TLS_KEYS
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
 # key -> (RocketMQ's default, ours, why)
 DIFFERENCES: Final[Mapping[str, tuple[str, str, str]]] = {
     "enablePropertyFilter": (
         "false",
         "true",
         "SQL92 subscriptions work without a setting; filters are compiled and cheap",
+    ),
+    "haTransferBatchSize": (
+        "32768",
+        "262144",
+        "slaves of any version take larger blocks, and fewer of them cost less",
     ),
     "transactionOpBatchInterval": (
         "3000",
@@ -102,6 +110,7 @@ class BrokerConfig:
     allow_unsupported: bool = False  # start with settings that promise what is not there: `wire/promises.py`
     client_topics_max: int = DEFAULT_MAX  # clients may not create more, see `client_bound`
     client_groups_max: int = DEFAULT_MAX
+    ha_allow_list: str = ""  # addresses and networks that may follow the log beside registered slaves
     takeover: bool = False  # replace a live broker of the same name and id at another address
     server_channel_max_idle_time_seconds: int = 120
     held_pulls_max: int = 100_000
@@ -169,10 +178,21 @@ class BrokerConfig:
             host, _, port = address.rpartition(":")
             if not host or not port.isdigit():
                 raise BrokerConfigError("namesrvAddr", self.namesrv_addr, "host:port, several joined by ';'")
+        try:
+            self.ha_allowed_networks  # noqa: B018
+        except ValueError as exc:
+            remedy = f"addresses or networks joined by ',', such as 10.0.0.7,10.1.0.0/16: {exc}"
+            raise BrokerConfigError("haAllowList", self.ha_allow_list, remedy) from None
 
     @property
     def namesrv_addresses(self) -> list[str]:
         return [part.strip() for part in self.namesrv_addr.replace(",", ";").split(";") if part.strip()]
+
+    @property
+    def ha_allowed_networks(self) -> list[Network]:
+        """Of haAllowList; ValueError when one is none."""
+        texts = self.ha_allow_list.replace(";", ",").split(",")
+        return [ipaddress.ip_network(text.strip()) for text in texts if text.strip()]
 
     @property
     def is_writable(self) -> bool:
@@ -251,7 +271,8 @@ FIXED_KEYS: Final = frozenset(
 # Where data goes and how long it stays, how soon it is durable, where brokers are found, who may do what.
 PROTECTED_KEYS: Final = frozenset(
     """
-    autoCreateSubscriptionGroup autoCreateTopicEnable brokerPermission clientGroupsMax clientTopicsMax namesrvAddr
+    autoCreateSubscriptionGroup autoCreateTopicEnable brokerPermission clientGroupsMax clientTopicsMax haAllowList
+    namesrvAddr
     rejectTransactionMessage
     cleanFileForciblyEnable cleanResourceInterval deleteFileBatchMax deleteWhen destroyMapedFileIntervalForcibly
     diskMaxUsedSpaceRatio diskSpaceCleanForciblyRatio diskSpaceWarningLevelRatio fileReservedTime

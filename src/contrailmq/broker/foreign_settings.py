@@ -14,9 +14,9 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from contrailmq.store import WITHOUT_EFFECT as OF_STORE
-from contrailmq.wire.promises import Promise, is_above_one, is_not_off
+from contrailmq.wire.promises import Promise, is_not_off
 
-_NO_REPLICATION: Final = "the log is not replicated yet: each message is on one machine"
+_NO_CONTROLLER: Final = "no controller elects a master yet"
 _NO_ACCESS_CONTROL: Final = "access control is not built yet: every client may do everything"
 _NO_ROCKSDB: Final = "RocksDB is not used: its data is not read"
 
@@ -25,13 +25,10 @@ PROMISES: Final = (
     Promise("authenticationEnabled", is_not_off, _NO_ACCESS_CONTROL),
     Promise("authorizationEnabled", is_not_off, _NO_ACCESS_CONTROL),
     Promise("rejectPullConsumerEnable", is_not_off, "pull consumers are served like others"),
-    Promise("brokerRole", lambda text: text == "SYNC_MASTER", _NO_REPLICATION),
-    Promise("inSyncReplicas", is_above_one, _NO_REPLICATION),
-    Promise("minInSyncReplicas", is_above_one, _NO_REPLICATION),
-    Promise("allAckInSyncStateSet", is_not_off, _NO_REPLICATION),
-    Promise("duplicationEnable", is_not_off, _NO_REPLICATION),
-    Promise("enableDLegerCommitLog", is_not_off, _NO_REPLICATION),
-    Promise("enableControllerMode", is_not_off, "no controller elects a master yet"),
+    Promise("allAckInSyncStateSet", is_not_off, _NO_CONTROLLER),
+    Promise("duplicationEnable", is_not_off, "the log is replicated to slaves alone"),
+    Promise("enableDLegerCommitLog", is_not_off, "the log is replicated to slaves, and not by Raft"),
+    Promise("enableControllerMode", is_not_off, _NO_CONTROLLER),
     Promise("enableSlaveActingMaster", is_not_off, "a slave does not stand in for its master yet"),
     Promise("metricsExporterType", lambda text: text.upper() not in ("", "0", "DISABLE"), "nothing is exported yet"),
     Promise("configManagerVersion", lambda text: text.lower() not in ("", "v1"), _NO_ROCKSDB),

@@ -34,6 +34,7 @@ from contrailmq.broker.state.offsets import OFFSETS_FILE, OffsetTable
 from contrailmq.broker.state.order_locks import OrderLocks
 from contrailmq.broker.state.parked import ParkedAnswers
 from contrailmq.broker.state.persistence import Snapshot
+from contrailmq.broker.state.replicas import Replicas
 from contrailmq.broker.state.statistics import Statistics
 from contrailmq.broker.state.topics import BatchTopics, Topic, TopicTable, system_topics
 from contrailmq.message import Property, encode_host
@@ -80,11 +81,13 @@ class BrokerNode:
         self.rewrites: list[Rewrite] = []
         self.hooks = Hooks()
         self.keeping = Keeping()
-        self.acknowledging = Acknowledging(store, self.parked, self.keeping, clock.monotonic_ms)
+        self.replicas = Replicas(store.config, clock.monotonic_ms)
+        self.acknowledging = Acknowledging(store, self.parked, self.keeping, self.replicas, clock.monotonic_ms)
         self.deleted = DeletedTopics()
         self.has_groups_file = True
         self.changed_settings: dict[str, str] = {}  # what an operator changed while the broker ran
         self.on_new_queues: Callable[[list[tuple[str, int]]], None] = lambda queues: None  # (topic, queue) of each
+        self.on_log_grown: Callable[[], None] | None = None  # more of the log is readable: for slaves
         self._new_queues = store.new_queues
         self._arrivals: list[Arrival] = []
         self.is_dispatch_due = False  # something was appended in this wakeup
@@ -305,6 +308,8 @@ class BrokerNode:
         if is_flush_due:
             self._is_flush_due = False
             self.store.request_flush()
+        if self.on_log_grown is not None:
+            self.on_log_grown()
         self._dispatch()
         self._time_puts(until_durable=is_flush_due)
 
@@ -337,6 +342,8 @@ class BrokerNode:
 
     def committed(self) -> None:
         """The write buffer pool made more of the log readable (transientStorePoolEnable)."""
+        if self.on_log_grown is not None:
+            self.on_log_grown()
         self._dispatch()
 
     def _dispatch(self) -> None:

@@ -26,6 +26,7 @@ from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.cluster.advertise import advertised_address
 from contrailmq.broker.cluster.log_following import LogFollowing
 from contrailmq.broker.cluster.registration import Registration
+from contrailmq.broker.cluster.replication import MasterReplication
 from contrailmq.broker.cluster.slave_sync import SlaveSync
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError
 from contrailmq.broker.delayed.delay import DelayService
@@ -63,11 +64,13 @@ from contrailmq.wire.transport import UNFINISHED_BYTES_MAX, RemotingClient, Remo
 
 log = logging.getLogger("contrailmq.broker")
 
+HA_PORT: Final = 10_912  # haListenPort where nobody sets it
 VIP_PORT_DISTANCE: Final = 2  # clients up to 4.4 send to listenPort - 2
 COLD_READERS: Final = 4
 
 FIRST_REGISTRATION_S: Final = 5.0
-EXPIRE_MS: Final = 100  # how late a held pull or a flush timeout may be noticed
+SLAVES_DRAIN_S: Final = 1.0  # what slaves get at a stop, to take the end of the log
+EXPIRE_MS: Final = 100  # how late a held pull, a flush timeout or a slave's may be noticed
 RECHECK_MS: Final = 5_000
 STANDSTILL_MS: Final = 1_000  # how soon dispatch goes on when there is room again
 CLIENT_SCAN_MS: Final = 10_000
@@ -78,11 +81,12 @@ STORE_WATCH_MS: Final = 1_000
 class PortError(ContrailError):
     """A port of the broker cannot be listened on; nothing was started."""
 
-    def __init__(self, host: str, port: int, error: ConnectError) -> None:
+    def __init__(self, host: str, port: int, error: ConnectError | OSError) -> None:
         reason = error.__cause__ or error
         super().__init__(
             f"cannot listen on {host}:{port}: {reason}; stop what listens there, or set listenPort (a broker takes "
-            f"that port and, unless enableFastListenPort=false, the one {VIP_PORT_DISTANCE} below it) or bindAddress"
+            f"that port and, unless enableFastListenPort=false, the one {VIP_PORT_DISTANCE} below it), haListenPort "
+            "(the next one, unless it is set) or bindAddress"
         )
         self.host, self.port = host, port
 
@@ -115,6 +119,7 @@ class BrokerServer:
         self._client = RemotingClient(tls=client_tls)
         self._save_pause = SavePause()
         self._unwritable = LastingFault(log, f"broker {config.broker_name} takes no messages")
+        self.replication: MasterReplication | None = None
         self._is_running = False
         self._changed: dict[str, str] = {}
 
@@ -290,12 +295,14 @@ class BrokerServer:
         self.registration = Registration(
             node, self._client, ha_address=f"{config.broker_ip2 or advertised.ip}:{self.store.config.ha_listen_port}"
         )
+        replication = self.replication = MasterReplication(node, self._client, self._cold_readers)
         self.slave_sync: SlaveSync | None = None
         self.log_following: LogFollowing | None = None
         node.keeping.when_saved = self.saver.when_saved
         node.keeping.when_registered = self.registration.when_registered
         node.topics.listen(lambda topic: self._topics_changed())
         self._register_processors()
+        self.runtime.slaves = replication.status
         self.store.on_durable(lambda offset: self._hop(loop, lambda: self._durable(offset)))
         self.store.on_committed(lambda: self._hop(loop, node.committed))
 
@@ -360,11 +367,29 @@ class BrokerServer:
             except ConnectError as exc:
                 raise PortError(config.bind_address, port, exc) from exc
             self._servers.append(server)
+        assert self.replication is not None
+        try:
+            await self.replication.listen(config.bind_address, self._ha_port)
+        except OSError as exc:
+            raise PortError(config.bind_address, self._ha_port, exc) from exc
+        ha_ip = config.broker_ip2 or self._advertised_ip
+        self.registration.ha_address = f"{ha_ip}:{self.replication.port}"
         self.node.set_address(self._advertised_ip, self.port)
         self.send.configure()
 
+    @property
+    def _ha_port(self) -> int:
+        """Of the HA port; 0 takes a free one. Next to a port that was chosen freely anybody may be."""
+        port = self.store.config.ha_listen_port
+        return 0 if self.config.listen_port == 0 and port == HA_PORT else port
+
     async def _close_ports(self, drain_s: float) -> None:
+        """Clients first: their last answers may wait for slaves."""
         await asyncio.gather(*(server.close(drain_s) for server in self._servers))
+        if self.replication is not None:
+            if drain_s:
+                await self.replication.drain(min(drain_s, SLAVES_DRAIN_S))
+            self.replication.close()
 
     def _end_workers(self) -> None:
         self._table_worker.shutdown(wait=True)
@@ -378,6 +403,11 @@ class BrokerServer:
         keep.every("held pulls check", RECHECK_MS, lambda: node.held.recheck(self.store.max_offset))
         keep.every("dispatch that has stopped", STANDSTILL_MS, node.dispatch_again)
         keep.every("flush timeouts", EXPIRE_MS, lambda: node.parked.expire(node.monotonic_ms()))
+        assert self.replication is not None
+        keep.every("slaves", EXPIRE_MS, self.replication.tick)
+        if not node.is_slave:
+            keep.watch("members of the group", self.replication.members.run)
+            self.replication.warn_about_settings()
         keep.every("client scan", CLIENT_SCAN_MS, lambda: self.members.expire(node.monotonic_ms()))
         keep.every("statistics", SAMPLE_MS, lambda: node.statistics.tick(node.monotonic_ms(), wall_ms=node.now_ms()))
         keep.every("store watch", STORE_WATCH_MS, self._watch_store)

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from contrailmq.wire.properties import SettingsError
 
-__all__ = ["Promise", "UnsupportedError", "broken_promises", "is_above_one", "is_not_off", "is_on"]
+__all__ = ["Promise", "UnsupportedError", "broken_promises", "is_not_off", "is_on"]
 
 ALLOW_KEY: Final = "allowUnsupported"
 
@@ -51,11 +51,6 @@ def is_on(text: str) -> bool:
 def is_not_off(text: str) -> bool:
     """True, and also `yes`, `on` or `1`, which RocketMQ would take for false: whoever wrote it relies on it."""
     return text.strip().lower() not in ("", "false")
-
-
-def is_above_one(text: str) -> bool:
-    """Also a text that is not a number: whoever wrote it meant something."""
-    return not text.isdecimal() or int(text) > 1
 
 
 # Which settings may be changed over the network.

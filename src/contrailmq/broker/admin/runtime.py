@@ -12,8 +12,8 @@ from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state.config_files import DataVersion, compact
 from contrailmq.broker.state.deleted_topics import DELETED_FILE
 from contrailmq.broker.state.persistence import TableSaver
-from contrailmq.store import LIGHT_PREFIX, Place, StoreConfigError
-from contrailmq.wire.admin_bodies import BrokerStatsData, BrokerStatsItem, HaRuntimeInfo
+from contrailmq.store import LIGHT_PREFIX, Place, SlaveStatus, StoreConfigError
+from contrailmq.wire.admin_bodies import BrokerStatsData, BrokerStatsItem, HaConnectionInfo, HaRuntimeInfo
 from contrailmq.wire.admin_requests import GetBrokerConfigResponse, ViewBrokerStats
 from contrailmq.wire.bodies import KVTable, encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -31,7 +31,8 @@ Figures = Callable[[], dict[str, str]]
 
 
 class RuntimeAdmin:
-    """`figures` may be extended by other parts (delay levels, timer): each returns lines for code 28."""
+    """`figures` may be extended by other parts (delay levels, timer): each returns lines for code 28. `slaves` are
+    those that follow this master."""
 
     def __init__(self, node: BrokerNode, saver: TableSaver, *, configured: Callable[[], None]) -> None:
         self._node = node
@@ -39,6 +40,7 @@ class RuntimeAdmin:
         self._configured = configured
         self._version = DataVersion(timestamp=node.started_ms)
         self.figures: list[Figures] = []
+        self.slaves: Callable[[], list[SlaveStatus]] = list
 
     def register(self, handlers: Handlers) -> None:
         handlers.register(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime)
@@ -135,8 +137,22 @@ class RuntimeAdmin:
         return success(command, None, encode_body(body))
 
     def ha_status(self, connection: Peer, command: Command) -> bytes | None:
+        slaves = self.slaves()
         body = HaRuntimeInfo(
-            master=not self._node.is_slave, master_commit_log_max_offset=self._node.store.log_max_offset
+            ha_connection_info=[
+                HaConnectionInfo(
+                    addr=slave.address,
+                    diff=slave.lag_bytes,
+                    in_sync=slave.is_in_sync,
+                    slave_ack_offset=slave.acknowledged,
+                    transfer_from_where=slave.next_offset,
+                    transferred_byte_in_second=slave.bytes_per_second,
+                )
+                for slave in slaves
+            ],
+            in_sync_slave_nums=sum(slave.is_in_sync for slave in slaves),
+            master=not self._node.is_slave,
+            master_commit_log_max_offset=self._node.store.log_max_offset,
         )
         return success(command, None, encode_body(body))
 

@@ -58,7 +58,7 @@ class Registration:
     ) -> None:
         self._node = node
         self._client = client
-        self._ha_address = ha_address
+        self.ha_address = ha_address  # what slaves are told
         self._master_told: Callable[[str, str], None] | None = None
         self._guard = NameGuard(node, client)
         self._faults: dict[str, LastingFault] = {}  # by NameServer
@@ -240,7 +240,7 @@ class Registration:
             broker_name=config.broker_name,
             broker_addr=self._node.address,
             cluster_name=config.broker_cluster_name,
-            ha_server_addr=self._ha_address,
+            ha_server_addr=self.ha_address,
             broker_id=config.broker_id,
             enable_acting_master=False,
             compressed=False,

@@ -7,8 +7,8 @@ The copy goes to `%RETRY%group` with DELAY set, and the delay part brings it bac
 goes to `%DLQ%group` at once. Beside what the reference writes, a dead letter says where it came from
 (DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID), so that it can be sent again to its own topic.
 
-The copy says WAIT=false, as the reference's does, and yet its consumer is answered under SYNC_FLUSH when it is durable:
-it goes on past the message then, and a power cut must not take both.
+The copy says WAIT=false, as the reference's does, and yet its consumer is answered under SYNC_FLUSH when it is durable,
+and under SYNC_MASTER when slaves have it: it goes on past the message then, and a power cut must not take both.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class RetryProcessor:
             )
         if group.retry_queues <= 0:
             return success(command)
+        if node.replicas.shortage:
+            raise Refused(ResponseCode.SYSTEM_ERROR, node.replicas.shortage)
         message = self._copy(header, group, command.version)
         result = put_rewritten(node, message)
         key = f"{message.properties[Property.RETRY_TOPIC]}@{group.name}"
@@ -63,10 +65,12 @@ class RetryProcessor:
         is_awaited = node.store.config.is_sync_flush
         if is_awaited:
             node.after_append(wants_flush=True)
+        end_offset = result.physical_offset + result.size_bytes
         needs = Needs(
-            result.physical_offset + result.size_bytes if is_awaited else 0,
+            end_offset if is_awaited else 0,
             topics=(retry_topic(group.name), dlq_topic(group.name)),
             groups=(group.name,),
+            replicated_up_to=end_offset if node.replicas.is_awaited else 0,
         )
         return node.acknowledging.answer(connection, command, needs, lambda problem: _answer(command, problem))
 

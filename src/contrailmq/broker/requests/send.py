@@ -110,15 +110,15 @@ class SendProcessor:
         self._pending = node.keeping.topics
         self._random = random.Random()
         self._is_sync_flush = node.store.config.is_sync_flush
+        self._is_replicated = node.replicas.is_awaited
+        self._is_awaited = self._is_sync_flush or self._is_replicated
+        node.replicas.on_shortage = self._look_open
         self.configure()
 
     def configure(self) -> None:
         """Compute what depends on settings; called again when they change."""
         config = self._node.config
-        # Whether every topic may be sent to right now; where not, the plain path says why.
-        self._is_open = (
-            config.is_writable and not self._node.is_slave and not config.start_accept_send_request_time_stamp
-        )
+        self._look_open()
         trace_on = str(config.trace_on).lower()
         self._own = {
             Property.MESSAGE_REGION: config.region_id,
@@ -142,6 +142,16 @@ class SendProcessor:
             trace_on.encode(),
             OUR_LANGUAGE.encode(),
             OUR_VERSION,
+        )
+
+    def _look_open(self) -> None:
+        """Whether every topic may be sent to right now; where not, the plain path says why."""
+        node, config = self._node, self._node.config
+        self._is_open = (
+            config.is_writable
+            and not node.is_slave
+            and not config.start_accept_send_request_time_stamp
+            and not node.replicas.shortage
         )
 
     def register(self, handlers: Handlers) -> None:
@@ -204,8 +214,12 @@ class SendProcessor:
             raise self._refused(result)
         node.statistics.note_put(header.topic, 1, result.size_bytes)
         needs = NOTHING
-        if self._is_sync_flush and text_wants_durable(text):
-            needs = Needs(durable_up_to=result.physical_offset + result.size_bytes)
+        if self._is_awaited and text_wants_durable(text):
+            end = result.physical_offset + result.size_bytes
+            needs = Needs(
+                durable_up_to=end if self._is_sync_flush else 0,
+                replicated_up_to=end if self._is_replicated else 0,
+            )
         return _stored(Stored, (result, queue_id, unique_key, needs, began_ns, b"", None))
 
     def _new_tag_code(self, tags: str) -> int:
@@ -219,7 +233,10 @@ class SendProcessor:
     # --- the plain path
 
     def _store_plainly(self, connection: Peer, command: Command, header: SendHeader) -> Stored:
+        node = self._node
         self._check_accepting()
+        if node.replicas.shortage and text_wants_durable(header.properties or ""):
+            raise Refused(ResponseCode.SYSTEM_ERROR, node.replicas.shortage, self._fixed)
         topic = self.writable_topic(header)
         queue_id = self._chosen_queue(topic, header.queue_id)
         is_inner = False
@@ -234,13 +251,13 @@ class SendProcessor:
         if topic.name.startswith(RETRY_PREFIX):
             self._check_retries(message, command, header)
         topics = (topic.name, message.topic)
-        result = put_rewritten(self._node, message, self._fixed)
-        waits = self._is_sync_flush and wants_durable(message.properties)
+        result = put_rewritten(node, message, self._fixed)
+        end = result.physical_offset + result.size_bytes if wants_durable(message.properties) else 0
         return Stored(
             result,
             message.answer_queue_id,
             message.unique_key or "",
-            Needs(result.physical_offset + result.size_bytes if waits else 0, topics),
+            self._needs(end, topics),
             message_ids=offset_message_id(message.store_host, result.physical_offset).encode(),
             more=message.answer_fields,
         )
@@ -414,11 +431,18 @@ class SendProcessor:
         offsets = tuple(result.physical_offsets)
         node.statistics.note_put(topic.name, len(offsets), result.size_bytes)
         ids = b",".join([self._message_id_prefix + b"%016X"] * len(offsets)) % offsets  # one by one takes twice as long
-        waits = self._is_sync_flush and wants_durable(properties)
-        needs = Needs(offsets[0] + result.size_bytes if waits else 0, (topic.name,))
+        needs = self._needs(offsets[0] + result.size_bytes if wants_durable(properties) else 0, (topic.name,))
         return Stored(result, queue_id, properties.get(Property.UNIQUE_KEY, ""), needs, began_ns, ids)
 
     # --- answers
+
+    def _needs(self, end_offset: int, topics: tuple[str, ...]) -> Needs:
+        """Of a message that ends there; 0 when its sender does not wait."""
+        return Needs(
+            durable_up_to=end_offset if self._is_sync_flush else 0,
+            topics=topics,
+            replicated_up_to=end_offset if self._is_replicated else 0,
+        )
 
     def _acknowledge(self, connection: Peer, command: Command, header: SendHeader, stored: Stored) -> bytes | None:
         """The answer, or none yet: acknowledging.py says for what it waits."""

@@ -2,7 +2,8 @@
 
 Whoever is told that a message is stored relies on finding it after a crash. So an answer leaves when
 
-1. its record is durable, where the sender waits for that under SYNC_FLUSH (parked.py), and then
+1. its record is durable, where the sender waits for that under SYNC_FLUSH (parked.py), and enough slaves have it, where
+   it waits for them under SYNC_MASTER (replicas.py), both at once, and then
 2. the topics and groups that it relies on are kept (keeping.py),
 
 or when one of these cannot be: then the answer is that `Problem`. A further condition is one more `Wait` in the list,
@@ -18,6 +19,7 @@ from typing import NamedTuple
 from contrailmq.broker.state.config_files import TableSaveError
 from contrailmq.broker.state.keeping import Keeping
 from contrailmq.broker.state.parked import Outcome, ParkedAnswers
+from contrailmq.broker.state.replicas import Replicas
 from contrailmq.store import MessageStore
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.header import Command
@@ -30,6 +32,7 @@ class Needs(NamedTuple):
     durable_up_to: int = 0  # of the log; 0: its sender does not wait for the disk
     topics: Sequence[str] = ()
     groups: Sequence[str] = ()
+    replicated_up_to: int = 0  # of the log; 0: its sender does not wait for slaves
 
 
 class Problem(NamedTuple):
@@ -49,13 +52,21 @@ class Acknowledging:
     """Owner: the node. Runs on the loop's thread."""
 
     def __init__(
-        self, store: MessageStore, parked: ParkedAnswers, keeping: Keeping, monotonic_ms: Callable[[], int]
+        self,
+        store: MessageStore,
+        parked: ParkedAnswers,
+        keeping: Keeping,
+        replicas: Replicas,
+        monotonic_ms: Callable[[], int],
     ) -> None:
         self._store = store
         self._parked = parked
         self._keeping = keeping
         self._monotonic_ms = monotonic_ms
-        self._waits: list[Wait] = [self._until_durable, self._until_kept]
+        self._replicas = replicas
+        # Without slaves to wait for, nobody asks for each message whether it waits for them.
+        until_safe = self._until_safe if replicas.is_awaited else self._until_durable
+        self._waits: list[Wait] = [until_safe, self._until_kept]
 
     def answer(self, connection: Peer, command: Command, needs: Needs, render: Render) -> bytes | None:
         """The answer, or none yet: it leaves when all that it needs is there, or cannot be."""
@@ -76,6 +87,28 @@ class Acknowledging:
     def _over(self, following: int, needs: Needs, then: Then, problem: Problem | None) -> None:
         if problem is not None or not self._wait(following, needs, then):
             then(problem)
+
+    def _until_safe(self, needs: Needs, then: Then) -> bool:
+        """On this disk and on slaves: the slower of the two is waited for, not one after the other."""
+        both = _Both(then)
+        if not self._until_replicated(needs, both.one_is_over):
+            return self._until_durable(needs, then)
+        if not self._until_durable(needs, both.one_is_over):
+            both.one_is_over(None)
+        return True
+
+    def _until_replicated(self, needs: Needs, then: Then) -> bool:
+        end_offset = needs.replicated_up_to
+        if not end_offset:
+            return False
+
+        def settled(outcome: Outcome) -> None:
+            if outcome is Outcome.DURABLE:
+                then(None)
+            else:
+                then(Problem(ResponseCode.FLUSH_SLAVE_TIMEOUT, self._replicas.late_text(end_offset), is_late=True))
+
+        return self._replicas.wait(end_offset, settled)
 
     def _until_durable(self, needs: Needs, then: Then) -> bool:
         if not needs.durable_up_to:
@@ -100,3 +133,19 @@ class Acknowledging:
             then(None if error is None else Problem(ResponseCode.SERVICE_NOT_AVAILABLE, remark))
 
         return self._keeping.wait(needs.topics, needs.groups, kept)
+
+
+class _Both:
+    """Two conditions at once: over when both are, or with the first problem."""
+
+    __slots__ = ("_open", "_then")
+
+    def __init__(self, then: Then) -> None:
+        self._then: Then | None = then
+        self._open = 2
+
+    def one_is_over(self, problem: Problem | None) -> None:
+        self._open -= 1
+        if self._then is not None and (problem is not None or not self._open):
+            then, self._then = self._then, None
+            then(problem)
