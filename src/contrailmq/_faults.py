@@ -1,6 +1,6 @@
 """A fault that lasts: the log has its begin, a reminder every hour, and its end. Not a line for every try.
 
-Whoever tries again and again (a table that cannot be saved, a NameServer that is away) calls `goes_on` after each try
+Code that keeps trying (a table that cannot be saved, a NameServer that is away) calls `goes_on` after each try
 that failed and `is_over` after one that did not. Both cost a comparison while nothing changes.
 """
 

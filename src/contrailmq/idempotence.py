@@ -158,7 +158,7 @@ class _Once:
         given = ConsumeResult.SUCCESS if answer is None else answer
         outcome = given if isinstance(given, ConsumeOutcome) else ConsumeOutcome(given)
         if outcome.result not in (ConsumeResult.SUCCESS, ConsumeResult.COMMIT):
-            self.fail(batch)  # also when it is no answer at all: the pool says so and retries
+            self.fail(batch)  # also if it is not an answer: the pool reports that and retries
             return answer
         count = len(batch.keys) if outcome.acknowledged is None else max(0, outcome.acknowledged)
         self._store.finish(batch.keys[:count])

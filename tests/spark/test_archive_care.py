@@ -172,7 +172,7 @@ def test_a_damaged_commit_is_named_with_its_remedy(grown: tuple[str, Path], dama
         commit_path(target, number).write_bytes(damage)
         done = run("archive", "--store", store, "--to", str(target), "--engine", "local")
         assert done.exit_code == 2
-        text = f"error: {commit_path(target, number)} is damaged: its {len(damage)} bytes are no commit"
+        text = f"error: {commit_path(target, number)} is damaged: its {len(damage)} bytes are not a commit"
         assert done.stderr.startswith(text)
         assert "restore it from a backup" in done.stderr
         commit_path(target, number).write_bytes(whole)

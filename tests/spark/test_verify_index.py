@@ -118,7 +118,7 @@ def test_index_entries_behind_the_end_of_the_log_are_stray(tmp_path: Path, spark
     end = places[left]
     zero_from(Path(store, "commitlog", "0" * 20), end)
     zero_from(Path(store, "consumequeue", "Orders", "0", "0" * 20), left * 20)
-    detail = f"index entries that point behind the last record, the log ends at {end}"
+    detail = f"index entries that point past the last record: the log ends at {end}"
     told = [Finding("stray-index-entry", store, None, None, None, end, 2 * (500 - left), detail)]
     assert verify(store, ONE, range_bytes=10_000) == told
     assert verify(store, SparkEngine(spark), range_bytes=10_000) == told

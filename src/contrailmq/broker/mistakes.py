@@ -1,6 +1,6 @@
-"""Failures of our own code while a request is served: told with a trace, without letting a peer fill the log.
+"""Failures of our own code in a request: logged with a trace, without letting a peer fill the log.
 
-Whoever finds a request that makes us fail can send it for ever, and a trace is a page. So each place in the code gets
+Peers can repeat a request that makes us fail for ever, and a trace is a page. So each place in the code gets
 one trace in a period; what fails there again meanwhile is a warning of one line, of which `peer_warnings` writes a few
 and counts the rest.
 """

@@ -5,7 +5,7 @@ test drives a whole broker by calling handlers and `run_due()`.
 
 Dispatch is coalesced: the first append of a wakeup asks the loop for one call of `dispatch_now`, which moves
 everything that was appended since into the queues and then wakes held pulls. A handler that reads queues calls
-`dispatch_now` first, so whoever was told that a message is stored can also see it.
+`dispatch_now` first, so a sender whose message was acknowledged can also see it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class BrokerNode:
         store.add_arrival_listener(self._arrivals.append, queues=self.held.queues)
 
     def set_address(self, host: str, port: int) -> None:
-        """The address that clients are told; it is written into every record and message id."""
+        """The address that clients get; it is written into every record and message id."""
         self.address = f"{host}:{port}"
         self.store_host = encode_host(host, port)
 
@@ -131,7 +131,7 @@ class BrokerNode:
         self._follow_settings()
 
     def _recover_offsets(self) -> None:
-        """Go on behind what groups committed after the last save of an earlier run; the file then says so itself."""
+        """Take over what groups committed after an earlier run's last save, and put it into the file."""
         path = self.config_path / OFFSETS_FILE
         try:
             moved = self.offset_journal.recover(

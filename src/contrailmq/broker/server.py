@@ -104,7 +104,7 @@ class BrokerServer:
         tls: ServerTls | None = None,
         client_tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`tls` is for whoever connects here, `client_tls` for what this broker dials: NameServers, and its master.
+        """`tls` is for incoming connections, `client_tls` for outgoing ones: to NameServers and the master.
         `files` is the store's door to the disk; tests put a faulty one there."""
         self.config = config
         self.clock = clock or SystemClock()
@@ -162,7 +162,7 @@ class BrokerServer:
         )
 
     async def _register_first(self) -> int:
-        """Register before anybody is told `ready`; a NameServer that does not answer delays that only a little."""
+        """Register before `ready` is printed; a NameServer that does not answer delays that only a little."""
         try:
             async with asyncio.timeout(FIRST_REGISTRATION_S):
                 return await self.registration.register_all()
@@ -177,7 +177,7 @@ class BrokerServer:
 
     @property
     def address(self) -> str:
-        """What clients are told."""
+        """The address that clients get."""
         return self.node.address
 
     async def stop(self) -> None:
@@ -196,7 +196,7 @@ class BrokerServer:
             self.handlers.cancel()
         await self._close_ports(drain_s)
         loop = asyncio.get_running_loop()
-        # What cannot be saved is raised in the end: the rest is saved, and the store closed, all the same.
+        # What cannot be saved is raised at the end, after the rest is saved and the store closed.
         async with contextlib.AsyncExitStack() as acts:
             acts.callback(self._end_workers)
             acts.push_async_callback(lambda: loop.run_in_executor(None, self.store.close))
@@ -271,7 +271,7 @@ class BrokerServer:
             bind_address=config.bind_address,
             namesrv_addresses=config.namesrv_addresses,
         )
-        log.info("clients are told the address %s (%s)", advertised.ip, advertised.reason)
+        log.info("clients get the address %s (%s)", advertised.ip, advertised.reason)
         if advertised.warning:
             log.warning("%s", advertised.warning)
         self._advertised_ip = advertised.ip

@@ -4,7 +4,7 @@ A `Service` has a name, an interval and `tick(now_ms)`; the supervisor calls it 
 store/base/store_clock.py. A tick that raises is logged
 with the service's name and trace and tried again after a pause; one that fails ten times in a row stops the broker,
 because a broker without its delay delivery or its offset saving is worse than none. Long-running coroutines are
-watched in the same way. A store that takes no writes any more is no such failure: reading from it goes on, so what
+watched in the same way. A store that takes no more writes is not such a failure: reading from it goes on, so what
 would write to it stops, and that is logged once.
 """
 
@@ -73,7 +73,7 @@ class Supervisor:
         self._tasks.clear()
 
     async def stop(self) -> None:
-        """End the tasks and stop every service; what one of them raised is raised when all were told."""
+        """End the tasks and stop every service; what one of them raised is raised after the last."""
         await self.abandon()
         with contextlib.ExitStack() as acts:
             for service in self._services:

@@ -69,7 +69,7 @@ def broker(
         run_until_stopped(
             lambda stopped: _serve(BrokerServer(config, store_config, tls=tls, client_tls=outward), stopped)
         )
-    except BrokenPipeError:  # of `-p | head`: whoever reads has had enough
+    except BrokenPipeError:  # of `-p | head`: the reader has had enough
         raise
     except (ContrailError, OSError) as exc:
         failed(str(exc), is_json=log_json)

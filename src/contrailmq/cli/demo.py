@@ -1,6 +1,6 @@
 """`contrailmq demo`: the main job, end to end, in a temporary directory.
 
-Every line it prints is about something that has just happened; a step that does not come out as told ends the demo
+Every line it prints is about something that has just happened; a step that does not come out as announced ends the demo
 with exit code 1. The steps are functions over one `Stage`, in the order in which a newcomer would try them.
 """
 
@@ -27,7 +27,7 @@ DELAY_LEVELS = "1s 2s 2s 5s"  # short ones: a first retry takes level 3, which i
 
 
 class DemoFailedError(Exception):
-    """A step did not come out as told."""
+    """A step did not come out as announced."""
 
 
 class LeftOutError(Exception):

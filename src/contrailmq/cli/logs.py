@@ -3,12 +3,12 @@
 A line has time, level, logger and text; with `--log-json` it is one JSON object. What peers wrote is escaped here once
 more, whoever logged it: no line can be forged and no terminal moved. With `--log-file` the file is turned at a size and
 a number of old ones is kept; a file that logrotate or a hand has moved or removed is opened again. A log that cannot be
-written never stops a server: standard error hears of it once.
+written never stops a server: standard error reports it once.
 
 The one line that a command ends with when it cannot go on is `failed`'s: on standard error and in the log file.
 
 Brokers that `up` runs as processes log to their standard error, which `up` reads: each of their lines is written here,
-behind the broker's name, so that one file has everything in the order in which it came.
+after the broker's name, so that one file has everything in the order in which it came.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def archive(
     store: Annotated[str | None, typer.Option("--store", help="Store directory; a comma list or glob.")] = None,
     namesrv: Namesrv = None,
     topics: Topics = None,
-    skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Go on behind damaged stretches.")] = False,
+    skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Continue after damaged stretches.")] = False,
     delta: Annotated[bool, typer.Option("--delta", help="Also list the files in a Delta table there.")] = False,
     iceberg: Annotated[bool, typer.Option("--iceberg", help="Also list the files in an Iceberg table there.")] = False,
     client: ClientOption = None,

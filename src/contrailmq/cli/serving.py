@@ -92,7 +92,7 @@ def tell_what_runs() -> None:
 def keep_freed_memory() -> None:
     """Let glibc keep up to 32 MiB that were freed. Each batch of 1 MiB is held several times on its way to the log, and
     its pages went back to the system and were faulted in again for the next one: 1.1 us of the 10 to 11 us of CPU that
-    a message of 1 KiB in such a batch takes. Whoever set MALLOC_TRIM_THRESHOLD_ has decided otherwise.
+    a message of 1 KiB in such a batch takes. A MALLOC_TRIM_THRESHOLD_ that is set counts instead.
     """
     if "MALLOC_TRIM_THRESHOLD_" in os.environ:
         return

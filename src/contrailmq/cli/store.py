@@ -136,7 +136,7 @@ def repair(
     as_json: _Json = False,
     config: _Conf = None,
 ) -> None:
-    """Move damaged ranges of the log to DIR/damaged/, so that everything behind them is read again."""
+    """Move damaged ranges of the log to DIR/damaged/, so that everything after them can be read again."""
     from contrailmq.store import find_damage, repair_store
 
     _require_one(directory, config, "repair")

@@ -40,8 +40,8 @@ def decode_messages(
 ) -> list[ReceivedMessage]:
     """Every record of a pull, query or view answer. Raises ClientError when the bytes are not records.
 
-    With `on_damage` each body is held against its checksum, and what is damaged is left out and told; the records
-    behind it are found again, because each has a magic number and a checksum.
+    With `on_damage` each body is held against its checksum, and what is damaged is left out and reported; the records
+    after it are found again, because each has a magic number and a checksum.
 
     About 3 us a message: 60,000 messages a second leave 16 us for everything that a consumer does.
     """
@@ -84,7 +84,7 @@ def _fault(message: StoredMessage) -> str:
 
 
 def _next_record(body: bytes, position: int) -> int:
-    """Where the next sound record begins behind a place that is none; the end when there is no more."""
+    """Where the next sound record begins after damage; the end if there is no more."""
     while True:
         found = [at for magic in _MAGICS if (at := body.find(magic, position + 1 + MAGIC_AT)) >= 0]
         if not found:

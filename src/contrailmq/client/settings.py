@@ -95,7 +95,7 @@ class ClientOptions:
 
 
 class ProducerSettings(ClientSettings, total=False):
-    """What a producer takes besides."""
+    """Further settings of a producer."""
 
     send_timeout_s: float
     retry_times: int
@@ -144,7 +144,7 @@ class ProducerOptions(ClientOptions):
 
 
 class ConsumerSettings(ClientSettings, total=False):
-    """What both kinds of consumer take besides."""
+    """Further settings of both kinds of consumer."""
 
     from_where: ConsumeFromWhere
     consume_timestamp_ms: int | None
@@ -164,7 +164,7 @@ class ConsumerSettings(ClientSettings, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions(ClientOptions):
-    """What both kinds of consumer have. `on_queues_changed(topic, all_queues, own_queues)` hears of each rebalance."""
+    """What both kinds of consumer have. `on_queues_changed(topic, all_queues, own_queues)` sees each rebalance."""
 
     from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
     consume_timestamp_ms: int | None = None  # None: half an hour before the start
@@ -199,7 +199,7 @@ class ConsumerOptions(ClientOptions):
 
 
 class PushConsumerSettings(ConsumerSettings, total=False):
-    """What a push consumer takes besides."""
+    """Further settings of a push consumer."""
 
     orderly: bool
     max_reconsume_times: int
@@ -239,7 +239,7 @@ class PushConsumerOptions(ConsumerOptions):
 
 
 class LitePullConsumerSettings(ConsumerSettings, total=False):
-    """What a lite pull consumer takes besides."""
+    """Further settings of a lite pull consumer."""
 
     auto_commit: bool
     auto_commit_interval_s: float

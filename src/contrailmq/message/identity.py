@@ -33,7 +33,7 @@ def encode_host(ip: str, port: int) -> bytes:
         family = socket.AF_INET6 if ":" in ip else socket.AF_INET
         packed = socket.inet_pton(family, ip.partition("%")[0])
     except (OSError, ValueError, TypeError, AttributeError):
-        raise MessageError(f"{ip!r} is no IP address: give an IPv4 or IPv6 address, not a name", field="host") from None
+        raise MessageError(f"{ip!r} is not an IP address: give IPv4 or IPv6, not a name", field="host") from None
     if not isinstance(port, int) or not 0 <= port <= 65_535:
         raise MessageError(f"port {port!r} of {ip} is not a port: give a number from 0 to 65535", field="port")
     return packed + port.to_bytes(4, "big")

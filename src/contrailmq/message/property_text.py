@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from mypy_extensions import i64
 
-_END: Final = 2  # behind a value
+_END: Final = 2  # after a value
 _END_BYTES: Final = b"\x02"
 _END_TEXT: Final = "\x02"
 
@@ -113,7 +113,7 @@ _IS_COMPILED: Final = not isinstance(end_of, FunctionType)
 
 
 def closed(properties: bytes) -> bytes:
-    """With the separator at the end, behind which another property may follow."""
+    """With the separator at the end, after which another property may follow."""
     return properties if not properties or properties[-1] == _END else properties + _END_BYTES
 
 

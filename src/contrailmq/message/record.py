@@ -146,7 +146,7 @@ class RecordView:
         topic: bytes,
         properties: bytes,
     ) -> None:
-        """For whoever has judged the record and knows its parts; others ask `view_record`."""
+        """For callers that have checked the record and know its parts; others use `view_record`."""
         self.buffer = buffer
         self.position = position
         self.size_bytes = size_bytes
@@ -163,7 +163,7 @@ class RecordView:
 
     @property
     def end(self) -> int:
-        """The physical offset behind it."""
+        """The physical offset after it."""
         return self.physical_offset + self.size_bytes
 
     @property

@@ -276,7 +276,7 @@ class NameServer:
         def run() -> None:
             try:
                 self.scan()
-            finally:  # the loop logs what went wrong; the next scan comes all the same
+            finally:  # the loop logs what went wrong; the next scan comes anyway
                 self._schedule_scan(loop)
 
         self._scanner = loop.call_later(self.config.scan_not_active_broker_interval / 1000, run)

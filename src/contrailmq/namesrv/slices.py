@@ -65,7 +65,7 @@ def cut_table(data: bytes, name: bytes, give_way: Callable[[], None]) -> Cut | N
 
 
 def _table_start(data: bytes, quoted_name: bytes, give_way: Callable[[], None]) -> int | None:
-    """Behind the brace of the table, and behind the spaces there."""
+    """The place after the table's brace and the spaces that follow it."""
     searched = 0
     while searched < len(data):
         end = searched + _SEARCHED_BYTES

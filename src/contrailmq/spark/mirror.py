@@ -1,6 +1,6 @@
 """Publishing a stream's progress as a consumer group's offsets, for tools that show lag.
 
-A source's own `commit` comes one micro-batch late and never for the last batch of a run that ends; a listener hears of
+A source's own `commit` comes one micro-batch late and never for the last batch of a run that ends; a listener learns of
 every batch. What is published is the next offset to read. Nothing is ever read back from it: checkpoints are Spark's.
 """
 

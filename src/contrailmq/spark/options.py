@@ -132,7 +132,7 @@ def _whole(value: object) -> int:
 
 
 def check_offsets(found: OffsetsJson, option: str, *, refused: int | None) -> None:
-    """Refuse numbers that are no offsets, and the word (-2 or -1) at which nothing could be read."""
+    """Refuse numbers that are not offsets, and the code (-2 or -1) at which nothing could be read."""
     for topic, queue_id, offset in _each(found):
         if offset < EARLIEST:
             raise OptionError(

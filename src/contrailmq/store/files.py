@@ -318,7 +318,7 @@ class Files:
         return True
 
     def make_directory(self, path: Path, *, durable: bool = True) -> list[Path]:
-        """With its parents; the directories that got a new entry. Each is synced on return, unless told otherwise."""
+        """With its parents; the directories that got a new entry. Each is synced on return, unless asked otherwise."""
         self._check_fence(path)
         missing = []
         current = path

@@ -6,7 +6,7 @@ another process's by now.
 
 Fork. A child has a copy of the store's memory, and no lock, no threads, and no part in the parent's positions: whatever
 it appended would be overwritten by the parent. So every store that was open is dead in the child, and its `close` does
-nothing there. Whoever forks opens a store of its own afterwards, or hands messages to the parent.
+nothing there. A forked child opens its own store, or hands messages to the parent.
 
 Listeners. What they raise is logged and counted, and the store goes on: they are guests in its threads.
 """
@@ -41,7 +41,7 @@ class StoreLife:
         on_fork: Callable[[], None],
         is_dispatching_here: Callable[[], bool],
     ) -> None:
-        """`is_dispatching_here`: whether the calling thread may be in a listener that dispatch told directly."""
+        """`is_dispatching_here`: whether the calling thread may be in a listener that dispatch called directly."""
         self.is_open = self.was_opened = False
         self._path = path
         self._stats = stats

@@ -232,7 +232,7 @@ def _new_record(message: Message, new_id: str = "") -> NewRecord:
         else:
             encoded = encode_properties(properties)
     except MessageError as exc:
-        if exc.size is None:  # no properties at all: whoever made them has to know
+        if exc.size is None:  # not properties at all: their author has to know
             raise
         encoded = bytes(exc.size)  # too large: the log refuses what has this size, in the turn of that rule
     tags, keys = properties.get(_TAGS), properties.get(_KEYS)

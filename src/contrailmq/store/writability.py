@@ -2,7 +2,7 @@
 
 A store takes no writes while it is closed, on a slave, after a failed sync or when its files were deleted, replaced or
 cut (both final until it is opened again), while the disk is above the warning level, and while dispatch cannot go on
-because a queue or index file finds no room. The first reason is the one that is told: it is the cause of what follows.
+because a queue or index file finds no room. The first reason is reported: it is the cause of what follows.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ encode_body: Final = msgspec.json.Encoder().encode
 class Body(msgspec.Struct, rename="camel", kw_only=True, omit_defaults=True):
     """Root of all JSON bodies. Fields stand in alphabetical order, as Java writes them; None is not written.
 
-    A field whose other default must be written all the same has `written(default)`.
+    A field whose default must still be written has `written(default)`.
     """
 
     # Kinds that may have objects as names: for them, which tools read, a body of any size is rewritten.

@@ -5,7 +5,7 @@ accept ourselves, in place of the loop's server, for three things that it does n
 log when accepting fails (usually for want of descriptors), and at the end take in what the kernel has accepted for us.
 
 Connections beyond what the limit of open files leaves (`connection_ceiling`) are closed as soon as they are accepted:
-whoever dials is told at once, those who are connected go on, and the rest of the process keeps the files that it needs.
+new clients learn it at once, existing connections go on, and the rest of the process keeps the files that it needs.
 The log says when that begins and when it is over, with a number.
 """
 

@@ -56,7 +56,7 @@ class PeerWarnings:
             period.left_out += 1
 
     def tell(self) -> None:
-        """Write what was left out in periods that are over. For timers: a flood that has ended is told too."""
+        """Write what was left out in periods that are over. For timers: a flood that has ended is reported too."""
         now_s = self._clock_s()
         for cause in [cause for cause, period in self._periods.items() if now_s - period.begin_s >= PERIOD_S]:
             self._tell(cause, now_s)

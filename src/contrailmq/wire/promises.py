@@ -2,7 +2,7 @@
 
 Who sets `aclEnable=true` relies on it: a server that ignored the key would look safer than it is. So a server with such
 a key in its settings refuses to start and says what is missing, for all of them at once. `allowUnsupported=true` starts
-it all the same, with a warning. A key at RocketMQ's default promises nothing.
+it anyway, with a warning. A key at RocketMQ's default promises nothing.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def is_on(text: str) -> bool:
 
 
 def is_not_off(text: str) -> bool:
-    """True, and also `yes`, `on` or `1`, which RocketMQ would take for false: whoever wrote it relies on it."""
+    """True, and also `yes`, `on` or `1`, which RocketMQ takes for false: its author relies on it."""
     return text.strip().lower() not in ("", "false")
 
 
 # Which settings may be changed over the network.
 #
-# Whoever reaches a server's port may send UPDATE_BROKER_CONFIG or UPDATE_NAMESRV_CONFIG. Settings that decide where
+# Anyone who reaches a server's port may send UPDATE_BROKER_CONFIG or UPDATE_NAMESRV_CONFIG. Settings that decide where
 # data lies and how long it stays, where a server is found and who may do what are therefore changed in its file only,
 # unless `allowRemoteConfig` names them there: keys with commas between them, or `*` for all.
 

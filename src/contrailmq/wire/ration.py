@@ -119,7 +119,7 @@ class Ration:
             self._loose.pop(reader, None)
 
     def _admit(self, asking: Reader | None = None) -> None:
-        """Give shares to those who are next; all but `asking` are told."""
+        """Give shares to those who are next, and notify all but `asking`."""
         while self._waiting and self.shared_bytes + FREE_BYTES < self.bytes_max:
             host = min(self._waiting, key=lambda host: self._shared_of.get(host, 0))
             reader, size_bytes = next(iter(self._waiting[host].items()))

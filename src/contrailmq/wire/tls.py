@@ -104,7 +104,7 @@ def client_tls(properties: Mapping[str, str]) -> ssl.SSLContext | None:
     else:
         context.verify_mode = ssl.CERT_NONE
         _log.warning(
-            "TLS without verification: whoever answers is believed, and can read all; set tls.client.trustCertPath to "
+            "TLS without verification: any server is trusted and can read everything; set tls.client.trustCertPath to "
             "the CA that signed the servers' certificates"
         )
     certificate = get("tls.client.certPath")
@@ -120,7 +120,7 @@ def with_client_side(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def _with_file(properties: Mapping[str, str]) -> Mapping[str, str]:
-    """With what the file of `tls.config.file` says besides."""
+    """With the settings of the file that `tls.config.file` names."""
     _check_keys(properties)
     path = properties.get("tls.config.file", "").strip()
     if not path:
@@ -140,7 +140,7 @@ def _check_keys(properties: Mapping[str, str]) -> None:
 
 def _load_certificate(context: ssl.SSLContext, certificate: str, key: str | None, password: str | None) -> None:
     try:
-        # An empty password where none is set: OpenSSL would ask whoever sits at the terminal, and wait.
+        # An empty password where none is set: OpenSSL would ask at the terminal, and wait.
         context.load_cert_chain(certificate, key or None, password or "")
     except (OSError, ssl.SSLError) as exc:
         raise LocalProtocolError(

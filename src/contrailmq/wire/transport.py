@@ -177,7 +177,7 @@ class RemotingClient:
     `sign` is called with (code, ext, body) before a request is encoded and may add ext fields (see `acl`). Requests
     that a server sends to us go to the functions given to `register`; other codes are answered as not supported.
     `tls_server_name` is the name that certificates are checked against, in place of the address that was dialled.
-    `on_connect` is told the address of every connection that was opened.
+    `on_connect` gets the address of every connection that was opened.
     """
 
     def __init__(

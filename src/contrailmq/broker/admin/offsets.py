@@ -28,7 +28,7 @@ log = logging.getLogger("contrailmq.broker")
 
 QUEUES_TOLD_MAX: Final = 16  # of a reset, in its line of the log
 LONG_MAX: Final = 2**63 - 1
-RESET_VERSION: Final = 28  # V3_0_7_SNAPSHOT: older clients cannot be told
+RESET_VERSION: Final = 28  # V3_0_7_SNAPSHOT: older clients do not know the request
 
 
 class OffsetAdmin:
@@ -60,7 +60,7 @@ class OffsetAdmin:
             await self._saver.save(OFFSETS_FILE)
         else:
             offsets = self._through_clients(header, topic, connection, command)
-            self._tell(header, offsets, "by its clients, which were told")
+            self._tell(header, offsets, "by its clients, which were informed")
         return success(command, None, encode_body(ResetOffsetBody.of(offsets)))
 
     def _tell(self, header: ResetOffset, offsets: Mapping[MessageQueue, int], how: str) -> None:
@@ -127,7 +127,7 @@ class OffsetAdmin:
             try:
                 client.connection.oneway(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, header, body)
             except WireError as exc:
-                peer_warnings.warn("a client did not hear of a reset", f"{client.client_id[:64]}: {exc}")
+                peer_warnings.warn("a client did not learn of a reset", f"{client.client_id[:64]}: {exc}")
         return offsets
 
     def clone(self, connection: Peer, command: Command) -> bytes | None:

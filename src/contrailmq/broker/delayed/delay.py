@@ -122,7 +122,7 @@ class DelayService:
         self._note_saved(dict(self.offsets), self.text())
 
     def _take_journal(self) -> None:
-        """Go on behind what an earlier run delivered after its last save; the table then says so itself."""
+        """Continue after what an earlier run delivered since its last save, and put that into the table."""
         ahead = {level: offset for level, offset in self._journal.open().items() if offset > self.offsets.get(level, 0)}
         if ahead and not self._node.is_slave:
             log.info(
@@ -407,7 +407,7 @@ class DelayService:
         return self.text()
 
     def text(self) -> str:
-        """The file as of now. Whoever delivers makes the copies durable before it is saved."""
+        """The file as of now. The caller makes the copies durable before it is saved."""
         table = {str(level): offset for level, offset in sorted(self.offsets.items())}
         return config_files.pretty({"dataVersion": self._version.to_json(), "offsetTable": table})
 

@@ -43,7 +43,7 @@ class LevelJournal:
         return {}
 
     def note(self, offsets: dict[int, int], copy: CopyPlace) -> None:
-        """Every copy up to `copy` was made, and these are the offsets behind the originals."""
+        """Every copy up to `copy` was made, and these are the offsets after the originals."""
         levels = self._levels
         for level, offset in offsets.items():
             if level not in levels or levels[level][0] != offset:

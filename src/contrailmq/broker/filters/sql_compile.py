@@ -37,7 +37,7 @@ Evaluate = Callable[[Properties], Value]
 Truth = Callable[[Properties], bool | None]
 
 _INTEGER: Final = re.compile(r"[+-]?\d+", re.ASCII)
-# Java's Double.valueOf: surrounding blanks, an f or d behind, NaN and Infinity; hexadecimal floats are left out.
+# Java's Double.valueOf: surrounding blanks, a trailing f or d, NaN and Infinity; hexadecimal floats are left out.
 _DOUBLE: Final = re.compile(
     r"[\x00-\x20]*(?P<number>[+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?))[fFdD]?[\x00-\x20]*"
 )

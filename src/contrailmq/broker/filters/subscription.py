@@ -110,5 +110,5 @@ def parse_subscription(
 def unusable_subscription(
     topic: str, expression: str, expression_type: str, *, version: int, error: str
 ) -> Subscription:
-    """A subscription whose expression was refused: kept, so that its consumers are told why they get nothing."""
+    """A subscription whose expression was refused: kept, so that its consumers learn why they get nothing."""
     return Subscription(topic, expression, expression_type, version, (), (), None, error)

@@ -3,7 +3,7 @@
 Heartbeat (34), leaving (35), members of a group (38), order locks (41, 42), and the check of a subscription before it
 is used (46).
 
-When a group's members or topics change, every member is told to rebalance (40). Changes of one wakeup are told once: a
+When a group's members or topics change, every member is asked to rebalance (40). Changes of one wakeup are sent once: a
 restart of a thousand consumers is a thousand heartbeats, and must not be a million notifications.
 """
 
@@ -201,7 +201,7 @@ class MemberProcessor:
                 try:
                     client.connection.oneway(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {"consumerGroup": name})
                 except WireError as exc:
-                    log.info("consumer %s did not hear of a change: %s", client.client_id, exc)
+                    log.info("consumer %s did not learn of a change: %s", client.client_id, exc)
 
     # --- order locks
 

@@ -1,6 +1,6 @@
 """How far clients alone may fill a table: topics and groups come to be by a send, a pull or a heartbeat of anybody.
 
-The whole table counts, whoever made its entries; what an operator creates is not bounded. The retry and dead-letter
+All entries of the table count; what an operator creates is not bounded. The retry and dead-letter
 topics of a group that exists are not asked for here: the bound of the groups is theirs.
 """
 

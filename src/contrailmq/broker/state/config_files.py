@@ -39,7 +39,7 @@ class EmptyFileError(ConfigFileError):
 
 
 class TableSaveError(ContrailError, OSError):
-    """A table is not on disk; what changed is in effect meanwhile, and whoever saves tries again."""
+    """A table could not be saved. The change is in effect meanwhile, and the saver tries again."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(

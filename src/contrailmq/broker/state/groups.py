@@ -226,7 +226,7 @@ class GroupTable:
         self._forbidden = forbidden
 
     def take_over(self, other: GroupTable) -> None:
-        """A slave's table becomes its master's. Nobody is told."""
+        """A slave's table becomes its master's. No listener is called."""
         self._groups, self._forbidden, self.version = other._groups, other._forbidden, other.version
 
     def _changed(self, name: str) -> None:

@@ -26,7 +26,7 @@ class Refusal(NamedTuple):
 
 
 class IncomingMessage:
-    """Mutable; owned by whoever is about to put it."""
+    """Mutable; owned by the caller that is about to put it."""
 
     __slots__ = (
         "answer_fields",
@@ -75,7 +75,7 @@ class IncomingMessage:
         self.prepared_transaction_offset = prepared_transaction_offset
         self.producer_group = producer_group
         self.tags_code: int | None = None  # None: the hash of TAGS; a delayed message's slot holds its delivery time
-        self.answer_queue_id = queue_id  # what the sender is told, also when the message goes to a system queue
+        self.answer_queue_id = queue_id  # what the answer says, also when the message goes to a system queue
         self.answer_fields: dict[str, str] = {}  # more ext fields for the answer (recallHandle)
 
     @classmethod

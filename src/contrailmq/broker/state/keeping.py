@@ -1,12 +1,12 @@
 """Topics and groups on their way to the disk, and the answers that wait for them.
 
-A send may make its topic, a heartbeat or a send-back its group. Who is told that a message is stored relies on finding
-it after a crash, and a message of an unknown topic is not found. So a topic that was made or changed is *pending* until
-`topics.json` with it is durable and the NameServers have heard of it, and whoever sends to it meanwhile is answered
-then, not only who made it. A group is pending until `subscriptionGroup.json` with it is durable.
+A send may create its topic, a heartbeat or a send-back its group. A sender relies on finding an acknowledged message
+after a crash, and a message of an unknown topic is not found. So a topic that was created or changed is *pending* until
+`topics.json` with it is durable and the NameServers know it. Until then all sends to it wait for their answer. A group
+is pending until `subscriptionGroup.json` with it is durable.
 
-One save serves everything that changed before it began. When the disk refuses it, those that wait get the error: their
-message is stored, and nobody promises them its topic. The next ones wait for the next try.
+One save serves everything that changed before it began. If the disk refuses it, the waiting senders get the error:
+their message is stored, but its topic may not be. Later senders wait for the next try.
 """
 
 from __future__ import annotations

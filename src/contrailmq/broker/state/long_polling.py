@@ -39,7 +39,7 @@ class HeldPull:
         resume: Callable[[], None],
         is_heavy: bool = False,
     ) -> None:
-        """`is_heavy`: the filter takes long: any arrival wakes the pull, and whoever resumes it does the matching."""
+        """`is_heavy`: the filter takes long, so any arrival wakes the pull, and resuming it does the matching."""
         self.offset = offset
         self.deadline_ms = deadline_ms
         self.filter = filter
@@ -100,7 +100,7 @@ class HeldPulls:
         self._wake(key, held, woken)
 
     def recheck(self, max_offset: Callable[[str, int], int]) -> None:
-        """Wake what has data behind it, whatever the filter says, and forget pulls whose connection is gone."""
+        """Wake pulls that have data now, whatever their filter, and forget those whose connection is gone."""
         for key, held in list(self._by_queue.items()):
             end = max_offset(*key)
             self._wake(key, held, [pull for pull in held if end > pull.offset or not pull.connection.is_open])

@@ -1,7 +1,7 @@
 """Topics of a broker: how many queues, which permissions, and how unknown ones come to be.
 
 A `Topic` is frozen and carries what the hot path asks for, computed once. `TopicTable` owns the dictionary, its data
-version and the JSON form of `topics.json`; whoever must react to a change (registration, persistence) listens.
+version and the JSON form of `topics.json`; registration and persistence listen for changes.
 
 Auto-creation follows the reference: the request names a template (TBW102 as a rule), which must exist and have the
 INHERIT bit; the new topic gets the smaller of the queues asked for and the template's, and its permissions without
@@ -232,7 +232,7 @@ class TopicTable:
         return sorted(name for name in self._topics if self.is_system(name))
 
     def add_system_topics(self, topics: Iterable[Topic]) -> None:
-        """Topics that always exist; a version loaded from the file keeps its own queues. Nobody is told."""
+        """Topics that always exist; a version loaded from the file keeps its own queues. No listener is called."""
         for topic in topics:
             self._own_names.add(topic.name)
             self._topics.setdefault(topic.name, topic)
@@ -336,7 +336,7 @@ class TopicTable:
         self._topics.update((topic.name, topic) for topic in topics)
 
     def take_over(self, other: TopicTable) -> None:
-        """A slave's table becomes its master's. Nobody is told."""
+        """A slave's table becomes its master's. No listener is called."""
         self._topics.clear()
         self._topics.update(other._topics)
         self.version = other.version

@@ -5,7 +5,7 @@ message that lists the half message as ended. A kill between them leaves a messa
 message waits: its producer would be asked, would say commit, and the message would be there twice. But the first record
 says all: what it points at is ended.
 
-Op messages list everything that was ended before them, so only what lies behind the last one is looked at: some 200 ms
+Op messages list everything that was ended before them, so only what comes after the last one is looked at: some 200 ms
 of the log. Half a microsecond a record.
 """
 
@@ -39,7 +39,7 @@ def is_same_half(one: StoredMessage, other: StoredMessage) -> bool:
 
 
 def _commits(store: MessageStore, offset: int) -> Iterator[StoredMessage]:
-    """Records of type COMMIT, up to the end of the log or to the first bytes that are no record."""
+    """Records of type COMMIT, up to the end of the log or to the first bytes that are not a record."""
     while (view := store.read_log(offset, _READ_BYTES)) is not None:
         position, end = 0, len(view)
         while position + RECORD_BYTES_MIN <= end:

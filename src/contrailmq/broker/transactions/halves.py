@@ -280,7 +280,7 @@ class TransactionService:
             log.info("%d half messages were committed before a crash and are not asked about again", found)
 
     def _begin_of_unlisted_ends(self) -> int:
-        """Where in the log the ends begin that no op message lists: behind the last one, or where the first half
+        """Where in the log the ends begin that no op message lists: after the last one, or where the first half
         message is that waits."""
         store = self._store
         begin = store.log_max_offset
@@ -531,7 +531,7 @@ class TransactionService:
     def _read(self, topic: str, offset: int) -> StoredMessage | None:
         for physical_offset, size_bytes, _ in self._store.read_units(topic, 0, offset, 1):
             record = self._store.read_record(physical_offset, size_bytes)
-            with contextlib.suppress(CorruptRecordError):  # told below, as one that is not there at all
+            with contextlib.suppress(CorruptRecordError):  # reported below, like one that is missing
                 if record is not None:
                     return decode_record(record)
             peer_warnings.warn(f"a record of {topic} is gone or damaged and is passed over", f"offset {offset}")

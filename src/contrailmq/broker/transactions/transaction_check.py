@@ -1,9 +1,9 @@
 """What to do with a half message that nobody has ended yet: a table of rules, and nothing else.
 
     given up   asked about transactionCheckMax times, or older than the log keeps messages
-    too young  born less than transactionTimeOut ago: those behind it are younger still, so the round ends here
+    too young  born less than transactionTimeOut ago: those after it are younger still, so the round ends here
     immune     the sender asked for more time (CHECK_IMMUNITY_TIME_IN_SECONDS) and it is not over: put back unasked, so
-               that it does not hold up those behind it
+               that it does not hold up those after it
     check      put back with one more check counted, and its producer group is asked
 
 A birth in the future (a client's clock that is fast) does not make a message young: it is checked.

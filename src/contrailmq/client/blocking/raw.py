@@ -86,7 +86,7 @@ class PostedBatch(NamedTuple):
 
 
 class Asked(TypedDict, total=False):
-    """What a pull may say besides its place."""
+    """What a pull may ask for besides its place."""
 
     max_count: int  # 1024; a broker gives fewer when its limits say so, and one of RocketMQ 32 at most
     max_bytes: int  # 4 MiB; a broker takes 256 KiB for anything less
@@ -202,7 +202,7 @@ class QueueReader:
     def pull(self, queue: MessageQueue, offset: int, **asked: Unpack[Asked]) -> RawPull:
         """Records from `offset` on, undecoded: see `Asked`.
 
-        Tags are compared by hash only: whoever filters by tag must compare the text again.
+        Tags are compared by hash only: a caller that filters by tag must compare the text again.
         """
         return self.pull_answer(self.post_pull(queue, offset, **asked))
 
@@ -346,7 +346,7 @@ class QueueReader:
         except ConnectionClosedError:
             if is_kept:
                 # Servers close connections that were silent for two minutes: asked again on a new one, once. Batches do
-                # not pass here: one may have been stored, so whoever sent it decides.
+                # not pass here: one may have been stored, so its sender decides.
                 return self._invoke(address, code, ext, body, timeout_s=timeout_s, landing=landing)
             raise
 

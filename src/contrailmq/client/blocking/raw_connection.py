@@ -35,7 +35,7 @@ Pieces = Sequence[bytes | memoryview]  # of one body; memoryviews of bytes
 
 
 class Landing:
-    """Memory in which bodies of answers are received, one behind the other as far as they are kept.
+    """Memory in which bodies of answers are received, one after the other as long as they are kept.
 
     A new megabyte for each costs as much as receiving it: the kernel hands it out page by page, filled with zeros.
     """
@@ -52,7 +52,7 @@ class Landing:
         return memoryview(self._memory)[: self._kept_bytes]
 
     def keep(self) -> None:
-        """Let the next body come behind the last one instead of over it."""
+        """Put the next body after the last one instead of over it."""
         body, self.body = self.body, memoryview(b"")
         if self._body_at != self._kept_bytes:  # it came before the last `clear`
             self.room(len(body))[:] = body
@@ -244,7 +244,7 @@ class RawConnection:
     def _take(self, flags: int = 0) -> None:
         """Receive once."""
         if self._parser.error is not None:
-            raise self._parser.error  # it came behind an answer
+            raise self._parser.error  # it came after an answer
         large = self._large
         if large is not None:
             received = self._socket.recv_into(large.rest, len(large.rest), flags)
@@ -268,7 +268,7 @@ class RawConnection:
             raise ConnectionClosedError(self.address, "the peer closed it")
 
     def _keep(self, command: Command, large: _LargeBody | None) -> None:
-        """Keep an answer that came whole for whoever asked. There is one: what else comes belongs to nobody."""
+        """Keep a whole answer for its caller. There is only one: other answers belong to nobody."""
         if not command.is_response or self._answers.get(command.opaque, command) is not None:
             return
         self._answers[command.opaque] = command

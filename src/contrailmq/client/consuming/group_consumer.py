@@ -62,7 +62,7 @@ class GroupConsumer(ABC):
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalance_wanted = asyncio.Event()
         self.start_ms = 0
-        self.damaged_count = 0  # records that brokers gave and that were damaged: left out, and told in the log
+        self.damaged_count = 0  # damaged records from brokers: left out and logged
         self._version = 0
         self._was_entered = False
 
@@ -289,7 +289,7 @@ class GroupConsumer(ABC):
         try:
             listener(self._shown_topic(topic), self._shown(everything), self._shown(mine))
         except Exception:  # noqa: BLE001 -- user code must not stop the rebalance
-            _log.exception("on_queues_changed raised for topic %s; the queues are taken all the same", topic)
+            _log.exception("on_queues_changed raised for topic %s; the queues are taken anyway", topic)
 
     async def _members(self, topic: str, route: TopicRoute) -> list[str]:
         """The group's client ids, from any broker of the topic."""

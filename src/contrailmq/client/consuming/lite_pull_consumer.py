@@ -212,7 +212,7 @@ class LitePullConsumer(GroupConsumer):
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Store how far the caller is, everything polled so far or the given offsets; the broker has it on return.
 
-        Raises OffsetNotStoredError when a broker did not take it. It is tried again every five seconds all the same.
+        Raises OffsetNotStoredError if a broker did not store it. It is still tried again every five seconds.
         """
         self._running()
         table = self._offsets().table

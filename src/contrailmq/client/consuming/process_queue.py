@@ -172,7 +172,7 @@ class Assignment:
         self.tasks.clear()
 
     def abandon(self) -> list[asyncio.Task[None]]:
-        """The same without waiting; the tasks that were told to end."""
+        """The same without waiting; the tasks that were cancelled."""
         self.cache.is_dropped = True
         current = asyncio.current_task()
         others = [task for task in self.tasks if task is not current]

@@ -255,7 +255,7 @@ class PushConsumer(GroupConsumer):
     async def _wait_for_turn(self, assignment: Assignment) -> bool:
         """Flow control: True when a pull may go out now."""
         cache, options = assignment.cache, self.options
-        cache.last_pull_s = self._running().loop.time()  # whoever waits for a reason is not stuck (see `_is_stale`)
+        cache.last_pull_s = self._running().loop.time()  # a loop that waits for a reason is not stuck (see `_is_stale`)
         if self._is_suspended:
             await asyncio.sleep(PAUSED_WAIT_S)
             return False

@@ -1,4 +1,4 @@
-"""What a consumer wants of a topic: tags or an SQL92 expression, and the form in which brokers are told."""
+"""What a consumer wants of a topic: tags or an SQL92 expression, and the form that brokers get."""
 
 from __future__ import annotations
 

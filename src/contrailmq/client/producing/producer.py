@@ -193,7 +193,7 @@ class Producer:
         outgoing = self._ask_hooks(hooks, event, outgoing)
         try:
             await sender.send_oneway(outgoing, queue)
-        except BaseException as exc:  # a cancellation too: the hook hears of every end
+        except BaseException as exc:  # a cancellation too: the hook sees every end
             event.error = exc
             raise
         finally:

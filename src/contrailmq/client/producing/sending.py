@@ -122,7 +122,7 @@ class Sender:
         return self._wanted
 
     def want(self, topic: str) -> None:
-        """Keep the route of a topic, so that its brokers hear of this producer."""
+        """Keep the route of a topic, so that its brokers get heartbeats of this producer."""
         self._wanted.add(topic)
 
     def subscribed_topics(self) -> set[str]:

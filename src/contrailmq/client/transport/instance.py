@@ -5,7 +5,7 @@ id lives in one `ClientInstance`, and producers and consumers are its members. B
 with the same `instance_name` they share. The last member that leaves stops the instance.
 
 Three loops run here. Routes of all topics in use are asked for every 30 s. Topics that somebody subscribed to and that
-have no route yet are asked for every second, and a changed route is told to the members at once: the reference leaves
+have no route yet are asked for every second, and members learn of a changed route at once: the reference leaves
 its users waiting 20 to 30 s for a topic that was just created. Heartbeats go out every 30 s, when a member asks, and
 when a broker says that it does not know us.
 """
@@ -61,7 +61,7 @@ class Member(Protocol):
 
 
 class ConsumerMember(Member, Protocol):
-    """What brokers are told, and may ask, of a consumer."""
+    """What brokers learn of a consumer and may ask of it."""
 
     def heartbeat(self) -> ConsumerData: ...
 
@@ -181,7 +181,7 @@ class ClientInstance:
         ]
         for result in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(result, ContrailError):
-                _log.info("a broker was not told that group %s left: %s", group, result)
+                _log.info("a broker did not learn that group %s left: %s", group, result)
 
     # Requests.
     async def call(
@@ -244,7 +244,7 @@ class ClientInstance:
             raise ClientStateError(f"the client was shut down while the route of {topic!r} was asked for") from None
 
     def _route_asked(self, topic: str, call: asyncio.Task[TopicRoute]) -> None:
-        """Whoever waits gets the error; when nobody does any more, asyncio must not print it as one that was missed."""
+        """Waiters get the error. If there are none any more, asyncio must not report it as never retrieved."""
         self._route_calls.pop(topic, None)
         if not call.cancelled():
             call.exception()

@@ -100,7 +100,7 @@ class _Handlers:
         message.broker_name = command.ext.get("brokerName", "")
         try:
             result = await consumer.consume_directly(message)
-        except ClientError as exc:  # no listener: whoever asked shall not wait for an answer in vain
+        except ClientError as exc:  # no listener: the caller must not wait in vain
             return encode_response(command, ResponseCode.SYSTEM_ERROR, remark=str(exc))
         return encode_response(command, body=encode_body(result))
 

@@ -1,7 +1,7 @@
-"""Waiting for an event with a bound, and who is told to stop waiting.
+"""Waiting for an event with a time limit, and being cancelled meanwhile.
 
 Not `asyncio.wait_for`: on Python 3.11 it can swallow a cancellation that arrives together with the event, and a
-background loop that was told to stop would go on for ever.
+background loop that was cancelled would go on for ever.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Selection:
 
 
 class Decoder:
-    """Turns blocks of records into batches of one view. Holds no state besides its settings."""
+    """Turns blocks of records into batches of one view. Holds no state but its settings."""
 
     def __init__(self, view: View, selection: Selection | None = None, *, decompress_bodies: bool = True) -> None:
         self.view = view

@@ -92,7 +92,7 @@ def _within_time(store: str, ranges: list[Range], selection: Selection) -> list[
     """Ranges of files that can hold records of the wanted store times.
 
     Store times grow along a log unless somebody sets the broker's clock back; files within ten minutes of the border
-    are read all the same, and their rows looked at one by one.
+    are read anyway, and their rows looked at one by one.
     """
     if selection.begin_ms <= 0 and selection.end_ms >= 2**63 - 1:
         return ranges

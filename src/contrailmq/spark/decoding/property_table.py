@@ -201,7 +201,7 @@ def _coded_names(buffer: pa.Buffer, data: Bytes, start: Int, size: Int) -> tuple
         numbers = pa.array((words & LOW_BYTES[size]).view(np.int64)).dictionary_encode()
         raw = [number.to_bytes(WORD_BYTES, "little", signed=True) for number in numbers.dictionary.to_pylist()]
         names = [name.rstrip(b"\0").decode("utf-8", "replace") for name in raw]
-        if len(set(names)) == len(names):  # two that are no UTF-8 may look the same
+        if len(set(names)) == len(names):  # two that are not UTF-8 may look the same
             return numbers.indices.to_numpy().astype(np.int64), pa.array(names, pa.string())
     encoded = text_column(take_slices(buffer, start, size)).dictionary_encode()
     return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary

@@ -167,7 +167,7 @@ def _begins_before(queue: QueueFiles, at: int, physical_offset: int) -> bool:
 
 
 def _units_before(path: str, physical_offset: int) -> int:
-    """How many of a file's first units point before a place. Empty ones count as the unit behind them does."""
+    """How many of a file's first units point before a place. Empty ones count like the unit after them."""
     with open(path, "rb", buffering=0) as file:
         low, high = 0, os.fstat(file.fileno()).st_size // UNIT_BYTES
         while low < high:
@@ -198,7 +198,7 @@ def _first_offset_of(path: str) -> int:
 
 
 def _end_of_units(path: str) -> int:
-    """The queue offset behind the last unit of a file."""
+    """The queue offset after the last unit of a file."""
     with open(path, "rb", buffering=0) as file:
         low, high = 0, os.fstat(file.fileno()).st_size // UNIT_BYTES
         while low < high:  # units fill a file from its start: find the first that is not one
@@ -211,7 +211,7 @@ def _end_of_units(path: str) -> int:
 
 
 def _end_of_queue(queue: QueueFiles) -> int:
-    """The queue offset behind the last unit: of the last file that has one."""
+    """The queue offset after the last unit of the last file that has one."""
     for path in reversed(queue.paths):
         end = _end_of_units(path)
         if end > _first_offset_of(path):

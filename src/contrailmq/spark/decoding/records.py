@@ -144,7 +144,7 @@ def gather(data: Bytes, position: Int) -> Records:
     if (found["sys_flag"] & _V6_BITS).any():
         hosts_bytes = sum(_host_bytes(found["sys_flag"], bit) for bit in (SysFlag.BORN_HOST_V6, SysFlag.STORE_HOST_V6))
     end = position + size
-    body_start = position + (HEAD_V4_BYTES - 2 * HOST_V4_BYTES) + hosts_bytes  # behind the body's length
+    body_start = position + (HEAD_V4_BYTES - 2 * HOST_V4_BYTES) + hosts_bytes  # after the body's length
     body_end = body_start + found["body_bytes"]
     is_long = found["magic"] == MAGIC_V2
     sound = (found["body_bytes"] >= 0) & (size >= RECORD_BYTES_MIN) & (end <= len(data))
@@ -185,7 +185,7 @@ def stable_order(values: Int | npt.NDArray[np.uint32]) -> Int:
 def _gather_headers(data: Bytes, position: Int) -> dict[str, Int]:
     """The fields of every header. Rows whose header is cut off by the end of the data come out with size 0."""
     if len(position) and int(position[-1]) + _LAYOUTS[3].itemsize > len(data):
-        # The widest shape must have room behind the last row: a short tail is copied with zeros after it.
+        # The widest shape must have room after the last row: a short tail is copied and padded with zeros.
         data, position = _with_room(data, position)
     rows = _take_items(data, position, _LAYOUTS[0])
     found = {name: rows[name].astype(np.int64) for name in _INTEGERS}

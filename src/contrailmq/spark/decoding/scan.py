@@ -53,7 +53,7 @@ class CorruptLogError(ContrailError):
 
 
 class BadStretch(NamedTuple):
-    """Bytes of a log file that are no valid record. Offsets are physical."""
+    """Bytes of a log file that are not a valid record. Offsets are physical."""
 
     path: str
     start: int
@@ -220,13 +220,13 @@ def _follow(
 
 
 class _Bounds(NamedTuple):
-    block_end: int  # no record of the block begins here or behind
-    last_head: int  # no head has room behind
+    block_end: int  # no record of the block begins here or later
+    last_head: int  # no head has room after it
     limit: int
 
 
 def _steps(buffer: Buffer, position: int, bounds: _Bounds, count: int) -> tuple[Int, int, bool, bool]:
-    """At most `count` records: their positions, the place behind, whether the block is over, whether it is stuck."""
+    """At most `count` records: their positions, the place after them, whether the block is over or stuck."""
     positions: list[int] = []
     unpack, append = _SIZE.unpack_from, positions.append
     block_end, last_head, limit = bounds

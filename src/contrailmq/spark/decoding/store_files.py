@@ -46,7 +46,7 @@ class LogFile(NamedTuple):
 
 
 def find_stores(pattern: str) -> list[str]:
-    """Store directories behind a comma list of paths and globs, each once; each must hold a commit log.
+    """The store directories of a comma list of paths and globs, each once; each must hold a commit log.
 
     A name that exists as it is given is a path, whatever its characters mean in a glob or in a list.
     """
@@ -165,7 +165,7 @@ def confirmed_end(store: str, *, known_end: int = 0, skips_damage: bool = False)
     reached = _follow_whole(files, known_end) if known_end else 0
     if known_end and _is_unwritten(files, reached):
         return max(known_end, reached)
-    # At the first look, and wherever the chain breaks at something: only the queues tell whether it goes on behind.
+    # At first, and wherever the chain breaks at something: only the queues know whether the log goes on after it.
     dispatched = max(reached, _whole_end(store, files) if skips_damage else dispatched_end(store))
     if dispatched == 0:
         file = next((file for file in reversed(files) if first_record(file) is not None), files[0])
@@ -221,7 +221,7 @@ def _follow_whole(files: list[LogFile], position: int) -> int:
             continue
         if position < file.base:
             head = _head_at(file, 0)
-            if head is None or _is_filler(head):  # RocketMQ leaves a file of filler behind a message too large for one
+            if head is None or _is_filler(head):  # RocketMQ leaves a file of filler after a message too large for one
                 continue
             if first_record(file) is None:
                 return position

@@ -75,7 +75,7 @@ def _places_in(part: Range, store: str, topics: frozenset[str]) -> Places | None
             rows = len(size)
             is_wanted = np.full(rows, queue.topic in topics)
             found.append(Places(physical_offset, size, queue_offset, np.full(rows, queue.queue_id), is_wanted))
-    except FileNotFoundError:  # a running broker deletes old files; the log tells all the same
+    except FileNotFoundError:  # a running broker deletes old files; the log still has everything
         return None
     places = Places(*(np.concatenate(columns) for columns in zip(*found, strict=True))) if found else None
     if places is None or not len(places.size):

@@ -76,7 +76,7 @@ def index_paths(store: str) -> list[Path]:
             names = sorted(entry.name for entry in entries if entry.name.isdecimal())
     except FileNotFoundError:
         return []
-    except OSError as exc:  # not as Path.glob, to which it is empty: an index would be told as gone
+    except OSError as exc:  # Path.glob would take it for empty, and the index would be reported as missing
         raise StoreFilesError(
             f"host {socket.gethostname()} cannot list the index {folder}: {cause(exc)}; {remedy(exc)}"
         ) from exc
@@ -128,7 +128,7 @@ def write_index(folder: str, pieces: Iterable[npt.NDArray[np.void]], shape: Inde
 
 
 def write_durably(path: str | Path, pieces: Iterable[bytes], size_bytes: int) -> None:
-    """Write a new file of this size, a hole behind what is given. It is on the disk when this returns.
+    """Write a new file of this size, with a hole after the given bytes. It is on disk when this returns.
 
     A sync that fails is final: the kernel may have dropped what it could not write, and a second one would succeed.
     """

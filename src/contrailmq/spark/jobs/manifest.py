@@ -405,7 +405,7 @@ def _read_commit(path: Path) -> ArchiveState:
             raise ArchiveError(f"{path} has version {version}, this program knows {_VERSION}: update it")
         commit = msgspec.json.decode(content, type=_Commit)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise _damaged(path, f"its {len(content)} bytes are no commit ({exc})") from exc
+        raise _damaged(path, f"its {len(content)} bytes are not a commit ({exc})") from exc
     fault = commit.fault()
     if fault is not None:
         raise _damaged(path, fault)

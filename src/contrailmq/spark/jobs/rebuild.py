@@ -39,7 +39,7 @@ from contrailmq.store.queues.light_queues import LIGHT_PREFIX
 
 _QUEUE_FILE_BYTES: Final = 6_000_000  # RocketMQ's default: 300,000 units
 _DISK_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-_FAR: Final = 2**62  # behind every log
+_FAR: Final = 2**62  # after the end of every log
 _BLANKS_AT_ONCE: Final = 50_000  # empty units: 1 MB
 assert _DISK_UNIT.itemsize == UNIT_BYTES
 

@@ -321,7 +321,7 @@ def percentile(histogram: dict[int, int], share: float) -> int:
 
 
 def summarise(stores: list[str], counts: Counts) -> Report:
-    """The report behind counts, and what the stores' configuration says about groups and delays."""
+    """The report from counts and from what the stores' configuration says about groups and delays."""
     by_topic: dict[str, tuple[int, int, int]] = {}  # -> queues, messages, bytes
     for key, number in counts.messages.items():
         queues, messages, log_bytes = by_topic.get(key[1], (0, 0, 0))
@@ -393,7 +393,7 @@ def _by_topic(counter: Counter[tuple[str, int]]) -> dict[str, dict[int, int]]:
 def read_config(store: str, name: str, take: Callable[[dict[str, Any]], _T]) -> _T:
     """What `take` makes of a broker's configuration file (fastjson), or of its backup, or of an empty one.
 
-    A report is of the log first: a file that cannot be read is named in a warning, and all the rest is told.
+    A report is of the log first: a file that cannot be read is named in a warning, and the rest is reported.
     """
     for path in (Path(store, "config", name), Path(store, "config", f"{name}.bak")):
         try:

@@ -292,7 +292,7 @@ def _check_part(work: _Work) -> _Checked:
 
 
 class _Span:
-    """Which index entries a range answers for: from its first record to the end of its last, which may lie behind it.
+    """Which index entries a range answers for: from its first record to the end of its last, which may be beyond it.
 
     So what points into a placeholder is judged where that is known.
     """
@@ -434,7 +434,7 @@ def _compare_index(work: _Work, shape: IndexShape, blocks: list[IndexEntries], s
 
 
 def _entries_behind(store: str, shape: IndexShape, end: int) -> Iterator[Finding]:
-    """Index entries that point to where no record is: at the end of the log, or behind it.
+    """Index entries that point to where no record is: at or after the end of the log.
 
     A running broker went on meanwhile. It writes the index after the log, so the record of a good entry is in the log
     when the entry is read, and below an end that is looked up after that.
@@ -446,7 +446,7 @@ def _entries_behind(store: str, shape: IndexShape, end: int) -> Iterator[Finding
     end = max(end, confirmed_end(store))
     stray = places[places >= end]
     if len(stray):
-        detail = f"index entries that point behind the last record, the log ends at {end}"
+        detail = f"index entries that point past the last record: the log ends at {end}"
         yield Finding("stray-index-entry", store, None, None, None, int(stray[0]), len(stray), detail)
 
 

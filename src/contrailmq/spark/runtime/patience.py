@@ -82,7 +82,7 @@ class Patience:
                 return found
 
     def answered(self) -> None:
-        """Whoever was away is back."""
+        """The broker or NameServer is back."""
         if self._since_s is not None:
             _log.warning("back after %.1f s: going on", self._clock() - self._since_s)
         self._since_s, self._paused_s, self._tries = None, 0.0, 0

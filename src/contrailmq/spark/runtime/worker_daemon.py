@@ -60,7 +60,7 @@ def warm(worker: str) -> None:
     """Import what workers of this kind need, and keep the collector from walking it in each (task_process.py)."""
     if sys.platform == "linux" and worker.startswith("pyspark.") and worker != _LOOKS_FOR_SOURCES:
         for name in (worker, *_SOURCES, *(_TASKS_NEED if worker == _TASKS else ())):
-            with contextlib.suppress(Exception):  # it fails again, and is told, in the worker that needs it
+            with contextlib.suppress(Exception):  # it fails again, with an error, in the worker that needs it
                 importlib.import_module(name)
         gc.collect()
         gc.freeze()

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 BATCH_COUNT: Final = 1000
 _PENDING_BYTES_MAX: Final = 64 * 1024 * 1024  # of all queues together: rows may name thousands of topics
-_WAITING_BYTES_MAX: Final = 16 * 1024 * 1024  # full, behind those that are on their way
+_WAITING_BYTES_MAX: Final = 16 * 1024 * 1024  # full batches that wait behind those in flight
 _ROUNDS_MAX: Final = 4  # of Arrow batches, before a batch that is on its way is waited for
 _NO_PLACE: Final = -1  # of a row that names no queue
 _PAUSE_S: Final = 0.2  # before the second try; doubled each time
@@ -362,7 +362,7 @@ class Sender:
         return queues
 
     def _send(self, queue: MessageQueue) -> None:
-        """Put a queue's batch behind those before it, and on its way what need not wait any more."""
+        """Append a queue's batch to those that wait, and send what need not wait any more."""
         pending = self._pending.pop(queue)
         self._pending_bytes -= pending.size_bytes
         self._waiting.setdefault(queue, deque()).append(_Batch(pending.pieces, pending.size_bytes))
@@ -385,7 +385,7 @@ class Sender:
         batches = self._waiting.pop(queue)
         batch = batches.popleft()
         if batches:
-            self._waiting[queue] = batches  # behind the other queues
+            self._waiting[queue] = batches  # after the other queues
         self._waiting_bytes -= batch.size_bytes
         try:
             posted: PostedBatch | ContrailError = self._post(batch.pieces, queue)

@@ -151,7 +151,7 @@ def _side(options: Options, side: str, unbounded: str, *, refused: int) -> tuple
         return None, _per_queue(found, name, options), {}
     name = f"{side}Offsets"
     text = options.text(name, unbounded) or unbounded
-    if text.lower() in (unbounded, "latest"):  # a batch that starts at the end is refused by whoever makes one
+    if text.lower() in (unbounded, "latest"):  # a batch that starts at the end is refused where it is made
         return None, {}, {}
     if not text.lstrip().startswith("{"):
         raise OptionError(f"option {name} is {text!r}: a log takes {unbounded} or offsets as JSON")

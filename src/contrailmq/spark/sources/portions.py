@@ -1,6 +1,6 @@
-"""Portions instead of rows: a source that only says what to read, and whoever works on it reads it in the same task.
+"""Portions instead of rows: a source that only says what to read, and the task that uses it reads it.
 
-Rows that a Python source gives pass through the JVM, and back into Python for whoever writes files there: twice the
+Rows that a Python source gives pass through the JVM, and back into Python where files are written: twice the
 copying for nothing. With the option `emit=portions` a source gives one row for each of its partitions, which holds the
 function and the arguments that read it. They are pickled, by this application for its own tasks; they never leave it.
 """

@@ -2,7 +2,7 @@
 
     file := crc:8 hexadecimal digits  notes:JSON
 
-A file that was torn or changed is as good as none: whoever reads it can do without.
+A torn or changed file counts as missing: its readers can do without.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read_checked(files: Files, path: Path, kind: type[_Notes]) -> _Notes | None:
 
 
 def write_checked(files: Files, path: Path, notes: object, *, is_synced: bool = True) -> None:
-    """Write a file anew, in place: callers give the name of one beside and rename it."""
+    """Overwrite a file in place: callers give a temporary name and rename it."""
     body = msgspec.json.encode(notes)
     descriptor = files.open(path, create=True)
     try:

@@ -53,7 +53,7 @@ _machines = itertools.count(1)
 
 
 class ManualClock:
-    """A clock that stands still until told: for tests, ours and our users'. Each is a machine of its own."""
+    """A clock that stops until it is moved: for tests, ours and our users'. Each is a machine of its own."""
 
     def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
         self._wall_ms = start_ms

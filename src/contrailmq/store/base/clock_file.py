@@ -49,7 +49,7 @@ class ClockNotes(msgspec.Struct, frozen=True):
     stretches: tuple[Stretch, ...]
     doubts: tuple[Doubt, ...] = ()
     is_moved: bool = False  # steady time was given another start, and the timer wheel has still to follow
-    log_end: int = RUNNING  # of a store that was closed: what lies behind it was stored by others
+    log_end: int = RUNNING  # of a store that was closed: what comes after it was stored by others
 
 
 class ClockFile:

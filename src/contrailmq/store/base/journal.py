@@ -33,7 +33,7 @@ log = logging.getLogger("contrailmq.store")
 _HEAD: Final = struct.Struct(">iIqiqq")
 HEAD_BYTES: Final = 36
 assert _HEAD.size == HEAD_BYTES
-_CRC_END: Final = 8  # the checksum is of everything behind it
+_CRC_END: Final = 8  # the checksum covers everything after it
 RUN_BYTES_MAX: Final = 1 << 20  # of a file that is kept when a run begins in it
 _NAMES: Final = (".0", ".1")
 
@@ -70,7 +70,7 @@ def stands(store: RecordSource, place: CopyPlace) -> bool:
 
 
 class Journal:
-    """Two files, `path` with .0 and .1 behind it. Owner: one service, on one thread."""
+    """Two files, `path` with .0 and .1 appended. Owner: one service, on one thread."""
 
     def __init__(self, files: Files, path: Path) -> None:
         self._files = files

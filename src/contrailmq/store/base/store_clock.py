@@ -50,7 +50,7 @@ class StoreClock:
     """Owner: MessageStore. `now_ms` belongs to whoever holds the log's lock; the others may be called by any thread."""
 
     def __init__(self, clock: Clock, file: ClockFile | None = None) -> None:
-        """Without `file` every process begins anew."""
+        """Without `file` every process starts afresh."""
         self.monotonic_ms = clock.monotonic_ms
         self._wall_ms = clock.now_ms
         self.slept_ms = clock.slept_ms
@@ -66,7 +66,7 @@ class StoreClock:
         self._doubts: tuple[Doubt, ...] = ()
         self._lock: AbstractContextManager[bool] | None = None
         self._log_end: Callable[[], int] = _nowhere
-        self.is_moved = False  # since the timer wheel was told last
+        self.is_moved = False  # since the timer wheel last asked
         self.opened_at = 0  # log offset: what lies before it was stored by an earlier process
         self.opened_ms = self.steady_ms()
 

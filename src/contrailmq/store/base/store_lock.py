@@ -79,7 +79,7 @@ def owner_of(files: Files, path: Path) -> int:
 
 
 def _after_fork_in_child() -> None:
-    """What is open here is open in the parent: a child that wants the directory is told that process's id."""
+    """What is open here is open in the parent: a child that wants the directory learns that process's id."""
     global _guard
     _guard = threading.Lock()
     _open_here.clear()
@@ -107,7 +107,7 @@ def remove_abort_file(files: Files, path: Path) -> None:
 
 # Where a rebuild works (ROOT/rebuild.new/, ROOT/rebuild.old/), and what is done with what a killed one left there.
 #
-# Whoever has the store's lock may call `finish_interrupted`: the next rebuild does, and so does opening the store.
+# The holder of the store's lock may call `finish_interrupted`: the next rebuild does, and so does opening the store.
 
 NEW: Final = "rebuild.new"
 OLD: Final = "rebuild.old"

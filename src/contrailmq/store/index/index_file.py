@@ -300,7 +300,7 @@ class IndexFile:
         return number - first
 
     def mark(self) -> None:
-        """Vouch for all units that there are. By whoever puts, or when nobody does."""
+        """Leave a mark of all units. Call it from the thread that puts, or while none does."""
         if not self.is_writable or self.count == 1:
             return
         mapping, start, count = self._mapped(), self._units_start, self.count
@@ -419,7 +419,7 @@ class IndexFile:
         self.is_doubtful = False
 
     def damaged(self, cause: str) -> CorruptStoreError:
-        """Remember that this file must not be believed; the error for whoever asked it."""
+        """Remember that this file cannot be trusted; the error for the caller."""
         self.damage = f"{cause}: this index file is damaged, it is made again from the log at the next start"
         self.is_doubtful = True
         _log.error("%s: %s", self.path, self.damage)

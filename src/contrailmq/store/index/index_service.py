@@ -248,7 +248,7 @@ class IndexService:
         """After the log was cut: remove files that point at or above the cut; how many.
 
         A chain cannot be unwound in place, so the file goes as a whole and recovery enters its records again. So does a
-        new file behind it that has no entries yet.
+        new file after it that has no entries yet.
         """
         removed = 0
         while self.end_offset >= physical_offset:

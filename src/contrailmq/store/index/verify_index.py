@@ -22,7 +22,7 @@ from contrailmq.store.index.index_file import IndexFile, seconds_since, stored_h
 from contrailmq.store.queues.derivation import IndexKeys
 from contrailmq.store.queues.queue_state import TAG_KIND
 
-_NOWHERE: Final = 2**63  # behind every record
+_NOWHERE: Final = 2**63  # after every record
 
 
 class _Entry(NamedTuple):
@@ -97,7 +97,7 @@ class IndexChecker:
             self._report.add("index", "", physical_offset, said)
 
     def pass_over(self, begin: int, end: int) -> None:
-        """Entries of records that were damaged and moved aside from [begin, end) are no findings."""
+        """Entries of records that were damaged and moved aside from [begin, end) are not findings."""
         while self._entry is not None and self._entry.physical_offset < begin:
             self._orphan()
         while self._entry is not None and self._entry.physical_offset < end:
@@ -160,7 +160,7 @@ class IndexChecker:
         self._leave_entry()
 
     def _leave_entry(self) -> None:
-        """Go on behind an entry without a record, and so without its time."""
+        """Continue after an entry without a record, and so without its time."""
         assert self._entry is not None
         if self._entry.number == self._entry.file.entries:
             self._end_ms = None

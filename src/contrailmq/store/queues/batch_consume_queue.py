@@ -136,7 +136,7 @@ class BatchConsumeQueue:
         self._descriptors.sync_all(self.where, self._unsynced)
 
     def truncate_physical(self, physical_offset: int) -> int:
-        """Forget the units whose records end above a place of the log; how many. Leaves zeros behind the cut."""
+        """Forget the units whose records end above a place of the log; how many. Leaves zeros after the cut."""
         keep = self.number_where(lambda unit: unit.physical_offset + unit.size_bytes > physical_offset)
         cut = self.end - keep
         if cut:

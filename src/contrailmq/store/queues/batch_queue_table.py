@@ -6,7 +6,7 @@ queue offset of the first (the log's, set when it is written). The queue's next 
 topics with queue.type=BatchCQ take them; all records of such a topic are in batch queues, ordinary ones as batches of
 one.
 
-Recovery. What the ledger says of these queues (their units' checksums) is either true, and then only records behind the
+Recovery. What the ledger says of these queues (their units' checksums) is either true, and then only records after the
 ledger's newest one have to be entered, or all of them are made again from the log. So a deleted, cut or damaged queue
 is never believed, and a crash costs a walk over headers, in stores that have such topics.
 """

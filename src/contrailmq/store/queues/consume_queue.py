@@ -113,7 +113,7 @@ class ConsumeQueue:
         self.first_physical = -1  # where the first unit pointed at load; -1 when not known
         self.loaded_last: Unit | None = None  # the last unit at load
         self.strays: list[Path] = []  # files that `load` left out
-        self.ends_in_rubbish = False  # behind the last unit stands something that is not one
+        self.ends_in_rubbish = False  # something that is not a unit follows the last one
         self._has_file = False
         self._window = b""  # units that a read took along: a consumer asks for the next ones soon
         self._window_start = 0

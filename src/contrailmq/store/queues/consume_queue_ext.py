@@ -113,7 +113,7 @@ class ConsumeQueueExt:
         return ExtUnit(tags_code, store_time_ms, bit_map)
 
     def load(self) -> None:
-        """Take up the files; the end is behind the last readable unit of the last file that has one."""
+        """Find the files. The end is after the last readable unit of the last file that has one."""
         names = (file_base(path.name) for path in self._files.list_directory(self.directory))
         self.bases = sorted(base for base in names if base is not None and base % self.file_bytes == 0)
         self.end = self.bases[0] if self.bases else 0
@@ -137,7 +137,7 @@ class ConsumeQueueExt:
             self._files.remove_directory(self.directory)
 
     def _end_of(self, base: int) -> int:
-        """Position behind the last unit of a file, found by going from size to size."""
+        """Position after the last unit of a file, found by going from size to size."""
         position = 0
         while position + HEAD_BYTES <= self.file_bytes:
             data = self._descriptors.pread(self.where, base, 2, position)

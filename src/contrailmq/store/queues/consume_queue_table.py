@@ -131,7 +131,7 @@ class ConsumeQueueTable:
         self.last_physical_offset = physical_offset
 
     def append_fact(self, fact: DispatchFact, bit_map: bytes = b"") -> None:
-        """Add the unit of a record that the log told of, if it is in a queue at all."""
+        """Add the unit of a record that the log reported, if it belongs in a queue."""
         state, offset, size, code, time_ms, queue_offset, _, sys_flag, properties = fact
         if not sys_flag & IN_NO_QUEUE:
             self.append(state.topic, state.queue_id, queue_offset, offset, size, code, time_ms, bit_map)

@@ -101,7 +101,7 @@ class Derivation:
         self, delay_levels: DelayLevels, is_batch_topic: Callable[[str], bool], *, with_light_queues: bool
     ) -> None:
         self.with_light_queues = with_light_queues
-        self.marks: dict[int, bytes] = {}  # by tags code: a tag that has it, and the separator behind it
+        self.marks: dict[int, bytes] = {}  # by tags code: a tag that has it, and the separator after it
         self._delay_levels = delay_levels
         self._is_batch_topic = is_batch_topic
         self._codes: dict[bytes, int] = {}

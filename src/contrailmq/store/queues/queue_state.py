@@ -75,7 +75,7 @@ class _TagMemory:
     """How many tags the queues of this process remember, and which queues do: one limit for all of them.
 
     Each queue has dictionaries of its own, where a tag is found without making a key of topic and tag. Threads append
-    without a lock, and so they come here: a race may let in a few tags more, and whoever met them registers again.
+    without a lock, and so they come here: a race may let in a few tags more, and those who met them register again.
     """
 
     __slots__ = ("_numbers", "_queues")

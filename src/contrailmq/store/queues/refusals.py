@@ -71,7 +71,7 @@ def light_refusal(names: Sequence[str], *, would_be: int, limit: int) -> AppendR
         if not names_light_queue(name):
             return AppendResult(
                 PutStatus.MESSAGE_ILLEGAL,
-                reason=f"{name[:64]!r} in INNER_MULTI_DISPATCH is no light queue: begin it with {LIGHT_PREFIX}, use "
+                reason=f"{name[:64]!r} in INNER_MULTI_DISPATCH is not a light queue: begin it with {LIGHT_PREFIX}, use "
                 f"letters, digits, % | _ -, at most {TOPIC_BYTES_MAX} bytes",
             )
     if len(set(names)) < len(names):
@@ -114,7 +114,7 @@ def light_part_refusal(number: int, topic: str, properties: bytes, *, with_light
 
 
 def batch_refusal(count: int, sys_flag: int, *, is_delayed: bool) -> AppendResult | None:
-    """Why parts that are stored one by one are no batch.
+    """Why parts that are stored one by one are not a batch.
 
     Apache stores parts under the bit of inner batches as they come. Then INNER_NUM and INNER_BASE of any of them would
     be a sender's, and a queue that believes them passes over acknowledged messages.

@@ -1,7 +1,7 @@
 """Reading a batch queue: which records answer a read.
 
 A unit is one record of several messages, and an answer holds whole records: a read from the middle of a batch gets that
-batch, and whoever decodes it drops the messages before the offset that it asked for, as RocketMQ's clients do. Limits
+batch, and the decoder drops the messages before the requested offset, as RocketMQ's clients do. Limits
 count messages; the first record is always given. A further record is given if the count that was asked for has room for
 all of its messages and the store's own limit is not reached before it (DefaultMessageStore.isTheBatchFull): 20 and 20
 messages make 40 for who asks for 64.

@@ -99,7 +99,7 @@ class Reader:
         self._distance_in_memory = memory * config.access_message_in_memory_max_ratio // 100
         self._undispatched: Sized = log.facts if dispatch is not None else ()
         self._dispatch = dispatch
-        self.closed: Callable[[], StoreError] | None = None  # makes the error for whoever reads a store that is closed
+        self.closed: Callable[[], StoreError] | None = None  # makes the error for reads of a closed store
         self._recent = RecentBatches()
         self.damage = Damage(config.path)
         self.get: Read = self._reading(self._slices)
@@ -349,7 +349,7 @@ class Reader:
     def _sound_slices(
         self, queue: AnyQueue, offset: int, limits: Limits, message_filter: MessageFilter | None
     ) -> GetResult:
-        """Slices of the mapped log, of records that were checked: for whoever writes them once more."""
+        """Slices of the mapped log, of records that were checked, for callers that copy them."""
         if isinstance(queue, BatchConsumeQueue):
             return self._batches(queue, offset, limits, message_filter, self.record)
         return self._filtered(queue, offset, limits, message_filter, self.record, checks=True)

@@ -56,7 +56,7 @@ class TimerStats:
 
 
 class Delivery:
-    """Owner: TimerStore. `count(slot_time_ms, topic, change)` is told how many wait less."""
+    """Owner: TimerStore. `count(slot_time_ms, topic, change)` is called with how many wait less."""
 
     def __init__(
         self,

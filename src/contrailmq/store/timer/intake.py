@@ -19,7 +19,7 @@ class Without(enum.Enum):
 
     NOTHING = 1  # gone, or delivered before
     DELIVERY = 2  # its slot has been delivered: it follows at once
-    WAITING = 3  # it cannot be put on the wheel yet, and all behind it wait with it
+    WAITING = 3  # it cannot be put on the wheel yet, and all after it wait with it
 
 
 class GrowingSlot:

@@ -75,7 +75,7 @@ _unpack: Final = _UNIT.unpack_from
 
 
 def decode_unit(data: bytes, at: int = 0) -> TimerUnit | None:
-    """None when the bytes are no unit: unwritten, a blank, or damaged."""
+    """None when the bytes are not a unit: unwritten, a blank, or damaged."""
     if len(data) - at < UNIT_BYTES:
         return None
     size, previous, magic, write_time, delay, physical, record_size, topic_hash, _ = _UNIT.unpack_from(data, at)
@@ -339,7 +339,7 @@ class TimerLog:
     def chain(self, last: int, first: int, max_count: int) -> tuple[list[TimerUnit], int]:
         """Up to `max_count` units of a slot's chain, from its last one backwards, and the position to go on from.
 
-        That is -1 behind the first unit, and BROKEN where one is missing. What is gathered in memory has to be written
+        That is -1 after the first unit, and BROKEN where one is missing. What is gathered in memory has to be written
         first (`write`). Files only are read: that may be done on another thread, while files are added and none is
         removed.
         """

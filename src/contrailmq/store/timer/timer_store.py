@@ -129,7 +129,7 @@ class TimerStore:
         self.read_time_ms = 0
         self.queue_offset = 0
         self.master_queue_offset = 0
-        self.saved_checkpoint = TimerCheckpoint()  # what a slave is told: no copies that it may not have yet
+        self.saved_checkpoint = TimerCheckpoint()  # what a slave gets: no copies that it may not have yet
         self._retake_until = 0
         self._due: DueSlot | None = None
         self._walk: Iterator[Slot] | None = None  # over the slots up to _walk_end_ms, as long as nothing is put there
@@ -420,7 +420,7 @@ class TimerStore:
         return Place(slot, topic, magic, write_time_ms, slot_time_ms - write_time_ms)
 
     def _do_without(self, what: Without, units: list[tuple[int, int, int]], now_ms: int, write_time_ms: int) -> int:
-        """Deal with the first of these messages, and with those behind it that go the same way; 0: not now."""
+        """Deal with the first of these messages, and with those after it that go the same way; 0: not now."""
         if what is Without.WAITING:
             return 0
         if what is Without.NOTHING:
@@ -478,7 +478,7 @@ class TimerStore:
         return done
 
     def _go_on(self, now_ms: int, max_count: int) -> int:
-        """Deliver of the slot that was begun, and close it behind the last message; the count."""
+        """Deliver from the slot that was begun and close it after the last message; the count."""
         self._last_tick_ms = now_ms
         due, until_ms = self._due, min(self._released_ms, now_ms)
         assert due is not None

@@ -53,7 +53,7 @@ class DamagedRange:
     reason: str
     lost: tuple[LostMessage, ...] = ()
     saved_as: str = ""  # the file that has the bytes now; empty for a dry run
-    store_time_ms: int = 0  # of the record before it, or else of the one behind
+    store_time_ms: int = 0  # of the record before it, or else of the one after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class _Seen:
 
 
 class _Tail(NamedTuple):
-    """What stands behind the last record of a file."""
+    """What follows the last record of a file."""
 
     file: ReadOnlyLogFile
     position: int
@@ -169,7 +169,7 @@ def _look(view: StoreView, on_progress: Progress | None) -> _Found:
     _check_sizes(view)
     sink = _Seen(view)
     ranges: list[DamagedRange] = []
-    tails: list[_Tail] = []  # of the files behind which it is not known yet whether the log goes on
+    tails: list[_Tail] = []  # of files after which the log may or may not go on
     done = store_time_ms = 0
     for file in view.log_files:
         holes, tail, has_records = _look_into(file, sink, store_time_ms)
@@ -197,7 +197,7 @@ def _look(view: StoreView, on_progress: Progress | None) -> _Found:
 
 
 def _look_into(file: ReadOnlyLogFile, sink: _Seen, store_time_ms: int) -> tuple[list[DamagedRange], _Tail, bool]:
-    """The holes of one file, what stands behind its last record, and whether it has one, or a BLANK."""
+    """The holes of one file, what follows its last record, and whether it has a record or a BLANK."""
     holes: list[DamagedRange] = []
     end = walk(file, sink, check_body_crc=True)
     has_records = end.records > 0

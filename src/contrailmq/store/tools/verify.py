@@ -132,7 +132,7 @@ class _Cursor:
 
 
 class _BatchCursor:
-    """One batch queue's units, read along with the log. `unit` is the one at hand, None behind the last."""
+    """One batch queue's units, read along with the log. `unit` is the current one, None after the last."""
 
     def __init__(self, queue: BatchConsumeQueue | None, log_min: int) -> None:
         self._units = iter(()) if queue is None else queue.scan(queue.first)

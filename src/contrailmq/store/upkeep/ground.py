@@ -2,7 +2,7 @@
 
 A process can go on writing to deleted files, and nobody will ever read that. So twice a second a thread asks whether
 the lock file and the log file being written still have their names, and whether the names lead to these files. If not,
-the store is told once and the watch ends: nothing acknowledged since can be vouched for until it is opened again.
+the store is notified once and the watch ends: nothing acknowledged since can be vouched for until it is opened again.
 
 A log file that was cut short is more dangerous: touching its mapping past the new end kills the process (SIGBUS). It
 gets its length back at once, with real blocks, and the store is told. The cut part reads as zeros, which is damage. All
@@ -122,5 +122,5 @@ class GroundWatch:
             file.release()
         return (
             f"{file.path} was cut from {file.size_bytes} to {found} bytes while the store was in use (it has its "
-            f"length again, what stood behind offset {file.base + found} is lost)"
+            f"length again, what followed offset {file.base + found} is lost)"
         )

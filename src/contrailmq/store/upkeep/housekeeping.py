@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Housekeeping:
-    """Owns one thread. `tick` is one round, for tests and for whoever drives the store by hand."""
+    """Owns one thread. `tick` is one round, for tests and for callers that drive the store themselves."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Housekeeping:
 
     def _write_out(self) -> None:
         now_ms = self._clock.monotonic_ms()
-        asked = self._asked  # whoever asks from here on is served in the next round
+        asked = self._asked  # later requests are served in the next round
         is_due = now_ms >= self._last_thorough_ms + self._config.flush_consume_queue_thorough_interval
         if is_due or asked > self._served:
             self._queues.settle(self._bounds.queue_bytes)

@@ -2,11 +2,11 @@
 
 A page of a mapped file counts as this process's memory from the first touch on, until the kernel wants it for others.
 So a broker that has written 10 GB seems to hold 10 GB, containers with a limit kill it for that, and nobody can tell a
-leak from it. Here the mapping lets go of pages that are durable and lie well behind the end of the log. Nothing is
+leak from it. Here the mapping lets go of pages that are durable and lie well before the end of the log. Nothing is
 written and nothing is forgotten: the bytes stay in the page cache (`Files.is_resident` still finds them there), and a
 reader who comes back meets one minor fault per 64 KiB (0.3 us).
 
-Once a second what was written since, in whole megabytes; and once a minute all of it, because readers behind the end
+It does so once a second for what was written since, and once a minute for all, because readers of older messages
 touch pages again. That takes 40 us per MiB that was held and 40 us per GiB that was not, beside the interpreter lock.
 """
 
