@@ -164,7 +164,7 @@ class _Once:
         self._store.finish(batch.keys[:count])
         self._store.forget(batch.keys[count:])
         if batch.has_taken or count < len(batch.keys):
-            # The whole batch comes again; what is done is then passed over.
+            # The whole batch comes again; what is done is then skipped.
             return ConsumeResult.RETRY
         return ConsumeResult.SUCCESS if outcome.acknowledged is not None else answer
 

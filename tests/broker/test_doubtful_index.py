@@ -45,4 +45,4 @@ def test_a_damaged_index_file_is_told_with_its_path_and_what_becomes_of_it(bench
         answer = query(bench)
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert str(file.path) in (answer.remark or "")
-        assert "made again from the log at the next start" in (answer.remark or "")
+        assert "rebuilt from the log at the next start" in (answer.remark or "")

@@ -342,8 +342,8 @@ def test_what_is_no_archive_does_not_read_as_an_empty_one(tmp_path: Path, name: 
         ("store", "store is a store, no place for an archive: give a directory beside it"),
         ("link", "link is a store, no place for an archive: give a directory beside it"),
         ("store/commitlog", "commitlog is a store, no place for an archive: give a directory beside it"),
-        ("store/archive", "store/archive lies in the store "),
-        ("link/config/../archive/deep", "deep lies in the store "),
+        ("store/archive", "store/archive is inside the store "),
+        ("link/config/../archive/deep", "deep is inside the store "),
         ("", "the archive's directory has no name, '' was given: name one"),
     ],
 )

@@ -165,7 +165,7 @@ def test_a_flipped_byte_beyond_the_bounds_is_an_error_and_mended_at_the_start_af
                         check(store)  # what the start mends by itself, as a file's header, is right now
                     except CorruptStoreError as error:
                         assert "damaged" in str(error)
-                        assert "made again from the log at the next start" in str(error)
+                        assert "rebuilt from the log at the next start" in str(error)
                         errors += 1
             with store_at(root, BEYOND) as store:
                 check(store)
@@ -397,7 +397,7 @@ def test_a_chain_that_is_damaged_while_the_store_runs_is_an_error_and_made_again
         file.write(data)
     with pytest.raises(CorruptStoreError, match=f"{path.name}.*chain of slot"):
         store.query("T", "k1")
-    with pytest.raises(CorruptStoreError, match="made again"):
+    with pytest.raises(CorruptStoreError, match="rebuilt"):
         store.query("T", "k2")
     assert bodies_of(store, f"k{COUNT - 1}", START_MS + (COUNT - 3) * STEP_MS, 2**62) == [b"%d" % (COUNT - 1)]
     store.close()

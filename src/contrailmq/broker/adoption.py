@@ -72,7 +72,7 @@ class Adoption:
     def _remove_what_was_deleted(self) -> None:
         """Queues that the log brought back: those whose newest message is older than the deletion of their topic.
 
-        That is asked of each queue: of a topic that was made again some may have no message yet.
+        This is checked per queue: in a topic that was created again some may have no message yet.
         """
         node = self._node
         ends = node.store.physical_ends()
@@ -85,7 +85,7 @@ class Adoption:
     def _finish_deletions(self) -> list[str]:
         """A crash may have come between the files that a deletion changes; the files that are out of date then.
 
-        Where groups stood in a deleted topic says nothing any more: in one that is made again they would pass over as
+        Group offsets of a deleted topic mean nothing any more: in one that is created again they would skip as
         many messages. A topic that the table still has stays, empty: a broker of Apache's, which knows no notes, may
         have made it since.
         """

@@ -184,7 +184,7 @@ def interpreter() -> str:
 
 
 def surroundings() -> dict[str, object]:
-    """What stands first in a table of figures."""
+    """The head of a table of figures."""
     return {
         "machine": f"{os.cpu_count()} x {platform.machine()}, load {os.getloadavg()[0]:.1f}",
         "python": interpreter(),

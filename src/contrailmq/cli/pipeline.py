@@ -561,7 +561,7 @@ def _selection(topics: str | None, *, since: str | None = None, until: str | Non
     names = _listed(topics, "--topics")
     begin_ms, end_ms = _time_ms(since, "--since", 0), _time_ms(until, "--until", 2**63 - 1)
     if begin_ms >= end_ms:
-        raise typer.BadParameter(f"--since {since} is not before --until {until}: nothing lies between them")
+        raise typer.BadParameter(f"--since {since} is not before --until {until}: there is nothing between them")
     return Selection(topics=None if names is None else frozenset(names), begin_ms=begin_ms, end_ms=end_ms)
 
 

@@ -1,6 +1,6 @@
 """Messages: what users send, what the log stores, and the small encodings both share.
 
-Everything else in the package stands on this room and it imports nothing of ours. It knows no sockets and no files.
+Everything else in the package builds on this room, and it imports nothing of ours. It knows no sockets and no files.
 
 A `Message` is what a producer hands over. The broker turns it into a record of the commit log (`message/codec.py`), and
 a `StoredMessage` is that record seen from Python. All attributes beyond topic, body and flag travel as properties.

@@ -88,7 +88,7 @@ class CorruptRecordError(ContrailError):
 
 
 class Kind(enum.Enum):
-    """What stands at a position of the log."""
+    """What is at a position of the log."""
 
     WHOLE = "whole"
     BLANK = "blank"  # the rest of this file is unused

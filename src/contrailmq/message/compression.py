@@ -30,7 +30,7 @@ class SysFlag:
     NEED_UNWRAP: Final = 0x40  # consumers take the inner batch apart
     INNER_BATCH: Final = 0x80
     COMPRESSION_MASK: Final = 0x700
-    LOST: Final = 0x10000  # ours, with ROLLBACK: it stands where a damaged record stood (store/queues/placeholder.py)
+    LOST: Final = 0x10000  # ours, with ROLLBACK: it replaces a damaged record (store/queues/placeholder.py)
 
 
 class Compression(IntEnum):

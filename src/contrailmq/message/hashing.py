@@ -32,7 +32,7 @@ _ZEROS: Final = [sum(_ZERO * power for power in _POWERS[:count]) for count in ra
 def java_hash(text: str, *, seed: int = 0) -> int:
     """Java's `String.hashCode`: 31 * h + unit over UTF-16 units, wrapped to a signed 32-bit number.
 
-    `seed` is the hash of a text that stands before this one: `java_hash(b, seed=java_hash(a)) == java_hash(a + b)`.
+    `seed` is the hash of the text before this one: `java_hash(b, seed=java_hash(a)) == java_hash(a + b)`.
     """
     count = len(text)
     if _IS_COMPILED and text.isascii():

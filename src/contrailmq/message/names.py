@@ -13,7 +13,7 @@ GROUP_BYTES_MAX: Final = 255
 
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
-_NAME = re.compile(r"[%|a-zA-Z0-9_+-]+\Z")  # '+' stands in pop retry topics only, and RocketMQ's table lets it pass
+_NAME = re.compile(r"[%|a-zA-Z0-9_+-]+\Z")  # '+' is only in pop retry topics, and RocketMQ's table allows it
 
 
 class SystemTopic:

@@ -64,7 +64,7 @@ _PARQUET_SETTINGS: Final = {
     )
     for column in columns
 }
-# What stands for pyspark's daemon.py in the home that `spark_home` makes.
+# What replaces pyspark's daemon.py in the home that `spark_home` makes.
 _DAEMON: Final = "from contrailmq.spark.runtime.worker_daemon import serve\n\nserve()\n"
 _DEFAULTS: Final = {
     "spark.master": "local[*]",

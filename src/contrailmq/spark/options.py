@@ -125,7 +125,7 @@ def parse_offsets(text: str, option: str) -> OffsetsJson:
 
 
 def _whole(value: object) -> int:
-    """An offset or a time as it stands in JSON: 1.5 and true are none."""
+    """An offset or a time from JSON. 1.5 and true are refused."""
     if isinstance(value, bool | float) or not isinstance(value, int | str):
         raise TypeError(f"{value!r} is not a whole number")
     return int(value)

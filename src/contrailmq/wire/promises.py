@@ -56,7 +56,7 @@ def is_not_off(text: str) -> bool:
 # Which settings may be changed over the network.
 #
 # Anyone who reaches a server's port may send UPDATE_BROKER_CONFIG or UPDATE_NAMESRV_CONFIG. Settings that decide where
-# data lies and how long it stays, where a server is found and who may do what are therefore changed in its file only,
+# data is and how long it stays, where a server is found and who may do what are therefore changed in its file only,
 # unless `allowRemoteConfig` names them there: keys with commas between them, or `*` for all.
 
 

@@ -119,7 +119,7 @@ _ESCAPED_IN_KEYS: Final = re.compile(r"[\\=:#!\t\n\r\f ]")
 def _escape(text: str, *, is_key: bool = False) -> str:
     pattern = _ESCAPED_IN_KEYS if is_key else _ESCAPED
     written = pattern.sub(lambda match: _WRITTEN.get(match[0], "\\" + match[0]), text)
-    if not is_key and written != written.strip():  # spaces at the ends: a reader passes over them
+    if not is_key and written != written.strip():  # a reader drops spaces at the ends
         inside = written.strip()
         start = written.index(inside) if inside else len(written)
         before, after = written[:start], written[start + len(inside) :]

@@ -2,7 +2,7 @@
 
     payload := (level:i32  offset:i64  before:i64)*         `before` is the physical offset of message offset - 1
 
-The queue of a level may have been made again since (its topic deleted, its directory removed), and then the same offset
+The queue of a level may have been rebuilt since (its topic deleted, its directory removed), and then the same offset
 is another message's. So an offset counts only when the message before it is still the one that was delivered last.
 
 An entry of 18 levels has 396 bytes, and a run of a megabyte holds 2,600 of them: some seconds of a broker that has

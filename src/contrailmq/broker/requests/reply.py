@@ -2,7 +2,7 @@
 
 A reply names the client that waits for it (REPLY_TO_CLIENT). It is pushed to that client's connection (326), which
 must have heartbeated as a producer, and its answer is awaited; then the reply is also stored, when
-storeReplyMessageEnable says so. The sender hears success only when the push succeeded.
+storeReplyMessageEnable says so. The sender gets success only if the push succeeded.
 """
 
 from __future__ import annotations

@@ -46,12 +46,12 @@ class DeletedTopics:
         return True
 
     def is_gone(self, name: str) -> bool:
-        """Whether the topic was deleted, and not made again."""
+        """Whether the topic was deleted and not created again."""
         known = self._deletions.get(name)
         return known is not None and not known.is_made_again
 
     def gone(self) -> set[str]:
-        """All that were deleted, and not made again."""
+        """All that were deleted and not created again."""
         return {name for name, known in self._deletions.items() if not known.is_made_again}
 
     def covers(self, name: str, *, newest_end: int) -> bool:

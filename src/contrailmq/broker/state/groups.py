@@ -25,7 +25,7 @@ _SUBSCRIPTION_FORBIDDEN_BIT: Final = 0  # PermName/GroupForbidden: bit 0 of a to
 
 
 class GroupError(ContrailError):
-    """The group cannot be made or changed as asked."""
+    """The group cannot be created or changed as asked."""
 
 
 @dataclass(frozen=True, slots=True)

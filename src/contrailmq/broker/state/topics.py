@@ -49,7 +49,7 @@ NOT_FOR_SENDING: Final = frozenset(
 
 
 class TopicError(ContrailError):
-    """The topic cannot be made or changed as asked; the text says which value and what is allowed."""
+    """The topic cannot be created or changed as asked; the text says which value and what is allowed."""
 
 
 class Topic:

@@ -534,7 +534,7 @@ class TransactionService:
             with contextlib.suppress(CorruptRecordError):  # reported below, like one that is missing
                 if record is not None:
                     return decode_record(record)
-            peer_warnings.warn(f"a record of {topic} is gone or damaged and is passed over", f"offset {offset}")
+            peer_warnings.warn(f"a record of {topic} is gone or damaged and is skipped", f"offset {offset}")
         return None
 
     # --- administration

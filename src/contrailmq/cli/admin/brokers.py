@@ -48,7 +48,7 @@ def broker_pending(address: Address, namesrv: Namesrv = None, as_json: Json = Fa
 
 @broker_app.command("damage")
 def broker_damage(address: Address, namesrv: Namesrv = None, as_json: Json = False) -> None:
-    """Damaged records that the broker has met and passed over since its start, the first 100. Our brokers only."""
+    """Damaged records that the broker has found and skipped since its start, the first 100. Our brokers only."""
     figures = ask_broker(address, namesrv, lambda admin: admin.broker_stats(address))
     keys = ("topic", "queueId", "queueOffset", "physicalOffset", "sizeBytes", "reason")
     rows = [tuple(place[key] for key in keys) for place in json.loads(figures.get("damagedPlaces") or "[]")]

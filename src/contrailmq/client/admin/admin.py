@@ -75,7 +75,7 @@ class Admin(AdminDeadLetters):
 
 
 def parse_properties(body: bytes) -> dict[str, str]:
-    """`key=value` lines; comments and blank lines are passed over."""
+    """`key=value` lines; comments and blank lines are skipped."""
     lines = (line.strip() for line in body.decode("utf-8", "replace").splitlines())
     pairs = (line.partition("=") for line in lines if line and not line.startswith(("#", "!")))
     return {key.strip(): value.strip() for key, _, value in pairs}

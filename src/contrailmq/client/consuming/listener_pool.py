@@ -47,7 +47,7 @@ class Call:
         """Told afterwards, on the loop, also when it was not wanted."""
 
     def outcome(self) -> ConsumeOutcome:
-        """What the listener said: nothing is success, an exception is retry, and so is what is no answer at all."""
+        """What the listener said: nothing is success; an exception, or a value that is not an answer, is a retry."""
         if self.error is not None:
             return RETRY
         answer: object = self.answer  # what it is said to be, or anything: nobody checks user code
@@ -59,7 +59,7 @@ class Call:
             return ConsumeOutcome(answer)
         # Neither True nor False may commit: they mean this to one reader and that to another.
         self.error = ClientError(
-            f"the listener returned {answer!r}, which is taken for RETRY: return None, or a ConsumeResult"
+            f"the listener returned {answer!r}, which counts as RETRY: return None or a ConsumeResult"
         )
         return RETRY
 

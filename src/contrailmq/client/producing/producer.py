@@ -179,7 +179,7 @@ class Producer:
     ) -> None:
         """Send without an answer: fast, and nobody learns whether the message was stored.
 
-        One try: a broker that cannot be reached is an error at once, which says so, and is not waited for.
+        One try: a broker that cannot be reached gives an error at once.
         """
         sender = self._running()
         outgoing = await sender.prepare(message)

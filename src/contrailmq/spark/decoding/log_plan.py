@@ -57,7 +57,7 @@ class LogSettings:
 
     @property
     def may_be_gone(self) -> bool:
-        """Whether a file that was deleted after it was planned is passed over."""
+        """Whether a file that was deleted after planning is skipped."""
         return not self.fail_on_data_loss
 
 

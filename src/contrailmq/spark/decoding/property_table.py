@@ -52,7 +52,7 @@ class PropertyTable:
         if not len(entries):
             return pa.nulls(self.row_count, pa.string())
         values = text_column(take_slices(self.data, self.value_start[entries], self.value_bytes[entries]))
-        if len(entries) == self.row_count:  # a name stands once in a row: all have it, in their order
+        if len(entries) == self.row_count:  # each row has the name once: all have it, in order
             return values
         at = np.full(self.row_count, -1, dtype=np.int64)
         at[self.row[entries]] = np.arange(len(entries))

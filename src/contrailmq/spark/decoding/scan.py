@@ -197,7 +197,7 @@ def _follow(
 ) -> tuple[Int, int, bool]:
     """Follow sizes from one record to the next, trusting them: the caller checks the whole block at once.
 
-    Gives the positions, where the chain stands, and whether it cannot go on there. A wrong size leads to positions
+    Gives the positions, where the chain ends, and whether it cannot go on there. A wrong size leads to positions
     that are not records; the first of them is found by the caller. One step of Python to a record is the floor of a
     scan, except where records of one size follow each other: such a run is one look at every size-th byte. Whether one
     begins is asked after some steps, and after more of them each time that none did.
@@ -262,7 +262,7 @@ def _equal_run(data: Bytes, position: int, bounds: _Bounds, rows_max: int) -> In
 
 
 def _verdict(buffer: Buffer, data: Bytes, base: int, position: int, limit: int) -> str:
-    """What stands at a place: empty for a sound record, `_BLANK` for the file's filler, else what is wrong."""
+    """What is at a place: empty for a sound record, `_BLANK` for the file's filler, else what is wrong."""
     if limit - position < BLANK_BYTES:
         return f"{limit - position} bytes where a record or the file's filler should be"
     size, magic = SIZE_AND_MAGIC.unpack_from(buffer, position)

@@ -1,4 +1,4 @@
-"""Values cut out of a buffer, as Arrow columns: where each one lies is known, and nothing is done per row in Python.
+"""Values cut out of a buffer, as Arrow columns: the place of each is known, and nothing is done per row in Python.
 
 Parts of records (bodies, topics, properties) and parts of properties (names, values) are such slices. What does not
 depend on a buffer but lays values out the same way, a few texts many times over, is here too.

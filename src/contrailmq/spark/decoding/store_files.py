@@ -236,7 +236,7 @@ def _follow_whole(files: list[LogFile], position: int) -> int:
 
 
 def _head_at(file: LogFile, position: int) -> bytes | None:
-    """Size and magic of what stands at a position in the file; None where the file is gone."""
+    """Size and magic at a position in the file; None where the file is gone."""
     with contextlib.suppress(FileNotFoundError), open(file.path, "rb") as opened:
         opened.seek(position)
         return opened.read(BLANK_BYTES)
@@ -248,7 +248,7 @@ def _is_filler(head: bytes) -> bool:
 
 
 def _is_unwritten(files: list[LogFile], position: int) -> bool:
-    """Whether nothing stands where a chain of records ends, as at the end of a live log."""
+    """Whether there is nothing where a chain of records ends, as at the end of a live log."""
     for file in files:
         if position < file.base + file.size_bytes:
             head = _head_at(file, max(0, position - file.base))

@@ -46,7 +46,7 @@ class Places(NamedTuple):
 def scan_along_units(
     part: Range, store: str, topics: frozenset[str], *, check_crc: bool, block_bytes: int
 ) -> Iterator[Records | BadStretch]:
-    """Records of the topics that begin in the range, and whatever else lies where units do not tell."""
+    """Records of the topics that begin in the range, and whatever is where no unit points."""
     places = _places_in(part, store, topics)
     stretches = [] if places is None else _stretches(places)
     if places is None or len(stretches) > _GAPS_MAX:
@@ -101,7 +101,7 @@ def _scan_told(part: Range, told: Places, *, check_crc: bool, block_bytes: int) 
     if not len(wanted.size):
         return
     if bool((wanted.ends[:-1] == wanted.physical_offset[1:]).all()):
-        # No other record lies between these: to walk the log from the first to the last costs less.
+        # There is no other record between these: walking the log from first to last costs less.
         yield from _walk(part, wanted, check_crc=check_crc, block_bytes=block_bytes)
         return
     with open(part.path, "rb") as file:

@@ -1,6 +1,6 @@
 """`archive`: a store's log as partitioned Parquet, incremental, exactly once.
 
-Each run takes up where the last commit stopped, writes what came since inside the tasks, and commits files and offsets
+Each run continues where the last commit stopped, writes what came since inside the tasks, and commits files and offsets
 together. Run it as often as you like; kill it when you like: the archive holds every row once.
 
 `archive_stream` does the same for any stream (of brokers or of a growing store): each micro-batch of Spark is a commit
@@ -148,7 +148,7 @@ def check_target(target: str | Path, stores: Iterable[str] = ()) -> None:
     for store in stores:
         if place.is_relative_to(store_identity(store)):
             raise ArchiveError(
-                f"{target} lies in the store {store}, no place for an archive: give a directory beside it"
+                f"{target} is inside the store {store}, no place for an archive: give a directory beside it"
             )
 
 
@@ -192,7 +192,7 @@ def _bounds(stores: str, done: ArchiveState, settings: LogSettings) -> tuple[dic
     """Where each store is to be read from and to. `done` knows the stores by the names they have now (`_renamed`).
 
     A log that was cleaned past the archive's end is an error, and so is one that ends before it. So is another choice
-    of topics than before: what was passed over then would be missing for ever, since an archive goes on where it
+    of topics than before: what was skipped then would be missing for ever, since an archive goes on where it
     stopped.
     """
     begins, ends = {}, {}
@@ -294,7 +294,7 @@ def _append_batch(frame: Any, batch_id: int, *, target: str, checkpoint: str) ->
 
 
 def _within(archive: Path, checkpoint: str) -> str | None:
-    """A checkpoint's place in the archive, None when it lies elsewhere."""
+    """A checkpoint's place in the archive, None if it is elsewhere."""
     place, root = Path(checkpoint), archive.absolute()
     return str(place.relative_to(root)) if place.is_relative_to(root) else None
 

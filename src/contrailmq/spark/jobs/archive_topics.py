@@ -1,6 +1,6 @@
 """`archive` of topics: what brokers hold of them into an archive, by a stream that ends when it has caught up.
 
-The stream's checkpoint lies in the archive (`_checkpoint`), so one directory is all that a later run needs to go on
+The stream's checkpoint is in the archive (`_checkpoint`), so one directory is all that a later run needs to go on
 from. How far it got is read from there by a dry run, which asks the brokers for the rest and needs no Spark. Commits
 tell whose checkpoint that is: without it, or with an old copy of it, a run would repeat messages or pass them over.
 """
@@ -70,7 +70,7 @@ def _check_checkpoint(manifest: Manifest, target: str) -> None:
 
     Spark would begin again: with another query's id all is archived again. With the same id a batch in the archive was
     planned, and a batch that Spark finished is in the archive; if not, one of the two is an old copy, and what only the
-    other knows would be passed over. Queries with their checkpoints elsewhere may have written to the archive, too.
+    other knows would be skipped. Queries with their checkpoints elsewhere may have written to the archive, too.
     """
     manifest.check_commits()
     done, folder = manifest.head(), Path(target, _CHECKPOINT)
@@ -88,7 +88,7 @@ def _check_checkpoint(manifest: Manifest, target: str) -> None:
     if query is not None and not finished <= held <= planned:
         raise ArchiveError(
             f"{folder} has {planned} batches planned and {finished} finished, {target} holds {held}: one of them is an "
-            "old copy, messages would be passed over; restore both from one backup, or give another directory"
+            "old copy, messages would be skipped; restore both from one backup, or give another directory"
         )
 
 

@@ -38,7 +38,7 @@ _BEGUN: Final = ".begun"
 _LOCK: Final = ".lock"
 _COMMIT_NAME: Final = re.compile(r"([0-9]{20})\.json")
 _PART_NAME: Final = re.compile(r"\.commit-[0-9a-z_]+")  # a commit before its link, also as tempfile names it
-_UNREADABLE: Final = {  # what stands in a commit's place when reading fails so
+_UNREADABLE: Final = {  # what is in a commit's place when reading fails so
     errno.EISDIR: "it is a directory",
     errno.ENOENT: "it is a link to nothing",
     errno.ELOOP: "it is a link to itself",
@@ -250,7 +250,7 @@ class Manifest:
                 self._check_files(files)
                 self._link(part, after.version)
         finally:
-            with suppress(OSError):  # the commit stands or falls without it; the next writer removes it
+            with suppress(OSError):  # the commit does not depend on it; the next writer removes it
                 part.unlink()
         sync_folder(self._folder)
         return after
@@ -364,7 +364,7 @@ class _Versioned(msgspec.Struct):
 
 
 class _Commit(msgspec.Struct):
-    """A commit as it stands in its file. Older ones have no topics, no checkpoints and no names."""
+    """A commit as in its file. Older ones have no topics, no checkpoints and no names."""
 
     offsets: dict[str, _Position]
     batches: dict[str, _Position]

@@ -56,7 +56,7 @@ from contrailmq.spark.sources.topic_pulls import read_range
 Row = dict[str, Any]
 _STEP_S: Final = 0.05  # the pace is kept by pauses of this length
 _MADE_UP_S: Final = 1.0  # of a broker or source that was slow
-_NOTES_MAX: Final = 5  # about messages that were passed over, of each task
+_NOTES_MAX: Final = 5  # about skipped messages, per task
 
 
 class UnsendableError(ContrailError):
@@ -65,7 +65,7 @@ class UnsendableError(ContrailError):
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """How many messages were found, sent (none in a dry run) and passed over, and what the user should know of it."""
+    """How many messages were found, sent (none in a dry run) and skipped, and what the user should know."""
 
     found: int
     sent: int
@@ -152,7 +152,7 @@ def replay(
     """Send the messages of an archive or store to `topic` (None: each to the topic it came from).
 
     A message that no client may send (an empty body, properties too long with those of its origin) raises
-    `UnsendableError`; `skip_unsendable` passes over it, counts it as skipped and notes the first few. Offsets for
+    `UnsendableError`; `skip_unsendable` skips and counts it and notes the first few. Offsets for
     queues that the source does not hold are refused, topics that it does not hold are noted. `options` are the
     source's own for keys and TLS: `{"rocketmq.accessKey": ..., "rocketmq.secretKey": ...}`.
     """
@@ -263,7 +263,7 @@ def _replay_share(work: _Replay) -> ReplayResult:
                     if not work.skip_unsendable:
                         raise UnsendableError(f"{error}; pass over it with --skip-unsendable") from exc
                     skipped += 1
-                    notes += [f"{error}; passed over"] if skipped <= _NOTES_MAX else []
+                    notes += [f"{error}; skipped"] if skipped <= _NOTES_MAX else []
             sender.flush()
         finally:
             sender.close()

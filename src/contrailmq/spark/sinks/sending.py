@@ -108,7 +108,7 @@ def write_rows(batches: Iterator[pa.RecordBatch], settings: SinkSettings, key_pr
 def _add_rows(sender: Sender, batch: pa.RecordBatch, settings: SinkSettings, key_prefix: str, first: int) -> None:
     """Plain rows go from columns to batches (1 us each); others through a `Message` (20 us).
 
-    Whatever is wrong with a row, the way through a message finds it and says so.
+    If something is wrong with a row, making a message of it gives the error.
     """
     if not batch.num_rows:
         return

@@ -465,7 +465,7 @@ _DIGEST_BYTES: Final = 8
 
 
 def mark_before(store: str, offset: int) -> str | None:
-    """The mark of what lies before a physical offset; None if no file holds that, or none any more.
+    """The mark of what is before a physical offset; None if no file holds that, or none any more.
 
     By it a stream knows that a store is still the one it read from (topic_marks.py has the same for topics): another
     store under the same path, once its log is longer than the offset in a checkpoint, would be read from the middle.

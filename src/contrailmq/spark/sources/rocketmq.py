@@ -477,7 +477,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _with_new_queues(self, begins: Offsets, ends: Offsets) -> Offsets:
         """Beginnings of all queues: those without an offset yet begin at their earliest message.
 
-        So does a queue that ends before its offset: it was made again, and nothing of it was read.
+        So does a queue that ends before its offset: it was created again, and nothing of it was read.
         """
         source = reader_for(self._settings)
         return {

@@ -1,1 +1,1 @@
-"""What every part of a store stands on: errors, clocks, results, wake-ups, the lock of its directory."""
+"""What every part of a store builds on: errors, clocks, results, wake-ups, the lock of its directory."""

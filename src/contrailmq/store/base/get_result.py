@@ -29,7 +29,7 @@ class GetResult:
     are read when the socket takes them, and let go of with the answer (`Connection.reply_parts`).
 
     A slice is a record. `get_slices_warm` gives records that follow each other in the log as one slice, and what it
-    found among recent reads too; `count` is of records, `damaged` of those that were passed over.
+    found among recent reads too; `count` is of records, `damaged` of those that were skipped.
     """
 
     __slots__ = (

@@ -67,7 +67,7 @@ class StoreClock:
         self._lock: AbstractContextManager[bool] | None = None
         self._log_end: Callable[[], int] = _nowhere
         self.is_moved = False  # since the timer wheel last asked
-        self.opened_at = 0  # log offset: what lies before it was stored by an earlier process
+        self.opened_at = 0  # log offset: what is before it was stored by an earlier process
         self.opened_ms = self.steady_ms()
 
     def opened(

@@ -408,7 +408,7 @@ class IndexFile:
         return checksum
 
     def settle(self) -> None:
-        """Compare a doubtful file with its checksum, once. CorruptStoreError: it is made again at the next start."""
+        """Compare a doubtful file with its checksum, once. CorruptStoreError: the next start rebuilds it."""
         if self.damage:
             raise CorruptStoreError(self.path, self.damage)
         found = self.compute_checksum()
@@ -420,7 +420,7 @@ class IndexFile:
 
     def damaged(self, cause: str) -> CorruptStoreError:
         """Remember that this file cannot be trusted; the error for the caller."""
-        self.damage = f"{cause}: this index file is damaged, it is made again from the log at the next start"
+        self.damage = f"{cause}: this index file is damaged, it is rebuilt from the log at the next start"
         self.is_doubtful = True
         _log.error("%s: %s", self.path, self.damage)
         return CorruptStoreError(self.path, self.damage)

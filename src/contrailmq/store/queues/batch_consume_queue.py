@@ -308,7 +308,7 @@ class BatchConsumeQueue:
         return address - address % self.file_bytes
 
     def _begin(self) -> int:
-        """Number of the first unit that stands in a file."""
+        """Number of the first unit in a file."""
         return self._bases[0] // BATCH_UNIT_BYTES if self._bases else self._written
 
     def _set_end(self, end: int) -> None:

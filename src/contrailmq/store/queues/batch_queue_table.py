@@ -7,7 +7,7 @@ topics with queue.type=BatchCQ take them; all records of such a topic are in bat
 one.
 
 Recovery. What the ledger says of these queues (their units' checksums) is either true, and then only records after the
-ledger's newest one have to be entered, or all of them are made again from the log. So a deleted, cut or damaged queue
+ledger's newest one have to be entered, or all of them are rebuilt from the log. So a deleted, cut or damaged queue
 is never believed, and a crash costs a walk over headers, in stores that have such topics.
 """
 
@@ -122,7 +122,7 @@ class BatchQueueTable:
         return queue
 
     def append(self, topic: str, queue_id: int, unit: BatchUnit) -> None:
-        """Add the unit of a record, in log order; one that is there already is passed over."""
+        """Add the unit of a record, in log order; one that is there already is skipped."""
         self.find_or_create(topic, queue_id).append(unit)
 
     def next_offsets(self) -> dict[tuple[str, int], int]:
@@ -185,7 +185,7 @@ class BatchQueueTable:
         return queue is not None and queue.agrees_with(entry.first, entry.end, entry.checksum)
 
     def reset(self) -> None:
-        """Empty every queue: they are made again from the log."""
+        """Empty every queue: they are rebuilt from the log."""
         for queue in self:
             queue.reset()
 

@@ -137,7 +137,7 @@ class ConsumeQueue:
         return physical_end <= self.physical_max or queue_offset < self.max_offset
 
     def extend(self, queue_offset: int, unit: bytes, physical_end: int) -> None:
-        """Put a unit at or after the end; what lies between becomes pre-blank."""
+        """Put a unit at or after the end; the gap becomes pre-blank."""
         assert queue_offset >= self.max_offset
         if queue_offset > self.max_offset:
             self._skip_to(queue_offset)
@@ -259,7 +259,7 @@ class ConsumeQueue:
         return low
 
     def offset_of_physical(self, physical_offset: int) -> int:
-        """The first offset whose message lies at or above a place in the log; `max_offset` when none does."""
+        """The first offset whose message is at or above a place in the log; `max_offset` when none does."""
         found = self.max_offset
         end = self._blanks_begin(self.max_offset) if self.max_offset > self.min_offset else self.max_offset
         while True:
@@ -434,7 +434,7 @@ class ConsumeQueue:
             self.directory / file_name(base),
             f"the units of {self.topic}/{self.queue_id} from offset {first} to "
             f"{min(max_offset, first + self.file_bytes // UNIT_BYTES) - 1} are not those that were written: this queue "
-            "file is damaged, the queue is made again from the log at the next start",
+            "file is damaged, the queue is rebuilt from the log at the next start",
         )
         if checksum != DAMAGED:
             self.doubts[base] = (DAMAGED, max_offset)

@@ -107,7 +107,7 @@ class ConsumeQueueTable:
         store_time_ms: int,
         bit_map: bytes = b"",
     ) -> None:
-        """Add one unit, in log order. A record that the queue already has is passed over.
+        """Add one unit, in log order. A record that the queue already has is skipped.
 
         `bit_map` goes into the extension, if those are on.
         """

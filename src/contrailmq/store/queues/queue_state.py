@@ -99,7 +99,7 @@ _memory: Final = _TagMemory()
 
 @lru_cache(maxsize=10_000)
 def _seeds(topic: str) -> tuple[int, int]:
-    """Hashes of what stands before a key and before a tag in the texts that the index hashes."""
+    """Hashes of what precedes a key and a tag in the texts that the index hashes."""
     seed = java_hash(topic + "#")
     return seed, java_hash(f"{TAG_KIND}#", seed=seed)
 

@@ -117,7 +117,7 @@ def batch_refusal(count: int, sys_flag: int, *, is_delayed: bool) -> AppendResul
     """Why parts that are stored one by one are not a batch.
 
     Apache stores parts under the bit of inner batches as they come. Then INNER_NUM and INNER_BASE of any of them would
-    be a sender's, and a queue that believes them passes over acknowledged messages.
+    be a sender's, and a queue that believes them skips acknowledged messages.
     """
     if sys_flag & SysFlag.INNER_BATCH:
         reason = (

@@ -105,7 +105,7 @@ def requested_time_ms(properties: Mapping[str, str], now_ms: int) -> int | Timer
 
 
 def slot_time_ms(deliver_ms: int, precision_ms: int) -> int:
-    """The slot of a delivery time: the tick it lies in, or the one before when it is a tick's begin."""
+    """The slot of a delivery time: its tick, or the one before if it is the begin of a tick."""
     return (deliver_ms - 1) // precision_ms * precision_ms
 
 

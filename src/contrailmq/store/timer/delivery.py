@@ -97,7 +97,7 @@ class Delivery:
                 self._count(due.time_ms, topic, count)
 
     def deliver(self, due: DueSlot, now_ms: int, max_count: int) -> int:
-        """Deliver what is ready of a slot from where it stands; the count."""
+        """Deliver what is ready of a slot, from where delivery stopped; the count."""
         # More may have become ready while a worker reads: it is asked for the same ones again.
         end = due.asked_end or min(due.done + max_count, due.ready_count)
         due.asked_end = 0

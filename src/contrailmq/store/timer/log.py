@@ -105,7 +105,7 @@ class TimerLog:
         self._block = b""  # what was read last
         self._block_start = 0
         self._room_end = -1  # the last position of a unit in the newest file
-        self._opened_end = 0  # what lies before it was written by an earlier process
+        self._opened_end = 0  # what is before it was written by an earlier process
 
     # --- opening
 
@@ -125,7 +125,7 @@ class TimerLog:
                         path,
                         f"the timer-log file has {self._files.size(path)} bytes, mappedFileSizeTimerLog says "
                         f"{self.file_bytes}: set the size that it was written with; if it was cut, move the directory "
-                        "timerlog away, it is made again from the commit log",
+                        "timerlog away, it is rebuilt from the commit log",
                     )
                 self._descriptors[int(path.name)] = self._files.open(path)
         except OSError as exc:

@@ -54,7 +54,7 @@ def recover(
     delivered: Delivered | None = None,
 ) -> Recovered:
     """Make wheel and log agree and find where to go on. `now_ms` counts only where nothing was ever delivered."""
-    is_unused = next(wheel.all_slots(), None) is None  # new, or made again: every unit that waits is missing
+    is_unused = next(wheel.all_slots(), None) is None  # new or rebuilt: every unit that waits is missing
     start = timer_log.begin if is_unused else _start_of_walk(timer_log, checkpoint.log_flushed_position)
     end = _end_of_log(store, timer_log, start)
     if delivered is not None:

@@ -31,7 +31,7 @@ NO_POSITION: Final = -1
 BLOCK_SLOTS: Final = 128  # what is looked at together
 _BLOCK_BYTES: Final = BLOCK_SLOTS * SLOT_BYTES  # what a walk reads at once: one page
 SPAN_SLOTS: Final = 256 * BLOCK_SLOTS
-_SPAN_BYTES: Final = SPAN_SLOTS * SLOT_BYTES  # of a walk over everything: an empty wheel is passed over in 20 ms
+_SPAN_BYTES: Final = SPAN_SLOTS * SLOT_BYTES  # of a walk over everything: an empty wheel takes 20 ms
 _ZEROS: Final = bytes(_SPAN_BYTES)
 _COUNT_MAX: Final = 2**31 - 1
 
@@ -86,7 +86,7 @@ class TimerWheel:
             raise CorruptStoreError(
                 self.path,
                 f"the timer wheel has {size} bytes, {self.size_bytes} are expected: cut, or another version's; "
-                "move it away, it is made again from the timer log",
+                "move it away, it is rebuilt from the timer log",
             )
 
     def close(self) -> None:

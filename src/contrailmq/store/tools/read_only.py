@@ -89,7 +89,7 @@ def require_store(config: StoreConfig, files: Files) -> None:
 
 
 class StoreView:
-    """Everything of a store directory, as it stands. A context manager: it holds mappings and descriptors."""
+    """Everything of a store directory, as it is. A context manager: it holds mappings and descriptors."""
 
     def __init__(self, config: StoreConfig) -> None:
         self.files = ReadOnlyFiles()
@@ -143,7 +143,7 @@ class StoreView:
         for directory in self.config.commit_log_paths:
             for path in self.files.list_directory(directory):
                 if not self.files.is_file(path):
-                    continue  # lost+found, say: opening the store passes over it too
+                    continue  # lost+found, for example: opening the store skips it too
                 base = file_base(path.name)
                 if base is None:
                     self.problems.append(f"commit log: {path.name} is not a log file")

@@ -5,7 +5,7 @@ walk. Only then they take the old ones' names, by renames; the old ones step asi
 last. A crash at any point leaves either the old or the new queues in place, and `rebuild` can simply be run again. The
 log itself is never touched.
 
-A queue whose messages are all gone from the log keeps its maximum: offsets are never given out twice.
+A queue whose messages are all gone from the log keeps its maximum: no offset is used twice.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def _fill(
 def _refuse_hole(file: ReadOnlyLogFile, offset: int, reason: str, later: ReadOnlyLogFile) -> NoReturn:
     raise CorruptStoreError(
         file.path,
-        f"the log is damaged at offset {offset} ({reason}) and goes on at {later.base}: queues cannot be made across "
+        f"the log is damaged at offset {offset} ({reason}) and goes on at {later.base}: queues cannot be built across "
         "the hole. Restore the file from a copy of the store or from a slave, or have `contrailmq store repair` move "
         "the damaged part aside; nothing was changed",
     )

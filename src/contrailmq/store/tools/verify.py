@@ -126,7 +126,7 @@ class _Cursor:
             self.findings.append((queue_offset, problem))
 
     def begin_again(self) -> None:
-        """The topic was deleted and made again: what was wrong with the old queue does not matter."""
+        """The topic was deleted and created again: what was wrong with the old queue does not matter."""
         self.findings.clear()
         self.findings_count = self.next_offset = 0
 

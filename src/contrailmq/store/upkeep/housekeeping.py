@@ -124,7 +124,7 @@ class Housekeeping:
         self._wake.set()
 
     def persist(self) -> None:
-        """Sync queues and index's full files, then say so in the ledger and the checkpoint."""
+        """Sync queues and full index files, then note that in the ledger and the checkpoint."""
         mark = self._queues.flush()
         if self._index is not None:
             self._index.flush_sealed()
