@@ -33,6 +33,24 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
+async def register(client: RemotingClient, namesrv: str, broker_id: int, address: str) -> str:
+    """A slave of broker b, which is nobody; the HA address that it is told."""
+    header = RegisterBroker(
+        broker_name="b",
+        broker_addr=address,
+        cluster_name="DefaultCluster",
+        ha_server_addr="127.0.0.1:1",
+        broker_id=broker_id,
+        enable_acting_master=False,
+        compressed=False,
+    )
+    wrapper = TopicConfigWrapper(data_version=DataVersion(), topic_config_table={})
+    body = encode_body(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper))
+    answer = await client.invoke(namesrv, RequestCode.REGISTER_BROKER, header, body)
+    assert answer.code == 0, answer.remark
+    return answer.ext["haServerAddr"]
+
+
 class Group:
     """A master with its NameServer, and slaves that are registered by hand."""
 
@@ -42,20 +60,7 @@ class Group:
     async def register(self, broker_id: int, address: str) -> str:
         """A slave of the group; the HA address that it is told."""
         assert self.namesrv is not None
-        header = RegisterBroker(
-            broker_name="b",
-            broker_addr=address,
-            cluster_name="DefaultCluster",
-            ha_server_addr="127.0.0.1:1",
-            broker_id=broker_id,
-            enable_acting_master=False,
-            compressed=False,
-        )
-        wrapper = TopicConfigWrapper(data_version=DataVersion(), topic_config_table={})
-        body = encode_body(RegisterBrokerBody(topic_config_serialize_wrapper=wrapper))
-        answer = await self.client.invoke(self.namesrv.address, RequestCode.REGISTER_BROKER, header, body)
-        assert answer.code == 0, answer.remark
-        return answer.ext["haServerAddr"]
+        return await register(self.client, self.namesrv.address, broker_id, address)
 
     async def connect(self) -> Slave:
         assert self.master.replication is not None

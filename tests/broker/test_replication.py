@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from broker.harness import send_fields
+from broker.test_ha_port import register
 from broker.test_keeping import KINDS
 from broker.test_slave_end_to_end import broker, until
 from contrailmq.broker.server import BrokerServer
+from contrailmq.cli import app
 from contrailmq.message.codec import decode_record
 from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -174,6 +178,43 @@ def test_a_sync_master_acknowledges_what_both_have(tmp_path: Path) -> None:
             ours, theirs = made.logs()
             assert ours == theirs
             assert {b"late", b"again"} <= bodies_in(theirs)
+
+    asyncio.run(work())
+
+
+def test_the_command_shows_each_slave(tmp_path: Path) -> None:
+    """One that is connected, and one that is registered and gone."""
+
+    async def rows(made: Pair, *more: str) -> list[dict[str, object]]:
+        command = ["admin", "ha", "status", *more, "--namesrv", made.namesrv, "--json"]
+        result = await asyncio.to_thread(CliRunner().invoke, app, command)
+        assert result.exit_code == 0, result.output
+        found: list[dict[str, object]] = json.loads(result.stdout)
+        return found
+
+    async def work() -> None:
+        async with pair(tmp_path) as made:
+            await made.send("single", b"x")
+            await made.in_step()
+            (row,) = await rows(made)
+            speed = row.pop("bytes_per_s")
+            assert isinstance(speed, int)
+            assert row == {
+                "broker": "b",
+                "id": 1,
+                "slave": made.slave.address,
+                "connected": True,
+                "acknowledged": made.master.store.appended_offset,
+                "lag_bytes": 0,
+                "lag_s": 0.0,
+                "in_sync": True,
+            }
+            (by_address,) = await rows(made, made.master.address)
+            assert (by_address["connected"], by_address["lag_bytes"]) == (True, 0)
+            await register(made.client, made.namesrv, 2, "127.0.0.9:1")
+            _, gone = await rows(made)
+            assert (gone["slave"], gone["connected"], gone["in_sync"]) == ("127.0.0.9:1", False, False)
+            assert (gone["lag_bytes"], gone["lag_s"]) == (None, None)
 
     asyncio.run(work())
 

@@ -1,4 +1,4 @@
-"""`contrailmq admin topic|group|message|offset|dlq|cluster|broker …`: looking at a cluster and changing it.
+"""`contrailmq admin topic|group|message|offset|dlq|cluster|broker|ha …`: looking at a cluster and changing it.
 
 Every command takes `--namesrv` (or NAMESRV_ADDR) and `--json`; `broker` does without a NameServer, it has the address.
 Works with our servers and with Apache's. Each noun has its file; how to ask a cluster is in `asking.py`, with TLS
@@ -14,6 +14,7 @@ from contrailmq.cli.admin.dead_letters import dlq_app
 from contrailmq.cli.admin.groups import group_app
 from contrailmq.cli.admin.messages import message_app
 from contrailmq.cli.admin.offsets import offset_app
+from contrailmq.cli.admin.replication import ha_app
 from contrailmq.cli.admin.secured import tls_flags
 from contrailmq.cli.admin.topics import topic_app
 
@@ -27,3 +28,4 @@ app.add_typer(offset_app, name="offset")
 app.add_typer(dlq_app, name="dlq")
 app.add_typer(cluster_app, name="cluster")
 app.add_typer(broker_app, name="broker")
+app.add_typer(ha_app, name="ha")

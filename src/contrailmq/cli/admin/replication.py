@@ -1,0 +1,84 @@
+"""`contrailmq admin ha …`: how far slaves are.
+
+A master knows connections (code 907), a NameServer knows slaves; they are matched by host. How many seconds a slave is
+behind it knows itself: those of ours say so, Apache's do not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from contrailmq.cli.admin.asking import Json, Namesrv, ask, ask_broker
+from contrailmq.cli.admin.output import show
+from contrailmq.message import ContrailError
+
+if TYPE_CHECKING:
+    from contrailmq import Admin
+    from contrailmq.wire.admin_bodies import HaConnectionInfo
+
+ha_app = typer.Typer(help="Masters and slaves.", no_args_is_help=True)
+
+COLUMNS = ("broker", "id", "slave", "connected", "acknowledged", "lag_bytes", "lag_s", "in_sync", "bytes_per_s")
+Row = tuple[object, ...]
+
+
+@ha_app.command("status")
+def ha_status(
+    address: Annotated[str | None, typer.Argument(help="a master's host:port; all masters without it")] = None,
+    namesrv: Namesrv = None,
+    as_json: Json = False,
+) -> None:
+    """Slaves: whether they are connected, how far behind, in sync or not."""
+    if address is not None:
+        info = ask_broker(address, namesrv, lambda admin: admin.ha_status(address))
+        rows = [_row(address, None, found.addr, found, None) for found in info.ha_connection_info]
+    else:
+        rows = ask(namesrv, _of_cluster)
+    show(rows, COLUMNS, as_json=as_json)
+
+
+def _of_cluster(admin: Admin) -> list[Row]:
+    rows: list[Row] = []
+    for name, group in sorted(admin.cluster().broker_addr_table.items()):
+        slaves = {id_: address for id_, address in sorted(group.broker_addrs.items()) if id_ != 0}
+        connections = _connections(admin, group.broker_addrs.get(0))
+        for id_, address in slaves.items():
+            found = next((one for one in connections if _host(one.addr) == _host(address)), None)
+            if found is not None:
+                connections.remove(found)
+            rows.append(_row(name, id_, address, found, _lag_s(admin, address)))
+        rows += [_row(name, None, one.addr, one, None) for one in connections]
+    return rows
+
+
+def _connections(admin: Admin, master: str | None) -> list[HaConnectionInfo]:
+    """Of a master; none when there is no master, or it does not answer."""
+    if master is None:
+        return []
+    try:
+        return list(admin.ha_status(master).ha_connection_info)
+    except ContrailError as exc:
+        typer.echo(f"{master} does not answer: {exc}", err=True)
+        return []
+
+
+def _row(name: str, id_: int | None, address: str, found: HaConnectionInfo | None, lag_s: float | None) -> Row:
+    if found is None:
+        return (name, id_, address, False, None, None, lag_s, False, None)
+    speed = found.transferred_byte_in_second
+    return (name, id_, address, True, found.slave_ack_offset, found.diff, lag_s, found.in_sync, speed)
+
+
+def _lag_s(admin: Admin, address: str) -> float | None:
+    """By the slave's own account; None when it gives none."""
+    try:
+        text = admin.broker_stats(address).get("haLagMillis")
+    except ContrailError:
+        return None
+    return int(text) / 1000 if text is not None else None
+
+
+def _host(address: str) -> str:
+    return address.lstrip("/").rpartition(":")[0]
