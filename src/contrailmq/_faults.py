@@ -1,4 +1,4 @@
-"""A fault that lasts: the log has its begin, a reminder every hour, and its end. Not a line for every try.
+"""A fault that lasts is logged when it begins, every hour, and when it ends, not at every try.
 
 Code that keeps trying (a table that cannot be saved, a NameServer that is away) calls `goes_on` after each try
 that failed and `is_over` after one that did not. Both cost a comparison while nothing changes.

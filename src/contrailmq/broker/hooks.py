@@ -1,10 +1,10 @@
-"""Where others look on: what was stored and what was handed out, for traces, audits and quotas.
+"""Hooks for traces, audits and quotas: what was stored and what was handed out.
 
     server.node.hooks.on_stored.append(lambda event: span(event.unique_key, event.topic))
 
-A hook is called on the broker's loop, after the fact and before the answer leaves (under SYNC_FLUSH that is before the
+A hook is called on the broker's loop, afterwards but before the answer leaves (under SYNC_FLUSH that is before the
 message is durable): it must be quick and cannot refuse anything. One that raises is logged, and the message goes on.
-Without hooks the hot path pays for one look at an empty list.
+Without hooks the hot path only checks an empty list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Long lists in short turns: a legal request may name thousands of topics, and everybody else waits for the loop.
+"""Long lists in short turns: a legal request may name thousands of topics while everybody else waits for the loop.
 
     async for topic in in_turns(topics): ...
 

@@ -1,14 +1,12 @@
 """The log of the long-running commands: where it goes, how a line looks, and the flags that say so.
 
-A line has time, level, logger and text; with `--log-json` it is one JSON object. What peers wrote is escaped here once
-more, whoever logged it: no line can be forged and no terminal moved. With `--log-file` the file is turned at a size and
-a number of old ones is kept; a file that logrotate or a hand has moved or removed is opened again. A log that cannot be
-written never stops a server: standard error reports it once.
+A line has time, level, logger and text; with `--log-json` it is one JSON object. Text from peers is escaped
+here once more, so that nobody can forge a line or control a terminal. `--log-file` rotates by size and keeps some old
+files; a file that was moved or removed is opened again. A log that cannot be written never stops a server: standard
+error reports it once. `failed` writes the last line of a command that cannot go on, to standard error and the log file.
 
-The one line that a command ends with when it cannot go on is `failed`'s: on standard error and in the log file.
-
-Brokers that `up` runs as processes log to their standard error, which `up` reads: each of their lines is written here,
-after the broker's name, so that one file has everything in the order in which it came.
+`up` reads the standard error of brokers that it runs as processes and writes each line here after the broker's name, so
+that one file has everything in order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`contrailmq store inspect|verify|rebuild|repair DIR`: looking at a store directory, and mending what can be mended.
 
 `inspect` and `verify` change nothing and may be run on a copy, on a damaged store, and without the broker's
-configuration: file sizes are taken from the files, delay levels from what the broker left there. Of a directory that
-holds the stores of several brokers, each is shown. `verify` ends with 1 when it found something. `rebuild` and
+configuration: file sizes are taken from the files, delay levels from what the broker left there. If a directory
+holds the stores of several brokers, each is shown. `verify` exits with 1 if it finds something. `rebuild` and
 `repair` take the store's lock, so they refuse while a broker has the directory open.
 """
 

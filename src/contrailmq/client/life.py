@@ -3,8 +3,8 @@
 created --start--> running --shutdown--> shut down
 created --start fails--> failed            (may be started again: nothing is left behind)
 
-A client belongs to the event loop that it was started on. Its sockets and futures are that loop's, and from another one
-they would hang or tear without a word; so every call looks where it is and says what is wrong.
+A client belongs to the event loop that it was started on. On another loop its
+sockets and futures would hang or break silently, so every call checks the loop and raises an error.
 """
 
 from __future__ import annotations

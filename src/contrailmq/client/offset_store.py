@@ -1,8 +1,8 @@
-"""Where a consumer keeps how far it is.
+"""Where a consumer keeps its offsets.
 
 In memory first: listeners advance offsets with every message, and a timer writes them every five seconds, to the broker
-(clustering) or to a file (broadcasting, where each member has its own progress). What a crash loses is therefore up to
-five seconds of progress, which means messages delivered again.
+(clustering) or to a file (broadcasting, where each member has its own progress). So a crash loses up to five
+seconds of progress, and those messages are delivered again.
 
 The local file is RocketMQ's: `<dir>/<clientId>/<group>/offsets.json`, previous content kept as `.bak`. Java writes map
 keys that are objects, which is not JSON; this reader understands both its own form and Java's, so a consumer can move

@@ -1,7 +1,7 @@
 """The root of the error tree, and what is wrong with a message or a name.
 
-One rule for values: whatever a caller passes into a message, a name or an encoding, and whatever the bytes of one hold,
-a value that does not fit is a `MessageError` that names the field. That includes values of a wrong type (`keys=5`, a
+One rule for values: if something that a caller passes, or that bytes contain, does not fit into a message, a name or an
+encoding, the error is a `MessageError` that names the field. That includes values of a wrong type (`keys=5`, a
 topic that is None), because such values come from the caller's data more often than from the caller's source. Python's
 own TypeError is left for calls that are wrong whatever the data: a missing or an unknown argument.
 """

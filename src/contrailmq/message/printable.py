@@ -1,4 +1,4 @@
-"""Text of others, made safe to print: a body, a property, a remark must not move a terminal's cursor or forge a line.
+"""Makes foreign text safe to print: a body, property or remark must not move a terminal's cursor or forge a line.
 
 Escaped are control characters (line feeds and tabs too: one value is one line), what reorders text on the screen, line
 separators and halves of surrogate pairs; all in Python's own notation, so `\\x1b` shows as four characters. Everything

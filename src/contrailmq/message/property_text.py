@@ -4,7 +4,7 @@
     key        := name 0x01                        what one looks for; `key_of` makes it
 
 One rule, that of `decode_properties`: of equal names the last one that has a value counts, and a piece without a name
-or a value counts for nothing. A name that only ends like another one is not taken for it, nor is one inside a value.
+or a value is ignored. A name that only ends like the wanted one does not match, nor does one inside a value.
 
 Finding costs two searches in C and a slice: 0.3 us, where decoding a common message takes 2 us. `find_spans` looks for
 several names in one pass over many strings in one buffer, as the parts of a batch are.

@@ -1,7 +1,7 @@
 """Settings of a NameServer: RocketMQ's keys in snake case, with RocketMQ's defaults.
 
-Keys that size Java's thread pools and buffers are known, shown and otherwise without effect: files written for Apache's
-NameServer are taken, and a start names them in one line. Keys that promise what is not there refuse the start.
+Keys that size Java's thread pools and buffers are known and shown but have no effect, so files written for Apache's
+NameServer work; a start names such keys in one line. Keys for missing features refuse the start.
 
 Every number has a range, checked wherever it comes from: a file, a flag, the environment, UPDATE_NAMESRV_CONFIG. What
 says where files lie and which port is listened on is never changed while the server runs, whatever the black list says.

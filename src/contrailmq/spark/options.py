@@ -1,7 +1,7 @@
 """Options of the sources and the sink: texts from Spark to typed values, with errors that name option and remedy.
 
 Spark hands over a case-insensitive map whose values are all text. An option that nobody reads is an error, not a
-warning: a mistyped `endingOfsets` would otherwise read too much without a word. So is one that has no effect where it
+warning: a mistyped `endingOfsets` would otherwise silently read too much. So is one that has no effect where it
 is given (`endingOffsets` of a stream), and an offset for a queue that is not read.
 """
 

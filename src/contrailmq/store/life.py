@@ -8,7 +8,7 @@ Fork. A child has a copy of the store's memory, and no lock, no threads, and no 
 it appended would be overwritten by the parent. So every store that was open is dead in the child, and its `close` does
 nothing there. A forked child opens its own store, or hands messages to the parent.
 
-Listeners. What they raise is logged and counted, and the store goes on: they are guests in its threads.
+Listeners. What they raise is logged and counted, and the store goes on.
 """
 
 from __future__ import annotations

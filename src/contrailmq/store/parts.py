@@ -1,4 +1,4 @@
-"""The parts of a store and how they hang together. Nothing here touches the disk.
+"""The parts of a store and how they fit together. Nothing here touches the disk.
 
 append -> CommitLog -> MappedFileQueue <- Allocator (next file)
               |              ^

@@ -1,7 +1,7 @@
 """What the numbers of a store's settings may be.
 
-A wait of nothing would be a loop without a pause, a negative one a fault far from its cause, and a transfer of nothing
-would leave consumers waiting for ever: each is refused when the setting is read, with its key.
+A wait of 0 would be a loop without a pause, a negative one would fail far from its cause, and a transfer of 0 messages
+would leave consumers waiting for ever. Each is refused when the setting is read, with its key.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""May the store be written? Every reason against it, which of them are final, and what an append is answered with.
+"""Whether the store may be written: every reason against it, which are final, and how an append is answered.
 
 A store takes no writes while it is closed, on a slave, after a failed sync or when its files were deleted, replaced or
 cut (both final until it is opened again), while the disk is above the warning level, and while dispatch cannot go on

@@ -1,8 +1,6 @@
 """Ext fields of the requests that brokers send to NameServers, that tools send to both, and that brokers exchange.
 
-First the roots of all ext fields: what every request may carry.
-
-The rules are those of `requests`.
+It begins with the roots of all ext fields: what every request may carry. The rules are those of `requests`.
 """
 
 from __future__ import annotations

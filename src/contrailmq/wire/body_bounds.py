@@ -2,10 +2,10 @@
 
 The frame limit of 16 MiB is made for messages, whose bytes are copied and not looked at. Other bodies are decoded, and
 16 MiB of JSON take 0.2 s and more, during which the C decoder holds the interpreter's lock: a worker thread would not
-help. What JSON costs is ruled by its bytes (copied, compared), its objects and arrays, the members of its objects,
+help. The cost of JSON depends on its bytes (copied, compared), its objects and arrays, the members of its objects,
 which may become entries of a dict (a hundred bytes cost about as much as one of these), and where there are very many
 the elements of its arrays. Each has a bound that keeps it to a few tens of milliseconds. Counting is a memchr, which
-is nothing beside it.
+costs next to nothing.
 
 `Connection` applies `refusal` to every request of a server; a registration, which may be compressed, is checked by the
 NameServer with `check_json`.

@@ -1,8 +1,8 @@
 """What a connection owes its peer before it may end.
 
 A server that stops drains its connections. What had reached this machine by then (read, or unread in the socket) is
-served; what comes later is answered with SYSTEM_BUSY. A request that is half read is waited for, though not for long.
-A peer that has sent its own end is owed the answers to what it asked, and nothing else.
+served; what comes later is answered with SYSTEM_BUSY. The server waits briefly for the rest of a half-read request.
+A peer that closed its side still gets the answers to its requests, and nothing else.
 """
 
 from __future__ import annotations

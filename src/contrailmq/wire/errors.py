@@ -1,9 +1,9 @@
 """What can go wrong on the wire, by whose fault it is.
 
 `LocalProtocolError` is ours: a caller asked for something that the protocol cannot carry. `RemoteProtocolError` is the
-peer's: its bytes break the protocol. The rest is the weather between the two: no connection, a connection that ended,
-an answer that did not come, an answer that says no. `retriable` tells a caller whether the same request may succeed
-later or elsewhere; it never says that the first one had no effect (a timed-out send may have been stored).
+peer's: its bytes break the protocol. The rest happens between the two: no connection, a connection that ended,
+an answer that did not come, an answer that says no. `retriable` says whether the same request may succeed later
+or elsewhere; it does not say that the first one had no effect (a timed-out send may have been stored).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Accepting connections of one address: plain, or TLS and plain on one port.
 
 With TLS on, the first byte of a connection is looked at before the protocol sees it (`tls` says what it tells). We
-accept ourselves, in place of the loop's server, for three things that it does not do: look at that byte, say in the
-log when accepting fails (usually for want of descriptors), and at the end take in what the kernel has accepted for us.
+accept ourselves because the loop's server does not do three things: look at that byte, log when accepting fails
+(usually for lack of descriptors), and at the end take in what the kernel has already accepted.
 
 Connections beyond what the limit of open files leaves (`connection_ceiling`) are closed as soon as they are accepted:
 new clients learn it at once, existing connections go on, and the rest of the process keeps the files that it needs.

@@ -2,12 +2,12 @@
 
     flag  >  environment  >  file  >  default
 
-`read_properties` reads a file, `environment_settings` what the environment says, `merge` puts them over each other. A
+`read_properties` reads a file, `environment_settings` what the environment says, `merge` combines them. A
 `Settings` subclass (a dataclass in snake case) takes the merged text: types are checked, values out of place are errors
 that name the key, and a key that nobody knows is a warning that names the nearest one that exists.
 
 The environment's names are ours: CONTRAILMQ_ and the key in capitals, so `listenPort` is CONTRAILMQ_LISTEN_PORT and
-`tls.enable` CONTRAILMQ_TLS_ENABLE; besides them RocketMQ's own NAMESRV_ADDR and ROCKETMQ_HOME count.
+`tls.enable` CONTRAILMQ_TLS_ENABLE. RocketMQ's own NAMESRV_ADDR and ROCKETMQ_HOME count too.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ One port serves both kinds of peers: the first byte of a connection tells them a
     enforcing    TLS only; requests of plain connections are refused with a text, and the connection is closed
 
 Where RocketMQ makes up a self-signed certificate in its test mode, we have TLS only when a certificate is configured.
-`tls.config.file` names a properties file with more of these keys; what is said elsewhere wins over it.
+`tls.config.file` names a properties file with more of these keys; settings elsewhere override it.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 The queue of a level may have been rebuilt since (its topic deleted, its directory removed), and then the same offset
 is another message's. So an offset counts only when the message before it is still the one that was delivered last.
 
-An entry of 18 levels has 396 bytes, and a run of a megabyte holds 2,600 of them: some seconds of a broker that has
-nothing else to do, and more than the write buffer pool keeps back.
+An entry of 18 levels has 396 bytes, and a run of a megabyte holds 2,600 of them: some seconds of a broker that does
+nothing else, and more than the write buffer pool holds back.
 """
 
 from __future__ import annotations

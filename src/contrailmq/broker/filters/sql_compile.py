@@ -2,10 +2,10 @@
 
 A property is always a string. Compared with a constant it is converted to the constant's Java type: an integer in int
 range is parsed as a 32-bit integer, a larger one as 64 bits, a float as a double, TRUE and FALSE as a boolean. A
-conversion that fails makes the *whole* expression a non-match, also inside OR: `NotConvertible` flies up to `matches`.
+conversion that fails makes the *whole* expression a non-match, also inside OR: `NotConvertible` reaches `matches`.
 Everything else is three-valued: True, False and None, and a final None is a non-match.
 
-Two edges of the reference are kept because clients can see them: when only the right side of `=` is missing the result
+Two edge cases of RocketMQ are kept because clients can see them: when only the right side of `=` is missing the result
 is false and not null, and when both are missing it is true (ComparisonExpression of Java).
 """
 

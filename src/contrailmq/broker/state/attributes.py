@@ -2,7 +2,7 @@
 
 A change names what it does: `+message.type=FIFO` sets, `-message.type` removes. mqadmin sends one topic's changes as
 text, joined by commas, and those of a list, or of a group, as an object (`{"+message.type":"FIFO"}`). Attributes that
-decide how a queue's files are written cannot change once there is a topic: what it holds would be lost to its readers.
+decide how a queue's files are written cannot change once the topic exists: its messages would become unreadable.
 """
 
 from __future__ import annotations

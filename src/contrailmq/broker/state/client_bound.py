@@ -1,7 +1,7 @@
-"""How far clients alone may fill a table: topics and groups come to be by a send, a pull or a heartbeat of anybody.
+"""How far clients may fill a table: any client can create topics and groups by a send, a pull or a heartbeat.
 
-All entries of the table count; what an operator creates is not bounded. The retry and dead-letter
-topics of a group that exists are not asked for here: the bound of the groups is theirs.
+All entries of the table count. Operators may create more. Retry and dead-letter topics of an existing group do not
+ask here: the limit of groups bounds them.
 """
 
 from __future__ import annotations

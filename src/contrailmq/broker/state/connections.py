@@ -2,7 +2,7 @@
 
 Membership is per connection: a client whose connection closes is gone at once, one that is silent for 120 s is
 dropped. Every change of a consumer group's members or of its set of topics is reported as a group name, and the caller
-tells the members (code 40); this module decides and sends nothing. A subscription is parsed, and an SQL92 filter
+notifies the members (code 40); this module sends nothing itself. A subscription is parsed, and an SQL92 filter
 compiled, once per version.
 """
 

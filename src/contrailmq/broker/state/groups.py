@@ -1,7 +1,7 @@
 """Subscription groups: what a consumer group may do, how often it retries, and where.
 
 `GroupTable` owns the dictionary, its data version and the JSON form of `subscriptionGroup.json`. Unknown groups are
-made with the reference's defaults when they first show up, unless the broker forbids it. The forbidden table says
+created with RocketMQ's defaults when they first appear, unless the broker forbids it. The forbidden table says
 which topics a group may not read (code 353).
 """
 

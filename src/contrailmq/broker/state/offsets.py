@@ -1,11 +1,11 @@
 """Consumer offsets: how far each group has read each queue, and offsets that an operator has reset.
 
-The table is keyed `topic@group`, then by queue, as in `consumerOffset.json`. Any committed value is taken, also a
-smaller one; `BrokerNode.commit_offset` sees to it that none lies beyond the end of its queue.
+The table is keyed `topic@group`, then by queue, as in `consumerOffset.json`. Any committed value is accepted,
+also a smaller one; `BrokerNode.commit_offset` makes sure that none is beyond the end of its queue.
 
 A server-side reset stores the new offset beside the table. Until the group's next pull of that queue, commits are
 acknowledged but ignored (a consumer still works on the old messages and must not undo the reset), and a query returns
-the reset offset. The pull that learns of it takes it away.
+the reset offset. That pull removes it.
 
 Pull offsets (what was last asked for, for lag figures only) live in a second table, saved with the first like the
 reference does.

@@ -1,4 +1,4 @@
-"""Topics of a broker: how many queues, which permissions, and how unknown ones come to be.
+"""Topics of a broker: how many queues, which permissions, and how unknown ones are created.
 
 A `Topic` is frozen and carries what the hot path asks for, computed once. `TopicTable` owns the dictionary, its data
 version and the JSON form of `topics.json`; registration and persistence listen for changes.

@@ -2,11 +2,11 @@
 
 A commit is two records: the message in its real topic, which points back at its half message, and a little later an op
 message that lists the half message as ended. A kill between them leaves a message that is visible and whose half
-message waits: its producer would be asked, would say commit, and the message would be there twice. But the first record
-says all: what it points at is ended.
+message waits: its producer would be asked, would answer commit, and the message would be there twice. But the first
+record is enough: the half message that it points at is ended.
 
-Op messages list everything that was ended before them, so only what comes after the last one is looked at: some 200 ms
-of the log. Half a microsecond a record.
+Op messages list everything that was ended before them, so only what comes after the last one is read: about 200 ms of
+the log, at half a microsecond per record.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`contrailmq admin topic|group|message|offset|dlq|cluster|broker|ha …`: looking at a cluster and changing it.
 
-Every command takes `--namesrv` (or NAMESRV_ADDR) and `--json`; `broker` does without a NameServer, it has the address.
+Every command takes `--namesrv` (or NAMESRV_ADDR) and `--json`; `broker` takes an address instead of a NameServer.
 Works with our servers and with Apache's. Each noun has its file; how to ask a cluster is in `asking.py`, with TLS
 in `secured.py`, how answers are printed in `output.py`.
 """

@@ -1,6 +1,6 @@
 """`contrailmq admin --tls ...`: how the admin commands get into a cluster that wants TLS.
 
-The flags stand before the noun (`contrailmq admin --tls-ca ca.pem topic list`). Without them the environment counts, as
+The flags come before the noun (`contrailmq admin --tls-ca ca.pem topic list`). Without them the environment counts, as
 for every client (CONTRAILMQ_TLS_ENABLE and so on).
 """
 

@@ -1,4 +1,4 @@
-"""Administration of dead letters: looking at what a group gave up, and giving it back, each letter once.
+"""Administration of dead letters: lists what a group gave up and sends it back, each letter once.
 
 What was sent back is remembered as an offset of the group `contrailmq_dlq_resend` in the dead-letter topic itself: all
 letters before it went back. It is stored after the send of each letter was acknowledged. Beside that, the copy names

@@ -3,7 +3,7 @@
 `sync.py` and `sync_admin.py` are generated from the asyncio clients (tools/blocking_clients.py): each public method is
 run on the process's background loop (`loop_thread.py`), so both behave alike. They are safe to use from many threads at
 once, also in a thread that runs an event loop of its own. Here is what cannot be derived: starting and stopping,
-sends that take the short way (`direct.py`), a consumer as an iterator, and an Admin that connects for each call.
+sends without the loop (`direct.py`), a consumer as an iterator, and an Admin that connects for each call.
 """
 
 from __future__ import annotations

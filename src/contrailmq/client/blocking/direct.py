@@ -1,12 +1,12 @@
-"""The short way of a blocking send: request and answer on a socket of the calling thread.
+"""A blocking send without the event loop: request and answer on a socket of the calling thread.
 
-To hand a send to the background loop and to be woken by it takes two changes of threads, which is half of what a
-blocking send takes. So where nothing else is asked for (the topic's queues and their broker's address are known, no
-hooks, no trace, no TLS or signature, nothing to compress) the calling thread does it alone. Routes, heartbeats and
-everything unusual stay with the loop; and so do further tries when this one fails: it counts as the first of them.
+Handing a send to the background loop and waiting for it takes two thread switches, half of the cost of a blocking
+send. So in the plain case (queues and broker address known, no hooks, trace, TLS or signature, nothing to compress) the
+calling thread does it alone. Routes, heartbeats and everything unusual stay with the loop. So do further tries if this
+one fails, which counts as the first.
 
-Connections lie in a pool and belong to one thread for one send, so there are as many as sends at a time. One that was
-not used for a second is looked at before it is trusted: a broker closes what is idle for two minutes.
+A pool gives each send a connection of its own. One that was idle for a second is checked before it is used, because
+brokers close connections that are idle for two minutes.
 """
 
 from __future__ import annotations

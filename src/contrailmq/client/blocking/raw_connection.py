@@ -1,7 +1,7 @@
 """One blocking connection to a broker or NameServer, without asyncio: for readers (`raw`) and plain sends (`direct`).
 
-Requests may follow each other before the first is answered. A large body is received straight into the memory where it
-is to lie, which its asker may keep for the next one (`Landing`).
+Requests may follow each other before the first is answered. A large body is received directly into its final
+memory, which the caller may reuse for the next one (`Landing`).
 
 Time limits are the kernel's where there is no TLS, so that a request and its answer are two system calls; one is set
 again when it would be more than SLACK_S too long. With TLS, and on Windows, they are Python's.

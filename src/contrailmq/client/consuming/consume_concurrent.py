@@ -1,6 +1,6 @@
-"""Consumption by many at once: no order, retries by the broker.
+"""Concurrent consumption: no order, retries by the broker.
 
-Every chunk of a pull is a call of its own. What succeeded leaves the cache; what failed is handed back to the broker,
+Each chunk of a pull is one call. What succeeded leaves the cache; what failed is handed back to the broker,
 which delivers it again after a delay that grows with each failure, and ends in the dead-letter queue. When handing back
 fails, the message stays here and is tried again after five seconds: it is never dropped.
 

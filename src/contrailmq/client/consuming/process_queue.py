@@ -6,7 +6,7 @@ repeats messages but never skips one.
 
 Orderly consumption takes messages from the front into `_consuming`, and either commits them all or puts them back.
 
-Used on the client's loop only; no locks. An OrderedDict and not a dict: finding the first key of a dict from which
+Used on the client's loop only; no locks. An OrderedDict, because finding the first key of a dict from which
 the front was deleted scans the holes.
 """
 

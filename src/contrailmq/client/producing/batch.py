@@ -1,7 +1,7 @@
 """Several messages in one request: which may travel together, and how they are packed (`message/batch.py`).
 
-All messages of a batch go to one queue and are acknowledged together. They share the topic and the wish to wait for
-the store; none is delayed, transactional or a retry. The limit is one for the whole batch (4 MiB by default; RocketMQ's
+All messages of a batch go to one queue and are acknowledged together. They share the topic and WAIT; none is
+delayed, transactional or a retry. The limit is one for the whole batch (4 MiB by default; RocketMQ's
 documents advise 1 MiB), and cutting a long list into batches is the caller's decision: `split_batch` does it.
 """
 

@@ -7,8 +7,8 @@ A producer is safe to use from any number of tasks of its loop; keep many sends 
 `send_async`. Each send gets a unique id of its own, also when the same Message object is sent again (a message that
 carries one already keeps it).
 
-When a send raises, the message may still have been stored: a timeout does not tell. Consumers must therefore cope
-with duplicates; see `contrailmq.idempotent`.
+A send that raises may still have stored the message, for example after a timeout. Consumers must therefore cope with
+duplicates; see `contrailmq.idempotent`.
 """
 
 from __future__ import annotations

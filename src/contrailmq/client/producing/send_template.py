@@ -1,8 +1,8 @@
 """SEND_MESSAGE_V2 frames by one bytes-formatting operation.
 
-Of a send's fourteen ext fields nine are the same for every message of a topic on a broker. They are written once; a
-message then costs one `%` and one small JSON string. 2.3 us in place of 4.5 us for encoding a map, on the path that
-bounds a producer.
+Nine of a send's fourteen ext fields are the same for every message of a topic on a broker. They are written once; a
+message then costs one `%` and one small JSON string: 2.3 us instead of 4.5 us for encoding a map, on a producer's
+hottest path.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 RocketMQ's `retryTimesWhenSendFailed` bounds the tries that reached a broker: each of them may have stored the message.
 A try that reached nobody (the connection was refused, no route, no master, no NameServer) stored nothing, so it may be
-made again as long as `sendMsgTimeout` lasts, and this is what a broker that restarts needs. Before a broker that was
-not reached, or that said "not now", is tried a second time there is a pause. It doubles from one to the next, and its
-length is partly random so that a thousand producers do not come back in the same moment.
+repeated within `sendMsgTimeout`, which covers a broker that restarts. A pause comes before a broker that was not
+reached, or that said "not now", is tried again. It doubles each time and is partly random, so that a thousand producers
+do not come back at the same moment.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Which units the consume queues of a store hold, by the rules by which the store makes them
-(store/queues/derivation.py).
+"""Which units the consume queues of a store hold, by the store's own rules (store/queues/derivation.py).
 
-`dispatched.py` says what a broker puts into a queue for each record. Some records have a say beyond that:
+`dispatched.py` says what a broker puts into a queue for each record. In addition:
 
-- A **placeholder** of `store repair` (store/queues/placeholder.py) that knows its queue offset keeps it: an empty
-(pre-blank)
-  unit is there, and no later message moves to it. One that does not know it explains a gap in any queue.
-- Records of **batch topics** have units of another format, in another directory; a name that is no directory's, and an
-  offset below zero, have none.
+- A **placeholder** of `store repair` (store/queues/placeholder.py) with a queue offset keeps that offset: an empty
+  (pre-blank) unit is there, and no later message moves to it. One without an offset explains a gap in any queue.
+- Records of **batch topics** have units of another format, in another directory. A name that no directory can have, or
+  an offset below zero, has none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Values cut out of a buffer, as Arrow columns: the place of each is known, and nothing is done per row in Python.
 
-Parts of records (bodies, topics, properties) and parts of properties (names, values) are such slices. What does not
-depend on a buffer but lays values out the same way, a few texts many times over, is here too.
+Parts of records (bodies, topics, properties) and parts of properties (names, values) are such slices. Columns that
+repeat a few texts many times are laid out the same way and are here too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Walking a range of the log along consume-queue units: the records of some topics, without a look at the others.
 
-The log is the truth and the queues are a shortcut through it, so this gives what a walk of the whole range would give.
-The units of *all* queues together lie end to end, one for each record. Where they do, those of other topics say what
-may be passed over. Where they do not (a queue that lags, lost files, records that never get a unit, the filler at a
-file's end), the log itself is walked; and so it is where units contradict each other, or the records they point to.
+The queues are only a shortcut: the result is that of a walk over the whole range. The units of *all* queues together
+cover the log end to end, one for each record, so those of other topics say what can be skipped. Where they leave a gap
+(a queue that lags, lost files, records that never get a unit, the filler at a file's end), or contradict each other or
+their records, the log itself is walked.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An archive as a Delta table, in place: `_delta_log` beside the manifest lists the same files, none is copied.
 
-The manifest stays the truth. Publishing adds the files that came since the last time in one Delta commit, which carries
-how many of the manifest's files are published (an application transaction): whoever is killed in between, the next run
-goes on from that number, and each file is listed once. Needs `pip install 'contrailmq[delta]'`.
+The manifest stays authoritative. Publishing adds the new files in one Delta commit, which also records how many of the
+manifest's files are published (an application transaction). After a kill the next run continues from that number, and
+each file is listed once. Needs `pip install 'contrailmq[delta]'`.
 """
 
 from __future__ import annotations

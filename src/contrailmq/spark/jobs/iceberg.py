@@ -1,8 +1,8 @@
 """An archive as an Iceberg table: metadata in `_iceberg` beside the manifest lists the same files, none is copied.
 
-The manifest stays the truth, as with Delta (delta.py). Each publishing is one Iceberg snapshot, whose summary carries
-how many of the manifest's files are published: whoever is killed in between, the next run goes on from that number,
-and each file is listed once. Topic and date stand in no file but in its partition, where Iceberg readers find columns
+The manifest stays authoritative, as with Delta (delta.py). Each publishing is one Iceberg snapshot, whose summary
+records how many of the manifest's files are published. After a kill the next run continues from that number, and each
+file is listed once. Topic and date are not in a file but in its partition, where Iceberg readers find columns
 that a file lacks. The catalog is a SQLite file in `_iceberg` unless one is given. Needs
 `pip install 'contrailmq[iceberg]'`.
 """

@@ -4,8 +4,8 @@ Only headers and properties are read, never bodies. A range of the log becomes c
 engine made them; the report is drawn from the sum. Sizes and latencies (born to stored) are kept as histograms with 16
 steps to the octave, so a percentile is at most 4.5 % above the true value and memory does not grow with the log.
 
-Traffic over time is counted by the second as long as all of it lies within ten minutes, so that a short log has a shape
-too, and by the minute from there on.
+Traffic is counted by the second if all of it is within ten minutes, so that a short log has a shape too, and otherwise
+by the minute.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rebuilt directories in the place of a store's old ones: its lock, a folder beside, the swap, what is left over.
 
-Power may go at any time: the names that a swap changed are synced before anything old may be removed. A process may be
-killed at any time: the next one finds by the names what was half done, and undoes or ends it.
+The power may fail at any time, so changed names are synced before anything old is removed. A process may be killed at
+any time: the next one sees from the names what was half done, and undoes or completes it.
 """
 
 from __future__ import annotations

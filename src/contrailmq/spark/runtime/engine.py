@@ -3,8 +3,8 @@
 A kernel is a plain function of one picklable item that gives one picklable result; what it writes, it writes to files.
 `Engine.run` yields results in the order of the items, whichever engine it is, so a job merges them the same way and the
 engines give equal results. On Spark one item is one task (`mapInArrow` over a range, one row per partition): it is
-retried by Spark, and works under Spark Connect as well. Whoever gives `on_progress` hears how many items are done while
-the others still run (under Spark Connect, which does not tell, at the end).
+retried by Spark, and works under Spark Connect as well. `on_progress` gets the number of finished items while the
+others run (under Spark Connect only at the end).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What our sources are built on, looked for when this module is imported.
 
-`shipping.py` brings this package to Spark's workers, but not what it imports. A worker that lacks some of it would say
-no more than "No module named 'msgspec'", deep in a traceback of Spark. So the modules that workers load first import
+`shipping.py` brings this package to Spark's workers, but not what it imports. A worker that lacks some of it would only
+say "No module named 'msgspec'", deep in a Spark traceback. So the modules that workers load first import
 this one before all others; it names everything that is missing, where, and the remedy.
 """
 

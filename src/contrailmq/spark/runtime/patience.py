@@ -1,9 +1,9 @@
 """Patience with brokers and NameServers that are away: a restart delays a query and does not end it.
 
-Who does not answer is asked again with growing pauses, until `brokerAwayTimeoutMs` is over; the time begins with the
-first failure and ends with the first answer. Only what says "away" is tried again: a connection that is refused, lost
+A server that does not answer is asked again with growing pauses until `brokerAwayTimeoutMs` is over. The time begins
+with the first failure and ends with the first answer. Only these count as away: a connection that is refused, lost
 or silent, a NameServer that knows no broker yet, a broker that is not registered, is busy or shuts down. Any other
-answer is an answer. A certificate that does not fit stays that way, too.
+answer, or a certificate that does not fit, is final.
 
 Whatever is tried again must be safe to do twice: look-ups and pulls are, and a batch that was perhaps stored carries
 keys by which repeats are known (sink.py).

@@ -1,7 +1,7 @@
 """Sending rows to topics: batches per queue, tried again until acknowledged, with keys by which repeats are known.
 
-Used by the Spark sink and by the jobs that send (`replay`, `redrive`); needs no pyspark. What the keys are for, and
-what is guaranteed, says sink.py.
+Used by the Spark sink and by the jobs that send (`replay`, `redrive`); needs no pyspark. sink.py explains
+the keys and the guarantees.
 """
 
 from __future__ import annotations

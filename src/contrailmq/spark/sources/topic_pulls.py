@@ -4,8 +4,8 @@
 
 **Loss.** A broker deletes old messages. A range whose beginning is gone, or a queue that jumps inside a range although
 nothing was filtered, raises `DataLossError` unless the caller accepts it (`failOnDataLoss=false`); then reading goes on
-at what is left. A broker that is away has lost nothing: it is waited for (patience.py), and then an error for every
-caller.
+at what is left. A broker that is away has lost nothing: reads wait for it (patience.py), and then raise an error
+for every caller.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""ROOT/store.clock: how store times are to be read, for the process that opens the store next.
+"""ROOT/store.clock: how the next process must read the store times.
 
 Apache's store has no such file and ignores it. It holds the stretches of the log (store_clock.py), and what the next
 process needs to go on measuring: by how much steady time is ahead of the machine's own clock, and the wall clock ahead
 of steady time. It is written when a store is opened and closed and when the wall clock was set: a few hundred bytes.
 
 A new stretch is noted before the first record of it is stored, without a sync, so a kill keeps it; housekeeping makes
-it durable within a second. Without a file that can be believed every record is taken at its word.
+it durable within a second. Without a valid file, store times are taken as they are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Waiting for another thread, such that an interrupt leaves nothing locked.
+"""Waiting for another thread in a way that an interrupt leaves nothing locked.
 
 A signal handler that raises (Ctrl-C) may do so between any two steps of Python, and `threading.Event` and
-`threading.Condition` are Python: in the middle of `Event.set` it leaves the event's own lock taken for good, and
-whoever puts next waits for ever. A plain lock is taken and given back by single calls in C. These two are made of it.
+`threading.Condition` are Python: in the middle of `Event.set` it leaves the event's own lock taken, and the next
+put waits for ever. A plain lock is taken and released by single calls in C. These two classes are built from it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The index against the log, for verify: every entry in the order of the log, with its time, and both headers' ends.
 
-The entries of all index files stand in log order, so they are read along with the records: those of a record must be
+The entries of all index files are in log order, so they are read along with the records: those of a record must be
 its unique key, its keys and its tag (a missing tag is not a finding: Apache before 5.5 entered none), and an entry
 between two records points at nothing. Times of entries are whole seconds from the begin time in their file's header,
 which is the store time of the file's first record; the first entry alone counts from the end of the file before it

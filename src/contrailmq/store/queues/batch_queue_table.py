@@ -8,7 +8,7 @@ one.
 
 Recovery. What the ledger says of these queues (their units' checksums) is either true, and then only records after the
 ledger's newest one have to be entered, or all of them are rebuilt from the log. So a deleted, cut or damaged queue
-is never believed, and a crash costs a walk over headers, in stores that have such topics.
+is never trusted. In stores with such topics a crash costs a walk over headers.
 """
 
 from __future__ import annotations

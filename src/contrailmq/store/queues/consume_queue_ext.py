@@ -7,8 +7,8 @@ A queue unit whose tags code is at most EXT_ADDRESS_MAX holds the address of suc
 queue's extension files plus the smallest 64-bit number. Tag hashes are 32-bit numbers, so the two never meet.
 
 Extensions only speed up filtering. Nothing here is synced or has a checksum, so what cannot be read means "no
-extension", which readers take as "may match" (ConsumeQueueExt's rule, too), and a code that does not match is confirmed
-by the record: after a power cut, or a flipped bit, another one may be there.
+extension", which readers take as "may match" (as ConsumeQueueExt does). A code that does not match is confirmed by the
+record, because after a power cut or a flipped bit the extension may be wrong.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Under which hashes the index enters a record: its unique key, every key of KEYS, and its tag, in this order.
 
 Keys are hashed as `topic#key` and tags as `topic#T#tag` (5.5.0 enters tags, 5.3 did not). They are computed when a
-record is appended, because then its properties are at hand; where there is no index, not at all.
+record is appended, because its properties are known then; without an index they are not computed.
 """
 
 from __future__ import annotations

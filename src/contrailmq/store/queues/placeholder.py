@@ -1,9 +1,9 @@
-"""What `store repair` writes over damaged bytes of the log: records that keep places and say nothing.
+"""What `store repair` writes over damaged bytes of the log: records that keep the places of others.
 
     placeholder := record of transaction type ROLLBACK, sysFlag bit LOST, a body of zeros, no properties
 
 It is a whole record for every reader of the log, Apache's too. A rolled-back record is in no queue and in no index, so
-nobody is given one. Where the queues know what was there, a placeholder has that record's size, topic, queue id and
+nobody gets one. Where the queues know what was there, a placeholder has that record's size, topic, queue id and
 queue offset: rebuilding queues from the log (reconcile.py) then leaves an empty (pre-blank) unit at that offset, and
 no later message moves to it. Elsewhere the queue offset is -1, and the topic says what it is.
 """

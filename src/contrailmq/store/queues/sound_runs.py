@@ -4,7 +4,7 @@
 
 Readers go through a queue in order, so most queues have one run or two, whatever the size of the log. A tuple is
 replaced as a whole: reading it needs no lock. When two threads add at once, one run may be lost, and its
-messages are checked once more. RUNS_MAX bounds the memory of a queue to 5.2 KB, for one that is read here and there.
+messages are checked once more. RUNS_MAX bounds the memory of a queue to 5.2 KB, if it is read here and there.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A unit is one record of several messages, and an answer holds whole records: a r
 batch, and the decoder drops the messages before the requested offset, as RocketMQ's clients do. Limits
 count messages; the first record is always given. A further record is given if the count that was asked for has room for
 all of its messages and the store's own limit is not reached before it (DefaultMessageStore.isTheBatchFull): 20 and 20
-messages make 40 for who asks for 64.
+messages make 40 for a reader that asks for 64.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Several groups on one topic ask for the same offsets soon after each other, above all at the end of a queue, where one
 arrival wakes them all. The first read costs a look at the queue and a slice for each record; the others find its bytes
 here: 3 us instead of 20 for 32 messages. Joined bytes that stay in memory push others out of the processor's cache, so
-of a queue that one group reads only every PROBE-th batch is kept; when somebody asks for one, the next LEAD are kept.
+of a queue that one group reads only every PROBE-th batch is kept; when a group asks for one, the next LEAD are kept.
 
 A record never changes once a queue points at it, so neither does a batch that ends before the end of its queue. One
 that reaches the end is good until something arrives. Owner: the loop that reads with `get_warm`.

@@ -1,8 +1,8 @@
-"""Off the wheel: the messages of a slot into the topics they are meant for, or back into the timer topic to roll.
+"""Delivers the messages of a slot into their real topics, or back into the timer topic to roll.
 
-Most messages are copied in groups, as bytes (see store/log/copying.py). What needs more goes one by one: a message that
-was recalled, rolls, or is not of the usual form; and one that the store does not take with the others, so that the
-refusal is that message's own and repeats nothing before it.
+Most messages are copied in groups, as bytes (see store/log/copying.py). These go one by one: a message that was
+recalled, rolls, or has an unusual form; and one that the store refuses, so that the refusal concerns that message alone
+and repeats nothing before it.
 """
 
 from __future__ import annotations

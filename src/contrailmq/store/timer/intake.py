@@ -1,7 +1,7 @@
 """Places on the wheel, for the messages that are taken in together.
 
-Of some hundred messages many go the same way: the same topic, the same slot, the same distance. So a place is found
-once for all of them, and a slot that grows is put onto the wheel once, when they are all in the timer log.
+Many of some hundred messages share topic, slot and distance. So a place is found once for all of them, and a slot that
+grows is put onto the wheel once, when they are all in the timer log.
 """
 
 from __future__ import annotations

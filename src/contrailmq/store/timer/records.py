@@ -1,7 +1,7 @@
-"""Timer messages as the log holds them, read without decoding more of them than is needed.
+"""Timer messages as the log holds them, read without decoding more than needed.
 
-`RecordReader` keeps the disk away from the caller's thread: a page that is not in memory would stop it, and with it
-everybody on its loop.
+`RecordReader` keeps the disk away from the caller's thread: a page that is not in memory would block it, and
+with it the whole loop.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 `inspect` and `verify` must be safe on the only copy of somebody's data, also when it is damaged, so they do not run
 recovery. `ReadOnlyFiles` opens descriptors and mappings for reading and refuses every call that writes; `StoreView` is
-log, queues, index and checkpoint as they stand.
+log, queues, index and checkpoint as they are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Making queues and index again from the log. For `contrailmq store rebuild`.
+"""Rebuilds queues and index from the log. For `contrailmq store rebuild`.
 
 The new files are made beside the old ones (ROOT/rebuild.new/), synced, and checked against the log with verify's own
 walk. Only then they take the old ones' names, by renames; the old ones step aside to ROOT/rebuild.old/ and are removed

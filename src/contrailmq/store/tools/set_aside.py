@@ -1,6 +1,6 @@
 """ROOT/damaged/: the bytes that `store repair` replaces in the log, and what was known of them.
 
-    <begin, 20 digits>-<end, 20 digits>.bin     the bytes of one range as they stood
+    <begin, 20 digits>-<end, 20 digits>.bin     the bytes of one range as they were
     damaged.jsonl                               a line for each: its place, file, sha256, time, and the messages lost
 
 Everything is synced, names included, when `set_aside` returns. Doing it again changes nothing; if a range has other

@@ -1,8 +1,8 @@
 """Pages of the log that this process has left behind.
 
 A page of a mapped file counts as this process's memory from the first touch on, until the kernel wants it for others.
-So a broker that has written 10 GB seems to hold 10 GB, containers with a limit kill it for that, and nobody can tell a
-leak from it. Here the mapping lets go of pages that are durable and lie well before the end of the log. Nothing is
+So a broker that has written 10 GB seems to use 10 GB, a container with a limit kills it, and a leak would not be seen.
+Here the mapping lets go of pages that are durable and lie well before the end of the log. Nothing is
 written and nothing is forgotten: the bytes stay in the page cache (`Files.is_resident` still finds them there), and a
 reader who comes back meets one minor fault per 64 KiB (0.3 us).
 
