@@ -488,7 +488,7 @@ def _session(name: str, master: str | None) -> Iterator[SparkSession]:
     session = contrailmq.spark.session(name, **({"master": master} if master else {}))
     from pyspark.logger import PySparkLogger
 
-    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True  # wrong SQL as JSON with a trace: we tell it
+    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True  # wrong SQL as JSON with a trace: we report it
     try:
         yield session
     finally:
@@ -547,7 +547,7 @@ def _spark_errors() -> tuple[type[Exception], ...]:
 
 
 def _cause(text: str) -> str:
-    """What went wrong, out of Spark's text: our own error if a task raised one, else its first line that tells it."""
+    """What went wrong, out of Spark's text: our own error if a task raised one, else its first line that says it."""
     ours = re.findall(r"^\s*(?:\w+\.)*contrailmq\.[\w.]*Error: (.+)$", text, re.MULTILINE)
     if ours:
         return str(ours[-1])

@@ -84,7 +84,7 @@ class Message:
 
 
 def as_body(body: object) -> bytes:
-    """Any buffer as bytes. Raises `MessageError` for what is none, such as text."""
+    """Any buffer as bytes. Raises `MessageError` for anything else, such as text."""
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     raise MessageError(f"the body is {type(body).__name__}, not bytes: encode it first", field="body")

@@ -89,7 +89,7 @@ _NUMBER_MAX: Final = 2**63 - 1
 
 
 def natural_number(text: str) -> int | None:
-    """A number as properties hold it, in ASCII digits; None when it is none.
+    """A number as properties hold it, in ASCII digits; None if it is not a number.
 
     The sender chooses the text, and `int` raises for more than 4,300 digits: one that does not fit 64 bits counts as
     the largest that does.

@@ -54,7 +54,7 @@ _BRIEF_JAVA_OPTIONS: Final = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {ARROW_J
 _SOCKET_PATH_BYTES: Final = 100  # what every Unix takes, for the path of a socket
 _SOCKET_NAME_BYTES: Final = 43  # a dot, a UUID and ".sock", and the slash before it
 # For the Parquet files that Spark writes of our columns, as for the archive's (jobs/parquet_files.py): a dictionary of
-# values that hardly ever repeat is built in vain, and nobody asks for the least body or the greatest property. It is an
+# values that hardly ever repeat is useless, and nobody asks for the smallest body or the largest property. It is an
 # eighth of the CPU of such a write, and the files are no larger.
 _PARQUET_SETTINGS: Final = {
     f"spark.hadoop.parquet.{setting}#{column}": "false"

@@ -4,8 +4,8 @@ Every public method of a store asks first (`while_open`), and again when it is d
 make it fail or answer with nothing, and both must say "closed". A closed store touches no file: its directory may be
 another process's by now.
 
-Fork. A child has a copy of the store's memory, and no lock, no threads, and no part in the parent's positions: whatever
-it appended would be overwritten by the parent. So every store that was open is dead in the child, and its `close` does
+Fork. A child has a copy of the store's memory, and no lock, no threads, and no part in the parent's positions: the
+parent would overwrite what it appended. So every store that was open is dead in the child, and its `close` does
 nothing there. A forked child opens its own store, or hands messages to the parent.
 
 Listeners. What they raise is logged and counted, and the store goes on.

@@ -61,7 +61,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the parts tell their store, from whichever thread notices it."""
+    """What the parts report to their store, from the thread that notices it."""
 
     on_failure: Callable[[str], None]  # a sync failed
     on_commit: Callable[[], None]

@@ -183,7 +183,7 @@ class Listener:
         self._count -= 1
 
     def _pause(self, error: OSError) -> None:
-        """Accept nothing for a while: the loop would call at once again, and again in vain."""
+        """Accept nothing for a while: the loop would call again at once, without success."""
         remedy = f"trying every {_ACCEPT_PAUSE_SECONDS:g} s; raise the limit on open files if it is reached"
         self._fault.goes_on(f"{error}; {remedy}")
         self._loop.remove_reader(self._listening)

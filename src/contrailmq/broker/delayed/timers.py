@@ -73,7 +73,7 @@ class RecallHandle(NamedTuple):
 
     @classmethod
     def decode(cls, handle: str) -> RecallHandle:
-        """ValueError when it is none."""
+        """ValueError if it is not a handle."""
         try:
             version, topic, broker_name, deliver_ms, unique_key = base64.urlsafe_b64decode(handle).decode().split(" ")
         except (binascii.Error, UnicodeDecodeError, ValueError) as exc:

@@ -121,7 +121,7 @@ def entries(data: Json, key: str) -> dict[str, Json]:
 
 
 def whole_number(value: object) -> int:
-    """A number of a file, with or without quotes; ValueError when it is none."""
+    """A number of a file, with or without quotes; ValueError if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"{value!r} where a whole number is needed")
     return int(value)

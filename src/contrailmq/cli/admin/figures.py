@@ -1,4 +1,4 @@
-"""RocketMQ's figures and settings as values: brokers tell them as texts, some of them as sentences."""
+"""RocketMQ's figures and settings as values: brokers send them as texts, some of them as sentences."""
 
 from __future__ import annotations
 

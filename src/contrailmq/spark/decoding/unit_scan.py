@@ -67,7 +67,7 @@ def scan_along_units(
 
 
 def _places_in(part: Range, store: str, topics: frozenset[str]) -> Places | None:
-    """What the units of all queues say of a range; None where they say nothing, or what cannot be."""
+    """What the units of all queues say of a range; None where they say nothing, or something impossible."""
     found: list[Places] = []
     try:
         for queue in queue_files(store):

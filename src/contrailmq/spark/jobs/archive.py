@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 _cleaned: Final[set[str]] = set()  # archives whose leavings this process removed: once is enough for a stream
-NAMELESS_QUERY: Final = "stream"  # the id of a query where Spark does not tell it (PYSPARK_PIN_THREAD=false)
+NAMELESS_QUERY: Final = "stream"  # the id of a query if Spark does not report it (PYSPARK_PIN_THREAD=false)
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"  # the directory of a partition without a value, to Hive and Spark
 # Spark makes a letter of each byte of a topic, and null of one name. RocketMQ takes ASCII alone, a log may hold more.
 _TOPIC_OF_DIRECTORY: Final = f"decode(encode(coalesce(topic, '{_NO_VALUE}'), 'ISO-8859-1'), 'UTF-8')"
@@ -261,7 +261,7 @@ def archive_stream(stream: DataFrame | DataStreamReader, target: str, checkpoint
 
 
 def _query_id(session: SparkSession, checkpoint: str) -> str:
-    """The id that a query keeps from start to start, as its checkpoint has it. Spark Connect tells it nowhere else."""
+    """The id that a query keeps from start to start, as its checkpoint has it. Spark Connect has it nowhere else."""
     context = getattr(session, "_sc", None)
     if context is not None:
         return str(context.getLocalProperty("sql.streaming.queryId") or NAMELESS_QUERY)

@@ -47,7 +47,7 @@ class IndexShape(NamedTuple):
 
     @classmethod
     def of_store(cls, store: str) -> IndexShape | None:
-        """The shape of the files that exist, the default if there are none; None if they do not tell it.
+        """The shape of the files that exist, the default if there are none; None if they do not show it.
 
         Most have RocketMQ's proportion of 1 to 4. Of others the header says where the last entry points to, and so
         which bytes it is.
@@ -210,7 +210,7 @@ def has_index(store: str, shape: IndexShape) -> bool:
 
 
 class IndexUnits(NamedTuple):
-    """Entries of one index file, in order, with what they need to tell their time."""
+    """Entries of one index file, in order, with what their times need."""
 
     path: str
     key_hash: npt.NDArray[np.int64]

@@ -342,7 +342,7 @@ class Manifest:
 
 
 def data_name() -> str:
-    """A new name for a data file: random, so no attempt writes over another's, and of a form that tells it is ours."""
+    """A new name for a data file: random, so no attempt writes over another's, and of a form that shows it is ours."""
     return f"{secrets.token_hex(8)}.parquet"
 
 

@@ -25,7 +25,7 @@ from contrailmq.spark.runtime.disk_errors import remedy
 ARCHIVE_COLUMNS: Final = tuple(name for name in View().columns if name != "topic")
 _FLUSH_BYTES: Final = 64 * 1024 * 1024  # a task never holds more than about this much unwritten
 _DAY_US: Final = 86_400_000_000
-# A dictionary of values that hardly ever repeat is built in vain, and nobody asks for the least body: a quarter of the
+# A dictionary of values that hardly ever repeat is useless, and nobody asks for the smallest body: a quarter of the
 # CPU of writing.
 _NO_DICTIONARY: Final = ("body", "msgId", "keys", "queueOffset", "physicalOffset")
 _DICTIONARY_COLUMNS: Final = [

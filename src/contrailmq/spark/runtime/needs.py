@@ -16,7 +16,7 @@ NEEDED: Final = ("lz4", "msgspec", "numpy", "pyarrow", "zstandard")
 
 
 def missing_text(missing: list[str]) -> str:
-    """What to tell about modules that this Python does not have."""
+    """The text about modules that this Python does not have."""
     return (
         f"{sys.executable} on host {socket.gethostname()} lacks {', '.join(missing)}, which contrailmq.spark needs: "
         "pip install 'contrailmq[spark]' there. Spark's workers get contrailmq itself from the driver, but what it is "

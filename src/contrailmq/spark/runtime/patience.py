@@ -35,7 +35,7 @@ AWAY_OPTION: Final = "brokerAwayTimeoutMs"
 AWAY_TIMEOUT_MS: Final = 60_000
 _PAUSE_S: Final = 0.1  # before the second try, at most; doubled each time
 _PAUSE_MAX_S: Final = 2.0
-# What a client says of those who do not answer, and what brokers say that cannot answer now.
+# Errors for servers that do not answer, and answers of brokers that cannot serve now.
 _AWAY: Final = frozenset({CONNECT_BROKER, ACCESS_BROKER_TIMEOUT, BROKER_NOT_EXIST, NO_NAME_SERVER})
 _BUSY: Final = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.GO_AWAY})
 _log: Final = logging.getLogger(__name__)

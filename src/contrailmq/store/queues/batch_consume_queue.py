@@ -263,7 +263,7 @@ class BatchConsumeQueue:
     # --- opening
 
     def load(self) -> None:
-        """Take up the files: units up to the first that is none. What does not follow is removed by the rebuild."""
+        """Find the files: units up to the first that is not one. The rebuild removes what does not follow."""
         self._bases = []
         for path in self._files.list_directory(Path(self.where)):
             base = file_base(path.name)

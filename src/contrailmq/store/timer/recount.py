@@ -1,8 +1,8 @@
 """Counting the wheel while it turns: how many timers of each topic wait, exactly.
 
 The count takes many ticks, and timers come and go meanwhile. It looks at the wheel block by block, and takes each block
-as it is at that moment. What changes afterwards in a block that was looked at, `note` adds to the count; a change in
-one that was not will be seen there. So at the end the count is that of the end, whatever happened. A slot under
+as it is at that moment. `note` adds later changes in counted blocks; other changes are seen
+when their block is reached. So the final count is exact. A slot under
 delivery still has the units of what was delivered: `begun` says what its delivery has changed so far.
 """
 

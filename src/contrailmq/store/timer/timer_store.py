@@ -283,7 +283,7 @@ class TimerStore:
         return is_open and self._store.dispatched_offset < self._goal_log_offset
 
     def next_due_ms(self, now_ms: int) -> int:
-        """When `tick` has to do again what it had not now: deliver a message, or begin a slot."""
+        """When `tick` has something to do next: deliver a message, or begin a slot."""
         end_ms = (now_ms // self.precision_ms + 1) * self.precision_ms
         return end_ms if self._due is None else max(min(end_ms, self._due.next_ms), now_ms + 1)
 

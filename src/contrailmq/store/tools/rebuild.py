@@ -1,7 +1,7 @@
 """Rebuilds queues and index from the log. For `contrailmq store rebuild`.
 
 The new files are made beside the old ones (ROOT/rebuild.new/), synced, and checked against the log with verify's own
-walk. Only then they take the old ones' names, by renames; the old ones step aside to ROOT/rebuild.old/ and are removed
+walk. Only then do they get the old ones' names, by renames; the old ones move to ROOT/rebuild.old/ and are removed
 last. A crash at any point leaves either the old or the new queues in place, and `rebuild` can simply be run again. The
 log itself is never touched.
 

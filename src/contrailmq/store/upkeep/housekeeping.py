@@ -2,8 +2,8 @@
 
 Every second: queues that gathered units are written (no sync), filled index files are flushed, the checkpoint is
 written if it changed, statistics are sampled, and other tasks run (cleaning). Every 60 seconds, and at close: all
-queues are synced; then the ledger and the checkpoint may say so, in that order. Every 60 seconds some of what was too
-much to compare at the start is compared with its checksums, and checksums are taken where there are none yet.
+queues are synced, then ledger and checkpoint note it, in that order. Every 60 seconds some of what was too much for
+the start is compared with its checksums, and missing checksums are taken.
 
 A full disk or a descriptor limit stops nothing here: the units stay in memory and the next round tries again, after the
 other tasks had their turn (cleaning may make room). A failed sync is final, as everywhere.
