@@ -96,13 +96,13 @@ class Slave:
 
     async def log_until(self, begin: int, end: int) -> bytes:
         """All that comes up to an offset, reported block by block, as Apache's slave does."""
-        log = b""
+        log = bytearray()
         while begin + len(log) < end:
             offset, body = await self.block()
             assert offset == begin + len(log), "a block that does not continue the log"
             log += body
             self.report(offset + len(body))
-        return log
+        return bytes(log)
 
     async def is_closed(self) -> bool:
         """Once the master has closed the connection; what it sent before is passed over."""

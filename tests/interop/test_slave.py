@@ -136,7 +136,6 @@ def test_our_slave_has_the_tables_of_apaches_master(rocketmq: Apache, tmp_path: 
 
 
 def test_apaches_slave_has_the_tables_of_our_master(rocketmq: Apache, tmp_path: Path) -> None:
-    """Its connection for the log fails, as our master does not send it yet; the tables come another way."""
     port = free_port()
     settings = {
         "listenPort": port,

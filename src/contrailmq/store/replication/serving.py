@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, cast
 
 from contrailmq.store.replication.acknowledged import Acknowledged
 from contrailmq.store.replication.feed import Feed, LogSource
@@ -153,7 +153,11 @@ class ReplicationServer:
         task.add_done_callback(self._entering.discard)
 
     async def _enter(self, connection: SlaveConnection) -> None:
-        reason = await self._admit(connection.host)
+        try:
+            reason = await self._admit(connection.host)
+        except BaseException:  # a fault of ours, or a stop: nobody is let in by it
+            connection.close()
+            raise
         if reason:
             self.complain("a peer was not let in on the HA port", f"{connection.address}: {reason}")
             connection.close()
@@ -192,9 +196,8 @@ class SlaveConnection(asyncio.Protocol):
 
     # --- asyncio
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+    def connection_made(self, made: asyncio.BaseTransport) -> None:
+        transport = self._transport = cast("asyncio.Transport", made)  # uvloop's own class is none of asyncio's
         peer = transport.get_extra_info("peername") or ("", 0)
         self.host = str(peer[0]).removeprefix("::ffff:")
         self.address = f"[{self.host}]:{peer[1]}" if ":" in self.host else f"{self.host}:{peer[1]}"
