@@ -1,16 +1,11 @@
-"""The next commit-log file, made before it is needed.
+"""Makes the next commit-log file before it is needed.
 
-A worker makes file N+1 while file N is being written, so that a roll-over costs a put no more than the switch. Making
-one means: create, set the length, reserve real blocks (`posix_fallocate`; a full disk is an error here and not a SIGBUS
-in a put), optionally write it once (`pre_write_commit_log`: a sync then has no extents to convert and is 2-3 times
-faster), sync the file and its directory, map it.
-
-The length is set first, in one step: a crash leaves an empty last file or a full one of zeros, which are the two
-leftovers that recovery (Apache's too) takes for unwritten.
-
-The same worker faults pages in ahead of the write position, at most `prefault_bytes`, so that the writer meets no page
-fault and resident memory stays small. Under SYNC_FLUSH that is off: a page faulted in for writing is dirty, and the
-next sync would write megabytes of zeros for one record.
+A worker makes file N+1 while file N is being written, so a roll-over costs a put only the switch. It creates the file,
+sets its length, reserves real blocks (`posix_fallocate`, so a full disk is an error here and not a SIGBUS in a put),
+optionally writes it once (`pre_write_commit_log`, which makes syncs 2-3 times faster), syncs file and directory, and
+maps it. The length is set first, in one step: a crash leaves an empty last file or one of zeros, and recovery (also
+Apache's) takes both for unwritten. The worker also faults pages in ahead of the write position, up to `prefault_bytes`.
+Not under SYNC_FLUSH: such a page is dirty, and the next sync would write megabytes of zeros for one record.
 """
 
 from __future__ import annotations

@@ -1,15 +1,10 @@
-"""Records that are not what was stored: how a read finds them, and what is known of those that were found.
+"""Records that are not what was stored: how a read finds them, and what is known of those found.
 
-A queue says where a record lies, how long it is and which offset it has; the record says the same of itself, and has a
-checksum of its body. `sound_count` holds both against each other for a whole batch, in place: 1.2 us a record of 1 KiB
-on a busy machine, half of it for fetching its bytes from memory. A reader asks once a record (queues/sound_runs.py).
-What disagrees was damaged after it was written, on the disk or by somebody's hand. It is not given to anybody, and
-reading goes on at the next unit, which still says where the next record lies.
-
-Properties have no checksum of their own (unless enabledAppendPropCRC adds one): of them only the length is checked.
-
-Places that were found are kept, the first PLACES_MAX of them: for the log, which has each once, for a figure, and for
-an operator, who restores them from a copy of the store.
+A queue unit has a record's place, size and offset. So does the record, which also has a checksum of its body.
+`sound_count` compares both for a whole batch, in place: 1.2 us per record of 1 KiB, half of it to fetch the bytes. A
+reader asks once per record (queues/sound_runs.py). A record that differs was damaged after it was written. It is never
+served, and reading continues at the next unit. Properties have no checksum (unless enabledAppendPropCRC adds one):
+only their length is checked. The first PLACES_MAX damaged places are kept for the log, a figure and the operator.
 """
 
 from __future__ import annotations

@@ -1,25 +1,21 @@
 """When bytes of the log become durable, and who waits for that.
 
-The rule of the house: nobody is told "stored" under SYNC_FLUSH before an fdatasync that began after the bytes were in
-the file has returned without error. `LogFlusher.durable_offset` is that promise as a number.
+The rule: under SYNC_FLUSH a put is acknowledged only after an fdatasync that began when its bytes were in the file has
+returned without error. `LogFlusher.durable_offset` is that promise as a number.
 
-One flush at a time. A thread that needs an offset durable waits while a flush runs; when that did not cover the offset,
-the first to see it leads the next flush, for everything appended by then. So writers that arrive while a flush runs
-share the next one (group commit), and a lone writer syncs in its own thread without waking another (a thread hop costs
-about as much as the sync on a fast disk). When the last flush released many writers, most of them are about to put
-again: the leader waits for as many new requests, but no longer than the last flush took or, if they are many, than so
-many puts take one after the other. Without that pause 64 writers share a sync by twos and threes, with it by dozens.
-The broker's loop must not block: it calls `request`, and the flush thread leads.
-
-The thread, per flushDiskType:
-* SYNC_FLUSH: sleeps until requested, at most `flush_interval_commit_log`; then flushes whatever there is.
+One flush runs at a time. If it did not cover a waiting thread's offset, that thread leads the next flush, for
+everything appended by then. So writers that arrive during a flush share the next one (group commit), and a lone writer
+syncs in its own thread, which saves a thread hop. After a flush that released many writers, the leader waits for about
+as many new requests, but no longer than the last flush took or than so many puts take: without that pause 64 writers
+share a sync by twos and threes, with it by dozens. The broker's loop must not block: it calls `request`, and the flush
+thread leads. The thread, per flushDiskType:
+* SYNC_FLUSH: sleeps until requested, at most `flush_interval_commit_log`, then flushes everything.
 * ASYNC_FLUSH: every `flush_interval_commit_log` (500 ms) flushes if 4 pages are due, and everything each 10 s.
-The checkpoint's physical time moves with thorough flushes only: a partial one does not say which store time it covered.
+Only thorough flushes move the checkpoint's physical time: a partial one does not say which store time it covered.
 
-A failed sync is final. The kernel reports an error once and may have dropped the pages, so a later success would prove
-nothing: the flusher keeps the cause, refuses every further wait, tells the listeners -1, and the store turns read-only.
-
-With the write buffer pool a second thread copies buffers to the files (`LogCommitter`); a sync flush commits first.
+A failed sync is final, because the kernel may have dropped the pages: the flusher keeps the cause, refuses every wait,
+reports -1 to the listeners, and the store turns read-only. With the write buffer pool a second thread copies buffers to
+the files (`LogCommitter`); a sync flush commits first.
 """
 
 from __future__ import annotations

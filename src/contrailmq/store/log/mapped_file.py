@@ -2,18 +2,14 @@
 
     0 <= flushed <= committed <= wrote <= size        (committed means something only with a write buffer)
 
-`wrote` counts the bytes that append accepted, `flushed` those that a sync has made durable. With a write buffer
-(write_buffer_pool.py) append fills the buffer and `commit` copies it to the file with pwrite; then only committed bytes
-may be read, because the mapping beyond them is stale. `read_position` is the one thing readers look at.
+Append moves `wrote`, a sync moves `flushed`. With a write buffer (write_buffer_pool.py) append fills the buffer and
+`commit` copies it to the file with pwrite; only committed bytes may be read then. Readers look at `read_position` only.
 
-Lifetime. Readers get memoryviews of the mapping; the buffer protocol counts them, so a mapping cannot be closed while
-one is alive: that is RocketMQ's reference count, kept by the interpreter. What works on the descriptor instead (sync,
-commit, pread in a worker) takes `hold()` and `release()`. `destroy` makes the file unavailable for new readers, and
-removes it when nobody is left. RocketMQ unmaps by force after an interval, under its readers; here the file's name goes
-then, and the mapping follows with the last view: nothing ever faults.
-
-A file that is to be written through its mapping must have real blocks (`ensure_allocated`), or a full disk would kill
-the process with SIGBUS. Files made by `allocation.py` have them; files found at start may be sparse (Apache's are).
+Readers get memoryviews of the mapping, which cannot be closed while one is alive: the interpreter counts them. Work on
+the descriptor (sync, commit, pread in a worker) uses `hold()` and `release()`. `destroy` refuses new readers and
+removes the file when nobody is left. RocketMQ unmaps by force after an interval; here only the name goes then, so
+nothing faults. A file written through its mapping needs real blocks (`ensure_allocated`), or a full disk is a SIGBUS.
+Files of `allocation.py` have them; those found at start may be sparse (Apache's are).
 """
 
 from __future__ import annotations

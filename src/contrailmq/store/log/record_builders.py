@@ -1,16 +1,13 @@
 """Builders: the bytes of records whose places in the log are known.
 
-A record on its way into the log is a `Draft` and what its builder needs besides. `CommitLog._write` gives drafts their
-places and turns them into facts for dispatch; then one call of a builder makes the bytes of all of them:
+`CommitLog._write` gives `Draft`s their places and turns them into facts for dispatch. One call of a builder then makes
+the bytes of all of them. A builder decides nothing: offsets, limits and files are the log's.
 
     builder := (content, facts) -> bytes        content has at least as many messages as there are facts, in their order
 
-    plain_records    V1, both hosts IPv4, no record checksum: nearly all records there are
+    plain_records    V1, both hosts IPv4, no record checksum: nearly all records
     copied_records   records of the log once more, at another place
     encoded_records  everything else, by the reference encoder
-
-A builder decides nothing: offsets, limits and files are the log's. tests/store/test_every_way_in.py holds all of them
-against the reference encoder.
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
-"""Which index files cannot be believed at a start, beyond what each of them shows by itself (index.py).
+"""Which index files cannot be trusted at a start, beyond what each of them shows itself (index_file.py).
 
-Four questions, cheapest first; everything from the first doubtful file on is removed and entered again from the log:
+Four questions, cheapest first. Everything from the first doubtful file on is removed and entered again from the log:
 
-* Is a file gone that the ledger names?
-* Do the files leave out a message? Each begins with the first message with a key behind the last one of the file before
-  it, and the first file with the first such message of the log. One record is read for each file; this finds what was
-  deleted also where no ledger knew of it. (Messages without any key are walked over, up to a gigabyte of them.)
-* Does a file hold what the ledger says was written, by its checksum? Taken when a file is full and at a clean close,
-  compared as long as no entry was added since: it notices a flipped bit that leaves the file's structure alone, as in
-  the times. The newest half a gigabyte is compared, a second of cold reads, and the others when a query first reaches
-  them. (The file that was being filled at a kill was compared with its own mark before: index_file.py.) A ledger of an
-  older state of the log still knows what full files hold.
-* Without a ledger (another program wrote the store), and if both are small: has every record its entries, with the
-  right times, and no others? The rules are those of `store verify`.
+* Is a file missing that the ledger names?
+* Do the files leave out a message? Each must begin with the first message with a key after the file before, the first
+  one with the first such message of the log. This reads one record per file and needs no ledger.
+* Does a file match its checksum in the ledger, taken when it was full or at a clean close? The newest half a gigabyte
+  is compared now, the others when a query first reaches them. An older ledger still covers full files.
+* Without a ledger, and if both are small: does every record have its entries, with the right times, and no others?
 """
 
 from __future__ import annotations

@@ -1,17 +1,13 @@
-"""ROOT/queues.ledger: what queues and index held when they were last flushed.
+"""ROOT/queues.ledger: what queues and index held when they were last flushed. Apache's store ignores the file.
 
-Apache's store has no such file and ignores it. It closes a hole: queues are checked against the log only where recovery
-walks, so a queue directory that was deleted, or lost its last units, below that point would go unnoticed; its next
-message would get an offset that was already given out. A unit with a flipped bit would be believed. With it each queue
-is compared with what it held, checksums of its files included: 20 bytes a message are read instead of the log; of a
-large store the newest at the start (bounds.py), the others when they are first read. A file that was found damaged then
-is named here, and the next start makes it again.
+Recovery checks queues against the log only where it walks. Below that, a deleted or shortened queue would go unnoticed
+and reuse offsets, and a flipped bit would be believed. With the ledger each queue is compared with what it held,
+checksums of its files included: for a large store the newest at the start (bounds.py), the others when first read. A
+file found damaged then is named here, and the next start rebuilds it.
 
-It is written beside and renamed (so it is whole or old), after the queues' sync and before the checkpoint, and carries
-its own checksum. It refers to one log only: it names the newest record that it covers, with a checksum of it. When
-another record is there, or none, the log was cut and written again (a power cut takes the log's unsynced end and
-leaves the ledger), or the directory was restored from an older copy: it is not believed. Neither is it when the
-checkpoint knows of later dispatches: then Apache's broker worked here since, and may have deleted topics.
+It is written aside and renamed, after the queues' sync and before the checkpoint, and has its own checksum. It names
+the newest record that it covers, with a checksum. If that record is not there, the log was cut or restored, and the
+ledger is not trusted. Nor is it if the checkpoint knows later dispatches: then Apache's broker worked here since.
 """
 
 from __future__ import annotations
