@@ -2,7 +2,7 @@
 
 Recovery checks queues against the log only where it walks. Below that, a deleted or shortened queue would go unnoticed
 and reuse offsets, and a flipped bit would be believed. With the ledger each queue is compared with what it held,
-checksums of its files included: for a large store the newest at the start (bounds.py), the others when first read. A
+checksums of its files included: of a large store the newest at start (`StartBounds`), the others when first read. A
 file found damaged then is named here, and the next start rebuilds it.
 
 It is written aside and renamed, after the queues' sync and before the checkpoint, and has its own checksum. It names

@@ -1,38 +1,33 @@
 """Opening a store: where does the log really end, and do queues and index agree with it?
 
-What a start finds on the disk may be anything: a clean close, a killed process (the page cache survived), a power cut
-(pages of any file are missing, in any order), files that someone deleted or damaged. The commit log is the truth and
-queues and index are made from it, so recovery has two jobs, done in one pass wherever possible.
+A start may find anything: a clean close, a killed process (the page cache survived), a power cut (pages of any file
+are missing), files that someone deleted or damaged. Queues and index are derived from the log, so recovery has two
+jobs, done in one pass where possible.
 
-1. **Find the end of the log.** Walk record by record, with checksums, from a file that is certainly good. After a clean
-   exit that is the file that holds the newest record any queue knows; after a crash it is the last file whose first
-   record was stored before the checkpoint's time. The first thing that is not a whole record ends the log, and whatever
-   lies behind it is cut, later files included: those bytes were never acknowledged as flushed, and nothing may be
-   served after a hole. A BLANK that closes the last file is cut as well, and writing resumes in its place, as Apache's
-   store does.
+1. **Find the end of the log.** Walk record by record, with checksums, from a file that is certainly good: after a clean
+   exit the file with the newest record that any queue knows, after a crash the last file whose first record was stored
+   before the checkpoint's time. The first thing that is not a whole record ends the log, and what follows is cut: it
+   was never acknowledged as flushed, and nothing may be served after a hole. A BLANK that closes the last file is cut
+   too, and writing resumes there, as in Apache's store.
 
-   That is not so where the log was surely written further: up to what the ledger knows, if it was written at a clean
-   exit or in this run of the machine; up to the checkpoint's time; and after a clean exit or a killed process, whose
-   pages are all still there, up to the last whole record. There a hole is damage to what was stored. If whole records
-   follow, the walk goes on with them, the queues keep their units, whoever reads passes the hole (damage.py), and the
-   report names it.
+   Some of the log was surely written: up to what the ledger knows, if it was written at a clean exit or in this run of
+   the machine; up to the checkpoint's time; and after a clean exit or a kill, up to the last whole record. A hole there
+   is damage. If whole records follow, the walk continues with them, queues keep their units, readers skip the hole
+   (damage.py), and the report names it.
 
-2. **Make queues and index agree with it** (reconcile.py). Each record of the walk is compared with its unit. Apache
-   dispatches only what lies strictly above the queues' maximum after a clean exit, and all of the walk after a crash.
-   We compare everything we walk, which also mends a unit that was flipped. Where there is reason to doubt the part
-   before the walk, that part is walked too, by headers only:
+2. **Make queues and index agree with it** (reconcile.py). Every record of the walk is compared with its unit, which
+   also mends a flipped one. If the part before the walk is in doubt, it is walked too, by headers only:
 
-   - a queue's files cannot be right, or its last unit contradicts the log, or it is not what the ledger
-     (queue_ledger.py) says it was: only these queues are compared, over the whole log;
-   - there is no believable ledger (Apache's broker wrote the store) and the log is small enough to walk in about a
-     second: all queues are compared;
+   - a queue's files cannot be right, its last unit contradicts the log, or it differs from the ledger
+     (queue_ledger.py): these queues are compared, over the whole log;
+   - there is no valid ledger (Apache's broker wrote the store) and the log is small: all queues are compared;
    - the index ends before the walk begins, or its files cannot be right (index_recovery.py): it is fed from there on.
 
-   Queue files beyond the bounds (bounds.py) stay in doubt and are compared when somebody reads them. If that is
-   recovery itself, and one is not what was written, the run begins again with that queue among the damaged ones.
+   Queue files beyond `StartBounds` are compared when they are first read. If recovery itself reads one and it
+   is wrong, the run starts again with that queue among the damaged ones.
 
-The report says what was found, what was cut and why. Recovery is idempotent: a crash in the middle of it, or a second
-run, gives the same store.
+The report says what was found, what was cut and why. Recovery is idempotent: after a crash in the middle of it, the
+next run gives the same store.
 """
 
 from __future__ import annotations
