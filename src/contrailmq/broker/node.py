@@ -334,6 +334,8 @@ class BrokerNode:
             self.parked.fail()
             return
         if self.store.config.is_sync_flush:
+            if self.on_log_grown is not None:
+                self.on_log_grown()
             self._dispatch()  # readers see a message only when it is durable
         self.parked.advanced(offset)
         while self._unsynced and self._unsynced[0][0] <= offset:

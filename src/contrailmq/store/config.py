@@ -428,6 +428,11 @@ class StoreConfig(_Settings):
         return self.broker_role is BrokerRole.SYNC_MASTER
 
     @property
+    def waits_for_slaves(self) -> bool:
+        """Whether messages are acknowledged when slaves have them."""
+        return self.is_sync_master and self.in_sync_replicas > 1
+
+    @property
     def uses_write_buffer_pool(self) -> bool:
         """RocketMQ 5.x: whatever the flush type, but not on a slave."""
         return self.transient_store_pool_enable and not self.is_slave

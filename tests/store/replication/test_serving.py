@@ -362,6 +362,23 @@ def test_uncommitted_bytes_of_the_write_buffer_pool_stay_here(tmp_path: Path) ->
     run(work())
 
 
+@pytest.mark.parametrize(
+    "role", [{}, {"broker_role": "SYNC_MASTER"}, {"broker_role": "SYNC_MASTER", "in_sync_replicas": 2}]
+)
+def test_under_sync_flush_bytes_leave_when_they_are_synced_unless_somebody_waits_for_both(
+    tmp_path: Path, role: dict[str, object]
+) -> None:
+    """Or a power cut would leave slaves ahead of their master."""
+    store = opened(tmp_path, flush_disk_type="SYNC_FLUSH", flush_interval_commit_log=3_600_000, **role)
+    end = append(store)
+    feed = Feed(store, 0)
+    feed.take(bytes(8), 0)
+    assert feed.size_due(0) == (end if "in_sync_replicas" in role else 0)
+    store.flush()
+    assert feed.size_due(0) == end
+    store.close()
+
+
 def test_what_is_not_in_memory_is_read_by_a_worker(store: MessageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block, here; the loop reads none of them."""
 

@@ -33,7 +33,7 @@ class Replicas:
         self.slaves_in_sync: Callable[[], int] = int
         self.on_shortage: Callable[[], None] = lambda: None  # `shortage` has changed
         self.shortage = ""  # why messages that wait are refused before they are stored
-        self.is_awaited = config.is_sync_master and config.in_sync_replicas > 1
+        self.is_awaited = config.waits_for_slaves
         self._is_checked = self.is_awaited and (config.enable_auto_in_sync_replicas or config.min_in_sync_replicas > 1)
         self.look()
 

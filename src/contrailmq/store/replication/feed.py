@@ -10,8 +10,10 @@ Every later report is an acknowledgement, and must not be beyond what was sent t
 can know is no slave of ours, and nothing that it says counts (a garbage report acknowledged messages in RocketMQ:
 #1155, #3015).
 
-Only readable bytes leave: with the write buffer pool those that are committed to their file. They may be on a slave
-before this master has synced them, so that waiting for the disk and for slaves takes as long as the slower of the two.
+Only readable bytes leave: with the write buffer pool those that are committed to their file. Under SYNC_FLUSH they
+leave when they are synced: else a power cut of the master would leave slaves ahead of it, and somebody would have to
+cut them. A SYNC_MASTER that waits for slaves sends them at once: then the wait for the disk and the one for slaves take
+as long as the slower of the two, and a power cut may leave a slave ahead by what was acknowledged to nobody.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ class LogSource(Protocol):
     def log_min_offset(self) -> int: ...
     @property
     def log_max_offset(self) -> int: ...
+    @property
+    def confirm_offset(self) -> int: ...
     def read_log(self, offset: int, max_bytes: int) -> memoryview | None: ...
     def read_cold(self, physical_offset: int, size_bytes: int) -> memoryview | None: ...
     def is_resident(self, physical_offset: int) -> bool: ...
@@ -109,7 +113,7 @@ class Feed:
             return 0
         source, config = self._source, self._source.config
         begin = self.next_offset
-        left = source.log_max_offset - begin
+        left = (source.log_max_offset if config.waits_for_slaves else source.confirm_offset) - begin
         if left <= 0:
             return 0
         if begin < source.log_min_offset:
