@@ -273,17 +273,93 @@ def test_a_reset_moves_the_next_pull_once(bench: Bench) -> None:
     assert len(records(found.body)) == 2
 
 
-@pytest.mark.parametrize(("is_allowed", "suggested"), [("true", "3"), ("false", "0")])
+@pytest.mark.parametrize(
+    ("is_allowed", "in_sync", "suggested"), [("true", 1, "3"), ("true", 0, "0"), ("false", 1, "0")]
+)
 def test_a_consumer_that_is_far_behind_is_sent_to_the_slave_that_its_group_names(
-    tmp_path: Path, is_allowed: str, suggested: str
+    tmp_path: Path, is_allowed: str, in_sync: int, suggested: str
 ) -> None:
     bench = Bench(tmp_path, settings={"slaveReadEnable": is_allowed}, access_message_in_memory_max_ratio=0)
+    bench.node.replicas.slaves_in_sync = lambda: in_sync
     bench.node.groups.put(Group("g", which_broker_when_slow=3))
     for _ in range(3):
         bench.send()
     (answer,) = bench.pull(maxMsgNums=1)
     assert (answer.code, answer.ext["suggestWhichBrokerId"]) == (0, suggested)
     bench.close()
+
+
+def slave_of(path: Path, count: int, **settings: str) -> Bench:
+    """A slave with so many messages of its master in queue 0 of T."""
+    master = Bench(path / "master")
+    for number in range(count):
+        master.send(body=b"%d" % number, queueId="0")
+    log = master.store.read_log(0, 1 << 20)
+    data = bytes(log or b"")
+    if log is not None:
+        log.release()
+    master.close()
+    slave = Bench(path / "slave", settings={"brokerId": "1", "slaveReadEnable": "true"} | settings, broker_role="SLAVE")
+    slave.node.topics.put(Topic("T", read_queues=4, write_queues=4))
+    slave.node.groups.put(Group("g"))
+    slave.store.replica.append(0, data)
+    slave.node.after_append()
+    slave.settle()
+    return slave
+
+
+def test_a_slave_gives_what_it_has_and_sends_consumers_back_to_the_master(tmp_path: Path) -> None:
+    slave = slave_of(tmp_path, 3)
+    slave.node.has_master = True
+    (found,) = slave.pull(offset=1)
+    assert [record.body for record in records(found.body)] == [b"1", b"2"]
+    assert found.ext["suggestWhichBrokerId"] == "0"
+    for offset in (3, 7):  # at its end, and beyond: the master may have more
+        (answer,) = slave.pull(offset=offset, sysFlag=SUSPEND)
+        assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        assert (answer.ext["suggestWhichBrokerId"], answer.ext["nextBeginOffset"]) == ("0", str(offset))
+    assert len(slave.node.held) == 0
+    slave.close()
+
+
+def test_a_slow_consumer_stays_at_the_slave(tmp_path: Path) -> None:
+    slave = slave_of(tmp_path, 3)
+    slave.node.has_master = True
+    slave.close()
+    slave = Bench(
+        tmp_path / "slave",
+        settings={"brokerId": "1", "slaveReadEnable": "true"},
+        broker_role="SLAVE",
+        access_message_in_memory_max_ratio=0,
+    )
+    slave.node.topics.put(Topic("T", read_queues=4, write_queues=4))
+    slave.node.groups.put(Group("g", which_broker_when_slow=1))
+    (found,) = slave.pull(maxMsgNums=1)
+    assert (found.code, found.ext["suggestWhichBrokerId"]) == (0, "1")
+    slave.close()
+
+
+def test_without_a_master_a_slave_holds_pulls_and_never_moves_an_offset(tmp_path: Path) -> None:
+    slave = slave_of(tmp_path, 3)
+    consumers = {offset: Link(offset) for offset in (3, 7)}
+    for offset, link in consumers.items():
+        assert slave.pull(link=link, offset=offset, sysFlag=SUSPEND, suspendTimeoutMillis="5000") == []
+    assert len(slave.node.held) == 2
+    slave.clock.advance(6000)
+    slave.node.held.expire(slave.node.monotonic_ms())
+    for offset, link in consumers.items():
+        (answer,) = link.take()
+        assert answer.code == ResponseCode.PULL_NOT_FOUND
+        assert answer.ext["nextBeginOffset"] == str(offset)
+    slave.close()
+
+
+def test_a_slave_that_serves_no_reads_says_so(tmp_path: Path) -> None:
+    slave = slave_of(tmp_path, 1, slaveReadEnable="false")
+    (answer,) = slave.pull()
+    assert answer.code == ResponseCode.SYSTEM_BUSY
+    assert "slaveReadEnable" in answer.remark
+    slave.close()
 
 
 # ------------------------------------------------------------------------------------------------------ long polling

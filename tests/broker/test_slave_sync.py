@@ -102,21 +102,26 @@ class Pair:
         self.sync = self.slave.run(make())
         self.sync.master_told(MASTER, "")
 
-    def copy(self) -> bool:
+    def copy(self, *, with_log: bool = True) -> bool:
+        """One round of tables; the log comes first, as replication would send it."""
+        if with_log:
+            self.copy_log()
         return self.slave.run(self.sync.copy_all())
+
+    def copy_log(self) -> None:
+        source, target = self.wire.masters[self.sync.master or MASTER].store, self.slave.store
+        source.dispatch()
+        while target.replica.received_end < source.log_max_offset:
+            chunk = source.read_log(target.replica.received_end, 777)
+            assert chunk is not None
+            target.replica.append(target.replica.received_end, chunk)
+        self.slave.node.after_append()
+        self.slave.settle()
 
     def live(self, milliseconds: int, *, copy_log: bool = False) -> None:
         """Both live; the slave gets the log as replication would send it, and asks at the end."""
         self.master.live(milliseconds)
-        if copy_log:
-            source, target = self.master.store, self.slave.store
-            while target.replica.received_end < source.log_max_offset:
-                chunk = source.read_log(target.replica.received_end, 777)
-                assert chunk is not None
-                target.replica.append(target.replica.received_end, chunk)
-            self.slave.node.after_append()
-            self.slave.settle()
-        assert self.copy()
+        assert self.copy(with_log=copy_log)
         self.slave.live(milliseconds)
 
     def close(self) -> None:
@@ -149,7 +154,7 @@ def fill(master: Broker) -> None:
 
 def test_every_table_arrives_in_the_slaves_files_as_the_master_has_it(pair: Pair) -> None:
     fill(pair.master)
-    pair.live(20_100)  # the master knows since the last 100 ms that what it saved is on disk
+    pair.live(20_100, copy_log=True)  # the master knows since the last 100 ms that what it saved is on disk
     pair.master.save()
     for name in TABLES:
         assert table(pair.slave, name) == table(pair.master, name), name
@@ -160,7 +165,7 @@ def test_every_table_arrives_in_the_slaves_files_as_the_master_has_it(pair: Pair
     assert checkpoints[0].read_time_ms > 1_700_000_000_000
     assert checkpoints[0].master_queue_offset == 3
     # The log of timers is the slave's own; the rest is the master's, its version too.
-    own = {"log_flushed_position": 0, "queue_offset": 0}
+    own = {"log_flushed_position": checkpoints[1].log_flushed_position, "queue_offset": 3}
     assert checkpoints[1] == checkpoints[0]._replace(**own)
     metrics = [(broker.config_path / "timermetrics").read_text() for broker in (pair.master, pair.slave)]
     assert metrics[0] == metrics[1]
@@ -186,12 +191,12 @@ def test_what_the_master_removed_is_removed_from_the_slave(pair: Pair) -> None:
 
 def test_an_unchanged_table_is_asked_for_and_not_written_again(pair: Pair) -> None:
     fill(pair.master)
-    pair.live(11_000)
+    pair.live(11_000, copy_log=True)
     files = [pair.slave.config_path / name for name in TABLES]
     before = [file.stat().st_ino for file in files]
     pair.wire.asked.clear()
     assert pair.copy()
-    assert pair.wire.asked == [21, 201, 43, 45, 61, 60]
+    assert pair.wire.asked == [21, 201, 43, 28, 45, 28, 61, 60, 28]
     assert [file.stat().st_ino for file in files] == before
     pair.master.node.offsets.commit("g", "T", 2, 19)  # its version stays
     assert pair.copy()
@@ -352,6 +357,52 @@ def test_what_a_full_disk_does_not_take_is_in_effect_and_saved_when_there_is_roo
     assert table(pair.slave, "consumerOffset.json") == table(pair.master, "consumerOffset.json")
 
 
+def test_positions_wait_until_the_log_has_come_as_far_as_the_masters_had(pair: Pair) -> None:
+    """They say what was delivered: its copies lie further on in the log, which may never come."""
+    fill(pair.master)
+    pair.live(100, copy_log=True)
+    pair.master.live(20_100)  # all three levels are delivered, and one timer
+    pair.master.node.offsets.commit("g", "T", 2, 18)
+    assert pair.copy(with_log=False)
+    assert "T" in pair.slave.node.topics
+    assert pair.slave.delay.offsets.get(1, 0) == 0
+    assert pair.slave.node.offsets.query("g", "T", 2) == 17
+    before = pair.slave.timer.checkpoint
+    pair.copy_log()
+    pair.slave.run(pair.sync.copy_checkpoint())  # what the next second brings
+    assert pair.slave.delay.offsets[1] == 3
+    assert pair.slave.node.offsets.query("g", "T", 2) == 18
+    assert pair.slave.timer.checkpoint.read_time_ms > before.read_time_ms
+
+
+def test_offsets_committed_at_a_slave_reach_the_master_that_returns_and_never_go_back(pair: Pair) -> None:
+    """Named after RocketMQ's #1094 and #7790."""
+    for group in ("g", "h", "new"):
+        pair.master.node.groups.put(Group(group))
+    for _ in range(30):
+        pair.master.send("T", b"x", queueId="0")
+    pair.master.node.offsets.commit("g", "T", 0, 10)
+    pair.master.node.offsets.commit("h", "T", 0, 20)
+    assert pair.copy()
+    pair.wire.gone.add(MASTER)
+    for group, offset in (("g", 25), ("h", 15), ("new", 3), ("unknown", 4)):
+        pair.slave.node.commit_offset(group, "T", 0, offset)
+    assert not pair.copy()
+    pair.wire.gone.clear()
+    pair.master.node.offsets.commit("h", "T", 0, 22)
+    assert pair.copy()
+    for broker in (pair.master, pair.slave):
+        assert {group: broker.node.offsets.query(group, "T", 0) for group in ("g", "h", "new")} == {
+            "g": 25,
+            "h": 22,
+            "new": 3,
+        }
+    pair.master.node.offsets.reset("g", "T", 0, 5)
+    assert pair.copy()
+    assert pair.master.node.offsets.stored("T@g", 0) == 5, "what was handed over is not handed over again"
+    assert pair.slave.node.offsets.stored("T@g", 0) == 5
+
+
 # --------------------------------------------------------------------------------------- a slave that becomes a master
 
 
@@ -373,10 +424,11 @@ REST = [b"level 30", b"timer 30"]
 
 @pytest.mark.parametrize("way", ["as it grows", "file by file"])
 def test_a_slave_started_as_a_master_delivers_exactly_the_rest(tmp_path: Path, way: str) -> None:
-    """The log comes while the slave runs, or all at once when it is stopped; the positions are the master's."""
+    """The log is what the running slave got, or is put in its place when it is stopped; the positions are the
+    master's."""
     pair = Pair(tmp_path)
     send_all(pair.master)
-    pair.live(20_000, copy_log=way == "as it grows")
+    pair.live(20_000, copy_log=True)
     assert bodies(pair.master) == EARLY
     now_ms = pair.master.clock.now_ms()
     pair.close()
@@ -400,7 +452,7 @@ def test_a_slave_started_as_a_master_that_crashes_at_once_still_knows_what_was_d
     """It has to take in again what its master had: a crash on the way must not deliver the old ones."""
     pair = Pair(tmp_path)
     send_all(pair.master)
-    pair.live(20_000)
+    pair.live(20_000, copy_log=True)
     now_ms = pair.master.clock.now_ms()
     pair.close()
     path = pair.slave.path
@@ -417,17 +469,18 @@ def test_a_slave_started_as_a_master_that_crashes_at_once_still_knows_what_was_d
 
 
 def test_a_slave_that_is_started_again_keeps_positions_that_are_ahead_of_its_log(tmp_path: Path) -> None:
-    """It has no log at all here: what its master told must not be brought back to what its own queues hold."""
+    """Its log is lost: what its master told must not be brought back to what its own queues hold."""
     pair = Pair(tmp_path)
     fill(pair.master)
-    pair.live(20_100)
+    pair.live(20_100, copy_log=True)
     before = {name: table(pair.slave, name) for name in TABLES}
-    checkpoint = pair.slave.timer.checkpoint
+    version = pair.slave.timer.checkpoint.version_counter
     pair.slave.saver.save_all_now()
     pair.close()
+    shutil.rmtree(pair.slave.path / "store" / "commitlog")
     again = Broker(pair.slave.path, now_ms=pair.slave.clock.now_ms(), broker_role="SLAVE")
     assert again.delay.offsets == {1: 3}
-    assert again.timer.checkpoint == checkpoint
+    assert again.timer.checkpoint.version_counter == version
     assert again.timer.checkpoint.master_queue_offset == 3
     again.live(5000)
     assert {name: table(again, name) for name in TABLES} == before

@@ -69,6 +69,7 @@ class BrokerNode:
         self.started_ms = clock.now_ms()
         self.started_monotonic_ms = clock.monotonic_ms()
         self.is_accepting = True  # False while stopping
+        self.has_master = False  # of a slave: the NameServers know a live one
         self.topics = TopicTable(now_ms=clock.now_ms)
         self.groups = GroupTable(now_ms=clock.now_ms, auto_create=config.auto_create_subscription_group)
         self.offsets = OffsetTable(now_ms=clock.now_ms)

@@ -335,8 +335,15 @@ class BrokerServer:
         def told(address: str, ha_address: str) -> None:
             tables.master_told(address, ha_address)
             following.master_told(address, ha_address)
+            self._note_master(has_master=bool(tables.master))
 
         self.registration.follow(told)
+
+    def _note_master(self, *, has_master: bool) -> None:
+        """Consumers that wait here go to the master that is back."""
+        is_back, self.node.has_master = has_master and not self.node.has_master, has_master
+        if is_back:
+            self.node.held.release_all()
 
     def _durable(self, offset: int) -> None:
         self.node.durable(offset)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
 
@@ -17,7 +17,7 @@ from contrailmq.cli.logs import FILE_MIB, FILES_KEPT, File, FileMib, FilesKept, 
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 PORT_STEP: Final = 10  # between brokers: each takes its port, the one two below it and the one above it
 MIB: Final = 1 << 20
@@ -36,6 +36,7 @@ def up(
     namesrv_port: Annotated[int, typer.Option(help="Port of the NameServer; 0 takes a free one.")] = 9876,
     broker_port: Annotated[int, typer.Option(help="Port of the first broker; 0 takes free ones.")] = 10911,
     brokers: Annotated[int, typer.Option(min=1, max=64, help="How many brokers; more than one are processes.")] = 1,
+    slaves: Annotated[int, typer.Option(min=0, max=8, help="Slaves of each broker; all are processes then.")] = 0,
     config_file: Annotated[
         Path | None, typer.Option("-c", "--config-file", help="A broker.conf with RocketMQ's keys, for every broker.")
     ] = None,
@@ -72,12 +73,12 @@ def up(
         properties.pop("namesrvAddr", None)
         logs = LogSettings(log_level, log_file, log_file_mib, log_files, log_json)
         start_logging(logs)
-        if brokers == 1:  # of several, each is a process that tells it itself
+        if brokers == 1 and not slaves:  # of several, each is a process that tells it itself
             tell_what_runs()
         properties = with_client_side(properties | _listening_on(listen, properties))
         run_until_stopped(
             lambda stopped: _serve(
-                store, properties, stopped, logs, namesrv_port=namesrv_port, broker_port=broker_port, brokers=brokers
+                store, properties, stopped, logs, _Cluster(namesrv_port, broker_port, brokers, slaves)
             )
         )
     except (ContrailError, OSError) as exc:
@@ -99,15 +100,39 @@ def _listening_on(address: str, properties: Mapping[str, str]) -> dict[str, str]
     return settings
 
 
+class _Cluster(NamedTuple):
+    """What is started."""
+
+    namesrv_port: int
+    broker_port: int
+    brokers: int
+    slaves: int  # of each broker
+
+
+def _members(properties: Mapping[str, str], cluster: _Cluster) -> Iterator[tuple[str, dict[str, str]]]:
+    """Names and settings: the masters, then their slaves. Ports go up in this order."""
+    _, port, brokers, slaves = cluster
+    step = PORT_STEP if port else 0
+    masters: list[dict[str, str]] = []
+    for number in range(brokers):
+        own = {"brokerName": f"broker-{chr(97 + number % 26)}" + (str(number // 26) if number >= 26 else "")}
+        said = own | dict(properties) | (own if brokers > 1 else {})
+        masters.append(said)
+        yield said["brokerName"], said | {"listenPort": str(port)}
+        port += step
+    for said in masters:
+        for broker_id in range(1, slaves + 1):
+            as_slave = {"slaveReadEnable": "true"} | said | {"brokerRole": "SLAVE", "brokerId": str(broker_id)}
+            yield f"{said['brokerName']}-slave-{broker_id}", as_slave | {"listenPort": str(port)}
+            port += step
+
+
 async def _serve(
     store: Path,
     properties: Mapping[str, str],
     stopped: asyncio.Event,
     logs: LogSettings,
-    *,
-    namesrv_port: int,
-    broker_port: int,
-    brokers: int,
+    cluster: _Cluster,
 ) -> None:
     import asyncio
 
@@ -118,24 +143,21 @@ async def _serve(
     from contrailmq.wire.tls import server_tls
 
     listening = NamesrvConfig(
-        bind_address=properties["bindAddress"], listen_port=namesrv_port, rocketmq_home=str(store)
+        bind_address=properties["bindAddress"], listen_port=cluster.namesrv_port, rocketmq_home=str(store)
     )
     name_server = NameServer(listening, tls=server_tls(properties))
     await name_server.start()
-    kind: type[Member] = ThreadlessMember if brokers == 1 else ProcessMember
+    kind: type[Member] = ThreadlessMember if cluster.brokers + cluster.slaves == 1 else ProcessMember
     members: dict[str, Member] = {}
     try:
-        for number in range(brokers):
-            port = broker_port + number * PORT_STEP if broker_port else 0
-            own = {"brokerName": f"broker-{chr(97 + number % 26)}" + (str(number // 26) if number >= 26 else "")}
-            said = own | dict(properties) | {"listenPort": str(port), "namesrvAddr": name_server.address}
-            if brokers > 1:
-                said |= own
-            member = kind(store / said["brokerName"], said, store_settings=SMALL_STORE)
+        for name, said in _members(dict(properties) | {"namesrvAddr": name_server.address}, cluster):
+            member = kind(store / name, said, store_settings=SMALL_STORE)
             if isinstance(member, ProcessMember):
-                member.flags, member.on_line = logs.child_flags(), child_log(said["brokerName"])
-            members[said["brokerName"]] = member
-        await asyncio.gather(*(member.start() for member in members.values()))
+                member.flags, member.on_line = logs.child_flags(), child_log(name)
+            members[name] = member
+        starts = [member.start for member in members.values()]
+        await asyncio.gather(*(start() for start in starts[: cluster.brokers]))
+        await asyncio.gather(*(start() for start in starts[cluster.brokers :]))  # slaves: they find their masters
         settle_memory()
         addresses = " ".join(member.address for member in members.values())
         typer.echo(f"ready namesrv {name_server.address} brokers {addresses} store {store}")

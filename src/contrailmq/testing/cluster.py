@@ -2,7 +2,7 @@
 
 Stores are temporary, with 16 MiB log files, unless a path is given. A broker that is killed loses what was not flushed
 and comes back on the same port and store, as after a crash. With `processes=True` brokers are real processes and a
-kill is a real SIGKILL.
+kill is a real SIGKILL. With `slaves=N` each broker is a master with N slaves, which serve reads when it is gone.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from typing import Final, Self, TypeVar
 
 from contrailmq.broker.server import BrokerServer
 from contrailmq.namesrv import NameServer, NamesrvConfig
-from contrailmq.testing.members import Member, ProcessMember, ThreadlessMember
-from contrailmq.wire.tls import server_tls, with_client_side
-from contrailmq.wire.transport import new_event_loop
+from contrailmq.testing.members import ClusterError, Member, ProcessMember, ThreadlessMember
+from contrailmq.wire.bodies import KVTable, decode_body
+from contrailmq.wire.codes import RequestCode
+from contrailmq.wire.tls import client_tls, server_tls, with_client_side
+from contrailmq.wire.transport import RemotingClient, new_event_loop
 
 T = TypeVar("T")
 
 MIB: Final = 1 << 20
 START_TIMEOUT_S: Final = 60.0
+POLL_S: Final = 0.02
 SMALL_STORE: Final[dict[str, object]] = {
     "mapped_file_size_commit_log": 16 * MIB,
     "max_hash_slot_num": 50_000,
@@ -44,12 +47,15 @@ class LocalCluster:
         self,
         brokers: int = 1,
         *,
+        slaves: int = 0,
         store: str | Path | None = None,
         config: Mapping[str, object] | None = None,
         processes: bool = False,
     ) -> None:
         assert brokers >= 1, "a cluster has at least one broker"
+        assert slaves >= 0, "a broker has no slaves, or some"
         self._count = brokers
+        self._slave_count = slaves
         self._given_store = store
         self._config = {key: _text(value) for key, value in (config or {}).items()}
         self._kind: type[Member] = ProcessMember if processes else ThreadlessMember
@@ -69,7 +75,24 @@ class LocalCluster:
 
     @property
     def broker_addresses(self) -> list[str]:
+        """Of all that run: the masters, then the slaves (`slave_index`)."""
         return [member.address for member in self._members]
+
+    def slave_index(self, broker: int = 0, slave: int = 0) -> int:
+        """By which number a slave of a broker is killed, stopped and restarted: `kill_broker(cluster.slave_index())`.
+
+        Masters have the numbers from 0 on.
+        """
+        assert 0 <= broker < self._count
+        assert 0 <= slave < self._slave_count, f"each broker has {self._slave_count} slaves"
+        return self._count + broker * self._slave_count + slave
+
+    def wait_until_replicated(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Return when every slave that runs has what its master has now; ClusterError when it takes longer.
+
+        Of masters and slaves that are not running nothing is expected.
+        """
+        self._run(self._replicated(timeout_s), timeout_s + START_TIMEOUT_S)
 
     def kill_broker(self, index: int = 0) -> None:
         """End a broker without flushing or saying goodbye."""
@@ -152,6 +175,8 @@ class LocalCluster:
     async def _start(self) -> None:
         self._name_server = self._new_name_server(0)
         await self._name_server.start()
+        masters: list[Member] = []
+        slaves: list[Member] = []
         for number in range(self._count):
             name = f"broker-{number}"
             properties = {
@@ -164,8 +189,33 @@ class LocalCluster:
                 "namesrvAddr": self._name_server.address,
             }
             said = with_client_side(properties | self._config)
-            self._members.append(self._kind(self.store_path / name, said, store_settings=SMALL_STORE))
-        await asyncio.gather(*(member.start() for member in self._members))
+            masters.append(self._kind(self.store_path / name, said, store_settings=SMALL_STORE))
+            for broker_id in range(1, self._slave_count + 1):
+                as_slave = {"slaveReadEnable": "true"} | said | {"brokerRole": "SLAVE", "brokerId": str(broker_id)}
+                path = self.store_path / f"{name}-slave-{broker_id}"
+                slaves.append(self._kind(path, as_slave, store_settings=SMALL_STORE))
+        self._members = masters + slaves
+        await asyncio.gather(*(member.start() for member in masters))
+        await asyncio.gather(*(member.start() for member in slaves))
+        if slaves:
+            await self._replicated(START_TIMEOUT_S)  # they have found their masters
+
+    async def _replicated(self, timeout_s: float) -> None:
+        client = RemotingClient(tls=client_tls(with_client_side(self._config)))
+        try:
+            async with asyncio.timeout(timeout_s):
+                for number, master in enumerate(self._members[: self._count]):
+                    first = self._count + number * self._slave_count
+                    if master.is_running:
+                        end = await _log_end(client, master)
+                        for slave in self._members[first : first + self._slave_count]:
+                            await _wait_for_end(client, slave, end)
+        except TimeoutError:
+            raise ClusterError(
+                f"not every slave had its master's log within {timeout_s:g} s: its log says why it does not follow"
+            ) from None
+        finally:
+            await client.close()
 
     def _new_name_server(self, port: int) -> NameServer:
         home = self.store_path / "namesrv-home"
@@ -179,9 +229,27 @@ class LocalCluster:
             await self._name_server.stop()
             self._name_server = None
 
-    def _run(self, work: Coroutine[object, object, T]) -> T:
+    def _run(self, work: Coroutine[object, object, T], timeout_s: float = 2 * START_TIMEOUT_S) -> T:
         assert self._loop is not None, "the cluster is not running"
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_TIMEOUT_S)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+
+async def _figures(client: RemotingClient, member: Member) -> dict[str, str]:
+    answer = await client.invoke(member.address, RequestCode.GET_BROKER_RUNTIME_INFO)
+    return decode_body(answer.body, KVTable).table
+
+
+async def _log_end(client: RemotingClient, member: Member) -> int:
+    return int((await _figures(client, member))["commitLogMaxOffset"])
+
+
+async def _wait_for_end(client: RemotingClient, slave: Member, end: int) -> None:
+    """Until it follows, and its log is as long as that."""
+    while slave.is_running:
+        figures = await _figures(client, slave)
+        if int(figures["commitLogMaxOffset"]) >= end and figures.get("haIsFollowing") == "true":
+            return
+        await asyncio.sleep(POLL_S)
 
 
 def _text(value: object) -> str:

@@ -34,6 +34,8 @@ class Member(Protocol):
     address: str
     ending: str  # how its process ended, "" while it runs or where it has none
 
+    @property
+    def is_running(self) -> bool: ...
     def __init__(self, path: Path, properties: Mapping[str, str], *, store_settings: Mapping[str, object]) -> None: ...
     async def start(self) -> None: ...
     async def stop(self) -> None: ...
@@ -52,6 +54,10 @@ class ThreadlessMember:
         self._server: BrokerServer | None = None
         self.address = ""
         self.ending = ""
+
+    @property
+    def is_running(self) -> bool:
+        return self._server is not None
 
     @property
     def server(self) -> BrokerServer:
@@ -124,6 +130,10 @@ class ProcessMember:
             f"{self._properties.get('brokerName', 'a broker')} did not start: {self.ending}; "
             + (f"it said:\n{said}" if said else f"it said nothing: try contrailmq broker -c {config_file}")
         )
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
 
     @property
     def process_id(self) -> int:

@@ -20,41 +20,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from contrailmq._faults import LastingFault
+from contrailmq.broker.cluster.master_log import Asking, UnlikeError, log_bounds, record_at
 from contrailmq.broker.node import BrokerNode
-from contrailmq.message import ContrailError
 from contrailmq.message.record import read_store_time
 from contrailmq.store import Following, StoreError
-from contrailmq.wire.bodies import KVTable, decode_body
-from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import WireError
-from contrailmq.wire.header import Command, Fields
-from contrailmq.wire.requests import ViewMessage
 
 log = logging.getLogger("contrailmq.broker")
 
 LOOK_AGAIN_S: Final = 1.0  # for a master, while none is known
 CONNECT_TIMEOUT_S: Final = 5.0
-ASK_TIMEOUT_S: Final = 3.0
 PAUSE_S_MIN: Final = 0.1
 PAUSE_S_MAX: Final = 5.0
 READ_BYTES: Final = 1 << 20
 
 Connect = Callable[[str, int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
-
-
-class Asking(Protocol):
-    """The part of RemotingClient that is used here."""
-
-    async def invoke(
-        self, address: str, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
-    ) -> Command: ...
-
-
-class Refused(ContrailError):
-    """The master's log and ours are not one history, or it cannot be seen whether they are."""
 
 
 class Lag(NamedTuple):
@@ -151,7 +134,7 @@ class LogFollowing:
                 continue
             try:
                 await self._follow()
-            except Refused as exc:
+            except UnlikeError as exc:
                 self._fault.goes_on(exc)
                 self._pause_s = PAUSE_S_MAX
             except (OSError, EOFError, TimeoutError, WireError, StoreError) as exc:
@@ -175,7 +158,7 @@ class LogFollowing:
             await asyncio.get_running_loop().run_in_executor(None, self._store.flush)
         host, _, port = self.address.rpartition(":")
         if not host or not port.isdigit():
-            raise Refused(f"the HA address {self.address!r} is not host:port: correct haMasterAddress")
+            raise UnlikeError(f"the HA address {self.address!r} is not host:port: correct haMasterAddress")
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await self._connect(host, int(port))
         following = Following(self._store)
@@ -231,11 +214,11 @@ class LogFollowing:
     # --- one history?
 
     async def _check_history(self) -> None:
-        """Refused unless our log is a prefix of the master's, as far as two questions tell."""
+        """UnlikeError unless our log is a prefix of the master's, as far as two questions tell."""
         end = self._store.replica.end
         if not self._master:
             return  # haMasterAddress without a NameServer: only the bytes themselves tell
-        begin, master_end = await self._master_bounds()
+        begin, master_end = await log_bounds(self._client, self._master)
         self._master_end = master_end
         if end == 0:
             return
@@ -244,9 +227,8 @@ class LogFollowing:
         if last < begin:
             return
         ours = self._store.read_record(last)
-        answer = await self._ask(RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(offset=last))
-        if ours is None or answer.code != ResponseCode.SUCCESS or answer.body != ours:
-            raise Refused(
+        if ours is None or await record_at(self._client, self._master, last) != ours:
+            raise UnlikeError(
                 f"the record at offset {last}, the last one of this slave, is not the one that master {self._master} "
                 f"has there: the master has lost messages that this slave has, and got others since. This slave ends "
                 f"at {end}, the master at {master_end}. {_REMEDY}"
@@ -254,29 +236,16 @@ class LogFollowing:
 
     def _check_bounds(self, begin: int, end: int, master_end: int) -> None:
         if end > master_end:
-            raise Refused(
+            raise UnlikeError(
                 f"this slave's log ends at offset {end}, that of master {self._master} at {master_end}: the master has "
                 f"lost {end - master_end} bytes that this slave has. {_REMEDY}"
             )
         if end < begin:
-            raise Refused(
+            raise UnlikeError(
                 f"this slave's log ends at offset {end}, that of master {self._master} begins at {begin}: it has "
                 "deleted what lies between. Move this slave's store away and start it with an empty one (it gets the "
                 "master's last file), or fill one with `contrailmq store copy --from HOST:HAPORT DIR`"
             )
-
-    async def _master_bounds(self) -> tuple[int, int]:
-        answer = await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO)
-        if answer.code != ResponseCode.SUCCESS:
-            raise Refused(f"master {self._master} does not say where its log ends: {answer.code} {answer.remark}")
-        table = decode_body(answer.body, KVTable).table
-        try:
-            return max(0, int(table["commitLogMinOffset"])), int(table["commitLogMaxOffset"])
-        except (KeyError, ValueError) as exc:
-            raise Refused(f"master {self._master} does not say where its log begins and ends: {exc!r}") from exc
-
-    async def _ask(self, code: RequestCode, ext: Fields | None = None) -> Command:
-        return await self._client.invoke(self._master, code, ext, b"", ASK_TIMEOUT_S)
 
 
 _REMEDY: Final = (

@@ -17,6 +17,15 @@ As there, what a master does not have any more is removed here too. RocketMQ mer
 keeps those of deleted groups for ever: a group of the same name made later would begin at the old place. Here the table
 is the master's.
 
+Positions (the offsets of consumers and delay levels, the timer checkpoint) say that something was done: a message was
+delivered, a failed one sent back. Its copy lies further on in the master's log. So after each of these tables the slave
+asks where that log ends, and takes the table when its own log has come that far: started as a master before, it does
+again what the old one may have done, and loses nothing. Meanwhile newer tables are not asked for.
+
+Offsets that were committed here while there was no master are sent to the next one, where they are ahead of its own:
+it does not deliver again what was consumed from its slave, and the copy of its table takes nothing back. They are kept
+in memory until then: a slave that ends before its master is back forgets which they are, and those messages come twice.
+
 The NameServers say who the master is, in their answer to each registration. A slave without one keeps what it has and
 registers more often than others, to hear of one soon. Nothing here is fatal, and whatever goes wrong is logged when it
 begins and when it ends, not each time.
@@ -27,16 +36,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from contrailmq._faults import LastingFault
+from contrailmq.broker.cluster.master_log import Asking, UnlikeError, log_bounds
 from contrailmq.broker.delayed.delay import FILE_NAME as DELAY_FILE
 from contrailmq.broker.delayed.delay import DelayService
 from contrailmq.broker.delayed.timers import TimerService
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state.config_files import DataVersion, Json, TableSaveError
 from contrailmq.broker.state.groups import GroupError, GroupTable
-from contrailmq.broker.state.offsets import OFFSETS_FILE, OffsetTable
+from contrailmq.broker.state.offsets import OFFSETS_FILE, REMOVED, SEPARATOR, OffsetTable
 from contrailmq.broker.state.persistence import TableSaver
 from contrailmq.broker.state.topics import TopicError, TopicTable
 from contrailmq.message import ContrailError
@@ -50,6 +60,7 @@ from contrailmq.wire.bodies import encode_body, loads_fastjson
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import RemoteProtocolError, WireError
 from contrailmq.wire.header import Command, Fields
+from contrailmq.wire.requests import UpdateConsumerOffset
 
 log = logging.getLogger("contrailmq.broker")
 
@@ -61,18 +72,12 @@ PAGES_MAX: Final = 10_000  # of one table: a master that never comes to an end i
 
 _UNKNOWN: Final = "the master's address"
 _UNREACHABLE: Final = "the master"
+_CHECKPOINT: Final = "timer checkpoint"
 
 T = TypeVar("T")
 D = TypeVar("D")
 Copy = Callable[[str], Awaitable[None]]
-
-
-class Asking(Protocol):
-    """The part of RemotingClient that is used here."""
-
-    async def invoke(
-        self, address: str, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
-    ) -> Command: ...
+Take = Callable[[], Awaitable[None]]
 
 
 class NotCopiedError(ContrailError):
@@ -102,6 +107,7 @@ class SlaveSync:
         self._is_due = asyncio.Event()
         self._faults: dict[str, LastingFault] = {}
         self._copied_from: dict[RequestCode, str] = {}  # versions say something about tables of one master only
+        self._ahead: dict[str, tuple[int, Take]] = {}  # positions that wait for the log to reach an offset
         self.master = ""
         saver.add(DELAY_FILE, self._delay_snapshot)
 
@@ -116,6 +122,7 @@ class SlaveSync:
         if address != self.master:
             log.info("this slave copies from master %s, before from %s", address or "none", self.master or "none")
             self.master = address
+            self._ahead.clear()  # they belong to another log, perhaps
             self._is_due.set()
         if not address:
             self._miss_master("no NameServer knows one")
@@ -194,26 +201,75 @@ class SlaveSync:
             await self._saver.save("subscriptionGroup.json")
 
     async def _copy_offsets(self, master: str) -> None:
+        if OFFSETS_FILE in self._ahead:
+            return
         answer = await self._ask(master, RequestCode.GET_ALL_CONSUMER_OFFSET)
         fresh = OffsetTable(now_ms=self._node.now_ms)
         data = await asyncio.to_thread(_object, answer.body)
         if "offsetTable" not in data:
             raise NotCopiedError("the answer has no offsetTable")
         await asyncio.to_thread(_read, fresh.read, data)
-        await self._save(OFFSETS_FILE, is_changed=self._node.offsets.take_over(fresh))
+        await self._hand_over(master, fresh)
+
+        async def take() -> None:
+            if not self._node.offsets.changes:  # else the next round hands over what was committed meanwhile
+                await self._save(OFFSETS_FILE, is_changed=self._node.offsets.take_over(fresh))
+
+        await self._take_when_reached(master, OFFSETS_FILE, take)
+
+    async def _hand_over(self, master: str, fresh: OffsetTable) -> None:
+        """Tell the master what was committed here and is ahead of its own; `fresh` is its table, and then ours."""
+        offsets = self._node.offsets
+        for (key, queue_id), offset in list(offsets.changes.items()):
+            topic, _, group = key.partition(SEPARATOR)
+            if queue_id != REMOVED and offset > (fresh.stored(key, queue_id) or 0):
+                ext = UpdateConsumerOffset(consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset)
+                try:
+                    await self._ask(master, RequestCode.UPDATE_CONSUMER_OFFSET, ext)
+                except NotCopiedError as exc:  # of a group or a topic that the master does not have
+                    log.warning("offset %d of %s, committed at this slave, is not taken: %s", offset, key, exc)
+                else:
+                    fresh.commit(group, topic, queue_id, offset)
+            if offsets.changes.get((key, queue_id)) == offset:
+                del offsets.changes[key, queue_id]
 
     async def _copy_delay(self, master: str) -> None:
+        if DELAY_FILE in self._ahead:
+            return
         answer = await self._ask(master, RequestCode.GET_ALL_DELAY_OFFSET)
-        is_changed = _read(lambda body: self._delay.follow(body.decode()), answer.body)
-        await self._save(DELAY_FILE, is_changed=is_changed)
+
+        async def take() -> None:
+            is_changed = _read(lambda body: self._delay.follow(body.decode()), answer.body)
+            await self._save(DELAY_FILE, is_changed=is_changed)
+
+        await self._take_when_reached(master, DELAY_FILE, take)
 
     async def _copy_metrics(self, master: str) -> None:
         answer = await self._ask(master, RequestCode.GET_TIMER_METRICS)
         _read(self._timers.follow_metrics, answer.body)
 
     async def _copy_checkpoint(self, master: str) -> None:
+        if _CHECKPOINT in self._ahead:
+            return
         answer = await self._ask(master, RequestCode.GET_TIMER_CHECK_POINT)
-        _read(self._timers.follow, answer.body)
+
+        async def take() -> None:
+            _read(self._timers.follow, answer.body)
+
+        await self._take_when_reached(master, _CHECKPOINT, take)
+
+    async def _take_when_reached(self, master: str, what: str, take: Take) -> None:
+        """Take positions of the master, now or when our log has what theirs has by now."""
+        _, end = await log_bounds(self._client, master)
+        self._ahead[what] = (end, take)
+        await self.take_reached()
+
+    async def take_reached(self) -> None:
+        """Take the positions that our log has come up to."""
+        reached = self._node.store.dispatched_offset
+        for what, (end, take) in list(self._ahead.items()):
+            if end <= reached and self._ahead.pop(what, None) is not None:
+                await take()
 
     async def _is_read(self, read: Callable[[Json], object], data: Json | None) -> bool:
         """Read a whole table, off the loop; False when the master had nothing new."""
@@ -233,12 +289,13 @@ class SlaveSync:
         master = self.master
         if not master:
             return False
+        copies = {"positions": lambda _: self.take_reached(), **copies}
         for what, copy in copies.items():
             try:
                 await copy(master)
             except TableSaveError:
                 continue  # the saver logged it and tries again; what was copied is in effect
-            except (NotCopiedError, RemoteProtocolError) as exc:
+            except (NotCopiedError, UnlikeError, RemoteProtocolError) as exc:
                 self._miss(what, f"not copied from {master}: {exc}")
                 continue
             except WireError as exc:

@@ -170,6 +170,12 @@ class PullProcessor:
 
     def _checked(self, header: PullMessage) -> tuple[Group, Topic]:
         node = self._node
+        if node.is_slave and not node.config.slave_read_enable:
+            raise Refused(
+                ResponseCode.SYSTEM_BUSY,
+                "[REJECTREQUEST]system busy: this broker is a slave that serves no reads (slaveReadEnable=false): pull "
+                "from its master",
+            )
         if not node.config.is_readable:
             raise _forbidden(
                 BY_BROKER,
@@ -282,7 +288,7 @@ class PullProcessor:
             node.statistics.note_get(group.name, topic.name, result.count, result.size_bytes)
             if node.hooks.on_pulled:
                 self._show(pull, result)
-            suggested = group.which_broker_when_slow if result.suggest_slave and node.config.slave_read_enable else 0
+            suggested = self._replica_for(group) if result.suggest_slave else 0
             values = (suggested, next_offset, result.min_offset, result.max_offset, topic.sys_flag, group.sys_flag)
             head = _TEMPLATES[ResponseCode.SUCCESS].render(pull.command, values, body_bytes=result.size_bytes)
             pull.connection.reply_parts([head, *result.slices], len(head) + result.size_bytes)
@@ -294,6 +300,8 @@ class PullProcessor:
             next_offset = 0
         else:
             code = _CODES[status]
+        if node.is_slave:
+            code, next_offset = self._on_slave(pull, code, next_offset)
         if (
             code is ResponseCode.PULL_NOT_FOUND
             and pull.may_hold
@@ -302,10 +310,29 @@ class PullProcessor:
             and self._try_hold(pull)
         ):
             return None
-        if node.is_slave and code is ResponseCode.PULL_OFFSET_MOVED and not node.store.config.offset_check_in_slave:
-            code, next_offset = ResponseCode.PULL_RETRY_IMMEDIATELY, header.queue_offset
         values = (0, next_offset, result.min_offset, result.max_offset, topic.sys_flag, group.sys_flag)
         return _TEMPLATES[code].render(pull.command, values)
+
+    def _replica_for(self, group: Group) -> int:
+        """Whom a consumer far behind is to ask next: a slave, where slaves serve reads and one is up to date."""
+        node = self._node
+        if not node.config.slave_read_enable or not (node.is_slave or node.replicas.slaves_in_sync()):
+            return 0
+        return group.which_broker_when_slow
+
+    def _on_slave(self, pull: Pull, code: ResponseCode, next_offset: int) -> tuple[ResponseCode, int]:
+        """What a slave answers where it has no messages: its queues may end before its master's.
+
+        The consumer is sent to the master; one that asks for what is not here never gets another offset. Where there
+        is no master it waits: RocketMQ's slaves have it ask again at once, again and again.
+        """
+        node = self._node
+        if node.has_master and code is not ResponseCode.PULL_OFFSET_MOVED:
+            return ResponseCode.PULL_RETRY_IMMEDIATELY, next_offset
+        if code is ResponseCode.PULL_OFFSET_MOVED and not node.store.config.offset_check_in_slave:
+            waits = ResponseCode.PULL_RETRY_IMMEDIATELY if node.has_master else ResponseCode.PULL_NOT_FOUND
+            return waits, pull.header.queue_offset
+        return code, next_offset
 
     def _show(self, pull: Pull, result: GetResult) -> None:
         self._node.hooks.pulled(

@@ -1,0 +1,107 @@
+"""Masters and slaves as users start them: what is acknowledged is on both, reading goes on, and comes back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from contrailmq import ConsumeFromWhere, Message, Producer, PushConsumer, SendStatus, StoredMessage
+from contrailmq.testing import LocalCluster
+
+WAIT_S = 60.0  # a bound for a machine that is busy, not a duration
+SYNC = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": "2"}
+
+
+def until(fact: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not fact():
+        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
+        time.sleep(0.02)
+
+
+def send(cluster: LocalCluster, bodies: list[bytes]) -> None:
+    with Producer("producers", namesrv=cluster.namesrv) as producer:
+        for body in bodies:
+            assert producer.send(Message("Orders", body, keys=body.decode())).status is SendStatus.OK
+
+
+def log_of(cluster: LocalCluster, name: str) -> bytes:
+    files = sorted((cluster.store_path / name / "commitlog").glob("[0-9]*"))
+    return b"".join(file.read_bytes() for file in files).rstrip(b"\0")
+
+
+def numbered(begin: int, end: int) -> list[bytes]:
+    return [b"order-%d" % number for number in range(begin, end)]
+
+
+def test_what_is_acknowledged_is_on_both_and_is_read_from_the_slave_when_the_master_is_killed() -> None:
+    with LocalCluster(slaves=1, config=SYNC) as cluster:
+        send(cluster, numbered(0, 50))
+        got: list[bytes] = []
+
+        def handle(messages: list[StoredMessage]) -> None:
+            got.extend(message.body for message in messages)
+
+        consumer = PushConsumer("billing", namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET)
+        consumer.subscribe("Orders")
+        consumer.listen(handle)
+        with consumer:
+            until(lambda: len(set(got)) == 50, "all of the master's")
+        send(cluster, numbered(50, 100))
+        cluster.wait_until_replicated()
+        until(lambda: "Orders" in cluster.broker(cluster.slave_index()).node.topics, "the topic at the slave")
+        until(lambda: slave_offsets(cluster) == 50, "the offsets at the slave")
+        cluster.kill_broker(0)
+        got.clear()
+        again = PushConsumer("billing", namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET)
+        again.subscribe("Orders")
+        again.listen(handle)
+        with again:
+            until(lambda: set(numbered(50, 100)) <= set(got), "the rest from the slave")
+        assert set(got) == set(numbered(50, 100)), "it went on where it was"
+        until(lambda: slave_offsets(cluster) == 100, "commits at the slave")
+        cluster.restart_broker(0)
+        until(lambda: offsets_of(cluster, 0) == 100, "the offsets committed at the slave, at the master that is back")
+        cluster.wait_until_replicated()
+        assert log_of(cluster, "broker-0") == log_of(cluster, "broker-0-slave-1")
+
+
+def offsets_of(cluster: LocalCluster, index: int) -> int:
+    return sum(cluster.broker(index).node.offsets.queues("billing", "Orders").values())
+
+
+def slave_offsets(cluster: LocalCluster) -> int:
+    return offsets_of(cluster, cluster.slave_index())
+
+
+@pytest.mark.parametrize("is_process", [False, True])
+def test_a_killed_slave_catches_up_and_is_a_byte_copy(is_process: bool) -> None:
+    with LocalCluster(slaves=2, processes=is_process) as cluster:
+        send(cluster, numbered(0, 30))
+        first, second = cluster.slave_index(slave=0), cluster.slave_index(slave=1)
+        cluster.kill_broker(first)
+        send(cluster, numbered(30, 60))
+        cluster.wait_until_replicated()  # the other one
+        cluster.kill_broker(second)
+        send(cluster, numbered(60, 70))
+        cluster.restart_broker(first)
+        cluster.restart_broker(second)
+        send(cluster, numbered(70, 80))
+        cluster.wait_until_replicated()
+        copies = {log_of(cluster, name) for name in ("broker-0", "broker-0-slave-1", "broker-0-slave-2")}
+        assert len(copies) == 1
+        assert copies.pop().count(b"order-") >= 80
+
+
+def test_a_slave_of_each_broker_follows_its_own_master(tmp_path: Path) -> None:
+    with LocalCluster(brokers=2, slaves=1, store=tmp_path) as cluster:
+        assert len(cluster.broker_addresses) == 4
+        send(cluster, numbered(0, 40))
+        cluster.wait_until_replicated()
+        for name in ("broker-0", "broker-1"):
+            assert log_of(cluster, name) == log_of(cluster, f"{name}-slave-1")
+            assert log_of(cluster, name)
+        assert cluster.slave_index(1) == 3
