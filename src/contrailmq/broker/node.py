@@ -132,7 +132,8 @@ class BrokerNode:
         self._follow_settings()
 
     def _recover_offsets(self) -> None:
-        """Take over what groups committed after an earlier run's last save, and put it into the file."""
+        """Take over what groups committed after an earlier run's last save, and set groups back to the end of a queue
+        that a power failure has shortened; the file then has it too."""
         path = self.config_path / OFFSETS_FILE
         try:
             moved = self.offset_journal.recover(
@@ -142,7 +143,7 @@ class BrokerNode:
             log.error("%s", exc)
             return
         if moved:
-            log.info("groups go on in %d queues where a crash stopped them, ahead of %s", moved, path)
+            log.info("groups go on in %d queues where a crash stopped them, other than in %s", moved, path)
 
     def _follow_settings(self) -> None:
         """Tell the tables of settings that they go by, now and after each change."""

@@ -7,8 +7,8 @@ therefore go here too, with one `pwrite` and no sync: before a commit is answere
 offsets that came with pulls. It costs 5 us, and 0.2 us per queue. The first entry of a run is the whole table.
 
 At the next start the journal's last entry for a queue counts, but at most the end of the queue: a power failure may
-take the end of the log. Removed offsets stay removed. A table that was written long after the journal, by Apache's
-broker or an operator, counts alone. A broker that stops leaves the journal empty.
+take the end of the log and leave the journal, or the table. Removed offsets stay removed. A table that was written long
+after the journal, by Apache's broker or an operator, counts alone. A broker that stops leaves the journal empty.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class OffsetJournal:
 
         `end_of(topic, queue_id)` is the end of a queue. A journal whose table cannot be saved stays as it is.
         """
-        if not self._paths():
-            return 0
-        is_overtaken = self._is_overtaken()
-        runs = self._journal.open()
+        has_journal = bool(self._paths())
+        is_overtaken = has_journal and self._is_overtaken()
+        runs = self._journal.open() if has_journal else []
         try:
             moved = 0 if is_overtaken or not runs else self._catch_up(runs[0], end_of)
+            moved += self._table.set_back(end_of)
             if moved:
                 save()
             self._journal.clear()

@@ -55,6 +55,21 @@ class OffsetTable:
         queues[queue_id] = self.changes[key, queue_id] = offset
         self._touched()
 
+    def set_back(self, end_of: Callable[[str, int], int]) -> int:
+        """Offsets beyond the end of their queue become the end, `end_of(topic, queue_id)`; how many did.
+
+        For a start: a power failure may take the end of the log and leave the table. The next messages stand where the
+        lost ones stood, and a group that stayed behind them would never get them.
+        """
+        moved = 0
+        for (key, queue_id), offset in self.whole().items():
+            topic, _, group = key.partition(SEPARATOR)
+            end = end_of(topic, queue_id)
+            if offset > end:
+                self.commit(group, topic, queue_id, end)
+                moved += 1
+        return moved
+
     def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         key = f"{topic}@{group}"
         queues = self._pull_offsets.get(key)
