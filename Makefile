@@ -60,26 +60,38 @@ CORES   := $(shell nproc 2> /dev/null || echo 2)
 JOBS    ?= $(shell expr $(CORES) + 1)
 PYTEST  := $(BIN)/python -m pytest -q -p no:randomly
 AT_ONCE  = -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+PLAIN   := CONTRAILMQ_PURE=1 CONTRAILMQ_EXPECT=plain
 # The rooms with compiled modules.
 HOT     := tests/message tests/store tests/wire tests/broker
 
-test: $(STAMP)  ## Everything that must pass, on the modules as make install left them
+# The simulation exchanges doors that compiled modules do not go through: it runs on the plain sources, whatever is installed.
+test: $(STAMP)  ## Everything that must pass, on the modules as make install left them; the simulation on the plain ones
 	@echo "==> tests"
-	@$(PYTEST) $(AT_ONCE) -m "not long and not interop" tests
+	@$(PYTEST) $(AT_ONCE) -m "not long and not interop" --ignore=tests/simulation tests
+	@echo "==> tests of the simulation"
+	@$(PLAIN) $(PYTEST) $(AT_ONCE) -m "not long" tests/simulation
 
 test-plain: $(STAMP) ## The tests of the rooms with compiled modules on the plain sources, without kills and whole servers
 	@echo "==> tests, plain Python"
-	@CONTRAILMQ_PURE=1 CONTRAILMQ_EXPECT=plain $(PYTEST) $(AT_ONCE) -m "not long and not interop and not kills and not servers" $(HOT) tests/simulation
+	@$(PLAIN) $(PYTEST) $(AT_ONCE) -m "not long and not interop and not kills and not servers" $(HOT)
 
-SEEDS ?= 10
-FIRST ?= 1
-simulate: $(STAMP) ## Whole clusters under faults on virtual time, one for each of SEEDS=10 seeds
+SEEDS   ?= 10
+FIRST   ?= 1
+MINUTES ?= 10
+SAVE    ?=
+SIMULATE = PYTHONPATH=tests CONTRAILMQ_PURE=1 PYTHONHASHSEED=0 $(BIN)/python -m simulation.runs --jobs $(CORES)
+simulate: $(STAMP) ## Whole clusters under faults on virtual time: SEEDS=10 seeds of MINUTES=10, added to the file SAVE
 	@echo "==> simulation"
-	@CONTRAILMQ_PURE=1 PYTHONHASHSEED=0 PYTHONPATH=tests $(BIN)/python -m simulation.runs --first $(FIRST) --seeds $(SEEDS) --jobs $(JOBS)
+	@$(SIMULATE) --first $(FIRST) --seeds $(SEEDS) --minutes $(MINUTES) $(if $(SAVE),--save $(SAVE) --resume)
 
-test-long: $(STAMP) ## The full counts of the fault tests, the benchmarks, and what is measured in CPU time
+LONG_SEEDS ?= 20000
+test-long: $(STAMP) ## The full counts of the fault tests, the benchmarks, what is measured in CPU time, and LONG_SEEDS=20000 seeds
 	@echo "==> long tests"
-	@CONTRAILMQ_LONG=1 $(BIN)/python -m pytest -q -m "not interop"
+	@CONTRAILMQ_LONG=1 $(BIN)/python -m pytest -q -m "not interop" --ignore=tests/simulation
+	@$(PLAIN) CONTRAILMQ_LONG=1 $(PYTEST) $(AT_ONCE) tests/simulation
+	@echo "==> simulation of $(LONG_SEEDS) seeds; interrupted, it goes on where it was (build/simulation.jsonl)"
+	@mkdir -p build
+	@$(SIMULATE) --seeds $(LONG_SEEDS) --minutes $(MINUTES) --save build/simulation.jsonl --resume --brief
 
 # Apache's programs wait most of the time, for a retry or for a slave's minute.
 interop: JOBS = $(shell expr $(CORES) + $(CORES))

@@ -1,7 +1,7 @@
 """For every test: which hot modules run, and which tests share a process.
 
 `make test` runs one process more than there are cores (pytest-xdist). The tests of one file stay together, in one of
-them, with the fixtures that they share; the files that take longest begin first, so that no core is left with one at
+them, with the fixtures that they share, unless a test names a group of its own; the files that take longest begin first, so that no core is left with one at
 the end. Nothing here needs two tests to be apart: each takes ports, directories and names of its own.
 """
 
@@ -71,7 +71,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.kills)
         if names[item.path] in SERVERS:
             item.add_marker(pytest.mark.servers)
-        item.add_marker(pytest.mark.xdist_group(names[item.path]))
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(names[item.path]))
     if config.pluginmanager.hasplugin("xdist"):
         items.sort(key=lambda item: rank.get(names[item.path], len(rank)))
 

@@ -15,6 +15,7 @@ from contrailmq.message import Property
 from simulation.history import DEALS, PASSING, READERS, SUBSCRIBED, TOPICS, WORKERS, History, Kind, Place, Queue
 from simulation.stores import DEAD, Left, Record
 
+TAGS: Final = Property.TAGS
 TRIES_MAX: Final = 3  # of a send without a queue: the first, and `retry_times`
 RETRIES_MAX: Final = 2  # of a concurrent listener; the next failure makes a dead letter
 
@@ -23,12 +24,20 @@ RETRIES_MAX: Final = 2  # of a concurrent listener; the next failure makes a dea
 
 
 def ahead(history: History, offsets: Mapping[tuple[str, Queue], int]) -> Iterator[str]:
-    """Stored offsets that passed a message which the group has not been given. Every offset has a message."""
+    """Stored offsets that passed a message which the group has not been given.
+
+    Every offset has a message. Of a group that asks for a tag, only acknowledged messages with that tag are known.
+    """
     for (group, queue), offset in offsets.items():
-        if SUBSCRIBED.get(group, {}).get(queue.topic, "not at all") is not None or history.flipped:
+        wanted = SUBSCRIBED.get(group, {}).get(queue.topic, "not at all")
+        if wanted == "not at all" or history.flipped or queue.broker in history.forgetful_cuts:
             continue
-        missing = set(range(offset)) - history.heard.get((group, queue), set())
-        if missing and queue.broker not in history.forgetful_cuts:
+        below: Iterable[int] = range(offset)
+        if wanted is not None:
+            known = history.by_queue.get(queue, {})
+            below = [at for at, body in known.items() if at < offset and history.sent[body].properties[TAGS] == wanted]
+        missing = set(below) - history.heard.get((group, queue), set())
+        if missing:
             yield f"{group} is at {offset} of {queue} and was not given {sorted(missing)[:5]}"
 
 
@@ -119,6 +128,7 @@ def unsafe_stores(history: History, stores: Iterable[Left]) -> list[str]:
             everything[record.place].append(record)
             if record.place.queue.topic in TOPICS or record.place.queue.topic.startswith(PASSING):
                 copies[record.body].append(record)
+                history.places[record.body].add(record.place)
                 found += _of_record(history, record)
         found += ahead(history, left.offsets)
     found += _of_queues(history, everything)
@@ -189,6 +199,9 @@ def _of_copies(history: History, copies: dict[bytes, list[Record]], stores: Iter
     letters: Counter[bytes] = Counter()
     for left in stores:
         letters.update(r.body for r in left.records if r.place.queue.topic == f"{DEAD}{WORKERS}")
+    for body in history.exhausted - history.succeeded[WORKERS] - letters.keys():
+        if body in history.acknowledged and not _may_be_missed(history, body, WORKERS):
+            yield f"{_short(body)} failed on its last try and is no dead letter"
     failed = Counter(one.body for one in history.deliveries if one.group == WORKERS and not one.is_success)
     for body, count in letters.items():
         if history.is_calm and count > max(0, failed[body] - RETRIES_MAX):
@@ -199,7 +212,7 @@ def _of_suffixes(history: History, copies: dict[bytes, list[Record]]) -> Iterato
     """ASYNC_FLUSH: of what was acknowledged before a power cut, only the end of the log may be missing."""
     for broker, cuts in history.forgetful_cuts.items():
         begin_s = 0.0
-        for cut_s in cuts:
+        for cut_s in (cut.at_s for cut in cuts):
             kept, lost = -1, []
             for body, one in history.acknowledged.items():
                 is_of_it = one.place.queue.broker == broker and begin_s <= one.at_s < cut_s
@@ -231,10 +244,21 @@ def unfinished(history: History) -> list[str]:
             wanted = topics.get(sent.topic, "not at all")
             if wanted is not None and wanted != sent.properties[Property.TAGS]:
                 continue
-            done = history.given if sent.is_poison and group == WORKERS else history.succeeded
-            if body not in done[group]:
+            is_done = body in history.succeeded[group] or (group == WORKERS and body in history.exhausted)
+            if not is_done and not _may_be_missed(history, body, group):
                 found.append(f"{_short(body)}, {sent.kind.value}, was acknowledged and {group} never got it")
     return found
+
+
+def _may_be_missed(history: History, body: bytes, group: str) -> bool:
+    """Under ASYNC_FLUSH a power cut takes the end of a log: with it the message, or its copy in the retry topic (which
+    may be on another broker), or the messages that stood where it stands now and that the group has read."""
+    if history.is_excused(body):
+        return True
+    failed_s = history.failed_s.get(body) if group == WORKERS else None
+    if failed_s is not None and any(cut.at_s >= failed_s for cuts in history.forgetful_cuts.values() for cut in cuts):
+        return True
+    return history.is_passed_over(body, group)
 
 
 # --- leaves

@@ -44,7 +44,7 @@ SHORT_WAITS: Final = {
     "transactionCheckInterval": "4000",
     "channelExpiredTimeout": "30000",
 }
-SMALL_FILES: Final[dict[str, object]] = {
+SMALL_FILES: Final[dict[str, int]] = {
     "mapped_file_size_commit_log": 64 * 1024,
     "mapped_file_size_consume_queue": 20 * 50,
     "mapped_file_size_timer_log": 64 * 1024,

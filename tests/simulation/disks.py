@@ -379,10 +379,10 @@ class SimulatedFiles(Files):
         """Other threads of the same process may run before a call goes to the kernel."""
         world = self._disk.world
         fiber = world.running
-        if fiber is None or not fiber.node.is_preemptive or world.is_over:
+        if fiber is None or not fiber.node.is_preemptive or world.is_over or world.is_resting:
             return
-        if world.random.randrange(PREEMPTION_ODDS) == 0:
-            world.pass_turn(world.random.randrange(PREEMPTION_NS_MAX))
+        if world.is_drawn(PREEMPTION_ODDS):
+            world.pass_turn(int(world.random.random() * PREEMPTION_NS_MAX))
 
     def _check_reads(self) -> None:
         if self._disk.fails_reads:

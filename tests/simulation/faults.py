@@ -3,12 +3,17 @@
 A seed chooses some kinds of faults, not all, so that what one kind hides from another comes up in other seeds. Each
 fault has a time, a target and a duration; faults overlap, so a broker may be killed while it recovers. A schedule is a
 list of values: shortened, it can be run again, and printed, it is a test.
+
+Load comes in bursts, with rests of up to a minute in between, as in most clusters: what takes minutes (checks of
+transactions, cleaning, expiring connections) has its minutes, and the messages are where the faults are. Most faults
+strike in a burst, some in a rest.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 CLOCKS: Final = ("jump", "drift")
@@ -18,9 +23,13 @@ NETWORK: Final = ("part", "one-way", "slow", "reset")
 CLIENTS: Final = ("client-kill", "client-cut", "client-pause")
 OTHERS: Final = ("pause", "namesrv-kill")
 KINDS: Final = (*CRASHES, *DISKS, *NETWORK, *CLIENTS, *OTHERS, *CLOCKS)
+PLAN_VERSION: Final = 2  # changes whenever seeds get other plans: saved runs are of one version
 DURATIONS_S: Final = (0.01, 0.3, 2.0, 8.0, 25.0)
 BROKERS: Final = ("b0", "b1")
 CALM_ODDS: Final = 8  # one seed in so many has no faults at all: what may never happen then is more
+BEGIN_S: Final = 6.0  # brokers, topics and clients are there by then
+FIRST_BURST_S, BURSTS_S, RESTS_S = (9.0, 13.0), (1.0, 4.0), (20.0, 90.0)  # bounds of their lengths
+REST_FAULT_ODDS: Final = 0.2
 
 
 class Fault(NamedTuple):
@@ -47,9 +56,13 @@ class Plan:
     brokers: tuple[str, ...] = BROKERS
     is_preemptive: bool = False
     pace: float = 1.0
+    rebalance_s: float = 5.0  # of consumers; heartbeats and routes take twice as long
+    bursts: tuple[tuple[float, float], ...] = ()  # (begin, end) in virtual seconds; none: one that lasts all the time
 
-    def without(self, faults: tuple[Fault, ...]) -> Plan:
-        return replace(self, faults=faults)
+    def next_burst(self, at_s: float) -> tuple[float, float] | None:
+        """The burst that this moment is in, or the next one."""
+        bursts = self.bursts or ((0.0, self.minutes * 60),)
+        return next((burst for burst in bursts if at_s < burst[1]), None)
 
 
 def draw(seed: int, minutes: float, *, clients: tuple[str, ...], kinds: tuple[str, ...] = KINDS) -> Plan:
@@ -62,13 +75,35 @@ def draw(seed: int, minutes: float, *, clients: tuple[str, ...], kinds: tuple[st
     if kinds == ("calm",):
         kinds = ()
     mean_s = chance.choice((3.0, 8.0, 20.0))
-    faults, at_s = [], 6.0 + chance.expovariate(1 / mean_s)
-    while kinds and at_s < minutes * 60:
-        kind = chance.choice(kinds)
-        target = chance.choice(clients if kind.startswith("client") else BROKERS)
-        other = chance.choice([name for name in (*clients, *BROKERS, "namesrv") if name != target])
-        lasts_s = chance.choice(DURATIONS_S)
-        faults.append(Fault(round(at_s, 3), kind, target, other, lasts_s, chance.getrandbits(32)))
-        at_s += chance.expovariate(1 / mean_s)
-    pace = chance.choice((1.0, 2.0, 4.0))
-    return Plan(seed, minutes, flush, tuple(faults), clients, is_preemptive=is_preemptive, pace=pace)
+    bursts = tuple(_bursts(chance, minutes * 60))
+    times_s = _times(chance, bursts, mean_s) if kinds else []
+    faults = [_fault(chance, at_s, chance.choice(kinds), clients) for at_s in times_s]
+    more = {"pace": chance.choice((1.0, 1.0, 2.0, 4.0)), "rebalance_s": chance.choice((5.0, 20.0, 20.0))}
+    return Plan(seed, minutes, flush, tuple(faults), clients, is_preemptive=is_preemptive, bursts=bursts, **more)
+
+
+def _bursts(chance: random.Random, end_s: float) -> Iterator[tuple[float, float]]:
+    begin_s, lasts_s = 0.0, chance.uniform(*FIRST_BURST_S)
+    while begin_s < end_s:
+        yield round(begin_s, 3), round(min(begin_s + lasts_s, end_s), 3)
+        begin_s += lasts_s + chance.uniform(*RESTS_S)
+        lasts_s = chance.uniform(*BURSTS_S)
+
+
+def _times(chance: random.Random, bursts: tuple[tuple[float, float], ...], mean_s: float) -> list[float]:
+    """When faults strike: so often in a burst, and now and then in the rest after one."""
+    found, left_s = [], BEGIN_S + chance.expovariate(1 / mean_s)
+    for number, (begin_s, end_s) in enumerate(bursts):
+        while left_s < end_s - begin_s:
+            found.append(begin_s + left_s)
+            left_s += chance.expovariate(1 / mean_s)
+        left_s -= end_s - begin_s
+        if number + 1 < len(bursts) and chance.random() < REST_FAULT_ODDS:
+            found.append(chance.uniform(end_s, bursts[number + 1][0]))
+    return found
+
+
+def _fault(chance: random.Random, at_s: float, kind: str, clients: tuple[str, ...]) -> Fault:
+    target = chance.choice(clients if kind.startswith("client") else BROKERS)
+    other = chance.choice([name for name in (*clients, *BROKERS, "namesrv") if name != target])
+    return Fault(round(at_s, 3), kind, target, other, chance.choice(DURATIONS_S), chance.getrandbits(32))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 PLAIN: Final = "Plain"  # single messages and batches
@@ -82,6 +84,18 @@ class Delivery(NamedTuple):
     is_success: bool = True
 
 
+class Cut(NamedTuple):
+    """A power cut of a broker under ASYNC_FLUSH: it may take the end of its log.
+
+    `ends` says where each of its queues ended before, `asked` which offset each group asked for last. A message that is
+    stored afterwards at an offset that a group has passed is not seen by that group: its consumers are further on.
+    """
+
+    at_s: float
+    ends: Mapping[Queue, int] = MappingProxyType({})
+    asked: Mapping[tuple[str, Queue], int] = MappingProxyType({})
+
+
 @dataclass
 class History:
     """Filled by `workload.py` and `trial.py`; read by `checker.py`."""
@@ -94,10 +108,14 @@ class History:
     deliveries: list[Delivery] = field(default_factory=list)
     deleted: set[str] = field(default_factory=set)  # topics that somebody may have deleted
     flipped: set[tuple[str, int]] = field(default_factory=set)  # (broker, physical offset) of records that were damaged
-    forgetful_cuts: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))  # ASYNC_FLUSH: by broker
+    forgetful_cuts: dict[str, list[Cut]] = field(default_factory=lambda: defaultdict(list))  # ASYNC_FLUSH: by broker
     heard: dict[tuple[str, Queue], set[int]] = field(default_factory=lambda: defaultdict(set))  # (group, queue)
     succeeded: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))  # group -> bodies
-    given: dict[str, set[bytes]] = field(default_factory=lambda: defaultdict(set))  # group -> bodies, failed or not
+    failed_s: dict[bytes, float] = field(default_factory=dict)  # when the workers first failed on it
+    exhausted: set[bytes] = field(default_factory=set)  # the workers failed on the last try: it is to be a dead letter
+    by_queue: dict[Queue, dict[int, bytes]] = field(default_factory=lambda: defaultdict(dict))  # acknowledged ones
+    places: dict[bytes, set[Place]] = field(default_factory=lambda: defaultdict(set))  # where it was given or found
+    newest_offset: dict[str, int] = field(default_factory=dict)  # broker -> place in the log of the last acknowledged
     is_calm: bool = False  # nothing was done to the cluster
     is_timely: bool = True  # no clock was touched
     resets: int = 0
@@ -105,14 +123,19 @@ class History:
     def acknowledge(self, body: bytes, place: Place, physical_offset: int, at_s: float) -> None:
         self.acknowledged[body] = Acknowledged(place, physical_offset, at_s)
         self.by_broker[place.queue.broker] += 1
+        self.newest_offset[place.queue.broker] = physical_offset
+        if self.sent[body].kind.has_place:
+            self.by_queue[place.queue][place.offset] = body
 
     def deliver(self, delivery: Delivery) -> None:
         self.deliveries.append(delivery)
-        self.given[delivery.group].add(delivery.body)
         if delivery.place is not None:
             self.heard[delivery.group, delivery.place.queue].add(delivery.place.offset)
+            self.places[delivery.body].add(delivery.place)
         if delivery.is_success:
             self.succeeded[delivery.group].add(delivery.body)
+        else:
+            self.failed_s.setdefault(delivery.body, delivery.at_s)
 
     def is_excused(self, body: bytes) -> bool:
         """Whether an acknowledged message may be missing: it was damaged on purpose, or deleted with its topic."""
@@ -122,7 +145,29 @@ class History:
             or (acknowledged.place.queue.broker, acknowledged.physical_offset) in self.flipped
         ):
             return True
-        return any(at_s >= acknowledged.at_s for at_s in self.forgetful_cuts.get(acknowledged.place.queue.broker, ()))
+        return any(
+            cut.at_s >= acknowledged.at_s for cut in self.forgetful_cuts.get(acknowledged.place.queue.broker, ())
+        )
+
+    def is_passed_over(self, body: bytes, group: str) -> bool:
+        """Whether a group may miss a message because it stands where the group has read what a power cut took."""
+        acknowledged = self.acknowledged[body]
+        places = {acknowledged.place} if self.sent[body].kind.has_place else self.places[body]
+        return bool(places) and all(self._has_passed(group, place, acknowledged.at_s) for place in places)
+
+    def _has_passed(self, group: str, place: Place, stored_s: float) -> bool:
+        queue, offset = place
+        for cut in self.forgetful_cuts.get(queue.broker, ()):
+            end = cut.ends.get(queue, 0)
+            if cut.at_s >= stored_s or offset >= end:
+                continue
+            if cut.asked.get((group, queue), 0) > offset:
+                return True
+            for one in self.deliveries:  # what was on its way to a consumer when the power went
+                is_of_it = one.group == group and one.place is not None and one.place.queue == queue
+                if is_of_it and offset <= one.place.offset < end and self.sent[one.body].at_s < cut.at_s:  # type: ignore[union-attr]
+                    return True
+        return False
 
     def digest(self) -> str:
         """A hash of everything that clients saw."""

@@ -68,8 +68,8 @@ PLANTED: Final = (
     Planted(
         "a flush ends at the border of a file and claims the rest",
         "store.log.mapped_file_queue:MappedFileQueue.flush",
-        "self.flushed_where = max(where, self.flushed_where)",
-        "self.flushed_where = self.wrote_offset if where == file.end else max(where, self.flushed_where)",
+        "if not moved or where < file.end:\n            break\n",
+        "self.flushed_where = self.wrote_offset if where == file.end else self.flushed_where\n        break\n",
         CUTS,
     ),
     # --- recovery

@@ -1,9 +1,10 @@
 """Many seeds: run them, tell how it goes, and shorten one that fails.
 
-    python -m simulation.runs [--seeds N] [--first SEED] [--minutes M] [--jobs J] [--save FILE]
+    python -m simulation.runs [--seeds N] [--first SEED] [--minutes M] [--jobs J] [--save FILE] [--resume] [--brief]
     python -m simulation.runs --planted [NAME ...] [--seeds N]        how many seeds it takes to find each planted bug
 
-`make simulate SEEDS=N` is the first of them, with a process for each core.
+`make simulate SEEDS=N` is the first of them, with a process for each core. A run of many hours is saved and, after an
+interruption, goes on with the seeds that the file lacks.
 
 A seed that fails is printed with its faults and what was wrong, then faults and clients are left out one by one as long
 as it still fails; what is left is printed as a test.
@@ -22,11 +23,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from simulation.faults import Plan, draw
+from simulation.faults import PLAN_VERSION, Plan, draw
 from simulation.planted import BY_NAME, PLANTED, Planted, planted
 from simulation.trial import CLIENTS, Trial, Verdict, plan_of
 
 SHRINKING_TRIES_MAX: Final = 40
+BRIEF_EVERY: Final = 50  # seeds between two lines of progress
 
 
 class Result(NamedTuple):
@@ -41,6 +43,8 @@ class Result(NamedTuple):
     problems: list[str]
     virtual_s: float
     cpu_s: float
+    minutes: float
+    plans: int = PLAN_VERSION
 
 
 def run_one(seed: int, minutes: float, bug: Planted | None = None) -> tuple[Result, Verdict]:
@@ -53,7 +57,9 @@ def run_one(seed: int, minutes: float, bug: Planted | None = None) -> tuple[Resu
     cpu_s, history = time.process_time() - began_s, verdict.history
     kinds = [fault.kind for fault in verdict.plan.faults]
     counts = len(history.acknowledged), len(history.refused), len(history.deliveries)
-    return Result(seed, verdict.plan.flush, kinds, *counts, verdict.problems, verdict.virtual_s, cpu_s), verdict
+    return Result(
+        seed, verdict.plan.flush, kinds, *counts, verdict.problems, verdict.virtual_s, cpu_s, minutes
+    ), verdict
 
 
 def plan_for(bug: Planted, seed: int, minutes: float) -> Plan:
@@ -102,7 +108,8 @@ def as_test(plan: Plan) -> str:
     faults = "".join(f"\n        {fault!r}," for fault in plan.faults)
     faults = f"({faults}\n    )" if faults else "()"
     rest = f"{plan.seed}, {plan.minutes!r}, {plan.flush!r}, faults, {plan.clients!r}"
-    options = f"is_preemptive={plan.is_preemptive}, pace={plan.pace}"
+    options = f"is_preemptive={plan.is_preemptive}, pace={plan.pace}, rebalance_s={plan.rebalance_s}"
+    options += f", bursts={plan.bursts!r}"
     return (
         f"def test_seed_{plan.seed}() -> None:\n    faults = {faults}\n    plan = Plan({rest}, {options})\n"
         "    assert Trial(plan).run().problems == []\n"
@@ -116,31 +123,75 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Simulate clusters under faults, one for each seed.")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--first", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=1.0, help="virtual minutes of faults in each")
+    parser.add_argument("--minutes", type=float, default=10.0, help="virtual minutes of each, faults included")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--save", type=Path, help="a file that results are added to, a line of JSON each")
+    parser.add_argument("--resume", action="store_true", help="leave out the seeds that the saved file has")
+    parser.add_argument(
+        "--brief", action="store_true", help=f"a line for each {BRIEF_EVERY} seeds, and those that fail"
+    )
     parser.add_argument("--planted", nargs="*", help="find planted bugs: those of these names, or all")
     options = parser.parse_args()
     if options.planted is not None:
         sys.exit(_find_planted([BY_NAME[name] for name in options.planted] or PLANTED, options))
-    seeds = [(seed, options.minutes) for seed in range(options.first, options.first + options.seeds)]
-    failed, injected, virtual_s, cpu_s = [], Counter[str](), 0.0, 0.0
-    began_s = time.monotonic()
-    for result in _results(seeds, options.jobs):
+    sys.exit(_run_seeds(options))
+
+
+def _run_seeds(options: argparse.Namespace) -> int:
+    """How many failed; now or, with --resume, in the run that this one goes on with."""
+    done = _saved(options.save, options.minutes) if options.resume else []
+    numbers = set(range(options.first, options.first + options.seeds)) - {result.seed for result in done}
+    failed, total = [result.seed for result in done if result.problems], _Total(options.seeds, len(done))
+    if done:
+        print(f"{len(done)} seeds are in {options.save} already, {len(failed)} of them failed", flush=True)
+    for result in _results([(seed, options.minutes) for seed in sorted(numbers)], options.jobs):
         _save(options.save, result._asdict())
-        _print(result)
-        injected.update(result.faults)
-        virtual_s, cpu_s = virtual_s + result.virtual_s, cpu_s + result.cpu_s
+        total.add(result)
+        if not options.brief or result.problems:
+            _print(result)
+        elif total.count % BRIEF_EVERY == 0:
+            print(total.progress(len(failed)), flush=True)
         if result.problems:
             failed.append(result.seed)
             plan = plan_of(result.seed, options.minutes)
             print("\n".join(["  faults:", *map(str, plan.faults)]), flush=True)
             print(as_test(shrink(plan)), flush=True)
-    print(f"{options.seeds} seeds, {len(failed)} failed {failed}; faults: {dict(sorted(injected.items()))}")
-    print(
-        f"{virtual_s:.0f} virtual s in {time.monotonic() - began_s:.0f} s ({cpu_s:.0f} s CPU): {virtual_s / cpu_s:.0f}x"
-    )
-    sys.exit(bool(failed))
+    print(f"{options.seeds} seeds, {len(failed)} failed {failed}; faults: {dict(sorted(total.faults.items()))}")
+    print(total.speed())
+    return len(failed)
+
+
+class _Total:
+    """What a run has done so far. `before` seeds were done by an earlier one."""
+
+    def __init__(self, seeds: int, before: int) -> None:
+        self._seeds, self._before, self._began_s = seeds, before, time.monotonic()
+        self.count, self._virtual_s, self._cpu_s = 0, 0.0, 0.0
+        self.faults: Counter[str] = Counter()
+
+    def add(self, result: Result) -> None:
+        self.count += 1
+        self._virtual_s, self._cpu_s = self._virtual_s + result.virtual_s, self._cpu_s + result.cpu_s
+        self.faults.update(result.faults)
+
+    def progress(self, failed: int) -> str:
+        left = self._seeds - self._before - self.count
+        left_min = (time.monotonic() - self._began_s) / self.count * left / 60
+        done = f"{self._before + self.count:,} of {self._seeds:,} seeds, {failed} failed"
+        return f"{done}; {sum(self.faults.values()):,} faults; about {left_min:.0f} min left; {self.speed()}"
+
+    def speed(self) -> str:
+        times = f"{self._virtual_s:.0f} virtual s in {time.monotonic() - self._began_s:.0f} s ({self._cpu_s:.0f} s CPU)"
+        return f"{times}: {self._virtual_s / max(self._cpu_s, 1e-9):.0f}x"
+
+
+def _saved(path: Path | None, minutes: float) -> list[Result]:
+    """The results of an earlier run of the same plans."""
+    if path is None or not path.exists():
+        return []
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    found = [Result(**line) for line in lines if "planted" not in line and line.get("plans") == PLAN_VERSION]
+    return list({result.seed: result for result in found if result.minutes == minutes}.values())
 
 
 def _results(seeds: list[tuple[int, float]], jobs: int) -> Iterator[Result]:

@@ -59,8 +59,8 @@ class Lock:
                 raise SimulationError("the hub would wait for a lock")
             taken, self._is_locked = not self._is_locked, True
             return taken
-        if blocking and fiber.node.is_preemptive and world.random.randrange(PREEMPTION_ODDS) == 0:
-            world.pass_turn(world.random.randrange(PREEMPTION_NS_MAX))
+        if blocking and fiber.node.is_preemptive and not world.is_resting and world.is_drawn(PREEMPTION_ODDS):
+            world.pass_turn(int(world.random.random() * PREEMPTION_NS_MAX))
         if not self._is_locked:
             self._is_locked = True
             return True
@@ -69,7 +69,7 @@ class Lock:
         waiter = _Waiter(fiber)
         self._waiters.append(waiter)
         try:
-            world.park(None if timeout < 0 else fiber.node.clock.world_ns(round(timeout * SECOND_NS)))
+            world.park(None if timeout < 0 else world.rested_ns(fiber.node.clock.world_ns(round(timeout * SECOND_NS))))
         finally:
             if not waiter.has_it:
                 with contextlib.suppress(ValueError):

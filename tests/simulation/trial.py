@@ -15,19 +15,21 @@ from typing import Final
 
 from contrailmq.broker.server import BrokerServer
 from simulation.checker import ahead, unfinished, unsafe, unsafe_stores
-from simulation.cluster import SHORT_WAITS, Cluster
+from simulation.cluster import SHORT_WAITS, SMALL_FILES, Cluster
 from simulation.disks import Loss
 from simulation.faults import CLOCKS, Fault, Plan, draw
-from simulation.history import History, Queue
+from simulation.history import SUBSCRIBED, TOPICS, Cut, History, Queue
 from simulation.network import Link
 from simulation.nodes import RATE_MILLION, Node
 from simulation.stores import Left
-from simulation.workload import Workload
+from simulation.workload import QUEUES_MAX, Workload
 from simulation.world import MICROSECOND_NS, MILLISECOND_NS
 
 PEACE_S: Final = 240.0  # how long all that was acknowledged may take to arrive when faults are over
 HASTY_PEACE_S: Final = 90.0
 LOOK_EVERY_S: Final = 5.0
+RINGING_S: Final = 2.0  # how long after a burst timers are still exact
+BORDER_BYTES: Final = 16 * 1024  # an acknowledged record so near to the beginning of a log file is at its border
 NOW_S: Final = 1e-6  # what is nearer than this is now
 CLIENTS: Final = ("p0", "p1", "t0", "c0", "c1", "c2")
 SOCKETS_MAX, TASKS_MAX, THREADS_MAX = 60, 400, 60  # of a broker after a trial; 10 to 30, 40 to 120, 10 to 25 are usual
@@ -77,6 +79,9 @@ class Trial:
     def run(self) -> Verdict:
         with Cluster(self.plan.seed, flush=self.plan.flush) as cluster:
             self.join(cluster)
+            for begin_s, end_s in self.plan.bursts:
+                self._at(begin_s, self._wake_up)
+                self._at(end_s + RINGING_S, lambda end_s=end_s: self._fall_asleep(end_s))  # type: ignore[misc]
             for fault in self.plan.faults:
                 self._at(fault.at_s, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
             self._live_until(self.plan.minutes * 60)
@@ -91,7 +96,7 @@ class Trial:
     def join(self, cluster: Cluster) -> None:
         """Start all members in a cluster."""
         self.cluster, self.world = cluster, cluster.world
-        self.workload = Workload(cluster, self.history, self.plan.seed, pace=self.plan.pace)
+        self.workload = Workload(cluster, self.history, self.plan)
         cluster.settings |= SHORT_WAITS
         cluster.broker_names = self.plan.brokers
         cluster.is_preemptive = self.plan.is_preemptive
@@ -110,6 +115,13 @@ class Trial:
 
     def _after(self, delay_s: float, action: Callable[[], None]) -> None:
         self._at(self.world.now_s + delay_s, action)
+
+    def _wake_up(self) -> None:
+        self.world.is_resting = False
+
+    def _fall_asleep(self, end_s: float) -> None:
+        burst = self.plan.next_burst(end_s)
+        self.world.is_resting = burst is None or burst[0] > self.world.now_s
 
     def _live_until(self, end_s: float) -> None:
         """Let things happen, faults and their ends included, and look at the cluster now and then."""
@@ -193,20 +205,45 @@ class Trial:
         if kind == "kill" or (kind == "twice" and chance.random() < 0.5):
             node.kill()
             return
-        if chance.random() < 0.7:
-            self._wait_for_acknowledgement(name)
+        moment = chance.random()
+        if moment < 0.7:
+            self._wait_for_acknowledgement(name, at_border=moment < 0.3)
         disk.loss = chance.choice(tuple(Loss))
         if self.plan.flush == "ASYNC_FLUSH" and node.is_alive:
-            self.history.forgetful_cuts[name].append(self.world.now_s)
+            self.history.forgetful_cuts[name].append(self._cut_of(name))
         node.cut_power()
 
-    def _wait_for_acknowledgement(self, name: str) -> None:
-        """The worst moment for a power cut: a client has just heard that its message is safe, and syncs take long."""
-        disk, count = self.cluster.disk(name), self.history.by_broker[name]
+    def _wait_for_acknowledgement(self, name: str, *, at_border: bool) -> None:
+        """The worst moment for a power cut: a client has just heard that its message is safe, and syncs take long.
+
+        Worse still when the message is the first of a log file, which is synced apart from the one before.
+        """
+        disk, history, count = self.cluster.disk(name), self.history, self.history.by_broker[name]
         usual = disk.sync_ns_min, disk.sync_ns_max
         disk.sync_ns_min, disk.sync_ns_max = 5 * MILLISECOND_NS, 40 * MILLISECOND_NS
-        self.world.run_until(lambda: self.history.by_broker[name] > count, within_s=2.0)
+        file_bytes = SMALL_FILES["mapped_file_size_commit_log"]
+
+        def is_there() -> bool:
+            if history.by_broker[name] == count:
+                return False
+            return not at_border or history.newest_offset[name] % file_bytes < BORDER_BYTES
+
+        self.world.run_until(is_there, within_s=8.0 if at_border else 2.0)
         disk.sync_ns_min, disk.sync_ns_max = usual
+
+    def _cut_of(self, name: str) -> Cut:
+        """What a power cut at this moment may take, as far as consumers could know of it."""
+        server = self.cluster.servers.get(name)
+        if not isinstance(server, BrokerServer):
+            return Cut(self.world.now_s)
+        queues = [Queue(topic, name, number) for topic in TOPICS for number in range(QUEUES_MAX)]
+        ends = {queue: server.node.store.max_offset(queue.topic, queue.queue_id) for queue in queues}
+        asked = {
+            (group, queue): server.node.offsets.query_pull(group, queue.topic, queue.queue_id) or 0
+            for group in SUBSCRIBED
+            for queue in queues
+        }
+        return Cut(self.world.now_s, ends, asked)
 
     def _stop(self, name: str) -> None:
         """A clean stop, which goes on while other things happen."""
@@ -293,12 +330,12 @@ class Trial:
         for name in self.plan.brokers:
             self._launch(name)
         began_s = self.world.now_s
-        self.workload.is_on = False
+        self.workload.is_on = self.world.is_resting = False
         self._live_until(began_s + 10)  # what is under way ends
         peace_s = HASTY_PEACE_S if self._is_hasty else PEACE_S
         while unfinished(self.history) and self.world.now_s < began_s + peace_s:
             self._live_until(self.world.now_s + LOOK_EVERY_S)
-        self._live_until(self.world.now_s + LOOK_EVERY_S)
+        self._live_until(self.world.now_s + 2 * LOOK_EVERY_S)
         self._weigh()
 
     def _weigh(self) -> None:
@@ -320,9 +357,10 @@ class Trial:
                 stores.append(cluster.read_store(name))
             except Exception as exc:  # noqa: BLE001  whatever it is, it is the verdict
                 self._blame(f"{name} does not stop cleanly: {exc!r} {node.error!r}")
-        found = unsafe(self.history) + unfinished(self.history)
+        found = unsafe(self.history)
         if len(stores) == len(self.plan.brokers):
             found += unsafe_stores(self.history, stores)
+        found += unfinished(self.history)  # last: the stores say where messages are that nobody was given
         for sentence in found:
             self._blame(sentence)
         others = [node for node in cluster.world.nodes.values() if node.name not in self.plan.brokers]

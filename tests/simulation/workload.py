@@ -4,6 +4,10 @@ p0 sends single messages, batches, delayed ones (levels) and timers. p1 sends by
 topics, gives them more queues, makes and deletes others, and sets groups back. t0 sends in transactions whose outcome
 stands in `History.decided`, as it would in a database. c0 and c1 share the group of concurrent listeners, c1 has the
 orderly one besides, c2 reads by lite pull and commits by itself. Any of them may be killed and started again.
+
+Producers send in the bursts of the plan and wait for the next one in its rests. Some of p0's messages go out together,
+before the first of them is answered, and some listeners and readers take seconds: what is stored or committed too
+early is seen meanwhile.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from contrailmq.message import (
 )
 from simulation.checker import RETRIES_MAX
 from simulation.cluster import Cluster
+from simulation.faults import Plan
 from simulation.history import (
     DEALS,
     KEEPERS,
@@ -60,6 +65,9 @@ QUEUES: Final = {PLAIN: 2, ORDERED: 2, LATER: 1, DEALS: 1}  # on each broker, at
 QUEUES_MAX: Final = 4
 START_AGAIN_S: Final = 2.0
 SLOW_ODDS: Final = 0.04  # that a listener takes seconds: an offset that runs ahead of it is seen meanwhile
+SLOW_READER_ODDS: Final = 0.1
+SLOW_S: Final = (2.0, 8.0)
+VOLLEY: Final = (3, 9)  # how many messages go out together
 KEYS: Final = 5
 # Names that look like RocketMQ's own to whoever searches for them carelessly.
 LOOK_ALIKES: Final = ({"AWAIT": "false"}, {"note": "WAIT false"}, {"MY_DELAY": "3"}, {"XTAGS": "blue"}, {})
@@ -71,8 +79,8 @@ C = TypeVar("C", aio.PushConsumer, aio.LitePullConsumer)
 class Workload:
     """Starts and starts again the clients of one trial. `is_on` is False when no more is to be sent."""
 
-    def __init__(self, cluster: Cluster, history: History, seed: int, *, pace: float = 1.0) -> None:
-        self._cluster, self.history, self._seed, self._pace = cluster, history, seed, pace
+    def __init__(self, cluster: Cluster, history: History, plan: Plan) -> None:
+        self._cluster, self.history, self._plan, self._pace = cluster, history, plan, plan.pace
         self.is_on = True
         self._has_topics = False
         self._numbers: Counter[str] = Counter()
@@ -102,10 +110,13 @@ class Workload:
         chance = self._chance(node)
         async with aio.Producer("producers", namesrv=self._cluster.namesrv) as producer:
             await self._wait_for_topics()
-            while self.is_on:
+            while await self._may_send(node):
                 choice = chance.random()
-                if choice < 0.5:
+                if choice < 0.4:
                     await self._send_one(node, producer, self._new(node, chance, PLAIN, Kind.SINGLE))
+                elif choice < 0.5:
+                    volley = [self._new(node, chance, PLAIN, Kind.SINGLE) for _ in range(chance.randrange(*VOLLEY))]
+                    await asyncio.gather(*(self._send_one(node, producer, message) for message in volley))
                 elif choice < 0.65:
                     count = chance.randrange(2, 6)
                     await self._send_batch(
@@ -133,7 +144,7 @@ class Workload:
             aio.Admin(namesrv=self._cluster.namesrv) as admin,
         ):
             await self._make_topics(admin)
-            while self.is_on:
+            while await self._may_send(node):
                 key = chance.randrange(KEYS)
                 message = self._new(node, chance, ORDERED, Kind.ORDERED, line=(node.name, str(key)))
                 try:
@@ -166,7 +177,7 @@ class Workload:
             "dealers", execute=execute, check=check, namesrv=self._cluster.namesrv
         ) as producer:
             await self._wait_for_topics()
-            while self.is_on:
+            while await self._may_send(node):
                 message = self._new(node, chance, DEALS, Kind.HALF)
                 try:
                     result = await producer.send_in_transaction(message)
@@ -175,6 +186,17 @@ class Workload:
                     self.history.refused[message.body] = str(exc)
                 await asyncio.sleep(chance.expovariate(0.7 * self._pace))
             await asyncio.Event().wait()
+
+    async def _may_send(self, node: Node) -> bool:
+        """Wait for the next burst; False when there is none."""
+        while self.is_on:
+            burst = self._plan.next_burst(node.world.now_s)
+            if burst is None:
+                break
+            if burst[0] <= node.world.now_s:
+                return True
+            await asyncio.sleep(burst[0] - node.world.now_s + 0.001)
+        return False
 
     async def _send_one(self, node: Node, producer: aio.Producer, message: Message) -> None:
         try:
@@ -291,8 +313,8 @@ class Workload:
         member = f"{node.name}-{node.process_id}"
 
         async def hear(messages: list[StoredMessage]) -> ConsumeResult:
-            is_slow = not is_orderly and chance.random() < SLOW_ODDS
-            await asyncio.sleep(chance.uniform(2.0, 8.0) if is_slow else chance.expovariate(50.0))
+            is_slow = chance.random() < SLOW_ODDS
+            await asyncio.sleep(chance.uniform(*SLOW_S) if is_slow else chance.expovariate(50.0))
             is_success = True
             for one in messages:
                 sent = history.sent.get(one.body)
@@ -309,9 +331,9 @@ class Workload:
                 orderly=is_orderly,
                 from_where=ConsumeFromWhere.FIRST_OFFSET,
                 max_reconsume_times=-1 if is_orderly else RETRIES_MAX,
-                rebalance_interval_s=5.0,
-                heartbeat_interval_s=10.0,
-                poll_namesrv_interval_s=10.0,
+                rebalance_interval_s=self._plan.rebalance_s,
+                heartbeat_interval_s=2 * self._plan.rebalance_s,
+                poll_namesrv_interval_s=2 * self._plan.rebalance_s,
             )
             for topic, tag in SUBSCRIBED[group].items():
                 consumer.subscribe(topic, tag or "*")
@@ -330,9 +352,9 @@ class Workload:
                 namesrv=self._cluster.namesrv,
                 auto_commit=False,
                 from_where=first,
-                rebalance_interval_s=5.0,
-                heartbeat_interval_s=10.0,
-                poll_namesrv_interval_s=10.0,
+                rebalance_interval_s=self._plan.rebalance_s,
+                heartbeat_interval_s=2 * self._plan.rebalance_s,
+                poll_namesrv_interval_s=2 * self._plan.rebalance_s,
             )
             for topic in SUBSCRIBED[READERS]:
                 consumer.subscribe(topic)
@@ -340,24 +362,32 @@ class Workload:
 
         consumer = await _started(make)
         while True:
-            for message in await consumer.poll(5.0):
+            messages = await consumer.poll(5.0)
+            for message in messages:
                 self._heard(node, READERS, member, message)
-            if chance.random() < 0.3:
+            is_slow = bool(messages) and chance.random() < SLOW_READER_ODDS
+            if is_slow:
+                await asyncio.sleep(chance.uniform(*SLOW_S))
+            if is_slow or chance.random() < 0.3:
                 try:
                     await consumer.commit()
                 except ContrailError as exc:
                     node.world.note(f"commit: {type(exc).__name__}")
+            if is_slow:
+                await asyncio.sleep(chance.uniform(*SLOW_S))
 
     def _heard(self, node: Node, group: str, member: str, message: StoredMessage, *, is_success: bool = True) -> None:
         place = None
         if not message.reconsume_times:
             place = Place(Queue(message.topic, message.broker_name, message.queue_id), message.queue_offset)  # type: ignore[attr-defined]
+        if group == WORKERS and not is_success and message.reconsume_times >= RETRIES_MAX:
+            self.history.exhausted.add(message.body)
         self.history.deliver(
             Delivery(node.world.now_s, group, member, message.body, dict(message.properties), place, is_success)
         )
 
     def _chance(self, node: Node) -> random.Random:
-        return random.Random(f"{node.name} {node.process_id} of {self._seed}")
+        return random.Random(f"{node.name} {node.process_id} of {self._plan.seed}")
 
 
 async def _started(make: Callable[[], C]) -> C:

@@ -34,6 +34,8 @@ EPOCH_NS: Final = 1_790_000_000 * SECOND_NS  # the wall clock when a world begin
 WAKE_NS_MAX: Final = 40 * MICROSECOND_NS  # how late a thread that was woken may run
 NOTED_MAX: Final = 1_000
 GRANTS_MAX: Final = 20
+REST_GRID_NS: Final = 2 * SECOND_NS  # where waits end while the world rests
+REST_WAIT_NS_MIN: Final = 10 * MILLISECOND_NS  # shorter ones end in time
 EVENTS_AT_ONCE_MAX: Final = 200_000  # within one virtual second: more is a loop that spins
 
 Action = Callable[..., object]
@@ -76,6 +78,7 @@ class World:
         self.now_ns = 0
         self.running: Fiber | None = None
         self.is_over = False
+        self.is_resting = False  # waits end on a coarse grid; see loop.py
         self.grants_left = 0  # how many locks a fiber that unwinds still gets though others hold them
         self.events = 0
         self.lines: list[str] | None = [] if keep_trace else None  # the trace in words, to find where two runs part
@@ -183,6 +186,16 @@ class World:
     def wake(self, fiber: Fiber) -> None:
         """End a fiber's wait, a moment from now."""
         self.after(1 + int(self.random.random() * WAKE_NS_MAX), self._resume, fiber, fiber.token, True)
+
+    def is_drawn(self, odds: int) -> bool:
+        """True in one of so many calls."""
+        return self.random.random() * odds < 1
+
+    def rested_ns(self, delay_ns: int) -> int:
+        """While the world rests, how long a thread waits that wanted to wait for so long."""
+        if not self.is_resting or delay_ns < REST_WAIT_NS_MIN:
+            return delay_ns
+        return -(-(self.now_ns + delay_ns) // REST_GRID_NS) * REST_GRID_NS - self.now_ns
 
     def pass_turn(self, delay_ns: int) -> None:
         """Have the others run: the running fiber goes on after so long."""
