@@ -211,11 +211,11 @@ def _of_copies(history: History, copies: dict[bytes, list[Record]], stores: Iter
 def _of_suffixes(history: History, copies: dict[bytes, list[Record]]) -> Iterator[str]:
     """ASYNC_FLUSH: of what was acknowledged before a power cut, only the end of the log may be missing."""
     for broker, cuts in history.forgetful_cuts.items():
-        begin_s = 0.0
+        begin_s = -1.0
         for cut_s in (cut.at_s for cut in cuts):
             kept, lost = -1, []
             for body, one in history.acknowledged.items():
-                is_of_it = one.place.queue.broker == broker and begin_s <= one.at_s < cut_s
+                is_of_it = one.place.queue.broker == broker and begin_s < one.at_s <= cut_s
                 if not is_of_it or not history.sent[body].kind.has_place or history.sent[body].topic in history.deleted:
                     continue
                 if body in copies:

@@ -23,11 +23,11 @@ NETWORK: Final = ("part", "one-way", "slow", "reset")
 CLIENTS: Final = ("client-kill", "client-cut", "client-pause")
 OTHERS: Final = ("pause", "namesrv-kill")
 KINDS: Final = (*CRASHES, *DISKS, *NETWORK, *CLIENTS, *OTHERS, *CLOCKS)
-PLAN_VERSION: Final = 2  # changes whenever seeds get other plans: saved runs are of one version
+PLAN_VERSION: Final = 3  # changes whenever seeds get other plans: saved runs are of one version
 DURATIONS_S: Final = (0.01, 0.3, 2.0, 8.0, 25.0)
 BROKERS: Final = ("b0", "b1")
 CALM_ODDS: Final = 8  # one seed in so many has no faults at all: what may never happen then is more
-BEGIN_S: Final = 6.0  # brokers, topics and clients are there by then
+BEGIN_S: Final = 5.0  # brokers, topics and clients are there by then
 FIRST_BURST_S, BURSTS_S, RESTS_S = (9.0, 13.0), (1.0, 4.0), (20.0, 90.0)  # bounds of their lengths
 REST_FAULT_ODDS: Final = 0.2
 
@@ -74,7 +74,7 @@ def draw(seed: int, minutes: float, *, clients: tuple[str, ...], kinds: tuple[st
         kinds = () if chance.randrange(CALM_ODDS) == 0 else tuple(chance.sample(KINDS, chance.randrange(1, 7)))
     if kinds == ("calm",):
         kinds = ()
-    mean_s = chance.choice((3.0, 8.0, 20.0))
+    mean_s = chance.choice((1.5, 4.0, 10.0))
     bursts = tuple(_bursts(chance, minutes * 60))
     times_s = _times(chance, bursts, mean_s) if kinds else []
     faults = [_fault(chance, at_s, chance.choice(kinds), clients) for at_s in times_s]

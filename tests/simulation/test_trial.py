@@ -342,3 +342,12 @@ def test_without_syncs_only_the_end_of_the_log_may_be_lost() -> None:
     assert "b0 lost 100 of its log in the cut at 5 s and kept 200" in unsafe_stores(
         history, [Left("b0", [first, last], [], {})]
     )
+
+
+def test_what_was_acknowledged_in_the_moment_of_a_power_cut_belongs_before_it() -> None:
+    """Seed 13: the power went right after an acknowledgement, the place was used again, and another cut came later."""
+    history = History(sent={b"lost": plain(), b"kept": plain()})
+    history.acknowledge(b"lost", Place(B0, 0), 0, 5.0)
+    history.acknowledge(b"kept", Place(B0, 0), 100, 6.0)
+    history.forgetful_cuts["b0"] += [Cut(5.0), Cut(9.0)]
+    assert unsafe_stores(history, [Left("b0", [Record(Place(B0, 0), 100, 0, b"kept", TAGS)], [], {})]) == []
