@@ -1,8 +1,9 @@
 """For every test: which hot modules run, and which tests share a process.
 
 `make test` runs one process more than there are cores (pytest-xdist). The tests of one file stay together, in one of
-them, with the fixtures that they share, unless a test names a group of its own; the files that take longest begin first, so that no core is left with one at
-the end. Nothing here needs two tests to be apart: each takes ports, directories and names of its own.
+them, with the fixtures that they share, unless a test names a group of its own. The files that take longest begin
+first, so that no core is left with one at the end. Nothing here needs two tests to be apart: each takes ports,
+directories and names of its own.
 """
 
 from __future__ import annotations

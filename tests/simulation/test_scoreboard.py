@@ -38,7 +38,7 @@ def test_the_scoreboard_counts_what_was_saved(
     monkeypatch.setattr(sys, "argv", ["scoreboard", str(file)])
     scoreboard.main()
     text = capsys.readouterr().out
-    assert "| Seeds | 2, of which 0 without faults; 1 failed |" in text
+    assert "| Seeds | 2 of 10 virtual minutes, of which 0 without faults; 1 failed |" in text
     assert f"| kill | {scoreboard.MEANINGS['kill']} | 2 | 0 | all promises kept |" in text
     assert f"| cut | {scoreboard.MEANINGS['cut']} | 0 | 1 | 1 seeds failed |" in text
     assert f"1 of {len(PLANTED)} were found" in text

@@ -228,7 +228,9 @@ class Trial:
                 return False
             return not at_border or history.newest_offset[name] % file_bytes < BORDER_BYTES
 
+        self.workload.is_hurried = at_border
         self.world.run_until(is_there, within_s=8.0 if at_border else 2.0)
+        self.workload.is_hurried = False
         disk.sync_ns_min, disk.sync_ns_max = usual
 
     def _cut_of(self, name: str) -> Cut:

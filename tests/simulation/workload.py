@@ -68,6 +68,8 @@ SLOW_ODDS: Final = 0.04  # that a listener takes seconds: an offset that runs ah
 SLOW_READER_ODDS: Final = 0.1
 SLOW_S: Final = (2.0, 8.0)
 VOLLEY: Final = (3, 9)  # how many messages go out together
+VOLLEY_CHOICE: Final = 0.4  # the dice that says so
+HURRIED_S: Final = 0.01
 KEYS: Final = 5
 # Names that look like RocketMQ's own to whoever searches for them carelessly.
 LOOK_ALIKES: Final = ({"AWAIT": "false"}, {"note": "WAIT false"}, {"MY_DELAY": "3"}, {"XTAGS": "blue"}, {})
@@ -82,6 +84,7 @@ class Workload:
     def __init__(self, cluster: Cluster, history: History, plan: Plan) -> None:
         self._cluster, self.history, self._plan, self._pace = cluster, history, plan, plan.pace
         self.is_on = True
+        self.is_hurried = False  # p0 sends many at once, without a pause: a log file is to be full soon
         self._has_topics = False
         self._numbers: Counter[str] = Counter()
         self.mains = {
@@ -111,8 +114,8 @@ class Workload:
         async with aio.Producer("producers", namesrv=self._cluster.namesrv) as producer:
             await self._wait_for_topics()
             while await self._may_send(node):
-                choice = chance.random()
-                if choice < 0.4:
+                choice = VOLLEY_CHOICE if self.is_hurried else chance.random()
+                if choice < VOLLEY_CHOICE:
                     await self._send_one(node, producer, self._new(node, chance, PLAIN, Kind.SINGLE))
                 elif choice < 0.5:
                     volley = [self._new(node, chance, PLAIN, Kind.SINGLE) for _ in range(chance.randrange(*VOLLEY))]
@@ -130,7 +133,7 @@ class Workload:
                     delay_s = chance.choice((1.0, 2.3, 6.0, 12.0))
                     message = self._new(node, chance, LATER, Kind.TIMER, delay_s, delay=delay_s)
                     await self._send_one(node, producer, message)
-                await asyncio.sleep(chance.expovariate(1.5 * self._pace))
+                await asyncio.sleep(HURRIED_S if self.is_hurried else chance.expovariate(1.5 * self._pace))
             await asyncio.Event().wait()
 
     async def _send_ordered(self, node: Node) -> None:
