@@ -151,7 +151,7 @@ class BrokerServer:
         self._start_background()
         registered = await self._register_first()
         log.info(
-            "broker %s of %s listens on %s:%d, tells clients %s, and is registered with %d of %d NameServers",
+            "broker %s of %s listens on %s:%d, gives clients %s, and is registered with %d of %d NameServers",
             self.config.broker_name,
             self.config.broker_cluster_name,
             self.config.bind_address,

@@ -174,7 +174,7 @@ def verify(
         if late and any(is_in_use(found) for found in stores):
             typer.echo(
                 f"note: a running broker holds {store} and writes queues and index later than the log, so {len(late)} "
-                "findings (no-unit, no-index-entry) may be no damage: verify again when it has stopped",
+                "findings (no-unit, no-index-entry) may not be damage: verify again when it has stopped",
                 err=True,
             )
         if rows:

@@ -128,7 +128,7 @@ def encode_properties(properties: Mapping[str, str], unique_key: str = "") -> by
         data = text.encode()
     except UnicodeEncodeError as exc:
         raise MessageError(
-            f"the properties hold {text[exc.start]!r}, half of a character, which UTF-8 has not: repair the text first",
+            f"the properties hold {text[exc.start]!r}, half of a character, which UTF-8 cannot encode: repair it first",
             field="properties",
         ) from exc
     if len(data) > PROPERTIES_BYTES_MAX:

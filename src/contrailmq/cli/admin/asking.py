@@ -83,7 +83,7 @@ def confirm(question: str, *, is_agreed: bool) -> None:
     if is_agreed:
         return
     if not sys.stdin.isatty():
-        fail(f"{question} Nobody can be asked without a terminal: add --yes")
+        fail(f"{question} There is no terminal to ask at: add --yes")
     if not typer.confirm(question, err=True):
         fail("nothing was changed")
 

@@ -76,6 +76,6 @@ def _check_text(topic: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as exc:
         raise ClientConfigError(
-            f"the subscription to topic {topic!r} holds {text[exc.start]!r}, half of a character, which UTF-8 has not: "
-            "repair the text first"
+            f"the subscription to topic {topic!r} holds {text[exc.start]!r}, half of a character, which UTF-8 "
+            "cannot encode: repair the text first"
         ) from exc

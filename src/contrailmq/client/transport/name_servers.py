@@ -102,7 +102,7 @@ class NameServers:
         except (OSError, http.client.HTTPException, ValueError) as exc:
             if self._addresses:  # the old list still serves; not every call of the next moments waits for the endpoint
                 self._fetched_at_s = now_s - HTTP_REFRESH_S + HTTP_AGAIN_S
-                _log.warning("the NameServer list at %s cannot be read, the old one serves: %r", self._endpoint, exc)
+                _log.warning("the NameServer list at %s cannot be read, the old one stays: %r", self._endpoint, exc)
                 return
             raise NoNameServerError(f"the NameServer list at {self._endpoint} cannot be read: {exc!r}") from exc
         self._fetched_at_s = now_s

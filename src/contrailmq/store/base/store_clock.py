@@ -266,7 +266,9 @@ class StoreClock:
         try:
             self._note()
         except OSError as exc:
-            _log.warning("how the clock stands is not noted yet, after a restart delays may be off by a jump: %s", exc)
+            _log.warning(
+                "the state of the clock is not saved yet, after a restart delays may be off by a jump: %s", exc
+            )
             return False
         return True
 

@@ -144,5 +144,5 @@ def read_ledger(root: Path, files: Files) -> Ledger | None:
     if not files.exists(path):
         return None
     if not files.is_file(path):
-        raise CorruptStoreError(path, "the ledger is a file, and this is not one: remove it, it is made again")
+        raise CorruptStoreError(path, "the ledger is a file, and this is not one: remove it, it is rebuilt")
     return read_checked(files, path, Ledger)
