@@ -1,7 +1,7 @@
 """What the processors of one broker share: settings, store, tables, and the small steps between them.
 
 `BrokerNode` has no sockets and no tasks of its own. The loop comes in as `call_soon`, time as the store's clock, so a
-test drives a whole broker by calling handlers and `run_due()`.
+test drives a whole broker by calling handlers, and then the functions that `call_soon` was given.
 
 Dispatch is coalesced: the first append of a wakeup asks the loop for one call of `dispatch_now`, which moves
 everything that was appended since into the queues and then wakes held pulls. A handler that reads queues calls
