@@ -5,24 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 from typer.testing import CliRunner
 
 from broker.harness import send_fields
 from broker.test_ha_port import register
 from broker.test_keeping import KINDS
 from broker.test_slave_end_to_end import broker, until
+from contrailmq.broker.config import BrokerConfigError, read_configs
 from contrailmq.broker.server import BrokerServer
 from contrailmq.cli import app
 from contrailmq.message.codec import decode_record
 from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
+from contrailmq.wire.tls import client_tls, server_tls
 from contrailmq.wire.transport import RemotingClient
+from ha_slaves import Slave
 
 pytestmark = pytest.mark.servers
 
@@ -217,6 +221,67 @@ def test_the_command_shows_each_slave(tmp_path: Path) -> None:
             assert (gone["lag_bytes"], gone["lag_s"]) == (None, None)
 
     asyncio.run(work())
+
+
+CERTS = Path(__file__).parents[1] / "wire" / "certs"
+SERVER_TLS = {
+    "tls.server.certPath": str(CERTS / "server.pem"),
+    "tls.server.keyPath": str(CERTS / "server.key"),
+    "tls.server.trustCertPath": str(CERTS / "ca.pem"),
+    "tls.server.need.client.auth": "require",
+}
+CLIENT_TLS = {
+    "tls.enable": "true",
+    "tls.client.authServer": "true",
+    "tls.client.trustCertPath": str(CERTS / "ca.pem"),
+    "tls.client.certPath": str(CERTS / "client.pem"),
+    "tls.client.keyPath": str(CERTS / "client.key"),
+}
+
+
+@pytest.mark.parametrize("new_loop", [uvloop.new_event_loop, asyncio.new_event_loop], ids=["uvloop", "asyncio"])
+def test_a_slave_follows_over_tls_and_nobody_else_does(
+    tmp_path: Path, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    async def work() -> None:
+        properties = {"brokerName": "b", "bindAddress": "127.0.0.1", "brokerIP1": "127.0.0.1", "listenPort": "0"}
+        master = secured(tmp_path / "master", {**properties, "haTls": "true"})
+        await master.start()
+        assert master.replication is not None
+        server = master.replication.server
+        ha_address = f"127.0.0.1:{master.replication.port}"
+        slave_settings = {"brokerRole": "SLAVE", "brokerId": "1", "haMasterAddress": ha_address, "haTls": "true"}
+        slave = secured(tmp_path / "slave", properties | slave_settings)
+        await slave.start()
+        await until(lambda: bool(server.status()))
+        for number in range(50):
+            master.store.append("T", 0, b"%d" % number * 9000, b"", tags_code=0, keys=None, unique_key=None)
+        master.node.after_append()
+        await until(lambda: server.acknowledged.furthest == master.store.appended_offset)
+        assert log_of(master) == log_of(slave)
+        plain = Slave(*await asyncio.open_connection("127.0.0.1", master.replication.port)).report(0)
+        assert await plain.is_closed()
+        plain.close()
+        assert len(server.status()) == 1
+        await slave.stop()
+        await master.stop()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(work())
+
+
+def secured(path: Path, properties: dict[str, str]) -> BrokerServer:
+    config, store_config, _ = read_configs(properties, path=path, mapped_file_size_commit_log=1 << 20)
+    return BrokerServer(config, store_config, tls=server_tls(SERVER_TLS), client_tls=client_tls(CLIENT_TLS))
+
+
+@pytest.mark.parametrize(
+    ("settings", "missing"),
+    [({}, "tls.server.certPath"), ({"brokerRole": "SLAVE", "brokerId": "1"}, "tls.enable=true")],
+)
+def test_tls_without_certificates_is_refused(tmp_path: Path, settings: dict[str, str], missing: str) -> None:
+    with pytest.raises(BrokerConfigError, match=f"haTls='true': .*{missing}"):
+        asyncio.run(broker(tmp_path, "", haTls="true", **settings).start())
 
 
 def test_no_task_and_no_descriptor_of_replication_stays(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ class BrokerConfig:
     allow_unsupported: bool = False  # start with settings that promise what is not there: `wire/promises.py`
     client_topics_max: int = DEFAULT_MAX  # clients may not create more, see `client_bound`
     client_groups_max: int = DEFAULT_MAX
+    ha_tls: bool = False  # TLS on the HA port, between brokers of ours
     ha_allow_list: str = ""  # addresses and networks that may follow the log beside registered slaves
     takeover: bool = False  # replace a live broker of the same name and id at another address
     server_channel_max_idle_time_seconds: int = 120
@@ -264,6 +265,7 @@ FIXED_KEYS: Final = frozenset(
         "allowRemoteConfig",
         "allowUnsupported",
         "configBlackList",
+        "haTls",
         "takeover",
     )
 )

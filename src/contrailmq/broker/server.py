@@ -19,12 +19,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from contrailmq._faults import LastingFault
 from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.cluster.advertise import advertised_address
-from contrailmq.broker.cluster.log_following import LogFollowing
+from contrailmq.broker.cluster.log_following import LogFollowing, open_link
 from contrailmq.broker.cluster.registration import Registration
 from contrailmq.broker.cluster.replication import MasterReplication
 from contrailmq.broker.cluster.slave_sync import SlaveSync
@@ -112,7 +113,7 @@ class BrokerServer:
         self.handlers = Handlers()
         self.supervisor = Supervisor(self.store.store_clock.look, self._gave_up)
         self.failed: asyncio.Event = asyncio.Event()
-        self._tls = tls
+        self._tls, self._client_tls = tls, client_tls
         self._servers: list[RemotingServer] = []
         self._table_worker = ThreadPoolExecutor(1, "contrailmq-tables")
         self._cold_readers = ThreadPoolExecutor(COLD_READERS, "contrailmq-cold-read")
@@ -263,6 +264,12 @@ class BrokerServer:
         if not is_slave and config.broker_id != 0:
             log.warning("brokerId=%d is taken as 0: brokerRole says that this is a master", config.broker_id)
             config.broker_id = 0
+        if config.ha_tls and is_slave and self._client_tls is None:
+            raise BrokerConfigError(
+                "haTls", "true", "a slave needs tls.enable=true for it, and tls.client.trustCertPath"
+            )
+        if config.ha_tls and not is_slave and (self._tls is None or self._tls.context is None):
+            raise BrokerConfigError("haTls", "true", "a master needs tls.server.certPath and tls.server.keyPath for it")
 
     def _build(self, loop: asyncio.AbstractEventLoop) -> None:
         config = self.config
@@ -329,7 +336,8 @@ class BrokerServer:
         tables = self.slave_sync = SlaveSync(
             self.node, self._client, self.saver, self.delay, self.timers, look_again=look_again
         )
-        following = self.log_following = LogFollowing(self.node, self._client, look_again=look_again)
+        connect = partial(open_link, tls=self._client_tls if self.config.ha_tls else None)
+        following = self.log_following = LogFollowing(self.node, self._client, look_again=look_again, connect=connect)
         self.runtime.figures.append(following.figures)
 
         def told(address: str, ha_address: str) -> None:
@@ -376,7 +384,8 @@ class BrokerServer:
             self._servers.append(server)
         assert self.replication is not None
         try:
-            await self.replication.listen(config.bind_address, self._ha_port)
+            context = self._tls.context if self._tls is not None and config.ha_tls else None
+            await self.replication.listen(config.bind_address, self._ha_port, context)
         except OSError as exc:
             raise PortError(config.bind_address, self._ha_port, exc) from exc
         ha_ip = config.broker_ip2 or self._advertised_ip

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from contrailmq.store.queues.queue_unit import Boundary
     from contrailmq.store.recovery.recovery import RecoveryReport, recover
     from contrailmq.store.replication.following import Following
-    from contrailmq.store.replication.serving import Listening, ReplicationServer, SlaveStatus
+    from contrailmq.store.replication.serving import Listen, Listening, ReplicationServer, SlaveStatus
     from contrailmq.store.replication.stream import ReplicationError
     from contrailmq.store.timer.admission import TIMER_REQUESTS, TimerRefusal, admit, wants_timer
     from contrailmq.store.timer.checkpoint import decode_checkpoint, encode_checkpoint
@@ -85,6 +85,7 @@ __all__ = [
     "GetResult",
     "GetStatus",
     "Journal",
+    "Listen",
     "Listening",
     "ManualClock",
     "MessageStore",
@@ -169,7 +170,7 @@ _NAMES: Final = {
     "contrailmq.store.queues.queue_unit": ("Boundary",),
     "contrailmq.store.recovery.recovery": ("RecoveryReport", "recover"),
     "contrailmq.store.replication.following": ("Following",),
-    "contrailmq.store.replication.serving": ("Listening", "ReplicationServer", "SlaveStatus"),
+    "contrailmq.store.replication.serving": ("Listen", "Listening", "ReplicationServer", "SlaveStatus"),
     "contrailmq.store.replication.stream": ("ReplicationError",),
     "contrailmq.store.timer.admission": ("TIMER_REQUESTS", "TimerRefusal", "admit", "wants_timer"),
     "contrailmq.store.timer.checkpoint": ("decode_checkpoint", "encode_checkpoint"),

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
@@ -48,8 +49,10 @@ class Lag(NamedTuple):
     milliseconds: int
 
 
-async def open_link(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection(host, port, limit=READ_BYTES)
+async def open_link(
+    host: str, port: int, tls: ssl.SSLContext | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(host, port, limit=READ_BYTES, ssl=tls)
 
 
 class LogFollowing:

@@ -19,13 +19,14 @@ import asyncio
 import ipaddress
 import logging
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from typing import Final
 
 from contrailmq.broker.node import BrokerNode
-from contrailmq.store import Listening, ReplicationServer, SlaveStatus
+from contrailmq.store import Listen, Listening, ReplicationServer, SlaveStatus
 from contrailmq.wire.bodies import ClusterInfo, decode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import WireError
@@ -37,6 +38,7 @@ log = logging.getLogger("contrailmq.broker")
 ASK_MS: Final = 5_000  # how often the members are asked for anyway
 ASK_AGAIN_MS: Final = 1_000  # and at most, for the sake of a peer that is not known
 ASK_TIMEOUT_S: Final = 3.0
+HANDSHAKE_S: Final = 10.0  # as for clients (wire/listener.py)
 
 
 class GroupMembers:
@@ -184,12 +186,12 @@ class MasterReplication:
             node.replicas.slaves_in_sync = self.server.in_sync
             node.replicas.look()
 
-    async def listen(self, host: str, port: int) -> None:
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         """OSError when the address cannot be had."""
         sockets = await bind(host, port)
         self.port = int(sockets[0].getsockname()[1])
         for listening in sockets:
-            await self.server.start(_listen_on(listening))
+            await self.server.start(_listen_on(listening, tls))
 
     async def drain(self, within_s: float) -> None:
         """Before a stop: give slaves a moment to take the end of the log."""
@@ -223,10 +225,11 @@ class MasterReplication:
             )
 
 
-def _listen_on(listening: socket.socket) -> Callable[[Callable[[], asyncio.Protocol]], asyncio.Future[Listening]]:
-    def listen(factory: Callable[[], asyncio.Protocol]) -> asyncio.Future[Listening]:
+def _listen_on(listening: socket.socket, tls: ssl.SSLContext | None) -> Listen:
+    async def listen(factory: Callable[[], asyncio.Protocol]) -> Listening:
         loop = asyncio.get_running_loop()
-        return asyncio.ensure_future(loop.create_server(factory, sock=listening))
+        within_s = HANDSHAKE_S if tls is not None else None
+        return await loop.create_server(factory, sock=listening, ssl=tls, ssl_handshake_timeout=within_s)
 
     return listen
 
