@@ -12,12 +12,11 @@ import asyncio
 import itertools
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
 from at_once import AtOnce as AtOnce
-from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.config import BrokerConfig
 from contrailmq.broker.handlers import Handlers
 from contrailmq.broker.node import BrokerNode
@@ -123,8 +122,14 @@ class Bench:
         settings: Mapping[str, str] | None = None,
         files: Files | None = None,
         clock: ManualClock | None = None,
+        worker: Executor | None = None,
+        readers: Executor | None = None,
         **store_settings: object,
     ) -> None:
+        """`worker` writes tables, `readers` read what is not in memory: the same thread unless they are given.
+
+        No service is started: what is delayed or prepared is stored as a server stores it, and stays there.
+        """
         self.clock = clock or ManualClock()  # its wall clock counts when the store is opened; then time passes
         sizes: dict[str, object] = {
             "mapped_file_size_commit_log": MIB,
@@ -149,18 +154,23 @@ class Bench:
             self.config, self.store, clock=self.clock, call_soon=self._due.append, address=("10.0.0.2", 10_911)
         )
         self.node.load()
-        self.adoption = Adoption(self.node)
-        self.adoption.at_opening()
-        self.node.on_new_queues = self.adoption.at_delivery
-        self._worker = ThreadPoolExecutor(1)
+        self._worker = worker or ThreadPoolExecutor(1)
         self.handlers = Handlers()
         self.loop = asyncio.new_event_loop()
         self._opaque = itertools.count(1)
         self.saver = self.loop.run_until_complete(self._make_saver())
-        processors = Processors(self.node, self.saver, self._worker, configured=lambda: None)
-        processors.register(self.handlers)
+        processors = Processors(
+            self.node,
+            self.handlers,
+            self.saver,
+            tables=self._worker,
+            readers=readers or self._worker,
+            configured=lambda: None,
+        )
+        self.adoption = processors.adoption
         self.send_processor, self.pulls = processors.send, processors.pull
         self.members, self.runtime = processors.members, processors.runtime
+        self.transactions, self.delay, self.timers = self.services = processors.services
         self.link = Link()
 
     async def _make_saver(self) -> TableSaver:
@@ -174,6 +184,13 @@ class Bench:
 
     def run(self, work: Coroutine[object, object, T]) -> T:
         return self.loop.run_until_complete(work)
+
+    def deliver_delayed(self) -> None:
+        """Start the delay levels, and let them deliver all that waits: the longest level is two hours."""
+        self.delay.start()
+        self.clock.advance(2 * 3_600_000)
+        self.delay.tick(self.store.store_clock.look())
+        self.settle()
 
     def settle(self) -> None:
         """Run what the handlers put off to the end of the wakeup."""

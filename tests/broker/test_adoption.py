@@ -26,7 +26,7 @@ from contrailmq.broker.state.keeping import GROUPS_FILE, TOPICS_FILE
 from contrailmq.broker.state.topics import Topic
 from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.client.blocking.raw_connection import RawConnection
-from contrailmq.message import MessageQueue
+from contrailmq.message import MessageQueue, SystemTopic
 from contrailmq.message.codec import BatchPart, encode_batch
 from contrailmq.store.base.clock import SystemClock
 from contrailmq.store.config import StoreConfig
@@ -84,6 +84,7 @@ def test_retry_topics_bring_their_groups_and_dead_letters_come_too(tmp_path: Pat
     bench.send("T", b"poison")
     for level in (0, -1):
         assert bench.ask(36, {"offset": "0", "group": "g", "delayLevel": str(level), "originTopic": "T"}).code == 0
+    bench.deliver_delayed()
     again = crashed(bench, tmp_path)
     assert again.node.groups.get("g") == Group("g")
     assert again.node.topics.get("%RETRY%g") == Topic("%RETRY%g", read_queues=1, write_queues=1)
@@ -330,12 +331,13 @@ def test_deleted_groups_and_cleaned_topics_stay_away_too(tmp_path: Path) -> None
     bench = Bench(tmp_path)
     bench.send("T", b"poison")
     assert bench.ask(36, {"offset": "0", "group": "g", "delayLevel": "0", "originTopic": "T"}).code == 0
+    bench.deliver_delayed()
     bench.store.put(Message("Stray", b"of no topic"))
     assert bench.ask(207, {"groupName": "g", "cleanOffset": "true"}).code == 0
     assert bench.ask(316).code == 0
     again = crashed(bench, tmp_path, lost=("consumequeue", "queues.ledger"))
     assert again.node.groups.get("g") is None
-    assert {topic for topic, _ in again.store.queues()} == {"T"}
+    assert {topic for topic, _ in again.store.queues()} == {"T", SystemTopic.SCHEDULE}
     again.close()
 
 

@@ -14,7 +14,7 @@ import pytest
 import golden_stores
 from at_once import Later
 from broker.harness import MIB, ROUNDS, AtOnce, Bench
-from contrailmq.broker.delayed.delay import FILE_NAME, DelayService
+from contrailmq.broker.delayed.delay import FILE_NAME
 from contrailmq.broker.state import config_files
 from contrailmq.message import Property, StoredMessage, SystemTopic
 from contrailmq.store import MessageStore, StoreConfig
@@ -24,9 +24,7 @@ from contrailmq.store.base.status import AppendResult, GetResult, PutStatus
 
 class DelayBench(Bench):
     def __init__(self, path: Path, *, readers: Executor | None = None, **settings: object) -> None:
-        super().__init__(path, **settings)
-        self.delay = DelayService(self.node, AtOnce(), readers or AtOnce())
-        self.node.rewrites.append(self.delay.rewrite)
+        super().__init__(path, worker=AtOnce(), readers=readers, **settings)
         self.delay.start()
 
     def run_ms(self, milliseconds: int) -> None:
@@ -326,7 +324,6 @@ def test_a_slave_does_not_deliver(tmp_path: Path) -> None:
 
 def test_a_slave_follows_its_masters_offsets_and_goes_on_from_them(tmp_path: Path) -> None:
     master = DelayBench(tmp_path / "master")
-    master.delay.register(master.handlers)
     slave = DelayBench(tmp_path / "slave")
     for bench in (master, slave):
         for number in range(3):  # the same log on both

@@ -36,7 +36,8 @@ WHERE_STATE_IS_MISSING = {
     RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: "the heartbeat",
     RequestCode.VIEW_BROKER_STATS_DATA: "the pulls",
     RequestCode.QUERY_CONSUMER_OFFSET: "nothing: an empty queue is answered 0 here and 22 by 5.5.0",
-    RequestCode.SEND_MESSAGE_V2: "the timer, which is another part",
+    RequestCode.RECALL_MESSAGE: "the setting that allows it",
+    RequestCode.RESUME_CHECK_HALF_MESSAGE: "the message at that offset",
 }
 # Members that Apache leaves out when the state behind them is missing, and so do we.
 OPTIONAL_MEMBERS = {"subscriptionData"}

@@ -10,6 +10,7 @@ import pytest
 from broker.harness import Bench, Link, records, send_fields
 from contrailmq.broker.state.groups import Group
 from contrailmq.broker.state.topics import Topic
+from contrailmq.message import SystemTopic
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.errors import RequestTimeoutError
 from contrailmq.wire.frame import encode_response
@@ -216,19 +217,21 @@ def stored(bench: Bench, topic: str, offset: int = 0) -> dict[str, str]:
 def test_a_message_sent_back_goes_to_the_retry_topic_with_its_level(bench: Bench) -> None:
     first = bench.send(properties={"TAGS": "TagA", "KEYS": "k"}, body=b"poison")
     assert send_back(bench, 0).code == 0
+    (waiting,) = bench.store.get(SystemTopic.SCHEDULE, 3 - 1, 0, 10)
+    assert waiting.properties["DELAY"] == "3"
+    assert waiting.properties["WAIT"] == "false"
+    bench.deliver_delayed()
     (answer,) = bench.pull("%RETRY%g")
     (copy,) = records(answer.body)
     assert (copy.body, copy.reconsume_times, copy.tags) == (b"poison", 1, "TagA")
     assert copy.properties["RETRY_TOPIC"] == "T"
     assert copy.properties["ORIGIN_MESSAGE_ID"] == first.ext["msgId"]
-    assert copy.properties["DELAY"] == "3"
-    assert copy.properties["WAIT"] == "false"
     assert send_back(bench, copy.physical_offset).code == 0
-    again = stored(bench, "%RETRY%g", 1)
-    assert (again["DELAY"], again["RETRY_TOPIC"]) == ("4", "T")
-    assert again["ORIGIN_MESSAGE_ID"] == first.ext["msgId"]
+    (again,) = bench.store.get(SystemTopic.SCHEDULE, 4 - 1, 0, 10)
+    assert (again.properties["DELAY"], again.properties["RETRY_TOPIC"]) == ("4", "T")
+    assert again.properties["ORIGIN_MESSAGE_ID"] == first.ext["msgId"]
     assert send_back(bench, 0, delayLevel=7).code == 0
-    assert stored(bench, "%RETRY%g", 2)["DELAY"] == "7"
+    assert bench.store.max_offset(SystemTopic.SCHEDULE, 7 - 1) == 1
 
 
 @pytest.mark.parametrize(
@@ -256,12 +259,14 @@ def test_a_retry_goes_to_a_queue_that_its_topic_has(bench: Bench) -> None:
     bench.node.groups.put(Group("g", retry_queues=64))
     for _ in range(20):
         assert send_back(bench, 0).code == 0
+    bench.deliver_delayed()
     assert bench.store.max_offset("%RETRY%g", 0) == 21
 
 
 def test_an_old_clients_limit_is_ignored(bench: Bench) -> None:
     bench.send()
     assert send_back(bench, 0, version=100, maxReconsumeTimes=0).code == 0
+    bench.deliver_delayed()
     assert bench.store.max_offset("%RETRY%g", 0) == 1
 
 

@@ -234,7 +234,7 @@ def test_rewrites_change_or_refuse_what_is_out_of_the_ordinary_and_see_nothing_e
         message.answer_fields["recallHandle"] = "h"
         return None
 
-    bench.node.rewrites.append(rewrite)
+    bench.node.rewrites[:] = [rewrite]
     bench.send(properties=ORDINARY)
     answer = bench.send(properties={"DELAY": "3"}, e=1)
     assert (answer.ext["queueId"], answer.ext["queueOffset"], answer.ext["recallHandle"]) == ("1", "0", "h")

@@ -34,7 +34,6 @@ class Broker(TimerBench):
     def __init__(self, path: Path, *, now_ms: int = 0, **store: object) -> None:
         self.path = path
         super().__init__(path, now_ms=now_ms, **store)
-        self.delay.register(self.handlers)
 
     @property
     def config_path(self) -> Path:

@@ -13,9 +13,7 @@ import pytest
 
 import golden_stores
 from broker.harness import ROUNDS, AtOnce, Bench, Link, UnsyncedFiles
-from contrailmq.broker.delayed.delay import DelayService
-from contrailmq.broker.delayed.timers import PORTION, STEP_MS, RecallHandle, TimerService
-from contrailmq.broker.transactions.halves import TransactionService
+from contrailmq.broker.delayed.timers import PORTION, STEP_MS, RecallHandle
 from contrailmq.message import StoredMessage, SystemTopic
 from contrailmq.store.base.clock import ManualClock
 from contrailmq.store.base.errors import StoreIOError
@@ -43,16 +41,9 @@ class TimerBench(Bench):
         """With a `clock` of an earlier bench this is another process on the same machine."""
         if now_ms:
             clock = ManualClock(now_ms)
-        super().__init__(path, settings={"recallMessageEnable": "true"} | (settings or {}), clock=clock, **store)
-        worker = AtOnce()
-        self.transactions = TransactionService(self.node, worker, lambda name: None)
-        self.transactions.register(self.handlers)
-        self.delay = DelayService(self.node, worker, worker)
-        self.timers = TimerService(self.node, worker, worker)
-        self.timers.register(self.handlers)
-        self.node.rewrites += (self.transactions.rewrite, self.delay.rewrite, self.timers.rewrite)
-        self.runtime.figures.append(self.timers.figures)
-        for service in (self.transactions, self.delay, self.timers):
+        settings = {"recallMessageEnable": "true"} | (settings or {})
+        super().__init__(path, settings=settings, clock=clock, worker=AtOnce(), **store)
+        for service in self.services:
             service.start()
 
     @property

@@ -12,7 +12,7 @@ import pytest
 
 import golden_stores
 from broker.harness import ROUNDS, AtOnce, Bench, Link
-from contrailmq.broker.transactions.halves import GROUP, TransactionService
+from contrailmq.broker.transactions.halves import GROUP
 from contrailmq.broker.transactions.transaction_check import CheckLimits, Decision, decide
 from contrailmq.message import PROPERTIES_BYTES_MAX, StoredMessage, SystemTopic
 from contrailmq.message.codec import decode_record, encode_record
@@ -28,11 +28,8 @@ class TransactionBench(Bench):
         self, path: Path, *, checks_max: int = 3, clock: ManualClock | None = None, **store_settings: object
     ) -> None:
         settings = SETTINGS | {"transactionCheckMax": str(checks_max)}
-        super().__init__(path, settings=settings, clock=clock, **store_settings)
-        self.marked: list[str] = []
-        self.service = TransactionService(self.node, AtOnce(), self.marked.append)
-        self.service.register(self.handlers)
-        self.node.rewrites.append(self.service.rewrite)
+        super().__init__(path, settings=settings, clock=clock, worker=AtOnce(), **store_settings)
+        self.service = self.transactions
         self.service.start()
 
     def prepare(self, body: bytes, **properties: str) -> Command:

@@ -1,11 +1,17 @@
-"""What answers clients and administrators, wired to one node: for a server and for a broker without sockets alike."""
+"""What answers clients and administrators, and what acts by time, wired to one node.
+
+A server and a broker without sockets are wired here alike, so no test runs a broker that is put together differently.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 
 from contrailmq.broker.admin import ClientAdmin, GroupAdmin, OffsetAdmin, ProgressAdmin, RuntimeAdmin, TopicAdmin
+from contrailmq.broker.adoption import Adoption
+from contrailmq.broker.delayed.delay import DelayService
+from contrailmq.broker.delayed.timers import TimerService
 from contrailmq.broker.handlers import Handlers
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.requests.consumer_offsets import OffsetProcessor
@@ -16,20 +22,41 @@ from contrailmq.broker.requests.reply import ReplyProcessor
 from contrailmq.broker.requests.retry import RetryProcessor
 from contrailmq.broker.requests.send import SendProcessor
 from contrailmq.broker.state.persistence import TableSaver
+from contrailmq.broker.transactions.halves import METRICS_FILE, TransactionService
 
 
 class Processors:
-    """`readers` read what is not in memory; `configured` is called after settings have changed."""
+    """`tables` writes tables, `readers` read what is not in memory; `configured` is called after settings have changed.
+
+    The services of transactions, delay levels and timers take requests and rewrite messages from now on. Nothing is
+    due before their owner starts them (`services`).
+    """
 
     def __init__(
-        self, node: BrokerNode, saver: TableSaver, readers: ThreadPoolExecutor, *, configured: Callable[[], None]
+        self,
+        node: BrokerNode,
+        handlers: Handlers,
+        saver: TableSaver,
+        *,
+        tables: Executor,
+        readers: Executor,
+        configured: Callable[[], None],
     ) -> None:
+        self.adoption = Adoption(node)
+        for name in self.adoption.at_opening():
+            saver.mark_soon(name)
+        node.on_new_queues = self.adoption.at_delivery
         self.send = SendProcessor(node)
         self.pull = PullProcessor(node, readers)
         self.members = MemberProcessor(node)
         self.runtime = RuntimeAdmin(node, saver, configured=self._configured)
         self._told = configured
-        self._all = (
+        self.transactions = TransactionService(node, tables, saver.mark_soon)
+        saver.add(METRICS_FILE, lambda: _fixed(self.transactions.metrics.to_json()))
+        self.delay = DelayService(node, tables, readers)
+        self.timers = TimerService(node, tables, readers)
+        self.services = (self.transactions, self.delay, self.timers)
+        for processor in (
             self.send,
             ReplyProcessor(node, self.send),
             self.pull,
@@ -43,12 +70,16 @@ class Processors:
             OffsetAdmin(node, saver),
             ClientAdmin(node),
             self.runtime,
-        )
+            *self.services,
+        ):
+            processor.register(handlers)
+        node.rewrites += (service.rewrite for service in self.services)
+        self.runtime.figures += (self.delay.figures, self.timers.figures, self.transactions.figures)
 
     def _configured(self) -> None:
         self.send.configure()  # some settings are part of every answer
         self._told()
 
-    def register(self, handlers: Handlers) -> None:
-        for processor in self._all:
-            processor.register(handlers)
+
+def _fixed(text: str) -> Callable[[], str]:
+    return lambda: text

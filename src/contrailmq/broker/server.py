@@ -23,15 +23,12 @@ from functools import partial
 from typing import Final
 
 from contrailmq._faults import LastingFault
-from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.cluster.advertise import advertised_address
 from contrailmq.broker.cluster.log_following import LogFollowing, open_link
 from contrailmq.broker.cluster.registration import Registration
 from contrailmq.broker.cluster.replication import MasterReplication
 from contrailmq.broker.cluster.slave_sync import SlaveSync
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError
-from contrailmq.broker.delayed.delay import DelayService
-from contrailmq.broker.delayed.timers import TimerService
 from contrailmq.broker.handlers import Handlers
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.processors import Processors
@@ -42,7 +39,6 @@ from contrailmq.broker.state.offsets import OFFSETS_FILE
 from contrailmq.broker.state.persistence import SavePause, TableSaver
 from contrailmq.broker.state.topics import saved_batch_topics
 from contrailmq.broker.supervision import Service, Supervisor
-from contrailmq.broker.transactions.halves import METRICS_FILE, TransactionService
 from contrailmq.message import ContrailError
 from contrailmq.store import (
     STORE_DESCRIPTORS,
@@ -136,7 +132,7 @@ class BrokerServer:
         await loop.run_in_executor(None, self.store.open)
         try:
             self._build(loop)
-            for service in (self.transactions, self.delay, self.timers):
+            for service in self._services:
                 self.add_service(service)
             await self._listen()
             await self.registration.check_name(FIRST_REGISTRATION_S)
@@ -295,40 +291,33 @@ class BrokerServer:
         self.saver = TableSaver(
             node.config_path, node.snapshots(), self._table_worker, lost_reason=lambda: self.store.lost_reason
         )
-        adoption = Adoption(node)
-        for name in adoption.at_opening():
-            self.saver.mark_soon(name)
-        node.on_new_queues = adoption.at_delivery
         self.registration = Registration(
             node, self._client, ha_address=f"{config.broker_ip2 or advertised.ip}:{self.store.config.ha_listen_port}"
         )
         replication = self.replication = MasterReplication(node, self._client, self._cold_readers)
         self.slave_sync: SlaveSync | None = None
         self.log_following: LogFollowing | None = None
+        self._register_processors()
         node.keeping.when_saved = self.saver.when_saved
         node.keeping.when_registered = self.registration.when_registered
         node.topics.listen(lambda topic: self._topics_changed())
-        self._register_processors()
         self.runtime.slaves = replication.status
         self.store.on_durable(lambda offset: self._hop(loop, lambda: self._durable(offset)))
         self.store.on_committed(lambda: self._hop(loop, node.committed))
 
     def _register_processors(self) -> None:
-        node, handlers = self.node, self.handlers
-        processors = Processors(node, self.saver, self._cold_readers, configured=self.registration.register_soon)
-        processors.register(handlers)
+        processors = Processors(
+            self.node,
+            self.handlers,
+            self.saver,
+            tables=self._table_worker,
+            readers=self._cold_readers,
+            configured=self.registration.register_soon,
+        )
         self.send, self.members, self.runtime = processors.send, processors.members, processors.runtime
-        self.transactions = TransactionService(node, self._table_worker, self.saver.mark_soon)
-        self.transactions.register(handlers)
-        self.saver.add(METRICS_FILE, lambda: _fixed(self.transactions.metrics.to_json()))
-        self.delay = DelayService(node, self._table_worker, self._cold_readers)
-        self.delay.register(handlers)
-        self.timers = TimerService(node, self._table_worker, self._cold_readers)
-        self.timers.register(handlers)
-        if node.is_slave:
+        self.transactions, self.delay, self.timers = self._services = processors.services
+        if self.node.is_slave:
             self._follow_master()
-        node.rewrites += (self.transactions.rewrite, self.delay.rewrite, self.timers.rewrite)
-        self.runtime.figures += (self.delay.figures, self.timers.figures, self.transactions.figures)
 
     def _follow_master(self) -> None:
         """What a slave copies: tables by asking, the log by following."""
@@ -471,7 +460,3 @@ class BrokerServer:
 
     def _gave_up(self, name: str) -> None:
         self.failed.set()
-
-
-def _fixed(text: str) -> Callable[[], str]:
-    return lambda: text

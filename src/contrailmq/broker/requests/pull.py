@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import Final, TypeVar
 
 from contrailmq.broker.filters import SQL92, SqlError, Subscription, parse_subscription
@@ -112,7 +112,7 @@ class Pull:
 class PullProcessor:
     """Serves pulls. `workers` read what is not in memory."""
 
-    def __init__(self, node: BrokerNode, workers: ThreadPoolExecutor) -> None:
+    def __init__(self, node: BrokerNode, workers: Executor) -> None:
         self._node = node
         self._cold = ColdReads(workers)
         self._parsed: dict[tuple[str, str, str | None], Subscription] = {}

@@ -16,7 +16,7 @@ import asyncio
 import errno
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Final
 
@@ -54,7 +54,7 @@ class TableSaver:
         self,
         directory: Path,
         snapshots: Mapping[str, Snapshot],
-        worker: ThreadPoolExecutor,
+        worker: Executor,
         *,
         lost_reason: Callable[[], str] = lambda: "",
     ) -> None:
