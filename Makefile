@@ -4,6 +4,7 @@ PYTHON ?=
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+CLASSES := $(VENV)/.spark-classes
 EXTRAS := spark,redis,otel,delta,iceberg,dev
 
 # Asked before anything is made: pip would only say that no set of versions fits, and leave the wrong .venv behind.
@@ -64,8 +65,14 @@ PLAIN   := CONTRAILMQ_PURE=1 CONTRAILMQ_EXPECT=plain
 # The rooms with compiled modules.
 HOT     := tests/message tests/store tests/wire tests/broker
 
+# What the JVMs of the Spark tests load; made again when a version of Spark may have changed.
+$(CLASSES): constraints.txt | $(STAMP)
+	@echo "==> classes of Spark (once; half a minute)"
+	@$(BIN)/python tools/spark_classes.py $(VENV)
+	@touch $@
+
 # The simulation exchanges doors that compiled modules do not go through: it runs on the plain sources, whatever is installed.
-test: $(STAMP)  ## Everything that must pass, on the modules as make install left them; the simulation on the plain ones
+test: $(STAMP) $(CLASSES) ## Everything that must pass, on the modules as make install left them; the simulation on the plain ones
 	@echo "==> tests"
 	@$(PYTEST) $(AT_ONCE) -m "not long and not interop" --ignore=tests/simulation tests
 	@echo "==> tests of the simulation"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import spark_java
 from contrailmq._compiled import PURE, build
 
 # Half a minute or more each, longest first.
@@ -62,6 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit(f"{EXPECT}={os.environ[EXPECT]}, but the hot modules are {build}", returncode=4)
     if build.is_stale:
         os.environ[PURE] = "1"  # said once, here; what tests start need not say it again
+    spark_java.for_our_sessions()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -12,6 +12,7 @@ from typing import IO
 
 import pyspark
 
+import spark_java
 from contrailmq.spark.environment import ensure_java
 
 HOME = Path(pyspark.__file__).parent
@@ -30,7 +31,12 @@ def bare_python(folder: Path) -> str:
 
 def bare_environment() -> dict[str, str]:
     """What processes get that inherit nothing: Java, and where Spark is."""
-    return {"JAVA_HOME": ensure_java(), "SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1"}
+    return {
+        "JAVA_HOME": ensure_java(),
+        "SPARK_HOME": str(HOME),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_LAUNCHER_OPTS": spark_java.BRIEF,
+    }
 
 
 class Standalone:
@@ -48,7 +54,7 @@ class Standalone:
     def _start(self, name: str, *words: str) -> IO[str]:
         process = subprocess.Popen(
             [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *words],
-            env=bare_environment() | {"SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+            env=bare_environment() | {"SPARK_DAEMON_JAVA_OPTS": spark_java.PLAIN},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

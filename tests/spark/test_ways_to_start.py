@@ -22,6 +22,7 @@ import pytest
 from typer.testing import CliRunner
 
 import contrailmq
+import spark_java
 from client.waiting import wait_until
 from contrailmq.cli import app
 from contrailmq.spark.runtime.needs import NEEDED
@@ -33,14 +34,14 @@ DOCS = Path(__file__).resolve().parents[2] / "docs" / "spark.md"
 SOURCE = str(Path(contrailmq.__file__).parents[1])
 # A driver that has contrailmq, as a source tree that nothing but its own sys.path leads to.
 DRIVER = f"import sys\nsys.path.insert(0, {SOURCE!r})\n"
-BRIEF = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # half the CPU of a JVM that lives for seconds
 MODEST = {
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
     "spark.cores.max": "1",
     "spark.ui.enabled": "false",
-    "spark.driver.extraJavaOptions": BRIEF,
-    "spark.executor.extraJavaOptions": BRIEF,
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.defaultJavaOptions": spark_java.PLAIN,
+    "spark.executor.defaultJavaOptions": spark_java.PLAIN,
 }
 
 
@@ -70,6 +71,11 @@ class Place(NamedTuple):
     master: str
     store: str
 
+    @property
+    def settings(self) -> Path:
+        """Told by name: a directory of settings would be the first place where Java looks for classes."""
+        return self.folder / "modest.conf"
+
     def filled(self, program: str) -> str:
         for words, place in (("spark://host:7077", self.master), ("/data/store", self.store)):
             program = program.replace(words, place)
@@ -79,11 +85,12 @@ class Place(NamedTuple):
         """What a driver shows: by our Python, with workers and planners of the bare one."""
         script = self.folder / "job.py"
         script.write_text(program)
+        modest = f"--properties-file {self.settings} pyspark-shell"
         return shown(
             subprocess.run(
                 [*(words or [sys.executable]), str(script)],
                 env=bare_environment()
-                | {"PYSPARK_PYTHON": self.bare, "SPARK_CONF_DIR": str(self.folder), "HOME": str(self.folder)}
+                | {"PYSPARK_PYTHON": self.bare, "PYSPARK_SUBMIT_ARGS": modest, "HOME": str(self.folder)}
                 | environment,
                 capture_output=True,
                 text=True,
@@ -100,9 +107,10 @@ def shown(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, golden_store: Callable[[str], str]) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("ways")
-    (folder / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in MODEST.items()))
     with contextlib.closing(Standalone(folder)) as cluster:
-        yield Place(folder, bare_python(folder / "bare"), cluster.url, golden_store("clean"))
+        place = Place(folder, bare_python(folder / "bare"), cluster.url, golden_store("clean"))
+        place.settings.write_text("".join(f"{name} {value}\n" for name, value in MODEST.items()))
+        yield place
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +147,8 @@ def test_spark_submit_brings_the_package_to_a_driver_and_workers_without_it(plac
     section = re.search(r"```sh\n(spark-submit.*?) job.py\n```", DOCS.read_text())
     assert section is not None
     words = place.filled(section[1]).replace("contrailmq.zip", packed).split()
-    assert place.run(place.filled(programs()["spark-submit"]), str(HOME / "bin" / words[0]), *words[1:]) == held
+    words[:1] = [str(HOME / "bin" / words[0]), "--properties-file", str(place.settings)]
+    assert place.run(place.filled(programs()["spark-submit"]), *words) == held
 
 
 @pytest.mark.spark
@@ -156,12 +165,12 @@ def connect_server(place: Place) -> Iterator[str]:
     port = free_port()
     log = place.folder / "server.log"
     words = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "--master", place.master]
-    words += ["--conf", f"spark.connect.grpc.binding.port={port}"]
+    words += ["--conf", f"spark.connect.grpc.binding.port={port}", "--properties-file", str(place.settings)]
     with (
         log.open("w") as said,
         subprocess.Popen(
             [str(HOME / "bin" / "spark-submit"), *words, "spark-internal"],
-            env=bare_environment() | {"PYSPARK_PYTHON": place.bare, "SPARK_CONF_DIR": str(place.folder)},
+            env=bare_environment() | {"PYSPARK_PYTHON": place.bare},
             stdout=said,
             stderr=said,
             cwd=place.folder,
