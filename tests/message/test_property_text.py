@@ -18,6 +18,7 @@ from contrailmq.message.property_text import (
     key_of,
     without,
 )
+from how_many import examples
 
 # Names that begin or end like others, and values that look like names.
 NAMES = ["TAGS", "MYTAGS", "TAGS2", "T", "S", "KEYS", "UNIQ_KEY", "UNIQ", "INNER_NUM", "INNER_", "é", ""]
@@ -30,7 +31,7 @@ texts = st.one_of(
         lambda pairs: "\x02".join(f"{name}\x01{value}" for name, value in pairs)
     ),
 )
-many = settings(max_examples=500, deadline=None)
+many = settings(max_examples=examples(500), deadline=None)
 
 
 @many

@@ -35,6 +35,7 @@ from contrailmq.spark.decoding.store_files import confirmed_end, log_files
 from contrailmq.spark.sources.topic_plan import QueueRange, TopicSettings
 from contrailmq.spark.sources.topic_pulls import read_range, split_records
 from contrailmq.store import MessageStore, StoreConfig
+from how_many import examples
 from spark.conftest import STORES, expected
 from spark.test_rocketmq_source import FakeBroker
 
@@ -223,7 +224,7 @@ PIECES = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(PIECES, max_size=6))
 def test_properties_parse_as_the_plain_decoder_parses_them(rows: list[list[str]]) -> None:
     """Empty names and values, missing last separators, repeated names, 0x01 inside values, rows without any."""
@@ -238,7 +239,7 @@ def test_properties_parse_as_the_plain_decoder_parses_them(rows: list[list[str]]
     st.lists(st.lists(st.text("xyz", min_size=1, max_size=12), min_size=5, max_size=5), min_size=1, max_size=8),
     st.integers(0, 20),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_rows_of_the_same_names_parse_the_same_by_their_places(
     names: list[str], values: list[list[str]], odd: int
 ) -> None:
@@ -269,7 +270,7 @@ ALIKE = encode_properties({"KEYS": "order-7", "UNIQ_KEY": "0A01", "TAGS": "paid"
     ),
     st.booleans(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_rows_of_one_length_parse_the_same_whatever_byte_differs(
     changes: list[list[tuple[int, int]]], cut: bool
 ) -> None:

@@ -19,6 +19,7 @@ from contrailmq.spark.decoding.records import gather
 from contrailmq.store.delay_levels import DelayLevels
 from contrailmq.store.index.index_file import stored_hash
 from contrailmq.store.queues.derivation import Derivation, Derived, Due
+from how_many import examples
 
 LEVELS = "1s 5s 2m"
 DELAYS_MS = (1_000, 5_000, 120_000)
@@ -82,7 +83,7 @@ def hashes_of(topic: str, derived: Derived) -> list[int]:
     return [stored_hash(java_hash(text)) for text in [f"{topic}#{key}" for key in keys if key] + tag]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(records, max_size=8))
 @example([("T", "TAGS\x01a\x02", SysFlag.TRANSACTION_ROLLBACK, SysFlag.LOST, 2, HOSTS[0])])
 @example([("T", "TAGS\x01a\x02", 0, SysFlag.LOST, 2, HOSTS[0])])
@@ -115,7 +116,7 @@ def test_spark_derives_what_the_store_derives(given_records: list[Given]) -> Non
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(records, st.booleans())
 def test_the_store_derives_what_the_rules_say(given_record: Given, is_batch_topic: bool) -> None:
     topic, text, kind, more, queue_offset, _ = given_record

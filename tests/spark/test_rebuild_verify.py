@@ -28,6 +28,7 @@ from contrailmq.spark.jobs.verify import Finding, findings_table, verify
 from contrailmq.spark.runtime.engine import LocalEngine
 from contrailmq.spark.sources.topic_pulls import split_records
 from contrailmq.store import MessageStore, StoreConfig, repair_store
+from how_many import examples
 from lock_holder import in_use_by_another
 from spark.conftest import unpack
 
@@ -226,7 +227,7 @@ def test_a_slave_that_differs_is_told_with_the_place(tmp_path: Path, golden_stor
     assert [(f.kind, f.physical_offset, f.rows) for f in findings] == [("slave-differs", 131072 + 1000, 1)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=40), st.integers(-(2**31), 2**31 - 1)), max_size=20))
 def test_hashes_of_a_column_equal_java_hashes_of_its_values(pairs: list[tuple[str, int]]) -> None:
     pairs = [(text.encode("utf-8", "ignore").decode(), seed) for text, seed in pairs]
@@ -252,7 +253,7 @@ def test_the_level_of_a_waiting_message_is_read_by_the_rule_of_the_store(level: 
     assert units.tags_code.tolist() == [ord("a") if delay_ms is None else 1_000_000 + delay_ms]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.integers(0, 2**34), max_size=80), st.integers(0, 34))
 def test_sorting_by_sixteen_bits_is_a_stable_sort(values: list[int], bits: int) -> None:
     """Few bits make equal values, whose order must stay."""
@@ -260,7 +261,7 @@ def test_sorting_by_sixteen_bits_is_a_stable_sort(values: list[int], bits: int) 
     assert stable_order(given_values).tolist() == np.argsort(given_values, kind="stable").tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from([0, 1, 7, 2**31 - 1, -1])), max_size=30))
 def test_queues_are_numbered_in_order_whatever_their_ids(pairs: list[tuple[int, int]]) -> None:
     """Ids that are huge or negative do not fit a table of counters."""

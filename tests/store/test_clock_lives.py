@@ -28,6 +28,7 @@ from contrailmq.store.base.clock_file import FILE_NAME, ClockFile
 from contrailmq.store.base.store_clock import StoreClock
 from contrailmq.store.files import Files
 from contrailmq.store.message_store import Drive
+from how_many import examples
 
 START_MS: Final = 1_700_000_000_000
 HOUR_MS: Final = 3_600_000
@@ -118,7 +119,7 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(actions, max_size=25))
 def test_whatever_is_done_to_the_clock_a_record_is_as_old_as_the_time_that_has_passed_since(
     row: list[tuple[str, int, int, int]],

@@ -19,6 +19,7 @@ from contrailmq.store.queues.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.queues.descriptors import FEW, DescriptorCache, capacity_for, ceiling_for, file_name
 from contrailmq.store.queues.queue_state import DispatchFact, QueueState
 from contrailmq.store.queues.queue_unit import PRE_BLANK, PRE_BLANK_SIZE, UNIT_BYTES, Unit, pack_unit
+from how_many import examples
 
 FILE_UNITS = 10
 FILE_BYTES = FILE_UNITS * UNIT_BYTES
@@ -56,7 +57,7 @@ def fill(table: ConsumeQueueTable, begin: int, end: int, *, topic: str = "Orders
 records = st.tuples(st.sampled_from(["T", "U", "Inner"]), st.integers(-2, 3), st.booleans(), st.integers(0, 9))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(60), deadline=None, derandomize=True, database=None)
 @given(st.lists(records, max_size=40), st.integers(1, 7), st.sampled_from([0, 100]))
 def test_units_that_come_together_are_those_that_come_one_by_one(
     made: list[tuple[str, int, bool, int]], chunk: int, ext_file_bytes: int

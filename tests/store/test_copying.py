@@ -15,6 +15,7 @@ from contrailmq.message.codec import Kind, check_record
 from contrailmq.store import Drive, Files, ManualClock, MessageStore, StoreConfig, encode_record
 from contrailmq.store.base.status import Copy
 from contrailmq.store.log.copying import Copier
+from how_many import examples
 
 HOST = encode_host("10.0.0.7", 4711)
 WAITING = SystemTopic.SCHEDULE
@@ -156,7 +157,7 @@ strings = st.lists(st.tuples(names, values), max_size=7).map(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(300), deadline=None, derandomize=True, database=None)
 @given(
     strings, st.sampled_from(["", "\x02", "TAGS", "TAGS\x02", "TAGS\x01", "TAGS\x01last\x02"]), st.binary(max_size=30)
 )

@@ -38,6 +38,7 @@ from contrailmq.message.codec import (
     unwrap_inner_batch,
 )
 from contrailmq.message.record import view_record
+from how_many import examples
 
 V4 = encode_host("127.0.0.1", 10911)
 V6 = encode_host("fd00::1234", 10911)
@@ -366,7 +367,7 @@ spoiled = st.builds(
 )
 
 
-@settings(max_examples=2_000, deadline=None)
+@settings(max_examples=examples(2_000), deadline=None)
 @given(st.one_of(noise, spoiled, st.builds(bytes.__add__, spoiled, noise)), st.integers(0, 40))
 def test_any_bytes_get_a_verdict_and_decode_or_fail_within_the_error_tree(data: bytes, position: int) -> None:
     verdict = check_record(data, position)
@@ -382,7 +383,7 @@ def test_any_bytes_get_a_verdict_and_decode_or_fail_within_the_error_tree(data: 
         assert view_record(data, position).size_bytes == verdict.size_bytes
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(sorted(KINDS.values())), spoiled, noise), max_size=6))
 def test_the_fast_walk_agrees_with_judging_record_by_record(pieces: list[bytes]) -> None:
     data = b"".join(pieces)
@@ -399,7 +400,7 @@ def plain_scan(data: bytes) -> Scan:
     return Scan(positions, sizes, position, verdict)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     topic=st.text(alphabet="abcXYZ09_-%|", min_size=1, max_size=255),
     body=st.binary(max_size=200),
@@ -454,7 +455,7 @@ def test_a_batch_cut_anywhere_but_between_parts_is_refused() -> None:
                 split_batch(batch[:length])
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(st.binary(max_size=120))
 def test_any_bytes_as_a_batch_split_or_are_refused(data: bytes) -> None:
     try:

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contrailmq.store.queues.sound_runs import RUNS_MAX, Runs, before, covers, with_run
+from how_many import examples
 
 END = 40
 offsets = st.integers(0, END)
 steps = st.lists(st.tuples(st.booleans(), offsets, st.integers(1, 9)), max_size=30)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(300), deadline=None, derandomize=True, database=None)
 @given(steps)
 def test_runs_know_exactly_what_was_added_and_not_taken_away(steps: list[tuple[bool, int, int]]) -> None:
     runs: Runs = ()

@@ -37,6 +37,7 @@ from contrailmq.wire.errors import ConnectionClosedError
 from contrailmq.wire.frame import FRAME_BYTES_MAX, FrameParser, encode_request, encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.ration import FREE_BYTES, Ration
+from how_many import examples
 
 from .peers import CountingTransport, Run, connected, echo
 
@@ -365,5 +366,5 @@ class Events(RuleBasedStateMachine):
         self.loop.close()
 
 
-Events.TestCase.settings = settings(max_examples=100, stateful_step_count=8, deadline=None)
+Events.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=8, deadline=None)
 TestEvents = Events.TestCase

@@ -21,6 +21,7 @@ from contrailmq.wire.codes import (
 from contrailmq.wire.errors import LocalProtocolError, RemoteProtocolError
 from contrailmq.wire.header import BINARY, JSON, Command, decode_header, encode_header, to_ext
 from contrailmq.wire.requests import GetMaxOffset, PullMessage, SendMessageResponse, SendMessageV2, UnregisterClient
+from how_many import examples
 
 ROUTE_JSON = (
     b'{"code":105,"extFields":{"topic":"TopicTest"},"flag":0,"language":"PYTHON","opaque":7,'
@@ -299,7 +300,7 @@ def _typed(command: Command) -> object:
         return str(exc)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(300), deadline=None, derandomize=True, database=None)
 @given(st.dictionaries(st.sampled_from([*_SEND_NAMES, "other", "ä" * 200]), _VALUES), st.booleans())
 def test_typed_fields_are_the_same_in_both_encodings(changed: dict[str, str], is_whole: bool) -> None:
     """Hot binary headers go through MessagePack; JSON ones do not. An empty value does not exist in binary."""

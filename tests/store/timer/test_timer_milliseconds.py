@@ -24,6 +24,7 @@ from contrailmq.store.timer.admission import TIMER_REQUESTS, requested_time_ms
 from contrailmq.store.timer.log import UNIT_BYTES, TimerUnit
 from contrailmq.store.timer.put_back import put_back
 from contrailmq.store.timer.records import RecordReader, own_times, read_request, read_wishes
+from how_many import examples
 from store.timer.test_timer_store import DAY_MS, SLOTS_TOTAL, START_MS, Bench
 from timer_host import MemoryHost
 
@@ -203,7 +204,7 @@ values = st.sampled_from(["", "7", "1794710248231", "-3", "soon", "a\x01TIMER_DE
 pieces = st.one_of(st.tuples(names, st.just("\x01"), values).map("".join), names, values)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@settings(max_examples=examples(400), deadline=None, derandomize=True, database=None)
 @given(st.lists(pieces, max_size=8).map("\x02".join))
 def test_what_a_timer_record_asks_for_is_what_decoding_it_would_find(text: str) -> None:
     """Equal names, empty values, names that end or begin like others, pieces without a value, no last separator."""
