@@ -23,8 +23,8 @@ def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apache.Apache
         jars = apache.find_jars()
     except apache.Missing as missing:
         pytest.skip(str(missing))
-    runner = apache.Apache(jars, tmp_path_factory.mktemp("apache"))
     golden = Path(__file__).resolve().parents[1] / "golden" / "java"
-    runner.compile(*apache.SOURCES.glob("*.java"), golden / "StoreDump.java", golden / "StoreTimer.java")
+    sources = [*sorted(apache.SOURCES.glob("*.java")), golden / "StoreDump.java", golden / "StoreTimer.java"]
+    runner = apache.Apache(jars, tmp_path_factory.mktemp("apache"), sources)
     yield runner
     runner.close()
