@@ -188,4 +188,4 @@ def test_a_name_server_keeps_what_hides_or_removes_topics(tmp_path: Path) -> Non
             assert (await ask(RequestCode.UPDATE_NAMESRV_CONFIG, {}, b"enableAllTopicList=false")).code == 0
             assert not server.config.enable_all_topic_list
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    asyncio.run(asyncio.wait_for(main(), 120))

@@ -88,7 +88,7 @@ def test_name_servers_that_are_named_while_the_broker_runs_are_told_of_it(tmp_pa
         await name_server.stop()
         return topic.code, route.code
 
-    assert asyncio.run(asyncio.wait_for(serve(), 60)) == (ResponseCode.SUCCESS, ResponseCode.SUCCESS)
+    assert asyncio.run(asyncio.wait_for(serve(), 120)) == (ResponseCode.SUCCESS, ResponseCode.SUCCESS)
 
 
 def test_a_store_that_takes_no_messages_is_logged_when_that_begins_and_ends(
@@ -103,7 +103,7 @@ def test_a_store_that_takes_no_messages_is_logged_when_that_begins_and_ends(
         await broker.stop()
 
     caplog.set_level(logging.INFO, "contrailmq.broker")
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    asyncio.run(asyncio.wait_for(serve(), 120))
     assert [line for line in caplog.messages if "takes no messages" in line] == [
         "broker b takes no messages: the disk is full to 96 %",
         "broker b takes no messages: it takes them again, after 0.0 s",
@@ -139,6 +139,6 @@ def test_a_store_that_is_deleted_under_a_broker_ends_its_sends_and_is_not_made_a
         with pytest.raises(TableSaveError, match="lock was deleted while the store was in use"):
             await broker.stop()
 
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    asyncio.run(asyncio.wait_for(serve(), 120))
     assert [path.name for path in root.rglob("*")] == (["config", "topics.json"] if took_its_place else [])
     assert not took_its_place or (root / "config" / "topics.json").read_text() == "another's"

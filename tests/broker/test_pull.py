@@ -566,7 +566,7 @@ def test_a_cold_read_that_fails_is_answered(bench: Bench, monkeypatch: pytest.Mo
 
     async def pull() -> None:
         bench.handlers.handle(link, [bench.command(11, pull_fields("T", 0))])
-        await asyncio.wait_for(link.replied(1), 5)
+        await asyncio.wait_for(link.replied(1), 120)
 
     bench.run(pull())
     (answer,) = link.take()

@@ -74,7 +74,7 @@ def test_a_live_broker_of_the_same_name_is_not_replaced_and_the_reason_is_told(t
             for part in ("broker-a", "brokerId 0", first.address, names.address, "brokerName", "--takeover"):
                 assert part in text
 
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    asyncio.run(asyncio.wait_for(serve(), 120))
     with MessageStore(StoreConfig(tmp_path / "2", mapped_file_size_commit_log=MIB)) as store:  # it was let go of
         assert store.recovery.was_clean_exit
 
@@ -100,7 +100,7 @@ def test_takeover_replaces_it_and_the_replaced_one_does_not_come_back(
             assert await first.registration.register_all() == 1
             assert caplog.messages == [], "nothing has changed"
 
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    asyncio.run(asyncio.wait_for(serve(), 120))
 
 
 def test_a_dead_broker_is_replaced(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_dead_broker_is_replaced(tmp_path: Path) -> None:
             async with running(broker(tmp_path / "2", names)) as second:
                 assert await registered(names) == {0: second.address}
 
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    asyncio.run(asyncio.wait_for(serve(), 120))
 
 
 def test_a_broker_that_hangs_is_not_replaced(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_broker_that_hangs_is_not_replaced(tmp_path: Path) -> None:
                 with pytest.raises(NameTakenError, match=str(hanging.getsockname()[1])):
                     await broker(tmp_path / "2", names).start()
 
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    asyncio.run(asyncio.wait_for(serve(), 120))
 
 
 def test_a_restart_under_another_name_of_the_same_machine_finds_itself_and_goes_on(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_restart_under_another_name_of_the_same_machine_finds_itself_and_goes_
             assert await first.registration.register_all() == 1
             assert await registered(names) == {0: own}
 
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    asyncio.run(asyncio.wait_for(serve(), 120))
 
 
 def test_a_restart_at_the_same_address_and_a_slave_are_no_conflict(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_restart_at_the_same_address_and_a_slave_are_no_conflict(tmp_path: Pat
                 with pytest.raises(NameTakenError, match="brokerId 1"):
                     await broker(tmp_path / "3", names, role="SLAVE", brokerId="1").start()
 
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    asyncio.run(asyncio.wait_for(serve(), 120))
 
 
 def test_a_name_server_that_goes_and_comes_between_two_rounds_is_told_of(tmp_path: Path) -> None:
@@ -181,12 +181,12 @@ def test_a_name_server_that_goes_and_comes_between_two_rounds_is_told_of(tmp_pat
                 async with name_server(tmp_path) as names:
                     server = broker(tmp_path / "1", names, registerNameServerPeriod="60000")
                     await later.enter_async_context(running(server))
-                text = await asyncio.wait_for(told.get(), 10)
+                text = await asyncio.wait_for(told.get(), 120)
                 assert text.startswith(f"not registered with NameServer {names.address}: cannot connect")
         finally:
             log.removeHandler(listener)
 
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    asyncio.run(asyncio.wait_for(serve(), 120))
 
 
 def test_one_name_server_that_knows_another_is_enough_and_nothing_is_registered_with_the_rest(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_one_name_server_that_knows_another_is_enough_and_nothing_is_registered_
                 await broker(tmp_path / "2", empty, knowing).start()
             assert await registered(empty) == {}
 
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    asyncio.run(asyncio.wait_for(serve(), 120))
 
 
 def test_a_name_server_that_was_away_at_the_start_is_asked_when_it_is_back(
@@ -219,4 +219,4 @@ def test_a_name_server_that_was_away_at_the_start_is_asked_when_it_is_back(
             assert await registered(names) == {0: first.address}
         assert f"{first.address} is registered" in caplog.text
 
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    asyncio.run(asyncio.wait_for(serve(), 120))

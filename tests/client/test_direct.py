@@ -125,7 +125,7 @@ def scripted(
             await broker.__aexit__()
         return [len(broker.asked(code)) for broker in brokers]
 
-    return asyncio.run(asyncio.wait_for(main(), 30))
+    return asyncio.run(asyncio.wait_for(main(), 120))
 
 
 @pytest.mark.parametrize("retries", [0, 1, 2])

@@ -119,7 +119,7 @@ def test_a_pool_that_gets_smaller_lets_running_calls_end() -> None:
         assert await pool.close(1.0)
         return len([call for call in ended if call.was_run and call.error is None]), at_a_time
 
-    assert asyncio.run(asyncio.wait_for(run(), 10)) == (6, 1)
+    assert asyncio.run(asyncio.wait_for(run(), 120)) == (6, 1)
 
 
 def test_a_loop_that_is_torn_down_ends_while_a_listener_runs() -> None:

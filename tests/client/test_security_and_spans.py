@@ -53,7 +53,7 @@ def test_clients_speak_tls_with_a_ca_and_a_certificate() -> None:
                     with pytest.raises(ContrailError, match=why):
                         await producer.send(Message("T", b"x"), timeout=2.0)
 
-    asyncio.run(asyncio.wait_for(work(), 40))
+    asyncio.run(asyncio.wait_for(work(), 120))
 
 
 def test_the_name_that_a_certificate_is_checked_against_can_be_given() -> None:
@@ -67,7 +67,7 @@ def test_the_name_that_a_certificate_is_checked_against_can_be_given() -> None:
                 await admin.route("T")
             await admin.shutdown()
 
-    asyncio.run(asyncio.wait_for(work(), 40))
+    asyncio.run(asyncio.wait_for(work(), 120))
 
 
 def test_spans_of_sender_and_listener_belong_together(cluster: LocalCluster) -> None:

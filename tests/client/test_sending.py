@@ -439,12 +439,13 @@ def test_a_request_that_was_not_stored_does_not_say_that_nobody_replied(silent: 
             FakePeer(lambda _: None) as broker,
             FakePeer(lambda _: None) as hung,
             name_server(lambda _: route_to(("a", broker.address))) as namesrv,
-            aio.Producer("g", namesrv=(namesrv if silent == "broker" else hung).address) as producer,
+            aio.Producer(
+                "g", namesrv=(namesrv if silent == "broker" else hung).address, request_timeout_s=3600.0
+            ) as producer,
         ):
-            began_s = asyncio.get_running_loop().time()
+            # It ends, so it did not wait for as long as other requests may take.
             with pytest.raises(SendFailedError):
                 await producer.request(Message("T", b"x"), timeout=0.2)
-            assert asyncio.get_running_loop().time() - began_s < 2.0  # request_timeout_s is 3
             broker.script = stored
             if silent == "broker":
                 with pytest.raises(ReplyTimeoutError):
@@ -457,12 +458,11 @@ def test_a_name_server_that_hangs_uses_up_the_time_of_the_send_and_no_more() -> 
     async def work() -> None:
         async with (
             FakePeer(lambda _: None) as hung,
-            aio.Producer("g", namesrv=hung.address) as producer,
+            aio.Producer("g", namesrv=hung.address, request_timeout_s=3600.0) as producer,
         ):
-            began_s = asyncio.get_running_loop().time()
+            # It ends, so it did not wait for as long as other requests may take.
             with pytest.raises(SendFailedError, match=r"GET_ROUTEINFO_BY_TOPIC.* within 0\.2 s"):
                 await producer.send(Message("T", b"x"), timeout=0.2)
-            assert asyncio.get_running_loop().time() - began_s < 2.0  # request_timeout_s is 3
 
     run(work())
 

@@ -76,7 +76,7 @@ def test_a_shutdown_that_is_cancelled_leaves_the_group_all_the_same(
         left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("contrailmq")]
         assert left == []
 
-    asyncio.run(asyncio.wait_for(work(), 20))
+    asyncio.run(asyncio.wait_for(work(), 120))
     assert not instance._instances
     with Admin(namesrv=cluster.namesrv) as admin:
         assert wait_until(lambda: admin.consumers(name) is None)

@@ -57,7 +57,7 @@ class Replay:
 
     async def ask(self, request: Command) -> Command:
         self.server.handle(self.connection, [request])
-        return await asyncio.wait_for(self.connection.answers.get(), 5)
+        return await asyncio.wait_for(self.connection.answers.get(), 120)
 
     async def answers(self) -> list[tuple[Exchange, Command]]:
         """Every captured request to a NameServer, in order, and what ours answers."""

@@ -59,7 +59,7 @@ def test_an_update_with_a_number_out_of_range_changes_nothing(key: str, value: s
             assert server.config == before
             assert not server.config.config_file.exists()
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 @pytest.mark.parametrize("black_list", ["", "productEnvName"])
@@ -73,7 +73,7 @@ def test_what_moves_files_or_ports_is_never_changed_while_the_server_runs(black_
                 assert (refused.code, refused.remark) == (16, f"Can not update config in black list: {key}")
             assert server.config == before
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_half_a_character_is_refused_and_a_whole_one_is_kept(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_half_a_character_is_refused_and_a_whole_one_is_kept(tmp_path: Path) -> 
             shown = parse_properties((await ask(Code.GET_NAMESRV_CONFIG)).body.decode())
             assert shown["productEnvName"] == "\U0001f600"
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_a_mistake_of_ours_is_answered_and_the_connection_goes_on(
@@ -105,7 +105,7 @@ def test_a_mistake_of_ours_is_answered_and_the_connection_goes_on(
                 assert (failed.code, failed.remark) == (1, "ZeroDivisionError: integer division or modulo by zero")
             assert (await ask(Code.GET_NAMESRV_CONFIG)).code == 0
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_a_value_with_a_newline_does_not_become_a_second_setting(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_value_with_a_newline_does_not_become_a_second_setting(tmp_path: Path)
             assert shown["productEnvName"] == "x\nkvConfigPath=/x"
             assert shown["kvConfigPath"] == str(tmp_path / "namesrv" / "kvConfig.json")
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_a_change_is_written_to_the_file_of_the_command_line_and_read_at_the_next_start(
@@ -141,7 +141,7 @@ def test_a_change_is_written_to_the_file_of_the_command_line_and_read_at_the_nex
             await client.close()
             await server.stop()
 
-        asyncio.run(asyncio.wait_for(main(), 10))
+        asyncio.run(asyncio.wait_for(main(), 120))
 
     monkeypatch.setattr(cli_serving, "run_until_stopped", serve_once)
     arguments = ["namesrv", "-c", str(file), "--set", f"rocketmqHome={tmp_path}"]
@@ -185,4 +185,4 @@ def test_scanning_goes_on_by_itself_and_after_an_exception(tmp_path: Path) -> No
             assert not server.tables.live
             assert [str(error) for error in told] == ["int too large"]
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 120))

@@ -103,7 +103,7 @@ def test_a_plain_request_to_the_broker_is_refused_with_a_text_and_the_connection
             await ended.wait()
         await client.close()
 
-    asyncio.run(asyncio.wait_for(ask(), 30))
+    asyncio.run(asyncio.wait_for(ask(), 120))
 
 
 def test_admin_with_tls_lists_and_without_it_says_what_is_missing(
@@ -164,7 +164,7 @@ def test_a_slave_copies_from_its_master_over_tls(tmp_path: Path) -> None:
             assert await slave.slave_sync.copy_all()
             assert "Copied" in slave.node.topics
 
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    asyncio.run(asyncio.wait_for(serve(), 120))
 
 
 def test_a_plain_broker_is_told_why_a_name_server_does_not_take_it(
@@ -183,7 +183,7 @@ def test_a_plain_broker_is_told_why_a_name_server_does_not_take_it(
         await plain.stop()
         await names.stop()
 
-    asyncio.run(asyncio.wait_for(serve(), 60))
+    asyncio.run(asyncio.wait_for(serve(), 120))
     told = [record.message for record in caplog.records if "not registered with NameServer" in record.message]
     assert len(told) == 1
     assert TLS_ONLY in told[0]

@@ -90,7 +90,7 @@ def test_a_server_answers_such_requests_itself_and_serves_the_others() -> None:
             await client.close()
             await server.close(drain_seconds=0.0)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 def test_clients_take_answers_of_any_size() -> None:
@@ -111,4 +111,4 @@ def test_clients_take_answers_of_any_size() -> None:
             await client.close()
             await server.close(drain_seconds=0.0)
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 120))

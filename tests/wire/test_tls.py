@@ -86,14 +86,14 @@ Loop = Callable[[], asyncio.AbstractEventLoop]
 @pytest.mark.parametrize(("server", "client"), GOOD)
 def test_the_modes_that_serve(server: dict[str, str], client: dict[str, str], loop: Loop) -> None:
     with asyncio.Runner(loop_factory=loop) as runner:
-        assert runner.run(asyncio.wait_for(ask(server, client), 10))
+        assert runner.run(asyncio.wait_for(ask(server, client), 120))
 
 
 @LOOPS
 @pytest.mark.parametrize(("server", "client"), BAD)
 def test_the_modes_that_refuse(server: dict[str, str], client: dict[str, str], loop: Loop) -> None:
     with asyncio.Runner(loop_factory=loop) as runner, pytest.raises(WireError):
-        runner.run(asyncio.wait_for(ask(server, client), 10))
+        runner.run(asyncio.wait_for(ask(server, client), 120))
 
 
 @LOOPS
@@ -112,7 +112,7 @@ def test_a_handshake_that_fails_is_told_with_the_peer_and_a_reason(
         await server.close(drain_seconds=0)
 
     with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(asyncio.wait_for(main(), 10))
+        runner.run(asyncio.wait_for(main(), 120))
     assert re.fullmatch(r"TLS handshake failed: 127\.0\.0\.1:\d+: \S.*", caplog.messages[0])
 
 
@@ -136,7 +136,7 @@ def test_where_tls_is_enforced_a_plain_request_is_told_so_and_reaches_nobody(loo
         await server.close(drain_seconds=0)
 
     with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(asyncio.wait_for(main(), 10))
+        runner.run(asyncio.wait_for(main(), 120))
 
 
 @pytest.mark.parametrize("server", [{}, SERVER], ids=["plain", "TLS"])
@@ -240,7 +240,7 @@ def test_without_descriptors_accepting_pauses_is_logged_once_and_goes_on(
         await client.close()
 
     caplog.set_level(logging.INFO)
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 120))
     assert [record.message for record in caplog.records if "accepting failed" in record.message] == [
         "accepting failed: [Errno 24] Too many open files; trying every 3600 s; raise the limit on open files if it is"
         " reached",
@@ -265,7 +265,7 @@ def test_closing_a_peeking_server_drops_connections_that_said_nothing() -> None:
         with pytest.raises(ConnectError):
             await RemotingClient().connect(server.address)
 
-    asyncio.run(asyncio.wait_for(main(), 10))
+    asyncio.run(asyncio.wait_for(main(), 120))
 
 
 # Nothing, a plain request, its beginning, a handshake's first byte, its beginning, and a record that is no handshake.
