@@ -80,7 +80,7 @@ test: $(STAMP) $(CLASSES) ## Everything that must pass, on the modules as make i
 
 test-plain: $(STAMP) ## The tests of the rooms with compiled modules on the plain sources, without kills and whole servers
 	@echo "==> tests, plain Python"
-	@$(PLAIN) $(PYTEST) $(AT_ONCE) -m "not long and not interop and not kills and not servers" $(HOT)
+	@$(PLAIN) CONTRAILMQ_SECOND_RUN=1 $(PYTEST) $(AT_ONCE) -m "not long and not interop and not kills and not servers" $(HOT)
 
 SEEDS   ?= 10
 FIRST   ?= 1

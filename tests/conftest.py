@@ -18,16 +18,25 @@ import pytest
 import spark_java
 from contrailmq._compiled import PURE, build
 
-# Half a minute or more each, longest first.
+# Those that take longest, in that order.
 LONGEST = (
     "spark/test_ways_to_start.py",
-    "spark/test_connect.py",
+    "broker/test_crash_trial.py",
     "spark/test_archive.py",
+    "simulation/test_trial.py",
+    "spark/test_connect.py",
     "spark/test_kills.py",
+    "spark/test_examples.py",
+    "spark/test_deduplicated.py",
+    "spark/test_archive_care.py",
+    "store/test_flipped_bytes.py",
     "spark/test_pipeline_answers.py",
     "examples/test_demo.py",
+    "spark/test_damaged_stores.py",
+    "spark/test_commitlog_source.py",
     "spark/test_large_logs.py",
     "spark/test_away.py",
+    "broker/test_clock_jumps.py",
     "interop/test_slave.py",
     "interop/test_python_retries_on_apache.py",
     "interop/test_python_clients_on_apache.py",

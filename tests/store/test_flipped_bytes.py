@@ -25,9 +25,9 @@ from contrailmq.store.config import START_BOUNDS, StartBounds
 from contrailmq.store.index.index_file import MARK_UNITS
 from contrailmq.store.index.index_service import UNITS_CHECKED_AT_LOAD_MAX
 from contrailmq.store.recovery.queue_ledger import LEDGER_NAME
+from how_many import IS_LONG, examples
 
 SEED = int(os.environ.get("CONTRAILMQ_SEED", "7"))
-IS_LONG = bool(os.environ.get("CONTRAILMQ_LONG"))
 START_MS = 1_790_000_000_000
 STEP_MS = 1_500
 COUNT = 90
@@ -93,7 +93,7 @@ def flips(
 ) -> Iterator[tuple[Path, str]]:
     """Copies of a store, each with another byte of one file changed, and what to say when a check fails."""
     rng = random.Random(SEED)
-    positions = set(range(used) if IS_LONG else rng.sample(range(used), min(sample, used)))
+    positions = set(range(used) if IS_LONG else rng.sample(range(used), min(used, examples(sample * 3))))
     for position in sorted(positions | set(always)):
         root = work / "copy"
         shutil.rmtree(root, ignore_errors=True)
