@@ -108,6 +108,20 @@ for error in (BrokenPipeError("nobody listens"), ValueError("to be told")):
     assert "nobody listens" not in done.stderr
 
 
+def test_workers_come_from_pysparks_daemon_also_in_a_home_that_the_user_chose() -> None:
+    """There SPARK_HOME is set, and Spark starts the daemon with pyspark in a zip: no file is beside its modules."""
+    library = Path(pyspark.__file__).parent / "python" / "lib"
+    program = """
+from contrailmq.spark.runtime.worker_daemon import _daemon_of_pyspark
+daemon = _daemon_of_pyspark()
+print(daemon.__file__, callable(daemon.manager))
+"""
+    paths = [library / "pyspark.zip", *library.glob("py4j*.zip"), Path(contrailmq.__file__).parents[1]]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == [str(library / "pyspark.zip" / "pyspark" / "daemon.py"), "True"], done.stderr
+
+
 def test_the_home_leads_to_the_installed_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("SPARK_HOME", raising=False)

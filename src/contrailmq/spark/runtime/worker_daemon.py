@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import importlib.util
 import sys
 import traceback
@@ -70,9 +71,10 @@ def _daemon_of_pyspark() -> ModuleType:
     """`pyspark.daemon` from where pyspark is installed, also if a home of ours gives that name to this module."""
     import pyspark
 
-    spec = importlib.util.spec_from_file_location(
-        "pyspark.daemon", Path(pyspark.__file__).resolve().with_name("daemon.py")
-    )
+    place = Path(pyspark.__file__).resolve().with_name("daemon.py")
+    if not place.is_file():  # in the zip of a home that the user chose: there the name is pyspark's own
+        return importlib.import_module("pyspark.daemon")
+    spec = importlib.util.spec_from_file_location("pyspark.daemon", place)
     assert spec is not None
     assert spec.loader is not None
     daemon = importlib.util.module_from_spec(spec)
