@@ -1,4 +1,4 @@
-"""`contrailmq store inspect|verify|rebuild|repair DIR`: looking at a store directory, and mending what can be mended.
+"""`contrailmq store inspect|verify|rebuild|repair|truncate|copy DIR`: looking at a store, mending it, copying one.
 
 `inspect` and `verify` change nothing and may be run on a copy, on a damaged store, and without the broker's
 configuration: file sizes are taken from the files, delay levels from what the broker left there. If a directory
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import msgspec
 import typer
@@ -151,6 +151,68 @@ def repair(
         _print_repair(report, directory)
     if report.unmended or (dry_run and (report.ranges or report.units_emptied)):
         raise typer.Exit(1)
+
+
+@app.command()
+def truncate(
+    directory: _Directory,
+    at: Annotated[int, typer.Option("--at", metavar="OFFSET", help="where the log is to end: a border of two records")],
+    is_sure: Annotated[bool, typer.Option("--yes", help="do it; without it only what would be cut is said")] = False,
+    as_json: _Json = False,
+    config: _Conf = None,
+) -> None:
+    """Cut the newest messages off the log, for good: those of a slave that its master has lost."""
+    from contrailmq.store import plan_truncation, truncate_store
+
+    _require_one(directory, config, "truncate")
+    with _reported():
+        given = _config(directory, config)
+        report = truncate_store(given, at) if is_sure else plan_truncation(given, at)
+    if as_json:
+        _print_json(asdict(report) | {"cut_bytes": report.cut_bytes})
+    else:
+        count = _counted(sum(report.messages.values()), "record")
+        verb = "cut off" if report.is_done else "would be cut off"
+        Console().print(
+            f"{report.cut_bytes:,} bytes with {count} {verb}: the log ended at {report.log_max_offset:,}",
+            soft_wrap=True,
+        )
+        for topic, records in report.messages.items():
+            Console().print(f"  {_safe(topic)}: {records:,}", soft_wrap=True)
+    if not report.is_done:
+        Console(stderr=True).print("nothing was changed: --yes does it", soft_wrap=True)
+        raise typer.Exit(1)
+
+
+@app.command()
+def copy(
+    directory: _Directory,
+    source: Annotated[str, typer.Option("--from", metavar="HOST:HAPORT", help="a broker's HA port: listenPort + 1")],
+    until: Annotated[
+        int | None, typer.Option("--until", metavar="OFFSET", help="end when the copy is that far")
+    ] = None,
+    follows: Annotated[bool, typer.Option("--follow", help="go on with what the broker gets, until Ctrl-C")] = False,
+    as_json: _Json = False,
+    config: _Conf = None,
+) -> None:
+    """Copy the log of a running broker, ours or RocketMQ's, into DIR, without a stop; go on with a copy begun."""
+    import contextlib
+
+    from contrailmq.cli.store_copy import CopyError, Source, copy_store
+
+    if directory.exists() and any(directory.iterdir()) and not (directory / "commitlog").is_dir():
+        _fail(f"{directory} is neither empty nor a store: give a directory of its own")
+    try:
+        with (
+            _reported(),
+            _progress("copy", quiet=as_json) as on_progress,
+            contextlib.suppress(KeyboardInterrupt),
+        ):
+            show = on_progress or (lambda done, total: None)
+            copy_store(Source(source), _config(directory, config), until=until, follows=follows, show=show)
+    except CopyError as exc:
+        _fail(str(exc))
+    inspect(directory, as_json, config)
 
 
 # --- output
@@ -332,6 +394,11 @@ def _reported() -> Iterator[None]:
         text = _explained(exc) if isinstance(exc, OSError) else str(exc)
         Console(stderr=True).print(f"[red]{_safe(text)}[/red]", soft_wrap=True)
         raise typer.Exit(2) from exc
+
+
+def _fail(text: str) -> NoReturn:
+    Console(stderr=True).print(f"[red]{_safe(text)}[/red]", soft_wrap=True)
+    raise typer.Exit(2)
 
 
 def _explained(error: OSError) -> str:

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from contrailmq.store.tools.rebuild import RebuildReport, rebuild_store
     from contrailmq.store.tools.repair import RepairReport, find_damage, repair_store
     from contrailmq.store.tools.verify import verify_store
+    from contrailmq.store.truncating import TruncateReport, plan_truncation, truncate_store
     from contrailmq.store.upkeep.retention import Retention
 
 __all__ = [
@@ -111,6 +112,7 @@ __all__ = [
     "TimerRefusal",
     "TimerStore",
     "TopicCounts",
+    "TruncateReport",
     "VerifyReport",
     "admit",
     "check_record",
@@ -122,6 +124,7 @@ __all__ = [
     "hours_of",
     "inspect_store",
     "place_of",
+    "plan_truncation",
     "rebuild_store",
     "recorded_path",
     "recover",
@@ -129,6 +132,7 @@ __all__ = [
     "rocketmq_key",
     "settings_to_record",
     "stands",
+    "truncate_store",
     "verify_store",
     "wants_timer",
 ]
@@ -181,6 +185,7 @@ _NAMES: Final = {
     "contrailmq.store.tools.rebuild": ("RebuildReport", "rebuild_store"),
     "contrailmq.store.tools.repair": ("RepairReport", "find_damage", "repair_store"),
     "contrailmq.store.tools.verify": ("verify_store",),
+    "contrailmq.store.truncating": ("TruncateReport", "plan_truncation", "truncate_store"),
     "contrailmq.store.upkeep.retention": ("Retention",),
 }
 

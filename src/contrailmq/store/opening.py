@@ -7,6 +7,7 @@ from contrailmq.store.files import Files
 from contrailmq.store.parts import Parts
 from contrailmq.store.recovery.queue_ledger import read_ledger
 from contrailmq.store.recovery.recovery import RecoveryReport, load_index, recover
+from contrailmq.store.recovery.truncation import decided_truncation, truncate_log, truncation_done
 
 
 def load_and_recover(config: StoreConfig, files: Files, parts: Parts, bounds: StartBounds) -> RecoveryReport:
@@ -14,6 +15,9 @@ def load_and_recover(config: StoreConfig, files: Files, parts: Parts, bounds: St
     was_clean_exit = not files.exists(config.abort_path)
     log_files = parts.log_files
     log_files.load()
+    cut_at = decided_truncation(config.path, files)
+    if cut_at is not None:
+        truncate_log(config.path, files, log_files, cut_at)
     if not was_clean_exit:
         for file in log_files.files[-2:]:  # the disk works while we walk; the sync is below
             files.start_writing(file.descriptor)
@@ -48,3 +52,13 @@ def load_and_recover(config: StoreConfig, files: Files, parts: Parts, bounds: St
             if file.end > report.walked_from:
                 files.sync(file.descriptor)
     return report
+
+
+def settle_truncation(config: StoreConfig, files: Files, parts: Parts) -> None:
+    """After recovery: a cut that was decided is done when queues and index are on the disk without what was cut."""
+    if decided_truncation(config.path, files) is None:
+        return
+    if parts.index is not None:
+        parts.index.flush()
+    parts.housekeeping.persist()
+    truncation_done(config.path, files)

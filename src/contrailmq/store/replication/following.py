@@ -49,6 +49,20 @@ class Following:
         assert self._reported == self.reportable, "what is reported is durable"
         return encode_report(self._reported)
 
+    def hello_from(self, begin: int) -> bytes:
+        """As `hello`, but an empty log begins at `begin`, the begin of a file, and not with the master's last one.
+
+        A report of 0 means the last file, so that a log which begins at 0 is asked for from 1 on. The byte before it is
+        the highest of the first record's size: 0, below 16 MiB.
+        """
+        if self._replica.end:
+            return self.hello()
+        self._replica.drop_unfinished()
+        if begin == 0:
+            self._replica.append(0, b"\0")
+        self._reported = begin or 1
+        return encode_report(self._reported)
+
     def receive(self, data: bytes | memoryview) -> int:
         """Take bytes of the master as they came; by how many bytes the log has grown.
 

@@ -65,6 +65,11 @@ class Replica:
         """Where the newest record of the log begins; -1 when there is none. For a comparison with the master's."""
         return self._last_record if self._last_record >= 0 else self._found_last_record()
 
+    @property
+    def newest_time_ms(self) -> int:
+        """When the newest record was stored, by the master's clock; 0 when there is none."""
+        return self._log.last_time_ms
+
     def append(self, at: int, data: bytes | memoryview) -> int:
         """Take a master's bytes, which begin at `at` in its log; by how many bytes the log has grown.
 

@@ -1,0 +1,85 @@
+"""ROOT/truncate.to: a cut of the log that was decided and may not be done yet.
+
+`contrailmq store truncate` writes the file, and syncs it, before it touches anything else. Whoever opens the store
+after that, whatever became of the first try, cuts the log there before it looks at it: later files go, newest first,
+and the file that holds the place is zeroed behind it, to its end. (Apache's store moves its positions and leaves the
+bytes, so that a crash brings them back: #10666.) The timer's wheel and log go as well: they are made again from the
+log. Recovery then cuts queues and index like after any loss, and only when all of that is on the disk the file is
+removed.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from contrailmq.store.base.checked_json import read_checked, write_checked
+from contrailmq.store.base.errors import CorruptStoreError
+from contrailmq.store.base.store_lock import remove_tree
+from contrailmq.store.files import Files
+from contrailmq.store.log.mapped_file import MappedFile
+from contrailmq.store.log.mapped_file_queue import MappedFileQueue
+
+_log = logging.getLogger(__name__)
+
+NAME: Final = "truncate.to"
+_CHUNK: Final = bytes(1 << 20)
+_TIMER_PARTS: Final = ("timerwheel", "timerlog")
+
+
+class _Decision(msgspec.Struct):
+    at: int
+
+
+def decide_truncation(root: Path, files: Files, at: int) -> None:
+    """From here on the log ends at `at`, whatever happens. The caller has the store's lock, and opens the store."""
+    beside = root / (NAME + ".new")
+    write_checked(files, beside, _Decision(at))
+    files.rename(beside, root / NAME)
+    files.sync_directory(root)
+
+
+def decided_truncation(root: Path, files: Files) -> int | None:
+    """Where the log is to end; None when nothing was decided."""
+    path = root / NAME
+    if not files.exists(path):
+        return None
+    decision = read_checked(files, path, _Decision)
+    if decision is None:
+        raise CorruptStoreError(path, "says where the log is to be cut, and is damaged: remove it, and truncate again")
+    return decision.at
+
+
+def truncate_log(root: Path, files: Files, log_files: MappedFileQueue, at: int) -> None:
+    """Before anything else is loaded."""
+    _log.warning("store %s: the log is cut at offset %d, as was asked for", root, at)
+    for file in log_files.files:
+        if file.base <= at < file.end:
+            _erase(files, file, at - file.base)
+    log_files.truncate_dirty_files(at)
+    for name in _TIMER_PARTS:
+        path = root / name
+        if files.exists(path):
+            if files.is_file(path):
+                files.unlink(path)
+            else:
+                remove_tree(path, files)
+    files.sync_directory(root)
+
+
+def truncation_done(root: Path, files: Files) -> None:
+    """Log, queues and index are cut, on the disk."""
+    files.unlink(root / NAME)
+    files.sync_directory(root)
+
+
+def _erase(files: Files, file: MappedFile, position: int) -> None:
+    """Zero a file from a position to its end, where it is not zero yet (Apache's files may have no blocks there)."""
+    for begin in range(position, file.size_bytes, len(_CHUNK)):
+        size_bytes = min(len(_CHUNK), file.size_bytes - begin)
+        if file.mapping[begin : begin + size_bytes] != _CHUNK[:size_bytes]:
+            files.pwrite(file.descriptor, _CHUNK[:size_bytes], begin)
+    files.sync(file.descriptor)

@@ -1,0 +1,103 @@
+"""Cutting the newest part off a store's log, for good. For `contrailmq store truncate`.
+
+A slave that has messages which its master has lost does not follow until somebody decides. This is the one decision:
+the slave's go. What is asked for is checked first (a border between two records, inside the log), then written down
+(recovery/truncation.py), then done by opening the store. A kill at any point leaves it either undecided or decided.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from contrailmq.message.record import RecordView
+from contrailmq.store.base.errors import StoreError
+from contrailmq.store.base.store_lock import StoreLock
+from contrailmq.store.config import StoreConfig
+from contrailmq.store.files import Files
+from contrailmq.store.message_store import MessageStore
+from contrailmq.store.recovery.log_walk import walk_over
+from contrailmq.store.recovery.truncation import decide_truncation
+from contrailmq.store.tools.read_only import StoreView, require_store
+
+
+class TruncationError(StoreError):
+    """The log cannot be cut there; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateReport:
+    """What is cut, or would be."""
+
+    path: str
+    at: int
+    log_min_offset: int
+    log_max_offset: int
+    messages: dict[str, int]  # topic -> how many of its records lie behind the cut
+    is_done: bool
+
+    @property
+    def cut_bytes(self) -> int:
+        return self.log_max_offset - self.at
+
+
+class _Behind:
+    """Takes the records of a walk: which borders there are around the cut, and what lies behind it."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+        self.below = -1  # the nearest borders on both sides
+        self.above = -1
+        self.end = -1
+        self.topics: Counter[str] = Counter()
+
+    def take(self, record: RecordView, /) -> None:
+        for border in (record.physical_offset, record.physical_offset + record.size_bytes):
+            if border <= self._at:
+                self.below = max(self.below, border)
+            elif self.above < 0:
+                self.above = border
+        self.end = record.physical_offset + record.size_bytes
+        if record.physical_offset >= self._at:
+            self.topics[record.topic_name] += 1
+
+
+def plan_truncation(config: StoreConfig, at: int) -> TruncateReport:
+    """What a cut there takes; TruncationError when it cannot be made. Reads only."""
+    require_store(config, Files())
+    with StoreView(config) as view:
+        if not view.log_files:
+            raise TruncationError(f"store {config.path} has no log: there is nothing to cut")
+        behind = _Behind(at)
+        for file in view.log_files:
+            if file.end > at or file is view.log_files[-1]:
+                walk_over(file, behind)
+        is_file_begin = any(file.base == at for file in view.log_files)
+        begin, end = view.log_files[0].base, max(behind.end, view.log_files[0].base)
+    if not begin < at <= end:
+        raise TruncationError(
+            f"the log of {config.path} has the offsets {begin} to {end}, and {at} is not behind its begin and before "
+            "its end: to cut all of it give the broker an empty directory; nothing was changed"
+        )
+    if behind.below != at and not is_file_begin:
+        raise TruncationError(
+            f"offset {at} is inside a record: the borders around it are {behind.below} and {behind.above}; nothing was "
+            "changed"
+        )
+    return TruncateReport(str(config.path), at, begin, end, dict(sorted(behind.topics.items())), is_done=False)
+
+
+def truncate_store(config: StoreConfig, at: int, *, files: Files | None = None) -> TruncateReport:
+    """Cut the log at `at`. StoreLockedError while somebody has the store open."""
+    files = files or Files()
+    plan = plan_truncation(config, at)
+    lock = StoreLock(files, config.lock_path)
+    lock.acquire()
+    try:
+        decide_truncation(config.path, files, at)
+    finally:
+        lock.release()
+    with MessageStore(config, files=files) as store:
+        end = store.log_max_offset
+    assert end <= at, "a border that the log ends at, or the blank before it"
+    return replace(plan, is_done=True)

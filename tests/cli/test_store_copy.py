@@ -1,0 +1,135 @@
+"""`contrailmq store copy`: all of a running broker's log, resumed, followed, and opened by a broker."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from contrailmq import Message, Producer, SendStatus
+from contrailmq.cli.store import app
+from contrailmq.message.codec import check_record
+from contrailmq.store import MessageStore, StoreConfig, StoreView, verify_store
+from contrailmq.testing import LocalCluster
+
+FILE_BYTES = 64 * 1024
+HEAD = struct.Struct(">qi")
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
+    config = {"haAllowList": "127.0.0.1", "mappedFileSizeCommitLog": FILE_BYTES}
+    with LocalCluster(config=config) as made:
+        yield made
+
+
+def send(cluster: LocalCluster, begin: int, end: int) -> None:
+    with Producer("p", namesrv=cluster.namesrv) as producer:
+        for number in range(begin, end):
+            message = Message("T", b"%d" % number + bytes(1000), keys=f"k{number}")
+            assert producer.send(message).status is SendStatus.OK
+
+
+def ha_address(cluster: LocalCluster) -> str:
+    replication = cluster.broker(0).replication
+    assert replication is not None
+    return f"127.0.0.1:{replication.port}"
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["copy", *map(str, arguments)])
+    return done.exit_code, done.output
+
+
+def log_of(path: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in sorted((path / "commitlog").glob("[0-9]*")))
+
+
+def conf(path: Path) -> Path:
+    """The ordinary port is not the one below the HA port here: both are free ones."""
+    file = path / "copy.conf"
+    file.write_text(f"mappedFileSizeCommitLog={FILE_BYTES}\nmaxHashSlotNum=1000\nmaxIndexNum=4000\n")
+    return file
+
+
+def test_the_whole_log_is_copied_from_its_begin_and_a_second_run_goes_on(cluster: LocalCluster, tmp_path: Path) -> None:
+    send(cluster, 0, 150)  # three files
+    copy, settings = tmp_path / "copy", conf(tmp_path)
+    code, output = run(copy, "--from", ha_address(cluster), "-c", settings, "--json")
+    assert code == 0, output
+    first = json.loads(output)
+    assert (first["log_min_offset"], first["messages"]) == (0, 150)
+    send(cluster, 150, 200)
+    end = cluster.broker(0).store.log_max_offset
+    code, output = run(copy, "--from", ha_address(cluster), "--until", end, "-c", settings)
+    assert code == 0, output
+    cluster.stop_broker(0)
+    assert log_of(copy)[:end] == log_of(cluster.store_path / "broker-0")[:end]
+    with StoreView(StoreConfig(copy)) as view:
+        assert verify_store(view).findings == []
+    with MessageStore(StoreConfig(copy)) as store:  # as a master's
+        assert [message.body[:3] for message in store.query("T", "k177")] == [b"177"]
+        store.put(Message("T", b"goes on"))
+
+
+def test_a_store_in_use_and_a_directory_of_something_else_are_refused(cluster: LocalCluster, tmp_path: Path) -> None:
+    code, output = run(cluster.store_path / "broker-0", "--from", ha_address(cluster), "-c", conf(tmp_path))
+    assert code == 2
+    assert "in use" in output
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "letter").write_text("dear")
+    code, output = run(tmp_path / "documents", "--from", ha_address(cluster))
+    assert (code, "neither empty nor a store" in output) == (2, True)
+    assert not (tmp_path / "documents" / "commitlog").exists()
+
+
+def test_an_address_that_nobody_listens_at_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    code, output = run(tmp_path / "copy", "--from", f"127.0.0.1:{port}", "-c", conf(tmp_path))
+    assert code == 2
+    assert f"127.0.0.1:{port} cannot be reached" in " ".join(output.split())
+    code, output = run(tmp_path / "copy", "--from", "nonsense", "-c", conf(tmp_path))
+    assert (code, "HOST:HAPORT" in output) == (2, True)
+
+
+def test_a_connection_that_breaks_leaves_a_copy_that_goes_on(tmp_path: Path) -> None:
+    """A master as RocketMQ's: it sends from the reported offset on, cut anywhere, and hangs up in a record."""
+    with MessageStore(StoreConfig(tmp_path / "master", mapped_file_size_commit_log=FILE_BYTES)) as store:
+        for number in range(40):
+            store.put(Message("T", b"%d" % number * 20))
+        log = bytes(store.read_log(0, FILE_BYTES) or b"")
+    reports: list[int] = []
+
+    def serve(listening: socket.socket, end: int) -> None:
+        link, _ = listening.accept()
+        with link:
+            (at,) = struct.unpack(">q", link.recv(8))
+            reports.append(at)
+            link.sendall(HEAD.pack(at, end - at) + log[at:end])
+            if end < len(log):
+                return
+            while link.recv(8):
+                pass
+
+    for end in (700, len(log)):
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            thread = threading.Thread(target=serve, args=(listening, end))
+            thread.start()
+            arguments = ("--from", f"127.0.0.1:{listening.getsockname()[1]}", "--until", len(log))
+            code, output = run(tmp_path / "copy", *arguments, "-c", conf(tmp_path))
+            thread.join()
+        assert (code == 0) == (end == len(log)), output
+    assert "the copy stopped at offset" not in output
+    assert reports[0] == 1, "0 would be the last file alone"
+    border = 0
+    while border + check_record(log, border).size_bytes <= 700:
+        border += check_record(log, border).size_bytes
+    assert reports[1] == border, "behind the last whole record"
+    assert log_of(tmp_path / "copy")[: len(log)] == log
