@@ -1,20 +1,13 @@
 """From the log to the queues and the index, in log order.
 
-RocketMQ polls the log every millisecond (ReputMessageService) and parses each record again. Here dispatch is a function
-from its mark to the confirmed end of the log: whoever appended calls it, and what append knew of a record is on the
-deque of facts, so the common case neither reads nor decodes anything (budget: 4 us with a unit and one key). Where no
-facts are at the mark (a BLANK, bytes of a master, facts dropped because nobody dispatched for long) the record is read
-from the log.
-
-    transaction type    consume queue    index
-    none, COMMIT        yes              yes
-    PREPARED            no               yes
-    ROLLBACK            no               no
-
-A record is dispatched when its unit and its keys are in; only then the mark moves past it and listeners hear of it. Any
-step may be repeated: queues and index know what they have (by physical offset). An OSError (disk full while a queue
-file is made) leaves the mark where it is, and the next call goes on from there. Meanwhile the store takes no puts: what
-nobody can read must not pile up.
+RocketMQ polls the log every millisecond (ReputMessageService) and parses each record again. Here the appending code
+calls dispatch, which goes from its mark to the confirmed end of the log. What append knew of a record is on the deque
+of facts, so usually nothing is read or decoded (budget: 4 us with a unit and one key). Without facts (a BLANK, bytes of
+a master, facts dropped because nobody dispatched for long) the record is read from the log. queues/derivation.py says
+which records go into which queue and index. The mark moves past a record, and listeners are called, only when its unit
+and its keys are in. Any step may be repeated: queues and index know what they have by physical offset. An OSError (disk
+full while a queue file is made) leaves the mark, and the next call continues there. Meanwhile the store takes no puts:
+unreadable messages must not pile up.
 """
 
 from __future__ import annotations

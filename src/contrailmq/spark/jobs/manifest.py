@@ -6,10 +6,9 @@
 A commit is one file that appears whole or not at all (written aside, synced, linked). Files and offsets are in the same
 commit, so the archive is exactly-once. A lock keeps two writers apart. Where the lock does not reach, the link does:
 one writer fails with `ArchiveBusyError`. Just before the link a writer checks that its lock and files still exist.
-
 Files that no commit lists are leftovers of failed attempts. The next writer removes those with names of our making,
-unless commits have a gap, or data is there without any commit and without `_manifest/.begun`: these are errors. What
-is read from a commit is checked: types, paths inside the archive, and positions that are never lost or lower.
+unless commits have a gap, or data is there without any commit and without `_manifest/.begun`: these are errors. What is
+read from a commit is checked: types, paths inside the archive, and positions that are never lost or lower.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
 
 Append moves `wrote`, a sync moves `flushed`. With a write buffer (write_buffer_pool.py) append fills the buffer and
 `commit` copies it to the file with pwrite; only committed bytes may be read then. Readers look at `read_position` only.
-
 Readers get memoryviews of the mapping, which cannot be closed while one is alive: the interpreter counts them. Work on
 the descriptor (sync, commit, pread in a worker) uses `hold()` and `release()`. `destroy` refuses new readers and
 removes the file when nobody is left. RocketMQ unmaps by force after an interval; here only the name goes then, so

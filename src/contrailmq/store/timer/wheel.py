@@ -6,10 +6,9 @@
 Tick `time_ms // precision_ms` has the slot `tick mod (2 x slots_total)`; a slot with another tick stored in it is
 empty. The positions point into the timer log, whose units chain back from last to first. Changed slots stay in memory
 until `flush`, after the timer log was synced, so no slot on disk points at a unit that a power failure could take. They
-are written with `pwrite` into a sparse file; memory holds only what changed since the last flush.
-
-A delivered slot is *closed*: its first position becomes -1, its last one stays. Apache leaves it open and relies on a
-read time that never goes back. Here the read time may go back, and a closed slot shows what was delivered.
+are written with `pwrite` into a sparse file; memory holds only what changed since the last flush. A delivered slot is
+*closed*: its first position becomes -1, its last one stays. Apache leaves it open and relies on a read time that never
+goes back. Here the read time may go back, and a closed slot shows what was delivered.
 """
 
 from __future__ import annotations
