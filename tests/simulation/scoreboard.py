@@ -110,7 +110,7 @@ FOUND: Final[tuple[tuple[str, str], ...]] = (
     (
         "a power cut took the end of the log and the journal of offsets, and groups stayed behind the messages that "
         "were stored next",
-        "150c10e",
+        "ce67d89",
     ),
 )
 NOT_COVERED: Final = (

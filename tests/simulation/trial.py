@@ -27,6 +27,7 @@ from simulation.world import MICROSECOND_NS, MILLISECOND_NS
 
 PEACE_S: Final = 240.0  # how long all that was acknowledged may take to arrive when faults are over
 HASTY_PEACE_S: Final = 90.0
+BUSY_PEACE_S: Final = 30.0  # what comes later than this comes after timers and retries: the world rests meanwhile
 LOOK_EVERY_S: Final = 5.0
 RINGING_S: Final = 2.0  # how long after a burst timers are still exact
 BORDER_BYTES: Final = 16 * 1024  # an acknowledged record so near to the beginning of a log file is at its border
@@ -337,6 +338,7 @@ class Trial:
         peace_s = HASTY_PEACE_S if self._is_hasty else PEACE_S
         while unfinished(self.history) and self.world.now_s < began_s + peace_s:
             self._live_until(self.world.now_s + LOOK_EVERY_S)
+            self.world.is_resting = self.world.now_s > began_s + BUSY_PEACE_S
         self._live_until(self.world.now_s + 2 * LOOK_EVERY_S)
         self._weigh()
 
