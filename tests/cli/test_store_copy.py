@@ -133,3 +133,17 @@ def test_a_connection_that_breaks_leaves_a_copy_that_goes_on(tmp_path: Path) -> 
         border += check_record(log, border).size_bytes
     assert reports[1] == border, "behind the last whole record"
     assert log_of(tmp_path / "copy")[: len(log)] == log
+
+
+def test_a_copy_acknowledges_nothing(cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes from a host that may have a slave too, and a SYNC_MASTER must not take the one for the other."""
+    send(cluster, 0, 150)
+    replication = cluster.broker(0).replication
+    assert replication is not None
+    reports: list[int] = []
+    monkeypatch.setattr(
+        replication.server.acknowledged, "note", lambda _connection, _host, offset: reports.append(offset)
+    )
+    code, output = run(tmp_path / "copy", "--from", ha_address(cluster), "-c", conf(tmp_path))
+    assert code == 0, output
+    assert set(reports) == {1}, "where it began, and never more"

@@ -139,7 +139,8 @@ class _Copy:
     def _take(self, link: socket.socket, following: Following) -> None:
         self._store.flush()
         is_empty = self._source.end == 0 and not self._store.replica.end
-        link.sendall(following.hello() if is_empty else following.hello_from(self._source.begin))
+        hello = following.hello() if is_empty else following.hello_from(self._source.begin)
+        link.sendall(hello)
         link.settimeout(IDLE_S)
         heard_s = reported_s = time.monotonic()
         while not self._is_done():
@@ -158,10 +159,10 @@ class _Copy:
                 return
             elif now_s - heard_s > SILENCE_S:
                 raise self._ended(f"nothing came for {SILENCE_S:g} s")
-            report = following.heartbeat() if now_s - reported_s > HEARTBEAT_S else following.report()
-            if report:
+            if now_s - reported_s > HEARTBEAT_S:
+                # The same again: a later offset would acknowledge messages, and a backup is nobody's slave.
                 reported_s = now_s
-                link.sendall(report)
+                link.sendall(hello)
             self._show(self._store.replica.end, max(self._source.end, following.master_end, self._until or 0))
 
     def _is_done(self) -> bool:
