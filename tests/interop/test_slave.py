@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -11,9 +12,10 @@ from pathlib import Path
 import apache
 from apache import Apache, Program
 
-from contrailmq import Admin, Message, Producer
+from contrailmq import Admin, ConsumeFromWhere, LitePullConsumer, Message, Producer
 from contrailmq.broker.state import config_files
 from contrailmq.message import MessageQueue
+from contrailmq.store import StoreConfig, StoreView, verify_store
 from contrailmq.store.timer import TimerCheckpoint, decode_checkpoint
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
@@ -69,6 +71,11 @@ def _work(namesrv: str) -> None:
             producer.send(Message("Shop", b"soon", delay=2.0))
             producer.send(Message("Shop", b"later", delay=3600.0))
         admin.set_offset("billing", MessageQueue("Shop", queue.broker_name, 1), 3)
+
+
+def _log(store: Path) -> bytes:
+    """The log as it stands in its files, without what is not written yet."""
+    return b"".join(file.read_bytes() for file in sorted((store / "commitlog").glob("[0-9]*"))).rstrip(b"\0")
 
 
 def _table(store: Path, name: str) -> object:
@@ -128,11 +135,56 @@ def test_our_slave_has_the_tables_of_apaches_master(rocketmq: Apache, tmp_path: 
         with _our_broker(tmp_path, namesrv, slave):
             _until(lambda: (_table(store, "delayOffset.json") or {}) == {"1": 1}, lambda: "Apache delivers")
             _expect_copies(store, tmp_path / "ours")
+            _until(lambda: _log(tmp_path / "ours") == _log(store), lambda: "equal logs, byte for byte")
+            assert len(_log(store)) > 1000
             shown = rocketmq.mqadmin("clusterList", namesrv=namesrv)
             assert [line.split()[2] for line in shown.splitlines() if "broker-a" in line] == ["0", "1"]
     log = (tmp_path / "ours.log").read_text()
     assert "this slave copies from master" in log
     assert "not copied" not in log
+
+
+def test_our_slave_follows_apaches_master_through_kills_and_is_read_when_the_master_is_gone(
+    rocketmq: Apache, tmp_path: Path
+) -> None:
+    """Batches, delays, several log files; the slave is killed under load, then the master stops and readers go on."""
+    store, ours = tmp_path / "apache", tmp_path / "ours"
+    small = {"mappedFileSizeCommitLog": 1024 * 1024}
+    slave = {"brokerName": "broker-a", "brokerId": 1, "brokerRole": "SLAVE", "slaveReadEnable": "true"}
+    given = slave | small | {"storePathRootDir": ours}
+    with rocketmq.namesrv() as namesrv, rocketmq.broker(namesrv.address, store=store, **small) as master:
+        with Admin(namesrv=namesrv.address) as admin:
+            admin.create_topic("Shop", queues=4)
+        with Producer("shop", namesrv=namesrv.address) as producer:
+            with _our_broker(tmp_path, namesrv.address, given) as first:
+                producer.send(Message("Shop", b"first"))
+                _until(lambda: _log(ours) == _log(store), lambda: "the first message")
+                for number in range(1500):
+                    producer.send(Message("Shop", b"%d" % number * 300, keys=f"k{number}"))
+                producer.send_batch([Message("Shop", b"batch %d" % number) for number in range(20)])
+                producer.send(Message("Shop", b"late", delay_level=2))
+                first.stop(signal.SIGKILL)
+            for number in range(1500, 2000):
+                producer.send(Message("Shop", b"%d" % number * 300, keys=f"k{number}"))
+            second = _our_broker(tmp_path, namesrv.address, given)
+            with second:
+                _until(lambda: _log(ours) == _log(store), lambda: "equal logs, byte for byte")
+                assert len(list((ours / "commitlog").iterdir())) >= 2
+                master.stop()
+                with LitePullConsumer(
+                    "audit", namesrv=namesrv.address, from_where=ConsumeFromWhere.FIRST_OFFSET
+                ) as consumer:
+                    consumer.subscribe("Shop")
+                    got: set[bytes] = set()
+                    _until(lambda: len(_gather(consumer, got)) >= 2022, lambda: len(got))
+                assert {b"%d" % number * 300 for number in range(2000)} <= got
+    with StoreView(StoreConfig(ours)) as view:
+        assert verify_store(view).findings == []
+
+
+def _gather(consumer: LitePullConsumer, got: set[bytes]) -> set[bytes]:
+    got.update(message.body for message in consumer.poll(timeout=1.0))
+    return got
 
 
 def test_apaches_slave_has_the_tables_of_our_master(rocketmq: Apache, tmp_path: Path) -> None:

@@ -179,6 +179,12 @@ def _common(buffer: mmap, position: int, end_of_data: int, base: int, with_body_
     )  # fmt: skip
 
 
+def common_record(buffer: mmap, position: int, limit: int, base: int) -> RecordView | None:
+    """The whole record of the common shape that stands there, its body unchecked; None when `check_record` has to
+    judge."""
+    return _common(buffer, position, limit, base, False)
+
+
 class Hole(NamedTuple):
     """Bytes of one file that are not records, from one physical offset to another, with whole ones behind them."""
 
