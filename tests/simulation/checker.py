@@ -17,6 +17,7 @@ from simulation.stores import DEAD, Left, Record
 
 TAGS: Final = Property.TAGS
 TRIES_MAX: Final = 3  # of a send without a queue: the first, and `retry_times`
+CLOCK_S: Final = 0.001  # brokers count in milliseconds
 RETRIES_MAX: Final = 2  # of a concurrent listener; the next failure makes a dead letter
 
 
@@ -77,7 +78,7 @@ def _of_deliveries(history: History) -> Iterator[str]:
             yield f"{what} was delivered to {delivery.group}, which asks for {wanted} of {sent.topic}"
         if sent.kind is Kind.HALF and not history.decided.get(delivery.body):
             yield f"{what} was delivered and its transaction did not commit"
-        if history.is_timely and delivery.at_s < sent.at_s + sent.delay_s:
+        if history.is_timely and delivery.at_s < sent.at_s + sent.delay_s - CLOCK_S:
             yield f"{what} was to wait {sent.delay_s:g} s and came after {delivery.at_s - sent.at_s:.3f} s"
         place = delivery.place
         if place is None or place.queue.broker in history.forgetful_cuts:

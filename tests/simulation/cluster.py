@@ -43,6 +43,7 @@ SHORT_WAITS: Final = {
     "messageDelayLevel": "1s 2s 4s 7s 10s 15s 20s",
     "transactionCheckInterval": "4000",
     "channelExpiredTimeout": "30000",
+    "cleanFileForciblyEnable": "false",  # a full disk would take the oldest log files, whatever was promised
 }
 SMALL_FILES: Final[dict[str, int]] = {
     "mapped_file_size_commit_log": 64 * 1024,

@@ -163,7 +163,10 @@ class Workload:
     async def _send_deals(self, node: Node) -> None:
         chance, decided = self._chance(node), self.history.decided
 
+        stored_s: dict[bytes, float] = {}
+
         async def execute(message: Message, _argument: object) -> TransactionState:
+            stored_s[message.body] = node.world.now_s
             await asyncio.sleep(chance.expovariate(20.0))
             committed = decided.setdefault(message.body, chance.random() < 0.6)
             if chance.random() < 0.25:
@@ -184,7 +187,7 @@ class Workload:
                 message = self._new(node, chance, DEALS, Kind.HALF)
                 try:
                     result = await producer.send_in_transaction(message)
-                    self._acknowledge(node, message.body, result.send_result, 0)
+                    self._acknowledge(node, message.body, result.send_result, 0, at_s=stored_s.get(message.body))
                 except ContrailError as exc:
                     self.history.refused[message.body] = str(exc)
                 await asyncio.sleep(chance.expovariate(0.7 * self._pace))
@@ -238,7 +241,10 @@ class Workload:
         self.history.sent[body] = Sent(topic, kind, expected, node.world.now_s, delay_s, line, is_poison)
         return message
 
-    def _acknowledge(self, node: Node, body: bytes, result: SendResult, number: int) -> None:
+    def _acknowledge(
+        self, node: Node, body: bytes, result: SendResult, number: int, *, at_s: float | None = None
+    ) -> None:
+        """`at_s` is when the broker's answer came, if that was earlier: of a half message, before it was decided."""
         if result.status is not SendStatus.OK:
             self.history.refused[body] = result.status.value
             return
@@ -246,7 +252,7 @@ class Workload:
         physical_offset = parse_offset_message_id(ids[min(number, len(ids) - 1)])[2]
         queue = Queue(*result.queue)
         place = Place(queue, result.queue_offset + number)
-        self.history.acknowledge(body, place, physical_offset, node.world.now_s)
+        self.history.acknowledge(body, place, physical_offset, node.world.now_s if at_s is None else at_s)
 
     # --- the operator
 
