@@ -6,12 +6,13 @@ here: 3 us instead of 20 for 32 messages. Joined bytes that stay in memory push 
 of a queue that one group reads only every PROBE-th batch is kept; when a group asks for one, the next LEAD are kept.
 
 A record never changes once a queue points at it, so neither does a batch that ends before the end of its queue. One
-that reaches the end is good until something arrives. Owner: the loop that reads with `get_warm`.
+that reaches the end is good until something arrives. Owner: the loop that reads WARM.
 """
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from collections import deque
+from typing import Final
 
 from contrailmq.store.base.get_result import Limits
 from contrailmq.store.queues.consume_queue import ConsumeQueue
@@ -22,18 +23,24 @@ PROBE: Final = 16
 LEAD: Final = 256
 
 
-class Batch(NamedTuple):
-    body: bytes
-    messages: int
-    next_offset: int
-    suggest_slave: bool
-    end: int  # the queue's end that it reached, or -1
+class Batch:
+    """Joined records; `end` is the queue's end that they reached, or -1."""
+
+    __slots__ = ("body", "end", "messages", "next_offset", "suggest_slave")
+
+    def __init__(self, body: bytes, messages: int, next_offset: int, suggest_slave: bool, end: int) -> None:
+        self.body = body
+        self.messages = messages
+        self.next_offset = next_offset
+        self.suggest_slave = suggest_slave
+        self.end = end
 
 
 class RecentBatches:
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.bytes_max = bytes_max
         self._batches: dict[tuple[ConsumeQueue, int, Limits], Batch] = {}
+        self._kept: deque[tuple[ConsumeQueue, int, Limits]] = deque()  # their keys, oldest first
         self.size_bytes = 0
 
     def find(self, queue: ConsumeQueue, offset: int, limits: Limits) -> Batch | None:
@@ -56,10 +63,15 @@ class RecentBatches:
 
     def keep(self, queue: ConsumeQueue, offset: int, limits: Limits, batch: Batch) -> None:
         """Keep it, and let go of the oldest ones beyond the bound."""
-        batches = self._batches
+        batches, kept = self._batches, self._kept
         key = (queue, offset, limits)
-        replaced = batches.pop(key, None)
-        self.size_bytes += len(batch.body) - (len(replaced.body) if replaced is not None else 0)
+        replaced = batches.get(key)
         batches[key] = batch
+        self.size_bytes += len(batch.body)
+        if replaced is None:
+            kept.append(key)
+        else:
+            self.size_bytes -= len(replaced.body)  # it keeps its place: what replaces it is soon read on as well
         while self.size_bytes > self.bytes_max:
-            self.size_bytes -= len(batches.pop(next(iter(batches))).body)
+            # A dictionary alone would do, but to find its first key takes the longer the more were removed before it.
+            self.size_bytes -= len(batches.pop(kept.popleft()).body)
