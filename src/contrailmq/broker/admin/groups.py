@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 
 from contrailmq.broker.filters import Subscription
 from contrailmq.broker.handlers import Handlers, Refused, success
@@ -106,7 +105,7 @@ class GroupAdmin:
             attributes = altered(current, group.attributes, known=GROUP_ATTRIBUTES, is_new=known is None)
         except (GroupError, MessageError, AttributeChangeError) as exc:
             raise Refused(ResponseCode.INVALID_PARAMETER, str(exc)) from None
-        return replace(group, attributes=attributes)
+        return group.with_attributes(attributes)
 
     # --- reading
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -28,28 +27,61 @@ class GroupError(ContrailError):
     """The group cannot be created or changed as asked."""
 
 
-@dataclass(frozen=True, slots=True)
 class Group:
-    """SubscriptionGroupConfig. Names on the wire: see _KEYS."""
+    """SubscriptionGroupConfig. Frozen: a change makes a new one. Names on the wire: see _KEYS."""
 
-    name: str
-    consume_enable: bool = True
-    consume_from_min_enable: bool = True
-    consume_broadcast_enable: bool = True
-    consume_message_orderly: bool = False
-    retry_queues: int = 1
-    retry_max_times: int = 16
-    broker_id: int = 0
-    which_broker_when_slow: int = 1
-    notify_ids_changed: bool = True
-    sys_flag: int = 0
-    consume_timeout_minutes: int = 15
-    attributes: Mapping[str, str] = field(default_factory=dict)
-    retry_policy: Mapping[str, object] = field(default_factory=lambda: {"type": "CUSTOMIZED"})
-    subscriptions: tuple[Mapping[str, object], ...] | None = None
+    __slots__ = (
+        "attributes", "broker_id", "consume_broadcast_enable", "consume_enable", "consume_from_min_enable",
+        "consume_message_orderly", "consume_timeout_minutes", "name", "notify_ids_changed", "retry_max_times",
+        "retry_policy", "retry_queues", "subscriptions", "sys_flag", "which_broker_when_slow",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        consume_enable: bool = True,
+        consume_from_min_enable: bool = True,
+        consume_broadcast_enable: bool = True,
+        consume_message_orderly: bool = False,
+        retry_queues: int = 1,
+        retry_max_times: int = 16,
+        broker_id: int = 0,
+        which_broker_when_slow: int = 1,
+        notify_ids_changed: bool = True,
+        sys_flag: int = 0,
+        consume_timeout_minutes: int = 15,
+        attributes: Mapping[str, str] | None = None,
+        retry_policy: Mapping[str, object] | None = None,
+        subscriptions: tuple[Mapping[str, object], ...] | None = None,
+    ) -> None:
+        self.name = name
+        self.consume_enable = consume_enable
+        self.consume_from_min_enable = consume_from_min_enable
+        self.consume_broadcast_enable = consume_broadcast_enable
+        self.consume_message_orderly = consume_message_orderly
+        self.retry_queues = retry_queues
+        self.retry_max_times = retry_max_times
+        self.broker_id = broker_id
+        self.which_broker_when_slow = which_broker_when_slow
+        self.notify_ids_changed = notify_ids_changed
+        self.sys_flag = sys_flag
+        self.consume_timeout_minutes = consume_timeout_minutes
+        self.attributes: Mapping[str, str] = attributes if attributes is not None else {}
+        self.retry_policy = retry_policy if retry_policy is not None else {"type": "CUSTOMIZED"}
+        self.subscriptions = subscriptions
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Group) and self.to_json() == other.to_json()
+
+    def __repr__(self) -> str:
+        return f"<Group {self.to_json()}>"
+
+    def with_attributes(self, attributes: Mapping[str, str]) -> Group:
+        return Group.from_json({**self.to_json(), "attributes": dict(attributes)})
 
     def to_json(self) -> Json:
-        data: Json = {key: getattr(self, name) for key, name in _KEYS.items()}
+        data: Json = {key: getattr(self, name) for key, (name, _) in _KEYS.items()}
         data["attributes"] = dict(self.attributes)
         data["groupRetryPolicy"] = dict(self.retry_policy)
         if self.subscriptions is not None:
@@ -59,10 +91,10 @@ class Group:
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> Group:
         values: dict[str, object] = {}
-        for key, name in _KEYS.items():
+        for key, (name, kind) in _KEYS.items():
             value = data.get(key)
             if value is not None:
-                values[name] = _typed(key, value, cls.__dataclass_fields__[name].type)
+                values[name] = _typed(key, value, kind)
         if not values.get("name"):
             raise GroupError("groupName of the subscription group is missing")
         if isinstance(attributes := data.get("attributes"), dict):
@@ -70,23 +102,23 @@ class Group:
         if isinstance(policy := data.get("groupRetryPolicy"), dict):
             values["retry_policy"] = policy
         if isinstance(subscriptions := data.get("subscriptionDataSet"), list):
-            values["subscriptions"] = tuple(entry for entry in subscriptions if isinstance(entry, dict))
-        return cls(**values)  # type: ignore[arg-type]
+            values["subscriptions"] = tuple([entry for entry in subscriptions if isinstance(entry, dict)])
+        return Group(**values)  # type: ignore[arg-type]
 
 
-_KEYS: Final[Mapping[str, str]] = {
-    "brokerId": "broker_id",
-    "consumeBroadcastEnable": "consume_broadcast_enable",
-    "consumeEnable": "consume_enable",
-    "consumeFromMinEnable": "consume_from_min_enable",
-    "consumeMessageOrderly": "consume_message_orderly",
-    "consumeTimeoutMinute": "consume_timeout_minutes",
-    "groupName": "name",
-    "groupSysFlag": "sys_flag",
-    "notifyConsumerIdsChangedEnable": "notify_ids_changed",
-    "retryMaxTimes": "retry_max_times",
-    "retryQueueNums": "retry_queues",
-    "whichBrokerWhenConsumeSlowly": "which_broker_when_slow",
+_KEYS: Final[Mapping[str, tuple[str, type]]] = {
+    "brokerId": ("broker_id", int),
+    "consumeBroadcastEnable": ("consume_broadcast_enable", bool),
+    "consumeEnable": ("consume_enable", bool),
+    "consumeFromMinEnable": ("consume_from_min_enable", bool),
+    "consumeMessageOrderly": ("consume_message_orderly", bool),
+    "consumeTimeoutMinute": ("consume_timeout_minutes", int),
+    "groupName": ("name", str),
+    "groupSysFlag": ("sys_flag", int),
+    "notifyConsumerIdsChangedEnable": ("notify_ids_changed", bool),
+    "retryMaxTimes": ("retry_max_times", int),
+    "retryQueueNums": ("retry_queues", int),
+    "whichBrokerWhenConsumeSlowly": ("which_broker_when_slow", int),
 }
 
 # Java's numbers; a retry topic has as many queues as its group says, and no topic has more than QUEUES_MAX.
@@ -238,7 +270,7 @@ class GroupTable:
 def check_group_values(group: Group) -> None:
     """Refuse numbers that no client can use; raises GroupError naming the value."""
     for key, low, high in _RANGES:
-        value = getattr(group, _KEYS[key])
+        value: int = getattr(group, _KEYS[key][0])
         if not low <= value <= high:
             raise GroupError(f"{key}={value} of subscription group {group.name}: {low} to {high} are allowed")
 
@@ -255,12 +287,12 @@ def _mask(bits: object) -> int:
     return bits
 
 
-def _typed(key: str, value: object, kind: object) -> object:
-    if kind == "bool":
+def _typed(key: str, value: object, kind: type) -> object:
+    if kind is bool:
         if not isinstance(value, bool):
             raise GroupError(f"{key}={value!r} of a subscription group: true or false is needed")
         return value
-    if kind == "int":
+    if kind is int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise GroupError(f"{key}={value!r} of a subscription group: a whole number is needed")
         return value
