@@ -437,6 +437,24 @@ def test_a_held_pull_that_fails_is_answered_so_and_the_others_get_their_messages
     assert [answer.code for answer in lucky.take()] == [ResponseCode.SUCCESS]
 
 
+def test_a_pull_finds_what_the_same_wakeup_sent_and_leaves_other_queues_to_its_end(bench: Bench) -> None:
+    """Queues are brought up to date together at the end of a wakeup; a pull does it before only for its own queue."""
+    bench.send(e=1)
+    link = Link()
+    send = bench.command(310, send_fields(e=0), b"new")
+    elsewhere = bench.command(11, pull_fields("T", 1, queue_id=1, sysFlag=SUSPEND))
+    bench.handlers.handle(link, [send, elsewhere])
+    assert len(bench.node.held) == 1
+    assert bench.store.max_offset("T", 0) == 0
+    bench.handlers.handle(link, [bench.command(11, pull_fields("T", 0, queue_id=0))])
+    _, pulled = link.take()
+    assert [message.body for message in records(pulled.body)] == [b"new"]
+    assert len(bench.node.held) == 1
+    bench.handlers.handle(link, [bench.command(310, send_fields(e=1), b"second")])
+    bench.settle()
+    assert [message.body for answer in link.take() for message in records(answer.body)] == [b"second"]
+
+
 def test_without_the_suspend_bit_nothing_is_held(bench: Bench) -> None:
     bench.node.topics.put(Topic("T", read_queues=4, write_queues=4))
     (answer,) = bench.pull(sysFlag=4)

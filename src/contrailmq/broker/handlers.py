@@ -59,9 +59,9 @@ class Handlers:
 
     def handle(self, connection: Peer, commands: list[Command]) -> None:
         """Serve everything that one wakeup brought."""
-        find = self._table.get
+        table = self._table
         for command in commands:
-            handler = find(command.code)
+            handler = table.get(command.code)
             try:
                 if handler is None:
                     answer: bytes | None = not_supported(command)

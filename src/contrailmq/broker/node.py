@@ -197,9 +197,10 @@ class BrokerNode:
         The reference stores any number and moves the next pull to the end, which by then may lie further on: the
         messages that arrived in between would never be delivered. A slave's queues may end before its master's.
         """
-        if not self.store.config.is_slave and offset > self.store.max_offset(topic, queue_id):
+        reader = self.store.reader
+        if not self.store.config.is_slave and offset > reader.max_offset(topic, queue_id):
             self.dispatch_now()
-            end = self.store.max_offset(topic, queue_id)
+            end = reader.max_offset(topic, queue_id)
             if offset > end:
                 peer_warnings.warn(
                     "an offset beyond the end of its queue was committed",
@@ -360,13 +361,9 @@ class BrokerNode:
             # Held pulls run after dispatch has returned: they read the queues that it is writing.
             arrivals = self._arrivals.copy()
             self._arrivals.clear()
-            for arrival in arrivals:
+            for topic, queue_id, queue_offset, tags_code, _, properties in arrivals:
                 self.held.arrived(
-                    arrival.topic,
-                    arrival.queue_id,
-                    queue_offset=arrival.queue_offset,
-                    tags_code=arrival.tags_code,
-                    properties=arrival.properties,
+                    topic, queue_id, queue_offset=queue_offset, tags_code=tags_code, properties=properties
                 )
 
 

@@ -204,19 +204,20 @@ class Dispatcher:
                 before, is_heard = state, bool(listeners)
                 for queues, _ in watchers:
                     is_heard = is_heard or state.key in queues
-            with_light = self._with_light_queues and LIGHT_MARK in properties
-            if sys_flag & SysFlag.TRANSACTION_PREPARED or not (is_heard or with_light):
+            if sys_flag & SysFlag.TRANSACTION_PREPARED:
                 continue
-            places = [(state, queue_offset)]
-            if with_light:
-                units = light_units(state.topic, properties)
-                places += [(QueueState(name, LIGHT_QUEUE_ID, 0), offset) for name, offset in units]
-            for place, offset in places:
-                if listeners:
-                    self._announce(listeners, place, offset, code, time_ms, properties)
-                for queues, listener in watchers:
-                    if place.key in queues:
-                        self._announce([listener], place, offset, code, time_ms, properties)
+            if is_heard:
+                self._tell_of(state, queue_offset, code, time_ms, properties)
+            if self._with_light_queues and LIGHT_MARK in properties:
+                for name, offset in light_units(state.topic, properties):
+                    self._tell_of(QueueState(name, LIGHT_QUEUE_ID, 0), offset, code, time_ms, properties)
+
+    def _tell_of(self, place: QueueState, queue_offset: int, code: int, time_ms: int, properties: bytes) -> None:
+        if self.listeners:
+            self._announce(self.listeners, place, queue_offset, code, time_ms, properties)
+        for queues, listener in self.watchers:
+            if place.key in queues:
+                self._announce([listener], place, queue_offset, code, time_ms, properties)
 
     def _run_from_log(self, end: int) -> int:
         """Dispatch records at the mark that nobody left facts of (a master's bytes), as far as each is of the common

@@ -25,8 +25,9 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable, Container, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from contrailmq.message import StoredMessage
 from contrailmq.message.codec import decode_record
@@ -56,7 +57,7 @@ from contrailmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from contrailmq.store.queues.consume_queue import ConsumeQueue
 from contrailmq.store.queues.queue_unit import Boundary, unpack_units
 from contrailmq.store.reading.decoded import check_body, decode_found
-from contrailmq.store.reading.reader import PULL_BYTES_MAX, Reader
+from contrailmq.store.reading.reader import COLD, PLAIN, PULL_BYTES_MAX, SOUND, WARM, Reader
 from contrailmq.store.replication.replica import Replica
 from contrailmq.store.upkeep.ground import GroundWatch
 from contrailmq.store.writability import Writability, explained
@@ -147,11 +148,13 @@ class MessageStore:
         )
 
     def _bind_reads(self, reader: Reader) -> None:
-        """To the reader's own methods, because pulls go through them."""
-        self.get_slices: Read = reader.get  # as `get`, but slices of the mapped log, not decoded
-        self.get_slices_warm: WarmRead = reader.get_warm  # None when that would touch pages that are not in memory
-        self.get_slices_cold: Read = reader.get_cold  # copies, which the calling thread reads from the disk
-        self.get_slices_sound: Read = reader.get_sound  # all of them checked: for whoever writes them once more
+        """To the reader itself, because pulls go through it."""
+        self.reader = reader
+        read: Any = reader.read
+        self.get_slices: Read = partial(read, PLAIN)  # as `get`, but slices of the mapped log, not decoded
+        self.get_slices_warm: WarmRead = partial(read, WARM)  # None: that would touch pages that are not in memory
+        self.get_slices_cold: Read = partial(read, COLD)  # copies, which the calling thread reads from the disk
+        self.get_slices_sound: Read = partial(read, SOUND)  # all of them checked: for whoever writes them once more
 
     def _new_putter(self) -> Putter:
         return Putter(
@@ -571,8 +574,7 @@ class MessageStore:
 
     @while_open
     def max_offset(self, topic: str, queue_id: int) -> int:
-        queue = self._reader.any_queue(topic, queue_id)
-        return queue.max_offset if queue is not None else 0
+        return self._reader.max_offset(topic, queue_id)
 
     @while_open
     def read_units(self, topic: str, queue_id: int, offset: int, max_count: int) -> list[tuple[int, int, int]]:

@@ -77,18 +77,28 @@ _TEMPLATES: Final = {
         ResponseCode.PULL_OFFSET_MOVED,
     )
 }
+# Constants of this module are found at once by compiled code, members of an enum are looked up.
+_FOUND: Final = _TEMPLATES[ResponseCode.SUCCESS]
+_NOT_FOUND: Final = ResponseCode.PULL_NOT_FOUND
+_AT_THE_END: Final = GetStatus.OFFSET_OVERFLOW_ONE
+assert _CODES[_AT_THE_END] is _NOT_FOUND
 
 
 class Pull:
     """One request on its way through here: who asks, what for, and as whom.
 
-    It is held at most once: `may_hold` ends then, and the second run answers whatever it finds.
+    It is held at most once: `may_hold` ends then, and the second run answers whatever it finds. What both runs look at
+    is taken from the header once.
     """
 
-    __slots__ = ("command", "connection", "group", "header", "may_hold", "subscription", "topic")
+    __slots__ = (
+        "command", "connection", "group", "header", "may_hold", "offset", "processor", "queue_id", "subscription",
+        "topic",
+    )  # fmt: skip
 
     def __init__(
         self,
+        processor: PullProcessor,
         connection: Peer,
         command: Command,
         header: PullMessage,
@@ -96,9 +106,12 @@ class Pull:
         topic: Topic,
         subscription: Subscription,
     ) -> None:
+        self.processor = processor
         self.connection = connection
         self.command = command
         self.header = header
+        self.queue_id = header.queue_id
+        self.offset = header.queue_offset
         self.group = group
         self.topic = topic
         self.subscription = subscription
@@ -108,12 +121,21 @@ class Pull:
         """Answer outside of the handler, with a refusal where `answer` raises one."""
         answer_later(self.connection, self.command, answer)
 
+    def resume(self) -> None:
+        """Something has arrived, or its time is over."""
+        self.may_hold = False
+        self.reply_later(self._again)
+
+    def _again(self) -> bytes | None:
+        return self.processor.pull_again(self)
+
 
 class PullProcessor:
     """Serves pulls. `workers` read what is not in memory."""
 
     def __init__(self, node: BrokerNode, workers: Executor) -> None:
         self._node = node
+        self._reader = node.store.reader
         self._cold = ColdReads(workers)
         self._parsed: dict[tuple[str, str, str | None], Subscription] = {}
         self.parsed_chars = 0  # of the expressions that are kept
@@ -135,29 +157,33 @@ class PullProcessor:
 
     def _pull(self, connection: Peer, command: Command, header: PullMessage) -> bytes | None:
         node = self._node
-        group, topic = self._checked(header)
-        pull = Pull(connection, command, header, group, topic, self._subscription(header, group))
-        if node.config.use_server_side_reset_offset:
-            reset = node.offsets.take_reset(group.name, topic.name, header.queue_id)
+        group, topic = self._checked(header.consumer_group, header.topic, header.queue_id)
+        pull = Pull(self, connection, command, header, group, topic, self._subscription(header, group))
+        group_name, name, queue_id = group.name, topic.name, pull.queue_id
+        if node.offsets.has_resets and node.config.use_server_side_reset_offset:
+            reset = node.offsets.take_reset(group_name, name, queue_id)
             if reset is not None:
                 return self._moved(pull, reset)
         if header.sys_flag & COMMIT_OFFSET and not node.is_slave and header.commit_offset >= 0:
-            node.commit_offset(group.name, topic.name, header.queue_id, header.commit_offset)
-        node.offsets.note_pull(group.name, topic.name, header.queue_id, header.queue_offset)
-        node.dispatch_now()
+            node.commit_offset(group_name, name, queue_id, header.commit_offset)
+        node.offsets.note_pull(group_name, name, queue_id, pull.offset)
+        if node.is_dispatch_due and self._reader.is_behind(name, queue_id):
+            node.dispatch_now()
         result = None if self._is_for_workers(pull) else self._read(node.store.get_slices_warm, pull)
         if result is None:
             self._pull_cold(pull)
             return None
         return self._answer(pull, result)
 
-    def _pull_again(self, pull: Pull) -> bytes | None:
+    def pull_again(self, pull: Pull) -> bytes | None:
         """The second run of a pull that was held."""
-        node, header = self._node, pull.header
-        pull.group, pull.topic = self._checked(header)  # what was allowed when it was held may not be any more
-        reset = node.offsets.take_reset(pull.group.name, pull.topic.name, header.queue_id)
-        if reset is not None:
-            return self._moved(pull, reset)
+        node, offsets = self._node, self._node.offsets
+        # What was allowed when it was held may not be any more.
+        pull.group, pull.topic = self._checked(pull.group.name, pull.topic.name, pull.queue_id)
+        if offsets.has_resets:
+            reset = offsets.take_reset(pull.group.name, pull.topic.name, pull.queue_id)
+            if reset is not None:
+                return self._moved(pull, reset)
         if self._is_for_workers(pull):
             self._pull_cold(pull)
             return None
@@ -168,7 +194,7 @@ class PullProcessor:
 
     # --- checks
 
-    def _checked(self, header: PullMessage) -> tuple[Group, Topic]:
+    def _checked(self, group_name: str, topic_name: str, queue_id: int) -> tuple[Group, Topic]:
         node = self._node
         if node.is_slave and not node.config.slave_read_enable:
             raise Refused(
@@ -181,29 +207,29 @@ class PullProcessor:
                 BY_BROKER,
                 f"broker[{node.config.broker_name}] is not readable: brokerPermission={node.config.broker_permission}",
             )
-        group = node.group_to_read(header.consumer_group)
+        group = node.group_to_read(group_name)
         if group is None:
             raise Refused(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{header.consumer_group[:64]}] does not exist: create it (updateSubGroup) or "
+                f"subscription group [{group_name[:64]}] does not exist: create it (updateSubGroup) or "
                 "enable autoCreateSubscriptionGroup",
             )
         if not group.consume_enable:
             raise _forbidden(BY_GROUP, f"subscription group {group.name} may not consume: consumeEnable=false")
-        topic = node.topic_to_read(header.topic)
+        topic = node.topic_to_read(topic_name)
         if topic is None:
             raise Refused(
                 ResponseCode.TOPIC_NOT_EXIST,
-                f"topic[{header.topic[:128]}] not exist, apply first please: nothing was sent to it, nobody created it",
+                f"topic[{topic_name[:128]}] not exist, apply first please: nothing was sent to it, nobody created it",
             )
         if not topic.is_readable:
             raise _forbidden(BY_TOPIC, f"topic[{topic.name}] is not readable: perm={topic.perm}")
         if node.groups.is_forbidden(group.name, topic.name):
             raise _forbidden(BY_SUBSCRIPTION, f"group {group.name} may not read topic {topic.name}")
-        if not 0 <= header.queue_id < topic.read_queues:
+        if not 0 <= queue_id < topic.read_queues:
             raise Refused(
                 ResponseCode.INVALID_PARAMETER,
-                f"queueId {header.queue_id} is illegal: topic {topic.name} has {topic.read_queues} queues to read",
+                f"queueId {queue_id} is illegal: topic {topic.name} has {topic.read_queues} queues to read",
             )
         return group, topic
 
@@ -268,49 +294,53 @@ class PullProcessor:
         Clients of ours raise them with maxTransferBytes, up to limits of this broker.
         """
         config, header = self._node.config, pull.header
-        count = header.max_msg_nums
-        if count > config.pull_count_max:
-            count = config.pull_count_max
+        count, count_max = header.max_msg_nums, config.pull_count_max
         return read(
             pull.topic.name,
-            header.queue_id,
-            header.queue_offset,
-            count if count > 1 else 1,
+            pull.queue_id,
+            pull.offset,
+            1 if count < 1 else count_max if count > count_max else count,
             max_bytes=config.pull_bytes_max,
             bulk_bytes=header.max_transfer_bytes or 0,
             filter=pull.subscription.filter,
         )
 
     def _answer(self, pull: Pull, result: GetResult) -> bytes | None:
-        header, group, topic = pull.header, pull.group, pull.topic
+        if result.status is not GetStatus.FOUND:
+            return self._answer_nothing(pull, result)
+        node, group, topic, size_bytes = self._node, pull.group, pull.topic, result.size_bytes
+        node.statistics.note_get(group.name, topic.name, result.count, size_bytes)
+        if node.hooks.on_pulled:
+            self._show(pull, result)
+        suggested = self._replica_for(group) if result.suggest_slave else 0
+        values = (suggested, result.next_offset, result.min_offset, result.max_offset, topic.sys_flag, group.sys_flag)
+        head = _FOUND.render(pull.command, values, body_bytes=size_bytes)
+        parts: list[bytes | memoryview] = [head]
+        parts += result.slices
+        pull.connection.reply_parts(parts, len(head) + size_bytes)
+        return None
+
+    def _answer_nothing(self, pull: Pull, result: GetResult) -> bytes | None:
         node, status, next_offset = self._node, result.status, result.next_offset
-        if status is GetStatus.FOUND:
-            node.statistics.note_get(group.name, topic.name, result.count, result.size_bytes)
-            if node.hooks.on_pulled:
-                self._show(pull, result)
-            suggested = self._replica_for(group) if result.suggest_slave else 0
-            values = (suggested, next_offset, result.min_offset, result.max_offset, topic.sys_flag, group.sys_flag)
-            head = _TEMPLATES[ResponseCode.SUCCESS].render(pull.command, values, body_bytes=result.size_bytes)
-            pull.connection.reply_parts([head, *result.slices], len(head) + result.size_bytes)
-            return None
         node.statistics.get_missed.value += 1
-        if status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
-            is_start = header.queue_offset == 0
-            code = ResponseCode.PULL_NOT_FOUND if is_start else ResponseCode.PULL_OFFSET_MOVED
+        if status is _AT_THE_END:  # as a rule
+            code = _NOT_FOUND
+        elif status in (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE):
+            code = _NOT_FOUND if pull.offset == 0 else ResponseCode.PULL_OFFSET_MOVED
             next_offset = 0
         else:
             code = _CODES[status]
         if node.is_slave:
             code, next_offset = self._on_slave(pull, code, next_offset)
         if (
-            code is ResponseCode.PULL_NOT_FOUND
+            code is _NOT_FOUND
             and pull.may_hold
-            and header.sys_flag & SUSPEND
+            and pull.header.sys_flag & SUSPEND
             and node.is_accepting
             and self._try_hold(pull)
         ):
             return None
-        values = (0, next_offset, result.min_offset, result.max_offset, topic.sys_flag, group.sys_flag)
+        values = (0, next_offset, result.min_offset, result.max_offset, pull.topic.sys_flag, pull.group.sys_flag)
         return _TEMPLATES[code].render(pull.command, values)
 
     def _replica_for(self, group: Group) -> int:
@@ -331,7 +361,7 @@ class PullProcessor:
             return ResponseCode.PULL_RETRY_IMMEDIATELY, next_offset
         if code is ResponseCode.PULL_OFFSET_MOVED and not node.store.config.offset_check_in_slave:
             waits = ResponseCode.PULL_RETRY_IMMEDIATELY if node.has_master else ResponseCode.PULL_NOT_FOUND
-            return waits, pull.header.queue_offset
+            return waits, pull.offset
         return code, next_offset
 
     def _show(self, pull: Pull, result: GetResult) -> None:
@@ -340,8 +370,8 @@ class PullProcessor:
                 client=pull.connection.address,
                 group=pull.group.name,
                 topic=pull.topic.name,
-                queue_id=pull.header.queue_id,
-                first_offset=pull.header.queue_offset,
+                queue_id=pull.queue_id,
+                first_offset=pull.offset,
                 next_offset=result.next_offset,
                 count=result.count,
                 size_bytes=result.size_bytes,
@@ -350,31 +380,26 @@ class PullProcessor:
 
     def _moved(self, pull: Pull, offset: int) -> bytes:
         """The group's offset was reset: it goes on from there."""
-        store, group, topic, queue_id = self._node.store, pull.group, pull.topic, pull.header.queue_id
+        store, group, topic, queue_id = self._node.store, pull.group, pull.topic, pull.queue_id
         low, high = store.min_offset(topic.name, queue_id), store.max_offset(topic.name, queue_id)
         values = (0, offset, low, high, topic.sys_flag, group.sys_flag)
         return _TEMPLATES[ResponseCode.PULL_OFFSET_MOVED].render(pull.command, values)
 
     def _try_hold(self, pull: Pull) -> bool:
-        node, header, subscription = self._node, pull.header, pull.subscription
+        node, subscription = self._node, pull.subscription
         if node.config.long_polling_enable:
-            timeout_ms = header.suspend_timeout_millis
+            timeout_ms = pull.header.suspend_timeout_millis
         else:
             timeout_ms = node.config.short_polling_time_mills
-
-        def resume() -> None:
-            pull.may_hold = False
-            pull.reply_later(lambda: self._pull_again(pull))
-
         held = HeldPull(
-            offset=header.queue_offset,
-            deadline_ms=node.monotonic_ms() + max(timeout_ms, 0),
+            offset=pull.offset,
+            deadline_ms=node.monotonic_ms() + (timeout_ms if timeout_ms > 0 else 0),
             filter=subscription.filter,
             connection=pull.connection,
-            resume=resume,
+            resume=pull.resume,
             is_heavy=subscription.is_heavy,
         )
-        return node.held.try_hold(pull.topic.name, header.queue_id, held)
+        return node.held.try_hold(pull.topic.name, pull.queue_id, held)
 
     # --- what is not in memory, or takes long
 
@@ -382,7 +407,7 @@ class PullProcessor:
         """Whether there are messages to match, by an expression that takes long."""
         if not pull.subscription.is_heavy:
             return False
-        return pull.header.queue_offset < self._node.store.max_offset(pull.topic.name, pull.header.queue_id)
+        return pull.offset < self._reader.max_offset(pull.topic.name, pull.queue_id)
 
     def _pull_cold(self, pull: Pull) -> None:
         """Read in a worker and answer when it is done."""

@@ -164,7 +164,8 @@ class SendProcessor:
         return self._acknowledge(connection, command, header, self._store(connection, command, header))
 
     def send_v2(self, connection: Peer, command: Command) -> bytes | None:
-        header = command.header(SendMessageV2)
+        fields: object = command.ext_fields  # what `header` looks at first, without the call
+        header = fields if isinstance(fields, SendMessageV2) else command.header(SendMessageV2)
         return self._acknowledge(connection, command, header, self._store(connection, command, header))
 
     # --- the fast path

@@ -49,6 +49,15 @@ class HeldPull:
         self.is_done = False
         self.key = ("", 0)  # (topic, queue), set when it is held
 
+    def awaits(self, queue_offset: int, tags_code: int, properties: bytes) -> bool:
+        """Whether it waits before a message, and its filter lets that pass."""
+        if self.offset > queue_offset:
+            return False
+        wanted = self.filter
+        if wanted is None or self.is_heavy:
+            return True
+        return wanted.match_unit(tags_code) and wanted.match_properties(properties)
+
 
 class HeldPulls:
     """Every waiting pull of the broker. Owner: the loop; time comes in as `now_ms`, monotonic."""
@@ -69,8 +78,12 @@ class HeldPulls:
         """Keep the pull; False when the table is full, and the caller answers at once."""
         if self._count >= self.held_max:
             return False
-        pull.key = (topic, queue_id)
-        self._by_queue.setdefault(pull.key, []).append(pull)
+        pull.key = key = (topic, queue_id)
+        held = self._by_queue.get(key)
+        if held is None:
+            self._by_queue[key] = [pull]
+        else:
+            held.append(pull)
         self._sequence += 1
         heapq.heappush(self._deadlines, (pull.deadline_ms, self._sequence, pull))
         self._count += 1
@@ -87,17 +100,7 @@ class HeldPulls:
         held = self._by_queue.get(key)
         if held is None:
             return
-        woken = [
-            pull
-            for pull in held
-            if pull.offset <= queue_offset
-            and (
-                pull.filter is None
-                or pull.is_heavy
-                or (pull.filter.match_unit(tags_code) and pull.filter.match_properties(properties))
-            )
-        ]
-        self._wake(key, held, woken)
+        self._wake(key, held, [pull for pull in held if pull.awaits(queue_offset, tags_code, properties)])
 
     def recheck(self, max_offset: Callable[[str, int], int]) -> None:
         """Wake pulls that have data now, whatever their filter, and forget those whose connection is gone."""
@@ -135,13 +138,12 @@ class HeldPulls:
             return
         for pull in woken:
             pull.is_done = True
-        left = [pull for pull in held if not pull.is_done]
-        if left:
-            self._by_queue[key] = left
-        else:
+        if len(woken) == len(held):
             del self._by_queue[key]
+        else:
+            self._by_queue[key] = [pull for pull in held if not pull.is_done]
         self._count -= len(woken)
-        if len(self._deadlines) > 64 + 2 * self._count:
+        if len(self._deadlines) > 64 + 4 * self._count:
             self._deadlines = [entry for entry in self._deadlines if not entry[2].is_done]
             heapq.heapify(self._deadlines)
         for pull in woken:

@@ -100,6 +100,10 @@ class OffsetTable:
         self._resets.setdefault(key, {})[queue_id] = offset
         self._touched()
 
+    @property
+    def has_resets(self) -> bool:
+        return bool(self._resets)
+
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """The offset that a pull must be moved to, once; None when there is no reset."""
         if not self._resets:

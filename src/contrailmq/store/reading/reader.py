@@ -1,20 +1,20 @@
 """Reads messages: from a queue, by place, by key, by time.
 
 A queue read gives slices of the mapped log, never decoded: 32 cost about 15 us, or 3 when another group has just read
-them (recent.py). `get_warm` joins adjacent records into one slice. The rules are RocketMQ's
+them (recent.py). WARM joins adjacent records into one slice. The rules are RocketMQ's
 (DefaultMessageStore.getMessage): the answer to a bad offset (`_find`), a first message above the limits is given alone,
 and filtered units move the reader on.
 
-Damage (damage.py): what this process has just written is trusted. `get_warm`, `get_cold` and `get_sound` check
+Damage (damage.py): what this process has just written is trusted. WARM, COLD and SOUND reads check
 everything else (checkCrcOnRead): they note and pass over a damaged record, and remember a sound one (sound_runs.py).
-The reader's `get` trusts the log; for an embedding program the store checks what it decodes and raises an error.
+A PLAIN one trusts the log; for an embedding program the store checks what it decodes and raises an error.
 `lookup` and `query` return only a whole record that has that place, topic and key, so a wrong index gives no wrong
 answer.
 
 Limits: the caller's count and bytes, and 32 messages or 256 KiB for what is probably in memory, 8 or 64 KiB for what is
 probably on disk (maxTransfer...): further from the end of the log than 40 % of RAM. Our own readers may ask for more
-(`bulk_bytes`). A page on disk blocks the thread that touches it. So a loop calls `get_warm`, which asks the kernel
-first (residency.py), and otherwise a worker calls `get_cold`, which copies with pread.
+(`bulk_bytes`). A page on disk blocks the thread that touches it. So a loop reads WARM, which asks the kernel first
+(residency.py), and otherwise a worker reads COLD, which copies with pread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from collections.abc import Callable, Sized
 from functools import lru_cache
 from itertools import accumulate
 from operator import add
-from typing import Final, TypeVar
+from typing import Final
+
+from librt.strings import read_i32_be, read_i64_be
 
 from contrailmq.message import Property, StoredMessage, tags_code
 from contrailmq.message.codec import Kind, check_record, decode_record
@@ -34,15 +36,7 @@ from contrailmq.message.property_text import key_of
 from contrailmq.message.record import RECORD_BYTES_MIN, read_store_time, view_record
 from contrailmq.store.base.errors import StoreError
 from contrailmq.store.base.stats import StoreStats
-from contrailmq.store.base.status import (
-    GetResult,
-    GetStatus,
-    Limits,
-    MessageFilter,
-    QueueRead,
-    Read,
-    WarmRead,
-)
+from contrailmq.store.base.status import GetResult, GetStatus, Limits, MessageFilter
 from contrailmq.store.config import CONSUME_QUEUE_UNIT_BYTES, StoreConfig
 from contrailmq.store.index.index_service import IndexService
 from contrailmq.store.log.commit_log import CommitLog
@@ -62,14 +56,18 @@ from contrailmq.store.reading.recent import BATCH_BYTES_MAX, Batch, RecentBatche
 PULL_BYTES_MIN: Final = 100  # RocketMQ clamps the bytes that a request may ask for
 PULL_BYTES_MAX: Final = 128 << 20
 _TAGS: Final = key_of(Property.TAGS)
-_I64: Final = struct.Struct(">q")
-R = TypeVar("R")
+
+# The ways to read.
+PLAIN: Final = 0  # slices of the mapped log
+WARM: Final = 1  # the same, checked; None when that would touch pages that are not in memory
+COLD: Final = 2  # copies, read with pread by the calling thread: no page of the mapping is touched
+SOUND: Final = 3  # slices of records that were checked: for whoever writes them once more
 
 AnyQueue = ConsumeQueue | BatchConsumeQueue
 
 
 class Reader:
-    """Any thread may read; `get_warm`, which keeps what several groups read, is for one loop.
+    """Any thread may read; WARM, which keeps what several groups read, is for one loop.
 
     With `dispatch` (an embedded store) whoever asks for a queue or a key makes up first for what puts have left; a loop
     gives none: it decides when to dispatch.
@@ -102,10 +100,6 @@ class Reader:
         self.closed: Callable[[], StoreError] | None = None  # makes the error for reads of a closed store
         self._recent = RecentBatches()
         self.damage = Damage(config.path)
-        self.get: Read = self._reading(self._slices)
-        self.get_warm: WarmRead = self._reading(self._warm_slices)
-        self.get_cold: Read = self._reading(self._cold_slices)
-        self.get_sound: Read = self._reading(self._sound_slices)
 
     def catch_up(self) -> None:
         """Have dispatched what embedded puts have left, before something is read that dispatch writes."""
@@ -126,56 +120,67 @@ class Reader:
 
     # --- from a queue
 
-    def _reading(self, read: Callable[[AnyQueue, int, Limits, MessageFilter | None], R]) -> QueueRead[R | GetResult]:
-        """A way to read, with what all ways have in common around it; a closure, because pulls come through here."""
-        note_get, monotonic_ms = self._stats.note_get, self._monotonic_ms
+    def read(
+        self,
+        way: int,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        max_count: int,
+        *,
+        max_bytes: int = PULL_BYTES_MAX,
+        bulk_bytes: int = 0,
+        filter: MessageFilter | None = None,
+    ) -> GetResult | None:
+        """In one of the four ways; what they have in common is here. Only WARM gives None."""
+        found = self._find(topic, queue_id, offset)
+        if isinstance(found, GetResult):
+            self._stats.note_get(0, 0)
+            return found
+        started_ms = self._monotonic_ms()
+        limits = self._limits(max_count, max_bytes, bulk_bytes)
+        answer: GetResult | None
+        try:
+            if way == WARM:
+                answer = self._warm_slices(found, offset, limits, filter)
+            elif way == COLD:
+                answer = self._cold_slices(found, offset, limits, filter)
+            elif way == SOUND:
+                answer = self._sound_slices(found, offset, limits, filter)
+            else:
+                answer = self._slices(found, offset, limits, filter)
+        except (ValueError, OSError) as exc:  # as of a mapping that was closed meanwhile
+            if self.closed is None:
+                raise
+            raise self.closed() from exc
+        if self.closed is not None:  # what closed under us looks as if it had no messages
+            raise self.closed()
+        if answer is not None:
+            self._stats.note_get(answer.count, self._monotonic_ms() - started_ms)
+        return answer
 
-        def get(
-            topic: str,
-            queue_id: int,
-            offset: int,
-            max_count: int,
-            *,
-            max_bytes: int = PULL_BYTES_MAX,
-            bulk_bytes: int = 0,
-            filter: MessageFilter | None = None,
-        ) -> R | GetResult:
-            started_ms = monotonic_ms()
-            found = self._find(topic, queue_id, offset)
-            if isinstance(found, GetResult):
-                note_get(0, monotonic_ms() - started_ms)
-                return found
-            try:
-                answer = read(found, offset, self._limits(max_count, max_bytes, bulk_bytes), filter)
-            except (ValueError, OSError) as exc:  # as of a mapping that was closed meanwhile
-                if self.closed is None:
-                    raise
-                raise self.closed() from exc
-            if self.closed is not None:  # what closed under us looks as if it had no messages
-                raise self.closed()
-            if isinstance(answer, GetResult):
-                note_get(answer.count, monotonic_ms() - started_ms)
-            return answer
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """Where a queue ends, 0 when there is none."""
+        return queue.max_offset if (queue := self.any_queue(topic, queue_id)) is not None else 0
 
-        return get
+    def is_behind(self, topic: str, queue_id: int) -> bool:
+        """Whether the log has, or may have, messages for a queue that were not dispatched to it."""
+        queue = self._queues.get(topic, queue_id)
+        return queue is None or queue.max_offset < self._log.next_offset(topic, queue_id)
 
     def is_cold(self, topic: str, queue_id: int, offset: int, *, by_distance: bool = False) -> bool:
         """Would reading here touch what is not in memory? `by_distance` is RocketMQ's guess instead of the truth."""
         queue = self._find(topic, queue_id, offset)
         if not isinstance(queue, ConsumeQueue):
             return False
-        if not by_distance:
-            return self._is_on_disk(queue, offset)
-        data = queue.read_units(offset, 1)
-        return bool(data) and bool(self._log.max_offset - _I64.unpack_from(data)[0] > self._distance_in_memory)
-
-    def _is_on_disk(self, queue: ConsumeQueue, offset: int) -> bool:
         units = queue.read_units(offset, 1)
-        return bool(units) and self._is_unit_on_disk(units)
+        if not by_distance:
+            return bool(units) and self._is_unit_on_disk(units)
+        return bool(units) and self._log.max_offset - read_i64_be(units, 0) > self._distance_in_memory
 
     def _is_unit_on_disk(self, units: bytes) -> bool:
         """Is the record of the first unit on disk?"""
-        return self._is_place_on_disk(_I64.unpack_from(units)[0])
+        return self._is_place_on_disk(read_i64_be(units, 0))
 
     def _is_place_on_disk(self, physical_offset: int) -> bool:
         if self._log.min_offset >= self.residency.fresh_from:
@@ -188,7 +193,7 @@ class Reader:
         return checks == "all" or (checks == "cold" and physical_offset < self.residency.fresh_from)
 
     def _are_units_to_be_checked(self, units: bytes) -> bool:
-        return bool(units) and self._is_to_be_checked(_I64.unpack_from(units)[0])
+        return bool(units) and self._is_to_be_checked(read_i64_be(units, 0))
 
     def _known_sound(self, queue: ConsumeQueue) -> Runs:
         """What need not be checked once more."""
@@ -278,7 +283,6 @@ class Reader:
         )
 
     def _slices(self, queue: AnyQueue, offset: int, limits: Limits, message_filter: MessageFilter | None) -> GetResult:
-        """Slices of the mapped log."""
         if isinstance(queue, BatchConsumeQueue):
             return self._batches(queue, offset, limits, message_filter, self.record, is_checked=False)
         if message_filter is None:
@@ -288,7 +292,6 @@ class Reader:
     def _warm_slices(
         self, queue: AnyQueue, offset: int, limits: Limits, message_filter: MessageFilter | None
     ) -> GetResult | None:
-        """The same; None when that would touch pages that are not in memory."""
         if isinstance(queue, BatchConsumeQueue):
             unit = queue.find(offset)
             if unit is not None and self._is_place_on_disk(unit.physical_offset):
@@ -339,7 +342,6 @@ class Reader:
     def _cold_slices(
         self, queue: AnyQueue, offset: int, limits: Limits, message_filter: MessageFilter | None
     ) -> GetResult:
-        """The same as copies, read with pread by the calling thread: no page of the mapping is touched."""
         if isinstance(queue, BatchConsumeQueue):
             return self._batches(queue, offset, limits, message_filter, self.cold_record)
         checks = self._are_units_to_be_checked(queue.read_units(offset, 1))
@@ -349,7 +351,6 @@ class Reader:
     def _sound_slices(
         self, queue: AnyQueue, offset: int, limits: Limits, message_filter: MessageFilter | None
     ) -> GetResult:
-        """Slices of the mapped log, of records that were checked, for callers that copy them."""
         if isinstance(queue, BatchConsumeQueue):
             return self._batches(queue, offset, limits, message_filter, self.record)
         return self._filtered(queue, offset, limits, message_filter, self.record, checks=True)
@@ -382,6 +383,8 @@ class Reader:
         With `checks`, about 1 us more, once for each message.
         """
         count = len(units) // CONSUME_QUEUE_UNIT_BYTES
+        if count == 1:  # the rule where consumers keep up with producers
+            return self._of_one_record(queue, offset, units, checks=checks)
         places = _place_struct(count).unpack(units)
         offsets, sizes = places[0::2], places[1::2]
         total = sum(sizes)
@@ -417,6 +420,20 @@ class Reader:
             return None
         lowest, highest = queue.min_offset, queue.max_offset
         return GetResult(GetStatus.FOUND, offset + count, lowest, highest, slices, total, False, count)
+
+    def _of_one_record(self, queue: ConsumeQueue, offset: int, units: bytes, *, checks: bool) -> GetResult | None:
+        """The same for a single unit, by the same rules."""
+        physical_offset: int = read_i64_be(units, 0)
+        size: int = read_i32_be(units, 8)
+        record = self.record(physical_offset, size)
+        if record is None or self._log.max_offset - physical_offset > self._distance_in_memory:
+            return None
+        if checks:
+            place = (physical_offset,)
+            if not sound_count(record, physical_offset, place, (size,), _own_topic(queue), queue.queue_id, offset):
+                return None
+            queue.sound = with_run(queue.sound, offset, offset + 1)
+        return GetResult(GetStatus.FOUND, offset + 1, queue.min_offset, queue.max_offset, [record], size, False, 1)
 
     def _one_by_one(self, queue: ConsumeQueue, offset: int, units: bytes, limits: Limits) -> GetResult:
         """Some may be cleaned away, on disk or in another file, or the answer may become full."""
