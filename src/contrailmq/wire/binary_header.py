@@ -28,27 +28,17 @@ _SHORT: Final = struct.Struct(">hci")  # an entry with a name of one letter, up 
 _FIXED_BYTES: Final = 17
 BEGINNING_BYTES: Final = 13  # up to the remark's length
 _OPAQUE_AT: Final = 5
+_BINARY_WORD: Final = 1 << 24  # of a frame: the serialize type above the header's size
 _SHORT_BYTES: Final = 7
 _NAMELESS_BYTES: Final = 6  # the shortest entry: neither name nor value, both lengths 0
 assert _FIXED.size == _FIXED_BYTES
 assert _SHORT.size == _SHORT_BYTES
 
-_MAP: Final = struct.Struct(">BI")  # how a MessagePack map of up to 2**32 - 1 members begins
+# MessagePack: a map of up to 2**32 - 1 members, and texts that begin with their sizes in 2 and in 4 bytes. The sizes of
+# an entry's name and value have just as many here, so that an entry becomes two members with one byte before each.
 _MAP_32: Final = 0xDF
-
-
-def _text_start(size_bytes: int) -> bytes:
-    """How a MessagePack text of that size begins: fixstr, str 8, str 16 or str 32."""
-    if size_bytes < 0x20:
-        return bytes([0xA0 | size_bytes])
-    if size_bytes < 0x100:
-        return bytes([0xD9, size_bytes])
-    if size_bytes < 0x10000:
-        return b"\xda" + size_bytes.to_bytes(2, "big")
-    return b"\xdb" + size_bytes.to_bytes(4, "big")
-
-
-_TEXT_STARTS: Final[list[bytes]] = [_text_start(size_bytes) for size_bytes in range(0x100)]
+_TEXT_16: Final = 0xDA
+_TEXT_32: Final = 0xDB
 
 _LETTERS: Final = {bytes([letter]): chr(letter) for letter in range(0x80)}
 _CODE_MIN: Final = -0x8000
@@ -123,25 +113,28 @@ def packed_fields(header: bytes) -> bytes:
     end = place + ext_bytes
     if end > len(header):
         return b""
-    parts = [b""]
-    starts = _TEXT_STARTS
+    packed = BytesWriter()
+    packed.append(_MAP_32)
+    write_i32_be(packed, 0)  # how many: see below
+    count = 0
     while place + _SHORT_BYTES <= end:
         key_bytes: int = read_i16_be(header, place)
         key_end = place + 2 + key_bytes
         if key_bytes <= 0 or key_end + 4 > end:
             return b""
-        key = header[place + 2 : key_end]
         value_bytes: int = read_i32_be(header, key_end)
-        place = key_end + 4 + value_bytes
-        if value_bytes < 0 or place > end:
+        value_end = key_end + 4 + value_bytes
+        if value_bytes < 0 or value_end > end:
             return b""
         if value_bytes:  # as in _decode_entries
-            parts.append(starts[key_bytes] if key_bytes < 0x100 else _text_start(key_bytes))
-            parts.append(key)
-            parts.append(starts[value_bytes] if value_bytes < 0x100 else _text_start(value_bytes))
-            parts.append(header[key_end + 4 : place])
-    parts[0] = _MAP.pack(_MAP_32, len(parts) // 4)
-    return b"".join(parts) if place == end else b""
+            packed.append(_TEXT_16)
+            packed.write(header[place:key_end])
+            packed.append(_TEXT_32)
+            packed.write(header[key_end:value_end])
+            count += 1
+        place = value_end
+    packed[2], packed[3], packed[4] = count >> 16 & 0xFF, count >> 8 & 0xFF, count & 0xFF  # of at most 2**24 bytes
+    return packed.getvalue() if place == end else b""
 
 
 def encode_binary(
@@ -171,7 +164,7 @@ def sized(value: bytes) -> bytes:
 class BinaryReply:
     """A response whose ext fields are known in advance: the binary half of `frame.ReplyTemplate`."""
 
-    __slots__ = ("_begin", "_ext_bytes", "_starts", "_tail")
+    __slots__ = ("_begin", "_end", "_ext_bytes", "_starts", "_tail")
 
     def __init__(
         self,
@@ -183,24 +176,28 @@ class BinaryReply:
         language_code: int,
         version: int,
     ) -> None:
-        self._begin = _FIXED.pack(code, language_code, version, 0, flag, 0)
+        head = _FIXED.pack(code, language_code, version, 0, flag, 0)
+        self._begin, self._end = head[:_OPAQUE_AT], head[_OPAQUE_AT + 4 :]
         self._starts: list[bytes] = [entry_start(name) for name in names]
         self._tail = b"".join([entry_start(name) + sized(value.encode()) for name, value in fixed.items()])
         self._ext_bytes = len(self._tail) + sum([len(start) + 4 for start in self._starts])
 
-    def header(self, opaque: int, values: list[bytes]) -> bytes:
-        """The header; the values come in the order of the names, as they are sent."""
+    def frame(self, opaque: int, values: list[bytes], body_bytes: int) -> bytes:
+        """The frame up to its body; the values come in the order of the names, as they are sent."""
         ext_bytes = self._ext_bytes
         for value in values:
             ext_bytes += len(value)
-        header = BytesWriter()
-        header.write(self._begin[:_OPAQUE_AT])
-        write_i32_be(header, opaque)
-        header.write(self._begin[_OPAQUE_AT + 4 :])
-        write_i32_be(header, ext_bytes)
+        header_bytes = _FIXED_BYTES + 4 + ext_bytes
+        frame = BytesWriter()
+        write_i32_be(frame, 4 + header_bytes + body_bytes)
+        write_i32_be(frame, _BINARY_WORD | header_bytes)
+        frame.write(self._begin)
+        write_i32_be(frame, opaque)
+        frame.write(self._end)
+        write_i32_be(frame, ext_bytes)
         for start, value in zip(self._starts, values, strict=True):
-            header.write(start)
-            write_i32_be(header, len(value))
-            header.write(value)
-        header.write(self._tail)
-        return header.getvalue()
+            frame.write(start)
+            write_i32_be(frame, len(value))
+            frame.write(value)
+        frame.write(self._tail)
+        return frame.getvalue()

@@ -142,6 +142,9 @@ class Connection:
     ) -> None:
         self._handler = handler
         self._limits = limits
+        self._in_flight_max = limits.in_flight_max  # as it stands there, for the path of every request
+        self._body_bytes_free = limits.body_bytes_free
+        self._slice_commands = limits.slice_commands
         self._ration = ration
         self._frame = _NO_FRAME
         self._on_open = on_open
@@ -363,14 +366,17 @@ class Connection:
             is_next = True
             self._refuse_long_headers()
         requests: list[Command] = []
-        unanswered, body_bytes_free = 0, self._limits.body_bytes_free
+        unanswered, body_bytes_free, largest_bytes = 0, self._body_bytes_free, 0
         for command in commands:
             flag = command.flag
             if flag & FLAG_RESPONSE:
                 self._answered(command)
                 continue
-            if len(command.body) > body_bytes_free and self._refused(command):
+            body_bytes = len(command.body)
+            if body_bytes > body_bytes_free and self._refused(command):
                 continue
+            if body_bytes > largest_bytes:
+                largest_bytes = body_bytes
             requests.append(command)
             if not flag & FLAG_ONEWAY:
                 unanswered += 1
@@ -381,12 +387,12 @@ class Connection:
             elif self._backlog:
                 self._backlog.extend(requests)
             else:
-                self._serve(requests)
+                self._serve(requests, largest_bytes)
         if self._parser.error is not None:
             self._violated(self._parser.error)
         elif self._backlog or self._parser.has_more:
             self._schedule_slice()
-        elif self.in_flight >= self._limits.in_flight_max:
+        elif self.in_flight >= self._in_flight_max:
             self._update_reading()
         if self._ration is not None and (self._frame or self._parser.buffered_bytes):
             self._report(self._ration, is_next=is_next)
@@ -418,13 +424,11 @@ class Connection:
         peer_warnings.warn("cut for want of memory", f"{self.address}: {cause}")
         self.abort(cause)
 
-    def _serve(self, requests: list[Command]) -> None:
+    def _serve(self, requests: list[Command], largest_bytes: int) -> None:
         """Hand requests to the handler, as many as a slice of time takes; the rest waits in the backlog."""
         was_due, self._is_flush_due = self._is_flush_due, True
         try:
-            step = self._limits.slice_commands
-            if len(requests) > 1 and max(len(request.body) for request in requests) > LARGE_BODY_BYTES:
-                step = 1
+            step = 1 if largest_bytes > LARGE_BODY_BYTES else self._slice_commands
             if len(requests) <= step:
                 self._handler(self, requests)
                 return
@@ -450,7 +454,8 @@ class Connection:
         if self._state >= ENDING or self._is_write_paused:
             return
         if self._backlog:
-            self._serve([self._backlog.popleft() for _ in range(min(len(self._backlog), self._limits.slice_commands))])
+            requests = [self._backlog.popleft() for _ in range(min(len(self._backlog), self._slice_commands))]
+            self._serve(requests, max([len(request.body) for request in requests]))
         if self._backlog:
             self._schedule_slice()
         else:

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Final
+from typing import Any, Final
 
-from contrailmq.wire.binary_header import BinaryReply
+from librt.strings import read_i32_be
+
+from contrailmq.wire.binary_header import BEGINNING_BYTES, BinaryReply, packed_fields, read_beginning
 from contrailmq.wire.codes import LANGUAGE_CODES, OUR_LANGUAGE, OUR_VERSION
 from contrailmq.wire.errors import LocalProtocolError, RemoteProtocolError
 from contrailmq.wire.header import (
     BINARY,
     FLAG_ONEWAY,
     FLAG_RESPONSE,
+    HOT_BINARY_DECODERS,
     HOT_DECODERS,
     JSON,
     UNREADABLE,
@@ -31,6 +34,7 @@ from contrailmq.wire.header import (
     decode_any,
     decode_header,
     encode_header,
+    language_name,
     to_ext,
 )
 
@@ -54,7 +58,6 @@ LARGE_BYTES: Final = 1024 * 1024  # frames above it are worth not copying twice:
 _PREFIX: Final = struct.Struct(">iI")
 _PREFIX_BYTES: Final = 8
 assert _PREFIX.size == _PREFIX_BYTES
-_LENGTH: Final = struct.Struct(">i")
 _BINARY_BEGINNING: Final = struct.Struct(">hBhii")  # code, language, version, opaque, flag
 
 
@@ -171,16 +174,17 @@ class FrameParser:
 
     def _cut(self, data: bytes, commands: list[Command]) -> int:
         """Append the whole commands of `data`; return where the unfinished one starts."""
-        unpack, append, limit, size = _PREFIX.unpack_from, commands.append, self._frame_bytes_max - 4, len(data)
-        hot_decoders, header_limit, position = HOT_DECODERS, self._header_bytes_max, 0
+        limit, size, position = self._frame_bytes_max - 4, len(data), 0
+        hot_decoders, header_limit = HOT_DECODERS, self._header_bytes_max
         header_max = max(header_limit, ANSWERED_HEADER_BYTES_MAX)
         count_max = self._commands_max
         while size - position >= _PREFIX_BYTES:
             if len(commands) >= count_max:
                 self.has_more, self._wanted_bytes = True, 0
                 return position
-            length, word = unpack(data, position)
-            header_bytes = word & HEADER_BYTES_MAX
+            length: int = read_i32_be(data, position)
+            word: int = read_i32_be(data, position + 4)
+            header_bytes, serialize_type = word & HEADER_BYTES_MAX, word >> 24 & 0xFF
             if not 4 <= length <= limit or header_bytes > length - 4 or header_bytes > header_max:
                 raise _bad_lengths(length, header_bytes, limit, header_limit)
             end = position + 4 + length
@@ -190,27 +194,43 @@ class FrameParser:
             body_start = position + _PREFIX_BYTES + header_bytes
             header = data[position + _PREFIX_BYTES : body_start]
             if header_bytes > header_limit:
-                self.too_long.append((_beginning(header, word >> 24, header_limit), header_bytes))
+                self.too_long.append((_beginning(header, serialize_type, header_limit), header_bytes))
                 position = end
                 continue
             try:
-                if word <= HEADER_BYTES_MAX:  # JSON: what decode_header does, without the call
+                if serialize_type == JSON:  # what decode_header does, without the call
                     command = hot_decoders.get(header[8:11], decode_any)(header)
                     command.serialize_type = JSON
                     command.raw_header = header
                 else:
-                    command = decode_header(header, word >> 24)
+                    hot = _hot_binary(header) if serialize_type == BINARY else None
+                    command = decode_header(header, serialize_type) if hot is None else hot
             except UNREADABLE:
                 command = decode_header(header, JSON)
             command.body = data[body_start:end]
-            append(command)
+            commands.append(command)
             position = end
         if size - position >= 4:  # a lie is told as soon as the length is known
-            (length,) = _LENGTH.unpack_from(data, position)
+            length = read_i32_be(data, position)
             if not 4 <= length <= limit:
                 raise _bad_lengths(length, 0, limit, header_limit)
         self._wanted_bytes = _PREFIX_BYTES
         return position
+
+
+def _hot_binary(header: bytes) -> Command | None:
+    """A request of the hot path, its ext fields typed; None for any other header, and for one with something wrong."""
+    if len(header) < BEGINNING_BYTES:
+        return None
+    code, language, version, opaque, flag = read_beginning(header)
+    decode = HOT_BINARY_DECODERS.get(code)
+    if decode is None or flag & FLAG_RESPONSE:
+        return None
+    try:
+        typed: Any = decode(packed_fields(header))  # in the place of a Raw, as HOT_DECODERS have it
+    except UNREADABLE:
+        return None
+    return Command(code, opaque, flag, version, language_name(language), None, typed, b"", BINARY, header)
 
 
 def _beginning(header: bytes, serialize_type: int, header_limit: int) -> Command:
@@ -351,13 +371,11 @@ class ReplyTemplate:
         return _PREFIX.pack(4 + header_bytes + body_bytes, header_bytes) + header
 
     def _render_binary(self, request: Command, values: tuple[int | bytes, ...], body_bytes: int) -> bytes:
-        header = self._binary.header(request.opaque, [_unescaped(value) for value in values])
-        header_bytes = len(header)
-        return _PREFIX.pack(4 + header_bytes + body_bytes, BINARY << 24 | header_bytes) + header
+        return self._binary.frame(request.opaque, [_unescaped(value) for value in values], body_bytes)
 
 
 def _unescaped(value: int | bytes) -> bytes:
     """A value of a template as it stands in a binary header."""
     if isinstance(value, int):
-        return b"%d" % value
+        return str(value).encode()
     return value if b"\\" not in value else str(json.loads(b'"%b"' % value)).encode()

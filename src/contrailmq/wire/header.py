@@ -19,18 +19,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from contrailmq.wire.admin_requests import GetRouteInfo
-from contrailmq.wire.binary_header import (
-    BEGINNING_BYTES,
-    decode_binary,
-    encode_binary,
-    packed_fields,
-    read_beginning,
-)
+from contrailmq.wire.binary_header import decode_binary, encode_binary
 from contrailmq.wire.codes import (
     LANGUAGE_CODES,
     LANGUAGES,
@@ -223,7 +217,7 @@ def _decode_json_loosely(header: bytes) -> Command:
             opaque=int(loose.opaque or 0),
             flag=int(loose.flag or 0),
             version=int(loose.version or 0),
-            language=_language_name(loose.language),
+            language=language_name(loose.language),
             remark=None if loose.remark is None else str(loose.remark),
             ext_fields=msgspec.Raw(bytes(loose.ext_fields)),
         )
@@ -232,7 +226,7 @@ def _decode_json_loosely(header: bytes) -> Command:
     return command
 
 
-def _language_name(language: str | int | None) -> str:
+def language_name(language: str | int | None) -> str:
     if isinstance(language, str):
         return language
     return LANGUAGES[language] if language is not None and 0 <= language < len(LANGUAGES) else "OTHER"
@@ -301,24 +295,14 @@ def _typed_loosely(ext: Mapping[str, str], kind: type[H], request: str) -> H:
 
 
 def _decode_binary(header: bytes) -> Command:
-    if len(header) >= BEGINNING_BYTES:
-        code, language, version, opaque, flag = read_beginning(header)
-        decode = HOT_BINARY_DECODERS.get(code)
-        if decode is not None and not flag & FLAG_RESPONSE:
-            try:
-                fields = decode(packed_fields(header))
-            except UNREADABLE:
-                pass  # said, or forgiven, below
-            else:
-                typed: Any = fields  # in the place of a Raw, as in the commands of _hot_decoder
-                return Command(code, opaque, flag, version, _language_name(language), None, typed, b"", BINARY)
+    """Any of them; `frame` decodes the hot ones to typed fields at once."""
     code, language, version, opaque, flag, remark, ext = decode_binary(header)
     command = Command(
         code=code if flag & FLAG_RESPONSE else widen_binary_code(code),
         opaque=opaque,
         flag=flag,
         version=version,
-        language=_language_name(language),
+        language=language_name(language),
         remark=remark,
         serialize_type=BINARY,
     )
