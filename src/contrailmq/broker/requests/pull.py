@@ -167,7 +167,8 @@ class PullProcessor:
         if header.sys_flag & COMMIT_OFFSET and not node.is_slave and header.commit_offset >= 0:
             node.commit_offset(group_name, name, queue_id, header.commit_offset)
         node.offsets.note_pull(group_name, name, queue_id, pull.offset)
-        if node.is_dispatch_due and self._reader.is_behind(name, queue_id):
+        # A slave's writer counts no offsets of queues: it has its master's bytes.
+        if node.is_dispatch_due and (node.is_slave or self._reader.is_behind(name, queue_id)):
             node.dispatch_now()
         result = None if self._is_for_workers(pull) else self._read(node.store.get_slices_warm, pull)
         if result is None:
