@@ -179,7 +179,7 @@ def test_a_slave_gives_as_much_as_its_master(tmp_path: Path) -> None:
     master = Bench(tmp_path)
     fill(master, 40)
     master.close()
-    slave = Bench(tmp_path, settings={"brokerId": "1"}, broker_role="SLAVE")
+    slave = Bench(tmp_path, settings={"brokerId": "1", "slaveReadEnable": "true"}, broker_role="SLAVE")
     slave.node.topics.put(Topic("T"))
     assert given(ask(slave, maxMsgNums=1000)) == (32, 32)
     assert given(ask(slave, maxMsgNums=1000, maxTransferBytes=MIB)) == (40, 40)
