@@ -39,6 +39,7 @@ class Master:
         self.block_bytes = 700
         self.asked: list[int] = []
         self.is_silent = False
+        self.addresses = {MASTER}  # where its ordinary port is
 
     def put(self, count: int, size_bytes: int = 200) -> None:
         for number in range(count):
@@ -90,8 +91,7 @@ class Master:
     async def invoke(
         self, address: str, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
     ) -> Command:
-        assert address == MASTER
-        if self.is_gone:
+        if self.is_gone or address not in self.addresses:
             raise ConnectError(address, "refused")
         self.asked.append(code)
         link = Link()
@@ -230,6 +230,93 @@ def test_a_configured_address_wins_and_needs_no_name_server(story: Story) -> Non
         await until(story.is_copied)
         following.master_told(MASTER, "127.0.0.1:1")
         story.master.put(2)
+        await until(story.is_copied)
+
+    story.play(act, is_told=False)
+
+
+def beside(address: str) -> str:
+    """The ordinary port of a broker whose HA port this is, unless somebody chose another."""
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) - 1}"
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["it can be asked", "it cannot be asked"])
+def test_a_configured_master_with_another_history_is_not_followed_without_a_name_server(
+    story: Story, caplog: pytest.LogCaptureFixture, answers: bool
+) -> None:
+    """The next record would fit: all of them have one size."""
+    story.master.put(3)
+    story.play(lambda following, address: until(story.is_copied))
+    end = story.slave.store.log_max_offset
+    story.master.bench.close()
+    story.master = Master(story.path / "another")
+    for body in b"xyzabc":
+        story.master.put_one(bytes([body]) + bytes(200))
+    tried = 0
+
+    async def act(following: LogFollowing, address: str) -> None:
+        nonlocal tried
+        check = following._check_history
+
+        async def counted(master: str) -> None:
+            nonlocal tried
+            tried += 1
+            assert master == beside(address)
+            await check(master)
+
+        following._check_history = counted  # type: ignore[method-assign]
+        story.master.addresses = {beside(address)} if answers else set()
+        object.__setattr__(story.slave.store.config, "ha_master_address", address)
+        await until(lambda: tried >= 3)
+        assert story.master.connections == []
+        assert story.slave.store.log_max_offset == end
+
+    story.play(act, is_told=False)
+    assert f"at {end}" in caplog.text or f"at offset {end}" in caplog.text
+    assert ("got others since" if answers else "set namesrvAddr on both brokers") in caplog.text
+
+
+def test_a_configured_master_is_asked_at_the_port_below_and_followed(story: Story) -> None:
+    story.master.put(3)
+    story.play(lambda following, address: until(story.is_copied))
+    story.master.put(3)
+
+    async def act(following: LogFollowing, address: str) -> None:
+        story.master.addresses = {beside(address)}
+        object.__setattr__(story.slave.store.config, "ha_master_address", address)
+        await until(story.is_copied)
+        assert len(story.master.asked) == 2 + 1, "an empty slave asks once, and then for its last record too"
+
+    story.play(act, is_told=False)
+
+
+def test_a_slave_with_name_servers_waits_for_their_answer_before_it_connects(story: Story) -> None:
+    story.slave.node.config.namesrv_addr = "10.0.0.9:9876"
+    story.master.put(3)
+
+    async def act(following: LogFollowing, address: str) -> None:
+        object.__setattr__(story.slave.store.config, "ha_master_address", address)
+        looked = story.looked_again
+        await until(lambda: story.looked_again > looked + 3)
+        assert story.master.connections == []
+        following.master_told(MASTER, address)
+        await until(story.is_copied)
+        assert story.master.asked, "the master was asked for its history first"
+
+    story.play(act, is_told=False)
+
+
+def test_name_servers_that_do_not_answer_are_not_waited_for_without_end(story: Story) -> None:
+    story.slave.node.config.namesrv_addr = "10.0.0.9:9876"
+    story.master.put(3)
+
+    async def act(following: LogFollowing, address: str) -> None:
+        story.master.addresses = {beside(address)}
+        object.__setattr__(story.slave.store.config, "ha_master_address", address)
+        await until(lambda: story.looked_again > 3)
+        assert story.master.connections == []
+        story.slave.clock.advance(log_following.FIND_MS)
         await until(story.is_copied)
 
     story.play(act, is_told=False)

@@ -11,6 +11,10 @@ The HA protocol has no such question. Without it a slave that is ahead of a mast
 behind those that nobody else has. A slave that is refused takes nothing, keeps serving reads, and says once what is
 wrong, with both offsets and the remedy. A master that does not answer the questions is not followed.
 
+The NameServers name the port to ask. A slave that has `haMasterAddress` gives them FIND_MS to do so; then it asks the
+port below that one, which is the broker's own unless somebody has set haListenPort. When nobody answers there, only an
+empty slave follows: it has no history yet.
+
 Then: report, take, report again (following.py), until the connection ends or the master is silent for
 haHousekeepingInterval. The pause before the next try grows from 0.1 s to 5 s.
 """
@@ -33,6 +37,7 @@ from contrailmq.wire.errors import WireError
 log = logging.getLogger("contrailmq.broker")
 
 LOOK_AGAIN_S: Final = 1.0  # for a master, while none is known
+FIND_MS: Final = 5000  # what the NameServers have to name the master, before somebody reads that none did
 CONNECT_TIMEOUT_S: Final = 5.0
 PAUSE_S_MIN: Final = 0.1
 PAUSE_S_MAX: Final = 5.0
@@ -68,6 +73,7 @@ class LogFollowing:
         self._look_again = look_again
         self._connect = connect
         self._master = self._told_ha = ""
+        self._is_answered = False  # by a NameServer, which may know no master
         self._is_news = asyncio.Event()
         self._following: Following | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -83,6 +89,7 @@ class LogFollowing:
     def master_told(self, address: str, ha_address: str) -> None:
         """Follow this master from now on; an empty address: the NameServers know none. A connection stays until it
         ends by itself: a NameServer that has lost a master says nothing about its log."""
+        self._is_answered = True
         if address == self._node.address:
             address = ha_address = ""  # this broker's own entry, from before its role changed
         if (address, ha_address) != (self._master, self._told_ha) and address:
@@ -125,8 +132,14 @@ class LogFollowing:
 
     async def run(self) -> None:
         """Follow for ever; the caller cancels it."""
+        began_ms = self._node.monotonic_ms()
         while True:
             self._is_news.clear()
+            is_early = self._node.monotonic_ms() - began_ms < FIND_MS
+            if self.address and is_early and self._node.config.namesrv_addresses and not self._is_answered:
+                self._look_again()
+                await self._pause(LOOK_AGAIN_S)
+                continue
             if not self.address:
                 self._fault.goes_on(
                     "no NameServer knows the HA address of a master of this name: start the master (brokerId=0), or "
@@ -156,12 +169,15 @@ class LogFollowing:
 
     async def _follow(self) -> None:
         """One connection, to its end."""
-        await self._check_history()
-        if self._store.config.is_sync_flush:
-            await asyncio.get_running_loop().run_in_executor(None, self._store.flush)
         host, _, port = self.address.rpartition(":")
         if not host or not port.isdigit():
             raise UnlikeError(f"the HA address {self.address!r} is not host:port: correct haMasterAddress")
+        if self._master:
+            await self._check_history(self._master)
+        else:
+            await self._check_neighbour(f"{host}:{int(port) - 1}")
+        if self._store.config.is_sync_flush:
+            await asyncio.get_running_loop().run_in_executor(None, self._store.flush)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await self._connect(host, int(port))
         following = Following(self._store)
@@ -216,39 +232,51 @@ class LogFollowing:
 
     # --- one history?
 
-    async def _check_history(self) -> None:
+    async def _check_neighbour(self, master: str) -> None:
+        """As `_check_history`, of the broker that should be beside the HA port; an empty slave may do without."""
+        try:
+            await self._check_history(master)
+        except WireError as exc:
+            if self._store.replica.end:
+                raise UnlikeError(
+                    f"this slave's log ends at offset {self._store.replica.end}, and nobody says whether the master at "
+                    f"{self.address} has the same history: no NameServer names its ordinary port, and at {master}, the "
+                    f"port below, {exc}. Start the master, or set namesrvAddr on both brokers (the NameServer then "
+                    "names the master's address), or haListenPort of the master to its listenPort + 1"
+                ) from exc
+
+    async def _check_history(self, master: str) -> None:
         """UnlikeError unless our log is a prefix of the master's, as far as two questions tell."""
         end = self._store.replica.end
-        if not self._master:
-            return  # haMasterAddress without a NameServer: only the bytes themselves tell
-        begin, master_end = await log_bounds(self._client, self._master)
+        begin, master_end = await log_bounds(self._client, master)
         self._master_end = master_end
         if end == 0:
             return
-        self._check_bounds(begin, end, master_end)
+        _check_bounds(master, begin=begin, end=end, master_end=master_end)
         last = self._store.replica.last_record_offset
         if last < begin:
             return
         ours = self._store.read_record(last)
-        if ours is None or await record_at(self._client, self._master, last) != ours:
+        if ours is None or await record_at(self._client, master, last) != ours:
             raise UnlikeError(
-                f"the record at offset {last}, the last one of this slave, is not the one that master {self._master} "
+                f"the record at offset {last}, the last one of this slave, is not the one that master {master} "
                 f"has there: the master has lost messages that this slave has, and got others since. This slave ends "
                 f"at {end}, the master at {master_end}. {_REMEDY}"
             )
 
-    def _check_bounds(self, begin: int, end: int, master_end: int) -> None:
-        if end > master_end:
-            raise UnlikeError(
-                f"this slave's log ends at offset {end}, that of master {self._master} at {master_end}: the master has "
-                f"lost {end - master_end} bytes that this slave has. {_REMEDY}"
-            )
-        if end < begin:
-            raise UnlikeError(
-                f"this slave's log ends at offset {end}, that of master {self._master} begins at {begin}: it has "
-                "deleted what lies between. Move this slave's store away and start it with an empty one (it gets the "
-                "master's last file), or fill one with `contrailmq store copy --from HOST:HAPORT DIR`"
-            )
+
+def _check_bounds(master: str, *, begin: int, end: int, master_end: int) -> None:
+    if end > master_end:
+        raise UnlikeError(
+            f"this slave's log ends at offset {end}, that of master {master} at {master_end}: the master has "
+            f"lost {end - master_end} bytes that this slave has. {_REMEDY}"
+        )
+    if end < begin:
+        raise UnlikeError(
+            f"this slave's log ends at offset {end}, that of master {master} begins at {begin}: it has "
+            "deleted what lies between. Move this slave's store away and start it with an empty one (it gets the "
+            "master's last file), or fill one with `contrailmq store copy --from HOST:HAPORT DIR`"
+        )
 
 
 _REMEDY: Final = (
