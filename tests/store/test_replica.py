@@ -343,3 +343,73 @@ def test_after_a_failed_sync_nothing_more_is_taken(tmp_path: Path) -> None:
     slave.close()
     with pytest.raises(StoreClosedError):
         slave.replica.append(borders[2], log[borders[2] :])
+
+
+@pytest.mark.parametrize("loss", list(Loss))
+def test_a_slave_that_began_empty_has_no_hole_whenever_it_dies(loss: Loss, tmp_path: Path) -> None:
+    """The file that was made for offset 0 stayed beside the master's newest one."""
+    log, _ = written(tmp_path / "master")
+    begin = len(log) - len(log) % FILE_BYTES
+    assert begin >= 2 * FILE_BYTES
+    (tmp_path / "slave").mkdir()
+    files = FaultyFiles(tmp_path / "slave")
+    slave = slave_at(tmp_path / "slave", files).open()
+    opened = files.journal.event
+    slave.replica.append(begin, log[begin:])
+    slave.flush()
+    slave.abandon()
+    rng = random.Random(5)
+    for at in range(opened, files.journal.event + 1):
+        image = tmp_path / f"image-{at}"
+        image.mkdir()
+        files.journal.image(at, image, rng, loss)
+        with slave_at(image) as again:
+            assert again.log_min_offset in (-1, begin)
+            assert again.recovery.holes == ()
+            slave_begin = max(again.replica.end, begin)
+            again.replica.append(slave_begin, log[slave_begin:])
+            again.dispatch()
+        with StoreView(config_at(image)) as view:
+            assert verify_store(view).findings == []
+            assert [file.base for file in view.log_files] == [begin]
+
+
+@pytest.mark.parametrize("unused", [1, 2])
+def test_files_of_zeros_that_an_older_kill_left_before_a_gap_are_removed(unused: int, tmp_path: Path) -> None:
+    log, _ = written(tmp_path / "master", 60)
+    begin = len(log) - len(log) % FILE_BYTES
+    assert begin > unused * FILE_BYTES
+    with slave_at(tmp_path / "slave") as slave:
+        slave.replica.append(begin, log[begin:])
+        slave.dispatch()
+        queues = slave.queues()
+    for number in range(unused):
+        (tmp_path / "slave" / "commitlog" / f"{number * FILE_BYTES:020d}").write_bytes(bytes(FILE_BYTES))
+    with MessageStore(config_at(tmp_path / "slave"), clock=ManualClock()) as as_it_was:
+        assert as_it_was.log_min_offset == 0, "a master's file is never removed for what it does not hold"
+    with slave_at(tmp_path / "slave") as again:
+        assert (again.log_min_offset, again.log_max_offset, again.queues()) == (begin, len(log), queues)
+        assert again.recovery.holes == ()
+    with StoreView(config_at(tmp_path / "slave")) as view:
+        assert verify_store(view).findings == []
+
+
+def test_a_file_with_one_byte_is_never_taken_for_an_unused_one(tmp_path: Path) -> None:
+    log, _ = written(tmp_path / "master")
+    begin = len(log) - len(log) % FILE_BYTES
+    with slave_at(tmp_path / "slave") as slave:
+        slave.replica.append(begin, log[begin:])
+    first = tmp_path / "slave" / "commitlog" / f"{0:020d}"
+    first.write_bytes(bytes(FILE_BYTES - 1) + b"\x01")
+    with slave_at(tmp_path / "slave"):
+        assert first.exists()
+
+
+def test_a_slave_killed_before_its_first_byte_still_begins_where_its_master_says(tmp_path: Path) -> None:
+    log, _ = written(tmp_path / "master")
+    begin = len(log) - len(log) % FILE_BYTES
+    (tmp_path / "slave" / "commitlog").mkdir(parents=True)
+    (tmp_path / "slave" / "commitlog" / f"{0:020d}").write_bytes(bytes(FILE_BYTES))
+    with slave_at(tmp_path / "slave") as slave:
+        slave.replica.append(begin, log[begin:])
+        assert (slave.log_min_offset, slave.log_max_offset) == (begin, len(log))

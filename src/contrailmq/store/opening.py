@@ -14,7 +14,7 @@ def load_and_recover(config: StoreConfig, files: Files, parts: Parts, bounds: St
     """The store's lock is ours. On return what the log holds counts as durable, and is."""
     was_clean_exit = not files.exists(config.abort_path)
     log_files = parts.log_files
-    log_files.load()
+    log_files.load(is_slave=config.is_slave)
     cut_at = decided_truncation(config.path, files)
     if cut_at is not None:
         truncate_log(config.path, files, log_files, cut_at)

@@ -142,6 +142,7 @@ class Allocator:
         file: MappedFile | None = None
         failure: StoreError | None = None
         try:
+            self._drop_others(base)
             file = self._make(path)
         except OSError as exc:
             failure = self.explained(path, exc)
@@ -156,6 +157,16 @@ class Allocator:
             elif failure is not None:
                 self._failed[base] = failure
             self._changed.notify_all()
+
+    def _drop_others(self, base: int) -> None:
+        """A slave that began empty goes on with its master's newest file: the one made for offset 0 goes, on the disk
+        too, before there is another. A kill in between would leave it as a part of the log, with a gap behind it."""
+        for other in [file for file in self._ready.values() if file.base != base]:
+            other.destroy(0, force_after_ms=0)
+            self._files.sync_directory(other.path.parent)
+            with self._lock:
+                del self._ready[other.base]
+            self._give_back(other)
 
     def _make(self, path: Path) -> MappedFile:
         if self._pool is not None and self._config.fast_fail_if_no_buffer_in_store_pool and not self._pool.free_count:
@@ -247,10 +258,13 @@ class Allocator:
 
     def _discard(self, file: MappedFile) -> None:
         """Remove a file that was made but not used. If that fails it is an empty last file, which recovery removes."""
-        if file.write_buffer is not None and self._pool is not None:
-            self._pool.give_back(file.write_buffer)
+        self._give_back(file)
         try:
             file.destroy(0, force_after_ms=0)
             self._files.sync_directory(file.path.parent)
         except OSError as exc:
             _log.warning("%s: an unused log file stays: %s", file.path, exc)
+
+    def _give_back(self, file: MappedFile) -> None:
+        if file.write_buffer is not None and self._pool is not None:
+            self._pool.give_back(file.write_buffer)

@@ -25,6 +25,7 @@ from contrailmq.store.log.mapped_file import FILE_NAME_DIGITS, MappedFile, file_
 _log = logging.getLogger(__name__)
 
 TRUNCATE_FORCE_MS: Final = 0  # at start nobody reads: a file beyond the end goes at once
+_ZEROS: Final = bytes(1 << 18)
 
 
 class MappedFileQueue:
@@ -44,7 +45,7 @@ class MappedFileQueue:
 
     # --- opening
 
-    def load(self) -> None:
+    def load(self, *, is_slave: bool = False) -> None:
         """Take up the files that exist. One empty last file is removed; any other odd size stops the start."""
         found: list[Path] = []
         for directory in self.directories:
@@ -63,10 +64,24 @@ class MappedFileQueue:
             if size_bytes != self.file_bytes:
                 raise self._odd_size(found, path, size_bytes)
             files.append(MappedFile.open(self._files_layer, path, self.file_bytes))
+        if is_slave:
+            self._drop_unused(files)
         self.files = tuple(files)
         for before, after in itertools.pairwise(files):
             if before.end != after.base:
                 _log.error("%s: the log has a gap before this file (expected %s)", after.path, file_name(before.end))
+
+    def _drop_unused(self, files: list[MappedFile]) -> None:
+        """Remove what was made for the begin of a slave's log and never used: files of zeros from offset 0 on, with a
+        gap or nothing behind them. An empty slave begins with its master's newest file, wherever that is."""
+        unused = [file for number, file in enumerate(files) if file.base == number * self.file_bytes]
+        if not all(_is_zero(file) for file in unused):
+            return
+        for file in reversed(unused):  # newest first: what a crash leaves is found again
+            _log.warning("%s: made for a log that does not begin here, nothing but zeros: removed", file.path)
+            file.destroy(self._clock.monotonic_ms(), force_after_ms=TRUNCATE_FORCE_MS)
+            self._files_layer.sync_directory(file.path.parent)
+            files.remove(file)
 
     def _odd_size(self, found: list[Path], path: Path, size_bytes: int) -> CorruptStoreError:
         """The error for a file of another size than we go by: its own fault, or that of the one we took ours from."""
@@ -241,3 +256,8 @@ class MappedFileQueue:
             for file in self.files:
                 file.close()
             self.files = ()
+
+
+def _is_zero(file: MappedFile) -> bool:
+    steps = range(0, file.size_bytes, len(_ZEROS))
+    return all(_ZEROS.startswith(file.mapping[begin : begin + len(_ZEROS)]) for begin in steps)
