@@ -1,5 +1,8 @@
 """A fault that lasts is logged when it begins, every hour, and when it ends, not at every try.
 
+A fault with several kinds of reason logs each kind once: what an operator must do about the second is not in the line
+about the first.
+
 Code that keeps trying (a table that cannot be saved, a NameServer that is away) calls `goes_on` after each try
 that failed and `is_over` after one that did not. Both cost a comparison while nothing changes.
 """
@@ -12,33 +15,44 @@ from collections.abc import Callable
 from typing import Final
 
 REMIND_S: Final = 3600.0
+KINDS_MAX: Final = 8  # of reasons of one fault that get a line of their own: a bound, should they keep changing
 
 
 class LastingFault:
-    """One thing that can be wrong for a while. `what` begins every line: "the tables in /data are not saved"."""
+    """One thing that can be wrong for a while. `what` begins every line: "the tables in /data are not saved".
+
+    `mended` begins the last line instead, where `what` does not fit it: "the tables in /data are saved".
+    """
 
     def __init__(
         self,
         log: logging.Logger,
         what: str,
         *,
+        mended: str = "",
         level: int = logging.ERROR,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._log, self._what, self._level, self._clock_s = log, what, level, clock_s
+        self._mended = mended or what
         self._began_s = self._told_s = 0.0
         self._times = 0
+        self._told_kinds: set[str] = set()
 
     @property
     def is_on(self) -> bool:
         return self._times > 0
 
-    def goes_on(self, why: object, *, error: BaseException | None = None) -> None:
+    def goes_on(self, why: object, *, kind: str = "", error: BaseException | None = None) -> None:
         """It is wrong now, for this reason. `error` is one of ours: its traceback is logged at the begin."""
         now_s = self._clock_s()
         self._times += 1
         if self._times == 1:
-            self._began_s = self._told_s = now_s
+            self._began_s = now_s
+            self._told_kinds.clear()
+        if kind not in self._told_kinds and len(self._told_kinds) < KINDS_MAX:
+            self._told_s = now_s
+            self._told_kinds.add(kind)
             self._log.log(self._level, "%s: %s", self._what, why, exc_info=error)
         elif now_s - self._told_s >= REMIND_S:
             self._told_s = now_s
@@ -50,7 +64,7 @@ class LastingFault:
         if self._times:
             lasted = duration_text(self._clock_s() - self._began_s)
             self._times = 0
-            self._log.info("%s: %s, after %s", self._what, how, lasted)
+            self._log.info("%s: %s, after %s", self._mended, how, lasted)
 
 
 def duration_text(seconds: float) -> str:

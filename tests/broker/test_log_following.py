@@ -425,10 +425,87 @@ def test_a_master_that_is_away_is_tried_again_and_the_log_has_two_lines(
         await until(story.is_copied)
 
     story.play(act)
+    lines = [record.message for record in caplog.records if "its master's log" in record.message]
+    assert len(lines) == 2
+    assert lines[0].startswith("slave b does not follow its master's log: ")
+    assert "trying again" in lines[0]
+    assert lines[1].startswith("slave b follows its master's log: 127.0.0.1:")
+
+
+def test_a_master_that_is_named_within_seconds_is_no_fault(story: Story, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "contrailmq.broker")
+    story.master.put(2)
+
+    async def act(following: LogFollowing, address: str) -> None:
+        await until(lambda: story.looked_again >= 3)
+        story.slave.clock.advance(log_following.FIND_MS - 1)
+        await until(lambda: story.looked_again >= 6)
+        following.master_told(MASTER, address)
+        await until(story.is_copied)
+
+    story.play(act, is_told=False)
+    assert [record.message for record in caplog.records if "its master's log" in record.message] == []
+
+
+def test_a_refusal_is_told_although_no_master_was_known_before(story: Story, caplog: pytest.LogCaptureFixture) -> None:
+    story.master.put(3)
+    story.play(lambda following, address: until(story.is_copied))
+    end = story.slave.store.log_max_offset
+    story.master.bench.close()
+    story.master = Master(story.path / "another")
+    story.master.put(1)
+    short = story.master.store.log_max_offset
+
+    async def act(following: LogFollowing, address: str) -> None:
+        await until(lambda: story.looked_again >= 1)
+        story.slave.clock.advance(log_following.FIND_MS)
+        await until(lambda: "no NameServer knows the HA address" in caplog.text)
+        following.master_told(MASTER, address)
+        await until(lambda: len(story.master.asked) > 4)
+
+    story.play(act, is_told=False)
     lines = [record.message for record in caplog.records if "does not follow" in record.message]
     assert len(lines) == 2
-    assert "trying again" in lines[0]
-    assert "it follows" in lines[1]
+    assert f"this slave's log ends at offset {end}, that of master {MASTER} at {short}" in lines[1]
+    assert "store truncate" in lines[1]
+
+
+def test_an_empty_slave_with_files_of_another_size_says_so_once_and_tries_less_and_less(
+    story: Story, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A heartbeat comes before the first block: it does not mean that all is well."""
+    caplog.set_level(logging.INFO, "contrailmq.broker")
+    story.master.put(3)
+    pauses: list[float] = []
+
+    async def other_sizes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(8)
+        writer.write(HEAD.pack(FILE_BYTES // 2, 0))
+        await writer.drain()
+        await asyncio.sleep(0.01)  # a wakeup of its own
+        writer.write(HEAD.pack(FILE_BYTES // 2, 4) + b"abcd")
+        await reader.read()
+        writer.close()
+
+    async def act(following: LogFollowing, address: str) -> None:
+        pause = following._pause
+
+        async def noted(seconds: float) -> None:
+            pauses.append(seconds)
+            await pause(seconds)
+
+        following._pause = noted  # type: ignore[method-assign]
+        server = await asyncio.start_server(other_sizes, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        following.master_told(MASTER, f"{host}:{port}")
+        await until(lambda: len(pauses) >= 6)
+        server.close()
+
+    story.play(act, is_told=False)
+    lines = [record.message for record in caplog.records if "its master's log" in record.message]
+    assert len(lines) == 1
+    assert "mappedFileSizeCommitLog" in lines[0]
+    assert pauses[-1] == log_following.PAUSE_S_MAX
 
 
 def test_a_silent_master_is_left_after_the_housekeeping_interval_and_heard_from_meanwhile(story: Story) -> None:

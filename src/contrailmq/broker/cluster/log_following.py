@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
@@ -80,8 +81,12 @@ class LogFollowing:
         self._last_report_ms = self.last_read_ms = 0
         self._master_end = 0
         self._pause_s = PAUSE_S_MIN
+        name = node.config.broker_name
         self._fault = LastingFault(
-            log, f"slave {node.config.broker_name} does not follow its master's log", level=logging.WARNING
+            log,
+            f"slave {name} does not follow its master's log",
+            mended=f"slave {name} follows its master's log",
+            level=logging.WARNING,
         )
 
     # --- what others say
@@ -136,28 +141,27 @@ class LogFollowing:
         while True:
             self._is_news.clear()
             is_early = self._node.monotonic_ms() - began_ms < FIND_MS
-            if self.address and is_early and self._node.config.namesrv_addresses and not self._is_answered:
-                self._look_again()
-                await self._pause(LOOK_AGAIN_S)
-                continue
-            if not self.address:
-                self._fault.goes_on(
-                    "no NameServer knows the HA address of a master of this name: start the master (brokerId=0), or "
-                    "set haMasterAddress; asking again every second"
-                )
+            if not self.address or (is_early and self._awaits_answer):
+                if not is_early:
+                    self._fault.goes_on(_NO_ADDRESS, kind=_NO_ADDRESS)
                 self._look_again()
                 await self._pause(LOOK_AGAIN_S)
                 continue
             try:
                 await self._follow()
             except UnlikeError as exc:
-                self._fault.goes_on(exc)
+                self._fault.goes_on(exc, kind=_DIGITS.sub("", str(exc)))
                 self._pause_s = PAUSE_S_MAX
             except (OSError, EOFError, TimeoutError, WireError, StoreError) as exc:
-                self._fault.goes_on(f"{self.address}: {exc or type(exc).__name__}; trying again")
+                kind = type(exc).__name__ if isinstance(exc, StoreError) else "unreachable"
+                self._fault.goes_on(f"{self.address}: {exc or type(exc).__name__}; trying again", kind=kind)
                 self._look_again()
             await self._pause(self._pause_s)
             self._pause_s = min(self._pause_s * 2, PAUSE_S_MAX)
+
+    @property
+    def _awaits_answer(self) -> bool:
+        return bool(self._node.config.namesrv_addresses) and not self._is_answered
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not when another master is named."""
@@ -214,7 +218,8 @@ class LogFollowing:
             self.last_read_ms = node.monotonic_ms()
             grown = following.receive(data)
             self._master_end = max(self._master_end, following.master_end)
-            self._well()
+            if grown or self._store.replica.end >= self._master_end:  # a heartbeat alone says nothing of our log
+                self._well()
             if grown:
                 node.after_append(wants_flush=config.is_sync_flush)
                 self._send(following.report())
@@ -228,7 +233,7 @@ class LogFollowing:
     def _well(self) -> None:
         self._pause_s = PAUSE_S_MIN
         if self._fault.is_on:
-            self._fault.is_over(f"it follows {self.address} from offset {self._store.replica.end} on")
+            self._fault.is_over(f"{self.address}, and has it up to offset {self._store.replica.end}")
 
     # --- one history?
 
@@ -279,6 +284,11 @@ def _check_bounds(master: str, *, begin: int, end: int, master_end: int) -> None
         )
 
 
+_DIGITS: Final = re.compile(r"\d+")  # reasons that differ in their numbers alone are of one kind
+_NO_ADDRESS: Final = (
+    "no NameServer knows the HA address of a master of this name: start the master (brokerId=0), or set "
+    "haMasterAddress; asking again every second"
+)
 _REMEDY: Final = (
     "Nothing is copied until you decide: start this broker as the master (brokerRole=ASYNC_MASTER, brokerId=0) to keep "
     "its messages, or stop it and cut them off with `contrailmq store truncate DIR --at OFFSET`, or give it an empty "
