@@ -1,7 +1,8 @@
 """`contrailmq up`: a NameServer and brokers on this machine, with one command.
 
 One broker runs in this process beside the NameServer. With `--brokers N` each broker is a process of its own, as
-RocketMQ scales: more cores, more brokers. Files are smaller than a production broker's, so that a start is quick and
+RocketMQ scales: more cores, more brokers. With `--slaves N` a broker that ends is started again (supervising.py);
+without, the rest is stopped with it. Files are smaller than a production broker's, so that a start is quick and
 takes little disk.
 """
 
@@ -138,6 +139,7 @@ async def _serve(
 
     from contrailmq.cli.logs import child_log, failed
     from contrailmq.cli.serving import settle_memory
+    from contrailmq.cli.supervising import keep_running, wait_for_slaves
     from contrailmq.namesrv import NameServer, NamesrvConfig
     from contrailmq.testing.members import Member, ProcessMember, ThreadlessMember
     from contrailmq.wire.tls import server_tls
@@ -159,8 +161,14 @@ async def _serve(
         await asyncio.gather(*(start() for start in starts[: cluster.brokers]))
         await asyncio.gather(*(start() for start in starts[cluster.brokers :]))  # slaves: they find their masters
         settle_memory()
+        if cluster.slaves:
+            keeping = [asyncio.ensure_future(keep_running(*member, stopped)) for member in members.items()]
+            await wait_for_slaves(dict([*members.items()][cluster.brokers :]), properties, stopped)
         addresses = " ".join(member.address for member in members.values())
         typer.echo(f"ready namesrv {name_server.address} brokers {addresses} store {store}")
+        if cluster.slaves:
+            await asyncio.gather(*keeping)
+            return
         failures = {name: asyncio.ensure_future(member.failed()) for name, member in members.items()}
         waits = [*failures.values(), asyncio.ensure_future(stopped.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

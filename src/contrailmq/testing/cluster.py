@@ -18,9 +18,7 @@ from typing import Final, Self, TypeVar
 
 from contrailmq.broker.server import BrokerServer
 from contrailmq.namesrv import NameServer, NamesrvConfig
-from contrailmq.testing.members import ClusterError, Member, ProcessMember, ThreadlessMember
-from contrailmq.wire.bodies import KVTable, decode_body
-from contrailmq.wire.codes import RequestCode
+from contrailmq.testing.members import ClusterError, Member, ProcessMember, ThreadlessMember, figures
 from contrailmq.wire.tls import client_tls, server_tls, with_client_side
 from contrailmq.wire.transport import RemotingClient, new_event_loop
 
@@ -234,20 +232,15 @@ class LocalCluster:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
 
-async def _figures(client: RemotingClient, member: Member) -> dict[str, str]:
-    answer = await client.invoke(member.address, RequestCode.GET_BROKER_RUNTIME_INFO)
-    return decode_body(answer.body, KVTable).table
-
-
 async def _log_end(client: RemotingClient, member: Member) -> int:
-    return int((await _figures(client, member))["commitLogMaxOffset"])
+    return int((await figures(client, member))["commitLogMaxOffset"])
 
 
 async def _wait_for_end(client: RemotingClient, slave: Member, end: int) -> None:
     """Until it follows, and its log is as long as that."""
     while slave.is_running:
-        figures = await _figures(client, slave)
-        if int(figures["commitLogMaxOffset"]) >= end and figures.get("haIsFollowing") == "true":
+        said = await figures(client, slave)
+        if int(said["commitLogMaxOffset"]) >= end and said.get("haIsFollowing") == "true":
             return
         await asyncio.sleep(POLL_S)
 

@@ -18,8 +18,11 @@ from contrailmq.broker.config import read_configs
 from contrailmq.broker.server import BrokerServer
 from contrailmq.message import ContrailError
 from contrailmq.store.config import rocketmq_key
+from contrailmq.wire.bodies import KVTable, decode_body
+from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.properties import format_properties, is_setting
 from contrailmq.wire.tls import client_tls, server_tls
+from contrailmq.wire.transport import RemotingClient
 
 log = logging.getLogger("contrailmq")
 
@@ -178,6 +181,12 @@ class ProcessMember:
         if self.on_line is not None:
             self.on_line(line)
         return line
+
+
+async def figures(client: RemotingClient, member: Member) -> dict[str, str]:
+    """What the broker counts."""
+    answer = await client.invoke(member.address, RequestCode.GET_BROKER_RUNTIME_INFO)
+    return decode_body(answer.body, KVTable).table
 
 
 def _text_of(line: str) -> str:
