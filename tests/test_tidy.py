@@ -151,7 +151,8 @@ SUB_ARROWS: dict[str, dict[str, set[str]]] = {
         "requests": {"filters", "handlers", "hooks", "node", "state"},
         "delayed": {"handlers", "node", "requests", "state", "worker_job"},
         "transactions": {"handlers", "node", "requests", "state", "worker_job"},
-        "cluster": {"delayed", "node", "state", "turns"},
+        "adoption": {"node", "state"},
+        "cluster": {"adoption", "delayed", "node", "state", "turns"},
         "admin": {"config", "filters", "handlers", "node", "state", "turns"},
     },
 }

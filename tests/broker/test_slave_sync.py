@@ -95,7 +95,13 @@ class Pair:
         async def make() -> SlaveSync:
             slave = self.slave
             return SlaveSync(
-                slave.node, self.wire, slave.saver, slave.delay, slave.timers, look_again=self.looked_again.set
+                slave.node,
+                self.wire,
+                slave.saver,
+                slave.delay,
+                slave.timers,
+                slave.adoption,
+                look_again=self.looked_again.set,
             )
 
         self.sync = self.slave.run(make())
@@ -400,6 +406,74 @@ def test_offsets_committed_at_a_slave_reach_the_master_that_returns_and_never_go
     assert pair.copy()
     assert pair.master.node.offsets.stored("T@g", 0) == 5, "what was handed over is not handed over again"
     assert pair.slave.node.offsets.stored("T@g", 0) == 5
+
+
+def rounds(pair: Pair, count: int) -> None:
+    """As many as `run` does in that many seconds."""
+    for _ in range(count):
+        pair.slave.run(pair.sync.round())
+        pair.slave.clock.advance(1000)
+
+
+def queues(broker: Broker, topic: str) -> int:
+    found = broker.node.topics.get(topic)
+    assert found is not None
+    return found.read_queues
+
+
+def test_a_topic_that_the_log_brings_has_the_tables_asked_for_at_once_and_once_a_second(pair: Pair) -> None:
+    rounds(pair, 2)
+    asked = pair.wire.asked.count(21)
+    assert asked == 1
+    pair.master.node.topics.put(Topic("Young", read_queues=7, write_queues=7))
+    for queue_id in range(3):
+        pair.master.send("Young", b"x", e=queue_id)
+    pair.copy_log()
+    assert pair.sync._is_due.is_set(), "run does not wait for the next second"
+    rounds(pair, 3)
+    assert pair.wire.asked.count(21) == asked + 1
+    assert queues(pair.slave, "Young") == 7
+
+
+def test_a_topic_younger_than_the_last_copy_is_served_while_the_master_is_gone(pair: Pair) -> None:
+    rounds(pair, 2)
+    pair.master.node.topics.put(Topic("Young", read_queues=7, write_queues=7))
+    pair.master.send("Young", b"young", e=2)
+    pair.master.node.groups.put(Group("young"))
+    pair.master.node.topics.put(Topic("%RETRY%young", read_queues=1, write_queues=1))
+    pair.master.send("%RETRY%young", b"again")
+    pair.copy_log()
+    pair.wire.gone.add(MASTER)
+    rounds(pair, 2)
+    assert "Young" not in pair.slave.node.topics, "one lost answer is not a lost master"
+    rounds(pair, 1)
+    assert queues(pair.slave, "Young") == 3, "as many as its highest queue asks for"
+    assert "young" in pair.slave.node.groups
+    pair.slave.node.config.slave_read_enable = True
+    (answer,) = pair.slave.pull("Young", queue_id=2)
+    assert answer.code == 0
+    assert answer.body.count(b"young") == 1
+    pair.slave.run(pair.slave.saver.save())
+    kept = table(pair.slave, "topics.json")
+    assert isinstance(kept, dict)
+    assert "Young" in kept["topicConfigTable"]
+    pair.wire.gone.clear()
+    pair.slave.clock.advance(10_000)
+    rounds(pair, 1)
+    assert queues(pair.slave, "Young") == 7
+    assert pair.slave.node.topics.version.parts == pair.master.node.topics.version.parts
+
+
+def test_a_topic_that_the_master_has_deleted_is_not_adopted_from_the_log(pair: Pair) -> None:
+    rounds(pair, 1)
+    pair.master.node.topics.put(Topic("Old"))
+    pair.master.send("Old", b"x")
+    pair.master.node.topics.delete("Old")
+    pair.copy_log()
+    rounds(pair, 2)
+    pair.wire.gone.add(MASTER)
+    rounds(pair, 5)
+    assert "Old" not in pair.slave.node.topics
 
 
 # --------------------------------------------------------------------------------------- a slave that becomes a master

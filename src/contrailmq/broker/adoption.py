@@ -6,14 +6,18 @@ asks for, the usual permissions, and queue.type=BatchCQ where its queues are of 
 group along. This happens when the store opens. A message that still waits then (delay level, timer, transaction) has
 its topic adopted when the first queue of that topic is made.
 
-Not adopted: deleted topics (deleted_topics.py), light queues, the broker's own `rmq_sys_` topics, and anything on a
-slave, whose table comes from its master. A topic that the table knows keeps its number of queues.
+A slave's table comes from its master, and may be older than what the log has brought. A topic that shows up in its
+queues and not in its table is `missing`: slave_sync.py asks the master for its tables then. When there is no master to
+answer, the slave adopts what is missing, and the next copy of the master's table takes its place.
+
+Not adopted: deleted topics (deleted_topics.py), light queues and the broker's own `rmq_sys_` topics. A topic that the
+table knows keeps its number of queues.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from contrailmq.broker.node import BrokerNode
@@ -36,6 +40,8 @@ class Adoption:
     def __init__(self, node: BrokerNode) -> None:
         self._node = node
         self._adopted: dict[str, Topic] = {}  # as they were made; one that was changed since is somebody else's
+        self.missing: dict[str, int] = {}  # of a slave: topics that its master has not told it of, and their queues
+        self.on_missing: Callable[[], None] = lambda: None
 
     def at_opening(self) -> list[str]:
         """Call it once, when store and tables are loaded; returns the files that are out of date then."""
@@ -63,11 +69,34 @@ class Adoption:
         node = self._node
         for name, queue_id in queues:
             known = node.topics.get(name)
-            if known is None and not node.is_slave and _may_adopt(name) and not node.deleted.is_gone(name):
+            if known is None and node.is_slave:
+                self._miss(name, queue_id)
+            elif known is None and _may_adopt(name) and not node.deleted.is_gone(name):
                 self._adopt_groups([self._adopt(name, queues=queue_id + 1)])
                 log.warning("adopted topic %s: a message came to its queue %d, topics.json lacks it", name, queue_id)
             elif known is not None and known is self._adopted.get(name) and queue_id >= known.queue_limit:
                 self._adopt(name, queues=queue_id + 1)
+
+    def _miss(self, name: str, queue_id: int) -> None:
+        if _may_adopt(name):
+            self.missing[name] = max(self.missing.get(name, 0), queue_id + 1)
+            self.on_missing()
+
+    def adopt_missing(self) -> list[str]:
+        """Of a slave whose master is gone: serve what it has; returns the files that are out of date then."""
+        missing, self.missing = self.missing, {}
+        adopted = [
+            self._adopt(name, queues=queues) for name, queues in missing.items() if name not in self._node.topics
+        ]
+        if not adopted:
+            return []
+        log.warning(
+            "adopted %d topics that came with the log just before the master went away: %s; the master's table takes "
+            "their place when it is back",
+            len(adopted),
+            _some([f"{topic.name} ({topic.write_queues} queues)" for topic in adopted]),
+        )
+        return [TOPICS_FILE] + [GROUPS_FILE] * bool(self._adopt_groups(adopted))
 
     def _remove_what_was_deleted(self) -> None:
         """Queues that the log brought back: those whose newest message is older than the deletion of their topic.

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Final
 
 from contrailmq._faults import LastingFault
+from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.cluster.advertise import advertised_address
 from contrailmq.broker.cluster.log_following import LogFollowing, open_link
 from contrailmq.broker.cluster.registration import Registration
@@ -317,13 +318,13 @@ class BrokerServer:
         self.send, self.members, self.runtime = processors.send, processors.members, processors.runtime
         self.transactions, self.delay, self.timers = self._services = processors.services
         if self.node.is_slave:
-            self._follow_master()
+            self._follow_master(processors.adoption)
 
-    def _follow_master(self) -> None:
+    def _follow_master(self, adoption: Adoption) -> None:
         """What a slave copies: tables by asking, the log by following."""
         look_again = self.registration.register_soon
         tables = self.slave_sync = SlaveSync(
-            self.node, self._client, self.saver, self.delay, self.timers, look_again=look_again
+            self.node, self._client, self.saver, self.delay, self.timers, adoption, look_again=look_again
         )
         connect = partial(open_link, tls=self._client_tls if self.config.ha_tls else None)
         following = self.log_following = LogFollowing(self.node, self._client, look_again=look_again, connect=connect)

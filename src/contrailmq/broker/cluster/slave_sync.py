@@ -12,6 +12,10 @@ old master was.
     timer metrics            61       10 s   the data version differs
     timer checkpoint         60        1 s   always: it says which slots the master has delivered
 
+A topic that the log brings and the table lacks has the tables asked for at once, at most once a second. When no master
+answers three times in a row, the slave adopts it (adoption.py): what it has is read from it also when the master died
+right after the topic's first message.
+
 RocketMQ asks for the tables every 10 s (4.x, and under a controller) or 60 s (5.x alone), for the checkpoint every 3 s.
 As there, what a master does not have any more is removed here too. RocketMQ merges consumer offsets instead, and so
 keeps those of deleted groups for ever: a group of the same name made later would begin at the old place. Here the table
@@ -39,6 +43,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeVar
 
 from contrailmq._faults import LastingFault
+from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.cluster.master_log import Asking, UnlikeError, log_bounds
 from contrailmq.broker.delayed.delay import FILE_NAME as DELAY_FILE
 from contrailmq.broker.delayed.delay import DelayService
@@ -67,6 +72,7 @@ log = logging.getLogger("contrailmq.broker")
 TABLES_MS: Final = 10_000
 CHECKPOINT_MS: Final = 1000
 ASK_TIMEOUT_S: Final = 3.0
+GONE_ROUNDS: Final = 3  # without an answer, and topics that the master did not tell of are adopted
 PAGE: Final = 500  # topics or groups per answer: a master of ours makes that many in some 5 ms
 PAGES_MAX: Final = 10_000  # of one table: a master that never comes to an end is not asked for ever
 
@@ -94,6 +100,7 @@ class SlaveSync:
         saver: TableSaver,
         delay: DelayService,
         timers: TimerService,
+        adoption: Adoption,
         *,
         look_again: Callable[[], None],
     ) -> None:
@@ -103,8 +110,12 @@ class SlaveSync:
         self._saver = saver
         self._delay = delay
         self._timers = timers
+        self._adoption = adoption
+        adoption.on_missing = self._topic_missing
         self._look_again = look_again
         self._is_due = asyncio.Event()
+        self._asked_ms = -TABLES_MS  # when the tables were asked for
+        self._unanswered = 0  # rounds in a row
         self._faults: dict[str, LastingFault] = {}
         self._copied_from: dict[RequestCode, str] = {}  # versions say something about tables of one master only
         self._ahead: dict[str, tuple[int, Take]] = {}  # positions that wait for the log to reach an offset
@@ -131,21 +142,42 @@ class SlaveSync:
         """Copy for ever; the caller cancels it."""
         if not self._node.config.namesrv_addresses:
             self._miss_master("a NameServer names it, but namesrvAddr is not set")
-        tables_ms = self._node.monotonic_ms()
         while True:
-            now_ms = self._node.monotonic_ms()
-            if now_ms >= tables_ms or self._is_due.is_set():
-                self._is_due.clear()
-                tables_ms = now_ms + TABLES_MS
-                if not await self.copy_all():
-                    self._look_again()
-            else:
-                await self.copy_checkpoint()
+            await self.round()
             try:
                 async with asyncio.timeout(CHECKPOINT_MS / 1000):
                     await self._is_due.wait()
             except TimeoutError:
                 pass  # the usual case
+
+    async def round(self) -> None:
+        """What is due now: the tables, or the timer checkpoint alone."""
+        now_ms = self._node.monotonic_ms()
+        missing = list(self._adoption.missing)
+        if now_ms >= self._asked_ms + TABLES_MS or self._is_due.is_set() or missing:
+            self._is_due.clear()
+            self._asked_ms = now_ms
+            is_answered = await self.copy_all()
+            if not is_answered:
+                self._look_again()
+        else:
+            is_answered = await self.copy_checkpoint()
+        self._unanswered = 0 if is_answered else self._unanswered + 1
+        if is_answered:
+            for name in missing:  # the table has it now, or the master has deleted it
+                self._adoption.missing.pop(name, None)
+        elif self._adoption.missing and self._unanswered >= GONE_ROUNDS:
+            self._adopt()
+
+    def _topic_missing(self) -> None:
+        """The log brought a topic that the table lacks."""
+        if self._node.monotonic_ms() >= self._asked_ms + CHECKPOINT_MS:
+            self._is_due.set()  # else the next round is near
+
+    def _adopt(self) -> None:
+        for name in self._adoption.adopt_missing():
+            self._saver.mark_soon(name)
+        self._copied_from.clear()  # whatever versions say: these tables are not the master's
 
     async def copy_all(self) -> bool:
         """Ask for everything once; False when there is no master or it cannot be reached."""
