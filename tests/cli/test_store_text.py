@@ -76,3 +76,11 @@ def test_a_path_is_printed_as_it_is(tmp_path: Path) -> None:
     assert run("store", "inspect", root)[1].startswith(f"store {root}, closed cleanly")
     (root / "consumequeue/[red]T/0").mkdir(parents=True)
     assert "[red]T" in run("store", "inspect", root)[1]
+
+
+def test_help_names_every_command() -> None:
+    code, text = run("store", "--help")
+    assert code == 0
+    named = {line.strip("│ ").split(" ")[0] for line in text.splitlines()}
+    assert {"inspect", "verify", "rebuild", "repair", "truncate", "copy"} <= named
+    assert "cut or copy its log" in " ".join(text.split())

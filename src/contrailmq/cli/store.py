@@ -44,7 +44,8 @@ _UNMENDED_REMEDY: Final = (
 )
 
 app = typer.Typer(
-    help="Look at a store directory, check it, rebuild its queues and index, repair its log.", no_args_is_help=True
+    help="Look at a store directory, check it, rebuild its queues and index; repair, cut or copy its log.",
+    no_args_is_help=True,
 )
 
 _Directory = Annotated[

@@ -72,12 +72,13 @@ class BrokerNotFoundError(ClientError):
 
     retriable = True
 
-    def __init__(self, broker_name: str) -> None:
-        super().__init__(
-            f"broker {broker_name!r} has no master address in the route: it is down or has not registered yet; "
-            "start it, or wait for it",
-            code=BROKER_NOT_EXIST,
-        )
+    def __init__(self, broker_name: str, *, cluster: str = "") -> None:
+        """Without a name: there is no broker at all, or none in the cluster."""
+        text = f"no broker{f' of cluster {cluster!r}' if cluster else ''} is registered at the NameServer: start one"
+        if broker_name:
+            text = f"broker {broker_name!r} has no master address in the route: it is down or has not registered yet; "
+            text += "start it"
+        super().__init__(f"{text}, or wait for it", code=BROKER_NOT_EXIST)
         self.broker_name = broker_name
 
 

@@ -53,7 +53,7 @@ class AdminGroups(AdminTopics):
     async def group_configs(self, *, broker: str | None = None) -> dict[str, dict[str, SubscriptionGroupConfig]]:
         """Settings of all groups, by broker name and group."""
         configs: dict[str, dict[str, SubscriptionGroupConfig]] = {}
-        for name, address in (await self.masters(broker=broker)).items():
+        for name, address in (await self._readable(broker=broker)).items():
             answer = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
             configs[name] = decode_body(answer.body, SubscriptionGroupWrapper).subscription_group_table
         return configs
@@ -85,7 +85,7 @@ class AdminGroups(AdminTopics):
     async def group_topics(self, group: str) -> list[str]:
         """The topics that the group consumes or has offsets of."""
         topics: set[str] = set()
-        for address in (await self.masters()).values():
+        for address in (await self._readable()).values():
             answer = await self._ask(address, RequestCode.QUERY_TOPICS_BY_CONSUMER, {"group": self._name(group)})
             topics.update(decode_body(answer.body, TopicList).topic_list)
         return sorted(topics)
@@ -94,7 +94,7 @@ class AdminGroups(AdminTopics):
     async def consumers(self, group: str) -> ConsumerConnection | None:
         """The group's members and subscriptions as the brokers see them; None when nobody is online."""
         merged: ConsumerConnection | None = None
-        for address in (await self.masters()).values():
+        for address in (await self._readable()).values():
             answer = await self._ask(
                 address,
                 RequestCode.GET_CONSUMER_CONNECTION_LIST,
@@ -147,14 +147,15 @@ class AdminGroups(AdminTopics):
     async def progress(self, group: str, topic: str | None = None) -> list[QueueProgress]:
         """How far the group is, queue by queue.
 
-        Brokers list topics where the group has an offset. What waits in its retry topic counts without one too.
+        While a master is away its slave is asked. Brokers list topics where the group has an offset. What waits in its
+        retry topic counts without one too.
         """
         ext: dict[str, ExtValue] = {"consumerGroup": self._name(group)}
         if topic is not None:
             ext["topic"] = self._name(topic)
         retry = retry_topic(self._name(group))
         rows: list[QueueProgress] = []
-        for address in (await self.masters()).values():
+        for address in (await self._readable()).values():
             found = await self._progress_on(address, ext)
             if topic is None and not any(row.queue.topic == retry for row in found):
                 found += [row for row in await self._progress_on(address, ext | {"topic": retry}) if row.lag > 0]

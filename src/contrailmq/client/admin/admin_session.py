@@ -66,19 +66,28 @@ class AdminSession:
 
     async def masters(self, *, broker: str | None = None, cluster: str | None = None) -> dict[str, str]:
         """Addresses of the masters by broker name: of one broker, one cluster, or all."""
+        groups = await self._brokers(broker, cluster)
+        found = {name: ids[MASTER_ID] for name, ids in groups.items() if MASTER_ID in ids}
+        if not found:
+            raise BrokerNotFoundError(", ".join(groups))
+        return found
+
+    async def _readable(self, *, broker: str | None = None) -> dict[str, str]:
+        """Whom to ask what slaves know too: the masters, and while one is away its slave with the lowest id."""
+        return {name: ids[min(ids)] for name, ids in (await self._brokers(broker, None)).items()}
+
+    async def _brokers(self, broker: str | None, cluster: str | None) -> dict[str, dict[int, str]]:
+        """Addresses by broker name and id; BrokerNotFoundError when there are none."""
         info = await self.cluster()
         wanted = set(info.broker_addr_table)
         if cluster is not None:
             wanted &= set(info.cluster_addr_table.get(cluster, []))
         if broker is not None:
             wanted &= {broker}
-        found = {
-            name: data.broker_addrs[MASTER_ID]
-            for name, data in sorted(info.broker_addr_table.items())
-            if name in wanted and MASTER_ID in data.broker_addrs
-        }
+        table = info.broker_addr_table
+        found = {name: table[name].broker_addrs for name in sorted(wanted) if table[name].broker_addrs}
         if not found:
-            raise BrokerNotFoundError(broker or cluster or "of any name")
+            raise BrokerNotFoundError(broker or "", cluster=cluster or "")
         return found
 
     # Requests.
