@@ -91,7 +91,9 @@ class Pair:
         self.slave.node.set_address("10.0.0.3", 10_911)
         self.wire = Wire({MASTER: self.master})
         self.looked_again = asyncio.Event()
+        self.follow()
 
+    def follow(self) -> None:
         async def make() -> SlaveSync:
             slave = self.slave
             return SlaveSync(
@@ -106,6 +108,14 @@ class Pair:
 
         self.sync = self.slave.run(make())
         self.sync.master_told(MASTER, "")
+
+    def restart_slave(self) -> None:
+        """Kill it, and start it again from its files."""
+        path, now_ms = self.slave.path, self.slave.clock.now_ms()
+        self.slave.close()
+        self.slave = Broker(path, now_ms=now_ms, settings={"brokerId": "1"}, broker_role="SLAVE")
+        self.slave.node.set_address("10.0.0.3", 10_911)
+        self.follow()
 
     def copy(self, *, with_log: bool = True) -> bool:
         """One round of tables; the log comes first, as replication would send it."""
@@ -405,6 +415,43 @@ def test_offsets_committed_at_a_slave_reach_the_master_that_returns_and_never_go
     pair.master.node.offsets.reset("g", "T", 0, 5)
     assert pair.copy()
     assert pair.master.node.offsets.stored("T@g", 0) == 5, "what was handed over is not handed over again"
+    assert pair.slave.node.offsets.stored("T@g", 0) == 5
+
+
+def test_offsets_committed_at_a_slave_that_is_started_again_reach_the_master_too(pair: Pair) -> None:
+    pair.master.node.groups.put(Group("g"))
+    for _ in range(30):
+        pair.master.send("T", b"x")
+    pair.master.node.offsets.commit("g", "T", 0, 10)
+    assert pair.copy()
+    pair.wire.gone.add(MASTER)
+    pair.slave.node.commit_offset("g", "T", 0, 25)
+    pair.slave.run(pair.slave.saver.save("consumerOffset.json"))  # as a task does every 5 s, and a stop
+    pair.restart_slave()
+    assert not pair.copy()
+    assert pair.slave.node.offsets.query("g", "T", 0) == 25
+    pair.wire.gone.clear()
+    assert pair.copy()
+    assert pair.master.node.offsets.query("g", "T", 0) == 25
+    assert pair.slave.node.offsets.query("g", "T", 0) == 25
+
+
+def test_what_was_handed_over_once_is_not_handed_over_by_the_next_start(pair: Pair) -> None:
+    """It would undo a reset at the master."""
+    pair.master.node.groups.put(Group("g"))
+    for _ in range(30):
+        pair.master.send("T", b"x")
+    assert pair.copy()
+    pair.wire.gone.add(MASTER)
+    pair.slave.node.commit_offset("g", "T", 0, 25)
+    pair.slave.run(pair.slave.saver.save("consumerOffset.json"))
+    pair.wire.gone.clear()
+    assert pair.copy(with_log=False)
+    assert pair.master.node.offsets.query("g", "T", 0) == 25
+    pair.restart_slave()
+    pair.master.node.offsets.reset("g", "T", 0, 5)
+    assert pair.copy()
+    assert pair.master.node.offsets.stored("T@g", 0) == 5
     assert pair.slave.node.offsets.stored("T@g", 0) == 5
 
 

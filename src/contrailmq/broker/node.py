@@ -126,8 +126,10 @@ class BrokerNode:
             log.warning("%s; topics that hold messages are adopted from the queues", exc)
         self.deleted.load(self.config_path / DELETED_FILE)
         self.has_groups_file = self.groups.load(self.config_path / GROUPS_FILE)
-        self.offsets.load(self.config_path / OFFSETS_FILE)
-        if not self.is_slave:
+        if self.is_slave:
+            self.offsets.load_of_slave(self.config_path / OFFSETS_FILE)
+        else:
+            self.offsets.load(self.config_path / OFFSETS_FILE)
             self._recover_offsets()
         self._follow_settings()
 
@@ -187,8 +189,9 @@ class BrokerNode:
         }
 
     def _offsets_text(self) -> Callable[[], str]:
-        if not self.is_slave:
-            self.offset_journal.note()  # before the file: offset_journal.py says why
+        if self.is_slave:
+            return _text_of(self.offsets.snapshot_of_slave())
+        self.offset_journal.note()  # before the file: offset_journal.py says why
         return _text_of(self.offsets.snapshot())
 
     def commit_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:

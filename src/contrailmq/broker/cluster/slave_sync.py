@@ -27,8 +27,8 @@ asks where that log ends, and takes the table when its own log has come that far
 again what the old one may have done, and loses nothing. Meanwhile newer tables are not asked for.
 
 Offsets that were committed here while there was no master are sent to the next one, where they are ahead of its own:
-it does not deliver again what was consumed from its slave, and the copy of its table takes nothing back. They are kept
-in memory until then: a slave that ends before its master is back forgets which they are, and those messages come twice.
+it does not deliver again what was consumed from its slave, and the copy of its table takes nothing back. Which they are
+is kept in consumerOffset.json, for a slave that is started again before its master is.
 
 The NameServers say who the master is, in their answer to each registration. A slave without one keeps what it has and
 registers more often than others, to hear of one soon. Nothing here is fatal, and whatever goes wrong is logged when it
@@ -241,7 +241,8 @@ class SlaveSync:
         if "offsetTable" not in data:
             raise NotCopiedError("the answer has no offsetTable")
         await asyncio.to_thread(_read, fresh.read, data)
-        await self._hand_over(master, fresh)
+        if await self._hand_over(master, fresh):
+            await self._saver.save(OFFSETS_FILE)  # else the next start would hand over again, and undo a reset
 
         async def take() -> None:
             if not self._node.offsets.changes:  # else the next round hands over what was committed meanwhile
@@ -249,9 +250,13 @@ class SlaveSync:
 
         await self._take_when_reached(master, OFFSETS_FILE, take)
 
-    async def _hand_over(self, master: str, fresh: OffsetTable) -> None:
-        """Tell the master what was committed here and is ahead of its own; `fresh` is its table, and then ours."""
+    async def _hand_over(self, master: str, fresh: OffsetTable) -> bool:
+        """Tell the master what was committed here and is ahead of its own; `fresh` is its table, and then ours.
+
+        False when nothing was committed here.
+        """
         offsets = self._node.offsets
+        has_changes = bool(offsets.changes)
         for (key, queue_id), offset in list(offsets.changes.items()):
             topic, _, group = key.partition(SEPARATOR)
             if queue_id != REMOVED and offset > (fresh.stored(key, queue_id) or 0):
@@ -264,6 +269,7 @@ class SlaveSync:
                     fresh.commit(group, topic, queue_id, offset)
             if offsets.changes.get((key, queue_id)) == offset:
                 del offsets.changes[key, queue_id]
+        return has_changes
 
     async def _copy_delay(self, master: str) -> None:
         if DELAY_FILE in self._ahead:

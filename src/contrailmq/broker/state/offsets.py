@@ -7,6 +7,10 @@ A server-side reset stores the new offset beside the table. Until the group's ne
 acknowledged but ignored (a consumer still works on the old messages and must not undo the reset), and a query returns
 the reset offset. That pull removes it.
 
+The file of a slave has one key more, `committedHere`: offsets of the table that groups committed at this slave and that
+its master does not have yet. It is in the same file as the table, so that no crash can part the two; RocketMQ and
+masters of ours ignore it, and leave it out when they save.
+
 Pull offsets (what was last asked for, for lag figures only) live in a second table, saved with the first like the
 reference does.
 """
@@ -23,6 +27,7 @@ from contrailmq.broker.state.config_files import DataVersion, Json, whole_number
 OFFSETS_FILE: Final = "consumerOffset.json"
 SEPARATOR: Final = "@"
 REMOVED: Final = -1  # in place of a queue: see OffsetTable.changes
+_COMMITTED_HERE: Final = "committedHere"
 PULLS_PER_VERSION: Final = 500  # commits between two data versions (consumerOffsetUpdateVersionStep)
 
 _Table = dict[str, dict[int, int]]
@@ -38,7 +43,8 @@ class OffsetTable:
         self._resets: _Table = {}
         self._commits = 0
         self.is_dirty = False
-        # Of the committed offsets, by key and queue; queue -1 says that the key is gone. The journal takes them away.
+        # Of the committed offsets, by key and queue; queue -1 says that the key is gone. The journal takes them away;
+        # on a slave, the hand-over to its master does.
         self.changes: dict[tuple[str, int], int] = {}
         self.version = DataVersion(timestamp=now_ms())
 
@@ -177,8 +183,25 @@ class OffsetTable:
             "pullOffsetTable": _to_json(pulls),
         }
 
+    def snapshot_of_slave(self) -> Callable[[], Json]:
+        """As `snapshot`, with what the master does not have yet."""
+        table = self.snapshot()
+        here: _Table = {}
+        for (key, queue_id), offset in self.changes.items():
+            if queue_id != REMOVED:
+                here.setdefault(key, {})[queue_id] = offset
+        return lambda: table() | ({_COMMITTED_HERE: _to_json(here)} if here else {})
+
     def load(self, path: Path) -> None:
         config_files.load(path, self.read)
+
+    def load_of_slave(self, path: Path) -> None:
+        config_files.load(path, self._read_of_slave)
+
+    def _read_of_slave(self, data: Json) -> None:
+        here = _from_json(data, _COMMITTED_HERE) if _COMMITTED_HERE in data else {}
+        self.read(data)
+        self.changes = {(key, queue_id): offset for key, queues in here.items() for queue_id, offset in queues.items()}
 
     def read(self, data: Json) -> None:
         """Replace the table by what a file or a master says; 4.x has neither version nor pull offsets."""
