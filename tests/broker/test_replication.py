@@ -203,6 +203,9 @@ def test_the_command_shows_each_slave(tmp_path: Path) -> None:
             (row,) = await rows(made)
             speed = row.pop("bytes_per_s")
             assert isinstance(speed, int)
+            silent_s = row.pop("silent_s")
+            assert isinstance(silent_s, float)
+            assert 0 <= silent_s < 20
             assert row == {
                 "broker": "b",
                 "id": 1,

@@ -370,6 +370,7 @@ class HaConnectionInfo(Body, kw_only=True):
     addr: str
     diff: int = written(0)
     in_sync: bool = written(False)
+    silent_millis: int | None = None  # since its last report; Apache's masters do not say
     slave_ack_offset: int = written(0)
     transfer_from_where: int = written(0)
     transferred_byte_in_second: int = written(0)

@@ -247,7 +247,8 @@ def test_who_never_reports_is_closed_too(store: MessageStore, caplog: pytest.Log
     async def work() -> None:
         async with serving(store) as master:
             slave = await master.slave()
-            await until(lambda: bool(master.server.status()))
+            await until(lambda: bool(master.server.hosts()))
+            assert master.server.status() == [], "it is no slave yet"
             master.later(20_001)
             assert await slave.is_closed()
         assert "it has never sent a report" in caplog.text
@@ -542,6 +543,33 @@ def test_the_status_of_each_slave(store: MessageStore) -> None:
             assert two.bytes_per_second == (12 + end - first) // 2
             assert one.address == "127.0.0.1:{}".format(near.writer.get_extra_info("sockname")[1])
             assert master.server.in_sync() == 2
+
+    run(work())
+
+
+def test_a_slave_that_is_silent_for_three_heartbeats_counts_again_when_it_speaks(
+    store: MessageStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stopped process keeps its connection."""
+
+    async def work() -> None:
+        end = append(store)
+        async with serving(store) as master:
+            slave = (await master.slave()).report(end)
+            await master.reported(end)
+            master.later(15_000)
+            (status,) = master.server.status()
+            assert (status.is_in_sync, status.silent_ms, master.server.in_sync()) == (True, 15_000, 1)
+            for _ in range(2):
+                master.later(1)
+            (status,) = master.server.status()
+            assert (status.is_in_sync, status.lag_bytes, status.silent_ms) == (False, 0, 15_002)
+            assert (master.server.in_sync(), master.server.acknowledged.furthest) == (0, -1)
+            assert caplog.text.count("has sent no report for a while") == 1
+            slave.report(end)
+            await master.reported(end)
+            (status,) = master.server.status()
+            assert (status.is_in_sync, status.silent_ms, master.server.in_sync()) == (True, 0, 1)
 
     run(work())
 

@@ -144,6 +144,7 @@ class RuntimeAdmin:
                     addr=slave.address,
                     diff=slave.lag_bytes,
                     in_sync=slave.is_in_sync,
+                    silent_millis=slave.silent_ms,
                     slave_ack_offset=slave.acknowledged,
                     transfer_from_where=slave.next_offset,
                     transferred_byte_in_second=slave.bytes_per_second,

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 ha_app = typer.Typer(help="Masters and slaves.", no_args_is_help=True)
 
-COLUMNS = ("broker", "id", "slave", "connected", "acknowledged", "lag_bytes", "lag_s", "in_sync", "bytes_per_s")
+COLUMNS = (
+    "broker", "id", "slave", "connected", "acknowledged", "silent_s", "lag_bytes", "lag_s", "in_sync", "bytes_per_s"
+)  # fmt: skip
 Row = tuple[object, ...]
 
 
@@ -30,7 +32,7 @@ def ha_status(
     namesrv: Namesrv = None,
     as_json: Json = False,
 ) -> None:
-    """Slaves: whether they are connected, how far behind, in sync or not."""
+    """Slaves: whether they are connected, seconds since their last report, how far behind, in sync or not."""
     if address is not None:
         info = ask_broker(address, namesrv, lambda admin: admin.ha_status(address))
         rows = [_row(address, None, found.addr, found, None) for found in info.ha_connection_info]
@@ -66,9 +68,10 @@ def _connections(admin: Admin, master: str | None) -> list[HaConnectionInfo]:
 
 def _row(name: str, id_: int | None, address: str, found: HaConnectionInfo | None, lag_s: float | None) -> Row:
     if found is None:
-        return (name, id_, address, False, None, None, lag_s, False, None)
-    speed = found.transferred_byte_in_second
-    return (name, id_, address, True, found.slave_ack_offset, found.diff, lag_s, found.in_sync, speed)
+        return (name, id_, address, False, None, None, None, lag_s, False, None)
+    silent_s = found.silent_millis / 1000 if found.silent_millis is not None else None
+    reported, speed = found.slave_ack_offset, found.transferred_byte_in_second
+    return (name, id_, address, True, reported, silent_s, found.diff, lag_s, found.in_sync, speed)
 
 
 def _lag_s(admin: Admin, address: str) -> float | None:

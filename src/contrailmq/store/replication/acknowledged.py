@@ -35,10 +35,12 @@ class Acknowledged:
         self._reports[connection] = (host, offset)
         self.recount()
 
-    def drop(self, connection: Hashable) -> None:
-        """The connection is over; one that never reported is none."""
-        if self._reports.pop(connection, None) is not None:
-            self.recount()
+    def drop(self, connection: Hashable) -> bool:
+        """The connection is over, or its slave silent; False when it did not count anyway."""
+        if self._reports.pop(connection, None) is None:
+            return False
+        self.recount()
+        return True
 
     def recount(self) -> None:
         """The members of the group may have changed."""

@@ -25,6 +25,7 @@ from contrailmq.store.replication.stream import HEAD_BYTES, ReplicationError, Re
 
 BEFORE_THE_FIRST_REPORT: Final = -1
 SECOND_MS: Final = 1000
+SILENT_HEARTBEATS: Final = 3  # a slave that lives reports as often as haSendHeartbeatInterval says, and more
 _CONTROLLERS_HANDSHAKE: Final = 1  # what the first four bytes of a slave in controller mode say
 
 
@@ -146,6 +147,10 @@ class Feed:
 
     def is_heartbeat_due(self, now_ms: int) -> bool:
         return self.is_fed and now_ms - self.wrote_ms > self._source.config.ha_send_heartbeat_interval
+
+    def is_silent(self, now_ms: int) -> bool:
+        """Whether the slave may be dead, although its connection lives: nothing that it said counts until it speaks."""
+        return now_ms - self.heard_ms > SILENT_HEARTBEATS * self._source.config.ha_send_heartbeat_interval
 
     def check_heard(self, now_ms: int) -> None:
         """ReplicationError when the slave has been silent for too long."""

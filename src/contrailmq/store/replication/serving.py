@@ -48,10 +48,11 @@ class SlaveStatus(NamedTuple):
 
     address: str
     connected_ms: int  # for how long
-    acknowledged: int  # where its log ends, by its own report; -1 before the first
+    acknowledged: int  # where its log ends, by its own report
+    silent_ms: int  # since that report
     next_offset: int  # what it is sent next
     lag_bytes: int
-    is_in_sync: bool  # closer than haMaxGapNotInSync
+    is_in_sync: bool  # closer than haMaxGapNotInSync, and not silent
     bytes_per_second: int
 
 
@@ -132,13 +133,14 @@ class ReplicationServer:
         return {connection.host for connection in self._connections if connection.is_admitted}
 
     def in_sync(self) -> int:
-        """How many slaves are closer than haMaxGapNotInSync."""
+        """How many slaves are closer than haMaxGapNotInSync, and not silent."""
         gap_end = self.source.log_max_offset - self.source.config.ha_max_gap_not_in_sync
         return self.acknowledged.count(max(gap_end + 1, 0))
 
     def status(self) -> list[SlaveStatus]:
+        """Of those that have reported: who never did is no slave yet."""
         now_ms, end = self.monotonic_ms(), self.source.log_max_offset
-        return [connection.status(now_ms, end) for connection in self._connections if connection.is_admitted]
+        return [connection.status(now_ms, end) for connection in self._connections if connection.feed.is_fed]
 
     # --- called by connections
 
@@ -168,6 +170,11 @@ class ReplicationServer:
         self.acknowledged.note(connection, connection.host, connection.feed.acknowledged)
         self._progress.set()
         self.on_report()
+
+    def fell_silent(self, connection: SlaveConnection) -> None:
+        if self.acknowledged.drop(connection):
+            _log.warning("slave %s has sent no report for a while: it does not count until it does", connection.address)
+            self.on_report()
 
     def left(self, connection: SlaveConnection) -> None:
         self._connections.pop(connection, None)
@@ -252,6 +259,8 @@ class SlaveConnection(asyncio.Protocol):
         except ReplicationError as exc:
             self._fail(exc)
             return
+        if self.feed.is_silent(now_ms):
+            self._server.fell_silent(self)
         self.feed.look_at_the_clock(now_ms)
         self.push()
         if self._transport is not None and not self._is_full and self.feed.is_heartbeat_due(now_ms):
@@ -274,14 +283,16 @@ class SlaveConnection(asyncio.Protocol):
 
     def status(self, now_ms: int, end: int) -> SlaveStatus:
         feed = self.feed
-        lag_bytes = end - max(feed.acknowledged, 0)
+        lag_bytes = end - feed.acknowledged
+        is_near = lag_bytes < self._server.source.config.ha_max_gap_not_in_sync
         return SlaveStatus(
             self.address,
             now_ms - self._began_ms,
             feed.acknowledged,
+            now_ms - feed.heard_ms,
             feed.next_offset,
             lag_bytes,
-            feed.is_fed and lag_bytes < self._server.source.config.ha_max_gap_not_in_sync,
+            is_near and not feed.is_silent(now_ms),
             feed.bytes_per_second,
         )
 
