@@ -26,7 +26,8 @@ delivered, a failed one sent back. Its copy lies further on in the master's log.
 asks where that log ends, and takes the table when its own log has come that far: started as a master before, it does
 again what the old one may have done, and loses nothing. Meanwhile newer tables are not asked for.
 
-Offsets that were committed here while there was no master are sent to the next one, where they are ahead of its own:
+While the master does not answer it is asked each second. Offsets that were committed here meanwhile are sent to it
+before anything is copied, or to the next master, where they are ahead of its own:
 it does not deliver again what was consumed from its slave, and the copy of its table takes nothing back. Which they are
 is kept in consumerOffset.json, for a slave that is started again before its master is.
 
@@ -154,7 +155,7 @@ class SlaveSync:
         """What is due now: the tables, or the timer checkpoint alone."""
         now_ms = self._node.monotonic_ms()
         missing = list(self._adoption.missing)
-        if now_ms >= self._asked_ms + TABLES_MS or self._is_due.is_set() or missing:
+        if now_ms >= self._asked_ms + TABLES_MS or self._is_due.is_set() or missing or self._unanswered:
             self._is_due.clear()
             self._asked_ms = now_ms
             is_answered = await self.copy_all()
@@ -182,9 +183,9 @@ class SlaveSync:
     async def copy_all(self) -> bool:
         """Ask for everything once; False when there is no master or it cannot be reached."""
         copies: dict[str, Copy] = {
+            "consumer offsets": self._copy_offsets,  # first: what was committed here is due at a master that is back
             "topics": self._copy_topics,
             "subscription groups": self._copy_groups,
-            "consumer offsets": self._copy_offsets,
             "delay levels": self._copy_delay,
         }
         if self._node.store.config.timer_wheel_enable:
