@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from contrailmq import ConsumeFromWhere, Message, Producer, PushConsumer, SendStatus, StoredMessage
+from contrailmq.store import StoreConfig, StoreView, verify_store
 from contrailmq.testing import LocalCluster
 
 WAIT_S = 60.0  # a bound for a machine that is busy, not a duration
@@ -105,3 +108,26 @@ def test_a_slave_of_each_broker_follows_its_own_master(tmp_path: Path) -> None:
             assert log_of(cluster, name) == log_of(cluster, f"{name}-slave-1")
             assert log_of(cluster, name)
         assert cluster.slave_index(1) == 3
+
+
+def test_a_slave_that_began_with_the_newest_file_is_whole_after_a_kill(tmp_path: Path) -> None:
+    """The file made for offset 0 stayed beside it: a hole of two files, which neither a start nor repair mended."""
+    with LocalCluster(slaves=1, processes=True, store=tmp_path, config={"mappedFileSizeCommitLog": 1 << 20}) as cluster:
+        slave, root = cluster.slave_index(), tmp_path / "broker-0-slave-1"
+        cluster.stop_broker(slave)
+        shutil.rmtree(root)
+        with Producer("producers", namesrv=cluster.namesrv) as producer:
+            for number in range(25):  # bodies that no compression makes smaller
+                body = random.Random(number).randbytes(100_000)
+                assert producer.send(Message("Orders", body)).status is SendStatus.OK
+        cluster.restart_broker(slave)
+        cluster.wait_until_replicated()
+        for _ in range(2):
+            cluster.kill_broker(slave)
+            assert sorted(path.name for path in (root / "commitlog").iterdir())[0] == f"{2 << 20:020d}"
+            cluster.restart_broker(slave)
+            send(cluster, [b"order-more"])
+            cluster.wait_until_replicated()
+        cluster.stop_broker(slave)
+        with StoreView(StoreConfig(root, mapped_file_size_commit_log=1 << 20)) as view:
+            assert verify_store(view).findings == []
