@@ -112,6 +112,7 @@ CALLS: dict[str, Callable[[MessageStore], object]] = {
     "read_cold": lambda store: store.read_cold(0, 100),
     "read_log": lambda store: store.read_log(0, 100),
     "read_record": lambda store: store.read_record(0),
+    "reader": lambda store: store.reader.max_offset("T", 0),  # its reads are those of get_slices
     "read_units": lambda store: store.read_units("T", 0, 0, 1),
     "request_flush": lambda store: store.request_flush(),
     "runtime_info": lambda store: store.runtime_info(),
