@@ -480,6 +480,25 @@ def test_a_master_that_is_back_gets_the_offsets_of_its_slave_within_a_second(pai
     assert pair.wire.asked[:2] == [43, 15], "before anything else is copied"
 
 
+def test_offsets_are_handed_over_although_older_ones_still_wait_for_the_log(pair: Pair) -> None:
+    pair.master.node.groups.put(Group("g"))
+    for _ in range(30):
+        pair.master.send("T", b"x")
+    pair.copy_log()
+    pair.master.send("T", b"the slave never gets this one")
+    pair.master.node.offsets.commit("g", "T", 0, 10)
+    pair.slave.run(pair.sync.round())  # the master's offsets wait now
+    pair.wire.gone.add(MASTER)
+    pair.slave.node.commit_offset("g", "T", 0, 25)
+    rounds(pair, 2)
+    pair.wire.gone.clear()
+    rounds(pair, 1)
+    assert pair.master.node.offsets.query("g", "T", 0) == 25
+    pair.copy_log()
+    rounds(pair, 1)
+    assert pair.slave.node.offsets.query("g", "T", 0) == 25
+
+
 def queues(broker: Broker, topic: str) -> int:
     found = broker.node.topics.get(topic)
     assert found is not None

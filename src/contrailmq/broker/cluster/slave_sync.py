@@ -193,9 +193,13 @@ class SlaveSync:
         return await self._from_master(copies)
 
     async def copy_checkpoint(self) -> bool:
-        """Ask for the timer checkpoint alone."""
-        has_timers = self._node.store.config.timer_wheel_enable
-        return await self._from_master({"timer checkpoint": self._copy_checkpoint} if has_timers else {})
+        """Ask for the timer checkpoint alone, and for offsets when the master lacks some that were committed here."""
+        copies: dict[str, Copy] = {}
+        if self._node.offsets.changes:
+            copies["consumer offsets"] = self._copy_offsets
+        if self._node.store.config.timer_wheel_enable:
+            copies["timer checkpoint"] = self._copy_checkpoint
+        return await self._from_master(copies)
 
     # --- one table each
 
@@ -234,7 +238,7 @@ class SlaveSync:
             await self._saver.save("subscriptionGroup.json")
 
     async def _copy_offsets(self, master: str) -> None:
-        if OFFSETS_FILE in self._ahead:
+        if OFFSETS_FILE in self._ahead and not self._node.offsets.changes:
             return
         answer = await self._ask(master, RequestCode.GET_ALL_CONSUMER_OFFSET)
         fresh = OffsetTable(now_ms=self._node.now_ms)
