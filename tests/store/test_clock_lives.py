@@ -238,7 +238,7 @@ def test_a_jump_on_a_full_disk_is_noted_when_there_is_room(tmp_path: Path, caplo
     files.is_full = True
     world.jump(HOUR_MS)
     world.store_clock.look()
-    assert "is not noted yet" in caplog.text
+    assert "is not saved yet" in caplog.text
     world.put()
     files.is_full = False
     world.store_clock.keep()
