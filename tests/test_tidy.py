@@ -543,7 +543,9 @@ def test_a_leftover_is_found_in_any_case(tmp_path: Path, word: str) -> None:
 
 def test_no_two_test_files_would_be_one_module() -> None:
     """pytest imports a test file outside a package by its bare name: a second one of that name is not collected."""
-    bare = sorted(path.name for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists())
+    bare = sorted(
+        path.name for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()
+    )
     assert [name for name, following in pairwise(bare) if name == following] == []
 
 
