@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from contrailmq._faults import LastingFault
-from contrailmq.broker.cluster.master_log import Asking, UnlikeError, log_bounds, record_at
+from contrailmq.broker.cluster.master_log import Asking, UnlikeError, check_history
 from contrailmq.broker.node import BrokerNode
 from contrailmq.message.record import read_store_time
 from contrailmq.store import Following, StoreError
@@ -251,46 +251,11 @@ class LogFollowing:
                 ) from exc
 
     async def _check_history(self, master: str) -> None:
-        """UnlikeError unless our log is a prefix of the master's, as far as two questions tell."""
-        end = self._store.replica.end
-        begin, master_end = await log_bounds(self._client, master)
-        self._master_end = master_end
-        if end == 0:
-            return
-        _check_bounds(master, begin=begin, end=end, master_end=master_end)
-        last = self._store.replica.last_record_offset
-        if last < begin:
-            return
-        ours = self._store.read_record(last)
-        if ours is None or await record_at(self._client, master, last) != ours:
-            raise UnlikeError(
-                f"the record at offset {last}, the last one of this slave, is not the one that master {master} "
-                f"has there: the master has lost messages that this slave has, and got others since. This slave ends "
-                f"at {end}, the master at {master_end}. {_REMEDY}"
-            )
-
-
-def _check_bounds(master: str, *, begin: int, end: int, master_end: int) -> None:
-    if end > master_end:
-        raise UnlikeError(
-            f"this slave's log ends at offset {end}, that of master {master} at {master_end}: the master has "
-            f"lost {end - master_end} bytes that this slave has. {_REMEDY}"
-        )
-    if end < begin:
-        raise UnlikeError(
-            f"this slave's log ends at offset {end}, that of master {master} begins at {begin}: it has "
-            "deleted what lies between. Move this slave's store away and start it with an empty one (it gets the "
-            "master's last file), or fill one with `contrailmq store copy --from HOST:HAPORT DIR`"
-        )
+        self._master_end = await check_history(self._client, self._store, master)
 
 
 _DIGITS: Final = re.compile(r"\d+")  # reasons that differ in their numbers alone are of one kind
 _NO_ADDRESS: Final = (
     "no NameServer knows the HA address of a master of this name: start the master (brokerId=0), or set "
     "haMasterAddress; asking again every second"
-)
-_REMEDY: Final = (
-    "Nothing is copied until you decide: start this broker as the master (brokerRole=ASYNC_MASTER, brokerId=0) to keep "
-    "its messages, or stop it and cut them off with `contrailmq store truncate DIR --at OFFSET`, or give it an empty "
-    "directory"
 )

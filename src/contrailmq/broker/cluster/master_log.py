@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from contrailmq.message import ContrailError
+from contrailmq.store import MessageStore
 from contrailmq.wire.bodies import KVTable, decode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command, Fields
 from contrailmq.wire.requests import ViewMessage
 
-ASK_TIMEOUT_S = 3.0
+ASK_TIMEOUT_S: Final = 3.0
+
+_REMEDY: Final = (
+    "Nothing is copied until you decide: start this broker as the master (brokerRole=ASYNC_MASTER, brokerId=0) to keep "
+    "its messages, or stop it and cut them off with `contrailmq store truncate DIR --at OFFSET`, or give it an empty "
+    "directory"
+)
 
 
 class UnlikeError(ContrailError):
@@ -41,3 +48,36 @@ async def record_at(client: Asking, master: str, offset: int) -> bytes | None:
     """The record that begins there in its log; None when there is none."""
     answer = await client.invoke(master, RequestCode.VIEW_MESSAGE_BY_ID, ViewMessage(offset=offset), b"", ASK_TIMEOUT_S)
     return bytes(answer.body) if answer.code == ResponseCode.SUCCESS else None
+
+
+async def check_history(client: Asking, store: MessageStore, master: str) -> int:
+    """UnlikeError unless a slave's log is a prefix of the master's, as far as two questions tell; the master's end."""
+    end = store.replica.end
+    begin, master_end = await log_bounds(client, master)
+    if end == 0:
+        return master_end
+    _check_bounds(master, begin=begin, end=end, master_end=master_end)
+    last = store.replica.last_record_offset
+    if last >= begin:
+        ours = store.read_record(last)
+        if ours is None or await record_at(client, master, last) != ours:
+            raise UnlikeError(
+                f"the record at offset {last}, the last one of this slave, is not the one that master {master} "
+                f"has there: the master has lost messages that this slave has, and got others since. This slave ends "
+                f"at {end}, the master at {master_end}. {_REMEDY}"
+            )
+    return master_end
+
+
+def _check_bounds(master: str, *, begin: int, end: int, master_end: int) -> None:
+    if end > master_end:
+        raise UnlikeError(
+            f"this slave's log ends at offset {end}, that of master {master} at {master_end}: the master has "
+            f"lost {end - master_end} bytes that this slave has. {_REMEDY}"
+        )
+    if end < begin:
+        raise UnlikeError(
+            f"this slave's log ends at offset {end}, that of master {master} begins at {begin}: it has "
+            "deleted what lies between. Move this slave's store away and start it with an empty one (it gets the "
+            "master's last file), or fill one with `contrailmq store copy --from HOST:HAPORT DIR`"
+        )

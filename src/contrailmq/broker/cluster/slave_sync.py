@@ -45,7 +45,7 @@ from typing import Final, TypeVar
 
 from contrailmq._faults import LastingFault
 from contrailmq.broker.adoption import Adoption
-from contrailmq.broker.cluster.master_log import Asking, UnlikeError, log_bounds
+from contrailmq.broker.cluster.master_log import Asking, UnlikeError, check_history, log_bounds
 from contrailmq.broker.delayed.delay import FILE_NAME as DELAY_FILE
 from contrailmq.broker.delayed.delay import DelayService
 from contrailmq.broker.delayed.timers import TimerService
@@ -80,6 +80,7 @@ PAGES_MAX: Final = 10_000  # of one table: a master that never comes to an end i
 _UNKNOWN: Final = "the master's address"
 _UNREACHABLE: Final = "the master"
 _CHECKPOINT: Final = "timer checkpoint"
+_HISTORY: Final = "tables"  # all of them
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -332,7 +333,7 @@ class SlaveSync:
         master = self.master
         if not master:
             return False
-        copies = {"positions": lambda _: self.take_reached(), **copies}
+        copies = {_HISTORY: self._check_history, "positions": lambda _: self.take_reached(), **copies}
         for what, copy in copies.items():
             try:
                 await copy(master)
@@ -340,6 +341,8 @@ class SlaveSync:
                 continue  # the saver logged it and tries again; what was copied is in effect
             except (NotCopiedError, UnlikeError, RemoteProtocolError) as exc:
                 self._miss(what, f"not copied from {master}: {exc}")
+                if what == _HISTORY:
+                    return False  # the tables of another log: as good as no master
                 continue
             except WireError as exc:
                 self._miss(
@@ -350,6 +353,10 @@ class SlaveSync:
         self._over(_UNREACHABLE)
         self._over(_UNKNOWN)
         return True
+
+    async def _check_history(self, master: str) -> None:
+        """A master that came back without its log has lost its tables too: ours are the better ones then."""
+        await check_history(self._client, self._node.store, master)
 
     async def _ask(self, master: str, code: RequestCode, ext: Fields | None = None) -> Command:
         answer = await self._client.invoke(master, code, ext, b"", ASK_TIMEOUT_S)
