@@ -1,23 +1,18 @@
 """MessageStore: the store as a whole. RocketMQ's DefaultMessageStore, embedded or under a broker.
 
-Two ways to drive it, and nothing in between:
-
 * **Embedded** (`Drive.EMBEDDED`): `put` and `put_many` return when the message is durable as configured and readable;
   any number of threads may call them. Trouble with the disk is an exception, a refused message a status.
 * **By a loop** (`Drive.LOOP`): `append` writes and returns, never waiting for a disk; the loop calls `dispatch` after a
-  batch of appends, `request_flush` when someone waits for durability, and hears of it through `on_durable`.
+  batch of appends and `request_flush` when someone waits for durability, and learns of it through `on_durable`.
 
-Life: `open` takes the directory's lock, loads log, queues and index, recovers, and starts the worker threads (allocate,
-flush, commit, housekeeping). `close` undoes that in reverse and removes the abort file only if everything reached the
-disk. `abandon` drops everything as a crash would, for tests.
+`open` takes the directory's lock, loads log, queues and index, recovers, and starts the worker threads. `close` undoes
+that in reverse and removes the abort file only if everything reached the disk. `abandon` drops everything as a crash
+would, for tests. When the store takes no writes, `unwritable_reason` says why (writability.py).
 
-When the store takes no writes, `unwritable_reason` says why, and every append is refused with it (writability.py).
-
-Reading. An embedded put does not dispatch each message (one by one that costs twice as much as in chunks); whoever
-reads makes up for it first: the reader calls `_catch_up`, which brings queues and index up to everything that is
-confirmed. So any thread can read a message as soon as its put has returned. Two kinds become readable later: with the
-write buffer pool, messages that are not committed yet; under SYNC_FLUSH, messages that did not wait (WAIT=false) for
-the flush. Driven by a loop, reading never dispatches: the loop decides when.
+An embedded put does not dispatch each message, because chunks cost half as much. A reader first calls `_catch_up`,
+which dispatches everything confirmed, so any thread can read a message as soon as its put has returned. Two kinds
+become readable later: with the write buffer pool, messages that are not committed yet; under SYNC_FLUSH, messages that
+did not wait for the flush (WAIT=false). Driven by a loop, reading never dispatches.
 """
 
 from __future__ import annotations

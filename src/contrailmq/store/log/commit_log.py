@@ -1,23 +1,20 @@
 """The commit log: every message of every topic, one after the other, written by one writer.
 
-Every way in (`append`, a client's batch, many messages, copies) makes drafts of records, and `_write` puts drafts into
-the log: it takes the store time, the file and the offsets, has a builder make the bytes (record_builders.py), copies
-them, and leaves facts for dispatch. `append` is the hot path of the whole product (budget: 4 us), so that it has the
-same steps inlined. What both rest on:
+Every way in (`append`, a client's batch, many messages, copies) makes drafts of records. `_write` puts drafts into the
+log: it takes the store time, the file and the offsets, has a builder make the bytes (record_builders.py), copies them,
+and leaves facts for dispatch. `append`, the hot path of the whole product (budget: 4 us), has the same steps inlined.
 
-* What depends only on (topic, queue) is computed once and kept in a `QueueState`: the topic's bytes as the record holds
-  them, the verdict on the topic's name, the next queue offset, the counters.
-* The common record (magic V1, both hosts IPv4, no record checksum) is plain: it is written without asking for its form,
-  and copied once into the mapping. Everything else goes through `record.encode_record`.
-* What dispatch will need is put on a deque as a tuple, so that nothing is read back or decoded (dispatch.py). A reader
-  of the log that finds no facts there (recovery, replication) decodes the record instead.
+* A `QueueState` keeps what depends only on topic and queue: the topic's bytes, the verdict on its name, the next queue
+  offset, the counters.
+* The common record (magic V1, both hosts IPv4, no record checksum) is copied once into the mapping. All others go
+  through `record.encode_record`.
+* Facts for dispatch are tuples on a deque, so nothing is read back. Recovery and replication decode the record instead.
 
-Rules, all under the one put lock: the store time is taken inside and never decreases; a queue offset is used up only by
-an append that succeeded, and never by a PREPARED or ROLLBACK record; a record that would leave less than 8 bytes in the
-file closes it with a BLANK and goes to the next one; the records of a batch lie in one file. A record that no file
-could hold is refused (RocketMQ answers such a send with success and stores nothing).
-
-Refusals are values (status and reason), not exceptions: the broker turns them into response codes.
+All under the one put lock: the store time never decreases; only an append that succeeded uses up a queue offset, and
+never a PREPARED or ROLLBACK record; a record that would leave less than 8 bytes in the file closes it with a BLANK and
+goes to the next one; the records of a batch are in one file. A record that no file could hold is refused (RocketMQ
+answers success and stores nothing). Refusals are values (status and reason), which the broker turns into response
+codes.
 """
 
 from __future__ import annotations
