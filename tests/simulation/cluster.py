@@ -42,6 +42,7 @@ MEMORY_FILES: Final = Path("/dev/shm")  # where there is such a place: syncs and
 SHORT_WAITS: Final = {
     "messageDelayLevel": "1s 2s 4s 7s 10s 15s 20s",
     "transactionCheckInterval": "4000",
+    "transactionCheckMax": "100",  # more time than heartbeats take to make a producer known again, as by default
     "channelExpiredTimeout": "30000",
     "cleanFileForciblyEnable": "false",  # a full disk would take the oldest log files, whatever was promised
 }
