@@ -48,5 +48,13 @@ def write_checked(files: Files, path: Path, notes: object, *, is_synced: bool = 
         files.close(descriptor)
 
 
+def replace_checked(files: Files, path: Path, notes: object) -> None:
+    """Put a durable file in the place of the old one: a crash leaves one of the two, whole."""
+    beside = path.with_name(path.name + ".new")
+    write_checked(files, beside, notes)
+    files.rename(beside, path)
+    files.sync_directory(path.parent)
+
+
 def _checksum(body: bytes) -> bytes:
     return f"{crc32(body):08x}".encode()

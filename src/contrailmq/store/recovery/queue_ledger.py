@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from contrailmq.message.checksum import crc32
-from contrailmq.store.base.checked_json import read_checked, write_checked
+from contrailmq.store.base.checked_json import read_checked, replace_checked
 from contrailmq.store.base.errors import CorruptStoreError
 from contrailmq.store.config import START_BOUNDS
 from contrailmq.store.files import Files
@@ -132,10 +132,7 @@ def _index_entry(file: IndexFile) -> IndexEntry:
 
 
 def write_ledger(root: Path, ledger: Ledger, files: Files) -> None:
-    beside = root / (LEDGER_NAME + ".new")
-    write_checked(files, beside, ledger)
-    files.rename(beside, root / LEDGER_NAME)
-    files.sync_directory(root)
+    replace_checked(files, root / LEDGER_NAME, ledger)
 
 
 def read_ledger(root: Path, files: Files) -> Ledger | None:

@@ -1,11 +1,10 @@
 """ROOT/truncate.to: a cut of the log that was decided and may not be done yet.
 
-`contrailmq store truncate` writes the file, and syncs it, before it touches anything else. Whoever opens the store
-after that, whatever became of the first try, cuts the log there before it looks at it: later files go, newest first,
-and the file that holds the place is zeroed behind it, to its end. (Apache's store moves its positions and leaves the
-bytes, so that a crash brings them back: #10666.) The timer's wheel and log go as well: they are made again from the
-log. Recovery then cuts queues and index like after any loss, and only when all of that is on the disk the file is
-removed.
+`contrailmq store truncate` writes and syncs the file before it touches anything else. Every later opening of the store,
+whatever became of the first try, cuts the log there before it looks at it: the file that holds the place is zeroed from
+there to its end, and later files go, newest first. (Apache's store moves its positions and leaves the bytes, so that a
+crash brings them back: #10666.) The timer's wheel and log go as well and are rebuilt from the log. Recovery then cuts
+queues and index as after any loss. The file is removed only when all of that is on disk.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from contrailmq.store.base.checked_json import read_checked, write_checked
+from contrailmq.store.base.checked_json import read_checked, replace_checked
 from contrailmq.store.base.errors import CorruptStoreError
 from contrailmq.store.base.store_lock import remove_tree
 from contrailmq.store.files import Files
@@ -36,10 +35,7 @@ class _Decision(msgspec.Struct):
 
 def decide_truncation(root: Path, files: Files, at: int) -> None:
     """From here on the log ends at `at`, whatever happens. The caller has the store's lock, and opens the store."""
-    beside = root / (NAME + ".new")
-    write_checked(files, beside, _Decision(at))
-    files.rename(beside, root / NAME)
-    files.sync_directory(root)
+    replace_checked(files, root / NAME, _Decision(at))
 
 
 def decided_truncation(root: Path, files: Files) -> int | None:
