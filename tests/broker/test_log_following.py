@@ -180,6 +180,17 @@ async def until(fact: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
+def follow_then_replace(story: Story) -> int:
+    """A slave copies three messages; then another master has six others of the same size. Where the slave ends."""
+    story.master.put(3)
+    story.play(lambda following, address: until(story.is_copied))
+    story.master.bench.close()
+    story.master = Master(story.path / "another")
+    for body in b"xyzabc":
+        story.master.put_one(bytes([body]) + bytes(200))
+    return story.slave.store.log_max_offset
+
+
 def test_a_slave_copies_what_is_there_and_what_comes_and_reports_it(story: Story) -> None:
     story.master.put(5)
 
@@ -246,13 +257,7 @@ def test_a_configured_master_with_another_history_is_not_followed_without_a_name
     story: Story, caplog: pytest.LogCaptureFixture, answers: bool
 ) -> None:
     """The next record would fit: all of them have one size."""
-    story.master.put(3)
-    story.play(lambda following, address: until(story.is_copied))
-    end = story.slave.store.log_max_offset
-    story.master.bench.close()
-    story.master = Master(story.path / "another")
-    for body in b"xyzabc":
-        story.master.put_one(bytes([body]) + bytes(200))
+    end = follow_then_replace(story)
     tried = 0
 
     async def act(following: LogFollowing, address: str) -> None:
@@ -375,13 +380,7 @@ def test_a_master_that_lost_messages_and_got_as_many_others_is_not_followed(
     story: Story, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Offsets alone do not tell: records of one size end at the same places."""
-    story.master.put(3)
-    story.play(lambda following, address: until(story.is_copied))
-    end = story.slave.store.log_max_offset
-    story.master.bench.close()
-    story.master = Master(story.path / "another")
-    for body in b"xyzabc":
-        story.master.put_one(bytes([body]) + bytes(200))
+    end = follow_then_replace(story)
     assert story.master.store.log_max_offset >= end
 
     async def act(following: LogFollowing, address: str) -> None:

@@ -629,6 +629,46 @@ def test_a_slave_started_as_a_master_delivers_exactly_the_rest(tmp_path: Path, w
     promoted.close()
 
 
+def prepare(broker: Broker, body: bytes) -> Command:
+    half = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": f"K-{body.decode()}"}
+    answer = broker.send("T", body, properties=half, f="4", g=str(broker.clock.now_ms()))
+    assert answer.code == 0, answer.remark
+    return answer
+
+
+def end(broker: Broker, prepared: Command, how: str) -> Command:
+    fields = {
+        "producerGroup": "pg",
+        "tranStateTableOffset": prepared.ext["queueOffset"],
+        "commitLogOffset": str(int(prepared.ext["msgId"][-16:], 16)),
+        "commitOrRollback": how,
+        "fromTransactionCheck": "false",
+        "msgId": prepared.ext["transactionId"],
+        "transactionId": prepared.ext["transactionId"],
+    }
+    return broker.ask(37, fields)
+
+
+def test_a_slave_ends_no_transaction_and_started_as_a_master_goes_on_with_those_that_wait(tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    committed, rolled_back, waiting = (prepare(pair.master, body) for body in (b"committed", b"rolled", b"waiting"))
+    assert end(pair.master, committed, "8").code == 0
+    assert end(pair.master, rolled_back, "12").code == 0
+    pair.live(5000, copy_log=True)
+    assert end(pair.slave, waiting, "8").code == 11
+    now_ms, path = pair.master.clock.now_ms(), pair.slave.path
+    pair.close()
+    promoted = Broker(path, now_ms=now_ms)
+    assert bodies(promoted) == [b"committed"]
+    assert promoted.transactions.pending() == {"T": 1}
+    for ended in (committed, rolled_back):
+        end(promoted, ended, "8")  # too late, whatever it is answered
+    assert end(promoted, waiting, "8").code == 0
+    promoted.settle()
+    assert bodies(promoted) == [b"committed", b"waiting"]
+    promoted.close()
+
+
 def test_a_slave_started_as_a_master_that_crashes_at_once_still_knows_what_was_delivered(tmp_path: Path) -> None:
     """It has to take in again what its master had: a crash on the way must not deliver the old ones."""
     pair = Pair(tmp_path)
