@@ -274,7 +274,7 @@ def test_a_configured_master_with_another_history_is_not_followed_without_a_name
         story.master.addresses = {beside(address)} if answers else set()
         object.__setattr__(story.slave.store.config, "ha_master_address", address)
         await until(lambda: tried >= 3)
-        assert story.master.connections == []
+        assert story.master.reports == []  # it connected, asked, and left
         assert story.slave.store.log_max_offset == end
 
     story.play(act, is_told=False)
@@ -390,6 +390,50 @@ def test_a_master_that_lost_messages_and_got_as_many_others_is_not_followed(
 
     story.play(act)
     assert "has lost messages that this slave has, and got others since" in caplog.text
+
+
+def test_a_master_that_comes_back_with_another_history_while_the_slave_connects_is_not_followed(story: Story) -> None:
+    """It has the slave's last record when it is asked, loses power, and has got other messages of the same sizes when
+    the connection comes."""
+    story.master.put(3)
+    story.play(lambda following, address: until(story.is_copied))
+    end = story.slave.store.log_max_offset
+    before, after = story.master, Master(story.path / "another")
+    for body in b"xyzabc":
+        after.put_one(bytes([body]) + bytes(200))
+
+    class Asked:
+        now = before
+
+        async def invoke(
+            self, address: str, code: int, ext: Fields | None = None, body: bytes = b"", timeout_s: float = 3.0
+        ) -> Command:
+            return await self.now.invoke(address, code, ext, body, timeout_s)
+
+    asked = Asked()
+
+    async def connect(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        asked.now = after
+        return await log_following.open_link(host, port)
+
+    async def whole() -> None:
+        address = await after.listen()
+        following = LogFollowing(story.slave.node, asked, look_again=story.look, connect=connect)
+        following.master_told(MASTER, address)
+        task = asyncio.ensure_future(following.run())
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await until(lambda: len(after.asked) >= 4 or story.slave.store.log_max_offset > end)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            after.hang_up()
+            after.server.close()
+
+    story.slave.run(whole())
+    assert story.slave.store.log_max_offset == end
+    assert after.reports == []
+    after.bench.close()
 
 
 def test_a_slave_whose_place_the_master_has_deleted_is_refused(story: Story, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,7 +1,8 @@
 """How a slave gets its master's log: find the master, make sure that both have one history, follow, begin again.
 
 The HA address is `haMasterAddress`, or what the NameServers say in their answer to each registration; while there is
-none they are asked every second. Before each connection the slave asks its master, over the ordinary port:
+none they are asked every second. On each connection, before its first report, the slave asks its master, over the
+ordinary port:
 
     where does your log begin and end?   ours must end between the two
     which record is at ... ?             our last one must be there, byte for byte
@@ -176,14 +177,20 @@ class LogFollowing:
         host, _, port = self.address.rpartition(":")
         if not host or not port.isdigit():
             raise UnlikeError(f"the HA address {self.address!r} is not host:port: correct haMasterAddress")
-        if self._master:
-            await self._check_history(self._master)
-        else:
-            await self._check_neighbour(f"{host}:{int(port) - 1}")
-        if self._store.config.is_sync_flush:
-            await asyncio.get_running_loop().run_in_executor(None, self._store.flush)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await self._connect(host, int(port))
+        try:
+            # Asked only now: a master that answers, loses power and takes the connection with another log afterwards
+            # would be followed. One that answers after the connection was made is the one behind it, or it has ended.
+            await self._check_master(f"{host}:{int(port) - 1}")
+            await self._follow_on(reader, writer)
+        finally:
+            writer.close()
+
+    async def _follow_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The master has our history: report where ours ends, and take what follows."""
+        if self._store.config.is_sync_flush:
+            await asyncio.get_running_loop().run_in_executor(None, self._store.flush)
         following = Following(self._store)
         try:
             self._following, self._writer = following, writer
@@ -193,7 +200,6 @@ class LogFollowing:
         finally:
             self._following = self._writer = None
             following.ended()
-            writer.close()
 
     async def _take(self, reader: asyncio.StreamReader, following: Following) -> None:
         config, node = self._store.config, self._node
@@ -236,6 +242,13 @@ class LogFollowing:
             self._fault.is_over(f"{self.address}, and has it up to offset {self._store.replica.end}")
 
     # --- one history?
+
+    async def _check_master(self, neighbour: str) -> None:
+        """UnlikeError, WireError: it is not to be followed."""
+        if self._master:
+            await self._check_history(self._master)
+        else:
+            await self._check_neighbour(neighbour)
 
     async def _check_neighbour(self, master: str) -> None:
         """As `_check_history`, of the broker that should be beside the HA port; an empty slave may do without."""
