@@ -139,6 +139,20 @@ def unsafe_stores(history: History, stores: Iterable[Left]) -> list[str]:
     return found
 
 
+def unsafe_copy(history: History, slave: str, copy: Left, master: Left) -> list[str]:
+    """Of what a slave holds after a clean stop: its master's records from where it begins, queues and index as a
+    rebuild would make them, and offsets of groups that pass nothing that was not given to them."""
+    found = [f"{slave}: {sentence}" for _, sentence in copy.findings]
+    theirs = {record.physical_offset: record for record in master.records}
+    found += [
+        f"{slave} holds {_short(record.body)} at {record.place}, {record.physical_offset} of its log"
+        for record in copy.records
+        if theirs.get(record.physical_offset) != record
+    ]
+    found += [f"{slave}: {sentence}" for sentence in ahead(history, copy.offsets)]
+    return found
+
+
 def _of_record(history: History, record: Record) -> Iterator[str]:
     sent, what = history.sent.get(record.body), _short(record.body)
     if sent is None:

@@ -25,8 +25,10 @@ from contrailmq.broker.config import read_configs
 from contrailmq.broker.server import BrokerServer
 from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.store.config import StoreConfig
+from contrailmq.store.truncating import truncate_store
 from simulation import patches
 from simulation.disks import Disk, SimulatedFiles
+from simulation.faults import group_of
 from simulation.network import Host, Network
 from simulation.nodes import Node
 from simulation.stores import Left, read_store
@@ -147,6 +149,15 @@ class Cluster:
         node.is_patient = self.is_patient
         return node.start(main)
 
+    def truncate_log(self, name: str, at: int) -> Node:
+        """`contrailmq store truncate` on the disk of a broker that is stopped; the process ends when it is done."""
+        files, config = SimulatedFiles(self.disk(name)), self._store_configs[name]
+
+        async def truncate(node: Node) -> None:
+            await asyncio.to_thread(truncate_store, config, at, files=files)
+
+        return self._launch(name, truncate)
+
     def stop(self, name: str) -> None:
         """A clean stop, as on SIGTERM."""
         node, server = self.node(name), self.servers.pop(name)
@@ -190,7 +201,7 @@ class Cluster:
 
     def read_store(self, name: str) -> Left:
         """What the files of a broker that was stopped hold."""
-        return read_store(name, self._store_configs[name])
+        return read_store(group_of(name), self._store_configs[name])
 
     def digest(self, name: str) -> str:
         """A hash of every file on a disk, with its name."""

@@ -158,6 +158,22 @@ class Disk:
     def make_room(self) -> None:
         self.free_bytes = TERABYTE
 
+    def wipe(self) -> None:
+        """The operator puts an empty disk in its place; nobody may have a file open."""
+        self.world.note(f"wipe {self.host.name}")
+        shutil.rmtree(self.path)
+        self.path.mkdir()
+        self._forget()
+
+    def durable(self, path: Path, begin: int, end: int) -> bytes:
+        """The part of a file that a power cut leaves whatever the dice say; empty when it would leave no such file."""
+        if path.name not in self._names.get(path.parent, {}):
+            return b""
+        content = self._contents.get(os.stat(path).st_ino, Content())
+        first = begin - begin % PAGE_BYTES
+        pages = b"".join(content.page(start) for start in range(first, end, PAGE_BYTES))
+        return pages[begin - first : min(end, content.size_bytes) - first]
+
     def read_again(self) -> None:
         self.fails_reads = False
 

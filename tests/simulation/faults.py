@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 CLOCKS: Final = ("jump", "drift")
@@ -23,7 +23,13 @@ NETWORK: Final = ("part", "one-way", "slow", "reset")
 CLIENTS: Final = ("client-kill", "client-cut", "client-pause")
 OTHERS: Final = ("pause", "namesrv-kill")
 KINDS: Final = (*CRASHES, *DISKS, *NETWORK, *CLIENTS, *OTHERS, *CLOCKS)
-PLAN_VERSION: Final = 4  # changes whenever seeds get other plans: saved runs are of one version
+GROUP_CRASHES: Final = ("group-kill", "group-cut")
+# Of plans with slaves. Turned bits are left out: a slave that lacks the record cannot get it any more.
+GROUP_KINDS: Final = (*(kind for kind in KINDS if kind != "flip"), *GROUP_CRASHES)
+ALL_KINDS: Final = (*KINDS, *GROUP_CRASHES)
+GROUP_ODDS: Final = 3  # one seed in so many has slaves
+PAIR_ODDS: Final = 0.6  # that a fault of the network in such a seed is one between master and slave
+PLAN_VERSION: Final = 5  # changes whenever seeds get other plans: saved runs are of one version
 DURATIONS_S: Final = (0.01, 0.3, 2.0, 8.0, 25.0)
 BROKERS: Final = ("b0", "b1")
 CALM_ODDS: Final = 8  # one seed in so many has no faults at all: what may never happen then is more
@@ -58,11 +64,82 @@ class Plan:
     pace: float = 1.0
     rebalance_s: float = 5.0  # of consumers; heartbeats and routes take twice as long
     bursts: tuple[tuple[float, float], ...] = ()  # (begin, end) in virtual seconds; none: one that lasts all the time
+    slaves: tuple[str, ...] = ()  # of b0
+    role: str = "ASYNC_MASTER"  # of a master that has slaves
+    in_sync: int = 1  # its inSyncReplicas
+    block_bytes: int = 256 * 1024  # its haTransferBatchSize
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Every broker, masters and slaves."""
+        return self.brokers + self.slaves
+
+    def slaves_of(self, group: str) -> tuple[str, ...]:
+        return tuple(name for name in self.slaves if group_of(name) == group)
+
+    def settings_of(self, name: str) -> dict[str, str]:
+        """What a member's settings have beside those of all brokers."""
+        if name in self.slaves:
+            group, _, number = name.partition("-")
+            return {"brokerName": group, "brokerId": number, "brokerRole": "SLAVE", "slaveReadEnable": "true"}
+        if not self.slaves_of(name):
+            return {}
+        return {
+            "brokerRole": self.role,
+            "inSyncReplicas": str(self.in_sync),
+            "slaveReadEnable": "true",
+            "slaveTimeout": "2000",  # below the 3 s of producers, who then hear of it
+            "haTransferBatchSize": str(self.block_bytes),
+        }
 
     def next_burst(self, at_s: float) -> tuple[float, float] | None:
         """The burst that this moment is in, or the next one."""
         bursts = self.bursts or ((0.0, self.minutes * 60),)
         return next((burst for burst in bursts if at_s < burst[1]), None)
+
+
+def group_of(name: str) -> str:
+    """The brokerName of a member: that of its master."""
+    return name.partition("-")[0]
+
+
+def has_slaves(seed: int) -> bool:
+    """Whether the plan of a seed is one of `draw_group`."""
+    return random.Random(f"slaves of {seed}").randrange(GROUP_ODDS) == 0
+
+
+def draw_group(seed: int, minutes: float, *, clients: tuple[str, ...], kinds: tuple[str, ...] = ()) -> Plan:
+    """The plan of a seed with slaves; apart from `draw`, whose plans stay as they are."""
+    chance = random.Random(f"group of {seed}")
+    flush = "SYNC_FLUSH" if chance.random() < 0.6 else "ASYNC_FLUSH"
+    slaves = ("b0-1",) if chance.random() < 0.7 else ("b0-1", "b0-2")
+    is_sync = chance.random() < 0.75
+    in_sync = chance.randrange(2, len(slaves) + 2) if is_sync else 1
+    brokers = BROKERS[: chance.choice((1, 1, 2))]
+    is_preemptive = chance.random() < 0.5
+    if kinds == ("calm",) or (not kinds and chance.randrange(CALM_ODDS) == 0):
+        kinds = ()
+    elif not kinds:
+        kinds = tuple(chance.sample(GROUP_KINDS, chance.randrange(1, 7)))
+    bursts = tuple(_bursts(chance, minutes * 60))
+    times_s = _times(chance, bursts, chance.choice((0.7, 1.5, 4.0))) if kinds else []
+    plan = Plan(
+        seed,
+        minutes,
+        flush,
+        (),
+        clients,
+        brokers=brokers,
+        is_preemptive=is_preemptive,
+        pace=chance.choice((1.0, 2.0, 4.0)),
+        rebalance_s=chance.choice((5.0, 20.0)),
+        bursts=bursts,
+        slaves=slaves,
+        role="SYNC_MASTER" if is_sync else "ASYNC_MASTER",
+        in_sync=in_sync,
+        block_bytes=chance.choice((1024, 5000, 256 * 1024)),
+    )
+    return replace(plan, faults=tuple(_fault_in_group(chance, at_s, chance.choice(kinds), plan) for at_s in times_s))
 
 
 def draw(seed: int, minutes: float, *, clients: tuple[str, ...], kinds: tuple[str, ...] = KINDS) -> Plan:
@@ -106,4 +183,14 @@ def _times(chance: random.Random, bursts: tuple[tuple[float, float], ...], mean_
 def _fault(chance: random.Random, at_s: float, kind: str, clients: tuple[str, ...]) -> Fault:
     target = chance.choice(clients if kind.startswith("client") else BROKERS)
     other = chance.choice([name for name in (*clients, *BROKERS, "namesrv") if name != target])
+    return Fault(round(at_s, 3), kind, target, other, chance.choice(DURATIONS_S), chance.getrandbits(32))
+
+
+def _fault_in_group(chance: random.Random, at_s: float, kind: str, plan: Plan) -> Fault:
+    target = chance.choice(plan.clients if kind.startswith("client") else plan.members)
+    other = chance.choice([name for name in (*plan.clients, *plan.members, "namesrv") if name != target])
+    if kind in NETWORK and chance.random() < PAIR_ODDS:
+        target, other = plan.brokers[0], chance.choice(plan.slaves)
+    elif kind in GROUP_CRASHES:
+        target = plan.brokers[0]
     return Fault(round(at_s, 3), kind, target, other, chance.choice(DURATIONS_S), chance.getrandbits(32))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from simulation.world import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS, World
@@ -113,6 +114,8 @@ class Stream:
 
     def write(self, data: bytes) -> None:
         """At most `room` bytes."""
+        if self.network.tap is not None:
+            self.network.tap(self, data)
         chance = self.network.world.random
         if len(data) > 1 and chance.randrange(SPLIT_ODDS) == 0:
             place = chance.randrange(1, len(data))
@@ -231,6 +234,7 @@ class Network:
         self.world = world
         self.hosts: dict[str, Host] = {}  # by address
         self.names: dict[str, str] = {}  # host name -> address
+        self.tap: Callable[[Stream, bytes], None] | None = None  # sees what is written, before it leaves
         self._links: dict[tuple[str, str], Link] = {}
         self._numbers = 0
 

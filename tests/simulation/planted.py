@@ -17,12 +17,24 @@ from types import FunctionType
 from typing import Final, NamedTuple
 
 
-class Planted(NamedTuple):
-    name: str
+class Edit(NamedTuple):
     where: str  # module:function or module:Class.method, below contrailmq
     right: str
     wrong: str
+
+
+class Planted(NamedTuple):
+    name: str
+    where: str
+    right: str
+    wrong: str
     kinds: tuple[str, ...] = ()  # of faults that it takes; none: any seed may find it
+    has_slaves: bool = False  # it is one of replication: only seeds with slaves can find it
+    also: tuple[Edit, ...] = ()  # what else would catch it, or belongs to it
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        return (Edit(self.where, self.right, self.wrong), *self.also)
 
 
 CUTS: Final = ("cut",)
@@ -206,6 +218,88 @@ PLANTED: Final = (
         "return last + 1",
         "return last + 2",
     ),
+    # --- replication
+    Planted(
+        "an answer waits for what was sent to slaves, not for reports",
+        "store.replication.serving:SlaveConnection._send",
+        "feed.sent(len(body), self._server.monotonic_ms())",
+        "feed.sent(len(body), self._server.monotonic_ms())\n"
+        "    feed.acknowledged = feed.next_offset\n"
+        "    self._server.reported(self)",
+        has_slaves=True,
+    ),
+    Planted(
+        "one slave counts as two",
+        "store.replication.acknowledged:Acknowledged.reached_by",
+        "self._counted[slaves - 1] if slaves <= len(self._counted)",
+        "self._counted[(slaves - 1) // 2] if slaves <= 2 * len(self._counted)",
+        ("kill", "part", "slow"),
+        has_slaves=True,
+    ),
+    Planted(
+        "an answer leaves when disk or slaves have the message, not both",
+        "broker.state.acknowledging:_Both.__init__",
+        "self._open = 2",
+        "self._open = 1",
+        has_slaves=True,
+    ),
+    Planted(
+        "a slave reports before the flush",
+        "store.replication.following:Following.heartbeat",
+        "max(self._reported, self.reportable)",
+        "max(self._reported, self._replica.end)",
+        has_slaves=True,
+    ),
+    Planted(
+        "a slave keeps the begin of a record over a new connection",
+        "store.replication.replica:Replica._erase_unfinished",
+        "    self._unfinished_bytes = 0",
+        "    pass",
+        ("reset", "part", "kill"),
+        has_slaves=True,
+    ),
+    Planted(
+        "a slave takes a record that has not come whole",
+        "store.replication.replica:Replica._whole_at",
+        "if size_bytes > left:\n        return 0, True",
+        "if size_bytes > left:\n        return left, True",
+        has_slaves=True,
+    ),
+    Planted(
+        "a slave skips the block that begins a file",
+        "store.replication.following:Following.receive",
+        "if body:",
+        "if body and (not offset or offset % 65536):",
+        has_slaves=True,
+    ),
+    Planted(
+        "a master that waits for no slave sends what it has not synced",
+        "store.replication.feed:Feed.size_due",
+        "source.log_max_offset if config.waits_for_slaves else source.confirm_offset",
+        "source.log_max_offset",
+        CUTS,
+        has_slaves=True,
+    ),
+    Planted(
+        "a slave that is ahead of its master is fed when the master has grown past its end",
+        "store.replication.feed:Feed._begin",
+        "if report > end:",
+        "if False:",
+        CUTS,
+        has_slaves=True,
+        also=(
+            Edit("broker.cluster.master_log:_check_bounds", "if end > master_end:", "if False:"),
+            Edit("broker.cluster.master_log:check_history", "if last >= begin:", "if False:"),
+        ),
+    ),
+    Planted(
+        "a slave takes its master's positions before it has the log up to there",
+        "broker.cluster.slave_sync:SlaveSync._take_when_reached",
+        "self._ahead[what] = (end, take)",
+        "await take()",
+        ("part", "one-way", "slow"),
+        has_slaves=True,
+    ),
 )
 BY_NAME: Final = {one.name: one for one in PLANTED}
 
@@ -213,19 +307,27 @@ BY_NAME: Final = {one.name: one for one in PLANTED}
 @contextlib.contextmanager
 def planted(bug: Planted) -> Iterator[None]:
     """The package has this bug meanwhile."""
-    module_name, _, path = bug.where.partition(":")
+    with contextlib.ExitStack() as undo:
+        for edit in bug.edits:
+            undo.enter_context(_edited(bug.name, edit))
+        yield
+
+
+@contextlib.contextmanager
+def _edited(bug: str, edit: Edit) -> Iterator[None]:
+    module_name, _, path = edit.where.partition(":")
     module = importlib.import_module(f"contrailmq.{module_name}")
     owner: object = module
     for part in path.split(".")[:-1]:
         owner = getattr(owner, part)
     name = path.split(".")[-1]
     function = inspect.getattr_static(owner, name)
-    assert isinstance(function, FunctionType), f"{bug.where} is no plain function"
+    assert isinstance(function, FunctionType), f"{edit.where} is no plain function"
     source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
-    if source.count(bug.right) != 1:
-        raise LookupError(f"{bug.where} has {source.count(bug.right)} times the text that {bug.name!r} replaces")
+    if source.count(edit.right) != 1:
+        raise LookupError(f"{edit.where} has {source.count(edit.right)} times the text that {bug!r} replaces")
     code = compile(
-        source.replace(bug.right, bug.wrong), f"<planted {name}>", "exec", __future__.annotations.compiler_flag
+        source.replace(edit.right, edit.wrong), f"<planted {name}>", "exec", __future__.annotations.compiler_flag
     )
     names: dict[str, object] = {}
     exec(code, vars(module), names)

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from simulation.faults import PLAN_VERSION, Plan, draw
+from simulation.faults import PLAN_VERSION, Plan, draw, draw_group
 from simulation.planted import BY_NAME, PLANTED, Planted, planted
 from simulation.trial import CLIENTS, Trial, Verdict, plan_of
 
@@ -64,6 +64,8 @@ def run_one(seed: int, minutes: float, bug: Planted | None = None) -> tuple[Resu
 
 def plan_for(bug: Planted, seed: int, minutes: float) -> Plan:
     """With the kinds of faults that the bug takes, if it takes any: without cuts nobody looks for a missing sync."""
+    if bug.has_slaves:
+        return draw_group(seed, minutes, clients=CLIENTS, kinds=bug.kinds)
     return draw(seed, minutes, clients=CLIENTS, kinds=bug.kinds) if bug.kinds else plan_of(seed, minutes)
 
 
@@ -110,6 +112,9 @@ def as_test(plan: Plan) -> str:
     rest = f"{plan.seed}, {plan.minutes!r}, {plan.flush!r}, faults, {plan.clients!r}"
     options = f"is_preemptive={plan.is_preemptive}, pace={plan.pace}, rebalance_s={plan.rebalance_s}"
     options += f", bursts={plan.bursts!r}"
+    if plan.slaves:
+        options += f", brokers={plan.brokers!r}, slaves={plan.slaves!r}, role={plan.role!r}"
+        options += f", in_sync={plan.in_sync}, block_bytes={plan.block_bytes}"
     return (
         f"def test_seed_{plan.seed}() -> None:\n    faults = {faults}\n    plan = Plan({rest}, {options})\n"
         "    assert Trial(plan).run().problems == []\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from simulation import scoreboard
-from simulation.faults import KINDS
+from simulation.faults import ALL_KINDS
 from simulation.planted import PLANTED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ def test_each_promise_names_a_test_that_is_there(named: str) -> None:
 
 
 def test_each_kind_of_fault_has_a_meaning_and_each_file_of_process_tests_is_there() -> None:
-    assert set(scoreboard.MEANINGS) == set(KINDS)
+    assert set(scoreboard.MEANINGS) == set(ALL_KINDS)
     assert [path for _, path in scoreboard.PROCESSES if not (ROOT / path).is_file()] == []
 
 

@@ -14,19 +14,21 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from contrailmq.broker.server import BrokerServer
-from simulation.checker import ahead, unfinished, unsafe, unsafe_stores
+from simulation.checker import ahead, unfinished, unsafe, unsafe_copy, unsafe_stores
 from simulation.cluster import SHORT_WAITS, SMALL_FILES, Cluster
 from simulation.disks import Loss
-from simulation.faults import CLOCKS, Fault, Plan, draw
+from simulation.faults import CLOCKS, GROUP_CRASHES, Fault, Plan, draw, draw_group, group_of, has_slaves
 from simulation.history import SUBSCRIBED, TOPICS, Cut, History, Queue
 from simulation.network import Link
 from simulation.nodes import RATE_MILLION, Node
+from simulation.replicas import Likeness, Witness
 from simulation.stores import Left
 from simulation.workload import QUEUES_MAX, Workload
 from simulation.world import MICROSECOND_NS, MILLISECOND_NS
 
 PEACE_S: Final = 240.0  # how long all that was acknowledged may take to arrive when faults are over
 HASTY_PEACE_S: Final = 90.0
+LAG_S: Final = 90.0  # how long slaves may take to have all of their master's log when faults are over
 BUSY_PEACE_S: Final = 30.0  # what comes later than this comes after timers and retries: the world rests meanwhile
 LOOK_EVERY_S: Final = 5.0
 RINGING_S: Final = 2.0  # how long after a burst timers are still exact
@@ -46,6 +48,7 @@ class Verdict:
     trace: str = ""
     stores: dict[str, str] = field(default_factory=dict)  # broker -> digest
     virtual_s: float = 0.0
+    reports: int = 0  # of slaves
 
     @property
     def seed(self) -> int:
@@ -58,7 +61,12 @@ def run_seed(seed: int, minutes: float, *kinds: str) -> Verdict:
 
 
 def plan_of(seed: int, minutes: float) -> Plan:
-    return draw(seed, minutes, clients=CLIENTS)
+    return (draw_group if has_slaves(seed) else draw)(seed, minutes, clients=CLIENTS)
+
+
+def run_group_seed(seed: int, minutes: float, *kinds: str) -> Verdict:
+    """A trial of a master with slaves; with kinds of faults, of those only."""
+    return Trial(draw_group(seed, minutes, clients=CLIENTS, kinds=kinds)).run()
 
 
 class Trial:
@@ -92,19 +100,22 @@ class Trial:
                 self._make_peace()
                 self._judge()
             self.verdict.trace, self.verdict.virtual_s = self.world.trace, self.world.now_s
+            self.verdict.reports = self.witness.reports
         return self.verdict
 
     def join(self, cluster: Cluster) -> None:
         """Start all members in a cluster."""
         self.cluster, self.world = cluster, cluster.world
-        self.workload = Workload(cluster, self.history, self.plan)
+        self.witness = Witness(cluster, self.plan, self._blame)
+        self.workload = Workload(cluster, self.history, self.plan, self.witness.acknowledged)
         cluster.settings |= SHORT_WAITS
         cluster.broker_names = self.plan.brokers
         cluster.is_preemptive = self.plan.is_preemptive
         cluster.is_patient = not self.plan.is_preemptive  # the other half of the seeds is for exact timers
         cluster.start_name_server()
-        for name in self.plan.brokers:
-            self._lives.append(cluster.start_broker(name))
+        for name in self.plan.members:
+            self.witness.launched(name)
+            self._lives.append(cluster.start_broker(name, **self.plan.settings_of(name)))
         for name in self.plan.clients:
             self.workload.start(name)
 
@@ -136,7 +147,7 @@ class Trial:
 
     def _look(self) -> None:
         """Start again what ended, as a supervisor does, and hold offsets against deliveries."""
-        for name in self.plan.brokers:
+        for name in self.plan.members:
             node = self.cluster.node(name)
             if not node.is_alive and name not in self._is_down:
                 if node.error is not None and name not in self._may_end:
@@ -145,8 +156,31 @@ class Trial:
             server = self.cluster.servers.get(name)
             if node.is_alive and isinstance(server, BrokerServer):
                 offsets = server.node.offsets.whole()
-                for sentence in ahead(self.history, {_group_and_queue(key, name): at for key, at in offsets.items()}):
-                    self._blame(sentence)
+                group = group_of(name)
+                for sentence in ahead(self.history, {_group_and_queue(key, group): at for key, at in offsets.items()}):
+                    self._blame(f"{name}: {sentence}" if name in self.plan.slaves else sentence)
+        for slave in self.plan.slaves:
+            self._look_at(slave)
+
+    def _look_at(self, slave: str) -> None:
+        """Hold a slave's log against its master's. Where the master has lost the end of its own, decide as an operator
+        must: what only the slave has goes."""
+        found = self.witness.compare(slave)
+        if found is None:
+            return
+        self.witness.look_at_positions(slave)
+        if found.likeness in (Likeness.PREFIX, Likeness.EQUAL):
+            self.witness.may_differ.discard(slave)
+            return
+        if slave not in self.witness.may_differ:
+            self._blame(f"the log of {slave} is not a prefix of its master's: {found}")
+        self.cluster.node(slave).kill()
+        if found.likeness is Likeness.AHEAD and found.common_end == found.master_end:
+            self._lives.append(self.cluster.truncate_log(slave, found.common_end))
+            return
+        self.cluster.disk(slave).wipe()
+        self.witness.wiped(slave)
+        self._launch(slave)
 
     def _blame(self, sentence: str) -> None:
         if len(self.verdict.problems) < 20 and sentence not in self.verdict.problems:
@@ -155,7 +189,8 @@ class Trial:
     def _launch(self, name: str) -> None:
         self._is_down.discard(name)
         if not self.cluster.node(name).is_alive:
-            self._lives.append(self.cluster.launch_broker(name))
+            self.witness.launched(name)
+            self._lives.append(self.cluster.launch_broker(name, **self.plan.settings_of(name)))
 
     # --- faults
 
@@ -165,6 +200,8 @@ class Trial:
         kind = fault.kind
         if kind in ("kill", "cut", "stop", "twice", "sync-error"):
             self._crash(fault)
+        elif kind in GROUP_CRASHES:
+            self._crash_group(fault)
         elif kind in ("stall", "full", "read-error", "flip"):
             self._hurt_disk(fault)
         elif kind in ("part", "one-way", "slow", "reset"):
@@ -200,6 +237,18 @@ class Trial:
             again = fault._replace(kind="kill" if chance.random() < 0.5 else "cut", dice=fault.dice + 1)
             self._after(fault.lasts_s + chance.choice((0.002, 0.02, 0.2)), lambda: self._crash(again))
 
+    def _crash_group(self, fault: Fault) -> None:
+        """A master and its slaves at the same moment, or some of them a moment later; they start in any order."""
+        chance = random.Random(fault.dice)
+        for name in chance.sample((fault.target, *self.plan.slaves), 1 + len(self.plan.slaves)):
+            one = fault._replace(
+                kind=fault.kind.removeprefix("group-"),
+                target=name,
+                lasts_s=chance.choice((0.01, fault.lasts_s)),
+                dice=chance.getrandbits(32),
+            )
+            self._after(chance.choice((0.0, 0.0, 0.05)), lambda one=one: self._crash(one))  # type: ignore[misc]
+
     def _end(self, name: str, kind: str, chance: random.Random) -> None:
         node, disk = self.cluster.node(name), self.cluster.disk(name)
         disk.fails_syncs = False
@@ -210,8 +259,10 @@ class Trial:
         if moment < 0.7:
             self._wait_for_acknowledgement(name, at_border=moment < 0.3)
         disk.loss = chance.choice(tuple(Loss))
-        if self.plan.flush == "ASYNC_FLUSH" and node.is_alive:
+        if self.plan.flush == "ASYNC_FLUSH" and node.is_alive and name in self.plan.brokers:
             self.history.forgetful_cuts[name].append(self._cut_of(name))
+        if node.is_alive:
+            self.witness.power_was_cut(name)
         node.cut_power()
 
     def _wait_for_acknowledgement(self, name: str, *, at_border: bool) -> None:
@@ -219,7 +270,8 @@ class Trial:
 
         Worse still when the message is the first of a log file, which is synced apart from the one before.
         """
-        disk, history, count = self.cluster.disk(name), self.history, self.history.by_broker[name]
+        disk, history, name = self.cluster.disk(name), self.history, group_of(name)
+        count = history.by_broker[name]
         usual = disk.sync_ns_min, disk.sync_ns_max
         disk.sync_ns_min, disk.sync_ns_max = 5 * MILLISECOND_NS, 40 * MILLISECOND_NS
         file_bytes = SMALL_FILES["mapped_file_size_commit_log"]
@@ -330,7 +382,7 @@ class Trial:
         while self._actions:
             self._live_until(max(self._actions[0][0], self.world.now_s + LOOK_EVERY_S))
         self._may_end.clear()
-        for name in self.plan.brokers:
+        for name in self.plan.members:
             self._launch(name)
         began_s = self.world.now_s
         self.workload.is_on = self.world.is_resting = False
@@ -340,11 +392,22 @@ class Trial:
             self._live_until(self.world.now_s + LOOK_EVERY_S)
             self.world.is_resting = self.world.now_s > began_s + BUSY_PEACE_S
         self._live_until(self.world.now_s + 2 * LOOK_EVERY_S)
+        self._wait_for_slaves(began_s)
         self._weigh()
+
+    def _wait_for_slaves(self, began_s: float) -> None:
+        """Until each has been seen with all of its master's log, which may still grow."""
+        behind = list(self.plan.slaves)
+        while behind and self.world.now_s < began_s + LAG_S:
+            found = {slave: self.witness.compare(slave) for slave in behind}
+            behind = [slave for slave, one in found.items() if one is None or one.likeness is not Likeness.EQUAL]
+            self._live_until(self.world.now_s + 1.0)
+        for slave in behind:
+            self._blame(f"{slave} lacks some of its master's log {LAG_S:g} s after the last fault: {found[slave]}")
 
     def _weigh(self) -> None:
         """Nothing grows without bounds: sockets, tasks and threads of each broker."""
-        for name in self.plan.brokers:
+        for name in self.plan.members:
             node = self.cluster.node(name)
             tasks = sum(not task.done() for task in asyncio.all_tasks(node.loop)) if node.loop is not None else 0
             counts = (len(node.sockets), tasks, self.world.count_fibers(node))
@@ -353,21 +416,24 @@ class Trial:
 
     def _judge(self) -> None:
         verdict, cluster = self.verdict, self.cluster
-        stores: list[Left] = []
-        for name in self.plan.brokers:
+        stores: dict[str, Left] = {}
+        for name in self.plan.members:
             node = cluster.node(name)
             try:
                 cluster.stop(name)
-                stores.append(cluster.read_store(name))
+                stores[name] = cluster.read_store(name)
             except Exception as exc:  # noqa: BLE001  whatever it is, it is the verdict
                 self._blame(f"{name} does not stop cleanly: {exc!r} {node.error!r}")
         found = unsafe(self.history)
-        if len(stores) == len(self.plan.brokers):
-            found += unsafe_stores(self.history, stores)
+        if len(stores) == len(self.plan.members):
+            found += unsafe_stores(self.history, [stores[name] for name in self.plan.brokers])
+            for slave in self.plan.slaves:
+                self.witness.judge(slave)
+                found += unsafe_copy(self.history, slave, stores[slave], stores[group_of(slave)])
         found += unfinished(self.history)  # last: the stores say where messages are that nobody was given
         for sentence in found:
             self._blame(sentence)
-        others = [node for node in cluster.world.nodes.values() if node.name not in self.plan.brokers]
+        others = [node for node in cluster.world.nodes.values() if node.name not in self.plan.members]
         for node in [*self._lives, *others]:
             for complaint in node.complaints:
                 self._blame(f"{node.name}: {complaint}")
@@ -376,7 +442,7 @@ class Trial:
         for node in others:
             if node.error is not None:
                 self._blame(f"{node.name} ended: {node.error!r}")
-        verdict.stores = {name: cluster.digest(name) for name in self.plan.brokers}
+        verdict.stores = {name: cluster.digest(name) for name in self.plan.members}
 
 
 def _group_and_queue(key: tuple[str, int], broker: str) -> tuple[str, Queue]:

@@ -50,6 +50,7 @@ from simulation.history import (
     SUBSCRIBED,
     TOPICS,
     WORKERS,
+    Acknowledged,
     Delivery,
     History,
     Kind,
@@ -81,7 +82,15 @@ C = TypeVar("C", aio.PushConsumer, aio.LitePullConsumer)
 class Workload:
     """Starts and starts again the clients of one trial. `is_on` is False when no more is to be sent."""
 
-    def __init__(self, cluster: Cluster, history: History, plan: Plan) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        history: History,
+        plan: Plan,
+        witness: Callable[[Sent, Acknowledged], None] = lambda _sent, _acknowledged: None,
+    ) -> None:
+        """`witness` is called with each acknowledgement."""
+        self._witness = witness
         self._cluster, self.history, self._plan, self._pace = cluster, history, plan, plan.pace
         self.is_on = True
         self.is_hurried = False  # p0 sends many at once, without a pause: a log file is to be full soon
@@ -253,6 +262,7 @@ class Workload:
         queue = Queue(*result.queue)
         place = Place(queue, result.queue_offset + number)
         self.history.acknowledge(body, place, physical_offset, node.world.now_s if at_s is None else at_s)
+        self._witness(self.history.sent[body], self.history.acknowledged[body])
 
     # --- the operator
 

@@ -1,0 +1,263 @@
+"""What must be true of a master and its slaves, seen from outside: on the wire of the HA port, and in the files.
+
+`Witness` taps the network. Each report of a slave is held against the slave's disk the moment it is written: the log
+is there up to the reported offset, it ends between two records, it is synced under SYNC_FLUSH, and while the connection
+lives it is what the master has. Each acknowledgement of a master that waits for slaves is held against their reports
+and their disks. `look`, now and then, compares whole logs: a slave's is a byte prefix of its master's, from where it
+begins. A slave may have more, or something else, only after its master lost power and with it what was not synced.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from contrailmq.broker.server import BrokerServer
+from contrailmq.message import SystemTopic
+from contrailmq.message.codec import BLANK_MAGIC
+from simulation.cluster import BROKER_PORT, SMALL_FILES, Cluster
+from simulation.disks import Disk
+from simulation.faults import Plan, group_of
+from simulation.history import Acknowledged, Sent
+from simulation.network import Stream
+
+HA_PORT: Final = BROKER_PORT + 1
+FILE_BYTES: Final = SMALL_FILES["mapped_file_size_commit_log"]
+OFFSET_MAX: Final = 1 << 40
+_REPORT: Final = struct.Struct(">q")
+_SIZE_AND_MAGIC: Final = struct.Struct(">iI")
+_BLANK: Final = BLANK_MAGIC & 0xFFFFFFFF
+
+
+class LogBytes:
+    """The log of one broker as its files have it, by offset."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk, self._path = disk, disk.path / "store" / "commitlog"
+
+    @property
+    def begin(self) -> int:
+        """Of its first file; 0 where there is none."""
+        names = [path.name for path in self._path.iterdir() if path.name.isdigit()] if self._path.is_dir() else []
+        return min(map(int, names), default=0)
+
+    @property
+    def end(self) -> int:
+        """Behind the last record, as far as sizes lead."""
+        return self.border_before(self.begin, OFFSET_MAX)
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Fewer bytes where a file is missing."""
+        return self._joined(begin, end, _read_part)
+
+    def durable(self, begin: int, end: int) -> bytes:
+        """What a power cut would leave of it, whatever the dice say."""
+        return self._joined(begin, end, self._disk.durable)
+
+    def record(self, offset: int) -> bytes:
+        """The record that begins there; empty where none does."""
+        head = self.read(offset, offset + _SIZE_AND_MAGIC.size)
+        if len(head) < _SIZE_AND_MAGIC.size:
+            return b""
+        return self.read(offset, offset + max(0, _SIZE_AND_MAGIC.unpack(head)[0]))
+
+    def border_before(self, begin: int, end: int) -> int:
+        """The last border between records up to `end`; `begin` is one."""
+        at = begin
+        while at < end:
+            head = self.read(at, at + _SIZE_AND_MAGIC.size)
+            if len(head) < _SIZE_AND_MAGIC.size:
+                break
+            size_bytes, magic = _SIZE_AND_MAGIC.unpack(head)
+            following = at - at % FILE_BYTES + FILE_BYTES if magic == _BLANK else at + size_bytes
+            if size_bytes <= 0 or following > end:
+                break
+            at = following
+        return at
+
+    def _joined(self, begin: int, end: int, part: Callable[[Path, int, int], bytes]) -> bytes:
+        found = b""
+        for base in range(begin - begin % FILE_BYTES, end, FILE_BYTES):
+            path = self._path / f"{base:020d}"
+            if not path.exists():
+                break
+            found += part(path, max(begin - base, 0), min(end - base, FILE_BYTES))
+        return found
+
+
+class Likeness(Enum):
+    """How a slave's log stands to its master's."""
+
+    PREFIX = "a prefix"
+    EQUAL = "all of it"
+    AHEAD = "longer"
+    PARTED = "another history"
+
+
+class Compared(NamedTuple):
+    likeness: Likeness
+    common_end: int  # the last border up to which both are the same
+    slave_end: int
+    master_end: int
+
+
+class Witness:
+    """Of one trial. `blame` takes sentences."""
+
+    def __init__(self, cluster: Cluster, plan: Plan, blame: Callable[[str], None]) -> None:
+        self._cluster, self._world, self._plan, self._blame = cluster, cluster.world, plan, blame
+        self._is_synced = plan.flush == "SYNC_FLUSH"
+        self._names = {cluster.host(name).address: name for name in plan.members}
+        self._unread: dict[Stream, bytes] = {}  # of a report that was not written whole
+        self._checked: dict[str, int] = {}  # slave -> a border; its reports were checked up to there
+        self._compared: dict[str, int] = {}  # slave -> a border; it was like its master's up to there
+        self._reported: dict[str, int] = {}  # slave -> its furthest report to the master that runs now
+        self._began_s: dict[str, float] = {}  # member -> when its process began
+        self._lost_s: dict[str, float] = {}  # member -> when it last lost what it may have acknowledged
+        self.may_differ: set[str] = set()  # slaves whose master has lost the end of its log
+        self.reports = 0
+        if plan.slaves:
+            cluster.network.tap = self._tap
+
+    def log_of(self, name: str) -> LogBytes:
+        return LogBytes(self._cluster.disk(name))
+
+    # --- told by the trial
+
+    def launched(self, name: str) -> None:
+        self._began_s[name] = self._world.now_s
+        for slave in self._plan.slaves_of(name) or (name,):
+            for table in (self._checked, self._compared, self._reported):
+                table.pop(slave, None)
+
+    def power_was_cut(self, name: str) -> None:
+        """Under SYNC_FLUSH that takes nothing that was acknowledged or reported, but what was on its way."""
+        if not self._is_synced:
+            self._lost_s[name] = self._world.now_s
+        if not self._is_synced or self._plan.role == "SYNC_MASTER":
+            self.may_differ.update(self._plan.slaves_of(name))
+
+    def wiped(self, name: str) -> None:
+        self._lost_s[name] = self._world.now_s
+
+    # --- reports
+
+    def _tap(self, stream: Stream, data: bytes) -> None:
+        if stream.remote[1] != HA_PORT:
+            return
+        joined = self._unread.pop(stream, b"") + data
+        whole = len(joined) - len(joined) % _REPORT.size
+        if joined[whole:]:
+            self._unread[stream] = joined[whole:]
+        for (offset,) in _REPORT.iter_unpack(joined[:whole]):
+            self._was_reported(self._names[stream.host.address], offset, stream)
+
+    def _was_reported(self, slave: str, offset: int, stream: Stream) -> None:
+        self.reports += 1
+        log, peer = self.log_of(slave), stream.peer
+        begin = self._checked.get(slave, log.begin)
+        is_heard = peer is not None and not peer.is_forgotten and not peer.is_closed
+        if is_heard:
+            self._reported[slave] = max(offset, self._reported.get(slave, 0))
+        if offset <= begin:
+            return
+        data = log.read(begin, offset)
+        if len(data) < offset - begin or log.border_before(begin, offset) != offset:
+            self._blame(f"{slave} reports {offset}, where its log does not end between two records")
+        if self._is_synced and log.durable(begin, offset) != data:
+            self._blame(f"{slave} reports {offset} and has not synced it, from {begin} on")
+        if is_heard and self.log_of(group_of(slave)).read(begin, offset) != data:
+            self._blame(f"{slave} reports {offset}, and its log from {begin} on is not its master's")
+        self._checked[slave] = offset
+
+    # --- acknowledgements
+
+    def acknowledged(self, sent: Sent, one: Acknowledged) -> None:
+        """A producer has just heard that a message is safe."""
+        master, since_s, needed = one.place.queue.broker, sent.at_s, self._plan.in_sync - 1
+        slaves = self._plan.slaves_of(master)
+        if not slaves or needed <= 0 or self._lost_s.get(master, -1.0) >= since_s:
+            return
+        offset, record = one.physical_offset, self.log_of(master).record(one.physical_offset)
+        end = offset + len(record)
+        doubtful = [slave for slave in slaves if self._lost_s.get(slave, -1.0) >= since_s]
+        sure = [slave for slave in slaves if slave not in doubtful]
+        holders = [slave for slave in sure if self._holds(slave, offset, record)]
+        if not record or len(holders) + len(doubtful) < needed:
+            self._blame(f"{one.place}, {offset} of the log, was acknowledged; {needed} slaves must have it: {holders}")
+        if self._began_s.get(master, 0.0) >= since_s:
+            return  # the reports went to the process before
+        heard = [slave for slave in slaves if self._reported.get(slave, 0) >= end]
+        if len(heard) < needed:
+            self._blame(f"{one.place}, {offset} of the log, was acknowledged; {needed} slaves must report it: {heard}")
+
+    def _holds(self, slave: str, offset: int, record: bytes) -> bool:
+        log = self.log_of(slave)
+        read = log.durable if self._is_synced else log.read
+        return read(offset, offset + len(record)) == record
+
+    # --- whole logs
+
+    def compare(self, slave: str) -> Compared | None:
+        """None while one of the two does not serve."""
+        ends = [self._end_of(name) for name in (slave, group_of(slave))]
+        if ends[0] is None or ends[1] is None:
+            return None
+        return self._compare(slave, ends[0], ends[1])
+
+    def _end_of(self, name: str) -> int | None:
+        server = self._cluster.servers.get(name)
+        if (
+            not isinstance(server, BrokerServer)
+            or not self._cluster.node(name).is_alive
+            or not server.store._life.is_open
+        ):
+            return None
+        return server.store.appended_offset
+
+    def _compare(self, slave: str, slave_end: int, master_end: int) -> Compared:
+        ours, theirs = self.log_of(slave), self.log_of(group_of(slave))
+        begin, end = self._compared.get(slave, ours.begin), min(slave_end, master_end)
+        if ours.read(begin, end) == theirs.read(begin, end):
+            common = max(begin, ours.border_before(begin, end))
+            likeness = Likeness.PREFIX if slave_end < master_end else Likeness.EQUAL
+            self._compared[slave] = common
+            return Compared(Likeness.AHEAD if slave_end > master_end else likeness, common, slave_end, master_end)
+        low, high = begin, end  # the first difference lies between
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if ours.read(begin, middle) == theirs.read(begin, middle) else (low, middle)
+        return Compared(Likeness.PARTED, ours.border_before(begin, low), slave_end, master_end)
+
+    def look_at_positions(self, slave: str) -> None:
+        """Positions that a slave has copied are not beyond what its queues hold: what they stand for is in its log.
+
+        A power cut under ASYNC_FLUSH may leave the positions and take the log.
+        """
+        server = self._cluster.servers.get(slave)
+        if self._end_of(slave) is None or slave in self._lost_s or not isinstance(server, BrokerServer):
+            return
+        store, offsets = server.store, server.node.offsets
+        for (key, queue_id), offset in offsets.whole().items():
+            topic = key.partition("@")[0]
+            if (key, queue_id) not in offsets.changes and offset > store.max_offset(topic, queue_id):
+                self._blame(f"{slave} has offset {offset} for {key} {queue_id}: {store.max_offset(topic, queue_id)}")
+        for level, offset in server.delay.offsets.items():
+            if offset > store.max_offset(SystemTopic.SCHEDULE, level - 1):
+                self._blame(f"{slave} has offset {offset} of delay level {level}, which is beyond its queue")
+
+    def judge(self, slave: str) -> None:
+        """After a clean stop of both."""
+        self._compared.pop(slave, None)
+        found = self._compare(slave, self.log_of(slave).end, self.log_of(group_of(slave)).end)
+        if found.likeness not in (Likeness.PREFIX, Likeness.EQUAL):
+            self._blame(f"{slave} stopped with a log that is not a prefix of its master's: {found}")
+
+
+def _read_part(path: Path, begin: int, end: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(begin)
+        return file.read(end - begin)

@@ -1,0 +1,141 @@
+"""A master with its slaves under faults: what two have acknowledged is on both, and planted bugs are found."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulation import runs
+from simulation.checker import unfinished, unsafe
+from simulation.cluster import Cluster
+from simulation.faults import GROUP_KINDS, Plan, draw_group, has_slaves
+from simulation.history import READERS
+from simulation.planted import BY_NAME
+from simulation.replicas import Likeness
+from simulation.test_trial import apart
+from simulation.trial import CLIENTS, Trial, plan_of, run_group_seed
+
+SEEDS = range(1, 9)
+# Bugs that nearly every seed with slaves finds.
+OFTEN_FOUND = (
+    "an answer waits for what was sent to slaves, not for reports",
+    "an answer leaves when disk or slaves have the message, not both",
+    "a slave reports before the flush",
+    "a slave takes a record that has not come whole",
+)
+
+
+@pytest.mark.parametrize("seed", apart(SEEDS))
+def test_a_seed_with_slaves_keeps_every_promise(seed: int) -> None:
+    verdict = run_group_seed(seed, 2.0)
+    assert verdict.problems == []
+    assert verdict.reports > 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", apart(GROUP_KINDS))
+def test_each_kind_of_fault_keeps_every_promise_of_a_group(kind: str) -> None:
+    for seed in range(1, 4):
+        verdict = run_group_seed(seed, 3.0, kind)
+        assert any(fault.kind == kind for fault in verdict.plan.faults)
+        assert verdict.problems == []
+
+
+def test_a_seed_with_slaves_repeats_its_history_and_stores_byte_for_byte() -> None:
+    first, second = (run_group_seed(2, 2.0, "group-cut", "part") for _ in range(2))
+    assert first.history.digest() == second.history.digest()
+    assert first.stores == second.stores
+    assert first.trace == second.trace
+    assert len(first.stores) == len(first.plan.members) > 1
+
+
+@pytest.mark.parametrize("name", apart(OFTEN_FOUND))
+def test_a_planted_bug_of_replication_is_found(name: str) -> None:
+    assert any(runs.run_one(seed, 2.0, BY_NAME[name])[0].problems for seed in range(1, 21))
+
+
+def test_some_seeds_have_slaves_in_every_mode_and_the_plans_of_the_others_do_not_know_of_them() -> None:
+    plans = [plan_of(seed, 2.0) for seed in range(1, 200)]
+    assert all(bool(plan.slaves) == has_slaves(plan.seed) for plan in plans)
+    groups = [plan for plan in plans if plan.slaves]
+    assert 40 < len(groups) < 100
+    modes = {(plan.role, plan.flush, len(plan.slaves)) for plan in groups}
+    assert len(modes) == 8
+    assert {plan.in_sync for plan in groups if plan.role == "SYNC_MASTER"} == {2, 3}
+    assert {fault.target for plan in groups for fault in plan.faults} >= {"b0", "b1", "b0-1", "b0-2"}
+
+
+def test_a_plan_with_slaves_is_printed_as_a_test() -> None:
+    plan = draw_group(1, 0.2, clients=CLIENTS, kinds=("calm",))
+    made: dict[str, object] = {}
+    exec(runs.as_test(plan), {"Plan": lambda *a, **k: made.setdefault("plan", Plan(*a, **k)), "Trial": Trial}, made)
+    assert runs.as_test(plan).count(f"slaves={plan.slaves!r}") == 1
+
+
+# --- one master, one slave
+
+
+class Pair:
+    """b0 and b0-1 under load for 15 virtual seconds, without faults but those of the test."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        flush = str(cluster.settings["flushDiskType"])
+        group = {"brokers": ("b0",), "slaves": ("b0-1",), "role": "SYNC_MASTER", "in_sync": 2}
+        self.trial = Trial(Plan(cluster.world.seed, 1.0, flush, (), CLIENTS, pace=2.0, **group))  # type: ignore[arg-type]
+        self.trial.join(cluster)
+        self.cluster, self.history, self.witness = cluster, self.trial.history, self.trial.witness
+        cluster.world.run_for(15)
+
+    def unread(self) -> set[bytes]:
+        """What was acknowledged at a place, and the reader has not got."""
+        placed = {body for body in self.history.acknowledged if self.history.sent[body].kind.has_place}
+        return placed - self.history.succeeded[READERS]
+
+
+def test_what_is_acknowledged_is_on_both_and_lag_comes_to_nothing() -> None:
+    with Cluster(3) as cluster:
+        pair = Pair(cluster)
+        pair.trial.workload.is_on = False
+        cluster.world.run_for(5)
+        compared = pair.witness.compare("b0-1")
+        assert compared is not None
+        assert compared.likeness is Likeness.EQUAL
+        assert compared.common_end == compared.master_end > 10_000
+        assert len(pair.history.acknowledged) > 30
+        assert pair.trial.verdict.problems == unsafe(pair.history) == []
+
+
+def test_consumers_that_read_from_the_slave_while_the_master_is_gone_get_the_same_messages() -> None:
+    with Cluster(4) as cluster:
+        pair = Pair(cluster)
+        cluster.network.part(cluster.host("b0"), cluster.host("c2"))
+        cluster.world.run_for(5)
+        cluster.node("b0").kill()
+        pair.trial.workload.is_on = False
+        unread = pair.unread()
+        assert unread
+        cluster.network.join(cluster.host("b0"), cluster.host("c2"))
+        assert cluster.world.run_until(lambda: not pair.unread(), within_s=90)
+        assert not cluster.node("b0").is_alive
+        pair.trial._launch("b0")
+        cluster.world.run_for(90)
+        assert pair.trial.verdict.problems == unsafe(pair.history) + unfinished(pair.history) == []
+
+
+def test_a_slave_that_is_cut_off_makes_sends_time_out_and_has_all_of_them_when_it_is_back() -> None:
+    with Cluster(5) as cluster:
+        pair = Pair(cluster)
+        cluster.network.part(cluster.host("b0"), cluster.host("b0-1"))
+        cluster.world.run_for(1)
+        acknowledged = len(pair.history.acknowledged)
+        cluster.world.run_for(10)
+        assert len(pair.history.acknowledged) == acknowledged
+        assert "FLUSH_SLAVE_TIMEOUT" in pair.history.refused.values()
+        cluster.network.join(cluster.host("b0"), cluster.host("b0-1"))
+        cluster.world.run_for(30)
+        assert len(pair.history.acknowledged) > acknowledged
+        pair.trial.workload.is_on = False
+        cluster.world.run_for(5)
+        compared = pair.witness.compare("b0-1")
+        assert compared is not None
+        assert compared.likeness is Likeness.EQUAL
+        assert pair.trial.verdict.problems == []
