@@ -144,6 +144,7 @@ def test_what_protects_is_not_changed_over_the_network_unless_the_file_allows_th
         "flushDiskType=ASYNC_FLUSH",
         "allowRemoteConfig=*",
         "takeover=true",
+        "resync=true",
         "allowUnsupported=true",
         "configBlackList=x",
         "brokerConfigPath=/x",

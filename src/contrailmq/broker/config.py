@@ -112,6 +112,7 @@ class BrokerConfig:
     client_groups_max: int = DEFAULT_MAX
     ha_tls: bool = False  # TLS on the HA port, between brokers of ours
     ha_allow_list: str = ""  # addresses and networks that may follow the log beside registered slaves
+    resync: bool = False  # a slave cuts off at its start what its master does not have
     takeover: bool = False  # replace a live broker of the same name and id at another address
     server_channel_max_idle_time_seconds: int = 120
     held_pulls_max: int = 100_000
@@ -266,6 +267,7 @@ FIXED_KEYS: Final = frozenset(
         "allowUnsupported",
         "configBlackList",
         "haTls",
+        "resync",
         "takeover",
     )
 )

@@ -28,6 +28,7 @@ from contrailmq.broker.cluster.advertise import advertised_address
 from contrailmq.broker.cluster.log_following import LogFollowing, open_link
 from contrailmq.broker.cluster.registration import Registration
 from contrailmq.broker.cluster.replication import MasterReplication
+from contrailmq.broker.cluster.resync import resync
 from contrailmq.broker.cluster.slave_sync import SlaveSync
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError
 from contrailmq.broker.handlers import Handlers
@@ -129,6 +130,8 @@ class BrokerServer:
         self._load_changed_settings()
         self.config.check()
         self._check_role()
+        if self.config.resync:
+            await resync(self.config, self.store.config, self._client, self.store.files)
         self.store.set_batch_topics(saved_batch_topics(self.store.config.path / "config" / TOPICS_FILE))
         await loop.run_in_executor(None, self.store.open)
         try:
@@ -261,6 +264,8 @@ class BrokerServer:
         if not is_slave and config.broker_id != 0:
             log.warning("brokerId=%d is taken as 0: brokerRole says that this is a master", config.broker_id)
             config.broker_id = 0
+        if config.resync and not is_slave:
+            raise BrokerConfigError("resync", "true", "only a slave has a master to go by: start it without --resync")
         if config.ha_tls and is_slave and self._client_tls is None:
             raise BrokerConfigError(
                 "haTls", "true", "a slave needs tls.enable=true for it, and tls.client.trustCertPath"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import asyncio
 
     from contrailmq.broker import BrokerServer
+
+NO_NAME_SERVER: Final = "no NameServer is set, so no client finds this broker: -n HOST:9876 (namesrvAddr) names one"
 
 
 def broker(
@@ -30,6 +32,9 @@ def broker(
     takeover: Annotated[
         bool, typer.Option("--takeover", help="Replace a live broker of the same name and id at another address.")
     ] = False,
+    resync: Annotated[
+        bool, typer.Option("--resync", help="A slave: cut off what the master does not have, and follow.")
+    ] = False,
     log_level: Level = LogLevel.INFO,
     log_file: File = None,
     log_file_mib: FileMib = FILE_MIB,
@@ -40,14 +45,14 @@ def broker(
     from contrailmq.broker.config import environment_keys, read_configs
     from contrailmq.broker.server import BrokerServer
     from contrailmq.cli.logs import failed, start_logging
-    from contrailmq.cli.serving import gathered_settings, run_until_stopped, tell_what_runs
+    from contrailmq.cli.serving import gathered_settings, run_until_stopped, set_flags, tell_what_runs
     from contrailmq.message import ContrailError
     from contrailmq.wire.tls import client_tls, server_tls
 
     try:
         properties = gathered_settings(
             file=config_file,
-            flags=({"namesrvAddr": namesrv} if namesrv else {}) | ({"takeover": "true"} if takeover else {}),
+            flags=({"namesrvAddr": namesrv} if namesrv else {}) | set_flags(takeover=takeover, resync=resync),
             settings=settings or [],
             keys=environment_keys(),
         )
@@ -60,9 +65,7 @@ def broker(
         start_logging(LogSettings(log_level, log_file, log_file_mib, log_files, log_json))
         tell_what_runs()
         if not config.namesrv_addresses:
-            warnings.append(
-                "no NameServer is set, so no client finds this broker: -n HOST:9876 (namesrvAddr) names one"
-            )
+            warnings.append(NO_NAME_SERVER)
         for warning in warnings:
             logging.getLogger("contrailmq").warning("%s", warning)
         tls, outward = server_tls(properties), client_tls(properties)

@@ -28,6 +28,11 @@ KEPT_BYTES_MAX: Final = 32 * 1024 * 1024
 KEPT_BLOCK_BYTES_MAX: Final = 4 * 1024 * 1024  # RocketMQ's largest body
 
 
+def set_flags(**flags: bool) -> dict[str, str]:
+    """The settings of flags that are given."""
+    return {key: "true" for key, is_given in flags.items() if is_given}
+
+
 def gathered_settings(
     *, file: Path | None, flags: Mapping[str, str], settings: Iterable[str], keys: Iterable[str]
 ) -> dict[str, str]:

@@ -50,6 +50,9 @@ def up(
     takeover: Annotated[
         bool, typer.Option("--takeover", help="Replace a live broker of the same name and id at another address.")
     ] = False,
+    resync: Annotated[
+        bool, typer.Option("--resync", help="Slaves cut off what their masters do not have, and follow.")
+    ] = False,
     no_console: Annotated[bool, typer.Option("--no-console", hidden=True, help="There is no web console yet.")] = False,
     log_level: Level = LogLevel.INFO,
     log_file: File = None,
@@ -60,14 +63,14 @@ def up(
     """Run a NameServer and brokers until SIGINT or SIGTERM. Prints one line that begins with `ready`."""
     from contrailmq.broker.config import environment_keys
     from contrailmq.cli.logs import failed, start_logging
-    from contrailmq.cli.serving import gathered_settings, run_until_stopped, tell_what_runs
+    from contrailmq.cli.serving import gathered_settings, run_until_stopped, set_flags, tell_what_runs
     from contrailmq.message import ContrailError
     from contrailmq.wire.tls import with_client_side
 
     try:
         properties = gathered_settings(
             file=config_file,
-            flags={"takeover": "true"} if takeover else {},
+            flags=set_flags(takeover=takeover),
             settings=settings or [],
             keys=environment_keys(),
         )
@@ -79,7 +82,7 @@ def up(
         properties = with_client_side(properties | _listening_on(listen, properties))
         run_until_stopped(
             lambda stopped: _serve(
-                store, properties, stopped, logs, _Cluster(namesrv_port, broker_port, brokers, slaves)
+                store, properties, stopped, logs, _Cluster(namesrv_port, broker_port, brokers, slaves, resync)
             )
         )
     except (ContrailError, OSError) as exc:
@@ -108,11 +111,12 @@ class _Cluster(NamedTuple):
     broker_port: int
     brokers: int
     slaves: int  # of each broker
+    resync: bool = False  # slaves cut off what their masters do not have
 
 
 def _members(properties: Mapping[str, str], cluster: _Cluster) -> Iterator[tuple[str, dict[str, str]]]:
     """Names and settings: the masters, then their slaves. Ports go up in this order."""
-    _, port, brokers, slaves = cluster
+    _, port, brokers, slaves, resync = cluster
     step = PORT_STEP if port else 0
     masters: list[dict[str, str]] = []
     for number in range(brokers):
@@ -124,6 +128,7 @@ def _members(properties: Mapping[str, str], cluster: _Cluster) -> Iterator[tuple
     for said in masters:
         for broker_id in range(1, slaves + 1):
             as_slave = {"slaveReadEnable": "true"} | said | {"brokerRole": "SLAVE", "brokerId": str(broker_id)}
+            as_slave |= {"resync": "true"} if resync else {}
             yield f"{said['brokerName']}-slave-{broker_id}", as_slave | {"listenPort": str(port)}
             port += step
 

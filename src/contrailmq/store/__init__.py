@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from contrailmq.store.tools.rebuild import RebuildReport, rebuild_store
     from contrailmq.store.tools.repair import RepairReport, find_damage, repair_store
     from contrailmq.store.tools.verify import verify_store
-    from contrailmq.store.truncating import TruncateReport, plan_truncation, truncate_store
+    from contrailmq.store.truncating import ClosedLog, TruncateReport, plan_truncation, truncate_store
     from contrailmq.store.upkeep.retention import Retention
 
 __all__ = [
@@ -74,6 +74,7 @@ __all__ = [
     "Boundary",
     "BrokerRole",
     "Clock",
+    "ClosedLog",
     "Copier",
     "Copy",
     "CopyPlace",
@@ -185,7 +186,7 @@ _NAMES: Final = {
     "contrailmq.store.tools.rebuild": ("RebuildReport", "rebuild_store"),
     "contrailmq.store.tools.repair": ("RepairReport", "find_damage", "repair_store"),
     "contrailmq.store.tools.verify": ("verify_store",),
-    "contrailmq.store.truncating": ("TruncateReport", "plan_truncation", "truncate_store"),
+    "contrailmq.store.truncating": ("ClosedLog", "TruncateReport", "plan_truncation", "truncate_store"),
     "contrailmq.store.upkeep.retention": ("Retention",),
 }
 

@@ -1,16 +1,21 @@
-"""Cutting the newest part off a store's log, for good. For `contrailmq store truncate`.
+"""Cutting the newest part off a store's log, for good. For `contrailmq store truncate` and a slave's `--resync`.
 
 A slave that has messages which its master has lost does not follow until somebody decides. This is the one decision:
-the slave's go. What is asked for is checked first (a border between two records, inside the log), then written down
-(recovery/truncation.py), then done by opening the store. A kill at any point leaves it either undecided or decided.
+the slave's go. `ClosedLog` is for finding out where. What is asked for is checked first (a border between two records,
+inside the log), then written down (recovery/truncation.py), then done by opening the store. A kill at any point leaves
+it either undecided or decided.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Final, Self
 
-from contrailmq.message.record import RecordView
+from contrailmq.message.record import RecordView, head_struct
 from contrailmq.store.base.errors import StoreError
 from contrailmq.store.base.store_lock import StoreLock
 from contrailmq.store.config import StoreConfig
@@ -101,3 +106,49 @@ def truncate_store(config: StoreConfig, at: int, *, files: Files | None = None) 
         end = store.log_max_offset
     assert end <= at, "a border that the log ends at, or the blank before it"
     return replace(plan, is_done=True)
+
+
+class ClosedLog:
+    """The log of a store that nobody has open, as it lies on the disk, for a comparison with another log.
+
+    A context manager: it holds mappings.
+    """
+
+    def __init__(self, config: StoreConfig) -> None:
+        self._view = StoreView(config)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._view.close()
+
+    def files(self) -> Iterator[array[int]]:
+        """Where the records of each file begin, newest file first; files without a record are left out."""
+        for file in reversed(self._view.log_files):
+            begins = _Begins()
+            walk_over(file, begins)
+            if begins.offsets:
+                yield begins.offsets
+
+    def record(self, offset: int) -> bytes:
+        """The record that begins at an offset which `files` gave."""
+        file = next(file for file in self._view.log_files if file.base <= offset < file.end)
+        position = offset - file.base
+        (size_bytes,) = _SIZE.unpack_from(file.mapping, position)
+        return file.mapping[position : position + size_bytes]
+
+
+_SIZE: Final = head_struct("size")
+
+
+class _Begins:
+    """Takes the records of a walk: where they begin. 8 bytes each: a file of a gigabyte may hold ten million."""
+
+    def __init__(self) -> None:
+        self.offsets = array("q")
+
+    def take(self, record: RecordView, /) -> None:
+        self.offsets.append(record.physical_offset)

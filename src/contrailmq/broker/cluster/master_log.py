@@ -15,8 +15,8 @@ ASK_TIMEOUT_S: Final = 3.0
 
 _REMEDY: Final = (
     "Nothing is copied until you decide: start this broker as the master (brokerRole=ASYNC_MASTER, brokerId=0) to keep "
-    "its messages, or stop it and cut them off with `contrailmq store truncate DIR --at OFFSET`, or give it an empty "
-    "directory"
+    "its messages, or start it again with --resync to cut off what the master does not have (`contrailmq store "
+    "truncate DIR --at OFFSET` does the same by hand), or give it an empty directory"
 )
 
 
