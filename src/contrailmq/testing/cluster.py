@@ -2,7 +2,8 @@
 
 Stores are temporary, with 16 MiB log files, unless a path is given. A broker that is killed loses what was not flushed
 and comes back on the same port and store, as after a crash. With `processes=True` brokers are real processes and a
-kill is a real SIGKILL. With `slaves=N` each broker is a master with N slaves, which serve reads when it is gone.
+kill is a real SIGKILL. With `slaves=N` each broker is a master with N slaves, which serve reads when it is gone, and
+any two of them can be cut off from each other (links.py).
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import asyncio
 import shutil
 import tempfile
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from contrailmq.broker.server import BrokerServer
 from contrailmq.namesrv import NameServer, NamesrvConfig
+from contrailmq.testing.links import Links
 from contrailmq.testing.members import ClusterError, Member, ProcessMember, ThreadlessMember, figures
 from contrailmq.wire.tls import client_tls, server_tls, with_client_side
 from contrailmq.wire.transport import RemotingClient, new_event_loop
@@ -59,6 +61,7 @@ class LocalCluster:
         self._kind: type[Member] = ProcessMember if processes else ThreadlessMember
         self._members: list[Member] = []
         self._name_server: NameServer | None = None
+        self._links: Links | None = None  # between masters and slaves, when there are slaves
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self.store_path = Path()
@@ -108,6 +111,25 @@ class LocalCluster:
             await self._members[index].start()
 
         self._run(restart())
+
+    def partition(self, one: int, other: int) -> None:
+        """Cut the network between two members, masters or slaves: no byte passes between them until `heal`.
+
+        As with a pulled cable nobody is told: their connections stay open and are silent. Both still reach the
+        NameServer, clients reach both, and all other members reach each other. Needs `slaves`: masters of different
+        brokers have nothing to say to each other.
+        """
+        self._check_pair(one, other)
+        self._run(self._links_do(lambda links: links.cut(one, other)))
+
+    def heal(self) -> None:
+        """Undo every partition. What was on its way arrives, on connections that neither side has given up by now."""
+        self._run(self._links_do(Links.join))
+
+    def reset_connections(self, one: int, other: int) -> None:
+        """End every connection between two members, as a firewall that has lost its memory; they make new ones."""
+        self._check_pair(one, other)
+        self._run(self._links_do(lambda links: links.reset(one, other)))
 
     def stop_name_server(self) -> None:
         """End the NameServer; clients and brokers go on with the routes they know."""
@@ -173,30 +195,55 @@ class LocalCluster:
     async def _start(self) -> None:
         self._name_server = self._new_name_server(0)
         await self._name_server.start()
-        masters: list[Member] = []
-        slaves: list[Member] = []
+        if self._slave_count:
+            self._links = self._new_links(self._name_server.address)
         for number in range(self._count):
             name = f"broker-{number}"
-            properties = {
-                "brokerName": name,
-                "bindAddress": "127.0.0.1",
-                "brokerIP1": "127.0.0.1",
-                "listenPort": "0",
-                "haListenPort": "0",
-                "enableFastListenPort": "false",
-                "namesrvAddr": self._name_server.address,
-            }
-            said = with_client_side(properties | self._config)
-            masters.append(self._kind(self.store_path / name, said, store_settings=SMALL_STORE))
+            self._members.append(await self._new_member(name, name, {}))
+        for number in range(self._count):
             for broker_id in range(1, self._slave_count + 1):
-                as_slave = {"slaveReadEnable": "true"} | said | {"brokerRole": "SLAVE", "brokerId": str(broker_id)}
-                path = self.store_path / f"{name}-slave-{broker_id}"
-                slaves.append(self._kind(path, as_slave, store_settings=SMALL_STORE))
-        self._members = masters + slaves
+                name = f"broker-{number}"
+                as_slave = {"brokerRole": "SLAVE", "brokerId": str(broker_id)}
+                self._members.append(await self._new_member(name, f"{name}-slave-{broker_id}", as_slave))
+        masters, slaves = self._members[: self._count], self._members[self._count :]
         await asyncio.gather(*(member.start() for member in masters))
         await asyncio.gather(*(member.start() for member in slaves))
         if slaves:
             await self._replicated(START_TIMEOUT_S)  # they have found their masters
+
+    async def _new_member(self, name: str, directory: str, role: dict[str, str]) -> Member:
+        """The next one, not started; `role` is a slave's."""
+        namesrv = self.namesrv if self._links is None else await self._links.namesrv_for(len(self._members))
+        properties = {
+            "brokerName": name,
+            "bindAddress": "127.0.0.1",
+            "brokerIP1": "127.0.0.1",
+            "listenPort": "0",
+            "haListenPort": "0",
+            "enableFastListenPort": "false",
+            "namesrvAddr": namesrv,
+        }
+        said = with_client_side(properties | ({"slaveReadEnable": "true"} if role else {}) | self._config)
+        return self._kind(self.store_path / directory, said | role, store_settings=SMALL_STORE)
+
+    def _new_links(self, namesrv: str) -> Links:
+        """A member that is told to speak TLS speaks it to its NameServer, which is one of these then."""
+        said = with_client_side(self._config)
+        as_member, as_server = client_tls(said), server_tls(self._config)
+        is_tls = as_member is not None and as_server is not None
+        return Links(namesrv, tls=as_server.context if is_tls else None, namesrv_tls=as_member if is_tls else None)
+
+    async def _links_do(self, act: Callable[[Links], None]) -> None:
+        """On the loop that carries what the links carry."""
+        if self._links is not None:
+            act(self._links)
+
+    def _check_pair(self, one: int, other: int) -> None:
+        members = range(len(self._members))
+        assert self._slave_count, "masters have no connections to each other: use LocalCluster(slaves=N)"
+        assert one != other, "a member cannot be cut off from itself"
+        assert one in members, f"members have the numbers 0 to {members[-1]}, {one} is none"
+        assert other in members, f"members have the numbers 0 to {members[-1]}, {other} is none"
 
     async def _replicated(self, timeout_s: float) -> None:
         client = RemotingClient(tls=client_tls(with_client_side(self._config)))
@@ -226,6 +273,9 @@ class LocalCluster:
         if self._name_server is not None:
             await self._name_server.stop()
             self._name_server = None
+        if self._links is not None:
+            await self._links.close()
+            self._links = None
 
     def _run(self, work: Coroutine[object, object, T], timeout_s: float = 2 * START_TIMEOUT_S) -> T:
         assert self._loop is not None, "the cluster is not running"
