@@ -20,6 +20,7 @@ from contrailmq.broker.state.groups import Group
 from contrailmq.broker.state.topics import Topic
 from contrailmq.message import SystemTopic
 from contrailmq.store.timer import TimerCheckpoint, decode_checkpoint
+from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.errors import ConnectError
 from contrailmq.wire.frame import FrameParser, encode_request, encode_response
 from contrailmq.wire.header import Command, Fields
@@ -521,6 +522,69 @@ def test_offsets_are_handed_over_although_older_ones_still_wait_for_the_log(pair
     pair.copy_log()
     rounds(pair, 1)
     assert pair.slave.node.offsets.query("g", "T", 0) == 25
+
+
+def away_and_back(pair: Pair, **offsets: int) -> None:
+    """A master that was gone while groups committed at its slave; they read T, of which 30 messages are there."""
+    pair.master.node.groups.put(Group("g"))
+    for _ in range(30):
+        pair.master.send("T", b"x")
+    pair.copy_log()
+    rounds(pair, 1)
+    pair.wire.gone.add(MASTER)
+    for group, offset in offsets.items():
+        pair.slave.node.commit_offset(group, "T", 0, offset)
+    rounds(pair, 1)
+    pair.wire.gone.clear()
+
+
+@pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.SYSTEM_ERROR, ResponseCode.NO_PERMISSION])
+def test_an_offset_that_the_master_does_not_take_now_is_sent_again(
+    pair: Pair, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was dropped at the first answer that said no, and the group read those messages again."""
+    away_and_back(pair, g=25)
+    request = FrameParser().feed(encode_request(15, None, b"", opaque=1))[0]
+    pair.wire.answers[15] = encode_response(request, code, remark="not now")
+    rounds(pair, 3)
+    assert pair.master.node.offsets.query("g", "T", 0) is None
+    assert pair.slave.node.offsets.query("g", "T", 0) == 25, "nothing is taken back meanwhile"
+    said = [record.getMessage() for record in caplog.records if "not now" in record.getMessage()]
+    assert len(said) == 1, "one line, not one each second"
+    pair.slave.run(pair.slave.saver.save("consumerOffset.json"))  # as a task does every 5 s, and a stop
+    pair.restart_slave()
+    del pair.wire.answers[15]
+    rounds(pair, 1)
+    assert pair.master.node.offsets.query("g", "T", 0) == 25
+    assert not pair.slave.node.offsets.changes
+
+
+def test_offsets_of_a_group_that_began_at_the_slave_wait_until_the_master_hears_of_it(pair: Pair) -> None:
+    """A consumer that was started while the master was gone tells it of the group by its next heartbeat."""
+    away_and_back(pair, new=25)
+    pair.master.node.offsets.commit("g", "T", 0, 7)
+    rounds(pair, 25)
+    assert pair.slave.node.offsets.query("new", "T", 0) == 25
+    assert pair.slave.node.offsets.query("g", "T", 0) == 7, "the other groups' offsets are copied meanwhile"
+    pair.master.node.groups.put(Group("new"))
+    rounds(pair, 10)
+    assert pair.master.node.offsets.query("new", "T", 0) == 25
+    assert not pair.slave.node.offsets.changes
+
+
+def test_offsets_that_no_master_can_take_are_dropped_with_one_line(
+    pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    away_and_back(pair, g=25, nobody=9)
+    pair.slave.node.offsets.commit("g", "Unknown", 0, 4)
+    rounds(pair, 1)
+    assert {key for key, _ in pair.slave.node.offsets.changes} == {"T@nobody"}
+    rounds(pair, 80)
+    assert not pair.slave.node.offsets.changes
+    said = [record.getMessage() for record in caplog.records if "is dropped" in record.getMessage()]
+    assert ["offset 4 of Unknown@g" in said[0], "offset 9 of T@nobody" in said[1], len(said)] == [True, True, 2]
+    assert pair.master.node.offsets.query("g", "T", 0) == 25
+    assert pair.slave.node.offsets.query("nobody", "T", 0) is None, "the table is the master's"
 
 
 def queues(broker: Broker, topic: str) -> int:

@@ -29,7 +29,9 @@ again what the old one may have done, and loses nothing. Meanwhile newer tables 
 While the master does not answer it is asked each second. Offsets that were committed here meanwhile are sent to it
 before anything is copied, or to the next master, where they are ahead of its own:
 it does not deliver again what was consumed from its slave, and the copy of its table takes nothing back. Which they are
-is kept in consumerOffset.json, for a slave that is started again before its master is.
+is kept in consumerOffset.json, for a slave that is started again before its master is. An offset that the master does
+not take now (it is busy, it starts) stays and is sent again. One that it cannot take, of a topic that it does not have,
+is dropped with a line in the log; so is one of a group that no consumer has told the master of within a minute.
 
 The NameServers say who the master is, in their answer to each registration. A slave without one keeps what it has and
 registers more often than others, to hear of one soon. Nothing here is fatal, and whatever goes wrong is logged when it
@@ -76,6 +78,16 @@ ASK_TIMEOUT_S: Final = 3.0
 GONE_ROUNDS: Final = 3  # without an answer, and topics that the master did not tell of are adopted
 PAGE: Final = 500  # topics or groups per answer: a master of ours makes that many in some 5 ms
 PAGES_MAX: Final = 10_000  # of one table: a master that never comes to an end is not asked for ever
+# How long offsets wait for the master to hear of their group. Consumers tell it by a heartbeat, every 30 s.
+GROUP_WAIT_MS: Final = 60_000
+# Answers to an offset that mean the same the next time.
+_NEVER: Final = frozenset(
+    {
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.INVALID_PARAMETER,
+        ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+    }
+)
 
 _UNKNOWN: Final = "the master's address"
 _UNREACHABLE: Final = "the master"
@@ -89,7 +101,11 @@ Take = Callable[[], Awaitable[None]]
 
 
 class NotCopiedError(ContrailError):
-    """The master answered, but not with something that can be copied."""
+    """The master answered, but not with something that can be copied; `code` is that of an answer that says no."""
+
+    def __init__(self, text: str, code: int = ResponseCode.SUCCESS) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class SlaveSync:
@@ -121,6 +137,7 @@ class SlaveSync:
         self._faults: dict[str, LastingFault] = {}
         self._copied_from: dict[RequestCode, str] = {}  # versions say something about tables of one master only
         self._ahead: dict[str, tuple[int, Take]] = {}  # positions that wait for the log to reach an offset
+        self._groupless: dict[str, int] = {}  # keys of offsets whose group the master lacks -> since when
         self.master = ""
         saver.add(DELAY_FILE, self._delay_snapshot)
 
@@ -196,7 +213,7 @@ class SlaveSync:
     async def copy_checkpoint(self) -> bool:
         """Ask for the timer checkpoint alone, and for offsets when the master lacks some that were committed here."""
         copies: dict[str, Copy] = {}
-        if self._node.offsets.changes:
+        if any(key not in self._groupless for key, _ in self._node.offsets.changes):
             copies["consumer offsets"] = self._copy_offsets
         if self._node.store.config.timer_wheel_enable:
             copies["timer checkpoint"] = self._copy_checkpoint
@@ -247,35 +264,64 @@ class SlaveSync:
         if "offsetTable" not in data:
             raise NotCopiedError("the answer has no offsetTable")
         await asyncio.to_thread(_read, fresh.read, data)
-        if await self._hand_over(master, fresh):
-            await self._saver.save(OFFSETS_FILE)  # else the next start would hand over again, and undo a reset
+        before = dict(self._node.offsets.changes)
+        try:
+            await self._hand_over(master, fresh)
+        finally:
+            if self._node.offsets.changes != before:  # else the next start would hand over again, and undo a reset
+                await self._saver.save(OFFSETS_FILE)
 
         async def take() -> None:
-            if not self._node.offsets.changes:  # else the next round hands over what was committed meanwhile
-                await self._save(OFFSETS_FILE, is_changed=self._node.offsets.take_over(fresh))
+            for key, queue_id, offset in self._committed_here(fresh):  # meanwhile, or the master has not taken it yet
+                _commit(fresh, key, queue_id, offset)
+            await self._save(OFFSETS_FILE, is_changed=self._node.offsets.take_over(fresh))
 
         await self._take_when_reached(master, OFFSETS_FILE, take)
 
-    async def _hand_over(self, master: str, fresh: OffsetTable) -> bool:
+    def _committed_here(self, fresh: OffsetTable) -> list[tuple[str, int, int]]:
+        """Key, queue and offset of what the master lacks; `fresh` is its table."""
+        return [
+            (key, queue_id, offset)
+            for (key, queue_id), offset in self._node.offsets.changes.items()
+            if queue_id != REMOVED and offset > (fresh.stored(key, queue_id) or 0)
+        ]
+
+    async def _hand_over(self, master: str, fresh: OffsetTable) -> None:
         """Tell the master what was committed here and is ahead of its own; `fresh` is its table, and then ours.
 
-        False when nothing was committed here.
+        NotCopiedError when the master does not take it now: the rest waits for the next round.
         """
-        offsets = self._node.offsets
-        has_changes = bool(offsets.changes)
-        for (key, queue_id), offset in list(offsets.changes.items()):
-            topic, _, group = key.partition(SEPARATOR)
-            if queue_id != REMOVED and offset > (fresh.stored(key, queue_id) or 0):
-                ext = UpdateConsumerOffset(consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset)
-                try:
-                    await self._ask(master, RequestCode.UPDATE_CONSUMER_OFFSET, ext)
-                except NotCopiedError as exc:  # of a group or a topic that the master does not have
-                    log.warning("offset %d of %s, committed at this slave, is not taken: %s", offset, key, exc)
-                else:
-                    fresh.commit(group, topic, queue_id, offset)
-            if offsets.changes.get((key, queue_id)) == offset:
-                del offsets.changes[key, queue_id]
-        return has_changes
+        changes = self._node.offsets.changes
+        lacking = self._committed_here(fresh)
+        wanted = {(key, queue_id) for key, queue_id, _ in lacking}
+        for place in [place for place in changes if place not in wanted]:
+            del changes[place]
+        for key, queue_id, offset in lacking:
+            if await self._is_decided(master, key, queue_id, offset, fresh) and changes.get((key, queue_id)) == offset:
+                del changes[key, queue_id]
+        self._groupless = {
+            key: since for key, since in self._groupless.items() if any(key == one for one, _ in changes)
+        }
+
+    async def _is_decided(self, master: str, key: str, queue_id: int, offset: int, fresh: OffsetTable) -> bool:
+        """Offer one offset; False when its group is to be waited for."""
+        topic, _, group = key.partition(SEPARATOR)
+        ext = UpdateConsumerOffset(consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset)
+        try:
+            await self._ask(master, RequestCode.UPDATE_CONSUMER_OFFSET, ext)
+        except NotCopiedError as exc:
+            now_ms = self._node.monotonic_ms()
+            if exc.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
+                if now_ms - self._groupless.setdefault(key, now_ms) < GROUP_WAIT_MS:
+                    return False
+            elif exc.code not in _NEVER:
+                raise
+            log.warning(
+                "offset %d of %s, queue %d, committed at this slave, is dropped: %s", offset, key, queue_id, exc
+            )
+            return True
+        _commit(fresh, key, queue_id, offset)
+        return True
 
     async def _copy_delay(self, master: str) -> None:
         if DELAY_FILE in self._ahead:
@@ -361,7 +407,7 @@ class SlaveSync:
     async def _ask(self, master: str, code: RequestCode, ext: Fields | None = None) -> Command:
         answer = await self._client.invoke(master, code, ext, b"", ASK_TIMEOUT_S)
         if answer.code != ResponseCode.SUCCESS:
-            raise NotCopiedError(f"{code.name} was answered {answer.code}: {answer.remark or 'no reason'}")
+            raise NotCopiedError(f"{code.name} was answered {answer.code}: {answer.remark or 'no reason'}", answer.code)
         return answer
 
     async def _pages(
@@ -421,6 +467,11 @@ class SlaveSync:
     def _over(self, what: str) -> None:
         if what in self._faults:
             self._faults[what].is_over(f"well again, with {self.master}")
+
+
+def _commit(table: OffsetTable, key: str, queue_id: int, offset: int) -> None:
+    topic, _, group = key.partition(SEPARATOR)
+    table.commit(group, topic, queue_id, offset)
 
 
 def _object(body: bytes) -> Json:
