@@ -227,11 +227,11 @@ class LocalCluster:
         return self._kind(self.store_path / directory, said | role, store_settings=SMALL_STORE)
 
     def _new_links(self, namesrv: str) -> Links:
-        """A member that is told to speak TLS speaks it to its NameServer, which is one of these then."""
-        said = with_client_side(self._config)
-        as_member, as_server = client_tls(said), server_tls(self._config)
-        is_tls = as_member is not None and as_server is not None
-        return Links(namesrv, tls=as_server.context if is_tls else None, namesrv_tls=as_member if is_tls else None)
+        """A member that is told to speak TLS speaks it to its NameServer too, and here to the link in between."""
+        as_member, as_server = client_tls(with_client_side(self._config)), server_tls(self._config)
+        if as_member is None or as_server is None:
+            return Links(namesrv, tls=None, namesrv_tls=None)
+        return Links(namesrv, tls=as_server.context, namesrv_tls=as_member)
 
     async def _links_do(self, act: Callable[[Links], None]) -> None:
         """On the loop that carries what the links carry."""
