@@ -18,14 +18,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from java_hashes import java_string_hash
-from test_every_way_in import BATCH_TOPIC, NO_QUEUE, SETTINGS, STORES, WAYS, Run, Sent, Step, steps
+from test_every_way_in import BATCH_TOPIC, FILE_BYTES, NO_QUEUE, SETTINGS, STORES, WAYS, Run, Sent, Step, steps
 
 from contrailmq.message import SysFlag, SystemTopic
 from contrailmq.message.record import RecordView, view_record
 from contrailmq.store import Drive, ManualClock, MessageStore
 from contrailmq.store.delay_levels import DelayLevels
+from contrailmq.store.queues.consume_queue_table import ConsumeQueueTable
 from contrailmq.store.queues.derivation import Derivation, Derived, Due
 from contrailmq.store.queues.queue_state import DispatchFact
+from contrailmq.store.queues.read_facts import FactReader
 
 DELAYS = ["", "1", "3", "99", "0", "-1", "soon", "9" * 30]
 KINDS = ["mapped", "record checksums", "light queues", "by call"]
@@ -139,3 +141,72 @@ def test_dispatch_from_notes_leaves_what_dispatch_from_the_log_leaves(kind: str,
         with MessageStore(config, clock=ManualClock(), drive=Drive.LOOP, batch_topics={BATCH_TOPIC}) as store:
             store.dispatch()
             assert found_in(store, keys) == noted
+
+
+def slave_of(run: Run, path: Path) -> MessageStore:
+    config = replace(run.config, path=path, broker_role="SLAVE")
+    return MessageStore(config, clock=ManualClock(), drive=Drive.LOOP, batch_topics={BATCH_TOPIC})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@SETTINGS
+@given(waiting_too(), st.data())
+def test_dispatch_of_a_masters_bytes_leaves_what_dispatch_from_notes_leaves(
+    kind: str, taken: list[Step], data: st.DataObject
+) -> None:
+    """They come in pieces, and dispatch runs after some of them: it has no notes, and reads what it finds."""
+    with tempfile.TemporaryDirectory() as directory:
+        run = Run(Path(directory) / "noted", **STORES[kind])
+        try:
+            for step in taken:
+                run.take(step)
+            run.store.flush()
+            keys = keys_of(run)
+            end = run.store.appended_offset
+            run.store.dispatch()
+            noted = found_in(run.store, keys)
+            with slave_of(run, Path(directory) / "slave") as slave:
+                while slave.replica.received_end < end:
+                    begin = slave.replica.received_end
+                    size = data.draw(st.integers(1, FILE_BYTES))
+                    block = run.store.read_log(begin, min(size, FILE_BYTES - begin % FILE_BYTES, end - begin))
+                    assert block
+                    slave.replica.append(begin, block)
+                    if data.draw(st.booleans()):
+                        slave.flush()
+                        slave.dispatch()
+                slave.flush()
+                slave.dispatch()
+                assert slave.dispatched_offset == slave.replica.end == end
+                assert found_in(slave, keys) == noted
+        finally:
+            run.store.abandon()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(SETTINGS, max_examples=SETTINGS.max_examples * 2)
+@given(waiting_too())
+def test_facts_that_are_read_are_what_the_record_derives(kind: str, taken: list[Step]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        run = Run(Path(directory), **STORES[kind])
+        try:
+            for step in taken:
+                run.take(step)
+            run.store.flush()
+            records = [(bytes(view.buffer), view, derived) for _, view, derived in notes(run)]
+            run.store.dispatch()
+            for record, view, derived in records:
+                queues = ConsumeQueueTable(
+                    Path(directory) / "none", file_bytes=400, files=run.disk, batch_topics={BATCH_TOPIC}
+                )
+                reader = FactReader(queues, derivation_of(run), is_indexed=True)
+                assert reader.read(record, view.physical_offset, 9) == [], "a new queue is not for the quick way"
+                queues.find_or_create(view.topic_name, view.queue_id).start_at(view.queue_offset)
+                facts = reader.read(record, view.physical_offset, 9)
+                is_plain = len(view.topic) < 128 and not view.sys_flag & (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
+                assert bool(facts) == (is_plain and derived.due is Due.UNIT)
+                for fact in facts:
+                    check_note(fact, view, derived)
+                    assert fact[3] == derived.tags_code
+        finally:
+            run.store.abandon()

@@ -74,6 +74,7 @@ RECORD_BYTES_MIN: Final = HEAD_V4_BYTES + 1 + 2  # empty body, topic and propert
 
 # Where fields begin, counted from the record's first byte.
 MAGIC_AT: Final = 4
+BODY_CRC_AT: Final = 8
 QUEUE_ID_AT: Final = 12
 QUEUE_OFFSET_AT: Final = 20  # and the physical offset follows
 PHYSICAL_OFFSET_AT: Final = 28
@@ -82,12 +83,14 @@ BORN_HOST_AT: Final = 48
 STORE_TIME_AT: Final = 56  # this and what follows: where the born host is IPv4
 STORE_HOST_AT: Final = 64
 BODY_BYTES_BYTES: Final = 4  # of the body's length, which is the last field of a head
+BODY_BYTES_AT: Final = 84  # where both hosts are IPv4
 OFFSETS: Final = slice(QUEUE_OFFSET_AT, SYS_FLAG_AT)
 _PLACES: Final = dict(
     zip(_FIELDS, itertools.accumulate([struct.calcsize(">" + code) for code in ("", *_FIELDS.values())]), strict=False)
 )
 assert _PLACES.items() >= {
     ("magic", MAGIC_AT),
+    ("body_crc", BODY_CRC_AT),
     ("queue_id", QUEUE_ID_AT),
     ("queue_offset", QUEUE_OFFSET_AT),
     ("physical_offset", PHYSICAL_OFFSET_AT),
@@ -95,7 +98,7 @@ assert _PLACES.items() >= {
     ("born_host", BORN_HOST_AT),
     ("store_time", STORE_TIME_AT),
     ("store_host", STORE_HOST_AT),
-    ("body_bytes", HEAD_V4_BYTES - BODY_BYTES_BYTES),
+    ("body_bytes", BODY_BYTES_AT),
 }
 _I16: Final = struct.Struct(">h")
 _I32: Final = struct.Struct(">i")

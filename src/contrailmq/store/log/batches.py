@@ -12,9 +12,8 @@ from librt.strings import read_i16_be, read_i32_be
 
 from contrailmq.message import Property
 from contrailmq.message.batch import BATCH_PART_BYTES_MIN, bad_batch
-from contrailmq.message.hashing import java_hash_within
 from contrailmq.message.property_text import Keys, closed, key_of
-from contrailmq.store.queues.keys import add_key_hashes
+from contrailmq.store.queues.keys import note_spans
 from contrailmq.store.queues.queue_state import Draft, QueueState
 
 _FLAG_AT: Final = 12  # in a part, see message/batch.py
@@ -48,7 +47,6 @@ def read_parts(batch: bytes, state: QueueState) -> Parts:
     suspects: list[int] = []
     body_bytes_max = properties_bytes_max = size_max = -1
     is_delayed = False
-    seed, met, is_indexed = state.key_seed, state.tags_met, state.is_indexed
     position, end = 0, len(batch)
     while position < end:
         if end - position < BATCH_PART_BYTES_MIN:
@@ -65,17 +63,7 @@ def read_parts(batch: bytes, state: QueueState) -> Parts:
             raise bad_batch(len(parts), f"its parts have {following - position} bytes, its size says {size}")
         spans = _KEYS.find_spans(batch, begin, following)
         keys_at, keys_end, unique_at, unique_end, tags_at, tags_end, delay_at, delay_end, _, inner_end = spans
-        hashes: list[int] = []
-        code = 0
-        if unique_end and is_indexed:
-            hashes.append(java_hash_within(batch, unique_at, unique_end, seed=seed))
-        if keys_end and is_indexed:
-            add_key_hashes(hashes, batch, keys_at, keys_end, seed)
-        if tags_end:
-            tags = batch[tags_at:tags_end]
-            code, tag_hash = met.get(tags) or state.meet_encoded_tags(tags)
-            if is_indexed:
-                hashes.append(tag_hash)
+        code, hashes = note_spans(state, batch, (unique_at, unique_end), (keys_at, keys_end), (tags_at, tags_end))
         properties = closed(batch[begin:following])
         properties_bytes = len(properties)
         if (

@@ -40,7 +40,27 @@ def key_hashes(
     return hashes
 
 
-def add_key_hashes(hashes: list[int], data: bytes, begin: int, end: int, seed: int) -> None:
+def note_spans(
+    state: QueueState, data: bytes, unique_key: tuple[int, int], keys: tuple[int, int], tags: tuple[int, int]
+) -> tuple[int, list[int]]:
+    """The tags code of a record and what `key_hashes` gives, of values that stand in `data` as UTF-8; an end of 0: the
+    record has no such property."""
+    hashes: list[int] = []
+    is_indexed = state.is_indexed
+    if unique_key[1] and is_indexed:
+        hashes.append(java_hash_within(data, unique_key[0], unique_key[1], seed=state.key_seed))
+    if keys[1] and is_indexed:
+        _add_key_hashes(hashes, data, keys[0], keys[1], state.key_seed)
+    if not tags[1]:
+        return 0, hashes
+    encoded = data[tags[0] : tags[1]]
+    code, tag_hash = state.tags_met.get(encoded) or state.meet_encoded_tags(encoded)
+    if is_indexed:
+        hashes.append(tag_hash)
+    return code, hashes
+
+
+def _add_key_hashes(hashes: list[int], data: bytes, begin: int, end: int, seed: int) -> None:
     """Those of the KEYS that stand in data[begin:end] as UTF-8."""
     while begin < end:
         stop = end_of(data, _SPACE, begin, end)

@@ -179,12 +179,6 @@ def _common(buffer: mmap, position: int, end_of_data: int, base: int, with_body_
     )  # fmt: skip
 
 
-def common_record(buffer: mmap, position: int, limit: int, base: int) -> RecordView | None:
-    """The whole record of the common shape that stands there, its body unchecked; None when `check_record` has to
-    judge."""
-    return _common(buffer, position, limit, base, False)
-
-
 class Hole(NamedTuple):
     """Bytes of one file that are not records, from one physical offset to another, with whole ones behind them."""
 
@@ -217,11 +211,6 @@ def next_record(file: LogFile, position: int, limit: int) -> int:
         if verdict.kind is Kind.WHOLE or is_end:
             return at
         at += 1
-
-
-def sound_run(buffer: mmap, position: int, limit: int, base: int) -> Run:
-    """Pass over records that are whole, sound and of the common shape; stop before the first other thing."""
-    return _judged(buffer, position, limit, base, True, base + limit)
 
 
 def walk_over(

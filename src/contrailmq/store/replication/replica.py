@@ -16,6 +16,7 @@ Queue offsets are those that the records carry: dispatch reads them from the log
 from __future__ import annotations
 
 from collections.abc import Callable
+from mmap import mmap
 from typing import Final
 
 from contrailmq.message.codec import BLANK_BYTES, BLANK_MAGIC, Kind, check_record
@@ -26,13 +27,14 @@ from contrailmq.message.record import (
     SIZE_AND_MAGIC,
     read_store_time,
 )
+from contrailmq.message.record_runs import sound_run
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.log.commit_log import CommitLog
 from contrailmq.store.log.mapped_file import MappedFile
-from contrailmq.store.recovery.log_walk import sound_run
 from contrailmq.store.replication.stream import ReplicationError
 
 _ERASE_BYTES: Final = 1 << 20  # at once
+BLOCK_BYTES: Final = 256 * 1024  # judged at a time: they are still in the processor's cache
 
 
 class Replica:
@@ -123,10 +125,11 @@ class Replica:
         mapping, base, position, last = file.mapping, file.base, file.wrote, -1
         try:
             while True:
-                if not self._check_record_crc:
-                    run = sound_run(mapping, position, received, base)
-                    position = run.position
-                    last = run.last if run.records else last
+                block = self._whole_begin(mapping, position, received)
+                if block:
+                    passed, newest = sound_run(block, base + position)
+                    last = position + newest if newest >= 0 else last
+                    position += passed
                 size_bytes, is_record = self._whole_at(file, position, received)
                 if not size_bytes:
                     break
@@ -138,6 +141,17 @@ class Replica:
                 if last >= 0:
                     self._last_record = base + last
                 self._log.count_replicated(file, position, read_store_time(mapping, last) if last >= 0 else 0)
+
+    def _whole_begin(self, mapping: mmap, position: int, received: int) -> bytes:
+        """What has come, or the first of it, if it begins with a whole record that needs no checksum of its own.
+
+        A record of megabytes comes in many pieces, and is not copied again with each of them.
+        """
+        end = min(received, position + BLOCK_BYTES)
+        if self._check_record_crc or end - position < RECORD_BYTES_MIN:
+            return b""
+        size_bytes, _ = SIZE_AND_MAGIC.unpack_from(mapping, position)
+        return mapping[position:end] if size_bytes <= end - position else b""
 
     def _whole_at(self, file: MappedFile, position: int, received: int) -> tuple[int, bool]:
         """The size of what is whole and sound at a position, and whether it is a record (else the file's BLANK);
