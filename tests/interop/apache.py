@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import zipfile
@@ -58,13 +59,16 @@ class Missing(Exception):
     """Why Apache's programs cannot run here."""
 
 
-def find_jars() -> Path:
-    """The folder with Apache's jars; fetched through Maven when it is not there yet."""
+def find_jars(version: str = VERSION) -> Path:
+    """The folder with the jars of a release; fetched through Maven when it is not there yet.
+
+    ROCKETMQ_LIB has those of VERSION. Of another release there are a NameServer and a broker.
+    """
     for tool in ("java", "javac"):
         if shutil.which(tool) is None:
             raise Missing(f"{tool} is not on PATH: install a JDK (11 or newer)")
-    given = os.environ.get("ROCKETMQ_LIB")
-    lib = Path(given) if given else KEPT / f"rocketmq-{VERSION}"
+    given = os.environ.get("ROCKETMQ_LIB") if version == VERSION else None
+    lib = Path(given) if given else KEPT / f"rocketmq-{version}"
     if any(lib.glob("rocketmq-broker-*.jar")):
         return lib
     if given:
@@ -77,12 +81,12 @@ def find_jars() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if any(lib.glob("rocketmq-broker-*.jar")):
             return lib
-        modules = ("namesrv", "broker", "tools", "example")
-        Path(work, "pom.xml").write_text(_POM.format("".join(_DEPENDENCY.format(m, VERSION) for m in modules)))
+        modules = ("namesrv", "broker", *(("tools", "example") if version == VERSION else ()))
+        Path(work, "pom.xml").write_text(_POM.format("".join(_DEPENDENCY.format(m, version) for m in modules)))
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime"]
         done = subprocess.run([*command, f"-DoutputDirectory={lib}"], cwd=work, capture_output=True, text=True)
     if done.returncode:
-        raise Missing(f"Maven could not fetch Apache RocketMQ {VERSION}: {done.stdout[-500:]}")
+        raise Missing(f"Maven could not fetch Apache RocketMQ {version}: {done.stdout[-500:]}")
     return lib
 
 
@@ -147,6 +151,8 @@ class Apache:
         self.jars, self.work = jars, work
         self._client: subprocess.Popen[str] | None = None
         (work / "conf").mkdir(parents=True, exist_ok=True)
+        for name in ("namesrv", "broker"):  # what RocketMQ 4 refuses to start without
+            (work / "conf" / f"logback_{name}.xml").write_text("<configuration/>\n")
         texts = [source.read_bytes() for source in sources]
         key = hashlib.sha256(b"\0".join([str(jars).encode(), VERSION.encode(), *texts])).hexdigest()[:16]
         self._kept = KEPT / f"java-{key}"
@@ -301,6 +307,26 @@ class Apache:
             assert self._client.stdin is not None
             self._client.stdin.close()
             self._client.wait(60)
+
+
+def our_broker(work: Path, namesrv: str, settings: Mapping[str, object]) -> Program:
+    """A broker of ours as a process of its own."""
+    port = free_port()
+    values = {
+        "brokerClusterName": "DefaultCluster",
+        "brokerIP1": "127.0.0.1",
+        "listenPort": port,
+        "haListenPort": free_port(),
+        "enableFastListenPort": "false",
+        "namesrvAddr": namesrv,
+        "mappedFileSizeCommitLog": 16 * 1024 * 1024,
+        **settings,
+    }
+    conf = work / "ours.conf"
+    conf.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "contrailmq", "broker", "-c", str(conf)]
+    return Program(command, port=port, log=work / "ours.log", env=environment)
 
 
 def facts(output: str, kind: str) -> list[list[str]]:

@@ -28,3 +28,13 @@ def rocketmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apache.Apache
     runner = apache.Apache(jars, tmp_path_factory.mktemp("apache"), sources)
     yield runner
     runner.close()
+
+
+@pytest.fixture(scope="session")
+def rocketmq_4(tmp_path_factory: pytest.TempPathFactory) -> apache.Apache:
+    """The NameServer and the broker of the last release of Apache RocketMQ 4."""
+    try:
+        jars = apache.find_jars("4.9.7")
+    except apache.Missing as missing:
+        pytest.skip(str(missing))
+    return apache.Apache(jars, tmp_path_factory.mktemp("apache-4"))

@@ -1,4 +1,4 @@
-"""Apache's slave on our master: it follows, acknowledges, comes back after a kill; mqadmin sees it."""
+"""Masters and slaves of both: they follow and acknowledge each other, and readers go on when the master stops."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from apache import Apache, Program
+from apache import Apache, Program, facts, our_broker
 
 from contrailmq import Admin, Message, Producer, SendStatus
+from contrailmq.message import ContrailError
+from contrailmq.store import StoreConfig, StoreView, verify_store
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.admin_bodies import HaConnectionInfo
 from free_ports import free_port
@@ -86,3 +88,135 @@ def test_apaches_slave_acknowledges_for_our_sync_master(rocketmq: Apache, tmp_pa
             again = producer.send(Message("Shop", b"both have this"), timeout=10.0)
             assert again.status is SendStatus.OK
             assert is_equal()
+
+
+def _apaches_slave_reads(rocketmq: Apache, cluster: LocalCluster, store: Path) -> Program:
+    name = cluster.broker().config.broker_name
+    given = {"brokerId": 1, "brokerRole": "SLAVE", "slaveReadEnable": "true"}
+    return rocketmq.broker(cluster.namesrv, store=store, name=name, **given)
+
+
+def _send(namesrv: str, numbers: range) -> None:
+    """As a producer that goes on until the master is back: routes are up to a heartbeat old."""
+    with Producer("shop", namesrv=namesrv) as producer:
+        for number in numbers:
+            _until(lambda number=number: _is_sent(producer, number), lambda number=number: number)  # type: ignore[misc]
+
+
+def _is_sent(producer: Producer, number: int) -> bool:
+    try:
+        return producer.send(Message("Shop", b"%d" % number)).status is SendStatus.OK
+    except ContrailError:  # the master is not back yet
+        return False
+
+
+def _heard(rocketmq: Apache, group: str, count: int) -> set[int]:
+    """What Java's consumer has got; it waits for so many."""
+    return {int(fact[5]) for fact in facts(rocketmq.client("heard", group, str(count)), "got")}
+
+
+def _reads_go_on(
+    rocketmq: Apache,
+    namesrv: str,
+    *,
+    await_slave: Callable[[], None],
+    stop_master: Callable[[], object],
+    start_master: Callable[[], object],
+) -> None:
+    """Java's consumers: one that runs all the time, and one that begins while the master is gone."""
+    with Admin(namesrv=namesrv) as admin:
+        admin.create_topic("Shop", queues=4)
+    rocketmq.client("listen", namesrv, "always", "Shop")
+    _send(namesrv, range(20))
+    assert _heard(rocketmq, "always", 20) == set(range(20))
+    rocketmq.client("suspend", "always")
+    _send(namesrv, range(20, 40))
+    await_slave()
+    stop_master()
+    rocketmq.client("listen", namesrv, "late", "Shop")
+    assert _heard(rocketmq, "late", 40) == set(range(40)), "all of it from the slave"
+    rocketmq.client("resume", "always")
+    assert _heard(rocketmq, "always", 40) == set(range(40)), "it goes on at the slave"
+    start_master()
+    _send(namesrv, range(40, 60))
+    for group in ("always", "late"):
+        assert _heard(rocketmq, group, 60) == set(range(60)), group
+        rocketmq.client("leave", group)
+
+
+def test_javas_consumers_read_from_our_slave_while_our_master_is_gone(rocketmq: Apache) -> None:
+    with LocalCluster(slaves=1) as cluster:
+        _reads_go_on(
+            rocketmq,
+            cluster.namesrv,
+            await_slave=cluster.wait_until_replicated,
+            stop_master=lambda: cluster.kill_broker(0),
+            start_master=lambda: cluster.restart_broker(0),
+        )
+
+
+def test_javas_consumers_read_from_apaches_slave_while_our_master_is_gone(rocketmq: Apache, tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "apache"
+    settings = {"listenPort": free_port(), "enableFastListenPort": "true"}
+    with LocalCluster(store=ours, config=settings) as cluster, _apaches_slave_reads(rocketmq, cluster, theirs):
+        _follows(cluster)
+        path = cluster.broker().store.config.path
+
+        def await_slave() -> None:
+            """The log at once; the topics when Apache's slave has run for a minute."""
+            end = cluster.broker().store.appended_offset
+            _until(lambda: _log(path, end) == _log(theirs, end), lambda: _slaves(cluster))
+            _until(lambda: '"Shop"' in _text(theirs / "config" / "topics.json"), lambda: "Apache's slave has the topic")
+
+        _reads_go_on(
+            rocketmq,
+            cluster.namesrv,
+            await_slave=await_slave,
+            stop_master=lambda: cluster.stop_broker(0),
+            start_master=lambda: cluster.restart_broker(0),
+        )
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def test_our_slave_follows_a_master_of_apaches_4_9_7_and_is_read_while_it_is_gone(
+    rocketmq: Apache, rocketmq_4: Apache, tmp_path: Path
+) -> None:
+    theirs, ours = tmp_path / "apache", tmp_path / "ours"
+    slave = {
+        "brokerName": "broker-a",
+        "brokerId": 1,
+        "brokerRole": "SLAVE",
+        "slaveReadEnable": "true",
+        "storePathRootDir": ours,
+    }
+    with (
+        rocketmq_4.namesrv() as namesrv,
+        rocketmq_4.broker(namesrv.address, store=theirs) as master,
+        our_broker(tmp_path, namesrv.address, slave),
+    ):
+
+        def await_slave() -> None:
+            _until(lambda: _is_copy(theirs, ours), lambda: (len(_written(theirs)), len(_written(ours))))
+
+        _reads_go_on(
+            rocketmq,
+            namesrv.address,
+            await_slave=await_slave,
+            stop_master=master.stop,
+            start_master=master.__enter__,
+        )
+        await_slave()
+    with StoreView(StoreConfig(ours)) as view:
+        assert verify_store(view).findings == []
+
+
+def _is_copy(master: Path, slave: Path) -> bool:
+    written = _written(master)
+    return len(written) > 1000 and _written(slave) == written
+
+
+def _written(store: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in sorted((store / "commitlog").glob("[0-9]*"))).rstrip(b"\0")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-import apache
-from apache import Apache, Program
+from apache import Apache, our_broker
 
 from contrailmq import Admin, ConsumeFromWhere, LitePullConsumer, Message, Producer
 from contrailmq.broker.state import config_files
@@ -35,26 +32,6 @@ def _until(fact: Callable[[], bool], what: Callable[[], object]) -> None:
     while not fact():
         assert time.monotonic() < deadline, what()
         time.sleep(0.1)
-
-
-def _our_broker(work: Path, namesrv: str, settings: Mapping[str, object]) -> Program:
-    """A broker of ours as a process of its own."""
-    port = free_port()
-    values = {
-        "brokerClusterName": "DefaultCluster",
-        "brokerIP1": "127.0.0.1",
-        "listenPort": port,
-        "haListenPort": free_port(),
-        "enableFastListenPort": "false",
-        "namesrvAddr": namesrv,
-        "mappedFileSizeCommitLog": 16 * 1024 * 1024,
-        **settings,
-    }
-    conf = work / "ours.conf"
-    conf.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
-    environment = os.environ | {"PYTHONPATH": str(apache.ROOT / "src")}
-    command = [sys.executable, "-m", "contrailmq", "broker", "-c", str(conf)]
-    return Program(command, port=port, log=work / "ours.log", env=environment)
 
 
 def _work(namesrv: str) -> None:
@@ -132,7 +109,7 @@ def test_our_slave_has_the_tables_of_apaches_master(rocketmq: Apache, tmp_path: 
     with rocketmq.cluster(store=store, flushDelayOffsetInterval=1000) as (namesrv, _):
         _work(namesrv)
         slave = {"brokerName": "broker-a", "brokerId": 1, "brokerRole": "SLAVE", "storePathRootDir": tmp_path / "ours"}
-        with _our_broker(tmp_path, namesrv, slave):
+        with our_broker(tmp_path, namesrv, slave):
             _until(lambda: (_table(store, "delayOffset.json") or {}) == {"1": 1}, lambda: "Apache delivers")
             _expect_copies(store, tmp_path / "ours")
             _until(lambda: _log(tmp_path / "ours") == _log(store), lambda: "equal logs, byte for byte")
@@ -156,7 +133,7 @@ def test_our_slave_follows_apaches_master_through_kills_and_is_read_when_the_mas
         with Admin(namesrv=namesrv.address) as admin:
             admin.create_topic("Shop", queues=4)
         with Producer("shop", namesrv=namesrv.address) as producer:
-            with _our_broker(tmp_path, namesrv.address, given) as first:
+            with our_broker(tmp_path, namesrv.address, given) as first:
                 producer.send(Message("Shop", b"first"))
                 _until(lambda: _log(ours) == _log(store), lambda: "the first message")
                 for number in range(1500):
@@ -166,7 +143,7 @@ def test_our_slave_follows_apaches_master_through_kills_and_is_read_when_the_mas
                 first.stop(signal.SIGKILL)
             for number in range(1500, 2000):
                 producer.send(Message("Shop", b"%d" % number * 300, keys=f"k{number}"))
-            second = _our_broker(tmp_path, namesrv.address, given)
+            second = our_broker(tmp_path, namesrv.address, given)
             with second:
                 _until(lambda: _log(ours) == _log(store), lambda: "equal logs, byte for byte")
                 assert len(list((ours / "commitlog").iterdir())) >= 2

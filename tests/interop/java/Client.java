@@ -59,6 +59,11 @@ public class Client {
             case "transactions": transactions(a[1], a[2]); break;
             case "consume": consume(a[1], a[2], a[3], a[4], Integer.parseInt(a[5]), a[6]); break;
             case "litepull": litepull(a[1], a[2], a[3], Integer.parseInt(a[4])); break;
+            case "listen": listen(a[1], a[2], a[3]); break;
+            case "heard": heard(a[1], Integer.parseInt(a[2])); break;
+            case "suspend": listeners.get(a[1]).consumer.suspend(); break;
+            case "resume": listeners.get(a[1]).consumer.resume(); break;
+            case "leave": listeners.remove(a[1]).consumer.shutdown(); break;
             default: throw new IllegalArgumentException(a[0]);
         }
     }
@@ -211,5 +216,49 @@ public class Client {
         c.commitSync();
         System.out.println("done\t" + (seen == count) + "\t0");
         c.shutdown();
+    }
+
+    /** A push consumer that stays between commands, and what it has got. */
+    static class Listener {
+        final DefaultMQPushConsumer consumer;
+        final List<MessageExt> got = new ArrayList<>();
+
+        Listener(String group) {
+            consumer = new DefaultMQPushConsumer(group);
+        }
+    }
+
+    static final ConcurrentHashMap<String, Listener> listeners = new ConcurrentHashMap<>();
+
+    static void listen(String namesrv, String group, String topic) throws Exception {
+        Listener listener = new Listener(group);
+        DefaultMQPushConsumer c = listener.consumer;
+        c.setNamesrvAddr(namesrv);
+        c.setInstanceName(group); // a client of its own, which asks for routes as often as this one wants
+        c.setMqClientApiTimeout(API_TIMEOUT_MS);
+        c.setPollNameServerInterval(1000);
+        c.setHeartbeatBrokerInterval(1000);
+        c.setPersistConsumerOffsetInterval(1000);
+        c.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        c.subscribe(topic, "*");
+        c.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            synchronized (listener.got) {
+                listener.got.addAll(messages);
+                listener.got.notifyAll();
+            }
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        c.start();
+        listeners.put(group, listener);
+    }
+
+    /** All that a listener has got, once that is so many or the time is up. */
+    static void heard(String group, int count) throws Exception {
+        List<MessageExt> got = listeners.get(group).got;
+        long deadline = System.currentTimeMillis() + WAIT_SECONDS * 1000;
+        synchronized (got) {
+            while (got.size() < count && System.currentTimeMillis() < deadline) got.wait(100);
+            for (MessageExt m : got) got(m);
+        }
     }
 }
