@@ -226,6 +226,29 @@ def mixed(
         raise typer.Exit(1) from exc
 
 
+@app.command("replication")
+def replication(
+    lib: Jars = _JARS,
+    is_alone: Annotated[bool, typer.Option("--without-apache", help="Ours alone.")] = False,
+    rounds: Annotated[int, typer.Option(help="Rounds of each system, alternating.", min=1)] = 2,
+    seconds: Annotated[float, typer.Option(help="Length of a round.")] = 3.0,
+    mebibytes: Annotated[int, typer.Option(help="Size of the log that a slave catches up with.", min=1)] = 2048,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a slave costs its master, sends that wait for it, and how fast one catches up, beside Apache's."""
+    from bench.mixed import NotDelivered
+    from bench.replication import Settings, measure_replication
+
+    settings = Settings(lib, rounds, seconds, mebibytes=mebibytes, with_apache=not is_alone, directory=directory)
+    try:
+        figures = measure_replication(settings)
+    except NotDelivered as exc:
+        typer.echo(f"error: {exc}", err=True)
+        raise typer.Exit(1) from exc
+    show("replication, ours / Apache's (ratio)", figures, as_json=as_json)
+
+
 @app.command("apache-programs")
 def apache_programs(
     lib: Jars = _JARS,
