@@ -1,9 +1,10 @@
-"""The two streams that tests kill: into an archive (exactly once) and into a topic (at least once).
+"""The streams that tests kill: into an archive (exactly once) and into a topic (at least once, exactly once).
 
 Run as a program it is a driver of its own process group, which the test kills whole, as when a host dies:
 
     python killed_streams.py archive STORE FOLDER
     python killed_streams.py sink NAMESRV FOLDER
+    python killed_streams.py once NAMESRV FOLDER
 """
 
 from __future__ import annotations
@@ -34,14 +35,19 @@ def start_archive(spark: Any, store: str, folder: Path) -> Any:
     return writer.trigger(availableNow=True).start()
 
 
-def start_sink(spark: Any, namesrv: str, folder: Path) -> Any:
+def start_sink(spark: Any, namesrv: str, folder: Path, **options: str) -> Any:
     source = spark.readStream.format("rocketmq").option("nameServer", namesrv).option("subscribe", "In")
     stream = source.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", str(TRIGGER_ROWS)).load()
     writer = stream.select("body").writeStream.format("rocketmq").option("nameServer", namesrv).option("topic", "Out")
-    return writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint")).options(**options)
+    return writer.trigger(availableNow=True).start()
 
 
-STREAMS = {"archive": start_archive, "sink": start_sink}
+def start_once(spark: Any, namesrv: str, folder: Path) -> Any:
+    return start_sink(spark, namesrv, folder, delivery="exactly-once", transactionTimeoutMs="5000")
+
+
+STREAMS = {"archive": start_archive, "sink": start_sink, "once": start_once}
 STARTS_MAX = 5
 LOOK_S = 0.02
 GROWN_S = 300.0  # the longest until a checkpoint has grown

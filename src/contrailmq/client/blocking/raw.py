@@ -1,8 +1,9 @@
 """A blocking reader and writer of queues without asyncio, for Spark executors, tools and scripts.
 
-A `QueueReader` talks to any number of brokers, one connection each, one request at a time. Only batches and pulls may
-be in flight meanwhile (`post_batch` and `batch_answer`, `post_pull` and `pull_answer`). It returns the records' bytes
-as they are in the log, and keeps no offsets. It is not thread-safe: give each thread its own.
+A `QueueReader` talks to any number of brokers, one connection each, one request at a time. Only batches, pulls, half
+messages and their ends may be in flight meanwhile (`post_batch` and `batch_answer`, `post_pull` and `pull_answer`,
+`post` and `answer`). It returns the records' bytes as they are in the log, and keeps no offsets. It is not thread-safe:
+give each thread its own.
 
     with QueueReader(namesrv="127.0.0.1:9876") as reader:
         for queue in reader.queues("Orders"):
@@ -80,6 +81,15 @@ class PostedBatch(NamedTuple):
     """A batch on its way."""
 
     queue: MessageQueue
+    address: str
+    connection: RawConnection
+    opaque: int
+
+
+class Posted(NamedTuple):
+    """A request on its way."""
+
+    code: RequestCode
     address: str
     connection: RawConnection
     opaque: int
@@ -319,6 +329,18 @@ class QueueReader:
             raise ResponseError(answer.code, answer.remark, request_code=code, address=posted.address)
         queue = posted.queue._replace(queue_id=number(answer.ext, "queueId"))
         return RawSent(queue, number(answer.ext, "queueOffset"))
+
+    def post(self, queue: MessageQueue, code: RequestCode, ext: Mapping[str, ExtValue], body: bytes = b"") -> Posted:
+        """Send a request to the queue's master without waiting for its answer, which `answer` gives."""
+        address = self._master_address(queue)
+        connection = self._connection(address)
+        with self._forgotten(address, connection):
+            return Posted(code, address, connection, connection.post(code, ext, body, timeout_s=self._timeout_s))
+
+    def answer(self, posted: Posted) -> Command:
+        """Wait for the answer, whatever its code. The request may have been carried out also when this raises."""
+        with self._forgotten(posted.address, posted.connection):
+            return posted.connection.answer(posted.opaque, posted.code, timeout_s=self._timeout_s)
 
     # Requests.
     def _offset(self, queue: MessageQueue, code: RequestCode, **more: int) -> int:

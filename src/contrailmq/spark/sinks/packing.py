@@ -86,11 +86,18 @@ class Parts(NamedTuple):
 
 
 def pack_parts(
-    batch: pa.RecordBatch, *, topic: str | None, key_prefix: str, first_row: int, dedup_column: str | None
+    batch: pa.RecordBatch,
+    *,
+    topic: str | None,
+    key_prefix: str,
+    first_row: int,
+    dedup_column: str | None,
+    marks: str = "",
 ) -> Parts | None:
     """A part for each row; None when one of them is not plain. `topic` is that of all rows, unless a column has them.
 
     De-duplication keys are `key_prefix`, the row's number from `first_row` on and its digest, unless a column has them.
+    `marks` are properties that every row gets and no digest counts.
     """
     if not _NOT_PACKED.isdisjoint(batch.schema.names) or batch.nbytes > _PACKED_BYTES_MAX:
         return None
@@ -106,7 +113,7 @@ def pack_parts(
         keys = _numbered_keys(batch, bodies, _heads(batch, topics, flags, own.texts), key_prefix, first_row)
     else:
         keys = _given_keys(batch.column(dedup_column))
-    properties = None if keys is None else _properties(own, keys, len(bodies))
+    properties = None if keys is None else _properties(own, marks, keys, len(bodies))
     if properties is None:
         return None
     properties_sizes = _lengths(properties)
@@ -191,14 +198,14 @@ class _Pairs(NamedTuple):
     pairs: int
 
 
-def _properties(own: _Pairs, dedup_keys: tuple[Texts, ...], rows: int) -> pa.StringArray | None:
+def _properties(own: _Pairs, marks: str, dedup_keys: tuple[Texts, ...], rows: int) -> pa.StringArray | None:
     """The properties of each row as messages give them, in the same order: the two keys come last."""
     ids = pa.array(create_unique_ids(rows))
     properties: pa.StringArray = _joined(
-        (own.texts, f"{DEDUP_PROPERTY}\x01", *dedup_keys, "\x02UNIQ_KEY\x01", ids, "\x02")
+        (own.texts, f"{marks}{DEDUP_PROPERTY}\x01", *dedup_keys, "\x02UNIQ_KEY\x01", ids, "\x02")
     )
     # Every row has the separators of its pairs; if all rows together have no more, none of the texts holds one.
-    data, pairs = np.frombuffer(properties.buffers()[2], dtype=np.uint8), own.pairs + 2 * rows
+    data, pairs = np.frombuffer(properties.buffers()[2], dtype=np.uint8), own.pairs + rows * (2 + marks.count("\x01"))
     return None if any(np.count_nonzero(data == separator) != pairs for separator in _SEPARATORS) else properties
 
 

@@ -13,12 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from contrailmq.client.blocking.raw import PostedBatch, QueueReader
 from contrailmq.client.blocking.raw_connection import Pieces
 from contrailmq.client.errors import error_code
 from contrailmq.client.producing.batch import BATCH_BYTES_ADVISED
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from contrailmq.client.blocking.sync import Producer
 
 BATCH_COUNT: Final = 1000
+_Ticket = TypeVar("_Ticket")  # for a batch on its way
 _PENDING_BYTES_MAX: Final = 64 * 1024 * 1024  # of all queues together: rows may name thousands of topics
 _WAITING_BYTES_MAX: Final = 16 * 1024 * 1024  # full batches that wait behind those in flight
 _ROUNDS_MAX: Final = 4  # of Arrow batches, before a batch that is on its way is waited for
@@ -88,24 +88,57 @@ class SinkSettings:
     batch_count: int = BATCH_COUNT
     away_timeout_s: float = AWAY_TIMEOUT_MS / 1000
     token: str = ""  # names this write in the de-duplication keys of a batch job
+    marks: tuple[tuple[str, str], ...] = ()  # properties that every message gets (halves.py)
+    exactly_once: ExactlyOnce | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExactlyOnce:
+    """What tasks and the driver need to know for exactly-once delivery (exactly_once.py)."""
+
+    folder: str  # of the decisions
+    log_id: str  # names the folder in half messages
+    write_name: str  # of a batch write
+    immunity_s: int
+    done: tuple[tuple[str, int], ...] = ()  # query id -> its newest micro-batch that is visible
+    is_write_done: bool = False
+
+
+class Carrier(Protocol[_Ticket]):
+    """What takes batches to brokers; `QueueReader` is one."""
+
+    def publish_queues(self, topic: str) -> list[MessageQueue]: ...
+    def forget_routes(self) -> None: ...
+    def broker_names(self) -> list[str]: ...
+    def post_batch(self, body: Pieces, queue: MessageQueue, *, producer_group: str = "") -> _Ticket: ...
+    def is_answered(self, posted: _Ticket) -> bool: ...
+    def batch_answer(self, posted: _Ticket) -> object: ...
 
 
 def write_rows(batches: Iterator[pa.RecordBatch], settings: SinkSettings, key_prefix: str) -> int:
     """Send every row and wait for every acknowledgement; gives the number of rows."""
-    count = 0
     with settings.access.open(settings.namesrv, settings.group, settings.timeout_s) as client:
-        sender = Sender(client, settings)
-        try:
-            for batch in batches:
-                _add_rows(sender, batch, settings, f"{key_prefix}-", count)
-                count += batch.num_rows
-            sender.flush()
-        finally:
-            sender.close()
+        return send_rows(batches, Sender(client, settings), settings, key_prefix)
+
+
+def send_rows(
+    batches: Iterator[pa.RecordBatch], sender: Sender[_Ticket], settings: SinkSettings, key_prefix: str
+) -> int:
+    """The same with a sender of one's own."""
+    count = 0
+    try:
+        for batch in batches:
+            _add_rows(sender, batch, settings, f"{key_prefix}-", count)
+            count += batch.num_rows
+        sender.flush()
+    finally:
+        sender.close()
     return count
 
 
-def _add_rows(sender: Sender, batch: pa.RecordBatch, settings: SinkSettings, key_prefix: str, first: int) -> None:
+def _add_rows(
+    sender: Sender[_Ticket], batch: pa.RecordBatch, settings: SinkSettings, key_prefix: str, first: int
+) -> None:
     """Plain rows go from columns to batches (1 us each); others through a `Message` (20 us).
 
     If something is wrong with a row, making a message of it gives the error.
@@ -113,7 +146,12 @@ def _add_rows(sender: Sender, batch: pa.RecordBatch, settings: SinkSettings, key
     if not batch.num_rows:
         return
     packed = pack_parts(
-        batch, topic=settings.topic, key_prefix=key_prefix, first_row=first, dedup_column=settings.dedup_column
+        batch,
+        topic=settings.topic,
+        key_prefix=key_prefix,
+        first_row=first,
+        dedup_column=settings.dedup_column,
+        marks="".join(f"{name}\x01{value}\x02" for name, value in settings.marks),
     )
     if packed is not None and sender.add_packed(batch, packed):
         return
@@ -126,6 +164,7 @@ def _add_rows(sender: Sender, batch: pa.RecordBatch, settings: SinkSettings, key
                 message.topic, row.get("queueId"), message.flag, encode_properties(message.properties), message.body
             )
             message.properties[DEDUP_PROPERTY] = f"{key_prefix}{first + number}-{held}"
+        message.properties.update(settings.marks)
         sender.add(message, row)
 
 
@@ -171,18 +210,20 @@ def _given_key(row: dict[str, Any], column: str) -> str:
     return str(key)
 
 
-class _Batch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Batch:
     """A full batch, which waits for the one before it."""
 
     pieces: Pieces
     size_bytes: int
 
 
-class _Posted(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Posted(Generic[_Ticket]):
     """A batch on its way, or why it did not get there."""
 
     pieces: Pieces
-    posted: PostedBatch | ContrailError
+    posted: _Ticket | ContrailError
     round: int  # of Arrow batches, in which it was sent
 
 
@@ -195,7 +236,7 @@ class _Pending:
     size_bytes: int = 0
 
 
-class Sender:
+class Sender(Generic[_Ticket]):
     """Gathers messages per queue and sends them in batches. Owned by one task.
 
     A queue has one batch on its way at most, so its messages keep their order also when a batch must be sent again.
@@ -203,14 +244,14 @@ class Sender:
     """
 
     def __init__(
-        self, client: QueueReader, settings: SinkSettings, *, sleep: Callable[[float], None] = time.sleep
+        self, client: Carrier[_Ticket], settings: SinkSettings, *, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._client, self._settings, self._sleep = client, settings, sleep
         self._pending: dict[MessageQueue, _Pending] = {}
         self._pending_bytes = 0
         self._waiting: dict[MessageQueue, deque[_Batch]] = {}
         self._waiting_bytes = 0
-        self._posted: dict[MessageQueue, _Posted] = {}
+        self._posted: dict[MessageQueue, _Posted[_Ticket]] = {}
         self._round = 0
         self._queues: dict[str, list[MessageQueue]] = {}
         self._by_id: dict[tuple[str, int], MessageQueue] = {}
@@ -388,12 +429,12 @@ class Sender:
             self._waiting[queue] = batches  # after the other queues
         self._waiting_bytes -= batch.size_bytes
         try:
-            posted: PostedBatch | ContrailError = self._post(batch.pieces, queue)
+            posted: _Ticket | ContrailError = self._post(batch.pieces, queue)
         except ContrailError as exc:
             posted = exc
         self._posted[queue] = _Posted(batch.pieces, posted, self._round)
 
-    def _post(self, body: Pieces, queue: MessageQueue) -> PostedBatch:
+    def _post(self, body: Pieces, queue: MessageQueue) -> _Ticket:
         # A lost connection drops the routes, also the one by which a topic that is not there yet comes to be.
         self._client.publish_queues(queue.topic)
         return self._client.post_batch(body, queue, producer_group=self._settings.group)
@@ -409,7 +450,7 @@ class Sender:
             first = next(tries, None)
             if isinstance(first, ContrailError):
                 raise first
-            self._client.batch_answer(first or self._post(sent.pieces, queue))
+            self._client.batch_answer(self._post(sent.pieces, queue) if first is None else first)
 
         self._try(send, queue)
 

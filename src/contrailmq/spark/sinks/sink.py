@@ -1,10 +1,11 @@
 """The sink of `rocketmq`: rows to topics, each acknowledged, each with a key that repeats carry again.
 
-Delivery is at least once. Each message carries `CONTRAIL_DEDUP_KEY`: the value of `dedupKeyColumn`, else the one in the
-row's `properties`, else one made of the write, the partition, the row's number and a digest of the row (packing.py).
-`deduplicated(frame)` drops repeats when reading. A made key repeats only if rows come in the same partitions and order:
-not after a shuffle without an order, nor when options that shape partitions change between attempts. Then a repeat may
-stay, but no other row is dropped (the digest has 32 bits).
+Delivery is at least once, unless `delivery=exactly-once` is given (exactly_once.py). Each message carries
+`CONTRAIL_DEDUP_KEY`: the value of `dedupKeyColumn`, else the one in the row's `properties`, else one made of the write,
+the partition, the row's number and a digest of the row (packing.py). `deduplicated(frame)` drops repeats when reading.
+A made key repeats only if rows come in the same partitions and order: not after a shuffle without an order, nor when
+options that shape partitions change between attempts. Then a repeat may stay, but no other row is dropped (the digest
+has 32 bits).
 
 Rows of one queue are sent in batches of at most 1 MiB, delayed rows one by one. A batch is tried again, with growing
 pauses, until it is acknowledged or tries or time (patience.py) run out. `write` returns after the last one.
@@ -28,13 +29,24 @@ from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import Options
 from contrailmq.spark.runtime.patience import AWAY_OPTION, AWAY_TIMEOUT_MS
 from contrailmq.spark.runtime.task_process import freeze
+from contrailmq.spark.sinks.decisions import Decisions, write_batch
 from contrailmq.spark.sinks.packing import DEDUP_PROPERTY
-from contrailmq.spark.sinks.sending import BATCH_COUNT, SinkSettings, write_rows
+from contrailmq.spark.sinks.sending import BATCH_COUNT, ExactlyOnce, SinkSettings, write_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-SINK_OPTIONS: Final = ("producerGroup", "dedupKeyColumn", "sendTries", "sendTimeoutMs", "batchCount")
+_EXACTLY_ONCE_OPTIONS: Final = ("writeId", "transactionTimeoutMs")
+SINK_OPTIONS: Final = (
+    "producerGroup",
+    "dedupKeyColumn",
+    "sendTries",
+    "sendTimeoutMs",
+    "batchCount",
+    "delivery",
+    *_EXACTLY_ONCE_OPTIONS,
+)
+_TRANSACTION_TIMEOUT_MS: Final = 300_000
 
 
 # column -> Spark types it may have
@@ -60,7 +72,7 @@ class WriteDone(WriterCommitMessage):  # type: ignore[misc]
         self.rows = rows
 
 
-def parse_sink(options: Options, schema: StructType, *, is_overwrite: bool) -> SinkSettings:
+def parse_sink(options: Options, schema: StructType, *, is_overwrite: bool, is_stream: bool = False) -> SinkSettings:
     """Settings of a write; refuses what could only fail later, row by row."""
     if is_overwrite:
         raise OptionError("a topic cannot be overwritten: use mode('append')")
@@ -83,7 +95,9 @@ def parse_sink(options: Options, schema: StructType, *, is_overwrite: bool) -> S
             raise OptionError(
                 f"column {name!r} has no place in a message: drop it; known are {', '.join(SINK_COLUMNS)}"
             )
-    group = options.text("producerGroup", "contrailmq_spark") or "contrailmq_spark"
+    exactly_once = _exactly_once(options, types, is_stream=is_stream)
+    default_group = "contrailmq_spark" + ("" if exactly_once is None else f"_{exactly_once.log_id}")
+    group = options.text("producerGroup", default_group) or default_group
     _check_name("producerGroup", group, check_group)
     return SinkSettings(
         namesrv=options.required("nameServer", "namesrvAddr", "namesrv"),
@@ -96,6 +110,32 @@ def parse_sink(options: Options, schema: StructType, *, is_overwrite: bool) -> S
         batch_count=options.number("batchCount", BATCH_COUNT, least=1),
         away_timeout_s=options.number(AWAY_OPTION, AWAY_TIMEOUT_MS) / 1000,
         token=secrets.token_hex(8),
+        exactly_once=exactly_once,
+    )
+
+
+def _exactly_once(options: Options, types: dict[str, str], *, is_stream: bool) -> ExactlyOnce | None:
+    """The settings of exactly-once delivery; None for the default."""
+    if options.choice("delivery", "at-least-once", "exactly-once") == "at-least-once":
+        options.refuse(_EXACTLY_ONCE_OPTIONS, "without delivery=exactly-once")
+        return None
+    if is_stream:
+        options.refuse(("writeId",), "on a stream: its batches have numbers")
+    late = [name for name in ("delayLevel", "deliverAt") if name in types]
+    if late:
+        raise OptionError(f"column {late[0]} cannot go with delivery=exactly-once, whose messages wait for the commit")
+    checkpoint = options.text("checkpointLocation")
+    if not checkpoint:
+        raise OptionError(
+            "delivery=exactly-once needs the option checkpointLocation: the directory in which it notes what is "
+            "committed" + ("" if is_stream else "; keep it for the next write")
+        )
+    decisions = Decisions.below(checkpoint)
+    return ExactlyOnce(
+        folder=str(decisions.folder),
+        log_id=decisions.id(),
+        write_name=write_batch(options.text("writeId")),
+        immunity_s=options.number("transactionTimeoutMs", _TRANSACTION_TIMEOUT_MS, least=1000) // 1000,
     )
 
 
@@ -113,7 +153,7 @@ class RocketMQWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self._settings, self._blank = settings, blank
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteDone:
-        return _write(_dropped(iterator, self._blank), self._settings)
+        return _write(dropped(iterator, self._blank), self._settings)
 
     def commit(self, messages: list[WriteDone | None]) -> None:
         return None  # every task returned after its last acknowledgement
@@ -129,7 +169,7 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         self._settings, self._blank = settings, blank
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteDone:
-        return _write(_dropped(iterator, self._blank), self._settings)
+        return _write(dropped(iterator, self._blank), self._settings)
 
     def commit(self, messages: list[WriteDone | None], batchId: int) -> None:
         return None
@@ -139,12 +179,12 @@ class RocketMQStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
 
 def _write(rows: Iterator[pa.RecordBatch], settings: SinkSettings) -> WriteDone:
-    done = WriteDone(write_rows(rows, settings, _key_prefix(settings)))
+    done = WriteDone(write_rows(rows, settings, key_prefix(settings)))
     freeze()
     return done
 
 
-def _dropped(rows: Iterator[pa.RecordBatch], blank: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+def dropped(rows: Iterator[pa.RecordBatch], blank: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """The rows without the columns of a table that no message takes. A value there is refused, not lost."""
     for batch in rows:
         for name in blank:
@@ -156,7 +196,7 @@ def _dropped(rows: Iterator[pa.RecordBatch], blank: tuple[str, ...]) -> Iterator
         yield batch.drop_columns(list(blank)) if blank else batch
 
 
-def _key_prefix(settings: SinkSettings) -> str:
+def key_prefix(settings: SinkSettings) -> str:
     """The part of de-duplication keys that all attempts of this task share and no other task has."""
     context = TaskContext.get()
     assert context is not None

@@ -35,6 +35,7 @@ from contrailmq.spark.options import EARLIEST, LATEST, Options, check_offsets, c
 from contrailmq.spark.runtime.patience import AWAY_OPTION, AWAY_TIMEOUT_MS, BrokerAwayError, Patience
 from contrailmq.spark.runtime.task_process import freezing
 from contrailmq.spark.runtime.worker_daemon import end_quietly
+from contrailmq.spark.sinks.exactly_once_sink import ExactlyOnceStreamWriter, ExactlyOnceWriter
 from contrailmq.spark.sinks.sending import SinkSettings
 from contrailmq.spark.sinks.sink import (
     SINK_COLUMNS,
@@ -260,11 +261,13 @@ class RocketMQSource(DataSource):  # type: ignore[misc]
             emits_portions=emits,
         )
 
-    def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter:
-        return RocketMQWriter(*self._sink(schema, overwrite))
+    def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter | ExactlyOnceWriter:
+        settings, blank = self._sink(schema, overwrite, is_stream=False)
+        return (RocketMQWriter if settings.exactly_once is None else ExactlyOnceWriter)(settings, blank)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter:
-        return RocketMQStreamWriter(*self._sink(schema, overwrite))
+    def streamWriter(self, schema: StructType, overwrite: bool) -> RocketMQStreamWriter | ExactlyOnceStreamWriter:
+        settings, blank = self._sink(schema, overwrite, is_stream=True)
+        return (RocketMQStreamWriter if settings.exactly_once is None else ExactlyOnceStreamWriter)(settings, blank)
 
     def _to_read(self, schema: StructType) -> Options:
         """The options; for a table those it was created with, but for the sink's, and those of the statement."""
@@ -274,13 +277,13 @@ class RocketMQSource(DataSource):  # type: ignore[misc]
             return self._options
         return _checked_options({**_without(saved, SINK_OPTIONS), **self.options})
 
-    def _sink(self, schema: StructType, overwrite: bool) -> tuple[SinkSettings, tuple[str, ...]]:
+    def _sink(self, schema: StructType, overwrite: bool, *, is_stream: bool) -> tuple[SinkSettings, tuple[str, ...]]:
         """How to write, and the columns of a table that no message takes: these must be null in all rows."""
         saved = saved_options(schema)
         if saved is None:
             missing_hint(self.options, _NAME_SERVER[0])
             self._options.refuse(_READ_OPTIONS, "on writing: it belongs to the source")
-            return parse_sink(self._options, schema, is_overwrite=overwrite), ()
+            return parse_sink(self._options, schema, is_overwrite=overwrite, is_stream=is_stream), ()
         if _ROW_WAS_READ not in schema.names:
             raise OptionError(
                 f"the table has no column {_ROW_WAS_READ}, by which rows to be sent are told from rows of another "
@@ -291,7 +294,7 @@ class RocketMQSource(DataSource):  # type: ignore[misc]
         options = _checked_options({**topic, **_without(saved, _READ_OPTIONS), **self.options})
         blank = tuple(name for name in schema.names if name not in SINK_COLUMNS)
         taken = StructType([field for field in schema.fields if field.name not in blank])
-        return parse_sink(options, taken, is_overwrite=overwrite), blank
+        return parse_sink(options, taken, is_overwrite=overwrite, is_stream=is_stream), blank
 
 
 def _checked_options(given: Mapping[str, str]) -> Options:

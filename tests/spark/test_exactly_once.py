@@ -1,0 +1,259 @@
+"""The protocol of exactly-once delivery, without Spark: stopped between any two of its steps, on a real broker.
+
+A round writes three batches of two tasks as Spark would: a writer on the driver, the tasks, the commit, Spark's own
+note. It dies at a step of its own choice (before or after a request, an answer or a file), perhaps several times, and
+another driver goes on. Then the topic holds every row once by a plain read, and no half message is left.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from contrailmq.client.blocking.raw import Posted, QueueReader
+from contrailmq.client.blocking.raw_halves import End, HalfPlace, post_end
+from contrailmq.client.errors import NoRouteError
+from contrailmq.client.results import PullStatus
+from contrailmq.message import StoredMessage
+from contrailmq.message.codec import decode_record
+from contrailmq.spark.sinks import settling
+from contrailmq.spark.sinks.answering import Answerer
+from contrailmq.spark.sinks.decisions import Decisions, stream_batch
+from contrailmq.spark.sinks.exactly_once import Committer, TaskHalves, write_halves
+from contrailmq.spark.sinks.halves import MARK
+from contrailmq.spark.sinks.sending import ExactlyOnce, SinkSettings
+from contrailmq.testing import LocalCluster
+from contrailmq.wire.codes import RequestCode
+from contrailmq.wire.errors import ConnectionClosedError
+from how_many import examples
+
+ROUNDS = examples(100)
+BATCHES, TASKS, ROWS = 3, 2, 6
+GUARD_S = 120.0
+CHECKS = {"transactionTimeOut": 1, "transactionCheckInterval": 200, "transactionCheckMax": 1000}
+
+
+class Killed(BaseException):
+    """The process is gone: nothing that it would have done next is done."""
+
+
+class Fate:
+    """Counts the steps of a process and ends it at one of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left, self.steps = -1, 0
+        for owner, name in ((QueueReader, "post"), (QueueReader, "answer"), (Decisions, "_link")):
+            monkeypatch.setattr(owner, name, self._stopping(getattr(owner, name)))
+
+    def _stopping(self, call: Any) -> Any:
+        def stopping(*args: Any, **named: Any) -> Any:
+            self._step()
+            result = call(*args, **named)
+            self._step()
+            return result
+
+        return stopping
+
+    def _step(self) -> None:
+        self.steps += 1
+        if self.left == 0:
+            raise Killed
+        self.left -= 1
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(config=CHECKS) as running:
+        yield running
+
+
+def settings_for(cluster: LocalCluster, folder: Path, topic: str, **more: Any) -> SinkSettings:
+    decisions = Decisions(folder)
+    own = ExactlyOnce(str(folder), decisions.id(), "once-x", immunity_s=1)
+    return SinkSettings(cluster.namesrv, topic=topic, group=f"spark_{decisions.id()}", exactly_once=own, **more)
+
+
+def task(settings: SinkSettings, batch: int, number: int, rows: int = ROWS) -> TaskHalves:
+    """One attempt of a task, which knows from the driver what is done."""
+    done = Decisions(Path(settings.exactly_once.folder)).newest_done().get("q", -1)  # type: ignore[union-attr]
+    bodies = [f"{batch}-{number}-{row}".encode() for row in range(rows)]
+    frame = pa.RecordBatch.from_pydict({"body": pa.array(bodies, pa.binary())})
+    return write_halves(iter([frame]), settings, f"q-{batch}-{number}", stream_batch("q", batch), is_done=batch <= done)
+
+
+def records(namesrv: str, topic: str) -> list[StoredMessage]:
+    """A plain read of every queue of a topic."""
+    found: list[StoredMessage] = []
+    with QueueReader(namesrv=namesrv) as reader:
+        try:
+            queues = reader.queues(topic)
+        except NoRouteError:
+            return []
+        for queue in queues:
+            offset = 0
+            while (pulled := reader.pull(queue, offset)).status is PullStatus.FOUND:
+                position = 0
+                while position < len(pulled.body):
+                    found.append(decode_record(pulled.body, position))
+                    position += found[-1].size_bytes
+                offset = pulled.next_offset
+    return found
+
+
+def visible(namesrv: str, topic: str) -> Counter[bytes]:
+    return Counter(message.body for message in records(namesrv, topic))
+
+
+def expected(batches: int = BATCHES) -> Counter[bytes]:
+    return Counter(f"{b}-{t}-{r}".encode() for b in range(batches) for t in range(TASKS) for r in range(ROWS))
+
+
+def pending(cluster: LocalCluster, topic: str) -> int:
+    return cluster.broker().transactions.pending().get(topic, 0)
+
+
+def wait_until_nothing_is_pending(cluster: LocalCluster, settings: SinkSettings) -> None:
+    """As long as somebody answers, which the driver sees to."""
+    assert settings.topic is not None
+    answerer = Answerer(settings)
+    answerer.start()
+    try:
+        deadline_s = time.monotonic() + GUARD_S
+        while pending(cluster, settings.topic):
+            assert time.monotonic() < deadline_s, f"{pending(cluster, settings.topic)} half messages are pending"
+            time.sleep(0.05)
+    finally:
+        answerer.close()
+
+
+def drive(settings: SinkSettings, done: list[int], repeats: random.Random) -> None:
+    """A driver from its start on, until it dies or every batch is done. `done` is Spark's own note."""
+    Committer(settings, sleep=_no_sleep).recover()
+    for batch in range(BATCHES):
+        if batch in done:
+            continue
+        if repeats.random() < 0.3:
+            task(settings, batch, 0)  # an attempt that Spark gave up: a speculative copy, or a lost executor
+        halves = [task(settings, batch, number) for number in range(TASKS)]
+        Committer(settings, sleep=_no_sleep).commit(stream_batch("q", batch), halves)
+        done.append(batch)
+
+
+def _no_sleep(_seconds: float) -> None:
+    """Time does not matter here: nothing is on its way when a process is gone."""
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+def test_a_write_that_dies_between_any_two_steps_leaves_every_row_once(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    source, topic = random.Random(seed), f"Kill{seed}"
+    settings = settings_for(cluster, tmp_path / "sink", topic)
+    fate, done = Fate(monkeypatch), list[int]()
+    for _ in range(source.randint(1, 4)):
+        fate.left = source.randrange(200)
+        try:
+            drive(settings, done, source)
+        except Killed:
+            continue
+        break
+    fate.left = -1
+    drive(settings, done, source)
+    assert visible(cluster.namesrv, topic) == expected()
+    wait_until_nothing_is_pending(cluster, settings)
+    assert visible(cluster.namesrv, topic) == expected()
+
+
+def test_nothing_is_visible_before_the_commit_and_all_of_it_after(cluster: LocalCluster, tmp_path: Path) -> None:
+    settings = settings_for(cluster, tmp_path / "sink", "Together")
+    halves = [task(settings, 0, number) for number in range(TASKS)]
+    assert visible(cluster.namesrv, "Together") == Counter()
+    assert pending(cluster, "Together") == TASKS * ROWS
+    Committer(settings).commit(stream_batch("q", 0), halves)
+    assert visible(cluster.namesrv, "Together") == expected(1)
+    marks = {message.properties[MARK] for message in records(cluster.namesrv, "Together")}
+    assert marks == {f"{Decisions(tmp_path / 'sink').id()}/stream-q-000000000000"}
+
+
+def test_a_task_that_fails_rolls_its_own_half_messages_back(cluster: LocalCluster, tmp_path: Path) -> None:
+    settings = settings_for(cluster, tmp_path / "sink", "Failing")
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield pa.RecordBatch.from_pydict({"body": pa.array([b"x"] * 1000, pa.binary())})
+        raise RuntimeError("the source of the rows failed")
+
+    with pytest.raises(RuntimeError, match="the source of the rows failed"):
+        write_halves(rows(), settings, "q-0-0", stream_batch("q", 0), is_done=False)
+    assert pending(cluster, "Failing") == 0
+    assert visible(cluster.namesrv, "Failing") == Counter()
+
+
+def test_an_aborted_batch_is_rolled_back_and_a_decided_one_is_not(cluster: LocalCluster, tmp_path: Path) -> None:
+    settings = settings_for(cluster, tmp_path / "sink", "Aborted")
+    committer, halves = Committer(settings), [task(settings, 0, 0)]
+    committer.abort(stream_batch("q", 0), halves)
+    assert (pending(cluster, "Aborted"), visible(cluster.namesrv, "Aborted")) == (0, Counter())
+    halves = [task(settings, 0, number) for number in range(TASKS)]
+    with committer._settler() as settler:
+        sent = [place for task in halves for place in _places(task)]
+        committer._decisions.decide(stream_batch("q", 0), sent, settler.ends(sent))
+    committer.abort(stream_batch("q", 0), halves)  # Spark calls it when a commit fails half-way
+    assert pending(cluster, "Aborted") == TASKS * ROWS
+    Committer(settings).recover()
+    assert visible(cluster.namesrv, "Aborted") == expected(1)
+
+
+def test_a_batch_that_is_done_is_not_sent_again_and_a_late_repeat_is_rolled_back(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    settings = settings_for(cluster, tmp_path / "sink", "Repeated")
+    drive(settings, done := list[int](), random.Random(1))
+    assert done == list(range(BATCHES))
+    before = pending(cluster, "Repeated")
+    assert task(settings, BATCHES - 1, 0).rows == ROWS
+    assert pending(cluster, "Repeated") == before  # nothing was sent
+    frame = pa.RecordBatch.from_pydict({"body": pa.array([b"late"], pa.binary())})
+    late = write_halves(iter([frame]), settings, "k", stream_batch("q", BATCHES - 1), is_done=False)
+    Committer(settings).commit(stream_batch("q", BATCHES - 1), [late])
+    assert visible(cluster.namesrv, "Repeated") == expected()
+
+
+def _places(halves: TaskHalves) -> list[HalfPlace]:
+    from contrailmq.spark.sinks.halves import decode_places
+
+    return decode_places(halves.places)[0]
+
+
+def test_an_end_whose_answer_was_lost_is_not_sent_again_if_its_row_is_visible(
+    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_for(cluster, tmp_path / "sink", "Lost")
+    halves = [task(settings, 0, number) for number in range(TASKS)]
+    ended: Counter[str] = Counter()
+
+    def counted(client: QueueReader, place: HalfPlace, how: End, *, group: str) -> Any:
+        ended[place.unique_key] += 1
+        return post_end(client, place, how, group=group)
+
+    answer, lost = QueueReader.answer, iter(range(5))
+
+    def losing(self: QueueReader, posted: Posted) -> Any:
+        found = answer(self, posted)
+        if posted.code == RequestCode.END_TRANSACTION and next(lost, None) is not None:
+            raise ConnectionClosedError(posted.address, "the answer is lost")
+        return found
+
+    monkeypatch.setattr("contrailmq.spark.sinks.halves.post_end", counted)
+    monkeypatch.setattr(QueueReader, "answer", losing)
+    pauses: list[float] = []
+    Committer(settings, sleep=pauses.append).commit(stream_batch("q", 0), halves)
+    assert set(ended.values()) == {1}  # five were in doubt and visible: no broker was told twice
+    assert settling.DOUBT_S in pauses
+    assert visible(cluster.namesrv, "Lost") == expected(1)
