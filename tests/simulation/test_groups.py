@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from simulation import runs
 from simulation.checker import unfinished, unsafe
-from simulation.cluster import Cluster
+from simulation.cluster import BROKER_PORT, Cluster
 from simulation.faults import GROUP_KINDS, Plan, draw_group, has_slaves
 from simulation.history import READERS
+from simulation.network import Stream
 from simulation.planted import BY_NAME
 from simulation.replicas import Likeness
 from simulation.test_trial import apart
@@ -77,9 +80,15 @@ def test_a_plan_with_slaves_is_printed_as_a_test() -> None:
 class Pair:
     """b0 and b0-1 under load for 15 virtual seconds, without faults but those of the test."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, rebalance_s: float = 5.0) -> None:
         flush = str(cluster.settings["flushDiskType"])
-        group = {"brokers": ("b0",), "slaves": ("b0-1",), "role": "SYNC_MASTER", "in_sync": 2}
+        group = {
+            "brokers": ("b0",),
+            "slaves": ("b0-1",),
+            "role": "SYNC_MASTER",
+            "in_sync": 2,
+            "rebalance_s": rebalance_s,
+        }
         self.trial = Trial(Plan(cluster.world.seed, 1.0, flush, (), CLIENTS, pace=2.0, **group))  # type: ignore[arg-type]
         self.trial.join(cluster)
         self.cluster, self.history, self.witness = cluster, self.trial.history, self.trial.witness
@@ -139,3 +148,27 @@ def test_a_slave_that_is_cut_off_makes_sends_time_out_and_has_all_of_them_when_i
         assert compared is not None
         assert compared.likeness is Likeness.EQUAL
         assert pair.trial.verdict.problems == []
+
+
+def test_a_consumer_that_its_slave_sends_to_a_master_which_it_does_not_know_asks_for_the_route() -> None:
+    """Not the slave, again and again: the route is asked for every 40 s otherwise, and the master was away."""
+    with Cluster(6) as cluster:
+        pair = Pair(cluster, rebalance_s=20.0)
+        pair.trial.workload.is_on = False
+        cluster.node("b0").kill()
+        cluster.world.run_for(60)  # the route has no master
+        asked: Counter[str] = Counter()
+        tap = cluster.network.tap
+
+        def count(stream: Stream, data: bytes) -> None:
+            if stream.remote == (cluster.host("b0-1").address, BROKER_PORT):
+                asked[stream.host.name] += 1
+            if tap is not None:
+                tap(stream, data)
+
+        cluster.network.tap = count
+        pair.trial._launch("b0")
+        cluster.world.run_for(20)
+        assert pair.trial.verdict.problems == []
+        assert 0 < asked["c2"] < 100
+        assert asked["c0"] < 100

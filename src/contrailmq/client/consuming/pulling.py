@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from typing import Final
@@ -25,6 +26,7 @@ FLAG_LITE_PULL: Final = 16
 
 SUSPEND_PUSH_S: Final = 15.0
 SUSPEND_LITE_S: Final = 20.0
+NO_MASTER_PAUSE_S: Final = 1.0
 PULL_TIMEOUT_S: Final = 30.0  # must exceed the suspend time, or every idle queue times out
 
 _STATUS: Final = {
@@ -74,7 +76,21 @@ async def pull(instance: ClientInstance, group: str, request: PullRequest) -> Pu
     answer = await instance.remoting.invoke(address, code, ext, b"", timeout_s=request.timeout_s)
     if answer.code not in _STATUS:
         raise ResponseError(answer.code, answer.remark, request_code=code, address=address)
-    return read_answer(answer, queue.broker_name, request.subscription)
+    pulled = read_answer(answer, queue.broker_name, request.subscription)
+    is_sent_on = pulled.status is PullStatus.NO_MATCHED_MESSAGE and pulled.next_offset == request.offset
+    if is_sent_on and broker_id != MASTER_ID and instance.master_address(queue.broker_name) is None:
+        await _look_for_master(instance, queue)
+    return pulled
+
+
+async def _look_for_master(instance: ClientInstance, queue: MessageQueue) -> None:
+    """A slave has no more and sends us to a master that our route lacks: it has just come back.
+
+    The route is asked for at once. Until it is known the slave would send us on again, thousands of times a second.
+    """
+    await instance.refresh_route(queue.topic)
+    if instance.master_address(queue.broker_name) is None:
+        await asyncio.sleep(NO_MASTER_PAUSE_S)
 
 
 def read_answer(answer: Command, broker_name: str, subscription: Subscription) -> Pulled:
