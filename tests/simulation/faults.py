@@ -24,9 +24,10 @@ CLIENTS: Final = ("client-kill", "client-cut", "client-pause")
 OTHERS: Final = ("pause", "namesrv-kill")
 KINDS: Final = (*CRASHES, *DISKS, *NETWORK, *CLIENTS, *OTHERS, *CLOCKS)
 GROUP_CRASHES: Final = ("group-kill", "group-cut")
+SWITCH: Final = "switch"
 # Of plans with slaves. Turned bits are left out: a slave that lacks the record cannot get it any more.
-GROUP_KINDS: Final = (*(kind for kind in KINDS if kind != "flip"), *GROUP_CRASHES)
-ALL_KINDS: Final = (*KINDS, *GROUP_CRASHES)
+GROUP_KINDS: Final = (*(kind for kind in KINDS if kind != "flip"), *GROUP_CRASHES, SWITCH)
+ALL_KINDS: Final = (*KINDS, *GROUP_CRASHES, SWITCH)
 GROUP_ODDS: Final = 3  # one seed in so many has slaves
 PAIR_ODDS: Final = 0.6  # that a fault of the network in such a seed is one between master and slave
 PLAN_VERSION: Final = 5  # changes whenever seeds get other plans: saved runs are of one version
@@ -85,6 +86,7 @@ class Plan:
         if not self.slaves_of(name):
             return {}
         return {
+            "brokerName": name,
             "brokerRole": self.role,
             "inSyncReplicas": str(self.in_sync),
             "slaveReadEnable": "true",
@@ -101,6 +103,40 @@ class Plan:
 def group_of(name: str) -> str:
     """The brokerName of a member: that of its master."""
     return name.partition("-")[0]
+
+
+class Roles:
+    """Which process has which place of a plan: an operator may give a slave the place of its master."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._process = {name: name for name in plan.members}  # by place
+        self._place = dict(self._process)  # by process
+
+    def master_of(self, process: str) -> str:
+        """Of its group."""
+        return self._process[group_of(process)]
+
+    def is_master(self, process: str) -> bool:
+        return self._place[process] in self._plan.brokers
+
+    def settings_of(self, process: str) -> dict[str, str]:
+        return self._plan.settings_of(self._place[process])
+
+    @property
+    def masters(self) -> tuple[str, ...]:
+        return tuple(self._process[name] for name in self._plan.brokers)
+
+    @property
+    def slaves(self) -> tuple[str, ...]:
+        return tuple(self._process[name] for name in self._plan.slaves)
+
+    def slaves_of(self, group: str) -> tuple[str, ...]:
+        return tuple(self._process[name] for name in self._plan.slaves_of(group))
+
+    def swap(self, one: str, other: str) -> None:
+        self._place[one], self._place[other] = self._place[other], self._place[one]
+        self._process = {place: process for process, place in self._place.items()}
 
 
 def has_slaves(seed: int) -> bool:
@@ -191,6 +227,6 @@ def _fault_in_group(chance: random.Random, at_s: float, kind: str, plan: Plan) -
     other = chance.choice([name for name in (*plan.clients, *plan.members, "namesrv") if name != target])
     if kind in NETWORK and chance.random() < PAIR_ODDS:
         target, other = plan.brokers[0], chance.choice(plan.slaves)
-    elif kind in GROUP_CRASHES:
+    elif kind in (*GROUP_CRASHES, SWITCH):
         target = plan.brokers[0]
     return Fault(round(at_s, 3), kind, target, other, chance.choice(DURATIONS_S), chance.getrandbits(32))

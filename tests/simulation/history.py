@@ -94,6 +94,7 @@ class Cut(NamedTuple):
     at_s: float
     ends: Mapping[Queue, int] = MappingProxyType({})
     asked: Mapping[tuple[str, Queue], int] = MappingProxyType({})
+    takes_acknowledged: bool = True  # False: a slave that has all that was acknowledged is the master now
 
 
 @dataclass
@@ -146,7 +147,8 @@ class History:
         ):
             return True
         return any(
-            cut.at_s >= acknowledged.at_s for cut in self.forgetful_cuts.get(acknowledged.place.queue.broker, ())
+            cut.takes_acknowledged and cut.at_s >= acknowledged.at_s
+            for cut in self.forgetful_cuts.get(acknowledged.place.queue.broker, ())
         )
 
     def is_passed_over(self, body: bytes, group: str) -> bool:

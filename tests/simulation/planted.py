@@ -255,7 +255,7 @@ PLANTED: Final = (
         "store.replication.replica:Replica._erase_unfinished",
         "    self._unfinished_bytes = 0",
         "    pass",
-        ("reset", "part", "kill"),
+        ("slow", "reset"),
         has_slaves=True,
     ),
     Planted(

@@ -20,7 +20,7 @@ from contrailmq.message import SystemTopic
 from contrailmq.message.codec import BLANK_MAGIC
 from simulation.cluster import BROKER_PORT, SMALL_FILES, Cluster
 from simulation.disks import Disk
-from simulation.faults import Plan, group_of
+from simulation.faults import Plan, Roles, group_of
 from simulation.history import Acknowledged, Sent
 from simulation.network import Stream
 
@@ -107,8 +107,9 @@ class Compared(NamedTuple):
 class Witness:
     """Of one trial. `blame` takes sentences."""
 
-    def __init__(self, cluster: Cluster, plan: Plan, blame: Callable[[str], None]) -> None:
-        self._cluster, self._world, self._plan, self._blame = cluster, cluster.world, plan, blame
+    def __init__(self, cluster: Cluster, plan: Plan, roles: Roles, blame: Callable[[str], None]) -> None:
+        self._cluster, self._world, self._blame = cluster, cluster.world, blame
+        self._plan, self._roles = plan, roles
         self._is_synced = plan.flush == "SYNC_FLUSH"
         self._names = {cluster.host(name).address: name for name in plan.members}
         self._unread: dict[Stream, bytes] = {}  # of a report that was not written whole
@@ -117,6 +118,7 @@ class Witness:
         self._reported: dict[str, int] = {}  # slave -> its furthest report to the master that runs now
         self._began_s: dict[str, float] = {}  # member -> when its process began
         self._lost_s: dict[str, float] = {}  # member -> when it last lost what it may have acknowledged
+        self._unsure: set[str] = set()  # who lost something and was not seen with all of its master's log since
         self.may_differ: set[str] = set()  # slaves whose master has lost the end of its log
         self.reports = 0
         if plan.slaves:
@@ -129,7 +131,7 @@ class Witness:
 
     def launched(self, name: str) -> None:
         self._began_s[name] = self._world.now_s
-        for slave in self._plan.slaves_of(name) or (name,):
+        for slave in self._slaves_of(name) or (name,):
             for table in (self._checked, self._compared, self._reported):
                 table.pop(slave, None)
 
@@ -137,11 +139,29 @@ class Witness:
         """Under SYNC_FLUSH that takes nothing that was acknowledged or reported, but what was on its way."""
         if not self._is_synced:
             self._lost_s[name] = self._world.now_s
+            self._unsure.add(name)
         if not self._is_synced or self._plan.role == "SYNC_MASTER":
-            self.may_differ.update(self._plan.slaves_of(name))
+            self.may_differ.update(self._slaves_of(name))
 
     def wiped(self, name: str) -> None:
         self._lost_s[name] = self._world.now_s
+        self._unsure.add(name)
+
+    def _slaves_of(self, name: str) -> tuple[str, ...]:
+        return self._roles.slaves_of(group_of(name)) if self._roles.is_master(name) else ()
+
+    def successors(self, master: str) -> list[str]:
+        """The slaves of a master that is gone, furthest first; none unless they have all that it acknowledged."""
+        slaves = self._slaves_of(master)
+        if any(slave in self._unsure or self.log_of(slave).begin for slave in slaves):
+            return []
+        return sorted(slaves, key=lambda slave: self.log_of(slave).end, reverse=True)
+
+    def has_all(self, slave: str) -> bool:
+        """Whether its log is the one of its master, which is stopped."""
+        ours, theirs = self.log_of(slave), self.log_of(self._roles.master_of(slave))
+        end = theirs.end
+        return ours.begin == theirs.begin == 0 and ours.end == end and ours.read(0, end) == theirs.read(0, end)
 
     # --- reports
 
@@ -169,7 +189,7 @@ class Witness:
             self._blame(f"{slave} reports {offset}, where its log does not end between two records")
         if self._is_synced and log.durable(begin, offset) != data:
             self._blame(f"{slave} reports {offset} and has not synced it, from {begin} on")
-        if is_heard and self.log_of(group_of(slave)).read(begin, offset) != data:
+        if is_heard and self.log_of(self._roles.master_of(slave)).read(begin, offset) != data:
             self._blame(f"{slave} reports {offset}, and its log from {begin} on is not its master's")
         self._checked[slave] = offset
 
@@ -177,8 +197,8 @@ class Witness:
 
     def acknowledged(self, sent: Sent, one: Acknowledged) -> None:
         """A producer has just heard that a message is safe."""
-        master, since_s, needed = one.place.queue.broker, sent.at_s, self._plan.in_sync - 1
-        slaves = self._plan.slaves_of(master)
+        group, since_s, needed = one.place.queue.broker, sent.at_s, self._plan.in_sync - 1
+        master, slaves = self._roles.master_of(group), self._roles.slaves_of(group)
         if not slaves or needed <= 0 or self._lost_s.get(master, -1.0) >= since_s:
             return
         offset, record = one.physical_offset, self.log_of(master).record(one.physical_offset)
@@ -203,10 +223,13 @@ class Witness:
 
     def compare(self, slave: str) -> Compared | None:
         """None while one of the two does not serve."""
-        ends = [self._end_of(name) for name in (slave, group_of(slave))]
+        ends = [self._end_of(name) for name in (slave, self._roles.master_of(slave))]
         if ends[0] is None or ends[1] is None:
             return None
-        return self._compare(slave, ends[0], ends[1])
+        found = self._compare(slave, ends[0], ends[1])
+        if found.likeness is Likeness.EQUAL:
+            self._unsure.discard(slave)
+        return found
 
     def _end_of(self, name: str) -> int | None:
         server = self._cluster.servers.get(name)
@@ -219,7 +242,7 @@ class Witness:
         return server.store.appended_offset
 
     def _compare(self, slave: str, slave_end: int, master_end: int) -> Compared:
-        ours, theirs = self.log_of(slave), self.log_of(group_of(slave))
+        ours, theirs = self.log_of(slave), self.log_of(self._roles.master_of(slave))
         begin, end = self._compared.get(slave, ours.begin), min(slave_end, master_end)
         if ours.read(begin, end) == theirs.read(begin, end):
             common = max(begin, ours.border_before(begin, end))
@@ -252,7 +275,7 @@ class Witness:
     def judge(self, slave: str) -> None:
         """After a clean stop of both."""
         self._compared.pop(slave, None)
-        found = self._compare(slave, self.log_of(slave).end, self.log_of(group_of(slave)).end)
+        found = self._compare(slave, self.log_of(slave).end, self.log_of(self._roles.master_of(slave)).end)
         if found.likeness not in (Likeness.PREFIX, Likeness.EQUAL):
             self._blame(f"{slave} stopped with a log that is not a prefix of its master's: {found}")
 

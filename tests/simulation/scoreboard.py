@@ -95,6 +95,7 @@ MEANINGS: Final = {
     "drift": "a broker's clocks run up to 5% fast or slow",
     "group-kill": "a master and its slaves are killed at the same moment, and start in any order",
     "group-cut": "a master and its slaves lose power at the same moment, and start in any order",
+    "switch": "the operator stops a master and starts a slave that has all of its log in its place",
 }
 PROCESSES: Final = (
     ("`kill -9` of a writing store", "tests/store/test_kill.py"),
@@ -126,7 +127,7 @@ NOT_COVERED: Final = (
     "goes on behind messages that it has not seen. The checker allows this for these messages alone.",
     "Errors of reads through a mapping (SIGBUS): `read-error` fails reads by call only.",
     "Torn writes while a broker runs: tearing happens at power cuts, by page (4 KiB) or sector (512 bytes).",
-    "Slaves that are started as masters, TLS, ACL, SQL filters, light queues, batch queues, POP, recalls of timers, "
+    "TLS, ACL, SQL filters, light queues, batch queues, POP, recalls of timers, "
     "and cleaning of old files (no trial lasts that long) are not part of the workload; tests of their own cover those "
     "that exist.",
     "Memory: sockets, tasks and threads of brokers are counted at the end of each trial, bytes are not.",

@@ -17,7 +17,18 @@ from contrailmq.broker.server import BrokerServer
 from simulation.checker import ahead, unfinished, unsafe, unsafe_copy, unsafe_stores
 from simulation.cluster import SHORT_WAITS, SMALL_FILES, Cluster
 from simulation.disks import Loss
-from simulation.faults import CLOCKS, GROUP_CRASHES, Fault, Plan, draw, draw_group, group_of, has_slaves
+from simulation.faults import (
+    CLOCKS,
+    GROUP_CRASHES,
+    SWITCH,
+    Fault,
+    Plan,
+    Roles,
+    draw,
+    draw_group,
+    group_of,
+    has_slaves,
+)
 from simulation.history import SUBSCRIBED, TOPICS, Cut, History, Queue
 from simulation.network import Link
 from simulation.nodes import RATE_MILLION, Node
@@ -28,6 +39,8 @@ from simulation.world import MICROSECOND_NS, MILLISECOND_NS
 
 PEACE_S: Final = 240.0  # how long all that was acknowledged may take to arrive when faults are over
 HASTY_PEACE_S: Final = 90.0
+SWITCH_S: Final = 6.0  # what a master has to stop before a slave takes its place
+AFTER_SWITCH_S: Final = 12.0  # when the old one comes back as a slave: the new one is registered by then
 LAG_S: Final = 90.0  # how long slaves may take to have all of their master's log when faults are over
 BUSY_PEACE_S: Final = 30.0  # what comes later than this comes after timers and retries: the world rests meanwhile
 LOOK_EVERY_S: Final = 5.0
@@ -83,6 +96,8 @@ class Trial:
         self._number = 0
         self._is_down: set[str] = set()  # brokers that nobody starts before their fault is over
         self._lives: list[Node] = []  # of brokers
+        self.roles = Roles(plan)
+        self._headless: dict[str, Cut] = {}  # masters that lost power, whose slaves have all that they acknowledged
         self._may_end: set[str] = set()  # brokers whose disk fails: they may end by themselves
 
     def run(self) -> Verdict:
@@ -106,7 +121,7 @@ class Trial:
     def join(self, cluster: Cluster) -> None:
         """Start all members in a cluster."""
         self.cluster, self.world = cluster, cluster.world
-        self.witness = Witness(cluster, self.plan, self._blame)
+        self.witness = Witness(cluster, self.plan, self.roles, self._blame)
         self.workload = Workload(cluster, self.history, self.plan, self.witness.acknowledged)
         cluster.settings |= SHORT_WAITS
         cluster.broker_names = self.plan.brokers
@@ -115,7 +130,7 @@ class Trial:
         cluster.start_name_server()
         for name in self.plan.members:
             self.witness.launched(name)
-            self._lives.append(cluster.start_broker(name, **self.plan.settings_of(name)))
+            self._lives.append(cluster.start_broker(name, **self.roles.settings_of(name)))
         for name in self.plan.clients:
             self.workload.start(name)
 
@@ -158,8 +173,8 @@ class Trial:
                 offsets = server.node.offsets.whole()
                 group = group_of(name)
                 for sentence in ahead(self.history, {_group_and_queue(key, group): at for key, at in offsets.items()}):
-                    self._blame(f"{name}: {sentence}" if name in self.plan.slaves else sentence)
-        for slave in self.plan.slaves:
+                    self._blame(sentence if self.roles.is_master(name) else f"{name}: {sentence}")
+        for slave in self.roles.slaves:
             self._look_at(slave)
 
     def _look_at(self, slave: str) -> None:
@@ -188,9 +203,53 @@ class Trial:
 
     def _launch(self, name: str) -> None:
         self._is_down.discard(name)
-        if not self.cluster.node(name).is_alive:
-            self.witness.launched(name)
-            self._lives.append(self.cluster.launch_broker(name, **self.plan.settings_of(name)))
+        if self.cluster.node(name).is_alive:
+            return
+        if name in self._headless:
+            self._replace(name)
+            return
+        self.witness.launched(name)
+        self._lives.append(self.cluster.launch_broker(name, **self.roles.settings_of(name)))
+
+    # --- another master
+
+    def _replace(self, master: str) -> None:
+        """A master that waits for slaves lost power, and with it what was not synced: the slave that is furthest takes
+        its place. Nothing that was acknowledged is lost, unless the slaves lost power as well meanwhile."""
+        cut, cuts = self._headless.pop(master), self.history.forgetful_cuts[group_of(master)]
+        successors = self.witness.successors(master)
+        cuts.append(cut._replace(takes_acknowledged=not successors))
+        if successors:
+            self.witness.may_differ.add(master)
+            self._promote(successors[0], master)
+        else:
+            self._launch(master)
+
+    def _promote(self, slave: str, master: str) -> None:
+        """Start a slave as the master, and the old one, which is down, a while later as a slave."""
+        self.world.note(f"{slave} takes the place of {master}")
+        self.cluster.node(slave).kill()
+        self.roles.swap(master, slave)
+        self._launch(slave)
+        self._is_down.add(master)
+        self._after(AFTER_SWITCH_S, lambda: self._launch(master))
+
+    def _switch(self, fault: Fault) -> None:
+        """The operator stops a master and starts a slave that has all of its log in its place."""
+        master = self.roles.master_of(fault.target)
+        if master in self._is_down:
+            return
+        self._stop(master)
+        self._is_down.add(master)
+
+        def go_on() -> None:
+            slaves = [] if self.cluster.node(master).is_alive else [*filter(self.witness.has_all, self.roles.slaves)]
+            if slaves and self.roles.is_master(master) and master not in self._headless:
+                self._promote(random.Random(fault.dice).choice(slaves), master)
+            else:
+                self._launch(master)
+
+        self._after(SWITCH_S, go_on)
 
     # --- faults
 
@@ -202,6 +261,8 @@ class Trial:
             self._crash(fault)
         elif kind in GROUP_CRASHES:
             self._crash_group(fault)
+        elif kind == SWITCH:
+            self._switch(fault)
         elif kind in ("stall", "full", "read-error", "flip"):
             self._hurt_disk(fault)
         elif kind in ("part", "one-way", "slow", "reset"):
@@ -259,8 +320,12 @@ class Trial:
         if moment < 0.7:
             self._wait_for_acknowledgement(name, at_border=moment < 0.3)
         disk.loss = chance.choice(tuple(Loss))
-        if self.plan.flush == "ASYNC_FLUSH" and node.is_alive and name in self.plan.brokers:
-            self.history.forgetful_cuts[name].append(self._cut_of(name))
+        if self.plan.flush == "ASYNC_FLUSH" and node.is_alive and self.roles.is_master(name):
+            cut = self._cut_of(name)
+            if self.plan.in_sync > 1 and self.witness.successors(name):
+                self._headless[name] = cut
+            else:
+                self.history.forgetful_cuts[group_of(name)].append(cut)
         if node.is_alive:
             self.witness.power_was_cut(name)
         node.cut_power()
@@ -291,7 +356,7 @@ class Trial:
         server = self.cluster.servers.get(name)
         if not isinstance(server, BrokerServer):
             return Cut(self.world.now_s)
-        queues = [Queue(topic, name, number) for topic in TOPICS for number in range(QUEUES_MAX)]
+        queues = [Queue(topic, group_of(name), number) for topic in TOPICS for number in range(QUEUES_MAX)]
         ends = {queue: server.node.store.max_offset(queue.topic, queue.queue_id) for queue in queues}
         asked = {
             (group, queue): server.node.offsets.query_pull(group, queue.topic, queue.queue_id) or 0
@@ -397,7 +462,7 @@ class Trial:
 
     def _wait_for_slaves(self, began_s: float) -> None:
         """Until each has been seen with all of its master's log, which may still grow."""
-        behind = list(self.plan.slaves)
+        behind = list(self.roles.slaves)
         while behind and self.world.now_s < began_s + LAG_S:
             found = {slave: self.witness.compare(slave) for slave in behind}
             behind = [slave for slave, one in found.items() if one is None or one.likeness is not Likeness.EQUAL]
@@ -426,10 +491,10 @@ class Trial:
                 self._blame(f"{name} does not stop cleanly: {exc!r} {node.error!r}")
         found = unsafe(self.history)
         if len(stores) == len(self.plan.members):
-            found += unsafe_stores(self.history, [stores[name] for name in self.plan.brokers])
-            for slave in self.plan.slaves:
+            found += unsafe_stores(self.history, [stores[name] for name in self.roles.masters])
+            for slave in self.roles.slaves:
                 self.witness.judge(slave)
-                found += unsafe_copy(self.history, slave, stores[slave], stores[group_of(slave)])
+                found += unsafe_copy(self.history, slave, stores[slave], stores[self.roles.master_of(slave)])
         found += unfinished(self.history)  # last: the stores say where messages are that nobody was given
         for sentence in found:
             self._blame(sentence)
