@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +25,7 @@ from contrailmq.testing import LocalCluster
 
 FILE_BYTES = 64 * 1024
 HEAD = struct.Struct(">qi")
+WAIT_S = 180.0  # a bound for a machine that is busy, not a duration
 
 
 @pytest.fixture
@@ -147,3 +153,70 @@ def test_a_copy_acknowledges_nothing(cluster: LocalCluster, tmp_path: Path, monk
     code, output = run(tmp_path / "copy", "--from", ha_address(cluster), "-c", conf(tmp_path))
     assert code == 0, output
     assert set(reports) == {1}, "where it began, and never more"
+
+
+# --- following
+
+
+def until(fact: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not fact():
+        assert time.monotonic() < deadline, f"not within {WAIT_S:g} s: {what}"
+        time.sleep(0.02)
+
+
+@contextmanager
+def follower(copy: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """`store copy --follow` in a process of its own."""
+    command = [sys.executable, "-m", "contrailmq", "store", "copy", copy, "--follow", *arguments]
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def has_all(cluster: LocalCluster, copy: Path) -> bool:
+    end = cluster.broker(0).store.log_max_offset
+    return log_of(copy)[:end] == log_of(cluster.store_path / "broker-0")[:end]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_copy_that_follows_ends_cleanly_on_a_signal_and_goes_on_later(
+    cluster: LocalCluster, tmp_path: Path, number: signal.Signals
+) -> None:
+    """Ended by a signal, killed, and ended again, while messages come; then a broker opens it."""
+    copy, settings = tmp_path / "opened" / "broker-0", conf(tmp_path)
+    arguments = ("--from", ha_address(cluster), "-c", settings, "--json")
+    for turn, how in enumerate([number, signal.SIGKILL, number]):
+        with follower(copy, *arguments) as process:
+            send(cluster, 100 * turn, 100 * turn + 100)
+            until(lambda: has_all(cluster, copy), f"the messages of turn {turn}")
+            assert process.poll() is None, "it waits for more"
+            process.send_signal(how)
+            output, _ = process.communicate(timeout=WAIT_S)
+        if how is signal.SIGKILL:
+            assert process.returncode == -signal.SIGKILL
+            continue
+        assert process.returncode == 0, output
+        assert json.loads(output)["messages"] == 100 * turn + 100
+        assert not (copy / "abort").exists(), "a clean end"
+        with StoreView(StoreConfig(copy)) as view:
+            assert verify_store(view).findings == []
+    with LocalCluster(store=tmp_path / "opened", config={"mappedFileSizeCommitLog": FILE_BYTES}) as opened:
+        store = opened.broker(0).store
+        assert [message.body[:3] for message in store.query("T", "k277")] == [b"277"]
+        send(opened, 300, 301)
+        assert [message.body[:3] for message in store.query("T", "k300")] == [b"300"]
+
+
+def test_a_copy_that_follows_says_why_it_ends_when_the_broker_does(cluster: LocalCluster, tmp_path: Path) -> None:
+    send(cluster, 0, 10)
+    with follower(tmp_path / "copy", "--from", ha_address(cluster), "-c", conf(tmp_path)) as process:
+        until(lambda: has_all(cluster, tmp_path / "copy"), "the messages")
+        cluster.stop_broker(0)
+        output, _ = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 2
+    assert "the broker closed the connection. Run the same command again to go on" in " ".join(output.split())
+    assert not (tmp_path / "copy" / "abort").exists()

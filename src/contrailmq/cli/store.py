@@ -192,23 +192,19 @@ def copy(
     until: Annotated[
         int | None, typer.Option("--until", metavar="OFFSET", help="end when the copy is that far")
     ] = None,
-    follows: Annotated[bool, typer.Option("--follow", help="go on with what the broker gets, until Ctrl-C")] = False,
+    follows: Annotated[
+        bool, typer.Option("--follow", help="go on with what the broker gets, until Ctrl-C or SIGTERM")
+    ] = False,
     as_json: _Json = False,
     config: _Conf = None,
 ) -> None:
     """Copy the log of a running broker, ours or RocketMQ's, into DIR, without a stop; go on with a copy begun."""
-    import contextlib
-
     from contrailmq.cli.store_copy import CopyError, Source, copy_store
 
     if directory.exists() and any(directory.iterdir()) and not (directory / "commitlog").is_dir():
         _fail(f"{directory} is neither empty nor a store: give a directory of its own")
     try:
-        with (
-            _reported(),
-            _progress("copy", quiet=as_json) as on_progress,
-            contextlib.suppress(KeyboardInterrupt),
-        ):
+        with _reported(), _progress("copy", quiet=as_json) as on_progress:
             show = on_progress or (lambda done, total: None)
             copy_store(Source(source), _config(directory, config), until=until, follows=follows, show=show)
     except CopyError as exc:

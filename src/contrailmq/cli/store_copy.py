@@ -8,6 +8,8 @@ log files are and where its log begins. The protocol gives an empty slave the la
 begins at 0, the copy asks for offset 1 and has the byte before it: the highest of the first record's size, which is 0
 in every record below 16 MiB. (A record is checked as a whole before it counts.)
 
+SIGINT and SIGTERM end the copy between two portions, and the store is closed as a broker closes its own.
+
 The tables (topics, groups, offsets of consumers) are not in the log. A broker makes topics for the messages that it
 finds; groups begin as new ones do.
 """
@@ -15,9 +17,12 @@ finds; groups begin as new ones do.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from contrailmq.message import ContrailError
@@ -80,6 +85,39 @@ class Source:
             await client.close()
 
 
+class _Stop:
+    """What a signal asks for. Owner: the main thread."""
+
+    def __init__(self) -> None:
+        self.is_asked = False
+        self.link: socket.socket | None = None  # that somebody waits at
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM end the copy inside; a second signal does what it does elsewhere."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def restore() -> None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+        def ask(_number: int, _frame: object) -> None:
+            restore()
+            self.is_asked = True
+            if self.link is not None:
+                self.link.shutdown(socket.SHUT_RD)
+
+        for number in before:
+            signal.signal(number, ask)
+        try:
+            yield
+        finally:
+            restore()
+
+
 def copy_store(source: Source, config: StoreConfig, *, until: int | None, follows: bool, show: _Show) -> int:
     """Copy until `until`, or until all is there, or (follows) for ever; where the copy ends. StoreLockedError."""
     from contrailmq.store import Drive, MessageStore
@@ -88,10 +126,11 @@ def copy_store(source: Source, config: StoreConfig, *, until: int | None, follow
     is_new = not any((config.path / "commitlog").glob("[0-9]*"))
     given = {name: size for name, size in source.sizes.items() if is_new and not getattr(config, name)}
     config = config.replaced(broker_role="SLAVE", **given)
-    with MessageStore(config, drive=Drive.LOOP) as store:
+    stop = _Stop()
+    with stop.on_signals(), MessageStore(config, drive=Drive.LOOP) as store:
         _check_place(store, source)
         try:
-            _Copy(store, source, until, follows, show).run()
+            _Copy(store, source, until, follows, show, stop).run()
         finally:
             store.flush()
             store.dispatch()
@@ -110,7 +149,10 @@ def _check_place(store: MessageStore, source: Source) -> None:
 class _Copy:
     """One connection, to its end."""
 
-    def __init__(self, store: MessageStore, source: Source, until: int | None, follows: bool, show: _Show) -> None:
+    def __init__(
+        self, store: MessageStore, source: Source, until: int | None, follows: bool, show: _Show, stop: _Stop
+    ) -> None:
+        self._stop = stop
         self._store = store
         self._source = source
         self._until = until
@@ -129,11 +171,13 @@ class _Copy:
                 f"{source.host}:{source.port} cannot be reached: {exc}; is it the HA port (listenPort + 1)?"
             ) from exc
         with link:
+            self._stop.link = link
             try:
                 self._take(link, following)
             except ConnectionError as exc:
                 raise self._ended(str(exc)) from exc
             finally:
+                self._stop.link = None
                 following.ended()
 
     def _take(self, link: socket.socket, following: Following) -> None:
@@ -149,6 +193,8 @@ class _Copy:
                 data = link.recv(READ_BYTES)
             except TimeoutError:
                 data = None
+            if self._stop.is_asked:
+                return
             if data == b"":
                 raise self._ended("the broker closed the connection")
             if data:
@@ -166,8 +212,10 @@ class _Copy:
             self._show(self._store.replica.end, max(self._source.end, following.master_end, self._until or 0))
 
     def _is_done(self) -> bool:
-        """Whether `until` is reached, or a record has come that was stored after the copy began."""
+        """Whether a signal came, `until` is reached, or a record has come that was stored after the copy began."""
         end = self._store.replica.end
+        if self._stop.is_asked:
+            return True
         if self._until is not None:
             return end >= self._until
         return not self._follows and self._store.replica.newest_time_ms > self._began_ms
