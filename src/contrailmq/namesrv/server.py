@@ -504,8 +504,8 @@ class NameServer:
         header = request.header(headers.BrokerIdentity)
         theirs = decode_body(request.body, DataVersion)
         ours = self.tables.data_version(header.cluster_name, header.broker_addr)
-        if ours == theirs:
-            self.tables.heartbeat(header.cluster_name, header.broker_addr, self._clock_ms())
+        # Also with another version: RocketMQ's brokers send this as their heartbeat (compatibleWithOldNameSrv).
+        self.tables.heartbeat(header.cluster_name, header.broker_addr, self._clock_ms())
         ext = headers.QueryDataVersionResponse(changed=ours != theirs)
         return encode_response(request, ext=ext, body=encode_body(ours) if ours is not None else b"")
 
