@@ -48,9 +48,10 @@ if TYPE_CHECKING:
     from contrailmq.store.replication.serving import Listen, Listening, ReplicationServer, SlaveStatus
     from contrailmq.store.replication.stream import ReplicationError
     from contrailmq.store.timer.admission import TIMER_REQUESTS, TimerRefusal, admit, wants_timer
-    from contrailmq.store.timer.checkpoint import decode_checkpoint, encode_checkpoint
+    from contrailmq.store.timer.checkpoint import FlushPlan, TimerCheckpoint, decode_checkpoint, encode_checkpoint
+    from contrailmq.store.timer.host import Elsewhere
     from contrailmq.store.timer.metrics import TopicCounts
-    from contrailmq.store.timer.timer_store import FlushPlan, TimerStore
+    from contrailmq.store.timer.timer_store import TimerStore
     from contrailmq.store.tools.inspect import StoreSummary, inspect_store
     from contrailmq.store.tools.read_only import StoreView
     from contrailmq.store.tools.rebuild import RebuildReport, rebuild_store
@@ -80,6 +81,7 @@ __all__ = [
     "CopyPlace",
     "DelayLevels",
     "Drive",
+    "Elsewhere",
     "Files",
     "FlushDiskType",
     "FlushPlan",
@@ -110,6 +112,7 @@ __all__ = [
     "StoreSummary",
     "StoreView",
     "SystemClock",
+    "TimerCheckpoint",
     "TimerRefusal",
     "TimerStore",
     "TopicCounts",
@@ -178,9 +181,10 @@ _NAMES: Final = {
     "contrailmq.store.replication.serving": ("Listen", "Listening", "ReplicationServer", "SlaveStatus"),
     "contrailmq.store.replication.stream": ("ReplicationError",),
     "contrailmq.store.timer.admission": ("TIMER_REQUESTS", "TimerRefusal", "admit", "wants_timer"),
-    "contrailmq.store.timer.checkpoint": ("decode_checkpoint", "encode_checkpoint"),
+    "contrailmq.store.timer.checkpoint": ("FlushPlan", "TimerCheckpoint", "decode_checkpoint", "encode_checkpoint"),
+    "contrailmq.store.timer.host": ("Elsewhere",),
     "contrailmq.store.timer.metrics": ("TopicCounts",),
-    "contrailmq.store.timer.timer_store": ("FlushPlan", "TimerStore"),
+    "contrailmq.store.timer.timer_store": ("TimerStore",),
     "contrailmq.store.tools.inspect": ("StoreSummary", "inspect_store"),
     "contrailmq.store.tools.read_only": ("StoreView",),
     "contrailmq.store.tools.rebuild": ("RebuildReport", "rebuild_store"),

@@ -96,7 +96,7 @@ WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     "recheckReputOffsetFromCq": "recovery always compares queues and log",
     "correctLogicMinOffsetForceInterval": "a batch queue's minimum is corrected whenever log files were deleted",
     "deleteConsumeQueueFilesInterval": "deleting a queue file does not disturb puts here",
-    "totalReplicas": "a slave does not stand in for its master yet",
+    "totalReplicas": "how large a group is the NameServers say",
     "allAckInSyncStateSet": "controller mode is not supported",
     "haMaxTimeSlaveNotCatchup": "controller mode is not supported",
     "syncFromLastFile": "controller mode is not supported",

@@ -18,7 +18,7 @@ import pytest
 from at_once import Later
 from contrailmq.store import Files, ManualClock
 from contrailmq.store.timer import TimerStore, due, log
-from contrailmq.store.timer.timer_store import FlushPlan
+from contrailmq.store.timer.checkpoint import FlushPlan
 from timer_host import MemoryHost
 
 START_MS = 1_794_710_242_345

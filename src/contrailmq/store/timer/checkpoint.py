@@ -12,6 +12,7 @@ written at once and each value is checked against the others' files when it is r
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -40,6 +41,19 @@ def decode_checkpoint(data: bytes) -> TimerCheckpoint:
     if len(data) < _CHECKPOINT.size:
         return TimerCheckpoint()
     return TimerCheckpoint(*_CHECKPOINT.unpack_from(data))
+
+
+@dataclass(slots=True)
+class FlushPlan:
+    """One flush: made on the owner's thread, run on any, taken note of on the owner's again."""
+
+    log_end: int
+    log_files: dict[int, int]
+    slots: dict[int, bytes]
+    checkpoint: TimerCheckpoint
+    metrics: str
+    cuts: list[int]  # positions of units whose links are cut when all else is durable
+    cut_places: list[tuple[int, int]]
 
 
 class TimerCheckpointFile:

@@ -3,6 +3,9 @@
 Most messages are copied in groups, as bytes (see store/log/copying.py). These go one by one: a message that was
 recalled, rolls, or has an unusual form; and one that the store refuses, so that the refusal concerns that message alone
 and repeats nothing before it.
+
+A slave that stands in for its master hands them to another broker instead (`elsewhere`). That takes a while, so a
+portion is offered again and again, and counts as far as the other broker has it.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from contrailmq.store.base.journal import CopyPlace
 from contrailmq.store.base.status import Copy, PutStatus
 from contrailmq.store.log.copying import COPY_MISSES_MAX, QUEUE_ID_MAX, place_of
 from contrailmq.store.timer.due import DueSlot, Portion
-from contrailmq.store.timer.host import TimerHost
+from contrailmq.store.timer.host import Elsewhere, TimerHost
 from contrailmq.store.timer.log import TimerMagic
 from contrailmq.store.timer.records import OF_A_TIMER, RecordReader, due_copies, is_recalled, read_timer, timer_copier
 from contrailmq.store.timer.wheel_time import WheelTime
@@ -72,7 +75,8 @@ class Delivery:
         self._stats = stats
         self._count = count
         self._copier = timer_copier()
-        self.last_copy: CopyPlace | None = None  # that this life has made
+        self.elsewhere: Elsewhere | None = None  # None: into this store
+        self.last_copy: CopyPlace | None = None  # that this life has made; of what went elsewhere, the original
         self._rolled: dict[tuple[object, ...], None] = {}  # messages that had rolled and were put since the start
 
     def read_marks(self, due: DueSlot) -> bool:
@@ -108,6 +112,8 @@ class Delivery:
             due.asked_end = end
             return 0
         try:
+            if self.elsewhere is not None:
+                return self._hand_over(self.elsewhere, due, portion)
             return self._deliver_all(due, portion, now_ms)
         finally:
             self._reader.release()
@@ -152,27 +158,59 @@ class Delivery:
     def _deliver_one(self, due: DueSlot, portion: Portion, at: int, now_ms: int) -> bool:
         """Deal with one message of the portion, whatever it is; False when the store cannot take it now."""
         message = read_timer(self._reader, portion.physical_offsets[at], portion.sizes[at])
-        if message is None:
-            self._stats.missing += 1
+        if message is None or _is_dropped(message, due):
+            self._note_dropped(due, message)
             return True
         topic = message.properties.get(Property.REAL_TOPIC, "")
-        if due.deleted_keys and _is_recalled(message, due.deleted_keys):
-            self._stats.recalled += 1
-            if due.unused_marks[topic] > 0:
-                due.unused_marks[topic] -= 1
-                due.used_marks.append(topic)  # it was counted out when its mark was taken in
-            else:
-                self._count(due.time_ms, topic, -1)
-            return True
         if not self.put(message, now_ms, portion.write_times_ms[at], portion.magics[at]):
             return False
         self._count(due.time_ms, topic, 1 if portion.magics[at] & TimerMagic.DELETE else -1)
         return True
 
+    def _note_dropped(self, due: DueSlot, message: StoredMessage | None) -> None:
+        """One that is gone, or was recalled."""
+        if message is None:
+            self._stats.missing += 1
+            return
+        topic = message.properties.get(Property.REAL_TOPIC, "")
+        self._stats.recalled += 1
+        if due.unused_marks[topic] > 0:
+            due.unused_marks[topic] -= 1
+            due.used_marks.append(topic)  # it was counted out when its mark was taken in
+        else:
+            self._count(due.time_ms, topic, -1)
+
+    def _hand_over(self, elsewhere: Elsewhere, due: DueSlot, portion: Portion) -> int:
+        """As `_deliver_all`, to another broker; one that rolls goes there with its time."""
+        found = [
+            read_timer(self._reader, *place) for place in zip(portion.physical_offsets, portion.sizes, strict=True)
+        ]
+        sent = [
+            (at, message) for at, message in enumerate(found) if message is not None and not _is_dropped(message, due)
+        ]
+        arrived = elsewhere.hand_over(
+            [(message, _out_ms(message) if portion.magics[at] & TimerMagic.ROLL else 0) for at, message in sent]
+        )
+        count = sent[arrived][0] if arrived < len(sent) else len(found)
+        for message in found[:count]:
+            if message is None or _is_dropped(message, due):
+                self._note_dropped(due, message)
+            else:
+                self._note_arrived(message)
+                self._count(due.time_ms, message.properties.get(Property.REAL_TOPIC, ""), -1)
+        due.done += count
+        return count
+
+    def _note_arrived(self, message: StoredMessage) -> None:
+        self._stats.delivered += 1
+        self.last_copy = CopyPlace(message.physical_offset, message.store_time_ms)
+
     # --- what comes too late for its slot
 
     def put_late(self, reader: RecordReader, units: Sequence[tuple[int, int, int]], now_ms: int) -> int:
         """Put messages that were never on the wheel; how many, from the first on, 0 when the store takes none now."""
+        if self.elsewhere is not None:
+            return self._hand_over_late(self.elsewhere, reader, units)
         additions = repeat(_addition(NEVER_ON_THE_WHEEL, now_ms))
         copies = due_copies(self._copier, reader, [unit[0] for unit in units], [unit[1] for unit in units], additions)
         written = self._store.append_copies(copies) if copies else 0
@@ -185,6 +223,18 @@ class Delivery:
             self._stats.missing += 1
             return 1
         return int(self.put(message, now_ms, NEVER_ON_THE_WHEEL, TimerMagic.DEFAULT))
+
+    def _hand_over_late(self, elsewhere: Elsewhere, reader: RecordReader, units: Sequence[tuple[int, int, int]]) -> int:
+        found = [read_timer(reader, unit[0], unit[1]) for unit in units]
+        sent = [message for message in found if message is not None]
+        arrived = elsewhere.hand_over([(message, 0) for message in sent])
+        count = found.index(sent[arrived]) if arrived < len(sent) else len(found)
+        for message in found[:count]:
+            if message is None:
+                self._stats.missing += 1
+            else:
+                self._note_arrived(message)
+        return count
 
     # --- one message
 
@@ -289,8 +339,15 @@ def _rolled_identity(message: StoredMessage) -> tuple[object, ...] | None:
     )
 
 
-def _is_recalled(message: StoredMessage, deleted_keys: set[str]) -> bool:
+def _is_dropped(message: StoredMessage, due: DueSlot) -> bool:
+    """Whether it was recalled."""
     properties = message.properties
-    return Property.TIMER_DELETE_UNIQUE_KEY not in properties and is_recalled(
-        properties.get(Property.UNIQUE_KEY), properties.get(Property.REAL_TOPIC, ""), deleted_keys
+    return (
+        bool(due.deleted_keys)
+        and Property.TIMER_DELETE_UNIQUE_KEY not in properties
+        and is_recalled(properties.get(Property.UNIQUE_KEY), properties.get(Property.REAL_TOPIC, ""), due.deleted_keys)
     )
+
+
+def _out_ms(message: StoredMessage) -> int:
+    return natural_number(message.properties.get(Property.TIMER_OUT_MS, "")) or 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from contrailmq.message import StoredMessage
 from contrailmq.store.base.status import AppendResult, Copy
 from contrailmq.store.config import StoreConfig
 
@@ -66,3 +67,13 @@ class TimerHost(Protocol):
     @property
     def dispatched_offset(self) -> int:
         """Messages of the log before it are in their queues."""
+
+
+class Elsewhere(Protocol):
+    """Another broker: where a slave that stands in for its master delivers, as its own log takes no messages."""
+
+    def hand_over(self, messages: Sequence[tuple[StoredMessage, int]]) -> int:
+        """How many of these, from the first on, another broker has; the others are on their way from now on.
+
+        Each comes with the time at which it is due there, 0 for one that is due. To be asked again until all are there.
+        """

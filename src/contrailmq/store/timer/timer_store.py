@@ -40,7 +40,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from typing import Final
 
 from contrailmq.message import Property, SystemTopic
@@ -48,15 +47,16 @@ from contrailmq.store.base.errors import StoreIOError
 from contrailmq.store.base.store_clock import StoreClock
 from contrailmq.store.files import Files
 from contrailmq.store.timer.admission import effective_precision_ms, roll_window_slots, rolled_slot_time_ms
-from contrailmq.store.timer.checkpoint import TimerCheckpoint, TimerCheckpointFile
+from contrailmq.store.timer.checkpoint import FlushPlan, TimerCheckpoint, TimerCheckpointFile
 from contrailmq.store.timer.delivered import NO_SLOT, Delivered, DeliveredJournal
 from contrailmq.store.timer.delivery import Delivery, TimerStats
 from contrailmq.store.timer.due import DueSlot
-from contrailmq.store.timer.host import TimerHost
+from contrailmq.store.timer.host import Elsewhere, TimerHost
 from contrailmq.store.timer.intake import GrowingSlot, Place, Without
 from contrailmq.store.timer.log import FILE_BYTES_MIN, TimerLog, TimerMagic, TimerUnit
 from contrailmq.store.timer.metrics import TopicCounts, save_text
 from contrailmq.store.timer.put_back import put_back
+from contrailmq.store.timer.put_unknown import put_unknown
 from contrailmq.store.timer.records import RecordReader, TimerRequest, read_request, read_timer, read_wishes
 from contrailmq.store.timer.recount import Recount
 from contrailmq.store.timer.recovery import Recovered, recover
@@ -68,19 +68,6 @@ log = logging.getLogger("contrailmq.store.timer")
 CLEAN_INTERVAL_MS: Final = 30_000
 CATCH_UP: Final = 4  # portions per tick of an intake that is behind: it must outrun senders, for slots wait for it
 CHANGED_SLOTS_MAX: Final = 65_536  # flush before the wheel's changes take more than some MB
-
-
-@dataclass(slots=True)
-class FlushPlan:
-    """One flush: made on the owner's thread, run on any, taken note of on the owner's again."""
-
-    log_end: int
-    log_files: dict[int, int]
-    slots: dict[int, bytes]
-    checkpoint: TimerCheckpoint
-    metrics: str
-    cuts: list[int]  # positions of units whose links are cut when all else is durable
-    cut_places: list[tuple[int, int]]
 
 
 class TimerStore:
@@ -145,18 +132,21 @@ class TimerStore:
         self._last_flush_ms = 0
         self._last_clean_ms = 0
         self._version = (0, 0, 0)
+        self.is_following, self.is_ending = config.is_slave, False  # another broker delivers; begin no slot any more
 
     # --- life
 
-    def open(self, now_ms: int) -> Recovered:
-        """Load, and replay what the wheel may lack. Raises StoreError when a file is not what it should be."""
+    def open(self, now_ms: int, *, elsewhere: Elsewhere | None = None, may_deliver: bool = False) -> Recovered:
+        """Load, and replay what the wheel may lack. Raises StoreError when a file is not what it should be. A slave
+        follows its master, or delivers `elsewhere`; one that never does takes nothing from the journal."""
+        self.is_following, self._delivery.elsewhere = self.config.is_slave and elsewhere is None, elsewhere
         self.wheel.open()
         self.log.open()
         checkpoint = self._checkpoint_file.open()
         if not self.metrics.load(self._metrics_path):
             self.metrics = TopicCounts("timingCount", now_ms)
         delivered = self._journal.open(self._store)
-        if self.config.is_slave:
+        if self.config.is_slave and not may_deliver:
             delivered = None  # its master delivers
         found = recover(self._store, self.wheel, self.log, checkpoint, now_ms, delivered)
         if delivered is not None:
@@ -217,7 +207,7 @@ class TimerStore:
 
     def tick(self, now_ms: int, max_count: int = 1000) -> bool:
         """Move on by some `max_count` messages per stage; True when there is more to do at once."""
-        delivers = not self.config.timer_stop_dequeue and not self.config.is_slave
+        delivers = not self.config.timer_stop_dequeue and not self.is_following
         enqueued = dequeued = 0
         due = self._due
         if due is not None and now_ms < due.time_ms and not due.is_loading:
@@ -294,7 +284,7 @@ class TimerStore:
         # What was cleaned away under us is gone.
         begin = self.queue_offset = max(self.queue_offset, self._store.min_offset(SystemTopic.TIMER, 0))
         end = begin + max_count
-        if self.config.is_slave:
+        if self.is_following:
             end = min(end, self.master_queue_offset)
         while self.queue_offset < end and self.wheel.changed_count < CHANGED_SLOTS_MAX:
             units = self._store.read_units(SystemTopic.TIMER, 0, self.queue_offset, min(end - self.queue_offset, 256))
@@ -437,11 +427,11 @@ class TimerStore:
 
     def _was_delivered(self, out_ms: int, queue_offset: int) -> bool:
         """By the master, or by this broker before units were lost."""
-        return out_ms < self.read_time_ms and (self.config.is_slave or queue_offset < self._retake_until)
+        return out_ms < self.read_time_ms and (self.is_following or queue_offset < self._retake_until)
 
     def _is_late(self, request: TimerRequest, write_time_ms: int) -> bool:
         """Whether its slot has been delivered: it is not put there any more."""
-        return request.out_ms < write_time_ms and not self.config.is_slave and not self._may_wait(request)
+        return request.out_ms < write_time_ms and not self.is_following and not self._may_wait(request)
 
     def _may_wait(self, request: TimerRequest) -> bool:
         """Whether a message whose tick is over goes into its slot, where a mark may find it: when that is not closed.
@@ -470,7 +460,7 @@ class TimerStore:
         """Deliver what is due and was released; the count of messages done."""
         done = 0
         while done < max_count:
-            if self._due is None and not self._find_due(min(self._released_ms, now_ms)):
+            if self._due is None and (self.is_ending or not self._find_due(min(self._released_ms, now_ms))):
                 break
             done += self._go_on(now_ms, max_count - done)
             if self._due is not None:
@@ -583,7 +573,7 @@ class TimerStore:
 
     def _note(self, slot_time_ms: int, topic: str, change: int) -> None:
         """A slot has so many more timers of a topic. A slave's figures are its master's, who has counted them."""
-        if self.config.is_slave:
+        if self.is_following:
             return
         self.metrics.add(topic, change, self._last_tick_ms)
         if self._recount is not None:
@@ -601,6 +591,26 @@ class TimerStore:
         self.read_time_ms = checkpoint.read_time_ms or self.read_time_ms
         self._version = (checkpoint.state_version, checkpoint.version_timestamp, checkpoint.version_counter)
 
+    @property
+    def is_in_slot(self) -> bool:
+        """Whether a slot is under delivery: a checkpoint says nothing of the messages in it that are done."""
+        return self._due is not None
+
+    def take_over(self, checkpoint: TimerCheckpoint, now_ms: int) -> None:
+        """A master learns how far a slave has come that stood in for it, and whose log is a part of this one.
+
+        It has delivered the slots before its read time, of the messages before its place in the timer topic. Others,
+        which never reached it, are put now.
+        """
+        if checkpoint.read_time_ms > self.read_time_ms:
+            units = self._store.read_units(SystemTopic.TIMER, 0, checkpoint.queue_offset, 1)
+            unknown = units[0][0] if units else self._store.log_max_offset
+            slots = list(self.wheel.occupied(self.read_time_ms, checkpoint.read_time_ms))
+            open_slot = put_unknown(self.wheel, self.log, self._delivery, self._outlet, slots, unknown, now_ms)
+            self.read_time_ms = checkpoint.read_time_ms if open_slot is None else open_slot.time_ms
+            self._retake_until = max(self._retake_until, checkpoint.queue_offset)
+            self.flush(now_ms)
+
     def follow_metrics(self, metrics: TopicCounts) -> bool:
         """A slave takes its master's figures; False when it has them."""
         if metrics.version == self.metrics.version:
@@ -612,7 +622,7 @@ class TimerStore:
     def checkpoint(self) -> TimerCheckpoint:
         """As of now: what a flush saves."""
         # A crash on the way to `_retake_until` must not forget that what was due before was delivered.
-        master = self.master_queue_offset if self.config.is_slave else max(self.queue_offset, self._retake_until)
+        master = self.master_queue_offset if self.is_following else max(self.queue_offset, self._retake_until)
         return TimerCheckpoint(self.read_time_ms, self.log.end, self.queue_offset, master, *self._version)
 
     # --- flushing
@@ -649,7 +659,7 @@ class TimerStore:
             self._last_clean_ms = now_ms
             self.log.delete_before(self._store.log_min_offset)
         self.log.write()
-        if not self.config.is_slave:
+        if not self.is_following:
             state, _, counter = self._version
             self._version = (state, now_ms, counter + 1)
         return FlushPlan(
