@@ -152,7 +152,7 @@ SUB_ARROWS: dict[str, dict[str, set[str]]] = {
         "delayed": {"handlers", "node", "requests", "state", "worker_job"},
         "transactions": {"handlers", "node", "requests", "state", "worker_job"},
         "adoption": {"node", "state"},
-        "cluster": {"adoption", "config", "delayed", "node", "state", "turns"},
+        "cluster": {"adoption", "config", "delayed", "handlers", "node", "state", "turns"},
         "admin": {"config", "filters", "handlers", "node", "state", "turns"},
     },
 }

@@ -1,4 +1,4 @@
-"""A fault that lasts is logged when it begins, every hour, and when it ends, not at every try.
+"""A fault that lasts is logged when it begins, every hour (or `remind_s`), and when it ends, not at every try.
 
 A fault with several kinds of reason logs each kind once: what an operator must do about the second is not in the line
 about the first.
@@ -32,8 +32,10 @@ class LastingFault:
         mended: str = "",
         level: int = logging.ERROR,
         clock_s: Callable[[], float] = time.monotonic,
+        remind_s: float = REMIND_S,
     ) -> None:
         self._log, self._what, self._level, self._clock_s = log, what, level, clock_s
+        self._remind_s = remind_s
         self._mended = mended or what
         self._began_s = self._told_s = 0.0
         self._times = 0
@@ -54,7 +56,7 @@ class LastingFault:
             self._told_s = now_s
             self._told_kinds.add(kind)
             self._log.log(self._level, "%s: %s", self._what, why, exc_info=error)
-        elif now_s - self._told_s >= REMIND_S:
+        elif now_s - self._told_s >= self._remind_s:
             self._told_s = now_s
             lasted = duration_text(now_s - self._began_s)
             self._log.log(self._level, "%s, for %s now (seen %d times): %s", self._what, lasted, self._times, why)

@@ -16,6 +16,7 @@ from at_once import Later
 from broker.harness import MIB, ROUNDS, AtOnce, Bench
 from contrailmq.broker.delayed.delay import FILE_NAME
 from contrailmq.broker.state import config_files
+from contrailmq.broker.state.duty import Duty
 from contrailmq.message import Property, StoredMessage, SystemTopic
 from contrailmq.store import MessageStore, StoreConfig
 from contrailmq.store.base.clock import ManualClock
@@ -317,6 +318,7 @@ def test_a_slave_does_not_deliver(tmp_path: Path) -> None:
     bench = DelayBench(tmp_path)
     bench.send("T", b"m", properties={"DELAY": "1", "UNIQ_KEY": "K"})
     bench.store.config = bench.store.config.replaced(broker_role="SLAVE")
+    bench.node.duty = Duty.FOLLOW
     bench.run_ms(3000)
     assert bench.messages() == []
     bench.close()
@@ -330,6 +332,7 @@ def test_a_slave_follows_its_masters_offsets_and_goes_on_from_them(tmp_path: Pat
             bench.send("T", b"%d" % number, properties={"DELAY": "1", "UNIQ_KEY": f"K{number}"})
     master.run_ms(12_000)
     slave.store.config = slave.store.config.replaced(broker_role="SLAVE")
+    slave.node.duty = Duty.FOLLOW
     assert slave.delay.follow(master.ask(45).body.decode())
     assert not slave.delay.follow(master.ask(45).body.decode())
     config_files.save(slave.node.config_path / FILE_NAME, slave.delay.text())

@@ -30,7 +30,6 @@ PROTECTING = {
     "duplicationEnable": ("true", "false"),
     "enableDLegerCommitLog": ("true", "false"),
     "enableControllerMode": ("true", "false"),
-    "enableSlaveActingMaster": ("true", "false"),
     "metricsExporterType": ("PROM", "DISABLE"),
     "configManagerVersion": ("v2", "v1"),
     "timerRocksDBEnable": ("true", "false"),
@@ -87,11 +86,11 @@ def test_a_file_with_rocketmqs_defaults_is_taken_without_a_word(tmp_path: Path) 
 
 
 def test_allow_unsupported_starts_with_a_warning_that_names_them(tmp_path: Path) -> None:
-    said = {"aclEnable": "true", "enableSlaveActingMaster": "true", "allowUnsupported": "true"}
+    said = {"aclEnable": "true", "enableControllerMode": "true", "allowUnsupported": "true"}
     config, _, warnings = read_configs(said, path=tmp_path)
     assert config.allow_unsupported
     (warning,) = warnings
-    assert all(part in warning for part in ("aclEnable=true", "enableSlaveActingMaster=true"))
+    assert all(part in warning for part in ("aclEnable=true", "enableControllerMode=true"))
 
 
 def test_keys_without_effect_are_named_in_one_line(tmp_path: Path) -> None:
@@ -133,10 +132,10 @@ def test_an_operator_who_sets_one_while_the_broker_runs_is_refused_with_the_reas
 
 def test_a_local_cluster_refuses_too() -> None:
     with (
-        pytest.raises(UnsupportedError, match="enableSlaveActingMaster=true"),
-        LocalCluster(config={"enableSlaveActingMaster": "true"}),
+        pytest.raises(UnsupportedError, match="enableControllerMode=true"),
+        LocalCluster(config={"enableControllerMode": "true"}),
     ):
-        pytest.fail("a slave that stands in for nobody was started")
+        pytest.fail("a broker that no controller knows was started")
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -215,6 +215,7 @@ def test_the_command_shows_each_slave(tmp_path: Path) -> None:
                 "lag_bytes": 0,
                 "lag_s": 0.0,
                 "in_sync": True,
+                "acting": None,
             }
             (by_address,) = await rows(made, made.master.address)
             assert (by_address["connected"], by_address["lag_bytes"]) == (True, 0)

@@ -12,6 +12,7 @@ import pytest
 
 import golden_stores
 from broker.harness import ROUNDS, AtOnce, Bench, Link
+from contrailmq.broker.state.duty import Duty
 from contrailmq.broker.transactions.halves import GROUP
 from contrailmq.broker.transactions.transaction_check import CheckLimits, Decision, decide
 from contrailmq.message import PROPERTIES_BYTES_MAX, StoredMessage, SystemTopic
@@ -241,6 +242,7 @@ def test_retries_and_dead_letters_of_committed_messages_are_no_half_messages(tx:
 def test_a_slave_ends_nothing(tx: TransactionBench) -> None:
     prepared = tx.prepare(b"a")
     tx.store.config = tx.store.config.replaced(broker_role="SLAVE")
+    tx.node.duty = Duty.FOLLOW
     assert tx.end(prepared, COMMIT)[0].code == 11
     assert tx.bodies() == []
     assert tx.service.pending() == {"T": 1}

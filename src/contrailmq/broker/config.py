@@ -105,6 +105,13 @@ class BrokerConfig:
     transaction_check_interval: int = 30_000
     transaction_op_msg_max_size: int = 4096
     transaction_op_batch_interval: int = 100
+    # --- standing in for a master
+    enable_slave_acting_master: bool = False
+    enable_remote_escape: bool = False
+    skip_pre_online: bool = False
+    broker_heartbeat_interval: int = 1000
+    broker_not_active_timeout_millis: int = 10_000
+    sync_broker_member_group_period: int = 1000
     # --- ContrailMQ's own
     allow_remote_config: str = ""  # keys of PROTECTED_KEYS that may be changed over the network; * for all
     allow_unsupported: bool = False  # start with settings that promise what is not there: `wire/promises.py`
@@ -240,6 +247,9 @@ _RANGES: Final[Mapping[str, tuple[int, int, str]]] = {
     "transaction_check_interval": (1, _INT_MAX, " ms"),
     "transaction_op_msg_max_size": (1, MIB, " bytes"),
     "transaction_op_batch_interval": (1, _DAY_MS, " ms"),
+    "broker_heartbeat_interval": (10, _DAY_MS, " ms"),
+    "broker_not_active_timeout_millis": (100, _DAY_MS, " ms"),
+    "sync_broker_member_group_period": (10, _DAY_MS, " ms"),
     "server_channel_max_idle_time_seconds": (1, _INT_MAX, " s"),
     "client_topics_max": (0, 100_000_000, ""),
     "client_groups_max": (0, 100_000_000, ""),
@@ -266,6 +276,7 @@ FIXED_KEYS: Final = frozenset(
         "allowRemoteConfig",
         "allowUnsupported",
         "configBlackList",
+        "enableSlaveActingMaster",
         "haTls",
         "resync",
         "takeover",

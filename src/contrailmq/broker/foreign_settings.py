@@ -29,7 +29,6 @@ PROMISES: Final = (
     Promise("duplicationEnable", is_not_off, "the log is replicated to slaves alone"),
     Promise("enableDLegerCommitLog", is_not_off, "the log is replicated to slaves, and not by Raft"),
     Promise("enableControllerMode", is_not_off, _NO_CONTROLLER),
-    Promise("enableSlaveActingMaster", is_not_off, "a slave does not stand in for its master yet"),
     Promise("metricsExporterType", lambda text: text.upper() not in ("", "0", "DISABLE"), "nothing is exported yet"),
     Promise("configManagerVersion", lambda text: text.lower() not in ("", "v1"), _NO_ROCKSDB),
     Promise("timerRocksDBEnable", is_not_off, _NO_ROCKSDB),
@@ -97,13 +96,16 @@ _BY_REASON: Final[Mapping[str, str]] = {
         metricsLabel metricsOtelCardinalityLimit metricsPromExporterHost metricsPromExporterPort printChannelGroups
         printChannelGroupsMinNum sampleSteps
     """,
-    "no controller, no replicated log, no acting masters, no containers yet": """
-        brokerElectionPriority brokerHeartbeatInterval brokerNotActiveTimeoutMillis checkSyncStateSetPeriod
-        cleanOfflineBrokerInterval compatibleWithOldNameSrv controllerAddr controllerHeartBeatTimeoutMills dLegerGroup
-        dLegerPeers dLegerSelfId enableBatchPush enableRemoteEscape fetchControllerAddrByDnsLookup forwardTimeout
+    "no controller, no replicated log, no containers yet": """
+        brokerElectionPriority checkSyncStateSetPeriod
+        cleanOfflineBrokerInterval controllerAddr controllerHeartBeatTimeoutMills dLegerGroup
+        dLegerPeers dLegerSelfId enableBatchPush fetchControllerAddrByDnsLookup forwardTimeout
         isBrokerContainer isInBrokerContainer loadBalancePollNameServerInterval lockInStrictMode maxChecksumRange
-        preferredLeaderId sendHeartbeatTimeoutMillis skipPreOnline syncBrokerMemberGroupPeriod syncBrokerMetadataPeriod
+        preferredLeaderId syncBrokerMetadataPeriod
         syncControllerMetadataPeriod
+    """,
+    "signs of life are BROKER_HEARTBEAT, which NameServers with acting masters know, and nobody waits for them": """
+        compatibleWithOldNameSrv sendHeartbeatTimeoutMillis
     """,
     "RocksDB is not used": """
         bottomMostCompressionTypeForConsumeQueueStore cleanRocksDBDirtyCQIntervalMin combineAssignOffsetCQType

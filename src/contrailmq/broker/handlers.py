@@ -9,7 +9,7 @@ and in one place.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from typing import Final
 
 from contrailmq.broker.mistakes import mistakes
@@ -41,10 +41,24 @@ class Handlers:
 
     def __init__(self) -> None:
         self._table: dict[int, Handler] = {}
+        self._whole = self._table
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __contains__(self, code: int) -> bool:
         return code in self._table
+
+    def restrict(self, served: Container[int], why: str) -> None:
+        """Serve these codes alone, and refuse all others as not available now, until `lift`."""
+
+        def refuse(connection: Peer, command: Command) -> bytes | None:
+            raise Refused(ResponseCode.SERVICE_NOT_AVAILABLE, why)
+
+        self._whole = self._table
+        self._table = {code: handler if code in served else refuse for code, handler in self._table.items()}
+
+    def lift(self) -> None:
+        """Serve everything."""
+        self._table = self._whole
 
     def codes(self) -> list[int]:
         return sorted(self._table)

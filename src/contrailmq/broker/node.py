@@ -25,6 +25,7 @@ from contrailmq.broker.state.acknowledging import Acknowledging
 from contrailmq.broker.state.config_files import EmptyFileError, TableSaveError
 from contrailmq.broker.state.connections import ClientTable
 from contrailmq.broker.state.deleted_topics import DELETED_FILE, DeletedTopics
+from contrailmq.broker.state.duty import Duty
 from contrailmq.broker.state.groups import Group, GroupTable
 from contrailmq.broker.state.incoming import IncomingMessage, Rewrite
 from contrailmq.broker.state.keeping import GROUPS_FILE, TOPICS_FILE, Keeping
@@ -38,7 +39,7 @@ from contrailmq.broker.state.replicas import Replicas
 from contrailmq.broker.state.statistics import Statistics
 from contrailmq.broker.state.topics import BatchTopics, Topic, TopicTable, system_topics
 from contrailmq.message import Property, encode_host
-from contrailmq.store import LIGHT_PREFIX, AppendResult, Arrival, Clock, MessageStore
+from contrailmq.store import LIGHT_PREFIX, AppendResult, Arrival, Clock, Elsewhere, MessageStore
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
@@ -70,6 +71,8 @@ class BrokerNode:
         self.started_monotonic_ms = clock.monotonic_ms()
         self.is_accepting = True  # False while stopping
         self.has_master = False  # of a slave: the NameServers know a live one
+        self.duty = Duty.FOLLOW if store.config.is_slave else Duty.DELIVER  # of the services that act by time
+        self.elsewhere: Elsewhere | None = None  # where they deliver with Duty.ESCAPE
         self.topics = TopicTable(now_ms=clock.now_ms)
         self.groups = GroupTable(now_ms=clock.now_ms, auto_create=config.auto_create_subscription_group)
         self.offsets = OffsetTable(now_ms=clock.now_ms)
@@ -111,6 +114,11 @@ class BrokerNode:
     @property
     def is_slave(self) -> bool:
         return self.store.config.is_slave
+
+    @property
+    def never_delivers(self) -> bool:
+        """Whether this is a slave that stands in for nobody: its services only take over what its master says."""
+        return self.is_slave and not self.config.enable_slave_acting_master
 
     # --- files
 

@@ -24,8 +24,11 @@ from typing import Final
 
 from contrailmq._faults import LastingFault
 from contrailmq.broker.adoption import Adoption
+from contrailmq.broker.cluster.acting import Acting
 from contrailmq.broker.cluster.advertise import advertised_address
+from contrailmq.broker.cluster.escape import Escape
 from contrailmq.broker.cluster.log_following import LogFollowing, open_link
+from contrailmq.broker.cluster.pre_online import REFUSAL, SERVED, PreOnline, Progress
 from contrailmq.broker.cluster.registration import Registration
 from contrailmq.broker.cluster.replication import MasterReplication
 from contrailmq.broker.cluster.resync import resync
@@ -35,9 +38,10 @@ from contrailmq.broker.handlers import Handlers
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.processors import Processors
 from contrailmq.broker.state.config_files import ConfigFileError, TableSaveError, save
+from contrailmq.broker.state.duty import Duty
 from contrailmq.broker.state.keeping import TOPICS_FILE
 from contrailmq.broker.state.offset_journal import NOTE_MS
-from contrailmq.broker.state.offsets import OFFSETS_FILE
+from contrailmq.broker.state.offsets import OFFSETS_FILE, SEPARATOR
 from contrailmq.broker.state.persistence import SavePause, TableSaver
 from contrailmq.broker.state.topics import saved_batch_topics
 from contrailmq.broker.supervision import Service, Supervisor
@@ -68,6 +72,7 @@ VIP_PORT_DISTANCE: Final = 2  # clients up to 4.4 send to listenPort - 2
 COLD_READERS: Final = 4
 
 FIRST_REGISTRATION_S: Final = 5.0
+ONLINE_S: Final = 15.0  # how long a start waits for slaves to say how far they have come without their master
 SLAVES_DRAIN_S: Final = 1.0  # what slaves get at a stop, to take the end of the log
 EXPIRE_MS: Final = 100  # how late a held pull, a flush timeout or a slave's may be noticed
 RECHECK_MS: Final = 5_000
@@ -136,8 +141,11 @@ class BrokerServer:
         await loop.run_in_executor(None, self.store.open)
         try:
             self._build(loop)
-            for service in self._services:
-                self.add_service(service)
+            if self._asks_slaves_first:
+                self.handlers.restrict(SERVED, REFUSAL)
+                self.registration.is_held_back, self.node.duty = True, Duty.FOLLOW
+            else:
+                self._start_services()
             await self._listen()
             await self.registration.check_name(FIRST_REGISTRATION_S)
         except BaseException:  # a cancelled start too must not keep ports and the store's lock
@@ -150,6 +158,8 @@ class BrokerServer:
             raise
         self._is_running = True
         self._start_background()
+        if self.registration.is_held_back:
+            await self._wait_until_online()
         registered = await self._register_first()
         log.info(
             "broker %s of %s listens on %s:%d, gives clients %s, and is registered with %d of %d NameServers",
@@ -172,6 +182,73 @@ class BrokerServer:
             self.registration.register_soon()
             return 0
 
+    # --- coming online
+
+    @property
+    def _asks_slaves_first(self) -> bool:
+        config = self.config
+        is_master = not self.store.config.is_slave and bool(config.namesrv_addresses)
+        return is_master and config.enable_slave_acting_master and not config.skip_pre_online
+
+    async def _wait_until_online(self) -> None:
+        try:
+            async with asyncio.timeout(ONLINE_S):
+                await self._is_online.wait()
+        except TimeoutError:
+            log.warning("not every slave was heard within %g s: this master is online when they were", ONLINE_S)
+
+    async def _come_online(self) -> None:
+        """Take over what slaves did without this master, and begin to serve."""
+        assert self.replication is not None
+        asking = PreOnline(
+            self.node,
+            self._client,
+            ha_address=lambda: self.registration.ha_address,
+            connected=self.replication.server.hosts,
+        )
+        progress = await asking.run()
+        try:
+            self._take_over(progress)
+        except ContrailError as exc:
+            log.critical("what slaves did without this master cannot be taken over: %s; the broker stops", exc)
+            self.failed.set()
+            return
+        self.handlers.lift()
+        self.registration.is_held_back = False
+        self._is_online.set()
+        self.registration.register_soon()
+
+    def _take_over(self, progress: Progress) -> None:
+        node = self.node
+        for (key, queue_id), offset in progress.offsets.items():
+            topic, _, group = key.partition(SEPARATOR)
+            if offset > (node.offsets.stored(key, queue_id) or 0):
+                node.commit_offset(group, topic, queue_id, offset)
+        node.duty = Duty.DELIVER
+        self._start_services()
+        self.delay.take_over(progress.levels)
+        self.timers.take_over(progress.timers)
+
+    def _start_services(self) -> None:
+        for service in self._services:
+            self.add_service(service)
+
+    def _change_duty(self, duty: Duty) -> None:
+        """End the services, which saves how far they have come, and begin again."""
+        for service in self._services:
+            service.stop()
+        self.escape.forget()
+        self.node.duty = duty
+        if duty is Duty.ESCAPE:
+            self.escape.open()
+        for service in self._services:
+            service.start()
+
+    def _take_in(self) -> None:
+        now_ms = self.store.store_clock.look()
+        for service in self._services:
+            service.tick(now_ms)
+
     @property
     def port(self) -> int:
         return self._servers[0].port
@@ -187,6 +264,7 @@ class BrokerServer:
             return
         self._is_running = False
         await self.registration.unregister_all()
+        await self.acting.end_part()
         self.node.is_accepting = False
         self.node.held.release_all()
         drain_s = self.config.graceful_stop_ms / 1000
@@ -205,6 +283,7 @@ class BrokerServer:
             acts.push_async_callback(lambda: loop.run_in_executor(self._table_worker, self._save_all_now))
             acts.callback(self.node.dispatch_now)
             acts.push_async_callback(self._client.close)
+            acts.callback(self.escape.forget)
             await self.supervisor.stop()
         log.info("broker %s stopped", self.config.broker_name)
 
@@ -224,6 +303,7 @@ class BrokerServer:
         self.delay.crash()
         self.timers.crash()
         self.handlers.cancel()
+        self.escape.forget()
         await self._client.close()
         await asyncio.get_running_loop().run_in_executor(None, self.store.abandon)
         self._end_workers()
@@ -266,6 +346,11 @@ class BrokerServer:
             config.broker_id = 0
         if config.resync and not is_slave:
             raise BrokerConfigError("resync", "true", "only a slave has a master to go by: start it without --resync")
+        if config.enable_slave_acting_master and is_slave and not config.slave_read_enable:
+            log.warning(
+                "enableSlaveActingMaster=true without slaveReadEnable=true: consumers cannot read from this slave "
+                "while it stands in for its master"
+            )
         if config.ha_tls and is_slave and self._client_tls is None:
             raise BrokerConfigError(
                 "haTls", "true", "a slave needs tls.enable=true for it, and tls.client.trustCertPath"
@@ -322,8 +407,27 @@ class BrokerServer:
         )
         self.send, self.members, self.runtime = processors.send, processors.members, processors.runtime
         self.transactions, self.delay, self.timers = self._services = processors.services
+        self._build_acting()
         if self.node.is_slave:
             self._follow_master(processors.adoption)
+
+    def _build_acting(self) -> None:
+        """Who delivers what is due in this group, and where to."""
+        self._is_online = asyncio.Event()
+        self.node.elsewhere = self.escape = Escape(self.node, self._client)
+        self.acting = Acting(
+            self.node,
+            self._client,
+            self.escape,
+            self.timers,
+            change=self._change_duty,
+            take_in=self._take_in,
+            look_again=self.registration.register_soon,
+            ha_address=lambda: self.registration.ha_address,
+        )
+        self.acting.register(self.handlers)
+        if self.config.enable_slave_acting_master:
+            self.runtime.figures.append(self.acting.figures)
 
     def _follow_master(self, adoption: Adoption) -> None:
         """What a slave copies: tables by asking, the log by following."""
@@ -334,6 +438,7 @@ class BrokerServer:
         connect = partial(open_link, tls=self._client_tls if self.config.ha_tls else None)
         following = self.log_following = LogFollowing(self.node, self._client, look_again=look_again, connect=connect)
         self.runtime.figures.append(following.figures)
+        self.acting.master = following
 
         def told(address: str, ha_address: str) -> None:
             tables.master_told(address, ha_address)
@@ -431,6 +536,12 @@ class BrokerServer:
             keep.watch("copy of the master's tables", self.slave_sync.run)
         if self.log_following is not None:
             keep.watch("copy of the master's log", self.log_following.run)
+        if self.config.enable_slave_acting_master:
+            keep.watch("signs of life", self.acting.beat)
+            if node.is_slave:
+                keep.watch("who is alive in the group", self.acting.watch)
+        if self.registration.is_held_back:
+            keep.watch("coming online", self._come_online)
         keep.watch("registration", self.registration.run)  # also without a NameServer: one may be named later
         keep.watch("NameServer connections", self.registration.keep_connected)
 

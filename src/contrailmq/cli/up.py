@@ -149,9 +149,11 @@ async def _serve(
     from contrailmq.testing.members import Member, ProcessMember, ThreadlessMember
     from contrailmq.wire.tls import server_tls
 
+    has_acting = properties.get("enableSlaveActingMaster", "").lower() == "true"
     listening = NamesrvConfig(
-        bind_address=properties["bindAddress"], listen_port=cluster.namesrv_port, rocketmq_home=str(store)
-    )
+        bind_address=properties["bindAddress"], listen_port=cluster.namesrv_port, rocketmq_home=str(store),
+        support_acting_master=has_acting, notify_min_broker_id_changed=has_acting,
+    )  # fmt: skip
     name_server = NameServer(listening, tls=server_tls(properties))
     await name_server.start()
     kind: type[Member] = ThreadlessMember if cluster.brokers + cluster.slaves == 1 else ProcessMember

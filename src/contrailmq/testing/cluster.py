@@ -264,7 +264,14 @@ class LocalCluster:
 
     def _new_name_server(self, port: int) -> NameServer:
         home = self.store_path / "namesrv-home"
-        config = NamesrvConfig(bind_address="127.0.0.1", listen_port=port, rocketmq_home=str(home))
+        has_acting = self._config.get("enableSlaveActingMaster", "").lower() == "true"
+        config = NamesrvConfig(
+            bind_address="127.0.0.1",
+            listen_port=port,
+            rocketmq_home=str(home),
+            support_acting_master=has_acting,
+            notify_min_broker_id_changed=has_acting,
+        )
         return NameServer(config, tls=server_tls(self._config))
 
     async def _stop(self) -> None:

@@ -104,6 +104,16 @@ class LogFollowing:
             if self._writer is not None:
                 self._writer.close()  # another machine is the master now
 
+    def announced(self, address: str, ha_address: str) -> None:
+        """A master has come back and waits to be followed: not after the pause that its absence has led to."""
+        self.master_told(address, ha_address)
+        self._pause_s = PAUSE_S_MIN
+        self._is_news.set()
+
+    @property
+    def is_following(self) -> bool:
+        return self._following is not None
+
     def durable(self, offset: int) -> None:
         """The log was synced up to here: under SYNC_FLUSH that is what the master waits for."""
         if offset >= 0 and self._following is not None and self._writer is not None:

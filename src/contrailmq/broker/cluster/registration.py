@@ -70,6 +70,7 @@ class Registration:
         self._asked: set[str] = set()  # those whose answer is still awaited
         self._behind: set[str] = set()  # of these, those who must be told again
         self._is_leaving = False
+        self.is_held_back = False  # register nowhere: a master that is not online yet
 
     def follow(self, master_told: Callable[[str, str], None]) -> None:
         """Call with (address, HA address) of the master after each registration; both empty when none is known."""
@@ -145,7 +146,7 @@ class Registration:
     async def register_all(self) -> int:
         """Tell every NameServer; returns how many took it."""
         addresses = self._node.config.namesrv_addresses
-        if not addresses or self._is_leaving:
+        if not addresses or self._is_leaving or self.is_held_back:
             return 0
         body = await self.body()
         free = [address for address in addresses if address not in self._asked]
@@ -182,6 +183,8 @@ class Registration:
     async def unregister_all(self) -> None:
         self._is_leaving = True
         self.cancel()
+        if self.is_held_back:
+            return
         mine = [address for address in self._node.config.namesrv_addresses if self._missed.get(address) != _TAKEN]
         await asyncio.gather(*map(self._unregister, mine))
 
@@ -242,7 +245,10 @@ class Registration:
             cluster_name=config.broker_cluster_name,
             ha_server_addr=self.ha_address,
             broker_id=config.broker_id,
-            enable_acting_master=False,
+            enable_acting_master=config.enable_slave_acting_master,
+            heartbeat_timeout_millis=(
+                config.broker_not_active_timeout_millis if config.enable_slave_acting_master else None
+            ),
             compressed=False,
         )
         try:

@@ -8,12 +8,16 @@ A message is due when its delay has passed in steady time (store/base/store_cloc
 this start. Progress is saved after the copies that it refers to are durable, and journaled without a sync after each
 group of copies (level_journal.py). So a kill repeats at most one group of PORTION messages, a power failure what was
 delivered since the last save; neither loses any. A refused put is tried again and holds up only its own level.
+
+A slave that stands in for its master (state/duty.py) hands what is due to other groups; its level goes on when they
+have it. Its journal then names the original as the copy: that is in its log as long as the level's queue is this one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Final
@@ -23,6 +27,7 @@ from contrailmq.broker.handlers import Handlers, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state import config_files
 from contrailmq.broker.state.config_files import DataVersion, Json, TableSaveError, whole_number
+from contrailmq.broker.state.duty import Duty
 from contrailmq.broker.state.incoming import IncomingMessage, Refusal
 from contrailmq.broker.worker_job import WorkerJob
 from contrailmq.message import Property, StoredMessage, SysFlag, SystemTopic, natural_number, tags_code
@@ -48,6 +53,7 @@ log = logging.getLogger("contrailmq.broker")
 FILE_NAME: Final = "delayOffset.json"
 POLL_MS: Final = 100  # how often an idle level is looked at; a waiting message is delivered at its own time
 READING_MS: Final = 2  # how soon to look again while a worker reads
+ESCAPE_MS: Final = 10  # how soon to look again while messages are on their way to another group
 PORTION: Final = 128  # messages per tick: about 1 ms of the loop
 PORTION_BYTES: Final = 4 << 20  # of them: what a worker holds in memory for one level
 _HOPELESS: Final = frozenset({PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED})
@@ -109,11 +115,12 @@ class DelayService:
 
         A slave's offsets stay its master's: they may be ahead of its queues.
         """
+        self._reading.clear()
         config_files.load(self._path, self._read_table)
         used = {queue_id + 1 for topic, queue_id in self._store.queues() if topic == SystemTopic.SCHEDULE}
         for level in used:
             self.offsets.setdefault(level, 0)
-        if not self._node.is_slave:
+        if self._node.duty is not Duty.FOLLOW:
             known = used | set(range(1, len(self.levels.delays_ms) + 1))  # each tick goes over all up to the highest
             self.offsets = {
                 level: self._within_queue(level, offset) for level, offset in self.offsets.items() if level in known
@@ -124,7 +131,7 @@ class DelayService:
     def _take_journal(self) -> None:
         """Continue after what an earlier run delivered since its last save, and put that into the table."""
         ahead = {level: offset for level, offset in self._journal.open().items() if offset > self.offsets.get(level, 0)}
-        if ahead and not self._node.is_slave:
+        if ahead and not self._node.never_delivers:
             log.info(
                 "delay levels go on where a crash stopped them, ahead of %s: %s",
                 self._path,
@@ -148,7 +155,7 @@ class DelayService:
 
     def stop(self) -> None:
         self._job.wait()
-        if self._node.is_slave:
+        if self._node.duty is Duty.FOLLOW:
             self._journal.close()
             return  # its file is its master's
         try:
@@ -163,7 +170,7 @@ class DelayService:
 
     def tick(self, now_ms: int) -> None:
         """Deliver a portion of what is due by steady time; sets `interval_ms` to when the next one is."""
-        if self._node.is_slave:
+        if self._node.duty is Duty.FOLLOW:
             return
         next_ms = now_ms + POLL_MS
         left = PORTION
@@ -224,6 +231,15 @@ class DelayService:
         self._note_saved(dict(offsets), self.text())
         return True
 
+    def take_over(self, offsets: Mapping[int, int]) -> None:
+        """A master learns how far a slave has come that stood in for it, whose log is a part of this one. Blocks."""
+        ahead = {level: offset for level, offset in offsets.items() if offset > self.offsets.get(level, 0)}
+        if ahead:
+            self.offsets |= {level: self._within_queue(level, offset) for level, offset in ahead.items()}
+            text = self._snapshot()
+            self._save(self._store.log_max_offset, text)
+            self._note_saved(dict(self.offsets), text)
+
     # --- delivering
 
     def _deliver_level(self, level: int, now_ms: int, max_count: int) -> tuple[int, int]:
@@ -251,6 +267,8 @@ class DelayService:
         found = self._find(level, offset, count)
         if found is None:
             return 0, now_ms + READING_MS
+        if self._node.duty is Duty.ESCAPE:
+            return self._hand_over(level, found, count), now_ms + ESCAPE_MS
         is_refused = False
         try:
             at = misses = 0
@@ -276,6 +294,30 @@ class DelayService:
             # At once, not when the tick ends: on a machine that is short of processors a kill may come long after.
             self._journal.note(self.offsets, self._last_copy)
         return self.offsets[level] - offset, now_ms + POLL_MS if is_refused else now_ms
+
+    def _hand_over(self, level: int, found: GetResult, count: int) -> int:
+        """As `_deliver_next`, to other groups: as many as they have by now."""
+        begin = self.offsets[level]
+        messages: list[StoredMessage] = []
+        try:
+            for record in found.slices:
+                with contextlib.suppress(CorruptRecordError):  # get_slices_sound has told of it, and counts it
+                    messages.append(decode_record(record))
+        finally:
+            found.release()
+        assert self._node.elsewhere is not None, "a slave that acts has somewhere to hand messages to"
+        arrived = self._node.elsewhere.hand_over([(message, 0) for message in messages])
+        if arrived:
+            last = messages[arrived - 1]
+            self.offsets[level] = last.queue_offset + 1
+            self._last_copy = CopyPlace(last.physical_offset, last.store_time_ms)
+            self.delivered += arrived
+        if arrived == len(messages):
+            self.undeliverable += found.damaged
+            self.offsets[level] = max(self.offsets[level], min(found.next_offset, begin + count))
+        if self.offsets[level] > begin and self._last_copy is not None:
+            self._journal.note(self.offsets, self._last_copy)
+        return self.offsets[level] - begin
 
     def _copies(self, records: Sequence[memoryview]) -> tuple[list[Copy], list[int]]:
         """Copies, and the queue offsets of the originals, up to one that is not simply copied."""

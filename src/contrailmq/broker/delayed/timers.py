@@ -23,6 +23,7 @@ from contrailmq._faults import LastingFault
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.requests.send import BORN_HOST, STATUS_CODES, refused_put
+from contrailmq.broker.state.duty import Duty
 from contrailmq.broker.state.incoming import IncomingMessage, Refusal
 from contrailmq.broker.worker_job import WorkerJob
 from contrailmq.message import RETRY_PREFIX, Property, SysFlag, SystemTopic, encode_host, natural_number
@@ -31,6 +32,7 @@ from contrailmq.store import (
     PutStatus,
     StoreError,
     StoreIOError,
+    TimerCheckpoint,
     TimerRefusal,
     TimerStore,
     TopicCounts,
@@ -107,8 +109,13 @@ class TimerService:
         self._sampled = (0, 0)
         self._rates = (0.0, 0.0)
         self._clock = node.store.store_clock
-        self.timer = TimerStore(node.store, node.store.files, readers, clock=self._clock)
+        self._readers = readers
+        self.timer = self._new_timer()
+        self._was_started = False
         self.interval_ms = POLL_MS
+
+    def _new_timer(self) -> TimerStore:
+        return TimerStore(self._node.store, self._node.store.files, self._readers, clock=self._clock)
 
     def register(self, handlers: Handlers) -> None:
         handlers.register(RequestCode.RECALL_MESSAGE, self.recall)
@@ -258,11 +265,30 @@ class TimerService:
         if self._is_running:
             self.timer.follow_metrics(metrics)
 
+    def take_over(self, checkpoint: TimerCheckpoint) -> None:
+        """A master learns how far a slave has come that stood in for it, whose log is a part of this one. Blocks."""
+        if self._is_running:
+            self.timer.take_over(checkpoint, self._clock.steady_ms())
+
+    def end_soon(self) -> None:
+        """Begin no slot any more: this broker's part ends when the one under delivery does."""
+        self.timer.is_ending = True
+
+    @property
+    def is_in_slot(self) -> bool:
+        return self._is_running and self.timer.is_in_slot
+
     # --- life
 
     def start(self) -> None:
         if self._config.timer_wheel_enable:
-            found = self.timer.open(self._clock.steady_ms())
+            if self._was_started:
+                self.timer = self._new_timer()
+            self._was_started = True
+            elsewhere = self._node.elsewhere if self._node.duty is Duty.ESCAPE else None
+            found = self.timer.open(
+                self._clock.steady_ms(), elsewhere=elsewhere, may_deliver=not self._node.never_delivers
+            )
             self._is_running = True
             self._is_recount_due = (
                 found.replayed_units > 0 or found.is_rebuilt or found.retake_until > 0 or found.is_journaled
@@ -345,7 +371,7 @@ class TimerService:
 
     def _recount_when_due(self, now_ms: int) -> None:
         """Once in each hour of timerCheckMetricsWhen, and after a crash. A slave's figures are its master's."""
-        if self._node.is_slave:
+        if self._node.duty is Duty.FOLLOW:
             return
         hour = now_ms // 3_600_000
         if self._config.timer_enable_check_metrics and hour != self._recounted_hour:

@@ -15,6 +15,9 @@ After a crash, a commit without its op message is found in the log (committed_ha
 visible once. A rollback without its op message is asked about again. The read offsets are saved only when the copies
 put back before them are durable. Ages are measured in steady time (store/base/store_clock.py), so setting the clock
 makes no half message older; a copy put back after a jump notes by how much the clock had moved (CLOCK_SET).
+
+A slave that stands in for its master (state/duty.py) ends nothing and asks nobody: it hands half messages that are old
+enough to other groups, as new ones, and their masters ask. Its read offsets pass them.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from typing import Final
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.requests.send import put_rewritten
+from contrailmq.broker.state.duty import Duty
 from contrailmq.broker.state.incoming import IncomingMessage, Refusal
 from contrailmq.broker.transactions.committed_halves import committed_halves, is_same_half
 from contrailmq.broker.transactions.transaction_check import (
@@ -99,6 +103,7 @@ class TransactionService:
         self._round_end: int | None = None  # where a round in progress ends: before what it puts back itself
         self._last_round_ms = self._clock.steady_ms()
         self._metrics_ms = self._clock.steady_ms()
+        self._is_listening = False
         self.interval_ms = POLL_MS
 
     def register(self, handlers: Handlers) -> None:
@@ -222,6 +227,8 @@ class TransactionService:
 
     def _write_ops(self) -> None:
         """One op message for everything ended since the last; what the store does not take now stays for later."""
+        if self._node.duty is Duty.ESCAPE:  # its log takes nothing; the ends are found again in the log
+            self._unwritten, self._unwritten_bytes = [], 0
         if not self._unwritten:
             return
         body = "".join(f"{offset}," for offset in self._unwritten).encode()
@@ -242,6 +249,10 @@ class TransactionService:
     def start(self) -> None:
         """Learn from the two queues what is pending. Reads the op messages and half messages that still matter."""
         offsets = self._node.offsets
+        self._ended, self._moved, self._round_end = set(), {}, None
+        self._unwritten, self._unwritten_bytes = [], 0
+        self._ops.clear()
+        self._steps.clear()
         self.half_offset = self._within(SystemTopic.HALF, offsets.query(GROUP, SystemTopic.HALF, 0) or 0)
         op_offset = self._within(SystemTopic.OP_HALF, offsets.query(GROUP, SystemTopic.OP_HALF, 0) or 0)
         for offset in range(op_offset, self._store.max_offset(SystemTopic.OP_HALF, 0)):
@@ -250,7 +261,7 @@ class TransactionService:
             self._ended.update(part for part in ended if part >= self.half_offset)
             self._ops.append((offset, max(ended, default=-1)))
         waiting, last_places = self._learn_places()
-        if not self._node.is_slave:
+        if self._node.duty is not Duty.FOLLOW:
             self._end_committed(last_places)
         counts: dict[str, int] = {}
         for offset, topic in waiting.items():
@@ -258,7 +269,9 @@ class TransactionService:
                 counts[topic] = counts.get(topic, 0) + 1
         self.metrics.load(self._node.config_path / METRICS_FILE)
         self.metrics.replace(counts, self._node.now_ms())
-        self._store.add_arrival_listener(self._half_arrived, queues=frozenset({(SystemTopic.HALF, 0)}))
+        if not self._is_listening:
+            self._is_listening = True
+            self._store.add_arrival_listener(self._half_arrived, queues=frozenset({(SystemTopic.HALF, 0)}))
 
     def _end_committed(self, last_places: dict[str, int]) -> None:
         """End the half messages whose message is visible already: a crash came before their op message."""
@@ -320,7 +333,7 @@ class TransactionService:
 
     def stop(self) -> None:
         self._job.wait()
-        if self._node.is_slave:
+        if self._node.duty is Duty.FOLLOW:
             return  # its offsets are its master's
         self._write_ops()
         self._note_step()
@@ -328,12 +341,15 @@ class TransactionService:
         self._commit_steps()
 
     def tick(self, now_ms: int) -> None:
-        if self._node.is_slave:
+        if self._node.duty is Duty.FOLLOW:
             return
         if self._unwritten and now_ms - self._unwritten_since_ms >= self._node.config.transaction_op_batch_interval:
             self._write_ops()
         self._pass_ended()
-        self._check_round(now_ms)
+        if self._node.duty is Duty.ESCAPE:
+            self._hand_over(now_ms)
+        else:
+            self._check_round(now_ms)
         self._note_step()
         self._flush_steps(now_ms)
         self._commit_steps()
@@ -405,18 +421,45 @@ class TransactionService:
             self._last_round_ms = now_ms
             self._round_end = self._store.max_offset(SystemTopic.HALF, 0)
             self._forget_moves()
-        config = self._node.config
-        limits = CheckLimits(
-            config.transaction_time_out,
-            config.transaction_check_max,
-            self._store.config.file_reserved_time * 3_600_000,
-        )
+        limits = self._limits()
         for _ in range(PORTION):
             self._pass_ended()
             if self.half_offset >= self._round_end or not self._check_next(now_ms, limits):
                 self._round_end = None
                 return
         self.interval_ms = 0
+
+    def _limits(self) -> CheckLimits:
+        config = self._node.config
+        return CheckLimits(
+            config.transaction_time_out,
+            config.transaction_check_max,
+            self._store.config.file_reserved_time * 3_600_000,
+        )
+
+    def _hand_over(self, now_ms: int) -> None:
+        """A slave that stands in for its master: half messages that would be checked go to other groups, whose masters
+        ask the producers. Nobody can end them here, as the log takes no end."""
+        limits, offered = self._limits(), list[StoredMessage]()
+        end = min(self._store.max_offset(SystemTopic.HALF, 0), self.half_offset + PORTION + len(self._ended))
+        for offset in range(self.half_offset, end):
+            if offset in self._ended:
+                continue
+            half = self._read(SystemTopic.HALF, offset)
+            if half is None:
+                self._ended.add(offset)
+                continue
+            decision = decide(half, age_ms=self._age_ms(half, now_ms), limits=limits)
+            if decision is Decision.STOP:
+                break
+            if decision is not Decision.PUT_BACK:  # one that is immune is not asked about, nor is it given away
+                offered.append(half)
+        assert self._node.elsewhere is not None, "a slave that acts has somewhere to hand messages to"
+        arrived = self._node.elsewhere.hand_over([(half, 0) for half in offered])
+        for half in offered[:arrived]:
+            self._ended.add(half.queue_offset)
+            self._count(half.properties.get(Property.REAL_TOPIC, ""), -1)
+        self._pass_ended()
 
     def _age_ms(self, half: StoredMessage, now_ms: int) -> int:
         """Since its birth, which is a time of the wall clock as it was when the message came."""

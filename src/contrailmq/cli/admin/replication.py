@@ -1,7 +1,7 @@
 """`contrailmq admin ha …`: how far slaves are.
 
 A master knows connections (code 907), a NameServer knows slaves; they are matched by host. How many seconds a slave is
-behind it knows itself: those of ours say so, Apache's do not.
+behind it knows itself, and whether it stands in for its master: those of ours say so, Apache's do not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 ha_app = typer.Typer(help="Masters and slaves.", no_args_is_help=True)
 
 COLUMNS = (
-    "broker", "id", "slave", "connected", "acknowledged", "silent_s", "lag_bytes", "lag_s", "in_sync", "bytes_per_s"
+    "broker", "id", "slave", "connected", "acknowledged", "silent_s", "lag_bytes", "lag_s", "in_sync", "bytes_per_s",
+    "acting",
 )  # fmt: skip
 Row = tuple[object, ...]
 
@@ -50,7 +51,8 @@ def _of_cluster(admin: Admin) -> list[Row]:
             found = next((one for one in connections if _host(one.addr) == _host(address)), None)
             if found is not None:
                 connections.remove(found)
-            rows.append(_row(name, id_, address, found, _lag_s(admin, address)))
+            said = _said(admin, address)
+            rows.append(_row(name, id_, address, found, _lag_s(said), _acting(said)))
         rows += [_row(name, None, one.addr, one, None) for one in connections]
     return rows
 
@@ -66,21 +68,42 @@ def _connections(admin: Admin, master: str | None) -> list[HaConnectionInfo]:
         return []
 
 
-def _row(name: str, id_: int | None, address: str, found: HaConnectionInfo | None, lag_s: float | None) -> Row:
+def _row(
+    name: str,
+    id_: int | None,
+    address: str,
+    found: HaConnectionInfo | None,
+    lag_s: float | None,
+    acting: str | None = None,
+) -> Row:
     if found is None:
-        return (name, id_, address, False, None, None, None, lag_s, False, None)
+        return (name, id_, address, False, None, None, None, lag_s, False, None, acting)
     silent_s = found.silent_millis / 1000 if found.silent_millis is not None else None
     reported, speed = found.slave_ack_offset, found.transferred_byte_in_second
-    return (name, id_, address, True, reported, silent_s, found.diff, lag_s, found.in_sync, speed)
+    return (name, id_, address, True, reported, silent_s, found.diff, lag_s, found.in_sync, speed, acting)
 
 
-def _lag_s(admin: Admin, address: str) -> float | None:
-    """By the slave's own account; None when it gives none."""
+def _said(admin: Admin, address: str) -> dict[str, str]:
+    """A slave's own account; nothing when it gives none."""
     try:
-        text = admin.broker_stats(address).get("haLagMillis")
+        return dict(admin.broker_stats(address))
     except ContrailError:
-        return None
+        return {}
+
+
+def _lag_s(said: dict[str, str]) -> float | None:
+    text = said.get("haLagMillis")
     return int(text) / 1000 if text is not None else None
+
+
+def _acting(said: dict[str, str]) -> str | None:
+    """Whether it stands in for its master, and why what is due waits nevertheless; None when it never does."""
+    if "isActingMaster" not in said:
+        return None
+    if said["isActingMaster"] != "true":
+        return "no"
+    why = said.get("escapeStandstill")
+    return f"stands still: {why}" if why else "yes"
 
 
 def _host(address: str) -> str:

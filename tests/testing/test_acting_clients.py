@@ -1,0 +1,114 @@
+"""Clients of a group that has lost its master, while its slave stands in: transactions, orderly consumers, offsets."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from contrailmq import (
+    ConsumeFromWhere,
+    Message,
+    MessageQueue,
+    Producer,
+    PushConsumer,
+    StoredMessage,
+    TransactionProducer,
+    TransactionState,
+)
+from contrailmq.testing import LocalCluster
+
+pytestmark = pytest.mark.servers
+
+WAIT_S = 180.0  # a bound for a machine that is busy, not a duration
+ACTING = {
+    "enableSlaveActingMaster": "true",
+    "enableRemoteEscape": "true",
+    "brokerHeartbeatInterval": "100",
+    "syncBrokerMemberGroupPeriod": "100",
+    "transactionTimeOut": "500",
+    "transactionCheckInterval": "300",
+}
+
+
+def until(fact: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not fact():
+        assert time.monotonic() < end, "not within the bound"
+        time.sleep(0.05)
+
+
+def test_a_half_message_of_the_dead_master_is_asked_about_by_another_and_committed_once() -> None:
+    """Half messages on both masters; while one is dead the producer begins to answer."""
+    asked: Counter[bytes] = Counter()
+    has_decided = False
+    got: Counter[bytes] = Counter()
+
+    def check(message: StoredMessage) -> TransactionState:
+        asked[message.body] += 1
+        return TransactionState.COMMIT if has_decided else TransactionState.UNKNOWN
+
+    def take(messages: list[StoredMessage]) -> None:
+        got.update(message.body for message in messages)
+
+    with LocalCluster(brokers=2, slaves=1, config=ACTING) as cluster:
+        with Producer("p", namesrv=cluster.namesrv) as producer:  # the topic is on both
+            for _ in range(32):
+                producer.send(Message("T", b"plain"))
+        transactions = TransactionProducer(
+            "tp", namesrv=cluster.namesrv, execute=lambda message, arg: TransactionState.UNKNOWN, check=check
+        )
+        consumer = PushConsumer("g", namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET)
+        consumer.subscribe("T")
+        consumer.listen(take)
+        with transactions, consumer:
+            wanted = {b"%d" % number for number in range(16)}
+            brokers = {
+                transactions.send_in_transaction(Message("T", body), None).queue.broker_name for body in sorted(wanted)
+            }
+            assert brokers == {"broker-0", "broker-1"}
+            cluster.wait_until_replicated()
+            cluster.kill_broker(0)
+            has_decided = True
+            until(lambda: wanted <= set(got))
+            slave = cluster.broker(cluster.slave_index(0))
+            until(lambda: not slave.transactions.pending())
+            assert {body: got[body] for body in wanted} == dict.fromkeys(wanted, 1)
+            assert wanted <= set(asked)
+            cluster.restart_broker(0)
+            until(lambda: not cluster.broker(0).transactions.pending())
+            assert {body: got[body] for body in wanted} == dict.fromkeys(wanted, 1)
+
+
+def test_an_orderly_group_reads_and_commits_at_the_slave_and_goes_on_at_the_master() -> None:
+    """It locks its queues at the slave. Its successor, at the returned master, gets what came later alone."""
+    got: list[bytes] = []
+
+    def reading(cluster: LocalCluster) -> PushConsumer:
+        consumer = PushConsumer("g", namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET, orderly=True)
+        consumer.subscribe("T")
+        consumer.listen(lambda messages: got.extend(message.body for message in messages))
+        return consumer
+
+    with LocalCluster(slaves=1, config=ACTING) as cluster:
+        with Producer("p", namesrv=cluster.namesrv) as producer:
+            first = producer.send(Message("T", b"0")).queue
+            queue = MessageQueue("T", first.broker_name, first.queue_id)
+            for number in range(1, 20):
+                producer.send(Message("T", b"%d" % number), queue=queue)
+        cluster.wait_until_replicated()
+        slave = cluster.broker(cluster.slave_index())
+        until(lambda: "T" in slave.node.topics)
+        cluster.kill_broker(0)
+        with reading(cluster):
+            until(lambda: len(got) == 20)
+        assert got == [b"%d" % number for number in range(20)]
+        assert slave.node.offsets.stored("T@g", queue.queue_id) == 20
+        cluster.restart_broker(0)
+        assert cluster.broker(0).node.offsets.stored("T@g", queue.queue_id) == 20, "before it serves"
+        with reading(cluster), Producer("p", namesrv=cluster.namesrv) as producer:
+            producer.send(Message("T", b"new"), queue=queue)
+            until(lambda: len(got) > 20)
+        assert got[20:] == [b"new"]
