@@ -40,7 +40,7 @@ def run(*arguments: str) -> Any:
 
 
 def data_files(target: Path) -> set[Path]:
-    return set(target.glob("topic=*/date=*/*"))
+    return set(target.glob("date=*/*"))
 
 
 def commit_path(target: Path, number: int) -> Path:
@@ -229,14 +229,14 @@ app({words!r})
 """
 
 
-@pytest.mark.parametrize(("bytes_max", "failing"), [(6_000, "topic="), (1, "topic="), (700, "_manifest")])
+@pytest.mark.parametrize(("bytes_max", "failing"), [(6_000, "date="), (1, "date="), (800, "_manifest")])
 def test_a_disk_that_takes_no_more_is_told_with_file_and_remedy(
     tmp_path: Path, golden_store: Callable[[str], str], bytes_max: int, failing: str
 ) -> None:
     """By a limit on the size of files, which the system enforces as it does a full disk."""
     store, target = golden_store("clean"), tmp_path / "archive"
     topics = (
-        ["--topics", "GoldenOrder"] if failing == "topic=" else ["--topics", ",".join(f"None{n}" for n in range(99))]
+        ["--topics", "GoldenOrder"] if failing == "date=" else ["--topics", ",".join(f"None{n}" for n in range(99))]
     )
     words = ["pipeline", "archive", "--store", store, "--to", str(target), "--engine", "local", *topics]
     code = LIMITED.format(bytes_max=bytes_max, words=words)

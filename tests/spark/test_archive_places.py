@@ -96,4 +96,4 @@ def test_files_that_somebody_removed_are_an_error_with_their_names(
         assert f"lacks 2 of its {len(files)} files" in said
         assert f"held {removed.rows + cut.rows} messages: {removed.path} (gone), {cut.path} (4 bytes);" in said
         assert "restore them from a backup" in said
-    assert sum(1 for _ in Path(target).glob("topic=*/date=*/*.parquet")) == len(files) - 1  # nothing else was deleted
+    assert sum(1 for _ in Path(target).glob("date=*/*.parquet")) == len(files) - 1  # nothing else was deleted

@@ -54,10 +54,10 @@ class Archive:
 
     def phases(self) -> list[Callable[[int], bool]]:
         target = self.folder / "archive"
-        files = len(list(target.glob("topic=*/date=*/*")))
+        files = len(list(target.glob("date=*/*")))
         return [
             lambda batch: (self.folder / "checkpoint" / "offsets" / str(batch)).exists(),
-            lambda batch: len(list(target.glob("topic=*/date=*/*"))) > files,
+            lambda batch: len(list(target.glob("date=*/*"))) > files,
             lambda batch: Manifest(target).head().version > batch,
             lambda batch: (self.folder / "checkpoint" / "commits" / str(batch)).exists(),
         ]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from contrailmq import Message
-from contrailmq.cli.pipeline import _cause
 from contrailmq.cli.pipeline_output import answer_rows, print_found
+from contrailmq.cli.pipeline_running import spark_cause
 from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.client.blocking.sync_admin import Admin
 from contrailmq.message import dlq_topic
@@ -213,4 +213,4 @@ def test_what_py4j_says_before_javas_own_words_is_left_out() -> None:
     text = (
         "An error occurred while calling None.org.apache.spark.api.java.JavaSparkContext.\n: java.lang.X: why\n\tat y"
     )
-    assert _cause(text) == "java.lang.X: why"
+    assert spark_cause(text) == "java.lang.X: why"

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from contrailmq import Message, Producer
 from contrailmq.cli import app
-from contrailmq.cli.pipeline import _cause
+from contrailmq.cli.pipeline_running import spark_cause
 from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.message import dlq_topic
 from contrailmq.spark.decoding.decode import Selection
@@ -180,11 +180,11 @@ def test_an_empty_store_is_reported_as_one_and_cannot_be_rebuilt(tmp_path: Path)
 def test_spark_errors_are_told_by_their_cause() -> None:
     raised = "contrailmq.spark.decoding.store_files.StoreFilesError: /x is gone"
     deep = f"[PYTHON_ERROR] it failed\nTraceback\n  File x\n{raised}\n\nat org"
-    assert _cause(deep) == "/x is gone"
-    assert _cause("[PARSE_SYNTAX_ERROR] Syntax error at 'selct'.\n\n== SQL ==\nselct") == (
+    assert spark_cause(deep) == "/x is gone"
+    assert spark_cause("[PARSE_SYNTAX_ERROR] Syntax error at 'selct'.\n\n== SQL ==\nselct") == (
         "[PARSE_SYNTAX_ERROR] Syntax error at 'selct'."
     )
-    assert _cause("[UNRESOLVED_COLUMN] `nope` is not a column; line 1 pos 7;\n'Project ['nope]") == (
+    assert spark_cause("[UNRESOLVED_COLUMN] `nope` is not a column; line 1 pos 7;\n'Project ['nope]") == (
         "[UNRESOLVED_COLUMN] `nope` is not a column; line 1 pos 7"
     )
 

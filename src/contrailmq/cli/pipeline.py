@@ -5,28 +5,32 @@ Every command prints a table, or one JSON document with --json. Exit codes: 0 do
 
 from __future__ import annotations
 
-import re
 import shutil
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from contrailmq.cli.pipeline_output import answer_rows, print_found
+from contrailmq.cli.pipeline_running import (
+    chosen_engine,
+    listed_names,
+    queue_offsets,
+    selection_of,
+    shown_progress,
+    spark_session,
+    time_ms,
+    told_errors,
+)
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from contrailmq.spark.decoding.decode import Selection
+    from contrailmq.spark.decoding.log_plan import LogSettings
     from contrailmq.spark.jobs.replay import ReplayResult
     from contrailmq.spark.runtime.engine import Engine
 
-app = typer.Typer(help="Jobs on the log: archive, rebuild, verify, report, replay, redrive, ask.", no_args_is_help=True)
+app = typer.Typer(help="Jobs on the log and its archive.", no_args_is_help=True)
 
 Store = Annotated[str, typer.Option("--store", help="Store directory; a comma list or glob for many brokers.")]
 Master = Annotated[str | None, typer.Option("--master", help="Spark master; local[*] unless given.")]
@@ -56,13 +60,20 @@ StartingOffsets = Annotated[
 EndingOffsets = Annotated[
     str | None, typer.Option("--ending-offsets", help='Up to these queue offsets: {"Orders": {"0": 99}}.')
 ]
+Archived = Annotated[str, typer.Option("--archive", help="Directory of the archive.")]
+BrokerName = Annotated[
+    str | None, typer.Option("--broker-name", help="Of the store, for the column brokerName; else its address.")
+]
+KeepRecords = Annotated[
+    bool, typer.Option("--keep-records", help="Also keep each record as it is in the log, for `restore`.")
+]
+ForgetLost = Annotated[
+    bool, typer.Option("--forget-lost", help="With --repair: go on without messages that the store lacks, too.")
+]
 Rate = Annotated[float, typer.Option("--rate", min=0, help="At most so many messages a second; 0: no limit.")]
 
 
 _REPORT_ROWS = 20  # of queues, tags and producers in a table; --json gives more
-_DATE_DIGITS = 8  # of 20260131, which ISO allows
-_MS_MIN = 10**11  # smaller ones are seconds by mistake
-_POOL_BYTES_MIN = 256 * 1024 * 1024  # below, starting processes takes longer than the work
 
 
 @app.command()
@@ -77,23 +88,30 @@ def archive(
     client: ClientOption = None,
     client_file: ClientFile = None,
     away_timeout_ms: BrokerAwayTimeout = None,
-    broker_name: Annotated[
-        str | None, typer.Option("--broker-name", help="Of the store, for the column brokerName; else its address.")
-    ] = None,
+    broker_name: BrokerName = None,
+    keep_records: KeepRecords = False,
+    repairs: Annotated[bool, typer.Option("--repair", help="Make lost files again, from the store.")] = False,
+    forget_lost: ForgetLost = False,
     dry_run: DryRun = False,
     engine: EngineName = "spark",
     master: Master = None,
     as_json: AsJson = False,
 ) -> None:
-    """Append what a store, or topics of a cluster, gained to a partitioned Parquet archive, exactly once."""
-    with _errors():
+    """Append what a store, or topics of a cluster, gained to a Parquet archive, exactly once."""
+    with told_errors():
         if (store is None) == (namesrv is None):
             raise typer.BadParameter("give either --store or --namesrv with --topics")
+        if repairs:
+            _without_effect("with --repair", {"--dry-run": dry_run, "--topics": topics, "--broker-name": broker_name})
+        elif forget_lost:
+            _without_effect("without --repair", {"--forget-lost": True})
         if namesrv is not None:
             unused: dict[str, object] = {
                 "--skip-corrupt": skip_corrupt,
                 "--engine local": engine == "local",
                 "--broker-name": broker_name,
+                "--keep-records": keep_records,
+                "--repair": repairs,
             }
             _without_effect("with --namesrv", unused)
             shown = _archive_topics(
@@ -107,18 +125,101 @@ def archive(
         from contrailmq.spark.decoding.log_plan import LogSettings
         from contrailmq.spark.jobs import archive as job
 
-        settings = LogSettings(selection=_selection(topics), skip_corrupt=skip_corrupt, broker_name=broker_name)
-        absent = job.topics_without_queue(store, settings)
-        if absent:
-            typer.echo(
-                f"warning: {store} has no consume queue of {', '.join(absent)}: check the names, or go on if such "
-                "messages are yet to come",
-                err=True,
-            )
-        with _engine(engine, master, store) as chosen, _progress("archive", as_json) as tell:
+        settings = LogSettings(selection=selection_of(topics), skip_corrupt=skip_corrupt, broker_name=broker_name)
+        settings = replace(settings, view=job.RECORDS_VIEW) if keep_records else settings
+        if repairs:
+            with chosen_engine(engine, master, store) as chosen, shown_progress("repair", as_json) as tell:
+                _repair(store, target, chosen, settings, forget_lost, as_json, tell)
+            return
+        _warn_of_absent(store, job.topics_without_queue(store, settings))
+        with chosen_engine(engine, master, store) as chosen, shown_progress("archive", as_json) as tell:
             done = job.archive(store, target, chosen, settings=settings, dry_run=dry_run, on_progress=tell)
         listed = {} if dry_run else _published(target, delta=delta, iceberg=iceberg)
         print_found({**asdict(done), **listed}, as_json, title="archive")
+
+
+def _warn_of_absent(store: str, topics: list[str]) -> None:
+    if topics:
+        typer.echo(
+            f"warning: {store} has no consume queue of {', '.join(topics)}: check the names, or go on if such messages "
+            "are yet to come",
+            err=True,
+        )
+
+
+def _repair(
+    store: str,
+    target: str,
+    engine: Engine,
+    settings: LogSettings,
+    forget_lost: bool,
+    as_json: bool,
+    tell: Callable[[int, int], None],
+) -> None:
+    """Make lost files again; exits with 2 if some cannot be."""
+    from contrailmq.spark.jobs.archive_repair import repair
+
+    done = repair(store, target, engine, settings=settings, forget_lost=forget_lost, on_progress=tell)
+    print_found(asdict(done), as_json, title="repair")
+    for text in done.unrestored:
+        typer.echo(f"{'warning: left out' if forget_lost else 'error: not restored'}: {text}", err=True)
+    if done.unrestored and not forget_lost:
+        typer.echo("restore these files from a backup, or go on without their messages: --forget-lost", err=True)
+        raise typer.Exit(2)
+
+
+@app.command()
+def compact(
+    target: Archived,
+    target_mb: Annotated[int, typer.Option("--target-mb", min=1, help="Size of the files to make, in MB.")] = 128,
+    dry_run: DryRun = False,
+    engine: EngineName = "spark",
+    master: Master = None,
+    as_json: AsJson = False,
+) -> None:
+    """Join small files of an archive into large sorted ones; its Delta and Iceberg tables follow."""
+    with told_errors():
+        from contrailmq.spark.jobs import upkeep
+
+        with chosen_engine(engine, master) as chosen, shown_progress("compact", as_json) as tell:
+            done = upkeep.compact(target, chosen, target_bytes=target_mb << 20, dry_run=dry_run, on_progress=tell)
+        print_found(asdict(done), as_json, title="compact")
+
+
+@app.command()
+def expire(
+    target: Archived,
+    before: Annotated[str, typer.Option("--before", help="Drop what was stored before: ISO time (UTC) or epoch ms.")],
+    dry_run: DryRun = False,
+    engine: EngineName = "local",
+    master: Master = None,
+    as_json: AsJson = False,
+) -> None:
+    """Drop old messages from an archive and its tables; `vacuum` deletes their files later."""
+    with told_errors():
+        from contrailmq.spark.jobs import upkeep
+
+        before_ms = time_ms(before, "--before", 0)
+        with chosen_engine(engine, master) as chosen, shown_progress("expire", as_json) as tell:
+            done = upkeep.expire(target, before_ms, chosen, dry_run=dry_run, on_progress=tell)
+        print_found(asdict(done), as_json, title="expire")
+
+
+@app.command()
+def vacuum(
+    target: Archived,
+    retain_hours: Annotated[
+        float, typer.Option("--retain-hours", min=0, help="Keep files that were replaced less than so long ago.")
+    ] = 168.0,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete files that compaction and expiry replaced, and what failed runs left."""
+    with told_errors():
+        from contrailmq.spark.jobs import upkeep
+
+        done = upkeep.vacuum(target, retention_s=retain_hours * 3600, dry_run=dry_run)
+        print_found(asdict(done), as_json, title="vacuum")
 
 
 @app.command()
@@ -131,12 +232,12 @@ def rebuild(
     as_json: AsJson = False,
 ) -> None:
     """Build a store's consume queues and index again from its commit log; verified, then swapped in."""
-    with _errors():
+    with told_errors():
         from contrailmq.spark.decoding.store_files import find_stores
         from contrailmq.spark.jobs import rebuild as job
 
         rows = []
-        with _engine(engine, master, store) as chosen, _progress("rebuild", as_json) as tell:
+        with chosen_engine(engine, master, store) as chosen, shown_progress("rebuild", as_json) as tell:
             for found in find_stores(store):
                 done = job.rebuild(found, chosen, dry_run=dry_run, on_progress=tell)
                 if not keep_old:
@@ -154,7 +255,7 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check log, queues and index of a store against each other. Exits with 1 when something was found."""
-    with _errors():
+    with told_errors():
         from contrailmq.spark.decoding.store_files import find_stores
         from contrailmq.spark.jobs import verify as job
         from contrailmq.spark.jobs.swap import is_in_use
@@ -162,7 +263,7 @@ def verify(
         stores = find_stores(store)
         if slave is not None and len(stores) > 1:
             raise typer.BadParameter(f"--slave is compared with one store, and --store names {len(stores)}")
-        with _engine(engine, master, store) as chosen, _progress("verify", as_json) as tell:
+        with chosen_engine(engine, master, store) as chosen, shown_progress("verify", as_json) as tell:
             findings = [row for one in stores for row in job.verify(one, chosen, slave=slave, on_progress=tell)]
         rows = [finding._asdict() for finding in findings]
         print_found(
@@ -190,11 +291,11 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Traffic, sizes, latencies, lag, retries and delays of a store."""
-    with _errors():
+    with told_errors():
         from contrailmq.spark.jobs import report as job
         from contrailmq.spark.jobs.report_page import page
 
-        with _engine(engine, master, store) as chosen, _progress("report", as_json) as tell:
+        with chosen_engine(engine, master, store) as chosen, shown_progress("report", as_json) as tell:
             done = job.report(store, chosen, on_progress=tell)
         if html is not None:
             html.write_text(page(done), encoding="utf-8")
@@ -224,7 +325,7 @@ def report(
 @app.command()
 def package(target: Annotated[Path, typer.Argument(help="The zip to write.")] = Path("contrailmq.zip")) -> None:
     """Pack contrailmq for `spark-submit --py-files`, where the driver does not have it installed."""
-    with _errors():
+    with told_errors():
         from contrailmq.spark.runtime.shipping import pack_package
 
         shutil.copyfile(pack_package(), target)
@@ -246,7 +347,7 @@ def ask(
     as_json: AsJson = False,
 ) -> None:
     """Ask a store, an archive or topics in SQL: contrailmq pipeline ask --store DIR "select count(*) from log"."""
-    with _errors():
+    with told_errors():
         import contrailmq.spark
 
         if sum(given is not None for given in (store, archived, namesrv)) != 1:
@@ -255,13 +356,13 @@ def ask(
             _without_effect("without --namesrv", _of_clusters(client, client_file, away_timeout_ms))
         else:
             _required(topics, "--topics")
-        names = _listed(topics, "--topics")
+        names = listed_names(topics, "--topics")
         if archived is not None:
             from contrailmq.spark.jobs.manifest import Manifest
 
             Manifest(archived).check_archive()  # before Spark is started
         options = _client(client, client_file, away_timeout_ms)
-        with _session("contrailmq ask", master) as spark:
+        with spark_session("contrailmq ask", master) as spark:
             answer = contrailmq.spark.ask(
                 spark,
                 sql,
@@ -302,17 +403,17 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Send stored messages again, each queue in its order; where they came from stays with them as properties."""
-    with _errors():
+    with told_errors():
         from contrailmq.spark.jobs import replay as job
 
         selection = replace(
-            _selection(topics, since=since, until=until),
-            starting_offsets=_offsets(starting, "--starting-offsets", is_start=True),
-            ending_offsets=_offsets(ending, "--ending-offsets", is_start=False),
+            selection_of(topics, since=since, until=until),
+            starting_offsets=queue_offsets(starting, "--starting-offsets", is_start=True),
+            ending_offsets=queue_offsets(ending, "--ending-offsets", is_start=False),
         )
         address = "" if dry_run and namesrv is None else _required(namesrv, "--namesrv")
         options = _client(client, client_file, away_timeout_ms)
-        with _engine(engine, master) as chosen, _progress("replay", as_json) as tell:
+        with chosen_engine(engine, master) as chosen, shown_progress("replay", as_json) as tell:
             done = job.replay(
                 source,
                 topic,
@@ -350,12 +451,12 @@ def redrive(
     Run one at a time for a group. Of two at once each may send every letter, with the same key: consumers that drop
     repeats (`deduplicated` on Spark, `contrailmq.idempotent`) drop the second, others get it twice.
     """
-    with _errors():
+    with told_errors():
         from contrailmq.spark.jobs import replay as job
 
         address, options = _required(namesrv, "--namesrv"), _client(client, client_file, away_timeout_ms)
-        properties, chosen_tags = _named(where, "--property"), _listed(tags, "--tags")
-        with _engine(engine, master) as chosen, _progress("redrive", as_json) as tell:
+        properties, chosen_tags = _named(where, "--property"), listed_names(tags, "--tags")
+        with chosen_engine(engine, master) as chosen, shown_progress("redrive", as_json) as tell:
             done = job.redrive(
                 group,
                 address,
@@ -421,10 +522,10 @@ def _archive_topics(
 ) -> dict[str, int]:
     from contrailmq.spark.jobs.archive_topics import archive_topics, topics_to_archive
 
-    names = ",".join(_listed(_required(topics, "--topics"), "--topics") or [])
+    names = ",".join(listed_names(_required(topics, "--topics"), "--topics") or [])
     if dry_run:
         return topics_to_archive(namesrv, names, target, options=options)
-    with _session("contrailmq archive", master) as spark:
+    with spark_session("contrailmq archive", master) as spark:
         return archive_topics(spark, namesrv, names, target, options=options)
 
 
@@ -433,160 +534,6 @@ def _without_effect(where: str, options: dict[str, object]) -> None:
     for name, given in options.items():
         if given:
             raise typer.BadParameter(f"{name} has no effect {where}: leave it out")
-
-
-def _offsets(text: str | None, option: str, *, is_start: bool) -> dict[tuple[str, int], int]:
-    """Offsets by (topic, queue id) from JSON; -2 as a start and -1 as an end mean all that is there."""
-    from contrailmq.spark.columns import OptionError
-    from contrailmq.spark.options import ANY_BROKER, EARLIEST, LATEST, check_offsets, parse_offsets
-
-    if text is None:
-        return {}
-    tree = parse_offsets(text, option)
-    check_offsets(tree, option, refused=LATEST if is_start else EARLIEST)
-    found: dict[tuple[str, int], int] = {}
-    for topic, brokers in tree.items():
-        if brokers.keys() - {ANY_BROKER}:
-            raise OptionError(
-                f"option {option} names brokers for {topic}, and a log does not know its broker: leave that level out, "
-                f'{{"{topic}": {{"0": 23}}}}'
-            )
-        for queue_id, offset in brokers.get(ANY_BROKER, {}).items():
-            found[topic, queue_id] = offset if offset >= 0 else 0 if is_start else 2**63 - 1
-    return found
-
-
-@contextmanager
-def _engine(name: str, master: str | None, store: str | None = None) -> Iterator[Engine]:
-    """The engine by its name. Without a store the local one is this process: sending is seldom worth a pool."""
-    if name not in ("spark", "local"):
-        raise typer.BadParameter(f"--engine is {name!r}: it takes spark or local")
-    if name == "local" and master is not None:
-        raise typer.BadParameter("--master is for Spark: leave it out with --engine local")
-    if name == "local":
-        from contrailmq.spark.decoding.store_files import find_stores, log_files
-        from contrailmq.spark.runtime.engine import LocalEngine
-
-        found = [] if store is None else find_stores(store)
-        size_bytes = sum(file.size_bytes for one in found for file in log_files(one))
-        pool = LocalEngine(1 if size_bytes < _POOL_BYTES_MIN else None)
-        try:
-            yield pool
-        finally:
-            pool.close()
-        return
-    from contrailmq.spark.runtime.engine import SparkEngine
-
-    with _session("contrailmq pipeline", master) as session:
-        yield SparkEngine(session)
-
-
-@contextmanager
-def _session(name: str, master: str | None) -> Iterator[SparkSession]:
-    import contrailmq.spark
-
-    session = contrailmq.spark.session(name, **({"master": master} if master else {}))
-    from pyspark.logger import PySparkLogger
-
-    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True  # wrong SQL as JSON with a trace: we report it
-    try:
-        yield session
-    finally:
-        session.stop()
-
-
-@contextmanager
-def _progress(name: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on a terminal; nothing elsewhere."""
-    if as_json or not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    from contrailmq.message import ContrailError, printable_lines
-
-    try:
-        yield
-    except ContrailError as exc:
-        typer.echo(f"error: {printable_lines(str(exc))}", err=True)
-        raise typer.Exit(1 if _is_missing(exc) else 2) from exc
-    except OSError as exc:
-        from contrailmq.spark.runtime.disk_errors import cause, remedy
-
-        place = "" if exc.filename is None else f"{exc.filename}: "
-        typer.echo(f"error: {place}{cause(exc)}; {remedy(exc)}", err=True)
-        raise typer.Exit(2) from exc
-    except _spark_errors() as exc:
-        typer.echo(f"error: {printable_lines(_cause(str(exc)))}", err=True)
-        raise typer.Exit(2) from exc
-
-
-def _is_missing(error: Exception) -> bool:
-    """Whether what Spark needs is not installed, as with a module that cannot be imported (`cli.main`)."""
-    from contrailmq.spark.environment import SparkEnvironmentError
-
-    return isinstance(error, SparkEnvironmentError)
-
-
-def _spark_errors() -> tuple[type[Exception], ...]:
-    """Spark's errors, without importing it for a job that did without."""
-    if "pyspark" not in sys.modules:
-        return ()
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
-
-    return (PySparkException, Py4JError)
-
-
-def _cause(text: str) -> str:
-    """What went wrong, out of Spark's text: our own error if a task raised one, else its first line that says it."""
-    ours = re.findall(r"^\s*(?:\w+\.)*contrailmq\.[\w.]*Error: (.+)$", text, re.MULTILINE)
-    if ours:
-        return str(ours[-1])
-    told = re.sub(r"\AAn error occurred while calling .+\n: ", "", text.strip())  # by Py4J, before Java's own
-    return told.partition("\n")[0].rstrip(";")
-
-
-def _selection(topics: str | None, *, since: str | None = None, until: str | None = None) -> Selection:
-    from contrailmq.spark.decoding.decode import Selection
-
-    names = _listed(topics, "--topics")
-    begin_ms, end_ms = _time_ms(since, "--since", 0), _time_ms(until, "--until", 2**63 - 1)
-    if begin_ms >= end_ms:
-        raise typer.BadParameter(f"--since {since} is not before --until {until}: there is nothing between them")
-    return Selection(topics=None if names is None else frozenset(names), begin_ms=begin_ms, end_ms=end_ms)
-
-
-def _listed(text: str | None, option: str) -> list[str] | None:
-    """Names separated by commas. A list without one is an error: it would choose everything, or nothing."""
-    if text is None:
-        return None
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise typer.BadParameter(f"{option} is {text!r} and lacks a name: separate names by commas, or leave it out")
-    return names
-
-
-def _time_ms(text: str | None, option: str, default: int) -> int:
-    if text is None:
-        return default
-    if text.isdecimal() and len(text) != _DATE_DIGITS:
-        if 0 < int(text) < _MS_MIN:
-            raise typer.BadParameter(f"{option} {text} is in 1973 or before: give milliseconds since 1970, not seconds")
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is neither an ISO time nor milliseconds since 1970") from None
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _required(value: str | None, name: str) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from contrailmq.spark.decoding.scan import CorruptLogError
     from contrailmq.spark.decoding.store_files import StoreFilesError
     from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
+    from contrailmq.spark.jobs.archive_repair import repair
     from contrailmq.spark.jobs.archive_topics import archive_topics
     from contrailmq.spark.jobs.ask import ask
     from contrailmq.spark.jobs.delta import publish_delta
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from contrailmq.spark.jobs.rebuild import rebuild
     from contrailmq.spark.jobs.replay import redrive, replay
     from contrailmq.spark.jobs.report import report
+    from contrailmq.spark.jobs.upkeep import Tables, compact, expire, vacuum
     from contrailmq.spark.jobs.verify import findings_frame, verify
     from contrailmq.spark.mirror import mirror_offsets
     from contrailmq.spark.sinks.sink import deduplicated
@@ -40,12 +42,15 @@ __all__ = [
     "OptionError",
     "SparkEnvironmentError",
     "StoreFilesError",
+    "Tables",
     "archive",
     "archive_stream",
     "archive_topics",
     "ask",
+    "compact",
     "deduplicated",
     "ensure_java",
+    "expire",
     "findings_frame",
     "mirror_offsets",
     "publish_delta",
@@ -54,9 +59,11 @@ __all__ = [
     "rebuild",
     "redrive",
     "register",
+    "repair",
     "replay",
     "report",
     "session",
+    "vacuum",
     "verify",
 ]
 
@@ -64,11 +71,14 @@ _HOMES = {
     "CorruptLogError": "contrailmq.spark.decoding.scan",
     "OptionError": "contrailmq.spark.columns",
     "StoreFilesError": "contrailmq.spark.decoding.store_files",
+    "Tables": "contrailmq.spark.jobs.upkeep",
     "archive": "contrailmq.spark.jobs.archive",
     "archive_stream": "contrailmq.spark.jobs.archive",
     "archive_topics": "contrailmq.spark.jobs.archive_topics",
     "ask": "contrailmq.spark.jobs.ask",
+    "compact": "contrailmq.spark.jobs.upkeep",
     "deduplicated": "contrailmq.spark.sinks.sink",
+    "expire": "contrailmq.spark.jobs.upkeep",
     "findings_frame": "contrailmq.spark.jobs.verify",
     "mirror_offsets": "contrailmq.spark.mirror",
     "publish_delta": "contrailmq.spark.jobs.delta",
@@ -76,8 +86,10 @@ _HOMES = {
     "read_archive": "contrailmq.spark.jobs.archive",
     "rebuild": "contrailmq.spark.jobs.rebuild",
     "redrive": "contrailmq.spark.jobs.replay",
+    "repair": "contrailmq.spark.jobs.archive_repair",
     "replay": "contrailmq.spark.jobs.replay",
     "report": "contrailmq.spark.jobs.report",
+    "vacuum": "contrailmq.spark.jobs.upkeep",
     "verify": "contrailmq.spark.jobs.verify",
 }
 

@@ -30,7 +30,7 @@ from contrailmq.message import (
     is_system_topic,
 )
 from contrailmq.message.codec import decode_record, encode_record, unwrap_inner_batch
-from contrailmq.spark.columns import View, styled
+from contrailmq.spark.columns import RECORD_COLUMN, View, styled
 from contrailmq.spark.decoding.property_table import Properties, parse_properties
 from contrailmq.spark.decoding.records import Int, Mask, Records, gather
 from contrailmq.spark.decoding.slices import map_values, only_slice, take_slices, text_column
@@ -75,11 +75,12 @@ class Decoder:
 
     def decode(self, records: Records, broker_name: str | None = None) -> pa.RecordBatch:
         """One batch with the rows that the selection keeps; it may be empty."""
+        batches = records.physical_offset[(records.sys_flag & SysFlag.INNER_BATCH) != 0]
         records = unwrapped(records)
-        block = _Block(records)
+        block = _Block(records, batches)
         kept = self._kept(block)
         if not kept.all():
-            block = _Block(records.select(kept))
+            block = _Block(records.select(kept), batches)
         columns = [self._column(field.name, block, broker_name) for field in self._schema]
         return styled(pa.RecordBatch.from_arrays(columns, schema=self._schema), self.view)
 
@@ -170,9 +171,11 @@ class Decoder:
                 return block.hosts(records.born_word, records.born_hosts)
             case "storeHost":
                 return block.hosts(records.store_word, records.store_hosts)
-            case _:
-                assert name == "reconsumeTimes", name
+            case "reconsumeTimes":
                 return pa.array(records.reconsume_times.astype(np.int32))
+            case _:
+                assert name == RECORD_COLUMN, name
+                return block.stored_records()
 
 
 class _Names(NamedTuple):
@@ -194,8 +197,8 @@ class _Names(NamedTuple):
 class _Block:
     """Parts of one block that several columns need, each made once."""
 
-    def __init__(self, records: Records) -> None:
-        self.records = records
+    def __init__(self, records: Records, batches: Int) -> None:
+        self.records, self._batches = records, batches  # where inner batches were, which are single messages here
         self.buffer = pa.py_buffer(records.data)
         self._topics: _Names | None = None
         self._raw: pa.BinaryArray | None = None
@@ -222,6 +225,13 @@ class _Block:
         if self._properties is None:
             self._properties = parse_properties(self.raw_properties())
         return self._properties
+
+    def stored_records(self) -> pa.BinaryArray:
+        """Each record as it is in the log; null for a message of an inner batch, which has none of its own."""
+        stored = take_slices(self.buffer, self.records.position, self.records.size)
+        if not len(self._batches):
+            return stored
+        return pc.if_else(pa.array(np.isin(self.records.physical_offset, self._batches)), None, stored)
 
     def parked(self) -> Mask:
         """Rows under a topic that keeps messages meant for another one."""

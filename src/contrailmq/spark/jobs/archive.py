@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from contrailmq.spark.columns import COLUMNS
+from contrailmq.spark.columns import COLUMNS, RECORD_COLUMN, View
 from contrailmq.spark.decoding.log_plan import LogPart, LogSettings, plan_parts, read_part
 from contrailmq.spark.decoding.queue_units import all_queues
 from contrailmq.spark.decoding.store_files import (
@@ -33,7 +33,7 @@ from contrailmq.spark.decoding.store_files import (
     store_identity,
     store_name,
 )
-from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveError, ArchiveState, Manifest
+from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveError, ArchiveState, Layout, Manifest
 from contrailmq.spark.jobs.parquet_files import write_batches
 from contrailmq.spark.runtime.engine import Engine, Progress
 from contrailmq.spark.runtime.task_process import freeze
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import DataStreamReader, DataStreamWriter
 
 _log: Final = logging.getLogger(__name__)
+RECORDS_VIEW: Final = View((*COLUMNS, RECORD_COLUMN), required=View().required)  # with records as in the log
 _cleaned: Final[set[str]] = set()  # archives whose leavings this process removed: once is enough for a stream
 NAMELESS_QUERY: Final = "stream"  # the id of a query if Spark does not report it (PYSPARK_PIN_THREAD=false)
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"  # the directory of a partition without a value, to Hive and Spark
@@ -65,6 +66,7 @@ class _Work(NamedTuple):
     part: LogPart
     settings: LogSettings
     archive: str
+    layout: Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +105,16 @@ def archive(
     manifest = Manifest(target)
     if dry_run:
         manifest.check_commits()
-        head = _renamed(manifest.load(), find_stores(stores))
+        head = renamed_state(manifest.load(), find_stores(stores))
         begins, ends = _bounds(stores, head, chosen)
         return ArchiveResult(0, 0, 0, sum(ends[s] - begins[s] for s in ends), head.version, ends)
     with manifest.writing() as head:
-        before = _renamed(head, find_stores(stores))
+        before = renamed_state(head, find_stores(stores))
         begins, ends = _bounds(stores, before, chosen)
         names = _broker_names(ends, before, chosen)
         manifest.remove_leavings()
         work = [
-            _Work(part, replace(chosen, broker_name=names.get(store)), str(manifest.archive))
+            _Work(part, replace(chosen, broker_name=names.get(store)), str(manifest.archive), before.layout)
             for store in ends
             for part in plan_parts(store, begins[store], ends[store], chosen)
         ]
@@ -164,7 +166,7 @@ def topics_without_queue(stores: str, settings: LogSettings) -> list[str]:
 
 
 def _archive_part(work: _Work) -> list[ArchivedFile]:
-    return write_batches(read_part(work.part, work.settings), work.archive)
+    return write_batches(read_part(work.part, work.settings), work.archive, work.layout)
 
 
 def _broker_names(stores: Iterable[str], done: ArchiveState, settings: LogSettings) -> dict[str, str]:
@@ -189,7 +191,7 @@ def _names(settings: LogSettings) -> list[str] | None:
 
 
 def _bounds(stores: str, done: ArchiveState, settings: LogSettings) -> tuple[dict[str, int], dict[str, int]]:
-    """Where each store is to be read from and to. `done` knows the stores by the names they have now (`_renamed`).
+    """Where each store is to be read from and to. `done` knows the stores by the names they have now (`renamed_state`).
 
     A log that was cleaned past the archive's end is an error, and so is one that ends before it. So is another choice
     of topics than before: what was skipped then would be missing for ever, since an archive goes on where it
@@ -220,7 +222,7 @@ def _bounds(stores: str, done: ArchiveState, settings: LogSettings) -> tuple[dic
     return begins, ends
 
 
-def _renamed(done: ArchiveState, stores: list[str]) -> ArchiveState:
+def renamed_state(done: ArchiveState, stores: list[str]) -> ArchiveState:
     """The state with these stores under the names they have now; of several for one, that of the highest offset.
 
     Older commits know a store by the path that was given. The old name goes with the next commit, for a link may lead
@@ -280,10 +282,11 @@ def _append_batch(frame: Any, batch_id: int, *, target: str, checkpoint: str) ->
             manifest.remove_leavings()
             _cleaned.add(target)
         folder, are_portions = str(manifest.archive), frame.columns == [PORTION_COLUMN]
+        layout = before.layout
 
         def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             messages = read_portions(batches) if are_portions else batches
-            rows = [file._asdict() for file in write_batches(messages, folder)]
+            rows = [file._asdict() for file in write_batches(messages, folder, layout)]
             freeze()
             yield pa.RecordBatch.from_pylist(rows, schema=_FILE_SCHEMA)
 
@@ -301,15 +304,21 @@ def _within(archive: Path, checkpoint: str) -> str | None:
 
 def read_archive(spark: SparkSession, target: str) -> DataFrame:
     """An archive as a DataFrame of the usual columns and `date`: exactly the files that its manifest lists."""
-    ddl = ", ".join(f"{name} {spark_type}" for name, (spark_type, _) in COLUMNS.items() if name != "topic")
     manifest = Manifest(target)
     manifest.check_archive()
-    files = manifest.load().files
-    reader = spark.read.schema(f"{ddl}, topic string, date date").option("basePath", str(manifest.archive))
-    if not files:
-        return spark.createDataFrame([], f"{ddl}, topic string, date date").select(*COLUMNS, "date")
-    frame = reader.parquet(*(_literal(str(manifest.archive / file.path)) for file in files))
-    is_plain = all(file.topic.isascii() and file.topic != _NO_VALUE for file in files)
+    state = manifest.load()
+    # The topic of a packed archive is in the files, of an older one in the directories as is the date.
+    ddl = ", ".join(
+        f"{name} {spark_type}"
+        for name, (spark_type, _) in COLUMNS.items()
+        if name != "topic" or state.layout == "packed"
+    )
+    ddl += ", date date" if state.layout == "packed" else ", topic string, date date"
+    if not state.files:
+        return spark.createDataFrame([], ddl).select(*COLUMNS, "date")
+    reader = spark.read.schema(ddl).option("basePath", str(manifest.archive))
+    frame = reader.parquet(*(_literal(str(manifest.archive / file.path)) for file in state.files))
+    is_plain = all(file.topic.isascii() and file.topic != _NO_VALUE for file in state.files)
     topic = "topic" if is_plain else f"{_TOPIC_OF_DIRECTORY} as topic"  # most filter by partition without a detour
     return frame.selectExpr(*(topic if name == "topic" else name for name in COLUMNS), "date")
 

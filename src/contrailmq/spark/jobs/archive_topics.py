@@ -41,8 +41,8 @@ def archive_topics(
     writer = archive_stream(source, target, str(Path(target, _CHECKPOINT).absolute()))
     writer.trigger(availableNow=True).start().awaitTermination()
     after = manifest.load()
-    files = after.files[len(before.files) :]
-    return {"rows": sum(file.rows for file in files), "files": len(files), "version": after.version}
+    new, _ = before.changes_to(after)
+    return {"rows": after.rows - before.rows, "files": len(new), "version": after.version}
 
 
 def topics_to_archive(

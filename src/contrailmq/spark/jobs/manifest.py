@@ -1,7 +1,7 @@
 """The manifest of an archive: which files belong to it, and how far their sources were read.
 
-    <archive>/topic=Orders/date=2026-11-15/<name>.parquet         data, written by tasks under names never used twice
-    <archive>/_manifest/00000000000000000007.json                 commit 7: files it added, offsets and batches after it
+    <archive>/date=2026-11-15/<name>.parquet         data of all topics, written by tasks under names never used twice
+    <archive>/_manifest/00000000000000000007.json    commit 7: files it added, offsets and batches after it
 
 A commit is one file that appears whole or not at all (written aside, synced, linked). Files and offsets are in the same
 commit, so the archive is exactly-once. A lock keeps two writers apart. Where the lock does not reach, the link does:
@@ -9,6 +9,9 @@ one writer fails with `ArchiveBusyError`. Just before the link a writer checks t
 Files that no commit lists are leftovers of failed attempts. The next writer removes those with names of our making,
 unless commits have a gap, or data is there without any commit and without `_manifest/.begun`: these are errors. What is
 read from a commit is checked: types, paths inside the archive, and positions that are never lost or lower.
+
+Upkeep (upkeep.py) replaces files: its commit is whole, it lists every file that counts from then on, and those that
+were replaced and wait to be vacuumed. Older archives have a directory for each topic; they stay so until compacted.
 """
 
 from __future__ import annotations
@@ -19,22 +22,29 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final, Literal, NamedTuple, TextIO
 
 import msgspec
 
 from contrailmq.message import ContrailError
 from contrailmq.spark.runtime.disk_errors import cause, remedy
 
-_VERSION: Final = 1
+_VERSION: Final = 2
+_VERSIONS_READ: Final = (1, 2)  # version 1 knows one layout, by topic, and no removed files
 _FOLDER: Final = "_manifest"  # Spark ignores names that begin with an underscore
 _BEGUN: Final = ".begun"
 _LOCK: Final = ".lock"
+_UPKEEP: Final = ".upkeep"  # locked by the job that replaces files; holds the beginning of the names of its files
+_TOKEN: Final = re.compile(r"[0-9a-f]{8}")
+_WAIT_S: Final = 600.0  # for another writer while upkeep is at work, which holds the archive for moments only
+_LOOK_S: Final = 0.02
+_UPKEEP_TRIES: Final = 50  # a writer that looks whether upkeep is at work takes its lock for a moment
 _COMMIT_NAME: Final = re.compile(r"([0-9]{20})\.json")
 _PART_NAME: Final = re.compile(r"\.commit-[0-9a-z_]+")  # a commit before its link, also as tempfile names it
 _UNREADABLE: Final = {  # what is in a commit's place when reading fails so
@@ -57,14 +67,24 @@ class ArchiveBusyError(ArchiveError):
     retriable = True
 
 
+Layout = Literal["packed", "topics"]  # all topics of a day in one directory, or each in its own
+
+
 class ArchivedFile(NamedTuple):
-    """One Parquet file of the archive. `path` is relative to the archive."""
+    """One Parquet file of the archive. `path` is relative to the archive; `topic` is empty in a packed archive."""
 
     path: str
     topic: str
     date: str
     rows: int
     size_bytes: int
+
+
+class RemovedFile(NamedTuple):
+    """A file that was replaced or expired at a time; it stays for those who still read it, until it is vacuumed."""
+
+    path: str
+    time_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +98,20 @@ class ArchiveState:
     topics: dict[str, list[str] | None] = field(default_factory=dict)  # source -> topics chosen from it; None: all
     checkpoints: dict[str, str] = field(default_factory=dict)  # streaming query -> its checkpoint within the archive
     names: dict[str, str] = field(default_factory=dict)  # source -> the brokerName of its rows
+    layout: Layout = "packed"
+    expired_before_ms: int = 0  # rows stored before were dropped by `expire`
+    removed: tuple[RemovedFile, ...] = ()
+    is_whole: bool = False  # of a commit: it lists every file, not only new ones
+    has_same_rows: bool = False  # of a commit: it replaced files by others with the same rows
 
     @property
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
+
+    def changes_to(self, later: ArchiveState) -> tuple[list[ArchivedFile], list[ArchivedFile]]:
+        """Files that a later state has beyond this one's, and those of this one that it has no more."""
+        ours, theirs = set(self.files), set(later.files)
+        return [file for file in later.files if file not in ours], [file for file in self.files if file not in theirs]
 
 
 class Manifest:
@@ -94,14 +124,52 @@ class Manifest:
 
     def load(self) -> ArchiveState:
         """The state after the newest commit, with every file."""
-        commits = [_read_commit(self._path(number)) for number in range(1, self._newest() + 1)]
+        state = self.at(self._newest())
+        self._check_held(state.files)
+        return state
+
+    def newest(self) -> ArchiveState:
+        """As `load`, but its files may be gone."""
+        return self.at(self._newest())
+
+    def at(self, version: int) -> ArchiveState:
+        """The state after a commit. Its files may be gone since."""
+        commits: list[ArchiveState] = []
+        for number in range(version, 0, -1):
+            commits.insert(0, _read_commit(self._path(number)))
+            if commits[0].is_whole:
+                break
         if not commits:
             return ArchiveState()
         for before, after in pairwise(commits):
             self._check_step(before, after)
-        state = replace(commits[-1], files=tuple(file for commit in commits for file in commit.files))
-        self._check_held(state.files)
-        return state
+        files = tuple(file for commit in commits for file in commit.files)
+        return replace(commits[-1], files=files, removed=commits[0].removed)
+
+    def has_same_rows_since(self, version: int) -> bool:
+        """Whether every commit after this one only replaced files by others with the same rows."""
+        return all(_read_commit(self._path(number)).has_same_rows for number in range(version + 1, self._newest() + 1))
+
+    def version_with(self, files: int) -> int:
+        """The commit after which so many files were listed: tables of older versions know no more of it."""
+        listed = 0
+        for number in range(1, self._newest() + 1):
+            if listed == files:
+                return number - 1
+            commit = _read_commit(self._path(number))
+            if commit.is_whole:
+                break
+            listed += len(commit.files)
+        if listed == files:
+            return self._newest()
+        raise ArchiveError(
+            f"{self.archive}: a table lists {files} files of the archive, and no commit had so many: remove the table "
+            "(_delta_log or _iceberg), and publish it again"
+        )
+
+    def lost(self, files: Sequence[ArchivedFile]) -> list[ArchivedFile]:
+        """Those of the files that are gone or have another size."""
+        return [file for file in files if _size(self.archive / file.path) != file.size_bytes]
 
     def _check_held(self, files: Sequence[ArchivedFile]) -> None:
         """Refuse an archive that lacks files of its commits: what they held would be missing without a word.
@@ -109,15 +177,16 @@ class Manifest:
         Whoever cleans directories by another list than ours removes them: VACUUM of a Delta table that was made
         elsewhere over the same files, or a hand.
         """
-        lost = [file for file in files if _size(self.archive / file.path) != file.size_bytes]
+        lost = self.lost(files)
         if lost:
             sizes = {file.path: _size(self.archive / file.path) for file in lost[:_NAMED_MAX]}
             named = ", ".join(f"{path} ({'gone' if size is None else f'{size} bytes'})" for path, size in sizes.items())
             more = f" and {len(lost) - _NAMED_MAX} more" if len(lost) > _NAMED_MAX else ""
             raise ArchiveError(
                 f"{self.archive} lacks {len(lost)} of its {len(files)} files, or has them with other sizes; they held "
-                f"{sum(file.rows for file in lost)} messages: {named}{more}; restore them from a backup, or start "
-                "another archive; was the directory cleaned by something else (VACUUM of a Delta table)?"
+                f"{sum(file.rows for file in lost)} messages: {named}{more}; restore them from a backup, or "
+                "from the store with `contrailmq pipeline archive --repair`; was the directory cleaned by something "
+                "else (VACUUM of a Delta table)?"
             )
 
     def head(self) -> ArchiveState:
@@ -128,7 +197,7 @@ class Manifest:
         head = _read_commit(self._path(newest))
         if newest > 1:
             self._check_step(_read_commit(self._path(newest - 1)), head)
-        return replace(head, files=())
+        return replace(head, files=(), removed=())
 
     def _check_step(self, before: ArchiveState, after: ArchiveState) -> None:
         """Refuse a commit that lost a position of the one before it, or has a lower one.
@@ -199,8 +268,9 @@ class Manifest:
 
     def _data_files(self) -> Iterator[Path]:
         """Files below the archive with names of our own making, whether a commit lists them or not."""
-        found = self.archive.glob("topic=*/date=*/*.parquet")
-        return (path for path in found if _DATA_NAME.fullmatch(path.name) and path.is_file())
+        for pattern in ("date=*/*.parquet", "topic=*/date=*/*.parquet"):
+            found = self.archive.glob(pattern)
+            yield from (path for path in found if _DATA_NAME.fullmatch(path.name) and path.is_file())
 
     def commit(
         self,
@@ -225,18 +295,47 @@ class Manifest:
             topics={**before.topics, **(topics or {})},
             checkpoints={**before.checkpoints, **(checkpoints or {})},
             names={**before.names, **(names or {})},
+            layout=before.layout,
+            expired_before_ms=before.expired_before_ms,
+            files=tuple(files),
         )
-        text = json.dumps(
-            {
-                "version": _VERSION,
-                "offsets": dict(sorted(after.offsets.items())),
-                "batches": dict(sorted(after.batches.items())),
-                "topics": dict(sorted(after.topics.items())),
-                "checkpoints": dict(sorted(after.checkpoints.items())),
-                "names": dict(sorted(after.names.items())),
-                "files": [list(file) for file in files],
-            }
+        self._write(after, files)
+        return replace(after, files=())
+
+    def replace_files(
+        self,
+        before: ArchiveState,
+        gone: Collection[str],
+        files: Sequence[ArchivedFile],
+        *,
+        has_same_rows: bool,
+        layout: Layout | None = None,
+        expired_before_ms: int = 0,
+        removed: Sequence[RemovedFile] | None = None,
+    ) -> ArchiveState:
+        """Add a whole commit on top of `before`, which has all its files: without those that are gone, with new ones.
+
+        Those that are gone wait to be vacuumed. `removed` are all that wait after it, where some wait no more.
+        """
+        now_ms = time.time_ns() // 1_000_000
+        left = [file for file in before.files if file.path not in gone]
+        waiting = [*before.removed, *(RemovedFile(path, now_ms) for path in sorted(gone))]
+        after = replace(
+            before,
+            version=before.version + 1,
+            files=(*left, *files),
+            layout=layout or before.layout,
+            expired_before_ms=max(before.expired_before_ms, expired_before_ms),
+            removed=tuple(waiting if removed is None else removed),
+            is_whole=True,
+            has_same_rows=has_same_rows,
         )
+        self._write(after, files)
+        return after
+
+    def _write(self, after: ArchiveState, new: Sequence[ArchivedFile]) -> None:
+        """Make a commit that lists the state's files, of which these are new."""
+        files, text = new, _commit_text(after)
         make_folder(self._folder)
         part = self._folder / f".commit-{secrets.token_hex(8)}"
         try:
@@ -252,7 +351,6 @@ class Manifest:
             with suppress(OSError):  # the commit does not depend on it; the next writer removes it
                 part.unlink()
         sync_folder(self._folder)
-        return after
 
     def _link(self, part: Path, number: int) -> None:
         """Give a commit its name, unless another writer was faster."""
@@ -285,7 +383,7 @@ class Manifest:
 
     def _check_files(self, files: Sequence[ArchivedFile]) -> None:
         """Refuse to commit files that are not as they were written."""
-        lost = [file for file in files if _size(self.archive / file.path) != file.size_bytes]
+        lost = self.lost(files)
         if lost:
             size = _size(self.archive / lost[0].path)
             raise ArchiveBusyError(
@@ -308,14 +406,15 @@ class Manifest:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep writers out, for a job that commits nothing."""
+        """Keep writers out. While upkeep is at work, wait for another writer: one of the two holds it for moments."""
         self.check_commits()
         make_folder(self._folder)
         with open(self._folder / _LOCK, "w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ArchiveBusyError(f"{self.archive} is being written by another process; wait for it") from None
+            give_up_s = time.monotonic() + _WAIT_S
+            while not _is_locked_by_us(lock):
+                if not self._token() or time.monotonic() > give_up_s:
+                    raise ArchiveBusyError(f"{self.archive} is being written by another process; wait for it")
+                time.sleep(_LOOK_S)
             self._lock = lock.fileno()
             try:
                 self._check_lock()  # somebody may have removed the file between its opening and its locking
@@ -323,14 +422,63 @@ class Manifest:
             finally:
                 self._lock = None
 
+    @contextmanager
+    def upkeep(self) -> Iterator[str]:
+        """Be the only job that replaces files; writers go on meanwhile. Gives what the names of its files begin with.
+
+        After an error its files are removed; after a kill the next writer removes them.
+        """
+        self.check_archive()
+        token = secrets.token_hex(4)
+        with open(self._folder / _UPKEEP, "a+") as lock:
+            for _ in range(_UPKEEP_TRIES):
+                if _is_locked_by_us(lock):
+                    break
+                time.sleep(_LOOK_S)
+            else:
+                raise ArchiveBusyError(
+                    f"{self.archive} is being compacted, expired, vacuumed or repaired by another process; wait for it"
+                )
+            lock.truncate(0)
+            lock.write(token)
+            lock.flush()
+            try:
+                yield token
+            except BaseException:
+                with suppress(ArchiveError, OSError):  # the error tells more; the next writer removes them
+                    self._remove_unlisted([path for path in self._data_files() if path.name.startswith(token)])
+                raise
+
+    def _token(self) -> str:
+        """What the names of the files of running upkeep begin with; empty while none runs."""
+        try:
+            with open(self._folder / _UPKEEP) as lock:
+                if _is_locked_by_us(lock):
+                    return ""
+                found = _TOKEN.match(lock.read())
+                return found[0] if found else "-"  # it begins just now and has no file yet
+        except FileNotFoundError:
+            return ""
+
     def remove_leavings(self) -> list[Path]:
         """Delete data files of ours that no commit lists, and commits that never got their name.
 
-        Only for a writer that holds the archive.
+        Only for a writer that holds the archive. Files of running upkeep stay: it cannot commit meanwhile.
         """
-        listed = {self.archive / file.path for file in self.load().files}
-        left = [path for path in self._data_files() if path not in listed]
-        left += [path for path in self._folder.iterdir() if _PART_NAME.fullmatch(path.name) and path.is_file()]
+        self._check_held(self.newest().files)
+        found = list(self._data_files())
+        token = self._token() or "-"  # asked after the files were found: what began later is not among them
+        left = self._remove_unlisted([path for path in found if not path.name.startswith(token)])
+        parts = [path for path in self._folder.iterdir() if _PART_NAME.fullmatch(path.name) and path.is_file()]
+        for path in parts:
+            path.unlink()
+        return left + parts
+
+    def _remove_unlisted(self, paths: Sequence[Path]) -> list[Path]:
+        """Delete those of the data files that neither count nor wait to be vacuumed."""
+        state = self.newest()
+        listed = {file.path for file in state.files} | {file.path for file in state.removed}
+        left = [path for path in paths if str(path.relative_to(self.archive)) not in listed]
         for path in left:
             path.unlink()
         return left
@@ -340,9 +488,38 @@ class Manifest:
         return [str(self.archive / file.path) for file in self.load().files]
 
 
-def data_name() -> str:
+def data_name(token: str = "") -> str:
     """A new name for a data file: random, so no attempt writes over another's, and of a form that shows it is ours."""
-    return f"{secrets.token_hex(8)}.parquet"
+    return f"{token}{secrets.token_hex(8)[len(token) :]}.parquet"
+
+
+def _is_locked_by_us(lock: TextIO) -> bool:
+    """Take a lock, unless another has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _commit_text(state: ArchiveState) -> str:
+    """A commit as in its file."""
+    return json.dumps(
+        {
+            "version": _VERSION,
+            "offsets": dict(sorted(state.offsets.items())),
+            "batches": dict(sorted(state.batches.items())),
+            "topics": dict(sorted(state.topics.items())),
+            "checkpoints": dict(sorted(state.checkpoints.items())),
+            "names": dict(sorted(state.names.items())),
+            "layout": state.layout,
+            "expired_before_ms": state.expired_before_ms,
+            "is_whole": state.is_whole,
+            "has_same_rows": state.has_same_rows,
+            "removed": [list(file) for file in state.removed],
+            "files": [list(file) for file in state.files],
+        }
+    )
 
 
 def _size(path: Path) -> int | None:
@@ -363,7 +540,7 @@ class _Versioned(msgspec.Struct):
 
 
 class _Commit(msgspec.Struct):
-    """A commit as in its file. Older ones have no topics, no checkpoints and no names."""
+    """A commit as in its file. Older ones have no topics, no checkpoints and no names, then nothing of upkeep."""
 
     offsets: dict[str, _Position]
     batches: dict[str, _Position]
@@ -371,13 +548,19 @@ class _Commit(msgspec.Struct):
     topics: dict[str, list[str] | None] = {}
     checkpoints: dict[str, str] = {}
     names: dict[str, str] = {}
+    layout: Layout = "topics"
+    expired_before_ms: _Position = 0
+    is_whole: bool = False
+    has_same_rows: bool = False
+    removed: list[RemovedFile] = []
 
     def fault(self) -> str | None:
         """What cannot be true of a commit, though its types are right."""
-        for file in self.files:
-            path = PurePosixPath(file.path)
+        for name in [*(file.path for file in self.files), *(file.path for file in self.removed)]:
+            path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts or not path.parts:
-                return f"the file {file.path!r} is not in the archive"
+                return f"the file {name!r} is not in the archive"
+        for file in self.files:
             if file.rows < 0 or file.size_bytes < 0:
                 return f"the file {file.path!r} has {file.rows} rows and {file.size_bytes} bytes"
         unread = sorted(self.topics.keys() - self.offsets.keys()) + sorted(
@@ -400,7 +583,7 @@ def _read_commit(path: Path) -> ArchiveState:
         raise _damaged(path, _UNREADABLE[exc.errno]) from exc
     try:
         version = msgspec.json.decode(content, type=_Versioned).version
-        if version != _VERSION:
+        if version not in _VERSIONS_READ:
             raise ArchiveError(f"{path} has version {version}, this program knows {_VERSION}: update it")
         commit = msgspec.json.decode(content, type=_Commit)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -416,6 +599,11 @@ def _read_commit(path: Path) -> ArchiveState:
         commit.topics,
         commit.checkpoints,
         commit.names,
+        commit.layout,
+        commit.expired_before_ms,
+        tuple(commit.removed),
+        commit.is_whole,
+        commit.has_same_rows,
     )
 
 

@@ -18,12 +18,10 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.client.blocking.sync_admin import Admin
@@ -39,13 +37,13 @@ from contrailmq.message import (
 )
 from contrailmq.message.names import check_topic
 from contrailmq.spark.access import job_access
-from contrailmq.spark.columns import OptionError, View
+from contrailmq.spark.columns import COLUMNS, OptionError
 from contrailmq.spark.decoding.decode import QueueKey, Selection
 from contrailmq.spark.decoding.log_plan import LogSettings, plan_parts, read_part
 from contrailmq.spark.decoding.queue_units import all_queues
 from contrailmq.spark.decoding.store_files import confirmed_end, find_stores, log_files
+from contrailmq.spark.jobs.archive_rows import archived_tables, archived_topics
 from contrailmq.spark.jobs.manifest import Manifest
-from contrailmq.spark.jobs.parquet_files import read_rows
 from contrailmq.spark.runtime.engine import Engine, LocalEngine, Progress
 from contrailmq.spark.runtime.patience import Patience
 from contrailmq.spark.sinks.packing import DEDUP_PROPERTY
@@ -198,7 +196,7 @@ def _held(source: str) -> _Held | None:
     """By the manifest of an archive, by the consume queues of stores; None where a store has none."""
     manifest = Manifest(source)
     if manifest.head().version:
-        return _Held(frozenset(file.topic for file in manifest.load().files), None)
+        return _Held(archived_topics(source), None)
     found = [all_queues(store) for store in find_stores(source)]
     if not all(found):
         return None
@@ -308,34 +306,9 @@ def stored_rows(source: str, selection: Selection, share: Share | None = None) -
 
 
 def _archived_rows(source: str, selection: Selection, share: Share) -> Iterator[Row]:
-    groups: dict[tuple[str, str], list[str]] = {}
-    for file in Manifest(source).load().files:
-        if selection.topics is None or file.topic in selection.topics:
-            groups.setdefault((file.topic, file.date), []).append(str(Path(source, file.path)))
-    for (topic, _), paths in sorted(groups.items()):
-        batches = [share.keep(batch) for path in paths for batch in read_rows(path, topic).to_batches()]
-        table = pa.Table.from_batches(batches, schema=View(required=frozenset()).arrow_schema())
-        table = table.sort_by([("queueId", "ascending"), ("queueOffset", "ascending")])
-        yield from table.filter(_within(table, topic, selection)).to_pylist()
-
-
-def _within(table: pa.Table, topic: str, selection: Selection) -> pa.ChunkedArray:
-    """Which archived rows a selection keeps; topics are chosen by the files' directories."""
-    time_ms = pc.divide(table["storeTimestamp"].cast(pa.int64()), 1000)
-    kept = pc.and_(pc.greater_equal(time_ms, selection.begin_ms), pc.less(time_ms, selection.end_ms))
-    if selection.tags is not None:
-        kept = pc.and_(kept, pc.is_in(table["tags"], value_set=pa.array(sorted(selection.tags), pa.string())))
-    for bounds, values, is_outside in (
-        (selection.starting_offsets, table["queueOffset"], pc.less),
-        (selection.ending_offsets, table["queueOffset"], pc.greater_equal),
-        (selection.starting_times_ms, time_ms, pc.less),
-        (selection.ending_times_ms, time_ms, pc.greater_equal),
-    ):
-        for (bound_topic, queue_id), bound in bounds.items():
-            if bound_topic == topic:
-                outside = pc.and_(pc.equal(table["queueId"], queue_id), is_outside(values, bound))
-                kept = pc.and_(kept, pc.invert(outside))
-    return kept
+    for table in archived_tables(source, selection):
+        for batch in table.select(list(COLUMNS)).combine_chunks().to_batches():
+            yield from share.keep(batch).to_pylist()
 
 
 class _Redrive(NamedTuple):
