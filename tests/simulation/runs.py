@@ -1,33 +1,43 @@
-"""Many seeds: run them, tell how it goes, and shorten one that fails.
+"""Many seeds: run them, tell how it goes, and shorten those that fail.
 
     python -m simulation.runs [--seeds N] [--first SEED] [--minutes M] [--jobs J] [--save FILE] [--resume] [--brief]
     python -m simulation.runs --planted [NAME ...] [--seeds N]        how many seeds it takes to find each planted bug
+    python -m simulation.runs --bug NAME ...                          as the first, with this planted bug: see one fail
 
 `make simulate SEEDS=N` is the first of them, with a process for each core. A run of many hours is saved and, after an
 interruption, goes on with the seeds that the file lacks.
 
-A seed that fails is printed with its faults and what was wrong, then faults and clients are left out one by one as long
-as it still fails; what is left is printed as a test.
+A seed that fails is printed with its faults and what was wrong. When all seeds are done, faults and clients of the
+first ones that failed are left out one by one as long as they still fail; what is left is printed as a test. The exit
+code is 1 then.
+
+With several processes, each trial and each shortening runs in one of its own, never in the one that leads: a trial puts
+its clock, its locks and its process ids in the place of the real ones, and the threads that lead the others would find
+them there.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from simulation.faults import PLAN_VERSION, Plan, draw, draw_group
 from simulation.planted import BY_NAME, PLANTED, Planted, planted
 from simulation.trial import CLIENTS, Trial, Verdict, plan_of
 
 SHRINKING_TRIES_MAX: Final = 40
+SHRUNK_MAX: Final = 5  # of the seeds that fail; each takes as long as forty
+SEEDS_AT_ONCE: Final = 200  # then the processes are new ones
 BRIEF_EVERY: Final = 50  # seeds between two lines of progress
 
 
@@ -45,28 +55,38 @@ class Result(NamedTuple):
     cpu_s: float
     minutes: float
     plans: int = PLAN_VERSION
+    digest: str = ""  # of everything that happened: the same in every run of a seed
 
 
 def run_one(seed: int, minutes: float, bug: Planted | None = None) -> tuple[Result, Verdict]:
     began_s = time.process_time()
     if bug is None:
-        verdict = Trial(plan_of(seed, minutes)).run()
+        verdict = _judged(plan_of(seed, minutes))
     else:
         with planted(bug):
-            verdict = Trial(plan_for(bug, seed, minutes), is_hasty=True).run()
+            verdict = _judged(plan_for(bug, seed, minutes), is_hasty=True)
     cpu_s, history = time.process_time() - began_s, verdict.history
     kinds = [fault.kind for fault in verdict.plan.faults]
     counts = len(history.acknowledged), len(history.refused), len(history.deliveries)
-    return Result(
-        seed, verdict.plan.flush, kinds, *counts, verdict.problems, verdict.virtual_s, cpu_s, minutes
-    ), verdict
+    result = Result(seed, verdict.plan.flush, kinds, *counts, verdict.problems, verdict.virtual_s, cpu_s, minutes)
+    return result._replace(digest=verdict.digest()), verdict
 
 
-def plan_for(bug: Planted, seed: int, minutes: float) -> Plan:
+def plan_for(bug: Planted | None, seed: int, minutes: float) -> Plan:
     """With the kinds of faults that the bug takes, if it takes any: without cuts nobody looks for a missing sync."""
-    if bug.has_slaves:
+    if bug and bug.has_slaves:
         return draw_group(seed, minutes, clients=CLIENTS, kinds=bug.kinds)
-    return draw(seed, minutes, clients=CLIENTS, kinds=bug.kinds) if bug.kinds else plan_of(seed, minutes)
+    return draw(seed, minutes, clients=CLIENTS, kinds=bug.kinds) if bug and bug.kinds else plan_of(seed, minutes)
+
+
+def _judged(plan: Plan, *, is_hasty: bool = False) -> Verdict:
+    """The verdict on a plan. A trial that cannot go on has failed, and the seeds after it are run all the same."""
+    trial = Trial(plan, is_hasty=is_hasty)
+    try:
+        return trial.run()
+    except Exception as exc:  # noqa: BLE001  whatever it is, it is the verdict
+        trial.verdict.problems.append(f"the trial broke off: {exc!r}")
+        return trial.verdict
 
 
 # --- shrinking
@@ -80,7 +100,7 @@ def shrink(plan: Plan, tries: int = SHRINKING_TRIES_MAX) -> Plan:
             is_shorter = False
             for shorter in leave_out(plan):
                 tries -= 1
-                if Trial(shorter).run().problems:
+                if _judged(shorter).problems:
                     plan, is_shorter = shorter, True
                     break
                 if tries <= 0:
@@ -136,10 +156,14 @@ def main() -> None:
         "--brief", action="store_true", help=f"a line for each {BRIEF_EVERY} seeds, and those that fail"
     )
     parser.add_argument("--planted", nargs="*", help="find planted bugs: those of these names, or all")
+    parser.add_argument("--bug", choices=BY_NAME, metavar="NAME", help="run the seeds with this planted bug")
+    parser.add_argument("--tries", type=int, default=SHRINKING_TRIES_MAX, help="to make a schedule that fails shorter")
     options = parser.parse_args()
+    if options.bug and options.save:
+        parser.error("--bug shows how a failing seed looks, which is no result to --save: leave one of them out")
     if options.planted is not None:
-        sys.exit(_find_planted([BY_NAME[name] for name in options.planted] or PLANTED, options))
-    sys.exit(_run_seeds(options))
+        sys.exit(min(1, _find_planted([BY_NAME[name] for name in options.planted] or PLANTED, options)))
+    sys.exit(min(1, _run_seeds(options)))
 
 
 def _run_seeds(options: argparse.Namespace) -> int:
@@ -149,7 +173,8 @@ def _run_seeds(options: argparse.Namespace) -> int:
     failed, total = [result.seed for result in done if result.problems], _Total(options.seeds, len(done))
     if done:
         print(f"{len(done)} seeds are in {options.save} already, {len(failed)} of them failed", flush=True)
-    for result in _results([(seed, options.minutes) for seed in sorted(numbers)], options.jobs):
+    seeds = [(seed, options.minutes, options.bug) for seed in sorted(numbers)]
+    for result in _in_processes(_run_quietly, seeds, options.jobs):
         _save(options.save, result._asdict())
         total.add(result)
         if not options.brief or result.problems:
@@ -158,12 +183,21 @@ def _run_seeds(options: argparse.Namespace) -> int:
             print(total.progress(len(failed)), flush=True)
         if result.problems:
             failed.append(result.seed)
-            plan = plan_of(result.seed, options.minutes)
-            print("\n".join(["  faults:", *map(str, plan.faults)]), flush=True)
-            print(as_test(shrink(plan)), flush=True)
+            faults = _plan_with(options.bug, result.seed, options.minutes).faults
+            print("\n".join(["  faults:", *map(str, faults)]), flush=True)
     print(f"{options.seeds} seeds, {len(failed)} failed {failed}; faults: {dict(sorted(total.faults.items()))}")
-    print(total.speed())
+    print(total.speed(), flush=True)
+    _shorten(failed, options)
     return len(failed)
+
+
+def _shorten(failed: list[int], options: argparse.Namespace) -> None:
+    """Print the first seeds that failed as tests, as short as possible."""
+    chosen = [(seed, options.minutes, options.bug, options.tries) for seed in sorted(failed)[:SHRUNK_MAX]]
+    if chosen:
+        print(f"making {len(chosen)} of {len(failed)} schedules shorter", flush=True)
+    for text in _in_processes(_shrink_quietly, chosen, options.jobs):
+        print(text, flush=True)
 
 
 class _Total:
@@ -199,22 +233,42 @@ def _saved(path: Path | None, minutes: float) -> list[Result]:
     return list({result.seed: result for result in found if result.minutes == minutes}.values())
 
 
-def _results(seeds: list[tuple[int, float]], jobs: int) -> Iterator[Result]:
+A = TypeVar("A", bound=tuple[Any, ...])
+R = TypeVar("R")
+
+
+def _in_processes(work: Callable[[A], R], given: list[A], jobs: int) -> Iterator[R]:
+    """What the work comes to, as it gets done. A process that dies ends the run (BrokenProcessPool)."""
     if jobs <= 1:
-        yield from map(_run_quietly, seeds)
-    else:
-        with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=20) as pool:
-            yield from pool.imap_unordered(_run_quietly, seeds)
+        yield from map(work, given)
+        return
+    for start in range(0, len(given), SEEDS_AT_ONCE):
+        with contextlib.ExitStack() as undo:
+            processes = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+            undo.callback(processes.shutdown, cancel_futures=True)
+            for done in as_completed([processes.submit(work, one) for one in given[start : start + SEEDS_AT_ONCE]]):
+                yield done.result()
 
 
-def _run_quietly(seed: tuple[int, float]) -> Result:
-    return run_one(*seed)[0]
+def _run_quietly(seed: tuple[int, float, str | None]) -> Result:
+    number, minutes, bug = seed
+    return run_one(number, minutes, BY_NAME[bug] if bug else None)[0]
+
+
+def _shrink_quietly(seed: tuple[int, float, str | None, int]) -> str:
+    number, minutes, bug, tries = seed
+    with planted(BY_NAME[bug]) if bug else contextlib.nullcontext():
+        return as_test(shrink(_plan_with(bug, number, minutes), tries))
+
+
+def _plan_with(bug: str | None, seed: int, minutes: float) -> Plan:
+    return plan_for(BY_NAME[bug] if bug else None, seed, minutes)
 
 
 def _print(result: Result) -> None:
     counts = f"{result.acknowledged} acknowledged, {result.refused} refused, {result.deliveries} delivered"
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(result.faults).items())) or "no faults"
-    speed = f"{result.virtual_s / result.cpu_s:.0f}x"
+    speed = f"{result.virtual_s / max(result.cpu_s, 1e-9):.0f}x"
     print(
         f"seed {result.seed}: {result.flush}, {kinds}; {counts}; {len(result.problems)} problems, {speed}", flush=True
     )

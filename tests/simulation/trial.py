@@ -7,10 +7,11 @@ of the log is missing. Everything else is asked in both modes.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from contrailmq.broker.server import BrokerServer
@@ -67,10 +68,16 @@ class Verdict:
     def seed(self) -> int:
         return self.plan.seed
 
+    def digest(self) -> str:
+        """A hash of all that happened, of what clients saw and of what the stores hold."""
+        seen = f"{self.trace} {self.history.digest()} {sorted(self.stores.items())}"
+        return hashlib.blake2b(seen.encode(), digest_size=16).hexdigest()
 
-def run_seed(seed: int, minutes: float, *kinds: str) -> Verdict:
-    """The trial of a seed; with kinds of faults, of those only."""
-    return Trial(draw(seed, minutes, clients=CLIENTS, kinds=kinds) if kinds else plan_of(seed, minutes)).run()
+
+def run_seed(seed: int, minutes: float, *kinds: str, flush: str = "") -> Verdict:
+    """The trial of a seed; with kinds of faults, of those only; with a way to flush, in that one."""
+    plan = draw(seed, minutes, clients=CLIENTS, kinds=kinds) if kinds else plan_of(seed, minutes)
+    return Trial(replace(plan, flush=flush) if flush else plan).run()
 
 
 def plan_of(seed: int, minutes: float) -> Plan:

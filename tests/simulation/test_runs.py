@@ -1,0 +1,76 @@
+"""`make simulate`: how a run of many seeds ends, and that a seed repeats in another process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+BUG = "the broker stores an offset one too far"  # every seed finds it
+ENDED_S_MAX = 120.0
+
+
+def finished(*options: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
+    """A run in processes of its own, all of which are gone when this returns."""
+    environment = os.environ | {"PYTHONPATH": f"{TESTS}:{TESTS.parent / 'src'}", "PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, "-m", "simulation.runs", *options]
+    process = subprocess.Popen(
+        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    printed, errors = process.communicate(timeout=1800)
+    guard_s = time.monotonic() + ENDED_S_MAX  # multiprocessing's own helper notices the end of the others, and ends
+    while (left := members_of(process.pid)) and time.monotonic() < guard_s:
+        os.sched_yield()
+    assert left == []
+    return subprocess.CompletedProcess(command, process.returncode, printed, errors)
+
+
+def members_of(session: int) -> list[str]:
+    """Processes of a session that still run, by their names."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = status.read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue  # it has just ended
+        state, _, _, of_session = rest.split()[:4]
+        if int(of_session) == session and state != "Z":
+            found.append(name)
+    return found
+
+
+def test_a_failing_seed_ends_the_run_with_its_faults_and_a_shorter_schedule_and_leaves_no_process() -> None:
+    ended = finished("--seeds", "3", "--minutes", "0.2", "--jobs", "2", "--bug", BUG, "--tries", "2")
+    lines = ended.stdout.splitlines()
+    assert ended.stderr == ""
+    assert ended.returncode == 1
+    for seed in (1, 2, 3):
+        assert sum(line.startswith(f"seed {seed}: ") for line in lines) == 1
+        assert f"def test_seed_{seed}() -> None:" in lines
+    assert lines.count("  faults:") == 3
+    assert any("keepers is at" in line or "workers is at" in line or "readers is at" in line for line in lines)
+    assert any(line.startswith("3 seeds, 3 failed ") for line in lines)
+
+
+def test_seeds_that_pass_end_the_run_without_an_error_and_repeat_where_hashes_differ(tmp_path: Path) -> None:
+    """Each run has two processes; which of them gets which seed is up to the real scheduler."""
+    saved = []
+    for hash_seed in ("1", "2"):
+        file = tmp_path / hash_seed
+        ended = finished("--seeds", "4", "--minutes", "0.3", "--jobs", "2", "--save", str(file), hash_seed=hash_seed)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        results = [json.loads(line) for line in file.read_text().splitlines()]
+        saved.append({result["seed"]: result["digest"] for result in results})
+    assert sorted(saved[0]) == [1, 2, 3, 4]
+    assert saved[0] == saved[1]
+
+
+def test_results_with_a_planted_bug_are_not_saved(tmp_path: Path) -> None:
+    ended = finished("--bug", BUG, "--save", str(tmp_path / "saved"))
+    assert ended.returncode == 2
+    assert "leave one of them out" in ended.stderr
+    assert not (tmp_path / "saved").exists()
