@@ -9,7 +9,7 @@ import pytest
 
 from broker.harness import Bench
 from broker.test_adoption import crashed, deleted
-from contrailmq.broker.state.offset_journal import OTHERS_S
+from contrailmq.broker.state.offset_journal import OTHERS_MS
 from contrailmq.broker.state.offsets import OFFSETS_FILE
 from contrailmq.store.base.journal import RUN_BYTES_MAX
 from contrailmq.store.files import Files
@@ -131,7 +131,8 @@ def test_a_table_that_was_written_long_after_the_journal_counts_alone(bench: Jou
     bench.note()
     file = bench.path / "store" / "config" / OFFSETS_FILE
     written_s = max(path.stat().st_mtime for path in file.parent.glob("offsets.journal.*"))
-    os.utime(file, (written_s + OTHERS_S + 1, written_s + OTHERS_S + 1))
+    others_s = written_s + OTHERS_MS / 1000 + 1
+    os.utime(file, (others_s, others_s))
     again = bench.killed()
     assert again.committed() == "3"
     again.close()

@@ -104,6 +104,7 @@ class Disk:
         """fsync of a file: what it held when the sync began is durable when it returns."""
         number = os.fstat(descriptor).st_ino
         self._keep(number, descriptor)
+        self.written(number)
         content = _content_of(self._kept[number])  # the given one may be for writing only
         self._take_time()
         self._contents[number] = content
@@ -137,6 +138,14 @@ class Disk:
         number = os.fstat(descriptor).st_ino
         self._keep(number, descriptor)
         self._contents[number] = Content()
+
+    def written(self, number: int) -> None:
+        """A file was written. No real time may tell: how much of it passes is no part of a seed."""
+        self.written_ms[number] = self.now_ms()
+
+    def now_ms(self) -> int:
+        running = self.world.running
+        return 0 if running is None else running.node.clock.wall_ns() // MILLISECOND_NS
 
     def _take_time(self) -> None:
         """The waiting of a sync, and what may come of it."""
@@ -245,6 +254,7 @@ class Disk:
                 self._build(directory / name, target / name)
             else:
                 self._left_of(number, directory / name).write_to(target / name)
+                self.written_ms[os.stat(target / name).st_ino] = self.written_ms.get(number, 0)
 
     def _left_of(self, number: int, path: Path) -> Content:
         durable = self._contents.get(number, Content())
@@ -307,6 +317,7 @@ class SimulatedFiles(Files):
     def truncate(self, descriptor: int, size_bytes: int) -> None:
         self._maybe_preempt()
         super().truncate(descriptor, size_bytes)
+        self._disk.written(os.fstat(descriptor).st_ino)
 
     def rename(self, source: Path, target: Path) -> None:
         self._maybe_preempt()
@@ -320,12 +331,12 @@ class SimulatedFiles(Files):
         self._maybe_preempt()
         self._check_room(len(data) if position + len(data) > os.fstat(descriptor).st_size else 0)
         super().pwrite(descriptor, data, position)
-        self._written(os.fstat(descriptor).st_ino)
+        self._disk.written(os.fstat(descriptor).st_ino)
 
     def allocate(self, descriptor: int, size_bytes: int, position: int = 0) -> None:
         self._check_room(position + size_bytes - os.fstat(descriptor).st_size)
         os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, position + size_bytes))  # tmpfs would make pages
-        self._written(os.fstat(descriptor).st_ino)
+        self._disk.written(os.fstat(descriptor).st_ino)
 
     def map(self, descriptor: int, size_bytes: int, *, writable: bool) -> mmap.mmap:
         self._maybe_preempt()
@@ -337,7 +348,6 @@ class SimulatedFiles(Files):
         if self._disk.lies:
             return
         self._disk.sync(descriptor)
-        self._written(os.fstat(descriptor).st_ino)
 
     def start_writing(self, descriptor: int) -> None:
         return
@@ -348,7 +358,7 @@ class SimulatedFiles(Files):
         base = start - start % mmap.PAGESIZE
         number = self._inodes[id(mapping)]
         self._disk.sync_range(number, memoryview(mapping)[base : start + size_bytes], base)
-        self._written(number)
+        self._disk.written(number)
 
     def sync_directory(self, path: Path) -> None:
         self._disk.sync_directory(Path(path).resolve())
@@ -373,7 +383,7 @@ class SimulatedFiles(Files):
         return
 
     def mtime_ms(self, path: Path) -> int:
-        return self._disk.written_ms.get(os.stat(path).st_ino, 0) or self._now_ms()
+        return self._disk.written_ms.get(os.stat(path).st_ino, 0) or self._disk.now_ms()
 
     def disk_usage(self, path: Path) -> DiskUsage:
         free = self._disk.free_bytes
@@ -387,6 +397,9 @@ class SimulatedFiles(Files):
 
     def boot_id(self) -> str:
         return f"{self._disk.host.name}-{self._disk.host.boot}"
+
+    def time_namespace(self) -> str:
+        return ""
 
     def raise_descriptor_limit(self) -> int:
         return 65_536
@@ -407,13 +420,6 @@ class SimulatedFiles(Files):
     def _check_room(self, more_bytes: int) -> None:
         if more_bytes > self._disk.free_bytes:
             raise OSError(errno.ENOSPC, "No space left on a simulated disk")
-
-    def _written(self, number: int) -> None:
-        self._disk.written_ms[number] = self._now_ms()
-
-    def _now_ms(self) -> int:
-        running = self._disk.world.running
-        return 0 if running is None else running.node.clock.wall_ns() // MILLISECOND_NS
 
 
 def fsync_in(world: World, real_fsync: Callable[[int], None]) -> Callable[[int], None]:

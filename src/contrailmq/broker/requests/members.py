@@ -192,7 +192,7 @@ class MemberProcessor:
         node = self._node
         if not node.config.notify_consumer_ids_changed_enable:
             return
-        for name in changed:
+        for name in sorted(changed):
             live = node.clients.consumer_group(name)
             config = node.groups.get(name)
             if live is None or live.message_model == BROADCASTING or (config and not config.notify_ids_changed):

@@ -160,9 +160,9 @@ class ClientTable:
     def drop_connection(self, connection: Peer) -> list[str]:
         """Forget everything of a closed connection; returns the consumer groups that lost a member."""
         consumer_groups, producer_groups = self._groups_of.pop(connection, (set(), set()))
-        for group in list(producer_groups):
+        for group in sorted(producer_groups):
             self.unregister_producer(group, connection)
-        return [group for group in list(consumer_groups) if self.unregister_consumer(group, connection)]
+        return [group for group in sorted(consumer_groups) if self.unregister_consumer(group, connection)]
 
     def expire(self, now_ms: int) -> tuple[list[Peer], list[str]]:
         """Drop clients silent for too long; returns their connections, to be closed, and the groups that changed."""

@@ -27,7 +27,7 @@ log = logging.getLogger("contrailmq.broker")
 
 FILE_NAME: Final = "offsets.journal"
 NOTE_MS: Final = 50  # a kill takes what pulls committed since the last note: less than 200 ms, if the loop is late too
-OTHERS_S: Final = 10.0  # a file that is newer than the journal by more than a save ever takes is somebody else's
+OTHERS_MS: Final = 10_000  # a file that is newer than the journal by more than a save ever takes is somebody else's
 _TABLES: Final = 4  # as many times the whole table may a run be long, if that is more than RUN_BYTES_MAX
 _NO_WITNESS: Final = CopyPlace(0, 0)  # the ends of the queues say what counts
 
@@ -38,6 +38,7 @@ class OffsetJournal:
     """Owner: the loop."""
 
     def __init__(self, files: Files, directory: Path, table: OffsetTable) -> None:
+        self._files = files
         self._journal = Journal(files, directory / FILE_NAME)
         self._directory = directory
         self._table = table
@@ -112,9 +113,9 @@ class OffsetJournal:
 
     def _is_overtaken(self) -> bool:
         """Whether the file was written so long after the journal that it is not this broker's any more."""
-        written_s = max(path.stat().st_mtime for path in self._paths())
+        written_ms = max(self._files.mtime_ms(path) for path in self._paths())
         file = self._directory / OFFSETS_FILE
-        return file.exists() and file.stat().st_mtime > written_s + OTHERS_S
+        return self._files.exists(file) and self._files.mtime_ms(file) > written_ms + OTHERS_MS
 
 
 def _last_ones(run: Run) -> dict[tuple[str, int], int]:

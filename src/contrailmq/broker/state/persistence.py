@@ -103,7 +103,7 @@ class TableSaver:
             self.mark(name)
         async with self._lock:
             marked, self._marked = self._marked, set()
-            waiting = {name: self._waiting.pop(name, []) for name in marked}
+            waiting = {name: self._waiting.pop(name, []) for name in sorted(marked)}
             texts = {name: snapshot() for name, snapshot in self._snapshots.items() if name in marked}
             errors = await asyncio.get_running_loop().run_in_executor(self._worker, self._write, texts)
             self._marked |= errors.keys()
