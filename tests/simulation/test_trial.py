@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -46,7 +47,10 @@ OFTEN_FOUND = (
 
 def apart(values: Iterable[object]) -> list[ParameterSet]:
     """Cases that may run in any process, so that they keep all cores busy."""
-    return [pytest.param(one, marks=pytest.mark.xdist_group(f"simulation {one}"), id=str(one)) for one in values]
+    cases = [one if isinstance(one, tuple) else (one,) for one in values]
+    names = ["-".join(map(str, case)) for case in cases]
+    marks = [pytest.mark.xdist_group(f"simulation {name}") for name in names]
+    return [pytest.param(*case, marks=mark, id=name) for case, mark, name in zip(cases, marks, names, strict=True)]
 
 
 @pytest.mark.parametrize("seed", apart(SEEDS))
@@ -57,10 +61,11 @@ def test_a_seed_keeps_every_promise(seed: int) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", apart(KINDS))
-def test_each_kind_of_fault_keeps_every_promise(kind: str) -> None:
-    verdict = run_seed(11, 5.0, kind)
+@pytest.mark.parametrize(("kind", "flush"), apart(product(KINDS, ("SYNC_FLUSH", "ASYNC_FLUSH"))))
+def test_each_kind_of_fault_keeps_every_promise(kind: str, flush: str) -> None:
+    verdict = run_seed(11, 5.0, kind, flush=flush)
     assert any(fault.kind == kind for fault in verdict.plan.faults)
+    assert verdict.plan.flush == flush
     assert verdict.problems == []
 
 
