@@ -1,8 +1,9 @@
 """asyncio's own selector event loop, with a selector that waits in virtual time.
 
-Everything above the selector and the sockets is CPython's code: callbacks, timers, tasks, transports, TLS. The loop's
-time is its node's monotonic clock. Tasks and futures get numbers for hashes, because sets of them (`asyncio.wait`, our
-own) would otherwise be walked in the order of their memory addresses.
+Everything above the selector and the sockets is CPython's code: callbacks, tasks, transports, TLS. Only a turn of the
+loop and its heap of timers are ours: they do what CPython's do, in half the time. The loop's time is its node's
+monotonic clock. Tasks and futures get numbers for hashes, because sets of them (`asyncio.wait`, our own) would
+otherwise be walked in the order of their memory addresses.
 
 A broker wakes a hundred times a second for this and that, and in a rest finds nothing to do. So while the world rests,
 timers of a node end together, every two seconds; those of a patient node end together at other times too, more often.
@@ -19,6 +20,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from functools import partial
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
 from simulation.world import MICROSECOND_NS, REST_GRID_NS, REST_WAIT_NS_MIN, SECOND_NS, Fiber
@@ -31,6 +33,7 @@ TURN_NS_MAX: Final = 200 * MICROSECOND_NS  # what some turns of a loop cost
 TURNS_AT_ONCE: Final = 6  # at most so many turns of a loop that has work go by before other threads run
 REST_GRID_S, REST_TIMER_S_MIN = REST_GRID_NS / SECOND_NS, REST_WAIT_NS_MIN / SECOND_NS
 GRID_S: Final = 0.05  # where timers of a patient node end
+RESOLUTION_S: Final = 1e-9
 DEFAULT_WORKERS: Final = 8
 _LOOP: Any = BaseSelectorEventLoop  # its private methods are in no stub
 
@@ -101,8 +104,10 @@ class SimulatedSelector(selectors.BaseSelector):
             self.unregister(key.fd)
 
     def _changed(self, descriptor: int) -> None:
-        self._suspects[descriptor] = None
-        self._awake()
+        """Nobody is woken for what nobody waits for: a sender learns of each segment that arrived."""
+        if self._mask(self._keys[descriptor]):
+            self._suspects[descriptor] = None
+            self._awake()
 
     def _awake(self) -> None:
         if self._waiting is not None:
@@ -113,16 +118,19 @@ class SimulatedSelector(selectors.BaseSelector):
         found = []
         for descriptor in list(self._suspects):
             key = self._keys[descriptor]
-            sock, mask = key.fileobj, 0
-            if key.events & selectors.EVENT_READ and sock.is_readable:
-                mask = selectors.EVENT_READ
-            if key.events & selectors.EVENT_WRITE and sock.is_writable:
-                mask |= selectors.EVENT_WRITE
+            mask = self._mask(key)
             if mask:
                 found.append((key, mask))
             else:
                 del self._suspects[descriptor]
         return found
+
+    def _mask(self, key: selectors.SelectorKey) -> int:
+        """What a socket is ready for, of what was asked for."""
+        _, _, events, _ = key
+        sock: Any = key[0]
+        mask = selectors.EVENT_READ if events & selectors.EVENT_READ and sock.is_readable else 0
+        return mask | selectors.EVENT_WRITE if events & selectors.EVENT_WRITE and sock.is_writable else mask
 
     def _socket(self, fileobj: Any) -> Socket:
         return self._node.sockets[fileobj] if isinstance(fileobj, int) else fileobj
@@ -168,7 +176,8 @@ class SimulatedLoop(_LOOP):
         self._phase_s = node.world.random.random() * REST_GRID_S
         self._selecting = SimulatedSelector(node)
         super().__init__(self._selecting)
-        self._clock_resolution = 1e-9
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []  # (when, number, handle)
+        self._timer_number = 0
         self.set_task_factory(_numbered)
         self.set_exception_handler(self._complain)
         self.set_default_executor(ThreadPoolExecutor(DEFAULT_WORKERS, "asyncio"))
@@ -189,7 +198,11 @@ class SimulatedLoop(_LOOP):
                 when = self._phase_s - (self._phase_s - when) // REST_GRID_S * REST_GRID_S
         elif self._node.is_patient and when - self.time() >= GRID_S:
             when = self._phase_s - (self._phase_s - when) // GRID_S * GRID_S
-        return super().call_at(when, callback, *args, context=context)
+        self._check_closed()
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timer_number += 1
+        heappush(self._timers, (when, self._timer_number, timer))
+        return timer
 
     def create_future(self) -> asyncio.Future:
         return NumberedFuture(loop=self)
@@ -216,6 +229,26 @@ class SimulatedLoop(_LOOP):
             self._stopping: bool = False
             self._thread_id = None
             events._set_running_loop(None)
+
+    def _run_once(self) -> None:
+        """A turn: look at the sockets or wait for them, then call what is ready, and the timers that have ended."""
+        timers, ready = self._timers, self._ready
+        while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+            heappop(timers)
+        timeout = 0.0 if ready or self._stopping else max(0.0, timers[0][0] - self.time()) if timers else None
+        events = self._selecting.select(timeout)
+        if events:
+            self._process_events(events)
+        end_s = self.time() + RESOLUTION_S
+        while timers and timers[0][0] < end_s:
+            ready.append(heappop(timers)[2])
+        for _ in range(len(ready)):  # what these add is for the next turn
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is passed over when its time has come."""
 
     def __del__(self, _warn: object = None) -> None:
         """The loop of a killed process is never closed, and its executors belong to a world that is over."""

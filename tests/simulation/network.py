@@ -50,8 +50,8 @@ class Link:
         self.is_cut = False
 
     def delay_ns(self, size_bytes: int = 0) -> int:
-        drawn = self._world.random.randint(self.delay_ns_min, self.delay_ns_max)
-        return drawn + size_bytes * SECOND_NS // self.bytes_per_second
+        drawn = int(self._world.random.random() * (self.delay_ns_max - self.delay_ns_min))
+        return self.delay_ns_min + drawn + size_bytes * SECOND_NS // self.bytes_per_second
 
 
 class Host:
@@ -117,7 +117,7 @@ class Stream:
         if self.network.tap is not None:
             self.network.tap(self, data)
         chance = self.network.world.random
-        if len(data) > 1 and chance.randrange(SPLIT_ODDS) == 0:
+        if len(data) > 1 and self.network.world.is_drawn(SPLIT_ODDS):
             place = chance.randrange(1, len(data))
             pieces = [data[:place], data[place:]]
         else:

@@ -35,6 +35,8 @@ class NodeClock:
         self._since_ns, self._base_ns = world.now_ns, world.now_ns + SECOND_NS
 
     def monotonic_ns(self) -> int:
+        if self._rate_ppm == RATE_MILLION:
+            return self._world.now_ns + self._base_ns - self._since_ns
         return self._base_ns + (self._world.now_ns - self._since_ns) * self._rate_ppm // RATE_MILLION
 
     def wall_ns(self) -> int:
@@ -50,6 +52,8 @@ class NodeClock:
 
     def world_ns(self, own_ns: int) -> int:
         """How much time passes in the world while so much passes here; rounded up, so that a timer is never early."""
+        if self._rate_ppm == RATE_MILLION:
+            return own_ns
         return -(-own_ns * RATE_MILLION // self._rate_ppm)
 
 

@@ -20,6 +20,7 @@ from simulation.threads import Clockwork
 from simulation.world import SECOND_NS, SimulationError, World
 
 WILDCARDS: Final = ("0.0.0.0", "::", "")
+DONT_WAIT, PEEK = int(real.MSG_DONTWAIT), int(real.MSG_PEEK)  # enums are slow
 
 
 def _error(number: int) -> OSError:
@@ -198,11 +199,11 @@ class Socket:
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         stream = self._connected()
-        if flags & real.MSG_DONTWAIT and not self.is_readable:
+        if flags & DONT_WAIT and not self.is_readable:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         self._wait_until(lambda: bool(stream.inbox or stream.is_ended or stream.error))
         self._raise_error(stream)
-        if flags & real.MSG_PEEK:
+        if flags & PEEK:
             return bytes(stream.inbox[:size])
         return stream.take(size)
 

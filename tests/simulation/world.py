@@ -1,8 +1,9 @@
 """The world: virtual time, one source of chance, and the order in which everything happens.
 
-A world is a heap of events, (virtual time, number, action). The next event is taken, time jumps to it, the action runs,
-and nothing else runs meanwhile: no real clock, no real thread and no real socket has a say. What happens is a function
-of the seed, so a run can be repeated, and two runs can be compared by their `trace`, a running hash of every event.
+A world is a heap of events, (virtual time, number, action, arguments). The next event is taken, time jumps to it, the
+action runs, and nothing else runs meanwhile: no real clock, no real thread and no real socket has a say. What happens
+is a function of the seed, so a run can be repeated, and two runs can be compared by their `trace`, a running hash of
+every event.
 
 Code that blocks lives in fibers. A fiber is a greenlet: a stack of its own that runs until it has to wait, then gives
 control back to the hub (`run`), which resumes it when its event comes. Each belongs to a node, a simulated process.
@@ -17,9 +18,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import heapq
 import random
 from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 import greenlet
@@ -32,7 +33,7 @@ MILLISECOND_NS: Final = 1_000_000
 MICROSECOND_NS: Final = 1_000
 EPOCH_NS: Final = 1_790_000_000 * SECOND_NS  # the wall clock when a world begins: a day in September 2026
 WAKE_NS_MAX: Final = 40 * MICROSECOND_NS  # how late a thread that was woken may run
-NOTED_MAX: Final = 1_000
+NOTED_MAX: Final = 2_000
 GRANTS_MAX: Final = 20
 REST_GRID_NS: Final = 2 * SECOND_NS  # where waits end while the world rests
 REST_WAIT_NS_MIN: Final = 10 * MILLISECOND_NS  # shorter ones end in time
@@ -45,26 +46,14 @@ class SimulationError(Exception):
     """The simulation itself cannot go on: a spin, a deadlock of all, a call that it does not know."""
 
 
-class Event:
-    """Something that will happen, unless it is cancelled."""
-
-    __slots__ = ("action", "arguments")
-
-    def __init__(self, action: Action, arguments: tuple[object, ...]) -> None:
-        self.action: Action | None = action
-        self.arguments = arguments
-
-    def cancel(self) -> None:
-        self.action, self.arguments = None, ()
-
-
 class Fiber:
     """A thread of a node. `token` counts its waits, so that a wakeup for an earlier wait is ignored."""
 
-    __slots__ = ("greenlet", "ident", "name", "node", "owner", "token")
+    __slots__ = ("greenlet", "ident", "name", "node", "noted", "owner", "token")
 
     def __init__(self, node: Node, name: str, ident: int, body: Callable[[], None], hub: greenlet.greenlet) -> None:
         self.node, self.name, self.ident, self.token = node, name, ident, 0
+        self.noted = f"{node.name}/{name}"
         self.owner: object = None  # the thread object that stands for it
         self.greenlet = greenlet.greenlet(lambda _is_woken: body(), hub)  # where control goes when it ends
 
@@ -83,14 +72,14 @@ class World:
         self.events = 0
         self.lines: list[str] | None = [] if keep_trace else None  # the trace in words, to find where two runs part
         self.nodes: dict[str, Node] = {}
-        self._heap: list[tuple[int, int, Event]] = []
+        self._heap: list[tuple[int, int, Action, tuple[object, ...]]] = []
         self._number = 0
         self._idents = 0
         self._hub = greenlet.getcurrent()
         self._hash = hashlib.blake2b(digest_size=16)
-        self._noted: list[str] = []  # not hashed yet
+        self._noted: list[object] = []  # times and what happened then, in turn, not hashed yet
         self._fibers: list[Fiber] = []
-        self._checkpoint = (0, 0)  # (virtual second, events by then)
+        self._looked_ns, self._next_look = -SECOND_NS, EVENTS_AT_ONCE_MAX  # when, and at which event again
 
     # --- events
 
@@ -106,22 +95,21 @@ class World:
 
     def note(self, what: str) -> None:
         """Something happened that a repetition must repeat."""
-        line = f"{self.now_ns} {what}\n"
-        self._noted.append(line)
-        if len(self._noted) >= NOTED_MAX:
+        noted = self._noted
+        noted.append(self.now_ns)
+        noted.append(what)
+        if len(noted) >= NOTED_MAX:
             self._hash_noted()
         if self.lines is not None:
-            self.lines.append(line)
+            self.lines.append(f"{self.now_ns} {what}\n")
 
     def _hash_noted(self) -> None:
-        self._hash.update("".join(self._noted).encode())
+        self._hash.update("\n".join(map(str, (*self._noted, ""))).encode())
         self._noted.clear()
 
-    def after(self, delay_ns: int, action: Action, *arguments: object) -> Event:
-        event = Event(action, arguments)
+    def after(self, delay_ns: int, action: Action, *arguments: object) -> None:
         self._number += 1
-        heapq.heappush(self._heap, (self.now_ns + max(0, delay_ns), self._number, event))
-        return event
+        heappush(self._heap, (self.now_ns + delay_ns if delay_ns > 0 else self.now_ns, self._number, action, arguments))
 
     def run_until(self, is_reached: Callable[[], bool], *, within_s: float) -> bool:
         """Let things happen until this is so, or so much virtual time has passed (False)."""
@@ -141,17 +129,17 @@ class World:
 
     def _step(self) -> None:
         assert self.running is None, "only the hub moves time"
-        self.now_ns, _, event = heapq.heappop(self._heap)
-        action, arguments = event.action, event.arguments
-        if action is None:
-            return
+        self.now_ns, _, action, arguments = heappop(self._heap)
         self.events += 1
-        second, before = self._checkpoint
-        if self.now_ns // SECOND_NS != second:
-            self._checkpoint = (self.now_ns // SECOND_NS, self.events)
-        elif self.events - before > EVENTS_AT_ONCE_MAX:
-            raise SimulationError(f"{EVENTS_AT_ONCE_MAX} events in virtual second {second}: something spins")
+        if self.events >= self._next_look:
+            self._look_for_spins()
         action(*arguments)
+
+    def _look_for_spins(self) -> None:
+        if self.now_ns - self._looked_ns < SECOND_NS:
+            second = self.now_ns // SECOND_NS
+            raise SimulationError(f"{EVENTS_AT_ONCE_MAX} events by virtual second {second}: something spins")
+        self._looked_ns, self._next_look = self.now_ns, self.events + EVENTS_AT_ONCE_MAX
 
     # --- fibers
 
@@ -209,7 +197,7 @@ class World:
             node.held.append(lambda: self._resume(fiber, token, is_woken))
             return
         fiber.token += 1  # whatever else would end this wait comes too late
-        self.note(f"{node.name}/{fiber.name}")
+        self.note(fiber.noted)
         self.running = fiber
         try:
             fiber.greenlet.switch(is_woken)
