@@ -30,7 +30,7 @@ GROUP_KINDS: Final = (*(kind for kind in KINDS if kind != "flip"), *GROUP_CRASHE
 ALL_KINDS: Final = (*KINDS, *GROUP_CRASHES, SWITCH)
 GROUP_ODDS: Final = 3  # one seed in so many has slaves
 PAIR_ODDS: Final = 0.6  # that a fault of the network in such a seed is one between master and slave
-PLAN_VERSION: Final = 5  # changes whenever seeds get other plans: saved runs are of one version
+PLAN_VERSION: Final = 6  # changes whenever seeds get other plans: saved runs are of one version
 DURATIONS_S: Final = (0.01, 0.3, 2.0, 8.0, 25.0)
 BROKERS: Final = ("b0", "b1")
 CALM_ODDS: Final = 8  # one seed in so many has no faults at all: what may never happen then is more
@@ -63,7 +63,7 @@ class Plan:
     brokers: tuple[str, ...] = BROKERS
     is_preemptive: bool = False
     pace: float = 1.0
-    rebalance_s: float = 5.0  # of consumers; heartbeats and routes take twice as long
+    rebalance_s: float = 5.0  # of consumers, and between two saves of offsets; heartbeats and routes take twice as long
     bursts: tuple[tuple[float, float], ...] = ()  # (begin, end) in virtual seconds; none: one that lasts all the time
     slaves: tuple[str, ...] = ()  # of b0
     role: str = "ASYNC_MASTER"  # of a master that has slaves

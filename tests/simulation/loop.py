@@ -6,7 +6,7 @@ monotonic clock. Tasks and futures get numbers for hashes, because sets of them 
 otherwise be walked in the order of their memory addresses.
 
 A broker wakes a hundred times a second for this and that, and in a rest finds nothing to do. So while the world rests,
-timers of a node end together, every two seconds; those of a patient node end together at other times too, more often.
+timers of a node end together, every five seconds; those of a patient node end together at other times too, more often.
 They are late then as in a process on a busy machine, never early.
 """
 

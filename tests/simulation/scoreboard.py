@@ -158,7 +158,7 @@ def _head(seeds: list[dict[str, Any]]) -> list[str]:
         "single messages, batches, by key, with delay levels and timers, and in transactions; push consumers",
         "(concurrent and orderly) and a lite pull consumer read; an operator adds queues, makes and deletes topics and",
         "sets groups back. Load comes in bursts of seconds with rests of up to 90 seconds in between, when the",
-        "timers of a process end together every two seconds; most faults strike in a burst. When the faults are over,",
+        "timers of a process end together every five seconds; most faults strike in a burst. When the faults are over,",
         "everything must arrive within 240 virtual seconds. Then the brokers stop, and their stores are read and",
         "verified.",
         "",

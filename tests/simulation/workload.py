@@ -351,6 +351,7 @@ class Workload:
                 from_where=ConsumeFromWhere.FIRST_OFFSET,
                 max_reconsume_times=-1 if is_orderly else RETRIES_MAX,
                 rebalance_interval_s=self._plan.rebalance_s,
+                persist_offsets_interval_s=self._plan.rebalance_s,
                 heartbeat_interval_s=2 * self._plan.rebalance_s,
                 poll_namesrv_interval_s=2 * self._plan.rebalance_s,
             )
@@ -372,6 +373,7 @@ class Workload:
                 auto_commit=False,
                 from_where=first,
                 rebalance_interval_s=self._plan.rebalance_s,
+                persist_offsets_interval_s=self._plan.rebalance_s,
                 heartbeat_interval_s=2 * self._plan.rebalance_s,
                 poll_namesrv_interval_s=2 * self._plan.rebalance_s,
             )

@@ -35,7 +35,7 @@ EPOCH_NS: Final = 1_790_000_000 * SECOND_NS  # the wall clock when a world begin
 WAKE_NS_MAX: Final = 40 * MICROSECOND_NS  # how late a thread that was woken may run
 NOTED_MAX: Final = 2_000
 GRANTS_MAX: Final = 20
-REST_GRID_NS: Final = 2 * SECOND_NS  # where waits end while the world rests
+REST_GRID_NS: Final = 5 * SECOND_NS  # where waits end while the world rests
 REST_WAIT_NS_MIN: Final = 10 * MILLISECOND_NS  # shorter ones end in time
 EVENTS_AT_ONCE_MAX: Final = 200_000  # within one virtual second: more is a loop that spins
 
