@@ -39,6 +39,7 @@ class Master:
         self.block_bytes = 700
         self.asked: list[int] = []
         self.is_silent = False
+        self.repeats = False  # the next block, at once, and says nothing more
         self.addresses = {MASTER}  # where its ordinary port is
 
     def put(self, count: int, size_bytes: int = 200) -> None:
@@ -67,7 +68,9 @@ class Master:
                 if data is None:
                     await asyncio.sleep(0.005)
                     continue
-                writer.write(HEAD.pack(at, len(data)) + bytes(data))
+                block = HEAD.pack(at, len(data)) + bytes(data)
+                writer.write(block * 2 if self.repeats else block)
+                self.is_silent = self.repeats
                 at += len(data)
                 data.release()
                 await writer.drain()
@@ -215,6 +218,20 @@ def test_a_connection_that_breaks_anywhere_costs_nothing(story: Story) -> None:
             story.master.put(10)
             await until(lambda: story.slave.store.replica.end > round_ * 700)  # noqa: B023
             story.master.hang_up()
+        await until(story.is_copied)
+
+    story.play(act)
+
+
+def test_what_came_whole_before_a_wrong_block_is_in_the_queues_at_once(story: Story) -> None:
+    """It was reported by the next connection, and nobody could read it until the next message came."""
+    story.master.put(3)
+    story.master.block_bytes = 10_000
+    story.master.repeats = True
+
+    async def act(following: LogFollowing, address: str) -> None:
+        await until(lambda: story.slave.store.replica.end == story.master.store.log_max_offset)
+        await until(lambda: story.master.has_closed > 0)
         await until(story.is_copied)
 
     story.play(act)

@@ -210,6 +210,8 @@ class LogFollowing:
         finally:
             self._following = self._writer = None
             following.ended()
+            if self._store.replica.end > self._store.dispatched_offset:  # whole records, with wrong bytes after them
+                self._node.after_append(wants_flush=self._store.config.is_sync_flush)
 
     async def _take(self, reader: asyncio.StreamReader, following: Following) -> None:
         config, node = self._store.config, self._node
