@@ -201,11 +201,17 @@ class Trial:
         self.load.acknowledged.clear()
 
     async def _check_slave(self, client: RemotingClient, address: str, sample: list[StoredMessage]) -> None:
-        """The queues end where the log says, and messages of the last round are found by their keys."""
+        """The queues end where the log says, once it is synced, and messages of the last round are found by keys."""
         for queue_id, end in self._ends.items():
             ext = GetMaxOffset(topic=TOPIC, queue_id=queue_id)
-            answer = await client.invoke(address, RequestCode.GET_MAX_OFFSET, ext)
-            assert answer.header(OffsetResponse).offset == end
+            deadline, found = time.monotonic() + WAIT_S, -1
+            while found != end:
+                assert found <= end, f"queue {queue_id} ends at {found}, and by the log at {end}"
+                assert time.monotonic() < deadline, (
+                    f"queue {queue_id} ends at {found} for long, and by the log at {end}"
+                )
+                answer = await client.invoke(address, RequestCode.GET_MAX_OFFSET, ext, timeout_s=WAIT_S)
+                found = answer.header(OffsetResponse).offset
         for message in sample:
             ext = QueryMessage(topic=TOPIC, key=message.keys[0], max_num=8, begin_timestamp=0, end_timestamp=2**62)
             answer = await client.invoke(address, RequestCode.QUERY_MESSAGE, ext)
