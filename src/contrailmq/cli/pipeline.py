@@ -223,6 +223,45 @@ def vacuum(
 
 
 @app.command()
+def restore(
+    source: Archived,
+    target: Annotated[str, typer.Option("--to", help="Directory of the store to make.")],
+    topics: Topics = None,
+    since: Since = None,
+    until: Until = None,
+    starting: StartingOffsets = None,
+    ending: EndingOffsets = None,
+    broker_name: Annotated[str | None, typer.Option("--broker-name", help="Of several brokers in the archive.")] = None,
+    log_file_bytes: Annotated[
+        int, typer.Option("--log-file-bytes", min=65_536, help="Size of log files (mappedFileSizeCommitLog).")
+    ] = 1 << 30,
+    engine: EngineName = "local",
+    master: Master = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a store of an archive's messages, at their old queue offsets, for a broker to serve."""
+    with told_errors():
+        from contrailmq.spark.jobs import restore as job
+
+        selection = replace(
+            selection_of(topics, since=since, until=until),
+            starting_offsets=queue_offsets(starting, "--starting-offsets", is_start=True),
+            ending_offsets=queue_offsets(ending, "--ending-offsets", is_start=False),
+        )
+        with chosen_engine(engine, master) as chosen, shown_progress("restore", as_json) as tell:
+            done = job.restore(
+                source,
+                target,
+                chosen,
+                selection=selection,
+                broker_name=broker_name,
+                log_file_bytes=log_file_bytes,
+                on_progress=tell,
+            )
+        print_found(asdict(done), as_json, title="restore")
+
+
+@app.command()
 def rebuild(
     store: Store,
     keep_old: Annotated[bool, typer.Option("--keep-old", help="Keep the files that were replaced.")] = False,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from contrailmq.spark.jobs.rebuild import rebuild
     from contrailmq.spark.jobs.replay import redrive, replay
     from contrailmq.spark.jobs.report import report
+    from contrailmq.spark.jobs.restore import restore
     from contrailmq.spark.jobs.upkeep import Tables, compact, expire, vacuum
     from contrailmq.spark.jobs.verify import findings_frame, verify
     from contrailmq.spark.mirror import mirror_offsets
@@ -62,6 +63,7 @@ __all__ = [
     "repair",
     "replay",
     "report",
+    "restore",
     "session",
     "vacuum",
     "verify",
@@ -89,6 +91,7 @@ _HOMES = {
     "repair": "contrailmq.spark.jobs.archive_repair",
     "replay": "contrailmq.spark.jobs.replay",
     "report": "contrailmq.spark.jobs.report",
+    "restore": "contrailmq.spark.jobs.restore",
     "vacuum": "contrailmq.spark.jobs.upkeep",
     "verify": "contrailmq.spark.jobs.verify",
 }
