@@ -27,7 +27,8 @@ from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.cluster.acting import Acting
 from contrailmq.broker.cluster.advertise import advertised_address
 from contrailmq.broker.cluster.escape import Escape
-from contrailmq.broker.cluster.log_following import LogFollowing, open_link
+from contrailmq.broker.cluster.log_following import LogFollowing
+from contrailmq.broker.cluster.master_link import open_link
 from contrailmq.broker.cluster.pre_online import REFUSAL, SERVED, PreOnline, Progress
 from contrailmq.broker.cluster.registration import Registration
 from contrailmq.broker.cluster.replication import MasterReplication

@@ -25,11 +25,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from contrailmq._faults import LastingFault
+from contrailmq.broker.cluster.master_link import MasterLink, open_link
 from contrailmq.broker.cluster.master_log import Asking, UnlikeError, check_history
 from contrailmq.broker.node import BrokerNode
 from contrailmq.message.record import read_store_time
@@ -43,9 +43,8 @@ FIND_MS: Final = 5000  # what the NameServers have to name the master, before so
 CONNECT_TIMEOUT_S: Final = 5.0
 PAUSE_S_MIN: Final = 0.1
 PAUSE_S_MAX: Final = 5.0
-READ_BYTES: Final = 1 << 20
 
-Connect = Callable[[str, int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+Connect = Callable[[str, int], Awaitable[MasterLink]]
 
 
 class Lag(NamedTuple):
@@ -54,12 +53,6 @@ class Lag(NamedTuple):
     is_following: bool
     bytes: int
     milliseconds: int
-
-
-async def open_link(
-    host: str, port: int, tls: ssl.SSLContext | None = None
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection(host, port, limit=READ_BYTES, ssl=tls)
 
 
 class LogFollowing:
@@ -78,7 +71,7 @@ class LogFollowing:
         self._is_answered = False  # by a NameServer, which may know no master
         self._is_news = asyncio.Event()
         self._following: Following | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._link: MasterLink | None = None
         self._last_report_ms = self.last_read_ms = 0
         self._master_end = 0
         self._pause_s = PAUSE_S_MIN
@@ -101,8 +94,8 @@ class LogFollowing:
         if (address, ha_address) != (self._master, self._told_ha) and address:
             self._master, self._told_ha = address, ha_address
             self._is_news.set()
-            if self._writer is not None:
-                self._writer.close()  # another machine is the master now
+            if self._link is not None:
+                self._link.close()  # another machine is the master now
 
     def announced(self, address: str, ha_address: str) -> None:
         """A master has come back and waits to be followed: not after the pause that its absence has led to."""
@@ -116,7 +109,7 @@ class LogFollowing:
 
     def durable(self, offset: int) -> None:
         """The log was synced up to here: under SYNC_FLUSH that is what the master waits for."""
-        if offset >= 0 and self._following is not None and self._writer is not None:
+        if offset >= 0 and self._following is not None and self._link is not None:
             self._send(self._following.report())
 
     @property
@@ -188,32 +181,32 @@ class LogFollowing:
         if not host or not port.isdigit():
             raise UnlikeError(f"the HA address {self.address!r} is not host:port: correct haMasterAddress")
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            reader, writer = await self._connect(host, int(port))
+            link = await self._connect(host, int(port))
         try:
             # Asked only now: a master that answers, loses power and takes the connection with another log afterwards
             # would be followed. One that answers after the connection was made is the one behind it, or it has ended.
             await self._check_master(f"{host}:{int(port) - 1}")
-            await self._follow_on(reader, writer)
+            await self._follow_on(link)
         finally:
-            writer.close()
+            link.close()
 
-    async def _follow_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _follow_on(self, link: MasterLink) -> None:
         """The master has our history: report where ours ends, and take what follows."""
         if self._store.config.is_sync_flush:
             await asyncio.get_running_loop().run_in_executor(None, self._store.flush)
         following = Following(self._store)
         try:
-            self._following, self._writer = following, writer
+            self._following, self._link = following, link
             self.last_read_ms = self._node.monotonic_ms()
             self._send(following.hello())
-            await self._take(reader, following)
+            await self._take(link, following)
         finally:
-            self._following = self._writer = None
+            self._following = self._link = None
             following.ended()
             if self._store.replica.end > self._store.dispatched_offset:  # whole records, with wrong bytes after them
                 self._node.after_append(wants_flush=self._store.config.is_sync_flush)
 
-    async def _take(self, reader: asyncio.StreamReader, following: Following) -> None:
+    async def _take(self, link: MasterLink, following: Following) -> None:
         config, node = self._store.config, self._node
         while True:
             now_ms = node.monotonic_ms()
@@ -228,7 +221,7 @@ class LogFollowing:
             )
             try:
                 async with asyncio.timeout(wait_ms / 1000):
-                    data = await reader.read(READ_BYTES)
+                    data = await link.read()
             except TimeoutError:
                 continue
             if not data:
@@ -244,9 +237,9 @@ class LogFollowing:
                 await asyncio.sleep(0)  # dispatch, and whoever else waits, before the next portion
 
     def _send(self, report: bytes) -> None:
-        if report and self._writer is not None:
+        if report and self._link is not None:
             self._last_report_ms = self._node.monotonic_ms()
-            self._writer.write(report)
+            self._link.write(report)
 
     def _well(self) -> None:
         self._pause_s = PAUSE_S_MIN
