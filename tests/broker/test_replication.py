@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,14 @@ from broker.harness import send_fields
 from broker.test_ha_port import register
 from broker.test_keeping import KINDS
 from broker.test_slave_end_to_end import broker, until
+from contrailmq.broker.cluster import replication
+from contrailmq.broker.cluster.replication import GATHER_S
 from contrailmq.broker.config import BrokerConfigError, read_configs
 from contrailmq.broker.server import BrokerServer
 from contrailmq.cli import app
 from contrailmq.message.codec import decode_record
 from contrailmq.namesrv import NameServer, NamesrvConfig
+from contrailmq.store import ReplicationServer
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.tls import client_tls, server_tls
@@ -182,6 +186,49 @@ def test_a_sync_master_acknowledges_what_both_have(tmp_path: Path) -> None:
             ours, theirs = made.logs()
             assert ours == theirs
             assert {b"late", b"again"} <= bodies_in(theirs)
+
+    asyncio.run(work())
+
+
+def counted(server: ReplicationServer) -> list[float]:
+    """When the log is pushed to slaves, from now on."""
+    pushed: list[float] = []
+    push = server.push
+
+    def count() -> None:
+        pushed.append(asyncio.get_running_loop().time())
+        push()
+
+    server.push = count  # type: ignore[method-assign]
+    return pushed
+
+
+def test_a_master_for_whose_slaves_nobody_waits_sends_them_what_it_gathers(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with pair(tmp_path) as made:
+            assert made.master.replication is not None
+            pushed = counted(made.master.replication.server)
+            for number in range(100):
+                assert (await made.send("single", b"%d" % number)).code == 0
+            await made.in_step()
+            gaps = [later - earlier for earlier, later in pairwise(pushed)]
+            assert min(gaps) >= GATHER_S / 2  # the loop's clock has milliseconds
+            ours, theirs = made.logs()
+            assert ours == theirs
+
+    asyncio.run(work())
+
+
+def test_a_master_whose_sends_wait_for_slaves_gathers_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour of gathering would be the end of every send."""
+    monkeypatch.setattr(replication, "GATHER_S", 3600.0)
+
+    async def work() -> None:
+        async with pair(tmp_path, **SYNC) as made:
+            assert made.master.replication is not None
+            made.master.replication.server.tick = lambda: None  # type: ignore[method-assign]  # it pushes too
+            answers = await asyncio.gather(*(made.send("single", b"%d" % number) for number in range(20)))
+            assert [answer.code for answer in answers] == [0] * 20
 
     asyncio.run(work())
 

@@ -112,6 +112,11 @@ class ReplicationServer:
 
     # --- called by the broker
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether somebody is connected."""
+        return bool(self._connections)
+
     def push(self) -> None:
         """The log has grown."""
         for connection in list(self._connections):
@@ -224,11 +229,11 @@ class SlaveConnection(asyncio.Protocol):
         except ReplicationError as exc:
             self._fail(exc)
             return
-        if has_report and not was_fed:
-            _log.info("slave %s follows from offset %d on", self.address, self.feed.next_offset)
         if has_report:
             self._server.reported(self)
-            self.push()
+        if has_report and not was_fed:
+            _log.info("slave %s follows from offset %d on", self.address, self.feed.next_offset)
+            self.push()  # a later report changes nothing about what is due
 
     def pause_writing(self) -> None:
         self._is_full = True
