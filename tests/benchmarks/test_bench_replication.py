@@ -24,7 +24,7 @@ def test_figures_stand_side_by_side_with_their_ratio() -> None:
 @pytest.mark.long
 def test_every_part_is_measured_on_both_sides(tmp_path: Path) -> None:
     settings = Settings(
-        tmp_path, rounds=1, seconds=0.3, warm_seconds=0.2, settle_seconds=0.0, mebibytes=4, directory=tmp_path
+        tmp_path, rounds=1, seconds=2.0, warm_seconds=0.2, settle_seconds=0.0, mebibytes=4, directory=tmp_path
     )
     figures = measure_replication(settings, theirs=lambda home: Group("other", home, ours_command))
     for shape in SHAPES:
