@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 
 import golden_stores
-from broker.harness import ROUNDS, AtOnce, Bench, Link
+from broker.harness import ROUNDS, AtOnce, Bench, Link, send_fields
 from contrailmq.broker.state.duty import Duty
 from contrailmq.broker.transactions.halves import GROUP
 from contrailmq.broker.transactions.transaction_check import CheckLimits, Decision, decide
 from contrailmq.message import PROPERTIES_BYTES_MAX, StoredMessage, SystemTopic
 from contrailmq.message.codec import decode_record, encode_record
 from contrailmq.store.base.clock import ManualClock
+from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.header import Command
 
 COMMIT, ROLLBACK, UNKNOWN = "8", "12", "0"
@@ -34,10 +35,20 @@ class TransactionBench(Bench):
         self.service.start()
 
     def prepare(self, body: bytes, **properties: str) -> Command:
-        values = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": f"K-{body.decode()}"} | properties
-        fields = {"f": "4", "e": "1", "g": str(self.clock.now_ms())}
-        answer = self.send("T", body, properties=values, **fields)
+        (answer,) = self.tell_prepared(body, **properties)
         assert answer.code == 0, answer.remark
+        return answer
+
+    def tell_prepared(self, body: bytes, **properties: str) -> list[Command]:
+        values = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": f"K-{body.decode()}"} | properties
+        fields = send_fields("T", properties=values, f="4", e="1", g=str(self.clock.now_ms()))
+        return self.tell(310, fields, body)
+
+    def prepare_durably(self, body: bytes) -> Command:
+        """Where nothing is synced but what the test says."""
+        assert self.tell_prepared(body) == []
+        self.node.durable(self.store.log_max_offset)
+        (answer,) = self.link.take()
         return answer
 
     def end(self, prepared: Command, how: str, **other: str) -> list[Command]:
@@ -117,6 +128,42 @@ def op_bodies(bench: Bench) -> list[bytes]:
 
 
 # --------------------------------------------------------------------------------------------------- prepare and end
+
+
+def test_with_synchronous_flush_a_commit_is_confirmed_when_its_record_is_durable(tmp_path: Path) -> None:
+    tx = TransactionBench(tmp_path, flush_disk_type="SYNC_FLUSH")
+    tx.store.request_flush = lambda: None  # type: ignore[method-assign]
+    prepared = tx.prepare_durably(b"a")
+    assert tx.end(prepared, COMMIT) == []
+    assert tx.end(prepared, COMMIT) == []  # said again: it is no safer than the first time
+    tx.node.durable(tx.store.log_max_offset - 1)
+    assert tx.link.take() == []
+    tx.node.durable(tx.store.log_max_offset)
+    assert [answer.code for answer in tx.link.take()] == [0, 0]
+    lost = tx.prepare_durably(b"b")
+    assert tx.end(lost, COMMIT) == []
+    tx.node.durable(-1)
+    (answer,) = tx.link.take()
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    tx.close()
+
+
+def test_with_slaves_that_are_waited_for_a_commit_is_confirmed_when_they_have_it(tmp_path: Path) -> None:
+    tx = TransactionBench(tmp_path, broker_role="SYNC_MASTER", in_sync_replicas=2)
+    reached = 0
+    tx.node.replicas.reached_by = lambda _slaves: reached
+    tx.node.replicas.slaves_in_sync = lambda: 1
+    tx.node.replicas.look()
+    tx.tell_prepared(b"a")
+    reached = tx.store.log_max_offset
+    tx.node.replicas.advanced()
+    (prepared,) = tx.link.take()
+    assert tx.end(prepared, COMMIT) == []
+    reached = tx.store.log_max_offset
+    tx.node.replicas.advanced()
+    (answer,) = tx.link.take()
+    assert answer.code == 0
+    tx.close()
 
 
 def test_a_prepared_message_is_invisible_and_its_answer_names_the_half_message(tx: TransactionBench) -> None:

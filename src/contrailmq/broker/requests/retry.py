@@ -19,12 +19,10 @@ from typing import Final
 from contrailmq.broker.handlers import Handlers, Refused, success
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.requests.send import MAX_RECONSUME_VERSION, put_rewritten
-from contrailmq.broker.state.acknowledging import Needs, Problem
 from contrailmq.broker.state.groups import Group
 from contrailmq.broker.state.incoming import IncomingMessage
 from contrailmq.message import Property, dlq_topic, retry_topic
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
 from contrailmq.wire.requests import ConsumerSendMessageBack
@@ -62,17 +60,14 @@ class RetryProcessor:
         result = put_rewritten(node, message)
         key = f"{message.properties[Property.RETRY_TOPIC]}@{group.name}"
         node.statistics.counter("SNDBCK_PUT_NUMS", key).add(1)
-        is_awaited = node.store.config.is_sync_flush
-        if is_awaited:
-            node.after_append(wants_flush=True)
-        end_offset = result.physical_offset + result.size_bytes
-        needs = Needs(
-            end_offset if is_awaited else 0,
+        node.after_append(wants_flush=node.store.config.is_sync_flush)
+        return node.acknowledging.confirm(
+            connection,
+            command,
+            result.physical_offset + result.size_bytes,
             topics=(retry_topic(group.name), dlq_topic(group.name)),
             groups=(group.name,),
-            replicated_up_to=end_offset if node.replicas.is_awaited else 0,
         )
-        return node.acknowledging.answer(connection, command, needs, lambda problem: _answer(command, problem))
 
     def _copy(self, header: ConsumerSendMessageBack, group: Group, version: int) -> IncomingMessage:
         node = self._node
@@ -105,8 +100,3 @@ class RetryProcessor:
             properties[Property.DELAY] = str(header.delay_level or FIRST_RETRY_LEVEL + stored.reconsume_times)
         message.reconsume_times = stored.reconsume_times + 1
         return message
-
-
-def _answer(command: Command, problem: Problem | None) -> bytes:
-    """The consumer goes on past the message when it hears that the copy is there."""
-    return success(command) if problem is None else encode_response(command, problem.code, remark=problem.remark)

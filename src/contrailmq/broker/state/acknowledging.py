@@ -22,6 +22,7 @@ from contrailmq.broker.state.parked import Outcome, ParkedAnswers
 from contrailmq.broker.state.replicas import Replicas
 from contrailmq.store import MessageStore
 from contrailmq.wire.codes import ResponseCode
+from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
 
@@ -76,6 +77,30 @@ class Acknowledging:
                 connection.reply(render(problem))
 
         return None if self._wait(0, needs, leave) else render(None)
+
+    def confirm(
+        self,
+        connection: Peer,
+        command: Command,
+        end_offset: int,
+        *,
+        topics: Sequence[str] = (),
+        groups: Sequence[str] = (),
+    ) -> bytes | None:
+        """The answer of a request that stored a message which ends there: it says only that the message is safe."""
+        needs = Needs(
+            durable_up_to=end_offset if self._store.config.is_sync_flush else 0,
+            topics=topics,
+            groups=groups,
+            replicated_up_to=end_offset if self._replicas.is_awaited else 0,
+        )
+
+        def render(problem: Problem | None) -> bytes:
+            if problem is None:
+                return encode_response(command, ResponseCode.SUCCESS)
+            return encode_response(command, problem.code, remark=problem.remark)
+
+        return self.answer(connection, command, needs, render)
 
     def _wait(self, begin: int, needs: Needs, then: Then) -> bool:
         """For the conditions from the one numbered `begin` on; False, and no call, when none is open."""

@@ -147,12 +147,22 @@ class TransactionService:
             )
         half = self._half_of(header)
         offset = self._current_place(half.queue_offset)
-        if offset in self._ended:
-            return success(command)  # said twice: the first time counts
-        if header.commit_or_rollback == COMMIT:
-            self._commit(half)
-        self._end(offset, half.properties.get(Property.REAL_TOPIC, ""))
-        return success(command)
+        stored_up_to = 0
+        if offset in self._ended:  # said twice: the first time counts, and what it stored may not be safe yet
+            stored_up_to = self._store.log_max_offset
+        else:
+            if header.commit_or_rollback == COMMIT:
+                stored_up_to = self._commit(half)
+            self._end(offset, half.properties.get(Property.REAL_TOPIC, ""))
+        return self._answer(connection, command, stored_up_to)
+
+    def _answer(self, connection: Peer, command: Command, stored_up_to: int) -> bytes | None:
+        """Who hears that a message is committed relies on finding it after a crash, as its sender would."""
+        node = self._node
+        if not stored_up_to or command.is_oneway:
+            return success(command)
+        node.after_append(wants_flush=self._store.config.is_sync_flush)
+        return node.acknowledging.confirm(connection, command, stored_up_to)
 
     def _half_of(self, header: EndTransaction) -> StoredMessage:
         """The half message that the request means; Refused when it means none, or comes too late."""
@@ -189,8 +199,8 @@ class TransactionService:
             )
         return offset
 
-    def _commit(self, half: StoredMessage) -> None:
-        """Make the message visible; Refused, and nothing is ended, when it cannot be stored."""
+    def _commit(self, half: StoredMessage) -> int:
+        """Make the message visible; where its record ends. Refused, and nothing is ended, when it cannot be stored."""
         node = self._node
         properties = dict(half.properties)
         topic = properties.pop(Property.REAL_TOPIC, "")
@@ -209,8 +219,9 @@ class TransactionService:
             reconsume_times=half.reconsume_times,
             prepared_transaction_offset=half.physical_offset,
         )
-        put_rewritten(node, message)
+        result = put_rewritten(node, message)
         node.after_append(wants_flush=self._store.config.is_sync_flush)
+        return result.physical_offset + result.size_bytes
 
     def _end(self, offset: int, topic: str) -> None:
         self._note_end(offset)
