@@ -237,6 +237,27 @@ def test_what_came_whole_before_a_wrong_block_is_in_the_queues_at_once(story: St
     story.play(act)
 
 
+def test_a_master_that_is_back_at_its_old_address_is_followed_at_once(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause before the next try had grown to five seconds, and sends that wait for a slave failed meanwhile."""
+    story.master.put(2)
+    monkeypatch.setattr(log_following, "PAUSE_S_MIN", 3600.0)
+    monkeypatch.setattr(log_following, "PAUSE_S_MAX", 3600.0)
+
+    async def act(following: LogFollowing, address: str) -> None:
+        story.master.is_gone = True
+        following.master_told(MASTER, address)
+        await until(lambda: story.looked_again > 0)
+        await asyncio.sleep(0)
+        following.master_told("", "")
+        story.master.is_gone = False
+        following.master_told(MASTER, address)
+        await until(story.is_copied)
+
+    story.play(act, is_told=False)
+
+
 def test_while_no_master_is_known_the_name_servers_are_asked_again_and_again(story: Story) -> None:
     story.master.put(2)
 

@@ -69,6 +69,7 @@ class LogFollowing:
         self._connect = connect
         self._master = self._told_ha = ""
         self._is_answered = False  # by a NameServer, which may know no master
+        self._is_missed = False  # the NameServers knew no master when they were last asked
         self._is_news = asyncio.Event()
         self._following: Following | None = None
         self._link: MasterLink | None = None
@@ -91,11 +92,14 @@ class LogFollowing:
         self._is_answered = True
         if address == self._node.address:
             address = ha_address = ""  # this broker's own entry, from before its role changed
+        is_back, self._is_missed = self._is_missed and bool(address), not address
         if (address, ha_address) != (self._master, self._told_ha) and address:
             self._master, self._told_ha = address, ha_address
             self._is_news.set()
             if self._link is not None:
                 self._link.close()  # another machine is the master now
+        elif is_back:
+            self._is_news.set()  # at its old address: the next try must not wait for its turn
 
     def announced(self, address: str, ha_address: str) -> None:
         """A master has come back and waits to be followed: not after the pause that its absence has led to."""
