@@ -10,6 +10,7 @@ begins. A slave may have more, or something else, only after its master lost pow
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -116,6 +117,7 @@ class Witness:
         self._checked: dict[str, int] = {}  # slave -> a border; its reports were checked up to there
         self._compared: dict[str, int] = {}  # slave -> a border; it was like its master's up to there
         self._reported: dict[str, int] = {}  # slave -> its furthest report to the master that runs now
+        self._launches: Counter[str] = Counter()
         self._began_s: dict[str, float] = {}  # member -> when its process began
         self._lost_s: dict[str, float] = {}  # member -> when it last lost what it may have acknowledged
         self._unsure: set[str] = set()  # who lost something and was not seen with all of its master's log since
@@ -131,9 +133,12 @@ class Witness:
 
     def launched(self, name: str) -> None:
         self._began_s[name] = self._world.now_s
+        self._launches[name] += 1
+        for slave in self._slaves_of(name):
+            self._reported.pop(slave, None)  # that was to another process
         for slave in self._slaves_of(name) or (name,):
-            for table in (self._checked, self._compared, self._reported):
-                table.pop(slave, None)
+            self._checked.pop(slave, None)
+            self._compared.pop(slave, None)
 
     def power_was_cut(self, name: str) -> None:
         """Under SYNC_FLUSH that takes nothing that was acknowledged or reported, but what was on its way."""
@@ -210,7 +215,7 @@ class Witness:
             self._blame(f"{one.place}, {offset} of the log, was acknowledged; {needed} slaves must have it: {holders}")
         if self._began_s.get(master, 0.0) >= since_s:
             return  # the reports went to the process before
-        heard = [slave for slave in slaves if self._reported.get(slave, 0) >= end]
+        heard = [slave for slave in slaves if slave in doubtful or self._reported.get(slave, 0) >= end]
         if len(heard) < needed:
             self._blame(f"{one.place}, {offset} of the log, was acknowledged; {needed} slaves must report it: {heard}")
 
@@ -258,13 +263,15 @@ class Witness:
     def look_at_positions(self, slave: str) -> None:
         """Positions that a slave has copied are not beyond what its queues hold: what they stand for is in its log.
 
-        A power cut under ASYNC_FLUSH may leave the positions and take the log.
+        A power cut under ASYNC_FLUSH may leave the positions and take the log. And while the master is away, groups
+        that have read further there commit at the slave where they are.
         """
         server = self._cluster.servers.get(slave)
         if self._end_of(slave) is None or slave in self._lost_s or not isinstance(server, BrokerServer):
             return
         store, offsets = server.store, server.node.offsets
-        for (key, queue_id), offset in offsets.whole().items():
+        is_steady = self._launches[self._roles.master_of(slave)] == 1
+        for (key, queue_id), offset in offsets.whole().items() if is_steady else ():
             topic = key.partition("@")[0]
             if (key, queue_id) not in offsets.changes and offset > store.max_offset(topic, queue_id):
                 self._blame(f"{slave} has offset {offset} for {key} {queue_id}: {store.max_offset(topic, queue_id)}")

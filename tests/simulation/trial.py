@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -40,6 +41,7 @@ from simulation.world import MICROSECOND_NS, MILLISECOND_NS
 
 PEACE_S: Final = 240.0  # how long all that was acknowledged may take to arrive when faults are over
 HASTY_PEACE_S: Final = 90.0
+IN_FLIGHT: Final = 20  # messages of a queue that slaves may have and nobody has seen there
 SWITCH_S: Final = 6.0  # what a master has to stop before a slave takes its place
 AFTER_SWITCH_S: Final = 12.0  # when the old one comes back as a slave: the new one is registered by then
 LAG_S: Final = 90.0  # how long slaves may take to have all of their master's log when faults are over
@@ -63,6 +65,7 @@ class Verdict:
     stores: dict[str, str] = field(default_factory=dict)  # broker -> digest
     virtual_s: float = 0.0
     reports: int = 0  # of slaves
+    decisions: Counter[str] = field(default_factory=Counter)  # of the operator: truncate, wipe, promote
 
     @property
     def seed(self) -> int:
@@ -198,8 +201,10 @@ class Trial:
             self._blame(f"the log of {slave} is not a prefix of its master's: {found}")
         self.cluster.node(slave).kill()
         if found.likeness is Likeness.AHEAD and found.common_end == found.master_end:
+            self.verdict.decisions["truncate"] += 1
             self._lives.append(self.cluster.truncate_log(slave, found.common_end))
             return
+        self.verdict.decisions["wipe"] += 1
         self.cluster.disk(slave).wipe()
         self.witness.wiped(slave)
         self._launch(slave)
@@ -235,6 +240,7 @@ class Trial:
     def _promote(self, slave: str, master: str) -> None:
         """Start a slave as the master, and the old one, which is down, a while later as a slave."""
         self.world.note(f"{slave} takes the place of {master}")
+        self.verdict.decisions["promote"] += 1
         self.cluster.node(slave).kill()
         self.roles.swap(master, slave)
         self._launch(slave)
@@ -327,15 +333,23 @@ class Trial:
         if moment < 0.7:
             self._wait_for_acknowledgement(name, at_border=moment < 0.3)
         disk.loss = chance.choice(tuple(Loss))
-        if self.plan.flush == "ASYNC_FLUSH" and node.is_alive and self.roles.is_master(name):
-            cut = self._cut_of(name)
-            if self.plan.in_sync > 1 and self.witness.successors(name):
-                self._headless[name] = cut
-            else:
-                self.history.forgetful_cuts[group_of(name)].append(cut)
         if node.is_alive:
+            if self.roles.is_master(name):
+                self._note_cut(name)
             self.witness.power_was_cut(name)
         node.cut_power()
+
+    def _note_cut(self, name: str) -> None:
+        """Of a master. One that waits for slaves sends them what it has not synced yet: under SYNC_FLUSH too they may
+        have shown to consumers what is gone now, though it was acknowledged to nobody."""
+        cut, waits = self._cut_of(name), self.plan.in_sync > 1 and bool(self.roles.slaves_of(group_of(name)))
+        if self.plan.flush == "SYNC_FLUSH":
+            if waits:
+                self.history.forgetful_cuts[group_of(name)].append(cut._replace(takes_acknowledged=False))
+        elif waits and self.witness.successors(name):
+            self._headless[name] = cut
+        else:
+            self.history.forgetful_cuts[group_of(name)].append(cut)
 
     def _wait_for_acknowledgement(self, name: str, *, at_border: bool) -> None:
         """The worst moment for a power cut: a client has just heard that its message is safe, and syncs take long.
@@ -360,13 +374,17 @@ class Trial:
 
     def _cut_of(self, name: str) -> Cut:
         """What a power cut at this moment may take, as far as consumers could know of it."""
-        server = self.cluster.servers.get(name)
-        if not isinstance(server, BrokerServer):
+        members = [self.cluster.servers.get(one) for one in (name, *self.roles.slaves_of(group_of(name)))]
+        servers = [one for one in members if isinstance(one, BrokerServer) and one.store._life.is_open]
+        if not servers:
             return Cut(self.world.now_s)
+        more = IN_FLIGHT if len(members) > 1 else 0  # what is on its way to slaves
         queues = [Queue(topic, group_of(name), number) for topic in TOPICS for number in range(QUEUES_MAX)]
-        ends = {queue: server.node.store.max_offset(queue.topic, queue.queue_id) for queue in queues}
+        ends = {
+            queue: more + max(one.store.max_offset(queue.topic, queue.queue_id) for one in servers) for queue in queues
+        }
         asked = {
-            (group, queue): server.node.offsets.query_pull(group, queue.topic, queue.queue_id) or 0
+            (group, queue): max(one.node.offsets.query_pull(group, queue.topic, queue.queue_id) or 0 for one in servers)
             for group in SUBSCRIBED
             for queue in queues
         }
