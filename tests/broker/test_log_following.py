@@ -13,8 +13,9 @@ import pytest
 from broker.harness import Bench, Link
 from contrailmq.broker.cluster import log_following
 from contrailmq.broker.cluster.log_following import LogFollowing
+from contrailmq.broker.cluster.resync import resync
 from contrailmq.message import Message
-from contrailmq.store import MessageStore, StoreConfig
+from contrailmq.store import Files, MessageStore, StoreConfig
 from contrailmq.wire.errors import ConnectError
 from contrailmq.wire.frame import FrameParser, encode_request
 from contrailmq.wire.header import Command, Fields
@@ -472,6 +473,59 @@ def test_a_master_that_comes_back_with_another_history_while_the_slave_connects_
     assert story.slave.store.log_max_offset == end
     assert after.reports == []
     after.bench.close()
+
+
+def close_early(story: Story) -> int:
+    """Seed 707: both lost power. The slave had the BLANK at the end of a file, the master lost it and wrote messages in
+    its place: the last record is the same, and the slave's log ends inside the master's. Where the BLANK begins."""
+    story.master.put(30)
+    closed_at = story.master.store.log_max_offset
+    story.master.put_one(bytes(12_000))  # the next file is for this one
+    same = bytes(story.master.store.read_log(0, closed_at) or b"")
+    story.slave.store.replica.append(0, bytes(story.master.store.read_log(0, FILE_BYTES) or b""))
+    story.slave.store.dispatch()
+    story.master.bench.close()
+    story.master = Master(story.path / "another")
+    story.master.store.replica.append(0, same)
+    story.master.store.dispatch()
+    story.master.put(3)
+    story.master.put_one(bytes(12_000))
+    assert story.slave.store.log_max_offset == FILE_BYTES < story.master.store.log_max_offset
+    return closed_at
+
+
+def test_a_slave_that_closed_a_file_where_the_master_has_other_messages_now_is_refused(
+    story: Story, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed_at = close_early(story)
+
+    async def act(following: LogFollowing, address: str) -> None:
+        await until(lambda: len(story.master.asked) >= 6 or story.slave.store.log_max_offset > FILE_BYTES)
+        assert story.master.reports == []
+
+    story.play(act)
+    assert story.slave.store.log_max_offset == FILE_BYTES
+    assert f"offset {closed_at}" in caplog.text
+
+
+def test_resync_opens_a_file_that_the_slave_closed_early(story: Story) -> None:
+    closed_at = close_early(story)
+    config, store_config = story.slave.node.config, story.slave.store.config
+    object.__setattr__(store_config, "ha_master_address", MASTER.replace("10911", "10912"))
+    story.slave.close()
+    asyncio.run(resync(config, store_config, story.master, Files()))
+    story.slave = story.new_slave()
+    assert story.slave.store.log_max_offset == closed_at
+    story.play(lambda following, address: until(story.is_copied))
+
+
+def test_a_slave_that_closed_a_file_as_its_master_did_goes_on(story: Story) -> None:
+    story.master.put(30)
+    story.master.put_one(bytes(12_000))
+    story.slave.store.replica.append(0, bytes(story.master.store.read_log(0, FILE_BYTES) or b""))
+    story.slave.store.dispatch()
+    assert story.slave.store.log_max_offset == FILE_BYTES
+    story.play(lambda following, address: until(story.is_copied))
 
 
 def test_a_slave_whose_place_the_master_has_deleted_is_refused(story: Story, caplog: pytest.LogCaptureFixture) -> None:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Self
 
-from contrailmq.message.record import RecordView, head_struct
+from contrailmq.message.codec import BLANK_BYTES, BLANK_MAGIC
+from contrailmq.message.record import SIZE_AND_MAGIC, RecordView, head_struct
 from contrailmq.store.base.errors import StoreError
 from contrailmq.store.base.store_lock import StoreLock
 from contrailmq.store.config import StoreConfig
@@ -139,6 +140,13 @@ class ClosedLog:
         position = offset - file.base
         (size_bytes,) = _SIZE.unpack_from(file.mapping, position)
         return file.mapping[position : position + size_bytes]
+
+    def is_closed_at(self, offset: int) -> bool:
+        """Whether the file's BLANK begins there, at the end of a record."""
+        file = next((file for file in self._view.log_files if file.base <= offset < file.end), None)
+        if file is None or file.end - offset < BLANK_BYTES:
+            return False
+        return bool(SIZE_AND_MAGIC.unpack_from(file.mapping, offset - file.base)[1] == BLANK_MAGIC)
 
 
 _SIZE: Final = head_struct("size")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from contrailmq.message import ContrailError
+from contrailmq.message.codec import BLANK_BYTES, BLANK_MAGIC
+from contrailmq.message.record import SIZE_AND_MAGIC
 from contrailmq.store import MessageStore
 from contrailmq.wire.bodies import KVTable, decode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -66,7 +68,20 @@ async def check_history(client: Asking, store: MessageStore, master: str) -> int
                 f"has there: the master has lost messages that this slave has, and got others since. This slave ends "
                 f"at {end}, the master at {master_end}. {_REMEDY}"
             )
+        blank_at = last + len(ours)
+        if blank_at < end and await has_record_at(client, master, blank_at):
+            raise UnlikeError(
+                f"this slave's log has no record from offset {blank_at} to {end}, the end of a file, and master "
+                f"{master} has one at offset {blank_at}: the master has lost the end of its log and got other messages "
+                f"since. {_REMEDY}"
+            )
     return master_end
+
+
+async def has_record_at(client: Asking, master: str, offset: int) -> bool:
+    """Whether a record begins there in its log, and not the BLANK that closes a file (which RocketMQ's answer with)."""
+    found = await record_at(client, master, offset)
+    return found is not None and len(found) >= BLANK_BYTES and SIZE_AND_MAGIC.unpack_from(found)[1] != BLANK_MAGIC
 
 
 def _check_bounds(master: str, *, begin: int, end: int, master_end: int) -> None:

@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from contrailmq.broker.cluster.master_log import Asking, UnlikeError, log_bounds, record_at
+from contrailmq.broker.cluster.master_log import Asking, UnlikeError, has_record_at, log_bounds, record_at
 from contrailmq.broker.config import BrokerConfig
 from contrailmq.store import ClosedLog, Files, StoreConfig, truncate_store
 from contrailmq.wire.bodies import ClusterInfo, decode_body
@@ -48,7 +48,10 @@ async def resync(config: BrokerConfig, store_config: StoreConfig, client: Asking
         return
     with ClosedLog(store_config) as ours:
         end, common = await _compare(ours, client, master)
-    if common == end:
+        is_closed = bool(end) and ours.is_closed_at(end)
+    # The last record is the same, but this slave has closed the file behind it and the master has not.
+    is_closed_early = common == end and is_closed and await has_record_at(client, master, end)
+    if common == end and not is_closed_early:
         log.info("--resync: the log ends at offset %d and has nothing that master %s lacks", end, master)
         return
     report = await asyncio.to_thread(truncate_store, store_config, common, files=files)
