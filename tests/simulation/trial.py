@@ -41,6 +41,7 @@ from simulation.world import MICROSECOND_NS, MILLISECOND_NS
 
 PEACE_S: Final = 240.0  # how long all that was acknowledged may take to arrive when faults are over
 HASTY_PEACE_S: Final = 90.0
+RESYNC_ODDS: Final = 0.6  # that the operator has a slave cut itself; else it is cut by hand, or begins anew
 IN_FLIGHT: Final = 20  # messages of a queue that slaves may have and nobody has seen there
 SWITCH_S: Final = 6.0  # what a master has to stop before a slave takes its place
 AFTER_SWITCH_S: Final = 12.0  # when the old one comes back as a slave: the new one is registered by then
@@ -65,7 +66,7 @@ class Verdict:
     stores: dict[str, str] = field(default_factory=dict)  # broker -> digest
     virtual_s: float = 0.0
     reports: int = 0  # of slaves
-    decisions: Counter[str] = field(default_factory=Counter)  # of the operator: truncate, wipe, promote
+    decisions: Counter[str] = field(default_factory=Counter)  # of the operator: resync, truncate, wipe, promote
 
     @property
     def seed(self) -> int:
@@ -200,6 +201,10 @@ class Trial:
         if slave not in self.witness.may_differ:
             self._blame(f"the log of {slave} is not a prefix of its master's: {found}")
         self.cluster.node(slave).kill()
+        if found.common_end and random.Random(f"{self.plan.seed} {self.world.now_ns}").random() < RESYNC_ODDS:
+            self.verdict.decisions["resync"] += 1
+            self._launch(slave, resync="true")
+            return
         if found.likeness is Likeness.AHEAD and found.common_end == found.master_end:
             self.verdict.decisions["truncate"] += 1
             self._lives.append(self.cluster.truncate_log(slave, found.common_end))
@@ -213,7 +218,7 @@ class Trial:
         if len(self.verdict.problems) < 20 and sentence not in self.verdict.problems:
             self.verdict.problems.append(sentence)
 
-    def _launch(self, name: str) -> None:
+    def _launch(self, name: str, **settings: str) -> None:
         self._is_down.discard(name)
         if self.cluster.node(name).is_alive:
             return
@@ -221,7 +226,7 @@ class Trial:
             self._replace(name)
             return
         self.witness.launched(name)
-        self._lives.append(self.cluster.launch_broker(name, **self.roles.settings_of(name)))
+        self._lives.append(self.cluster.launch_broker(name, **self.roles.settings_of(name), **settings))
 
     # --- another master
 
