@@ -7,8 +7,11 @@ of `a` delivers nothing until it is killed (`start_idle`), so that a busy machin
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import os
+import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -42,6 +45,7 @@ ACTING = {
     "syncBrokerMemberGroupPeriod": "50",
     "messageDelayLevel": "1s 4s 1m",
 }
+ROUNDS = 100 if os.environ.get("CONTRAILMQ_LONG") else 10  # of kills and returns
 LEVEL = "DELAY\x011\x02"  # it waits for a second
 LONG_LEVEL = "DELAY\x013\x02"  # a minute
 TIMER = "TIMER_DELAY_MS\x011300\x02"
@@ -260,8 +264,11 @@ def test_a_master_that_returns_while_messages_escape_goes_on_after_them(
             await made.start("a")
             await until(lambda: set(made.delivered("a", "b")) == set(wanted))
             await until(lambda: made.waiting("a") == 0)
-            assert 5 < sum(made.bodies("b").values()) < 120, "the master did not come back in the middle"
-            assert made.delivered("a", "b") == wanted
+            assert sum(made.bodies("b").values()) > 5
+            repeated = made.delivered("a", "b") - wanted
+            # On a busy machine one tick of the timers may not be handed over in time: it has 15 of them at most.
+            assert sum(repeated.values()) <= 15
+            assert all(int(body) % 2 == 0 for body in repeated), "a delay level repeats nothing"
 
     asyncio.run(work())
 
@@ -380,4 +387,55 @@ def test_a_master_that_is_not_online_refuses_clients_and_goes_on_when_its_dead_s
             assert made.bodies("a") == Counter([b"early", b"late"])
 
     caplog.set_level(logging.INFO, "contrailmq.broker")
+    asyncio.run(work())
+
+
+def test_whoever_dies_and_returns_nothing_that_was_accepted_is_lost(tmp_path: Path) -> None:
+    """Delayed messages under kills, stops and returns of masters and slaves, in any order, from a printed seed."""
+    seed = int(os.environ.get("CONTRAILMQ_SEED", "0")) or random.randrange(2**32)
+    print(f"CONTRAILMQ_SEED={seed}")
+    accepted: set[bytes] = set()
+
+    async def send_some(made: Cluster, rng: random.Random) -> None:
+        for _ in range(rng.randrange(1, 30) if "a" in made.brokers else 0):
+            body = b"%d" % len(accepted)
+            wait_ms = rng.randrange(200, 3000)
+            await made.send("a", body, rng.choice([LEVEL, f"TIMER_DELAY_MS\x01{wait_ms}\x02"]))
+            accepted.add(body)
+
+    async def more_at_b(made: Cluster) -> None:
+        store = made.brokers["b"].store
+        before = store.max_offset("T", 0)
+        with contextlib.suppress(TimeoutError):  # nothing may be due, or nobody may act
+            async with asyncio.timeout(3):
+                while store.max_offset("T", 0) == before:  # noqa: ASYNC110 - a queue has no event
+                    await asyncio.sleep(0.05)
+
+    async def work() -> None:
+        rng = random.Random(seed)
+        async with cluster(tmp_path) as made:
+            for name in ("b", "a", "a1", "a2"):
+                await made.start(name)
+            await send_some(made, rng)
+            await made.in_step("a1", "a2")
+            for _ in range(ROUNDS):
+                await send_some(made, rng)
+                name = rng.choice(["a", "a", "a1", "a2", "b"])
+                if name not in made.brokers:
+                    await made.start(name)
+                elif rng.random() < 0.8:
+                    await made.kill(name)
+                else:
+                    await made.brokers.pop(name).stop()
+                if rng.random() < 0.5 and "b" in made.brokers:  # what escapes now, if anything does
+                    await more_at_b(made)
+            for name in ("b", "a1", "a2", "a"):
+                if name not in made.brokers:
+                    await made.start(name)
+            await until(lambda: accepted <= set(made.delivered("a", "b")))
+            await until(lambda: made.waiting("a") == 0)
+            twice = sum((made.delivered("a", "b") - Counter(accepted)).values())
+            print(f"{len(accepted)} messages, {twice} repetitions")
+            assert set(made.delivered("a", "b")) == accepted
+
     asyncio.run(work())

@@ -269,6 +269,7 @@ class TimerService:
         """A master learns how far a slave has come that stood in for it, whose log is a part of this one. Blocks."""
         if self._is_running:
             self.timer.take_over(checkpoint, self._clock.steady_ms())
+            self._is_recount_due = True  # what the slave has delivered was counted in here
 
     def end_soon(self) -> None:
         """Begin no slot any more: this broker's part ends when the one under delivery does."""
