@@ -482,3 +482,43 @@ def half_swapped(store: str, die: Callable[..., None]) -> None:
     old.mkdir()
     Path(store, "consumequeue").rename(old / "consumequeue")
     die()
+
+
+@pytest.mark.parametrize("crash", ["power cut", "none"])
+def test_rows_that_recovery_will_cut_are_not_read_when_damage_is_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, crash: str
+) -> None:
+    """After a power cut whole records may stand behind a hole: recovery drops them, and so does onCorrupt=skip.
+
+    After a clean stop they were durable, and recovery keeps them.
+    """
+    store = tmp_path / "store"
+    with MessageStore(StoreConfig(store, mapped_file_size_commit_log=64 * 1024)) as opened:
+        sizes = [opened.put(Message("Orders", b"x%d" % n), queue_id=0).size_bytes for n in range(9)]
+    (file,) = log_files(str(store))
+    data = bytearray(Path(file.path).read_bytes())
+    hole = sum(sizes[:5])
+    data[hole : hole + sizes[5]] = bytes(sizes[5])  # the page did not reach the disk
+    Path(file.path).write_bytes(data)
+    if crash == "power cut":
+        (store / "abort").touch()
+        for name in ("checkpoint", "queues.ledger"):
+            for path in store.rglob(name):
+                path.unlink()
+    copy = tmp_path / "copy"
+    shutil.copytree(store, copy)
+    with caplog.at_level("WARNING"):
+        rows = places(str(store), skip_corrupt=True)
+    with MessageStore(StoreConfig(copy, mapped_file_size_commit_log=64 * 1024)) as recovered:
+        kept_to = recovered.recovery.physical_offset_max
+    starts = [sum(sizes[:number]) for number in range(9) if number != 5]
+    assert rows == [start for start in starts if start < kept_to]
+    told = [text for text in caplog.messages if "the next start will cut the log at" in text]
+    if crash == "power cut":
+        assert kept_to == hole
+        assert told == [
+            f"{store}: {hole} to {sum(sizes)} is not read: its broker did not stop cleanly, and the next start will "
+            f"cut the log at {hole}, where it finds unwritten space"
+        ]
+    else:
+        assert (rows, told) == (starts, [])

@@ -7,7 +7,8 @@ like good records. So a reader can neither stop at the first bad record nor read
    is in no file, is damage and is reported. Only units that point to a whole record count when damage is passed over.
 2. From there the chain is followed while records are whole, CRC included. What follows is not part of the log.
 
-Without consume queues rule 2 starts at the last log file that begins with a record. A file that a running broker
+Without consume queues rule 2 starts at the last log file that begins with a record. Who passes over damage (1) gets
+nothing that the store's recovery will cut after a crash. A file that a running broker
 deletes before it was read counts as deleted before the directory was listed.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import logging
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,7 +31,9 @@ from contrailmq.spark.decoding.records import Records
 from contrailmq.spark.decoding.scan import BadStretch, Range, scan
 from contrailmq.store.config import recorded_settings
 from contrailmq.store.delay_levels import DELAY_LEVELS
+from contrailmq.store.tools.recovered_end import end_after_crash
 
+_log: Final = logging.getLogger(__name__)
 RANGE_BYTES: Final = 64 * 1024 * 1024  # of log per task
 
 
@@ -157,8 +161,23 @@ def _log_folder(store: str) -> str:
 def confirmed_end(store: str, *, known_end: int = 0, skips_damage: bool = False) -> int:
     """The physical offset up to which the log may be read. `known_end` is an end found earlier, from which to go on.
 
-    For a reader that `skips_damage` it is the end of a whole record.
+    For a reader that `skips_damage` it is the end of a whole record, and of what the store's own recovery will keep: if
+    its broker did not stop cleanly, it cuts the log at the first damage that may never have been written.
     """
+    end = _end_of_log(store, known_end, skips_damage=skips_damage)
+    kept = end_after_crash(store_root(store)) if skips_damage else None
+    if kept is None or kept[0] >= end:
+        return end
+    _log.warning(
+        "%s: %d to %d is not read: its broker did not stop cleanly, and the next start will cut the log at %d, where "
+        "it finds %s",
+        store,
+        *(kept[0], end, *kept),
+    )
+    return max(known_end, kept[0])
+
+
+def _end_of_log(store: str, known_end: int, *, skips_damage: bool) -> int:
     files = log_files(store)
     if not files:
         return known_end

@@ -171,6 +171,24 @@ def recover(
     return report
 
 
+def recovered_end(
+    log: RecoverableLog,
+    queues: ConsumeQueueTable,
+    *,
+    checkpoint: CheckpointValues,
+    ledger: Ledger | None,
+    was_clean_exit: bool,
+    delay_levels: DelayLevels,
+    boot_id: str,
+) -> tuple[int, str]:
+    """Where `recover` would end the log, and what it finds there. Nothing is changed."""
+    run = _Recovery(log, queues, None, checkpoint, ledger, was_clean_exit, delay_levels)
+    run.boot_id = boot_id
+    nobody = Reconciler(queues, None, delay_levels, scope=frozenset(), queues_from=2**63)
+    end, _, walked = run._walk_to_end(nobody, run._first_file())
+    return end, walked.verdict.reason or walked.verdict.kind.value
+
+
 class _Recovery:
     """State of one run; see the module's text for the plan."""
 
