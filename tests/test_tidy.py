@@ -452,6 +452,7 @@ SMALL = {
     "spark/runtime/needs.py": "it must be imported before all others",
     "spark/runtime/task_process.py": "tasks import it, and not the engine that starts sessions",
     "spark/runtime/disk_errors.py": "jobs and cli share it",
+    "spark/runtime/hidden_modules.py": "sessions and cli share it",
 }
 
 

@@ -91,7 +91,12 @@ def told_errors() -> Iterator[None]:
         typer.echo(f"error: {place}{cause(exc)}; {remedy(exc)}", err=True)
         raise typer.Exit(2) from exc
     except _spark_errors() as exc:
+        from contrailmq.spark.runtime.hidden_modules import hiding_text
+
         typer.echo(f"error: {printable_lines(spark_cause(str(exc)))}", err=True)
+        hidden = hiding_text()
+        if hidden:
+            typer.echo(f"perhaps because {printable_lines(hidden)}", err=True)
         raise typer.Exit(2) from exc
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import shlex
@@ -28,11 +29,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from contrailmq.message import ContrailError
+from contrailmq.spark.runtime.hidden_modules import hiding_text
 from contrailmq.spark.runtime.shipping import PACKAGE, cache_folder, is_local_master, ship_package
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_log: Final = logging.getLogger(__name__)
 _JAVA_LEAST: Final = 17  # the oldest that Spark 4 runs on
 _MODULE_ARGUMENT: Final = "--add-modules=jdk.incubator.vector"  # Spark's launcher passes it always
 _SHIM: Final = """#!/bin/sh
@@ -115,6 +118,9 @@ def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
     builder = builder_class.builder.appName(app_name)
     for name, value in settings.items():
         builder = builder.config(name, value)
+    hidden = hiding_text()
+    if hidden:
+        _log.warning("%s", hidden)
     with _started_from(spark_home() if is_local else None):
         spark: SparkSession = builder.getOrCreate()
     register(spark)
