@@ -72,12 +72,12 @@ class Cluster:
         self.is_patient = False  # timers of processes that start from now on end on a grid
         self._store_configs: dict[str, StoreConfig] = {}
         self._undo = contextlib.ExitStack()
-        self._path = Path()
+        self.path = Path()  # of this run alone
 
     def __enter__(self) -> Self:
         place = MEMORY_FILES if MEMORY_FILES.is_dir() and os.access(MEMORY_FILES, os.W_OK) else None
-        self._path = Path(tempfile.mkdtemp(prefix="contrailmq-simulation-", dir=place)).resolve()
-        self._undo.callback(shutil.rmtree, self._path, ignore_errors=True)
+        self.path = Path(tempfile.mkdtemp(prefix="contrailmq-simulation-", dir=place)).resolve()
+        self._undo.callback(shutil.rmtree, self.path, ignore_errors=True)
         self._undo.callback(self._close_disks)
         self._undo.enter_context(patches.installed(self.world))
         return self
@@ -98,7 +98,7 @@ class Cluster:
 
     def disk(self, name: str) -> Disk:
         if name not in self.disks:
-            self.disks[name] = Disk(self.world, self.host(name), self._path / name)
+            self.disks[name] = Disk(self.world, self.host(name), self.path / name)
         return self.disks[name]
 
     def node(self, name: str) -> Node:

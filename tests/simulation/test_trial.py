@@ -155,6 +155,8 @@ def test_a_failed_sync_is_final_and_nothing_that_was_acknowledged_is_lost() -> N
         quiet.disk.fails_syncs = False  # too late: the pages may be gone
         cluster.world.run_for(10)
         assert quiet.acknowledged() == acknowledged > 10
+        assert any("simulated disk" in text for text in quiet.history.refused.values())
+        assert not any(str(cluster.path) in text for text in quiet.history.refused.values())  # no two runs share it
         assert quiet.cut_and_restart() == []
 
 

@@ -163,7 +163,7 @@ class Workload:
                     result = await producer.send(message, selector=choose, arg=key)
                     self._acknowledge(node, message.body, result, 0)
                 except ContrailError as exc:
-                    self.history.refused[message.body] = str(exc)
+                    self._refuse(message.body, exc)
                 if chance.random() < 0.02:
                     await self._operate(node, admin, producer, chance)
                 await asyncio.sleep(chance.expovariate(1.5 * self._pace))
@@ -198,7 +198,7 @@ class Workload:
                     result = await producer.send_in_transaction(message)
                     self._acknowledge(node, message.body, result.send_result, 0, at_s=stored_s.get(message.body))
                 except ContrailError as exc:
-                    self.history.refused[message.body] = str(exc)
+                    self._refuse(message.body, exc)
                 await asyncio.sleep(chance.expovariate(0.7 * self._pace))
             await asyncio.Event().wait()
 
@@ -217,14 +217,14 @@ class Workload:
         try:
             self._acknowledge(node, message.body, await producer.send(message), 0)
         except ContrailError as exc:
-            self.history.refused[message.body] = str(exc)
+            self._refuse(message.body, exc)
 
     async def _send_batch(self, node: Node, producer: aio.Producer, messages: list[Message]) -> None:
         try:
             result = await producer.send_batch(messages)
         except ContrailError as exc:
             for message in messages:
-                self.history.refused[message.body] = str(exc)
+                self._refuse(message.body, exc)
             return
         for number, message in enumerate(messages):
             self._acknowledge(node, message.body, result, number)
@@ -249,6 +249,10 @@ class Workload:
         is_poison = kind is Kind.SINGLE and topic == PLAIN and chance.random() < 0.05
         self.history.sent[body] = Sent(topic, kind, expected, node.world.now_s, delay_s, line, is_poison)
         return message
+
+    def _refuse(self, body: bytes, cause: ContrailError) -> None:
+        """Without the directory that this run has for its disks: no other run has the same."""
+        self.history.refused[body] = str(cause).replace(str(self._cluster.path), "")
 
     def _acknowledge(
         self, node: Node, body: bytes, result: SendResult, number: int, *, at_s: float | None = None
