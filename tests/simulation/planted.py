@@ -277,7 +277,6 @@ PLANTED: Final = (
         "store.replication.feed:Feed.size_due",
         "source.log_max_offset if config.waits_for_slaves else source.confirm_offset",
         "source.log_max_offset",
-        CUTS,
         has_slaves=True,
     ),
     Planted(
@@ -297,7 +296,7 @@ PLANTED: Final = (
         "broker.cluster.slave_sync:SlaveSync._take_when_reached",
         "self._ahead[what] = (end, take)",
         "await take()",
-        ("part", "one-way", "slow"),
+        ("stall", "full"),
         has_slaves=True,
     ),
 )

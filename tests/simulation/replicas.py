@@ -29,6 +29,7 @@ HA_PORT: Final = BROKER_PORT + 1
 FILE_BYTES: Final = SMALL_FILES["mapped_file_size_commit_log"]
 OFFSET_MAX: Final = 1 << 40
 _REPORT: Final = struct.Struct(">q")
+_HEAD: Final = struct.Struct(">qi")
 _SIZE_AND_MAGIC: Final = struct.Struct(">iI")
 _BLANK: Final = BLANK_MAGIC & 0xFFFFFFFF
 
@@ -114,6 +115,7 @@ class Witness:
         self._is_synced = plan.flush == "SYNC_FLUSH"
         self._names = {cluster.host(name).address: name for name in plan.members}
         self._unread: dict[Stream, bytes] = {}  # of a report that was not written whole
+        self._blocks: dict[Stream, tuple[bytes, int]] = {}  # of a head that was not written whole, of a body
         self._checked: dict[str, int] = {}  # slave -> a border; its reports were checked up to there
         self._compared: dict[str, int] = {}  # slave -> a border; it was like its master's up to there
         self._reported: dict[str, int] = {}  # slave -> its furthest report to the master that runs now
@@ -171,6 +173,8 @@ class Witness:
     # --- reports
 
     def _tap(self, stream: Stream, data: bytes) -> None:
+        if stream.local[1] == HA_PORT and self._is_synced and self._plan.in_sync == 1:
+            self._look_at_blocks(stream, data)
         if stream.remote[1] != HA_PORT:
             return
         joined = self._unread.pop(stream, b"") + data
@@ -179,6 +183,23 @@ class Witness:
             self._unread[stream] = joined[whole:]
         for (offset,) in _REPORT.iter_unpack(joined[:whole]):
             self._was_reported(self._names[stream.host.address], offset, stream)
+
+    def _look_at_blocks(self, stream: Stream, data: bytes) -> None:
+        """A master that waits for no slave sends what it has synced: a power cut leaves no slave ahead of it."""
+        unread, left = self._blocks.get(stream, (b"", 0))
+        while data:
+            if left:
+                count = min(left, len(data))
+                data, left = data[count:], left - count
+                continue
+            unread, data = unread + data[: _HEAD.size - len(unread)], data[_HEAD.size - len(unread) :]
+            if len(unread) == _HEAD.size:
+                (offset, left), unread = _HEAD.unpack(unread), b""
+                master = self._names[stream.host.address]
+                log = self.log_of(master)
+                if log.durable(offset, offset + left) != log.read(offset, offset + left):
+                    self._blame(f"{master} sends {offset} to {offset + left} of its log and has not synced it")
+        self._blocks[stream] = (unread, left)
 
     def _was_reported(self, slave: str, offset: int, stream: Stream) -> None:
         self.reports += 1
