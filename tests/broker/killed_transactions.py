@@ -82,7 +82,7 @@ class Round:
         steps: dict[str, tuple[Any, str]] = {
             "half": (self, "prepare"),
             "commit": (service, "_commit"),
-            "end": (service, "_end"),
+            "end": (service, "note_ended"),
             "op": (service, "_append_own"),
             "put back": (service, "_put_copy"),
             "offsets": (self, "save"),

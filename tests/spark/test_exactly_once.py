@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from contrailmq.broker.transactions.half_batches import HalfBatches
 from contrailmq.client.blocking.raw import Posted, QueueReader
 from contrailmq.client.blocking.raw_halves import End, HalfPlace, post_end
 from contrailmq.client.errors import NoRouteError
@@ -34,9 +35,10 @@ from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.errors import ConnectionClosedError
 from how_many import examples
 
-ROUNDS = examples(100)
+ROUNDS = examples(50)
 BATCHES, TASKS, ROWS = 3, 2, 6
 GUARD_S = 120.0
+STEPS = {"cluster": 100, "single_cluster": 250}  # about as many as a write takes
 CHECKS = {"transactionTimeOut": 1, "transactionCheckInterval": 200, "transactionCheckMax": 1000}
 
 
@@ -72,6 +74,15 @@ class Fate:
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(config=CHECKS) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def single_cluster() -> Iterator[LocalCluster]:
+    """Its broker takes one half message and one end at a time, as RocketMQ's does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HalfBatches, "register", lambda *_: None)
+        with LocalCluster(config=CHECKS) as running:
+            yield running
 
 
 def settings_for(cluster: LocalCluster, folder: Path, topic: str, **more: Any) -> SinkSettings:
@@ -151,14 +162,16 @@ def _no_sleep(_seconds: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(ROUNDS))
+@pytest.mark.parametrize("kind", ["cluster", "single_cluster"])
 def test_a_write_that_dies_between_any_two_steps_leaves_every_row_once(
-    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, seed: int
 ) -> None:
+    cluster = request.getfixturevalue(kind)
     source, topic = random.Random(seed), f"Kill{seed}"
     settings = settings_for(cluster, tmp_path / "sink", topic)
     fate, done = Fate(monkeypatch), list[int]()
     for _ in range(source.randint(1, 4)):
-        fate.left = source.randrange(200)
+        fate.left = source.randrange(STEPS[kind])
         try:
             drive(settings, done, source)
         except Killed:
@@ -232,9 +245,9 @@ def _places(halves: TaskHalves) -> list[HalfPlace]:
 
 
 def test_an_end_whose_answer_was_lost_is_not_sent_again_if_its_row_is_visible(
-    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    single_cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = settings_for(cluster, tmp_path / "sink", "Lost")
+    settings = settings_for(single_cluster, tmp_path / "sink", "Lost")
     halves = [task(settings, 0, number) for number in range(TASKS)]
     ended: Counter[str] = Counter()
 
@@ -256,4 +269,4 @@ def test_an_end_whose_answer_was_lost_is_not_sent_again_if_its_row_is_visible(
     Committer(settings, sleep=pauses.append).commit(stream_batch("q", 0), halves)
     assert set(ended.values()) == {1}  # five were in doubt and visible: no broker was told twice
     assert settling.DOUBT_S in pauses
-    assert visible(cluster.namesrv, "Lost") == expected(1)
+    assert visible(single_cluster.namesrv, "Lost") == expected(1)

@@ -232,6 +232,8 @@ REQUEST_HEADERS: Final[dict[int, type[ExtHeader]]] = {
     RequestCode.SEND_REPLY_MESSAGE_V2: requests.SendMessageV2,
     RequestCode.CONSUMER_SEND_MSG_BACK: requests.ConsumerSendMessageBack,
     RequestCode.END_TRANSACTION: requests.EndTransaction,
+    RequestCode.END_TRANSACTIONS: requests.EndTransactions,
+    RequestCode.SEND_HALF_BATCH: requests.SendMessageV2,
     RequestCode.RECALL_MESSAGE: requests.RecallMessage,
     RequestCode.PULL_MESSAGE: requests.PullMessage,
     RequestCode.LITE_PULL_MESSAGE: requests.PullMessage,

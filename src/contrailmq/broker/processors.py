@@ -22,6 +22,7 @@ from contrailmq.broker.requests.reply import ReplyProcessor
 from contrailmq.broker.requests.retry import RetryProcessor
 from contrailmq.broker.requests.send import SendProcessor
 from contrailmq.broker.state.persistence import TableSaver
+from contrailmq.broker.transactions.half_batches import HalfBatches
 from contrailmq.broker.transactions.halves import METRICS_FILE, TransactionService
 
 
@@ -70,6 +71,7 @@ class Processors:
             OffsetAdmin(node, saver),
             ClientAdmin(node),
             self.runtime,
+            HalfBatches(node, self.send, self.transactions),
             *self.services,
         ):
             processor.register(handlers)

@@ -44,6 +44,8 @@ _UNBOUNDED: Final = frozenset(
         RequestCode.SEND_MESSAGE,
         RequestCode.SEND_MESSAGE_V2,
         RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_HALF_BATCH,
+        RequestCode.END_TRANSACTIONS,
         RequestCode.SEND_REPLY_MESSAGE,
         RequestCode.SEND_REPLY_MESSAGE_V2,
         RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,

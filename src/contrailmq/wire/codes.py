@@ -51,6 +51,9 @@ class RequestCode(IntEnum):
     SEND_REPLY_MESSAGE_V2 = 325
     LITE_PULL_MESSAGE = 361
     RECALL_MESSAGE = 370
+    # ours: a broker of RocketMQ answers that it does not know them
+    END_TRANSACTIONS = 30_037
+    SEND_HALF_BATCH = 30_320
 
     # broker to client
     CHECK_TRANSACTION_STATE = 39

@@ -88,6 +88,14 @@ class EndTransaction(RpcHeader, kw_only=True):
     topic: str | None = None
 
 
+class EndTransactions(RpcHeader, kw_only=True):
+    """END_TRANSACTIONS(30037): ends of one topic and group; the body says of which half messages."""
+
+    topic: str
+    producer_group: str
+    commit_or_rollback: int  # 8 commit, 12 rollback
+
+
 class RecallMessage(TopicRpcHeader, kw_only=True):
     topic: str
     recall_handle: str

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from contrailmq.broker.handlers import Handlers, Refused
@@ -31,6 +32,7 @@ from contrailmq.message import (
     MessageError,
     Property,
     SysFlag,
+    SystemTopic,
     check_topic,
     create_unique_id,
     decode_properties,
@@ -168,6 +170,20 @@ class SendProcessor:
         header = fields if isinstance(fields, SendMessageV2) else command.header(SendMessageV2)
         return self._acknowledge(connection, command, header, self._store(connection, command, header))
 
+    def send_halves(
+        self, connection: Peer, command: Command, rewrite: Callable[[bytes, str, int], bytes]
+    ) -> bytes | None:
+        """A batch of which `rewrite` makes half messages, given its bytes, topic and queue."""
+        header = command.header(SendMessageV2)
+        self._check_accepting()
+        self._check_transactions()
+        topic = self.writable_topic(header)
+        queue_id = self._chosen_queue(topic, header.queue_id)
+        batch = rewrite(command.body, topic.name, queue_id)
+        properties = decode_properties(header.properties or "")
+        stored = self._store_batch(connection, batch, header, properties, SystemTopic.HALF, 0)
+        return self._acknowledge(connection, command, header, stored._replace(queue_id=queue_id))
+
     # --- the fast path
 
     def _store(self, connection: Peer, command: Command, header: SendHeader) -> Stored:
@@ -245,7 +261,11 @@ class SendProcessor:
             properties = decode_properties(header.properties or "")
             is_inner = topic.takes_inner_batches and Property.UNIQUE_KEY in properties
             if not is_inner:
-                return self._store_batch(connection, command, header, properties, topic, queue_id)
+                self._check_batch(topic)
+                flags = header.sys_flag & _SENDERS_FLAGS | topic.set_flags
+                return self._store_batch(
+                    connection, command.body, header, properties, topic.name, queue_id, sys_flag=flags
+                )
         message = self.incoming(connection, command, header, topic, queue_id)
         if is_inner:
             self._make_inner_batch(message)
@@ -273,15 +293,8 @@ class SendProcessor:
             del properties[name]
         properties.setdefault(Property.UNIQUE_KEY, create_unique_id())
         properties.update(self._own)
-        if (
-            properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true"
-            and self._node.config.reject_transaction_message
-        ):
-            raise Refused(
-                ResponseCode.NO_PERMISSION,
-                f"broker {self._node.config.broker_name} takes no transactions: rejectTransactionMessage is set",
-                self._fixed,
-            )
+        if properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true":
+            self._check_transactions()
         born_host = connection.attributes.get(BORN_HOST) or _born_host(connection)
         assert isinstance(born_host, bytes)
         return IncomingMessage(
@@ -297,6 +310,14 @@ class SendProcessor:
             reconsume_times=header.reconsume_times or 0,
             producer_group=header.producer_group,
         )
+
+    def _check_transactions(self) -> None:
+        if self._node.config.reject_transaction_message:
+            raise Refused(
+                ResponseCode.NO_PERMISSION,
+                f"broker {self._node.config.broker_name} takes no transactions: rejectTransactionMessage is set",
+                self._fixed,
+            )
 
     def writable_topic(self, header: SendHeader) -> Topic:
         """The topic of a send, made when it is new and may be; Refused says why not."""
@@ -395,17 +416,7 @@ class SendProcessor:
         message.sys_flag |= SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
         message.answer_fields["batchUniqId"] = message.unique_key or ""
 
-    def _store_batch(
-        self,
-        connection: Peer,
-        command: Command,
-        header: SendHeader,
-        properties: dict[str, str],
-        topic: Topic,
-        queue_id: int,
-    ) -> Stored:
-        """`properties` are the request's: its id and its WAIT are those of the batch, as in Java (MessageBatch)."""
-        node = self._node
+    def _check_batch(self, topic: Topic) -> None:
         if topic.name.startswith(RETRY_PREFIX):
             raise Refused(ResponseCode.MESSAGE_ILLEGAL, "a batch cannot go to a retry topic", self._fixed)
         if len(topic.name) > TOPIC_BYTES_MAX:
@@ -414,14 +425,27 @@ class SendProcessor:
                 f"the topic of a batch has {len(topic.name)} characters, the limit is {TOPIC_BYTES_MAX}",
                 self._fixed,
             )
+
+    def _store_batch(
+        self,
+        connection: Peer,
+        batch: bytes,
+        header: SendHeader,
+        properties: dict[str, str],
+        topic: str,
+        queue_id: int,
+        sys_flag: int = 0,
+    ) -> Stored:
+        """`properties` are the request's: its id and its WAIT are those of the batch, as in Java (MessageBatch)."""
+        node = self._node
         born_host = connection.attributes.get(BORN_HOST) or _born_host(connection)
         assert isinstance(born_host, bytes)
         began_ns = 0 if node.is_dispatch_due else node.stopwatch_ns()
         result = node.store.append_batch(
-            topic.name,
+            topic,
             queue_id,
-            command.body,
-            sys_flag=header.sys_flag & _SENDERS_FLAGS | topic.set_flags,
+            batch,
+            sys_flag=sys_flag,
             born_time_ms=header.born_timestamp,
             born_host=born_host,
             store_host=node.store_host,
@@ -430,9 +454,9 @@ class SendProcessor:
         if not result.status.is_stored:
             raise self._refused(result)
         offsets = tuple(result.physical_offsets)
-        node.statistics.note_put(topic.name, len(offsets), result.size_bytes)
+        node.statistics.note_put(topic, len(offsets), result.size_bytes)
         ids = b",".join([self._message_id_prefix + b"%016X"] * len(offsets)) % offsets  # one by one takes twice as long
-        needs = self._needs(offsets[0] + result.size_bytes if wants_durable(properties) else 0, (topic.name,))
+        needs = self._needs(offsets[0] + result.size_bytes if wants_durable(properties) else 0, (topic,))
         return Stored(result, queue_id, properties.get(Property.UNIQUE_KEY, ""), needs, began_ns, ids)
 
     # --- answers

@@ -86,6 +86,8 @@ class Acknowledging:
         *,
         topics: Sequence[str] = (),
         groups: Sequence[str] = (),
+        body: bytes = b"",
+        remark: str | None = None,
     ) -> bytes | None:
         """The answer of a request that stored a message which ends there: it says only that the message is safe."""
         needs = Needs(
@@ -97,8 +99,8 @@ class Acknowledging:
 
         def render(problem: Problem | None) -> bytes:
             if problem is None:
-                return encode_response(command, ResponseCode.SUCCESS)
-            return encode_response(command, problem.code, remark=problem.remark)
+                return encode_response(command, ResponseCode.SUCCESS, None, body, remark)
+            return encode_response(command, problem.code, None, body, problem.remark)
 
         return self.answer(connection, command, needs, render)
 

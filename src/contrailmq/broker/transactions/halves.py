@@ -52,16 +52,17 @@ from contrailmq.message import (
     StoredMessage,
     SysFlag,
     SystemTopic,
-    decode_properties,
     encode_properties,
     natural_number,
     offset_message_id,
     parse_offset_message_id,
 )
 from contrailmq.message.codec import CorruptRecordError, decode_record, encode_record
+from contrailmq.message.property_text import find_decoded, key_of
 from contrailmq.store import AppendResult, Arrival, TopicCounts
 from contrailmq.wire.admin_requests import ResumeCheckHalfMessage
 from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
 from contrailmq.wire.peer_warnings import peer_warnings
@@ -76,6 +77,7 @@ PORTION: Final = 64  # half messages per tick of a round
 METRICS_MS: Final = 10_000
 FLUSH_MS: Final = 3000  # between syncs of the log for the read offsets
 OP_TAG: Final = "d"
+_REAL_TOPIC: Final = key_of(Property.REAL_TOPIC)
 UNKNOWN, COMMIT, ROLLBACK = 0, 8, 12
 
 
@@ -121,7 +123,7 @@ class TransactionService:
             return None
         if message.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_COMMIT:
             return None
-        self._clock.look()  # its birth is a time of the wall clock as it is now
+        self.look_at_clock()
         properties[Property.REAL_TOPIC] = message.topic
         properties[Property.REAL_QUEUE_ID] = str(message.queue_id)
         properties[Property.TRANSACTION_ID] = properties.get(Property.UNIQUE_KEY, "")
@@ -136,8 +138,7 @@ class TransactionService:
     def end_transaction(self, connection: Peer, command: Command) -> bytes | None:
         """END_TRANSACTION (37)."""
         header = command.header(EndTransaction)
-        if self._node.is_slave:
-            raise Refused(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transactions: send to its master")
+        self.check_master()
         if header.commit_or_rollback == UNKNOWN:
             return None  # the reference answers nothing: the broker will ask again
         if header.commit_or_rollback not in (COMMIT, ROLLBACK):
@@ -145,24 +146,45 @@ class TransactionService:
                 ResponseCode.SYSTEM_ERROR,
                 f"commitOrRollback is {header.commit_or_rollback}: 0 (unknown), 8 (commit) or 12 (rollback)",
             )
-        half = self._half_of(header)
-        offset = self._current_place(half.queue_offset)
-        stored_up_to = 0
-        if offset in self._ended:  # said twice: the first time counts, and what it stored may not be safe yet
-            stored_up_to = self._store.log_max_offset
-        else:
-            if header.commit_or_rollback == COMMIT:
-                stored_up_to = self._commit(half)
-            self._end(offset, half.properties.get(Property.REAL_TOPIC, ""))
-        return self._answer(connection, command, stored_up_to)
+        return self.answer_end(connection, command, self.end(header))
 
-    def _answer(self, connection: Peer, command: Command, stored_up_to: int) -> bytes | None:
+    def check_master(self) -> None:
+        if self._node.is_slave:
+            raise Refused(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave ends no transactions: send to its master")
+
+    def end(self, header: EndTransaction, *, topic: str | None = None) -> int:
+        """Commit or roll back one half message (for this topic, if one is given); Refused says why not.
+
+        Gives up to where the log must be safe before this is confirmed, 0 for anywhere.
+        """
+        half = self._half_of(header)
+        real_topic = half.properties.get(Property.REAL_TOPIC, "")
+        if topic not in (None, real_topic):
+            raise Refused(ResponseCode.SYSTEM_ERROR, f"the half message is for topic {real_topic}, not {topic}")
+        offset = self._current_place(half.queue_offset)
+        if offset in self._ended:  # said twice: the first time counts, and what it stored may not be safe yet
+            return self._store.log_max_offset
+        stored_up_to = self._commit(half) if header.commit_or_rollback == COMMIT else 0
+        self.note_ended(offset, real_topic)
+        return stored_up_to
+
+    def answer_end(
+        self, connection: Peer, command: Command, stored_up_to: int, *, body: bytes = b"", remark: str | None = None
+    ) -> bytes | None:
         """Who hears that a message is committed relies on finding it after a crash, as its sender would."""
         node = self._node
         if not stored_up_to or command.is_oneway:
-            return success(command)
+            return encode_response(command, ResponseCode.SUCCESS, None, body, remark)
         node.after_append(wants_flush=self._store.config.is_sync_flush)
-        return node.acknowledging.confirm(connection, command, stored_up_to)
+        return node.acknowledging.confirm(connection, command, stored_up_to, body=body, remark=remark)
+
+    def waits_at(self, offset: int) -> bool:
+        """Whether a half message waits at this offset: it was neither ended nor moved."""
+        return offset >= self.half_offset and offset not in self._ended and offset not in self._moved
+
+    def look_at_clock(self) -> None:
+        """Before a half message is stored: its birth is a time of the wall clock as it is now."""
+        self._clock.look()
 
     def _half_of(self, header: EndTransaction) -> StoredMessage:
         """The half message that the request means; Refused when it means none, or comes too late."""
@@ -223,7 +245,8 @@ class TransactionService:
         node.after_append(wants_flush=self._store.config.is_sync_flush)
         return result.physical_offset + result.size_bytes
 
-    def _end(self, offset: int, topic: str) -> None:
+    def note_ended(self, offset: int, topic: str) -> None:
+        """A half message is dealt with, by a commit that is stored or by a rollback."""
         self._note_end(offset)
         self._count(topic, -1)
         if self._unwritten_bytes >= self._node.config.transaction_op_msg_max_size:
@@ -370,7 +393,7 @@ class TransactionService:
 
     def _half_arrived(self, arrival: Arrival) -> None:
         """A half message is in its queue: a new one, or one that was put back. What the store refused never comes."""
-        self._count(decode_properties(arrival.properties).get(Property.REAL_TOPIC, ""), 1)
+        self._count(find_decoded(arrival.properties, _REAL_TOPIC) or "", 1)
 
     def _count(self, topic: str, change: int) -> None:
         self.metrics.add(topic, change, self._node.now_ms())

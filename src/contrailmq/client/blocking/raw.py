@@ -330,7 +330,9 @@ class QueueReader:
         queue = posted.queue._replace(queue_id=number(answer.ext, "queueId"))
         return RawSent(queue, number(answer.ext, "queueOffset"))
 
-    def post(self, queue: MessageQueue, code: RequestCode, ext: Mapping[str, ExtValue], body: bytes = b"") -> Posted:
+    def post(
+        self, queue: MessageQueue, code: RequestCode, ext: Mapping[str, ExtValue], body: bytes | Pieces = b""
+    ) -> Posted:
         """Send a request to the queue's master without waiting for its answer, which `answer` gives."""
         address = self._master_address(queue)
         connection = self._connection(address)

@@ -1,23 +1,29 @@
 """Half messages and their ends over a `QueueReader`, with many on their way: for writers that commit rows together.
 
-A half message is stored where nobody consumes, and its answer says where (`HalfPlace`). An end names that place. Both
-are requests of their own with an answer each: a broker of RocketMQ takes no batch of them.
+A half message is stored where nobody consumes, and its answer says where (`HalfPlace`). An end names that place. A
+broker of RocketMQ takes one half message or one end with a request. Ours takes many; another answers such a request
+with REQUEST_CODE_NOT_SUPPORTED, and has done nothing.
 """
 
 from __future__ import annotations
 
 import enum
+import struct
 import time
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from contrailmq.client.blocking.raw import Posted, QueueReader
+from contrailmq.client.blocking.raw_connection import Pieces
 from contrailmq.client.errors import number
-from contrailmq.message import MessageQueue, SysFlag, parse_offset_message_id
+from contrailmq.message import MessageQueue, Property, SysFlag, parse_offset_message_id
 from contrailmq.message.batch import BatchPart
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ResponseError
 from contrailmq.wire.header import Command, ExtValue
 
+ENDS_MAX: Final = 256  # what our broker takes with one request
+_END: Final = struct.Struct(">qq")  # physical offset, offset among the half messages
 STORED: Final = frozenset(
     {
         ResponseCode.SUCCESS,
@@ -46,21 +52,7 @@ class HalfPlace(NamedTuple):
 
 def post_half(client: QueueReader, queue: MessageQueue, part: BatchPart, *, group: str) -> Posted:
     """Send a half message, whose properties say that it is one (TRAN_MSG) and who answers for it (PGROUP)."""
-    ext: dict[str, ExtValue] = {
-        "a": group,
-        "b": queue.topic,
-        "c": "TBW102",
-        "d": 4,
-        "e": queue.queue_id,
-        "f": int(SysFlag.TRANSACTION_PREPARED),
-        "g": time.time_ns() // 1_000_000,
-        "h": part.flag,
-        "i": part.properties.decode(),
-        "j": 0,
-        "k": "false",
-        "m": "false",
-        "n": queue.broker_name,
-    }
+    ext = _send_ext(queue, group, flag=part.flag, properties=part.properties.decode(), is_batch=False)
     return client.post(queue, RequestCode.SEND_MESSAGE_V2, ext, part.body)
 
 
@@ -69,6 +61,28 @@ def half_place(client: QueueReader, posted: Posted, queue: MessageQueue, unique_
     answer = checked(client.answer(posted), posted)
     _, _, physical_offset = parse_offset_message_id(answer.ext["msgId"])
     return HalfPlace(queue, unique_key, number(answer.ext, "queueOffset"), physical_offset)
+
+
+def post_half_batch(client: QueueReader, queue: MessageQueue, body: Pieces, *, group: str) -> Posted:
+    """Send a packed batch (`message/batch.py`), each part of which is a half message."""
+    ext = _send_ext(queue, group, flag=0, properties=f"{Property.WAIT}\x01true\x02", is_batch=True)
+    return client.post(queue, RequestCode.SEND_HALF_BATCH, ext, body)
+
+
+def half_places(
+    client: QueueReader, posted: Posted, queue: MessageQueue, unique_keys: Sequence[str]
+) -> list[HalfPlace] | None:
+    """Wait until a batch of half messages is stored; None if the broker takes none."""
+    answer = client.answer(posted)
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        return None
+    answer = checked(answer, posted)
+    first = number(answer.ext, "queueOffset")
+    places = [int(text[-16:], 16) for text in answer.ext["msgId"].split(",")]
+    return [
+        HalfPlace(queue, key, first + index, physical_offset)
+        for index, (key, physical_offset) in enumerate(zip(unique_keys, places, strict=True))
+    ]
 
 
 def post_end(client: QueueReader, place: HalfPlace, how: End, *, group: str) -> Posted:
@@ -87,8 +101,48 @@ def post_end(client: QueueReader, place: HalfPlace, how: End, *, group: str) -> 
     return client.post(place.queue, RequestCode.END_TRANSACTION, ext)
 
 
+def post_ends(client: QueueReader, places: Sequence[HalfPlace], how: End, *, group: str) -> Posted:
+    """Send the ends of up to ENDS_MAX half messages of one topic and broker."""
+    queue = places[0].queue
+    ext: dict[str, ExtValue] = {
+        "topic": queue.topic,
+        "producerGroup": group,
+        "commitOrRollback": int(how),
+        "bname": queue.broker_name,
+    }
+    body = b"".join([_END.pack(place.physical_offset, place.half_offset) for place in places])
+    return client.post(queue, RequestCode.END_TRANSACTIONS, ext, body)
+
+
+def ends_refused(client: QueueReader, posted: Posted, places: Sequence[HalfPlace]) -> list[HalfPlace] | None:
+    """Wait for the answer to many ends: those that were refused; None if the broker takes only single ones."""
+    answer = client.answer(posted)
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        return None
+    verdicts = checked(answer, posted).body
+    return [place for place, verdict in zip(places, verdicts, strict=True) if verdict]
+
+
 def checked(answer: Command, posted: Posted) -> Command:
     """The answer, if it says that something was stored."""
     if answer.code not in STORED:
         raise ResponseError(answer.code, answer.remark, request_code=posted.code, address=posted.address)
     return answer
+
+
+def _send_ext(queue: MessageQueue, group: str, *, flag: int, properties: str, is_batch: bool) -> dict[str, ExtValue]:
+    return {
+        "a": group,
+        "b": queue.topic,
+        "c": "TBW102",
+        "d": 4,
+        "e": queue.queue_id,
+        "f": 0 if is_batch else int(SysFlag.TRANSACTION_PREPARED),
+        "g": time.time_ns() // 1_000_000,
+        "h": flag,
+        "i": properties,
+        "j": 0,
+        "k": "false",
+        "m": "true" if is_batch else "false",
+        "n": queue.broker_name,
+    }

@@ -102,7 +102,8 @@ class Decisions:
     def decide(self, batch: str, places: Sequence[HalfPlace], begins: dict[MessageQueue, int]) -> Decision:
         """Commit a batch, durably. If somebody was faster, what he decided."""
         with self._explained():
-            self._link(f"{batch}.decided", encode_places(places, begins=json.dumps(list(begins.items()))))
+            if self._link(f"{batch}.decided", encode_places(places, begins=json.dumps(list(begins.items())))):
+                return Decision(batch, list(places), begins)
         found = self.find(batch)
         assert found is not None, "a decision is removed only by who holds the lock"
         return found
@@ -145,16 +146,17 @@ class Decisions:
         finally:
             os.close(descriptor)
 
-    def _link(self, name: str, data: bytes) -> None:
-        """Make a file whole and durable; if there is one, it stays."""
+    def _link(self, name: str, data: bytes) -> bool:
+        """Make a file whole and durable; if there is one, it stays, and this is False."""
         part = self.folder / f".part-{secrets.token_hex(8)}"
         try:
             with open(part, "xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            with contextlib.suppress(FileExistsError):
-                os.link(part, self.folder / name)
+            os.link(part, self.folder / name)
+        except FileExistsError:
+            return False
         finally:
             part.unlink(missing_ok=True)
         descriptor = os.open(self.folder, os.O_RDONLY)
@@ -162,6 +164,7 @@ class Decisions:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        return True
 
     def _remove_old(self) -> None:
         for pattern in ("stream-*.done", "once-*.done"):

@@ -86,8 +86,11 @@ class Committer:
             if decision is None:
                 decision = self._decisions.decide(batch, sent, settler.ends(sent))
             self._carry_out(settler, decision, is_new=is_new)
-            winners = set(keys_of(decision.places))
-            settler.roll_back([place for place in (*sent, *abandoned) if place.unique_key not in winners])
+            if is_new and decision.places == sent:
+                settler.roll_back(abandoned)
+            else:  # of an earlier driver, or one that was faster
+                winners = set(keys_of(decision.places))
+                settler.roll_back([place for place in (*sent, *abandoned) if place.unique_key not in winners])
 
     def abort(self, batch: str, tasks: Sequence[TaskHalves]) -> None:
         """Roll back what tasks sent, unless the batch was decided: then a restart carries it out."""

@@ -1,29 +1,46 @@
 """Rows as half messages: what marks them, how they are sent, and where they wait.
 
-`HalfCarrier` takes the batches that a `Sender` makes and sends each row as a half message of its own, many on their
-way. A batch that is sent again gets new unique keys: of the first try it is not known what was stored, so those half
-messages must never be committed. A unique key therefore names one half message for good.
+`HalfCarrier` takes the batches that a `Sender` makes and sends them as half messages: together to a broker of ours, one
+by one to others. A batch that is sent again gets new unique keys: of the first try it is not known what was stored, so
+those half messages must never be committed. A unique key therefore names one half message for good.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from typing import Final
 
 import pyarrow as pa
 
 from contrailmq.client.blocking.raw import Posted, QueueReader
 from contrailmq.client.blocking.raw_connection import Pieces
-from contrailmq.client.blocking.raw_halves import End, HalfPlace, checked, half_place, post_end, post_half
+from contrailmq.client.blocking.raw_halves import (
+    ENDS_MAX,
+    End,
+    HalfPlace,
+    checked,
+    ends_refused,
+    half_place,
+    half_places,
+    post_end,
+    post_ends,
+    post_half,
+    post_half_batch,
+)
 from contrailmq.message import ContrailError, MessageQueue, Property, create_unique_ids
-from contrailmq.message.batch import BatchPart, split_batch
+from contrailmq.message.batch import BatchPart, encode_batch, split_batch
 from contrailmq.message.property_text import find_text
 from contrailmq.spark.sinks.sending import ExactlyOnce
+from contrailmq.wire.codes import RequestCode
 
 MARK: Final = "CONTRAIL_TRANSACTION"  # the decisions' id and the batch: "<id>/<batch>"
 WINDOW: Final = 256  # requests on their way: their answers fit into any socket's buffer
+_BATCHES_WINDOW: Final = 8  # requests with many ends
 _UNIQUE_KEY: Final = f"{Property.UNIQUE_KEY}\x01"
 _SCHEMA: Final = pa.schema(
     [("queue", pa.int32()), ("key", pa.string()), ("half", pa.int64()), ("physical", pa.int64())]
@@ -62,12 +79,16 @@ def decode_places(data: bytes) -> tuple[list[HalfPlace], dict[str, str]]:
     return [HalfPlace(queues[queue], *rest) for queue, *rest in zip(*columns, strict=True)], texts
 
 
-class PostedHalves(NamedTuple):
-    """A batch on its way."""
+@dataclass(slots=True)
+class PostedHalves:
+    """A batch on its way: as one request, or one for each part."""
 
     queue: MessageQueue
-    waiting: deque[tuple[str, Posted]]
-    places: list[HalfPlace]
+    keys: list[str]
+    parts: list[BatchPart]
+    whole: Posted | None = None
+    waiting: deque[tuple[str, Posted]] = field(default_factory=deque)
+    places: list[HalfPlace] = field(default_factory=list)
 
 
 class HalfCarrier:
@@ -76,6 +97,7 @@ class HalfCarrier:
     def __init__(self, client: QueueReader, group: str) -> None:
         self._client, self._group = client, group
         self._seen: set[str] = set()  # first keys of the batches that were posted
+        self._singly: set[str] = set()  # brokers that take one half message at a time
         self._posted: list[PostedHalves] = []  # and not answered yet
         self.places: list[HalfPlace] = []
         self.abandoned: list[HalfPlace] = []  # of tries that failed: known, and never to be committed
@@ -89,27 +111,41 @@ class HalfCarrier:
         if keys[0] in self._seen:
             new = create_unique_ids(len(parts))
             parts = [_renamed(part, old, key) for part, old, key in zip(parts, keys, new, strict=True)]
-            keys = new
+            keys, body = new, [encode_batch(parts)]
         self._seen.add(keys[0])
-        posted = PostedHalves(queue, deque(), [])
-        try:
-            for key, part in zip(keys, parts, strict=True):
-                if len(posted.waiting) >= WINDOW:
-                    self._take_first(posted)
-                posted.waiting.append((key, post_half(self._client, queue, part, group=self._group)))
-        except ContrailError:
-            self._abandon(posted)
-            raise
+        posted = PostedHalves(queue, keys, parts)
+        if queue.broker_name in self._singly:
+            self._post_singly(posted)
+        else:
+            posted.whole = post_half_batch(self._client, queue, body, group=self._group)
         self._posted.append(posted)
         return posted
 
+    def _post_singly(self, posted: PostedHalves) -> None:
+        try:
+            for key, part in zip(posted.keys, posted.parts, strict=True):
+                if len(posted.waiting) >= WINDOW:
+                    self._take_first(posted)
+                posted.waiting.append((key, post_half(self._client, posted.queue, part, group=self._group)))
+        except ContrailError:
+            self._abandon(posted)
+            raise
+
     def is_answered(self, posted: PostedHalves) -> bool:
-        ticket = posted.waiting[-1][1]
+        ticket = posted.whole or posted.waiting[-1][1]
         return ticket.connection.is_answered(ticket.opaque)
 
     def batch_answer(self, posted: PostedHalves) -> None:
         """Wait until every half message of the batch is stored, or say why one is not."""
         self._posted = [other for other in self._posted if other is not posted]
+        if posted.whole is not None:
+            whole, posted.whole = posted.whole, None
+            places = half_places(self._client, whole, posted.queue, posted.keys)
+            if places is not None:
+                self.places += places
+                return
+            self._singly.add(posted.queue.broker_name)
+            self._post_singly(posted)
         try:
             while posted.waiting:
                 self._take_first(posted)
@@ -123,12 +159,13 @@ class HalfCarrier:
         posted.places.append(half_place(self._client, ticket, posted.queue, key))
 
     def _abandon(self, posted: PostedHalves) -> None:
-        """Learn what else was stored, as far as the connection still tells."""
+        """Learn what else was stored, as far as the connection still tells. Brokers ask about what is not learned."""
+        if posted.whole is not None:
+            with contextlib.suppress(ContrailError):
+                posted.places += half_places(self._client, posted.whole, posted.queue, posted.keys) or []
         for key, ticket in posted.waiting:
-            try:
+            with contextlib.suppress(ContrailError):
                 posted.places.append(half_place(self._client, ticket, posted.queue, key))
-            except ContrailError:
-                continue  # the broker asks about it, and the decisions answer
         self.abandoned += posted.places
 
     def roll_back(self) -> None:
@@ -142,32 +179,58 @@ def end_all(
     client: QueueReader, places: Iterable[HalfPlace], how: End, *, group: str
 ) -> list[tuple[HalfPlace, ContrailError]]:
     """End half messages, many on their way; those whose end was not confirmed, and why."""
-    failed: list[tuple[HalfPlace, ContrailError]] = []
-    away: dict[str, ContrailError] = {}  # a broker that does not answer is not asked for every row
-    waiting: deque[tuple[HalfPlace, Posted]] = deque()
+    ends = _Ends(client, how, group)
+    for _, run in groupby(places, key=lambda place: (place.queue.broker_name, place.queue.topic)):
+        while chunk := list(islice(run, ENDS_MAX)):
+            ends.post(chunk)
+    while ends.waiting:
+        ends.take_first()
+    return ends.failed
 
-    def take_first() -> None:
-        place, ticket = waiting.popleft()
-        try:
-            checked(client.answer(ticket), ticket)
-        except ContrailError as exc:
-            failed.append((place, exc))
 
-    for place in places:
-        broker = place.queue.broker_name
-        if broker in away:
-            failed.append((place, away[broker]))
-            continue
-        if len(waiting) >= WINDOW:
-            take_first()
+class _Ends:
+    """Ends on their way."""
+
+    def __init__(self, client: QueueReader, how: End, group: str) -> None:
+        self._client, self._how, self._group = client, how, group
+        self._away: dict[str, ContrailError] = {}  # a broker that does not answer is not asked for every row
+        self._singly: set[str] = set()  # brokers that take one end at a time
+        self.waiting: deque[tuple[list[HalfPlace], Posted]] = deque()
+        self.failed: list[tuple[HalfPlace, ContrailError]] = []
+
+    def post(self, places: list[HalfPlace]) -> None:
+        """Of one topic and broker."""
+        broker = places[0].queue.broker_name
+        is_single = broker in self._singly
+        if is_single and len(places) > 1:
+            for place in places:
+                self.post([place])
+            return
+        if len(self.waiting) >= (WINDOW if is_single else _BATCHES_WINDOW):
+            self.take_first()
         try:
-            waiting.append((place, post_end(client, place, how, group=group)))
+            if broker in self._away:
+                raise self._away[broker]
+            send = post_end(self._client, places[0], self._how, group=self._group) if is_single else None
+            ticket = send or post_ends(self._client, places, self._how, group=self._group)
+            self.waiting.append((places, ticket))
         except ContrailError as exc:
-            away[broker] = exc
-            failed.append((place, exc))
-    while waiting:
-        take_first()
-    return failed
+            self._away[broker] = exc
+            self.failed += ((place, exc) for place in places)
+
+    def take_first(self) -> None:
+        places, ticket = self.waiting.popleft()
+        try:
+            if ticket.code == RequestCode.END_TRANSACTION:
+                checked(self._client.answer(ticket), ticket)
+                return
+            refused = ends_refused(self._client, ticket, places)
+        except ContrailError as exc:
+            self.failed += ((place, exc) for place in places)
+            return
+        if refused is None or refused:  # a single end says what is wrong with it
+            self._singly.add(places[0].queue.broker_name)
+            self.post(places if refused is None else refused)
 
 
 def keys_of(places: Iterable[HalfPlace]) -> Iterator[str]:
