@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from contrailmq.spark.jobs.upkeep import Tables, compact, expire, vacuum
     from contrailmq.spark.jobs.verify import findings_frame, verify
     from contrailmq.spark.mirror import mirror_offsets
+    from contrailmq.spark.progress import describe, export_metrics, observed
     from contrailmq.spark.sinks.sink import deduplicated
 
 __all__ = [
@@ -50,10 +51,13 @@ __all__ = [
     "ask",
     "compact",
     "deduplicated",
+    "describe",
     "ensure_java",
     "expire",
+    "export_metrics",
     "findings_frame",
     "mirror_offsets",
+    "observed",
     "publish_delta",
     "publish_iceberg",
     "read_archive",
@@ -80,9 +84,12 @@ _HOMES = {
     "ask": "contrailmq.spark.jobs.ask",
     "compact": "contrailmq.spark.jobs.upkeep",
     "deduplicated": "contrailmq.spark.sinks.sink",
+    "describe": "contrailmq.spark.progress",
     "expire": "contrailmq.spark.jobs.upkeep",
+    "export_metrics": "contrailmq.spark.progress",
     "findings_frame": "contrailmq.spark.jobs.verify",
     "mirror_offsets": "contrailmq.spark.mirror",
+    "observed": "contrailmq.spark.progress",
     "publish_delta": "contrailmq.spark.jobs.delta",
     "publish_iceberg": "contrailmq.spark.jobs.iceberg",
     "read_archive": "contrailmq.spark.jobs.archive",

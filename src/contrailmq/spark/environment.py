@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 from contrailmq.message import ContrailError
 from contrailmq.spark.runtime.hidden_modules import hiding_text
+from contrailmq.spark.runtime.quiet import log_settings, wanted_level
 from contrailmq.spark.runtime.shipping import PACKAGE, cache_folder, is_local_master, ship_package
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
     """
     builder_class = _require_pyspark()
     given = {_setting_name(name): str(value) for name, value in conf.items()}
-    settings = {**_DEFAULTS, **_submitted(), **given}
+    level = wanted_level()
+    settings = {**_DEFAULTS, **({} if level is None else {"spark.log.level": level}), **_submitted(), **given}
     remote = settings.get("spark.remote", os.environ.get("SPARK_REMOTE"))
     if remote is not None:
         is_local = remote.startswith("local")
@@ -113,6 +115,10 @@ def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
         settings.setdefault("spark.sql.shuffle.partitions", str(max(2, os.cpu_count() or 2)))
         if is_local and not _has_context():
             settings = local_settings() | settings
+            if level is None and "spark.log.level" not in given:
+                options = settings["spark.driver.extraJavaOptions"]
+                settings["spark.driver.extraJavaOptions"] = f"{options} -Dlog4j2.configurationFile={log_settings()}"
+                del settings["spark.log.level"]  # Spark would tell that it sets it
         else:
             settings.setdefault("spark.executor.extraJavaOptions", ARROW_JAVA_OPTIONS)
     builder = builder_class.builder.appName(app_name)
@@ -121,7 +127,7 @@ def session(app_name: str = "contrailmq", **conf: str) -> SparkSession:
     hidden = hiding_text()
     if hidden:
         _log.warning("%s", hidden)
-    with _started_from(spark_home() if is_local else None):
+    with _started_from(spark_home() if is_local else None), _without_warning(is_quiet=is_local and level is None):
         spark: SparkSession = builder.getOrCreate()
     register(spark)
     return spark
@@ -277,6 +283,20 @@ def _started_from(home: Path | None) -> Iterator[None]:
         yield
     finally:
         os.environ.pop("SPARK_HOME", None)  # another session may have begun and ended meanwhile
+
+
+@contextlib.contextmanager
+def _without_warning(*, is_quiet: bool) -> Iterator[None]:
+    """A JVM that starts meanwhile does not warn of the module that Spark's launcher names, for it is left out."""
+    home = os.environ.get("JAVA_HOME", "")
+    if not is_quiet or not (Path(home) / "bin" / "java").is_file():
+        yield
+        return
+    os.environ["JAVA_HOME"] = str(_shim_home(Path(home) / "bin" / "java"))
+    try:
+        yield
+    finally:
+        os.environ["JAVA_HOME"] = home
 
 
 def _prepare_process(*, is_local: bool) -> None:

@@ -19,11 +19,12 @@ import importlib.util
 import sys
 import traceback
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, TracebackType
 from typing import Final
 
 _SOURCES: Final = ("contrailmq.spark.sources.commitlog", "contrailmq.spark.sources.rocketmq")
 _TASKS: Final = "pyspark.worker"
+_PLANS_STREAMS: Final = "pyspark.sql.streaming.python_streaming_source_runner"
 _LOOKS_FOR_SOURCES: Final = "pyspark.sql.worker.lookup_data_sources"  # and needs none
 _TASKS_NEED: Final = (
     "pyspark.sql.worker.plan_data_source_read",
@@ -43,10 +44,20 @@ class _Traceback:
 
 
 def end_quietly() -> None:
-    """In a process that `pyspark.daemon` forked: say nothing when nobody listens any more. Elsewhere nothing."""
+    """In a process of Spark's that makes or plans a read: say nothing when nobody listens any more. Elsewhere nothing.
+
+    Such a process is forked by `pyspark.daemon`, or is a stream's own.
+    """
     main = sys.modules["__main__"]
     if main.__spec__ is not None and main.__spec__.name == "pyspark.daemon":
         _quieten(main)
+    if main.__spec__ is not None and main.__spec__.name == _PLANS_STREAMS:
+        sys.excepthook = _say_unless_nobody_listens
+
+
+def _say_unless_nobody_listens(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not issubclass(kind, BrokenPipeError):
+        sys.__excepthook__(kind, error, trace)
 
 
 def serve() -> None:
