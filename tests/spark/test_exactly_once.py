@@ -22,7 +22,7 @@ from contrailmq.client.blocking.raw import Posted, QueueReader
 from contrailmq.client.blocking.raw_halves import End, HalfPlace, post_end
 from contrailmq.client.errors import NoRouteError
 from contrailmq.client.results import PullStatus
-from contrailmq.message import StoredMessage
+from contrailmq.message import MessageQueue, StoredMessage, SystemTopic
 from contrailmq.message.codec import decode_record
 from contrailmq.spark.sinks import settling
 from contrailmq.spark.sinks.answering import Answerer
@@ -270,3 +270,54 @@ def test_an_end_whose_answer_was_lost_is_not_sent_again_if_its_row_is_visible(
     assert set(ended.values()) == {1}  # five were in doubt and visible: no broker was told twice
     assert settling.DOUBT_S in pauses
     assert visible(single_cluster.namesrv, "Lost") == expected(1)
+
+
+@pytest.mark.parametrize("is_single", [False, True])
+@pytest.mark.parametrize("step", [1, 4, 9])
+def test_a_broker_that_is_killed_while_a_batch_is_written_has_every_row_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int, is_single: bool
+) -> None:
+    """Between two requests, of which the first was answered or lost: when half messages come, and when ends do."""
+    if is_single:
+        monkeypatch.setattr(HalfBatches, "register", lambda *_: None)
+    with LocalCluster(config=CHECKS) as cluster:
+        settings = settings_for(cluster, tmp_path / "sink", "Killed", batch_count=2, timeout_s=5.0)
+        post, posted = QueueReader.post, Counter[RequestCode]()
+
+        def killing(self: QueueReader, queue: Any, code: RequestCode, *args: Any) -> Posted:
+            ticket = post(self, queue, code, *args)
+            posted[code] += 1
+            if posted[code] == step:
+                cluster.kill_broker()
+                cluster.restart_broker()
+            return ticket
+
+        monkeypatch.setattr(QueueReader, "post", killing)
+        monkeypatch.setattr("contrailmq.spark.sinks.halves.ENDS_MAX", 1)
+        halves = [task(settings, 0, number) for number in range(TASKS)]
+        Committer(settings, sleep=lambda seconds: time.sleep(min(seconds, 0.2))).commit(stream_batch("q", 0), halves)
+        assert visible(cluster.namesrv, "Killed") == expected(1)
+        wait_until_nothing_is_pending(cluster, settings)
+        assert visible(cluster.namesrv, "Killed") == expected(1)
+
+
+def test_a_half_message_that_was_put_back_by_checks_is_found_after_the_broker_forgot_its_way(tmp_path: Path) -> None:
+    """The driver was away and brokers asked in vain; then the broker was restarted, and the noted place is passed."""
+    with LocalCluster(config=CHECKS) as cluster:
+        settings = settings_for(cluster, tmp_path / "sink", "Moved")
+        committer, halves = Committer(settings), [task(settings, 0, number) for number in range(TASKS)]
+        with committer._settler() as settler:
+            sent = [place for task in halves for place in _places(task)]
+            committer._decisions.decide(stream_batch("q", 0), sent, settler.ends(sent))
+        half_queue = MessageQueue(SystemTopic.HALF, sent[0].queue.broker_name, 0)
+        with QueueReader(namesrv=cluster.namesrv) as reader:
+            deadline_s = time.monotonic() + GUARD_S
+            while reader.max_offset(half_queue) < 4 * len(sent):  # put back several times
+                assert time.monotonic() < deadline_s
+                time.sleep(0.05)
+        cluster.stop_broker()
+        cluster.restart_broker()
+        Committer(settings, sleep=_no_sleep).recover()
+        assert visible(cluster.namesrv, "Moved") == expected(1)
+        wait_until_nothing_is_pending(cluster, settings)
+        assert visible(cluster.namesrv, "Moved") == expected(1)
