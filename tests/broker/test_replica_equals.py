@@ -48,6 +48,10 @@ class Mixture:
             for topic in ("Single", "Bulk", "Later", "Deal"):
                 admin.create_topic(topic, queues=4)
             admin.create_topic("Inner", queues=2, attributes={"queue.type": "BatchCQ"})
+        with Producer("first", namesrv=self._namesrv) as producer:  # the slave has it before it is told of the topic
+            message = self._message("Inner")
+            assert producer.send(message).status is SendStatus.OK
+            self._sent("Inner", [message])
 
     def send(self, count: int) -> None:
         """So many messages; a batch counts for what is in it."""
@@ -73,7 +77,9 @@ class Mixture:
             assert producer.send_batch(batch).status is SendStatus.OK
             self._sent("Bulk", batch)
         elif kind == "inner":
-            self._send_inner([self._message("Inner") for _ in range(rng.randrange(2, 2 * BATCH))])
+            batch = [self._message("Inner") for _ in range(rng.randrange(2, 2 * BATCH))]
+            self._send_inner(batch)
+            self._sent("Inner", batch, found_by=batch[:1])
         elif kind == "deal":
             is_committed = rng.random() < 0.6
             message = self._message("Deal")
@@ -81,7 +87,7 @@ class Mixture:
             self._sent("Deal", [message], is_visible=is_committed)
         else:
             wish = {"single": {}, "level": {"delay_level": rng.randrange(1, 3)}, "timer": {"delay": 1.0}}[kind]
-            topic = "Single" if kind == "single" else "Later"
+            topic = rng.choice(["Single", "Single", "Inner"]) if kind == "single" else "Later"
             message = self._message(topic, **wish)
             assert producer.send(message).status is SendStatus.OK
             self._sent(topic, [message])
@@ -100,7 +106,6 @@ class Mixture:
             await client.close()
 
         asyncio.run(send())
-        self._sent("Inner", batch)
 
     def _message(self, topic: str, **wish: object) -> Message:
         rng = self._rng
@@ -114,12 +119,13 @@ class Mixture:
             **wish,
         )
 
-    def _sent(self, topic: str, messages: list[Message], *, is_visible: bool = True) -> None:
+    def _sent(
+        self, topic: str, messages: list[Message], *, is_visible: bool = True, found_by: list[Message] | None = None
+    ) -> None:
         self.count += len(messages)
         if is_visible:
             self.visible[topic] += len(messages)
-            found_by = messages[:1] if topic == "Inner" else messages
-            self.bodies |= {message.keys[0]: (topic, message.body) for message in found_by}
+            self.bodies |= {message.keys[0]: (topic, message.body) for message in found_by or messages}
 
 
 def restart(cluster: LocalCluster, rng: random.Random) -> None:

@@ -18,7 +18,7 @@ from contrailmq.broker.cluster.slave_sync import SlaveSync
 from contrailmq.broker.state.config_files import TableSaveError
 from contrailmq.broker.state.groups import Group
 from contrailmq.broker.state.topics import Topic
-from contrailmq.message import SystemTopic
+from contrailmq.message import Message, SystemTopic
 from contrailmq.store.timer import TimerCheckpoint, decode_checkpoint
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.errors import ConnectError
@@ -634,6 +634,30 @@ def test_a_topic_younger_than_the_last_copy_is_served_while_the_master_is_gone(p
     rounds(pair, 1)
     assert queues(pair.slave, "Young") == 7
     assert pair.slave.node.topics.version.parts == pair.master.node.topics.version.parts
+
+
+@pytest.mark.parametrize("is_master_gone", [False, True])
+def test_a_batch_topic_younger_than_the_last_copy_gets_the_masters_queues(pair: Pair, is_master_gone: bool) -> None:
+    """A single message does not say that its queue is a batch queue; the inner batch after it does."""
+    rounds(pair, 2)
+    young = Topic("Young", read_queues=1, write_queues=1, attributes={"queue.type": "BatchCQ"})
+    pair.master.node.topics.put(young)
+    pair.master.send("Young", b"single")
+    if is_master_gone:
+        inner = [Message("Young", b"one"), Message("Young", b"two")]
+        assert pair.master.store.put_inner_batch("Young", inner).queue_offset == 1
+        pair.wire.gone.add(MASTER)
+    pair.copy_log()
+    rounds(pair, 3)
+    assert pair.slave.node.topics.get("Young") is not None
+    assert pair.slave.store.has_batch_queues("Young")
+    assert pair.slave.store.queues()["Young", 0] == pair.master.store.queues()["Young", 0]
+    assert pair.slave.store.read_units("Young", 0, 0, 1) == [], "no ordinary queue is left"
+    pair.slave.node.config.slave_read_enable = True
+    assert pair.slave.pull("Young", queue_id=0)[0].body == pair.master.pull("Young", queue_id=0)[0].body
+    pair.restart_slave()
+    assert pair.slave.store.has_batch_queues("Young")
+    assert pair.slave.store.queues()["Young", 0] == pair.master.store.queues()["Young", 0]
 
 
 def test_a_topic_that_the_master_has_deleted_is_not_adopted_from_the_log(pair: Pair) -> None:

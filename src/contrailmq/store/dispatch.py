@@ -131,6 +131,11 @@ class Dispatcher:
                     flags = sys_flag | SysFlag.TRANSACTION_PREPARED
                     facts[index] = (state, offset, size, code, time_ms, queue_offset, hashes, flags, properties)
 
+    def while_still(self, work: Callable[[], object]) -> None:
+        """Do this while nothing is dispatched."""
+        with self._lock:
+            work()
+
     def forget(self) -> None:
         """The store is let go: a late read must not dispatch into files that may be another's by now."""
         with self._lock:

@@ -53,6 +53,7 @@ from contrailmq.store.queues.consume_queue import ConsumeQueue
 from contrailmq.store.queues.queue_unit import Boundary, unpack_units
 from contrailmq.store.reading.decoded import check_body, decode_found
 from contrailmq.store.reading.reader import COLD, PLAIN, PULL_BYTES_MAX, SOUND, WARM, Reader
+from contrailmq.store.recovery.queue_kinds import unify_queues
 from contrailmq.store.replication.replica import Replica
 from contrailmq.store.upkeep.ground import GroundWatch
 from contrailmq.store.writability import Writability, explained
@@ -591,9 +592,25 @@ class MessageStore:
     # --- administration
 
     def set_batch_topics(self, topics: Container[str]) -> None:
-        """Which topics have queue.type=BatchCQ; it is asked again each time. One with ordinary queues keeps those."""
+        """Which topics have queue.type=BatchCQ; it is asked again each time.
+
+        One with ordinary queues keeps those until `unify_queues`, or until the store is opened again.
+        """
         self._life.check_not_closed()
         self._queues.batches.topics = topics
+
+    @while_open
+    def unify_queues(self) -> None:
+        """Give topics that turned out to be batch topics batch queues in place of ordinary ones. Let a worker call it.
+
+        Trouble is reported as that of housekeeping, and the next call tries again.
+        """
+        if self._queues.misplaced():
+            self._housekeeping.in_turn(self._unify_queues)
+
+    def _unify_queues(self) -> None:
+        persist = self._housekeeping.persist
+        self._dispatcher.while_still(lambda: unify_queues(self._queues, self._log_files, persist))
 
     @while_open
     def delete_topics(self, topics: Sequence[str]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contrailmq.store.config import StartBounds, StoreConfig
 from contrailmq.store.files import Files
 from contrailmq.store.parts import Parts
+from contrailmq.store.recovery.queue_kinds import unify_queues
 from contrailmq.store.recovery.queue_ledger import read_ledger
 from contrailmq.store.recovery.recovery import RecoveryReport, load_index, recover
 from contrailmq.store.recovery.truncation import decided_truncation, truncate_log, truncation_done
@@ -51,6 +52,7 @@ def load_and_recover(config: StoreConfig, files: Files, parts: Parts, bounds: St
         for file in log_files.files:
             if file.end > report.walked_from:
                 files.sync(file.descriptor)
+    unify_queues(parts.queues, log_files, parts.housekeeping.persist)
     return report
 
 

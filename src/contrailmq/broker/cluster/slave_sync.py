@@ -187,6 +187,7 @@ class SlaveSync:
                 self._adoption.missing.pop(name, None)
         elif self._adoption.missing and self._unanswered >= GONE_ROUNDS:
             self._adopt()
+            await asyncio.to_thread(self._node.store.unify_queues)
 
     def _topic_missing(self) -> None:
         """The log brought a topic that the table lacks."""
@@ -236,6 +237,9 @@ class SlaveSync:
         )
         if await self._is_read(fresh.read, data):
             self._node.topics.take_over(fresh)
+        # Before the table is saved, and again if that failed: the log may have brought messages of a batch topic first.
+        await asyncio.to_thread(self._node.store.unify_queues)
+        if data is not None:
             await self._saver.save("topics.json")
 
     async def _copy_groups(self, master: str) -> None:

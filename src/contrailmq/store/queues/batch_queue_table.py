@@ -83,7 +83,7 @@ class BatchQueueTable:
         topics: Container[str] = frozenset(),
         others: Container[str] = frozenset(),
     ) -> None:
-        """`others` are topics that have ordinary queues already: those keep them."""
+        """`others` are topics that have ordinary queues: those are used until recovery/queue_kinds.py moves them."""
         self.root = root
         self.topics = topics
         self._others = others
@@ -103,6 +103,15 @@ class BatchQueueTable:
     def holds(self, topic: str) -> bool:
         """Whether the records of a topic are in batch queues."""
         return topic in self._names or (topic in self.topics and topic not in self._others)
+
+    def claims(self, topic: str) -> bool:
+        """Whether they belong there, wherever they are."""
+        return topic in self._names or topic in self.topics
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether a topic has queues here and ordinary ones."""
+        return any(topic in self._others for topic in self._names)
 
     def get(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
         return self._queues.get((topic, queue_id))

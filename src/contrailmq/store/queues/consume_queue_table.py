@@ -206,6 +206,10 @@ class ConsumeQueueTable:
             self.created[key] = None
         return queue
 
+    def misplaced(self) -> list[str]:
+        """Topics that have ordinary queues although batch queues are theirs."""
+        return [topic for topic in sorted(self._counts) if self.batches.claims(topic)]
+
     def extension_code(self, topic: str, queue_id: int, address: int) -> int | None:
         """The tags code in the extension at an address, the address itself when none is there, and None for a queue
         whose extensions another program made and we do not read: whoever filters then takes every message."""
@@ -355,7 +359,7 @@ class ConsumeQueueTable:
         return True
 
     def delete_topic(self, topic: str) -> int:
-        """Destroy all queues of a topic; how many there were."""
+        """Destroy all ordinary queues of a topic; how many there were."""
         return sum(self.delete(*key) for key in [key for key in self._queues if key[0] == topic])
 
     def destroy(self) -> None:

@@ -610,7 +610,7 @@ class _Recovery:
         for entry in self.ledger.queues if self.ledger is not None else ():
             queue = self.queues.get(entry.topic, entry.queue_id)
             is_empty = queue is None or queue.max_offset == queue.min_offset == 0
-            if is_empty and entry.max_offset:
+            if is_empty and entry.max_offset and not self.queues.batches.holds(entry.topic):
                 queue = self.queues.find_or_create(entry.topic, entry.queue_id)
                 queue.start_at(entry.max_offset)
                 self.queues.mark_dirty(queue)
@@ -622,7 +622,7 @@ class _Recovery:
         if not (len(batches) or entries or batches.was_seen):
             return
         begin = self.files[0].base
-        if self.ledger is not None and batches.agrees_with(entries):
+        if self.ledger is not None and not batches.is_mixed and batches.agrees_with(entries):
             begin = max(begin, self.ledger.physical_offset)
         else:
             batches.reset()

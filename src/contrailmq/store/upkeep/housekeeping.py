@@ -115,8 +115,12 @@ class Housekeeping:
 
     def persist_in_turn(self) -> None:
         """Persist now; trouble is treated as in a round."""
+        self.in_turn(self.persist)
+
+    def in_turn(self, work: Callable[[], None]) -> None:
+        """Do this between two rounds; trouble is treated as in one."""
         with self._turn:
-            self.error = self._try(self.persist)
+            self.error = self._try(work)
 
     def persist_soon(self) -> None:
         """Have the thread persist at once: the caller may not wait for a disk."""
