@@ -6,12 +6,14 @@ Runs in the root of the source tree, with the environment of `make install`. `co
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from contrailmq.cli.bench import AsJson, Namesrv, show
+from contrailmq.message import ContrailError
 
 app = typer.Typer(help="Measure: CPU microseconds per message and ratios to a baseline.", no_args_is_help=True)
 
@@ -233,20 +235,36 @@ def replication(
     rounds: Annotated[int, typer.Option(help="Rounds of each system, alternating.", min=1)] = 2,
     seconds: Annotated[float, typer.Option(help="Length of a round.")] = 3.0,
     mebibytes: Annotated[int, typer.Option(help="Size of the log that a slave catches up with.", min=1)] = 2048,
+    parts: Annotated[str, typer.Option(help="Which, with commas.")] = "memory,async,catch-up,sync",
     directory: Directory = None,
     as_json: AsJson = False,
 ) -> None:
     """What a slave costs its master, sends that wait for it, and how fast one catches up, beside Apache's."""
-    from bench.mixed import NotDelivered
-    from bench.replication import Settings, measure_replication
+    from bench.replication import PARTS, Settings, measure_replication
 
-    settings = Settings(lib, rounds, seconds, mebibytes=mebibytes, with_apache=not is_alone, directory=directory)
+    wanted = parts.split(",")
+    if unknown := set(wanted) - set(PARTS):
+        raise typer.BadParameter(f"--parts {','.join(sorted(unknown))}: there are {', '.join(PARTS)}")
+    settings = Settings(
+        lib, rounds, seconds, mebibytes=mebibytes, with_apache=not is_alone, directory=directory, parts=wanted
+    )
+    tell_parts("replication, ours / Apache's (ratio)", measure_replication(settings), as_json=as_json)
+
+
+def tell_parts(title: str, parts: Iterator[dict[str, object]], *, as_json: bool) -> None:
+    """Each part when it is done, as one object with --json; what fails takes nothing from those before it."""
+    figures: dict[str, object] = {}
     try:
-        figures = measure_replication(settings)
-    except NotDelivered as exc:
+        for part in parts:
+            figures |= part
+            if not as_json:
+                show(title, part, as_json=False)
+    except ContrailError as exc:
         typer.echo(f"error: {exc}", err=True)
         raise typer.Exit(1) from exc
-    show("replication, ours / Apache's (ratio)", figures, as_json=as_json)
+    finally:
+        if as_json:
+            show(title, figures, as_json=True)
 
 
 @app.command("apache-programs")

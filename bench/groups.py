@@ -23,6 +23,7 @@ from bench import compare
 from bench.apache_programs import cpu_seconds
 from bench.mixed import NotDelivered
 from contrailmq import Admin
+from contrailmq.wire.errors import WireError
 
 START_S: Final = 90.0  # of a JVM, on a busy machine
 STOP_S: Final = 30.0
@@ -182,11 +183,21 @@ class Group:
         self.until(lambda: self.place(self.slave).readable_end >= self.place(self.master).log_end, "the slave has all")
 
     def until(self, fact: Callable[[], bool], what: str, seconds: float = START_S) -> None:
+        """A broker that answers with an error, or not at all, is asked again: Apache's does while its log begins."""
         deadline = time.monotonic() + seconds
-        while not fact():
+        while True:
+            error = ""
+            try:
+                if fact():
+                    return
+            except WireError as exc:
+                error = f"; the last answer: {exc}"
             if time.monotonic() > deadline:
-                logs = "\n".join((server.home / f"{server.name}.log").read_text()[-1000:] for server in (self.slave,))
-                raise NotDelivered(f"{self.name}: waited {seconds:g} s until {what}; the slave's last lines:\n{logs}")
+                file = self.slave.home / f"{self.slave.name}.log"
+                logs = file.read_text()[-1000:] if file.exists() else "none"
+                raise NotDelivered(
+                    f"{self.name}: waited {seconds:g} s until {what}{error}; the slave's last lines:\n{logs}"
+                )
             time.sleep(LOOK_S)
 
     def keep_slaves_store(self) -> Path:

@@ -1,9 +1,10 @@
 """`python -m bench replication`: a master with a slave, ours beside Apache's, in turns in one run.
 
-Three parts, with messages of 1 KiB and asynchronous flush:
+Four parts, with messages of 1 KiB and asynchronous flush; each is told when it is done:
 
-    asynchronous   what a slave costs: the rate of sends to a master alone and to one with a slave, CPU of both
-    synchronous    SYNC_MASTER with inSyncReplicas=2: rate, p50 and p99 of sends that wait for the slave
+    memory         resident MB of a slave that has nothing to do
+    async          what a slave costs: the rate of sends to a master alone and to one with a slave, CPU of both
+    sync           SYNC_MASTER with inSyncReplicas=2: rate, p50 and p99 of sends that wait for the slave
     catch-up       a slave that was away while its master's log grew: how fast it gets what it lacks, until its log has
                    it and until its queues and index have it too; and the rate of producers meanwhile
 
@@ -17,7 +18,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -26,6 +27,7 @@ from bench import compare
 from bench.groups import LOOK_S, Group, Server, apache_command, ours_command
 from bench.mixed import VERSION, Figures, build_load, run_load
 
+PARTS: Final = ("memory", "async", "catch-up", "sync")  # in this order: the last one starts the brokers again
 SHAPES: Final = ((64, 1), (16, 32))  # connections x requests in flight
 BODY_BYTES: Final = 1024
 CATCH_UP_S: Final = 120.0  # then it is given up
@@ -42,10 +44,13 @@ class Settings(NamedTuple):
     mebibytes: int = 2048  # of the log that a slave catches up with
     with_apache: bool = True
     directory: Path | None = None
+    parts: Collection[str] = PARTS
 
 
-def measure_replication(settings: Settings, theirs: Callable[[Path], Group] | None = None) -> dict[str, object]:
-    """Name -> ours / Apache's (ratio); `theirs` makes another group in a directory, in place of Apache's."""
+def measure_replication(
+    settings: Settings, theirs: Callable[[Path], Group] | None = None
+) -> Iterator[dict[str, object]]:
+    """Part by part, name -> ours / Apache's (ratio); `theirs` makes another group in a directory, not Apache's."""
     with tempfile.TemporaryDirectory(dir=settings.directory) as temporary, ExitStack() as stack:
         work = Path(temporary)
         build_load("load", work / "load")
@@ -58,15 +63,16 @@ def measure_replication(settings: Settings, theirs: Callable[[Path], Group] | No
             groups.append(stack.enter_context(Group("apache", work / "apache", command)))
         time.sleep(settings.settle_seconds)
         bench = _Bench(work / "load", settings, groups)
-        figures: dict[str, object] = {
-            "rounds": f"{settings.rounds} of {settings.seconds:g} s, in turns; {BODY_BYTES} bytes a body",
-            "idle slave, resident MB": beside([group.slave.resident_mb() for group in groups]),
+        yield {"rounds": f"{settings.rounds} of {settings.seconds:g} s, in turns; {BODY_BYTES} bytes a body"}
+        measure = {
+            "memory": bench.memory,
+            "async": bench.asynchronous,
+            "catch-up": bench.catch_up,
+            "sync": bench.synchronous,
         }
-        bench.warm()
-        figures |= bench.asynchronous()
-        figures |= bench.catch_up()
-        figures |= bench.synchronous()
-        return figures
+        for part in PARTS:
+            if part in settings.parts:
+                yield measure[part]()
 
 
 class _Bench:
@@ -74,13 +80,21 @@ class _Bench:
         self._load = load
         self._settings = settings
         self._groups = groups
+        self._is_warm = False
 
     def send(self, group: Group, master: Server, shape: tuple[int, int], seconds: float) -> Figures:
         place = ["send", "127.0.0.1", str(master.port), "LoadTopic", "4"]
         numbers = [*map(str, shape), str(BODY_BYTES), str(seconds)]
         return run_load(group.name, [str(self._load), *place, *numbers, "json", str(master.pid)])
 
-    def warm(self) -> None:
+    def memory(self) -> dict[str, object]:
+        return {"idle slave, resident MB": beside([group.slave.resident_mb() for group in self._groups])}
+
+    def _warm(self) -> None:
+        """Once, before the first part that sends."""
+        if self._is_warm:
+            return
+        self._is_warm = True
         for group in self._groups:
             for master in (group.alone, group.master):
                 self.send(group, master, SHAPES[0], self._settings.warm_seconds)
@@ -89,6 +103,7 @@ class _Bench:
     # --- asynchronous
 
     def asynchronous(self) -> dict[str, object]:
+        self._warm()
         found: dict[str, object] = {}
         for shape in SHAPES:
             rounds: dict[str, list[Figures]] = {group.name: [] for group in self._groups}
@@ -126,6 +141,7 @@ class _Bench:
     # --- synchronous
 
     def synchronous(self) -> dict[str, object]:
+        self._warm()
         for group in self._groups:
             group.restart_pair(SYNC)
             self.send(group, group.master, SHAPES[0], self._settings.warm_seconds)
@@ -156,6 +172,7 @@ class _Bench:
     # --- catch-up
 
     def catch_up(self) -> dict[str, object]:
+        self._warm()
         sides = [self._catch_up(group) for group in self._groups]
         names = {
             "catch-up, MB": "mb",
