@@ -170,6 +170,8 @@ def check_stores(cluster: LocalCluster, mixture: Mixture, rng: random.Random) ->
     ours, theirs = map(whole_log, paths)
     assert ours == theirs
     for folder in ("consumequeue", "batchconsumequeue"):
+        our_topics, their_topics = ({topic.name for topic in (path / folder).iterdir()} for path in paths)
+        assert our_topics == their_topics, folder
         our_queues, their_queues = (queue_files(path, folder) for path in paths)
         assert our_queues.keys() == their_queues.keys()
         assert our_queues == their_queues
