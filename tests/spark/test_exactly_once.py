@@ -28,11 +28,11 @@ from contrailmq.spark.sinks import settling
 from contrailmq.spark.sinks.answering import Answerer
 from contrailmq.spark.sinks.decisions import Decisions, stream_batch
 from contrailmq.spark.sinks.exactly_once import Committer, TaskHalves, write_halves
-from contrailmq.spark.sinks.halves import MARK
+from contrailmq.spark.sinks.halves import MARK, decode_places, end_all
 from contrailmq.spark.sinks.sending import ExactlyOnce, SinkSettings
 from contrailmq.testing import LocalCluster
-from contrailmq.wire.codes import RequestCode
-from contrailmq.wire.errors import ConnectionClosedError
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.errors import ConnectionClosedError, ResponseError
 from how_many import examples
 
 ROUNDS = examples(50)
@@ -270,6 +270,26 @@ def test_an_end_whose_answer_was_lost_is_not_sent_again_if_its_row_is_visible(
     assert set(ended.values()) == {1}  # five were in doubt and visible: no broker was told twice
     assert settling.DOUBT_S in pauses
     assert visible(single_cluster.namesrv, "Lost") == expected(1)
+
+
+def test_an_end_that_a_slave_was_sent_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NameServers may name a slave that stands in for a master. It ends nothing, and says SLAVE_NOT_AVAILABLE."""
+    with LocalCluster(slaves=1) as pair:
+        settings = settings_for(pair, tmp_path / "sink", "Away")
+        halves = task(settings, 0, 0)
+        places = decode_places(halves.places)[0]
+        slave = pair.broker_addresses[pair.slave_index()]
+        with QueueReader(namesrv=pair.namesrv) as client:
+            client.publish_queues("Away")
+            with monkeypatch.context() as patch:
+                patch.setattr(QueueReader, "_master_address", lambda *_: slave)
+                failed = end_all(client, places, End.COMMIT, group=settings.group)
+            assert [place for place, _ in failed] == places
+            assert {exc.code for _, exc in failed if isinstance(exc, ResponseError)} == {
+                ResponseCode.SLAVE_NOT_AVAILABLE
+            }
+            assert end_all(client, places, End.COMMIT, group=settings.group) == []
+        assert visible(pair.namesrv, "Away") == Counter(f"0-0-{row}".encode() for row in range(ROWS))
 
 
 @pytest.mark.parametrize("is_single", [False, True])

@@ -119,13 +119,22 @@ def ends_refused(client: QueueReader, posted: Posted, places: Sequence[HalfPlace
     answer = client.answer(posted)
     if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
         return None
-    verdicts = checked(answer, posted).body
+    verdicts = confirmed(answer, posted).body
     return [place for place, verdict in zip(places, verdicts, strict=True) if verdict]
 
 
 def checked(answer: Command, posted: Posted) -> Command:
     """The answer, if it says that something was stored."""
-    if answer.code not in STORED:
+    return _if_in(STORED, answer, posted)
+
+
+def confirmed(answer: Command, posted: Posted) -> Command:
+    """The answer to an end, if it was carried out: SLAVE_NOT_AVAILABLE is also what a slave says that ends nothing."""
+    return _if_in(frozenset({ResponseCode.SUCCESS}), answer, posted)
+
+
+def _if_in(codes: frozenset[ResponseCode], answer: Command, posted: Posted) -> Command:
+    if answer.code not in codes:
         raise ResponseError(answer.code, answer.remark, request_code=posted.code, address=posted.address)
     return answer
 

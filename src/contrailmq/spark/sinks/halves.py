@@ -23,7 +23,7 @@ from contrailmq.client.blocking.raw_halves import (
     ENDS_MAX,
     End,
     HalfPlace,
-    checked,
+    confirmed,
     ends_refused,
     half_place,
     half_places,
@@ -222,7 +222,7 @@ class _Ends:
         places, ticket = self.waiting.popleft()
         try:
             if ticket.code == RequestCode.END_TRANSACTION:
-                checked(self._client.answer(ticket), ticket)
+                confirmed(self._client.answer(ticket), ticket)
                 return
             refused = ends_refused(self._client, ticket, places)
         except ContrailError as exc:
