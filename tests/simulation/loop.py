@@ -1,7 +1,7 @@
 """asyncio's own selector event loop, with a selector that waits in virtual time.
 
 Everything above the selector and the sockets is CPython's code: callbacks, tasks, transports, TLS. Only a turn of the
-loop and its heap of timers are ours: they do what CPython's do, in half the time. The loop's time is its node's
+loop and its heap of timers are ours: they do what CPython's do, with less work for each turn. The loop's time is its node's
 monotonic clock. Tasks and futures get numbers for hashes, because sets of them (`asyncio.wait`, our own) would
 otherwise be walked in the order of their memory addresses.
 
