@@ -82,6 +82,7 @@ SYS_FLAG_AT: Final = 36
 BORN_HOST_AT: Final = 48
 STORE_TIME_AT: Final = 56  # this and what follows: where the born host is IPv4
 STORE_HOST_AT: Final = 64
+PREPARED_OFFSET_AT: Final = 76  # where both hosts are IPv4
 BODY_BYTES_BYTES: Final = 4  # of the body's length, which is the last field of a head
 BODY_BYTES_AT: Final = 84  # where both hosts are IPv4
 OFFSETS: Final = slice(QUEUE_OFFSET_AT, SYS_FLAG_AT)
@@ -98,6 +99,7 @@ assert _PLACES.items() >= {
     ("born_host", BORN_HOST_AT),
     ("store_time", STORE_TIME_AT),
     ("store_host", STORE_HOST_AT),
+    ("prepared_transaction_offset", PREPARED_OFFSET_AT),
     ("body_bytes", BODY_BYTES_AT),
 }
 _I16: Final = struct.Struct(">h")

@@ -23,7 +23,7 @@ from contrailmq.broker.transactions.transaction_check import CLOCK_SET
 from contrailmq.message import MessageError, Property, SysFlag, SystemTopic
 from contrailmq.message.batch import encode_batch, split_batch
 from contrailmq.message.property_text import closed, find, key_of, without
-from contrailmq.message.record import SYS_FLAG_AT
+from contrailmq.message.record import PREPARED_OFFSET_AT, SYS_FLAG_AT
 from contrailmq.store import Copier, Copy
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
@@ -58,7 +58,6 @@ _LATER: Final = (
 )
 _FLAGS: Final = struct.Struct(">i")
 _POINTS_BACK: Final = struct.Struct(">q")
-_POINTS_BACK_AT: Final = 76  # preparedTransactionOffset, behind the store host and the tries
 
 
 class HalfBatches:
@@ -157,7 +156,7 @@ def _committed(copy: Copy, half_at: int) -> Copy:
     """The record as it becomes visible: of type COMMIT, and pointing back at its half message."""
     sys_flag = (copy.sys_flag & ~SysFlag.TRANSACTION_MASK) | SysFlag.TRANSACTION_COMMIT
     _FLAGS.pack_into(copy.head_and_body, SYS_FLAG_AT, sys_flag)
-    _POINTS_BACK.pack_into(copy.head_and_body, _POINTS_BACK_AT, half_at)
+    _POINTS_BACK.pack_into(copy.head_and_body, PREPARED_OFFSET_AT, half_at)
     properties = copy.properties.removesuffix(_real(copy.topic, copy.queue_id))
     if len(properties) == len(copy.properties):  # it was sent by itself
         properties = without(properties, _REAL_NAMES)
