@@ -82,7 +82,8 @@ def test_a_bad_stretch_fails_the_query_and_is_skipped_only_on_request(
     store = golden_store("torn-mid")
     with pytest.raises(Exception, match="physical offset 606629"):
         load(spark, store).collect()
-    assert load(spark, store, onCorrupt="skip", includeSystemTopics="true").count() == 1394
+    kept = len(expected("torn-mid")["messages"])  # Java's recovery cuts the damaged record and the eight after it
+    assert load(spark, store, onCorrupt="skip", includeSystemTopics="true").count() == kept
 
 
 def test_a_view_in_sql_takes_options(spark: Any, golden_store: Callable[[str], str]) -> None:

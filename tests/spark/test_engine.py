@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import contrailmq
 import contrailmq.spark.runtime.engine
-from contrailmq.cli import app, pipeline
+from contrailmq.cli import app, pipeline_running
 from contrailmq.spark.jobs import verify
 from contrailmq.spark.runtime.engine import LocalEngine, WorkerDiedError
 
@@ -118,7 +118,7 @@ def test_a_command_whose_worker_dies_says_so_and_found_nothing(
     golden_store: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 1 would mean that `verify` found damage."""
-    monkeypatch.setattr(pipeline, "_POOL_BYTES_MIN", 0)
+    monkeypatch.setattr(pipeline_running, "_POOL_BYTES_MIN", 0)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     monkeypatch.setattr(verify, "_check_part", die)
     done = CliRunner().invoke(app, ["pipeline", "verify", "--store", golden_store("clean"), "--engine", "local"])

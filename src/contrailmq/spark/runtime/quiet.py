@@ -17,6 +17,7 @@ LOG_VARIABLE: Final = "CONTRAILMQ_SPARK_LOG"
 # They tell of a task or a write that is aborted; whoever waits for it gets the error itself.
 _SAID_ELSEWHERE: Final = (
     "org.apache.spark.util.Utils",
+    "org.apache.spark.broadcast.TorrentBroadcast",
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
     "org.apache.spark.api.python",

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from contrailmq.client.blocking.sync import TransactionProducer
 from contrailmq.client.results import TransactionState
 from contrailmq.message import ContrailError, Message, StoredMessage
 from contrailmq.spark.sinks.decisions import Decisions
@@ -48,6 +47,9 @@ class Answerer:
     """A producer that sends nothing and answers check-backs."""
 
     def __init__(self, settings: SinkSettings) -> None:
+        # Only the process that answers has a use for it: a source's planner, which loads this file, has none.
+        from contrailmq.client.blocking.sync import TransactionProducer
+
         assert settings.exactly_once is not None
         self._settings, self._log_id = settings, settings.exactly_once.log_id
         self._decisions = decisions_of(settings.exactly_once)

@@ -27,7 +27,7 @@ class _Log:
 def end_after_crash(path: str | Path) -> tuple[int, str] | None:
     """Where the next start will end the log, and what it finds there; None if the store is open, or was closed."""
     config, files = StoreConfig(path), Files()
-    if not config.abort_path.exists() or owner_of(files, config.lock_path):
+    if not files.exists(config.abort_path) or owner_of(files, config.lock_path):
         return None
     with StoreView(config) as view:
         if not view.log_files:
