@@ -1,8 +1,8 @@
 """asyncio's own selector event loop, with a selector that waits in virtual time.
 
 Everything above the selector and the sockets is CPython's code: callbacks, tasks, transports, TLS. Only a turn of the
-loop and its heap of timers are ours: they do what CPython's do, with less work for each turn. The loop's time is its node's
-monotonic clock. Tasks and futures get numbers for hashes, because sets of them (`asyncio.wait`, our own) would
+loop and its heap of timers are ours: they do what CPython's do, with less work for each turn. The loop's time is its
+node's monotonic clock. Tasks and futures get numbers for hashes, because sets of them (`asyncio.wait`, our own) would
 otherwise be walked in the order of their memory addresses.
 
 A broker wakes a hundred times a second for this and that, and in a rest finds nothing to do. So while the world rests,

@@ -161,9 +161,9 @@ PLANTED: Final = (
     # --- transactions
     Planted(
         "a transaction that was rolled back is committed",
-        "broker.transactions.halves:TransactionService.end_transaction",
-        "if header.commit_or_rollback == COMMIT:",
-        "if header.commit_or_rollback in (COMMIT, ROLLBACK):",
+        "broker.transactions.halves:TransactionService.end",
+        "if header.commit_or_rollback == COMMIT else",
+        "if header.commit_or_rollback in (COMMIT, ROLLBACK) else",
     ),
     Planted(
         "a half message is not asked about",
