@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -134,10 +134,10 @@ def test_a_connection_that_breaks_leaves_a_copy_that_goes_on(tmp_path: Path) -> 
         assert (code == 0) == (end == len(log)), output
     assert "the copy stopped at offset" not in output
     assert reports[0] == 1, "0 would be the last file alone"
-    border = 0
+    last = border = 0
     while border + check_record(log, border).size_bytes <= 700:
-        border += check_record(log, border).size_bytes
-    assert reports[1] == border, "behind the last whole record"
+        last, border = border, border + check_record(log, border).size_bytes
+    assert reports[1] == last > 0, "where the last whole record begins, to compare it"
     assert log_of(tmp_path / "copy")[: len(log)] == log
 
 
@@ -153,6 +153,103 @@ def test_a_copy_acknowledges_nothing(cluster: LocalCluster, tmp_path: Path, monk
     code, output = run(tmp_path / "copy", "--from", ha_address(cluster), "-c", conf(tmp_path))
     assert code == 0, output
     assert set(reports) == {1}, "where it began, and never more"
+
+
+# --- a directory that has something
+
+
+def history(path: Path, letter: bytes) -> bytes:
+    """A log of two files. Those of other letters have records of the same sizes at the same places."""
+    with MessageStore(StoreConfig(path, mapped_file_size_commit_log=FILE_BYTES)) as store:
+        for _ in range(80):
+            store.put(Message("T", letter * 1000))
+        return b"".join(bytes(store.read_log(begin, FILE_BYTES) or b"") for begin in (0, FILE_BYTES))
+
+
+@contextmanager
+def master(log: bytes) -> Iterator[str]:
+    """As RocketMQ's: for one connection, it sends from the first report on, and lives until the peer hangs up."""
+
+    def serve(listening: socket.socket) -> None:
+        link, _ = listening.accept()
+        with link:
+            (at,) = struct.unpack(">q", link.recv(8))
+            while at < len(log):
+                block = log[at : min(at + 300, at - at % FILE_BYTES + FILE_BYTES)]
+                try:
+                    link.sendall(HEAD.pack(at, len(block)) + block)
+                except ConnectionError:
+                    return  # refused
+                at += len(block)
+            with suppress(ConnectionError):
+                while link.recv(8):
+                    pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        thread.join()
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("records", [1, 7, "a file"])
+def test_only_a_directory_of_the_same_history_is_gone_on_with(tmp_path: Path, records: int | str) -> None:
+    """The sizes fit in both; of the file, its BLANK is the last, and says nothing."""
+    log, other = history(tmp_path / "a", b"a"), history(tmp_path / "b", b"b")
+    record_bytes = check_record(log, 0).size_bytes
+    assert check_record(other, 0).size_bytes == record_bytes
+    assert len(log) == len(other) > FILE_BYTES
+    end = records * record_bytes if isinstance(records, int) else FILE_BYTES
+    last = (records - 1 if isinstance(records, int) else FILE_BYTES // record_bytes - 1) * record_bytes
+    copy, settings = tmp_path / "copy", conf(tmp_path)
+    with master(log[:end]) as address:
+        code, output = run(copy, "--from", address, "--until", end, "-c", settings)
+    assert code == 0, output
+    MessageStore(StoreConfig(copy)).open().close()  # opening drops a BLANK at the end, which comes again
+    before = files_of(copy)
+    with master(other) as address:
+        code, output = run(copy, "--from", address, "--until", len(other), "-c", settings)
+    said = " ".join(output.split())
+    assert code == 2, output
+    assert f"offset {last}" in said
+    assert f"ends at {last + record_bytes}," in said
+    assert "a new directory" in said
+    assert "store truncate" in said
+    assert files_of(copy) == before
+    with master(log) as address:
+        code, output = run(copy, "--from", address, "--until", len(log), "-c", settings)
+    assert code == 0, output
+    assert log_of(copy)[: len(log)] == log
+
+
+def test_a_directory_that_has_all_is_compared_too(tmp_path: Path) -> None:
+    log, other = history(tmp_path / "a", b"a"), history(tmp_path / "b", b"b")
+    copy, settings = tmp_path / "copy", conf(tmp_path)
+    for source, expected in ((log, 0), (other, 2), (log, 0)):
+        with master(source) as address:
+            code, output = run(copy, "--from", address, "--until", len(log), "-c", settings)
+        assert code == expected, output
+    assert log_of(copy)[: len(log)] == log
+
+
+def test_a_master_that_has_not_got_the_last_record_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocketMQ's sends heartbeats alone then: that is no sign of one history."""
+    monkeypatch.setattr("contrailmq.cli.store_copy.SILENCE_S", 0.1)
+    log = history(tmp_path / "a", b"a")
+    record_bytes = check_record(log, 0).size_bytes
+    copy, settings = tmp_path / "copy", conf(tmp_path)
+    with master(log[: 3 * record_bytes]) as address:
+        assert run(copy, "--from", address, "--until", 3 * record_bytes, "-c", settings)[0] == 0
+    with master(log[: 2 * record_bytes]) as address:
+        code, output = run(copy, "--from", address, "-c", settings)
+    assert code == 2, output
+    assert f"from offset {2 * record_bytes} to {3 * record_bytes}" in " ".join(output.split())
 
 
 # --- following

@@ -8,6 +8,8 @@ log files are and where its log begins. The protocol gives an empty slave the la
 begins at 0, the copy asks for offset 1 and has the byte before it: the highest of the first record's size, which is 0
 in every record below 16 MiB. (A record is checked as a whole before it counts.)
 
+A copy that goes on asks for its last record again and compares it: behind another history nothing is written.
+
 SIGINT and SIGTERM end the copy between two portions, and the store is closed as a broker closes its own.
 
 The tables (topics, groups, offsets of consumers) are not in the log. A broker makes topics for the messages that it
@@ -187,7 +189,7 @@ class _Copy:
         link.sendall(hello)
         link.settimeout(IDLE_S)
         heard_s = reported_s = time.monotonic()
-        while not self._is_done():
+        while not (following.is_compared and self._is_done()):
             now_s = time.monotonic()
             try:
                 data = link.recv(READ_BYTES)
@@ -198,18 +200,25 @@ class _Copy:
             if data == b"":
                 raise self._ended("the broker closed the connection")
             if data:
-                heard_s = now_s
+                known_end = following.master_end
                 following.receive(data)
+                if following.is_compared or following.master_end > known_end:
+                    heard_s = now_s
                 self._store.dispatch()
-            elif self._store.replica.end >= self._source.end and self._until is None and not self._follows:
+            elif following.is_compared and self._has_all:
                 return
             elif now_s - heard_s > SILENCE_S:
-                raise self._ended(f"nothing came for {SILENCE_S:g} s")
+                raise self._fell_silent(following)
             if now_s - reported_s > HEARTBEAT_S:
                 # The same again: a later offset would acknowledge messages, and a backup is nobody's slave.
                 reported_s = now_s
                 link.sendall(hello)
             self._show(self._store.replica.end, max(self._source.end, following.master_end, self._until or 0))
+
+    @property
+    def _has_all(self) -> bool:
+        """Whether the copy may end when nothing comes."""
+        return self._store.replica.end >= self._source.end and self._until is None and not self._follows
 
     def _is_done(self) -> bool:
         """Whether a signal came, `until` is reached, or a record has come that was stored after the copy began."""
@@ -224,4 +233,15 @@ class _Copy:
         return CopyError(
             f"the copy stopped at offset {self._store.replica.end}: {why}. Run the same command again to go on. A "
             "broker of ours lets in its own slaves and the addresses in haAllowList"
+        )
+
+    def _fell_silent(self, following: Following) -> CopyError:
+        if following.is_compared:
+            return self._ended(f"nothing came for {SILENCE_S:g} s")
+        begin, end = following.uncompared
+        return CopyError(
+            f"{self._source.host}:{self._source.port} has not sent its log from offset {begin} to {end}, which is the "
+            f"last record here, within {SILENCE_S:g} s: it has lost or deleted it, or has another history. Nothing was "
+            "written: copy into a new directory, or cut off what it does not have (`contrailmq store truncate DIR --at "
+            "OFFSET`)"
         )
