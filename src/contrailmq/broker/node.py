@@ -71,6 +71,7 @@ class BrokerNode:
         self.started_monotonic_ms = clock.monotonic_ms()
         self.is_accepting = True  # False while stopping
         self.has_master = False  # of a slave: the NameServers know a live one
+        self.is_log_cut = False  # at this start (--resync): positions beyond the end are of messages that are gone
         self.duty = Duty.FOLLOW if store.config.is_slave else Duty.DELIVER  # of the services that act by time
         self.elsewhere: Elsewhere | None = None  # where they deliver with Duty.ESCAPE
         self.topics = TopicTable(now_ms=clock.now_ms)
@@ -136,6 +137,8 @@ class BrokerNode:
         self.has_groups_file = self.groups.load(self.config_path / GROUPS_FILE)
         if self.is_slave:
             self.offsets.load_of_slave(self.config_path / OFFSETS_FILE)
+            if self.is_log_cut:
+                self._set_back_of_slave()
         else:
             self.offsets.load(self.config_path / OFFSETS_FILE)
             self._recover_offsets()
@@ -154,6 +157,19 @@ class BrokerNode:
             return
         if moved:
             log.info("groups go on in %d queues where a crash stopped them, other than in %s", moved, path)
+
+    def _set_back_of_slave(self) -> None:
+        """A log that was cut (--resync) gets other messages where those stood that a group has read, or
+        that this slave has handed over. A position beyond the end would pass over them, here and at the master."""
+        path = self.config_path / OFFSETS_FILE
+        moved = self.offsets.set_back_of_slave(self.store.max_offset)
+        if not moved:
+            return
+        log.info("groups are set back to the end of %d queues of this slave, where %s was ahead", moved, path)
+        try:
+            config_files.save(path, _text_of(self.offsets.snapshot_of_slave())())
+        except TableSaveError as exc:  # a full disk: the next start sets them back again
+            log.error("%s", exc)
 
     def _follow_settings(self) -> None:
         """Tell the tables of settings that they go by, now and after each change."""

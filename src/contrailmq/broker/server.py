@@ -126,6 +126,7 @@ class BrokerServer:
         self._unwritable = LastingFault(log, f"broker {config.broker_name} takes no messages")
         self.replication: MasterReplication | None = None
         self._is_running = False
+        self._is_log_cut = False  # by --resync
         self._changed: dict[str, str] = {}
 
     # --- life
@@ -137,7 +138,7 @@ class BrokerServer:
         self.config.check()
         self._check_role()
         if self.config.resync:
-            await resync(self.config, self.store.config, self._client, self.store.files)
+            self._is_log_cut = await resync(self.config, self.store.config, self._client, self.store.files)
         self.store.set_batch_topics(saved_batch_topics(self.store.config.path / "config" / TOPICS_FILE))
         await loop.run_in_executor(None, self.store.open)
         try:
@@ -378,6 +379,7 @@ class BrokerServer:
             address=(advertised.ip, config.listen_port),
         )
         node.changed_settings.update(self._changed)
+        node.is_log_cut = self._is_log_cut
         node.load()
         self._record_settings()
         self.saver = TableSaver(

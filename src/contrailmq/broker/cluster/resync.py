@@ -31,13 +31,13 @@ FIND_TRIES: Final = 5  # a second apart: a master that is started at the same ti
 ASK_TIMEOUT_S: Final = 3.0
 
 
-async def resync(config: BrokerConfig, store_config: StoreConfig, client: Asking, files: Files) -> None:
-    """Cut the log of a store that is not open at the end of what it has in common with the master's.
+async def resync(config: BrokerConfig, store_config: StoreConfig, client: Asking, files: Files) -> bool:
+    """Cut the log of a store that is not open at the end of what it has in common with the master's; whether it was.
 
     UnlikeError when they have nothing in common, StoreLockedError while somebody has the store open.
     """
     if not any(files.exists(path) for path in store_config.commit_log_paths):
-        return  # a new slave
+        return False  # a new slave
     master = await _find_master(config, store_config, client)
     if master is None:
         log.warning(
@@ -45,7 +45,7 @@ async def resync(config: BrokerConfig, store_config: StoreConfig, client: Asking
             "not follow",
             config.broker_name,
         )
-        return
+        return False
     with ClosedLog(store_config) as ours:
         end, common = await _compare(ours, client, master)
         is_closed = bool(end) and ours.is_closed_at(end)
@@ -53,7 +53,7 @@ async def resync(config: BrokerConfig, store_config: StoreConfig, client: Asking
     is_closed_early = common == end and is_closed and await has_record_at(client, master, end)
     if common == end and not is_closed_early:
         log.info("--resync: the log ends at offset %d and has nothing that master %s lacks", end, master)
-        return
+        return False
     report = await asyncio.to_thread(truncate_store, store_config, common, files=files)
     log.warning(
         "--resync: the log ended at offset %d and was cut at %d, the end of what master %s has too: %d messages went",
@@ -62,6 +62,7 @@ async def resync(config: BrokerConfig, store_config: StoreConfig, client: Asking
         master,
         sum(report.messages.values()),
     )
+    return True
 
 
 async def _find_master(config: BrokerConfig, store_config: StoreConfig, client: Asking) -> str | None:

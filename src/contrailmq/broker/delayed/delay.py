@@ -113,7 +113,8 @@ class DelayService:
     def start(self) -> None:
         """Go on where an earlier run stopped, within what the queues still hold.
 
-        A slave's offsets stay its master's: they may be ahead of its queues.
+        A slave's offsets stay its master's: they may be ahead of its queues. But after a cut of its log (--resync)
+        other messages will stand there, which nobody has delivered.
         """
         self._reading.clear()
         config_files.load(self._path, self._read_table)
@@ -125,12 +126,15 @@ class DelayService:
             self.offsets = {
                 level: self._within_queue(level, offset) for level, offset in self.offsets.items() if level in known
             }
+        elif self._node.is_log_cut:
+            self._set_back()
         self._take_journal()
         self._note_saved(dict(self.offsets), self.text())
 
     def _take_journal(self) -> None:
         """Continue after what an earlier run delivered since its last save, and put that into the table."""
-        ahead = {level: offset for level, offset in self._journal.open().items() if offset > self.offsets.get(level, 0)}
+        noted = {level: min(offset, self._end_of(level)) for level, offset in self._journal.open().items()}
+        ahead = {level: offset for level, offset in noted.items() if offset > self.offsets.get(level, 0)}
         if ahead and not self._node.never_delivers:
             log.info(
                 "delay levels go on where a crash stopped them, ahead of %s: %s",
@@ -144,6 +148,19 @@ class DelayService:
                 log.error("%s", exc)
                 return
         self._journal.clear()
+
+    def _set_back(self) -> None:
+        """A slave's, to the end of its queues; the file then has it too, before they grow again."""
+        within = {level: min(offset, self._end_of(level)) for level, offset in self.offsets.items()}
+        if within != self.offsets:
+            self.offsets = within
+            try:
+                self._save(self._store.log_max_offset, self.text())
+            except TableSaveError as exc:  # a full disk: the next start sets them back again
+                log.error("%s", exc)
+
+    def _end_of(self, level: int) -> int:
+        return self._store.max_offset(SystemTopic.SCHEDULE, level - 1)
 
     def _read_table(self, data: Json) -> None:
         table = data.get("offsetTable", {})

@@ -76,6 +76,13 @@ class OffsetTable:
                 moved += 1
         return moved
 
+    def set_back_of_slave(self, end_of: Callable[[str, int], int]) -> int:
+        """The same; the master is told only of queues of which it was to be told before."""
+        here = set(self.changes)
+        moved = self.set_back(end_of)
+        self.changes = {place: offset for place, offset in self.changes.items() if place in here}
+        return moved
+
     def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         key = f"{topic}@{group}"
         queues = self._pull_offsets.get(key)
