@@ -117,6 +117,7 @@ CALLS: dict[str, Callable[[MessageStore], object]] = {
     "request_flush": lambda store: store.request_flush(),
     "runtime_info": lambda store: store.runtime_info(),
     "set_batch_topics": lambda store: store.set_batch_topics(["T"]),
+    "unify_queues": lambda store: store.unify_queues(),
     "set_disk_full": lambda store: store.set_disk_full("full"),
     "store_time_at": lambda store: store.store_time_at("T", 0, 0),
     "tick": lambda store: store.tick(),
