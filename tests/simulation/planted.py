@@ -268,8 +268,8 @@ PLANTED: Final = (
     Planted(
         "a slave skips the block that begins a file",
         "store.replication.following:Following.receive",
-        "if body:",
-        "if body and (not offset or offset % 65536):",
+        "if len(body) > known:",
+        "if len(body) > known and (not offset or offset % 65536):",
         has_slaves=True,
     ),
     Planted(
