@@ -29,7 +29,7 @@ def run_rounds(made: Trial, path: Path, seed: int, faults: list[str]) -> None:
         done = STRIKES[fault](made, rng)
         try:
             made.check(rng)
-        except BaseException:
+        except BaseException:  # also a run that is stopped: it says where it was
             print(f"round {number} of seed {seed}: {done}")
             raise
         if number % DEEP_EVERY == DEEP_EVERY - 1:

@@ -17,7 +17,6 @@ from contrailmq.cli.pipeline_output import answer_rows, print_found
 from contrailmq.cli.pipeline_running import (
     chosen_engine,
     listed_names,
-    queue_offsets,
     selection_of,
     shown_progress,
     spark_session,
@@ -243,11 +242,7 @@ def restore(
     with told_errors():
         from contrailmq.spark.jobs import restore as job
 
-        selection = replace(
-            selection_of(topics, since=since, until=until),
-            starting_offsets=queue_offsets(starting, "--starting-offsets", is_start=True),
-            ending_offsets=queue_offsets(ending, "--ending-offsets", is_start=False),
-        )
+        selection = selection_of(topics, since=since, until=until, starting=starting, ending=ending)
         with chosen_engine(engine, master) as chosen, shown_progress("restore", as_json) as tell:
             done = job.restore(
                 source,
@@ -445,11 +440,7 @@ def replay(
     with told_errors():
         from contrailmq.spark.jobs import replay as job
 
-        selection = replace(
-            selection_of(topics, since=since, until=until),
-            starting_offsets=queue_offsets(starting, "--starting-offsets", is_start=True),
-            ending_offsets=queue_offsets(ending, "--ending-offsets", is_start=False),
-        )
+        selection = selection_of(topics, since=since, until=until, starting=starting, ending=ending)
         address = "" if dry_run and namesrv is None else _required(namesrv, "--namesrv")
         options = _client(client, client_file, away_timeout_ms)
         with chosen_engine(engine, master) as chosen, shown_progress("replay", as_json) as tell:

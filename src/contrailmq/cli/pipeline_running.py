@@ -126,14 +126,28 @@ def spark_cause(text: str) -> str:
     return told.partition("\n")[0].rstrip(";")
 
 
-def selection_of(topics: str | None, *, since: str | None = None, until: str | None = None) -> Selection:
+def selection_of(
+    topics: str | None,
+    *,
+    since: str | None = None,
+    until: str | None = None,
+    starting: str | None = None,
+    ending: str | None = None,
+) -> Selection:
+    """Which messages the options of a command mean."""
     from contrailmq.spark.decoding.decode import Selection
 
     names = listed_names(topics, "--topics")
     begin_ms, end_ms = time_ms(since, "--since", 0), time_ms(until, "--until", 2**63 - 1)
     if begin_ms >= end_ms:
         raise typer.BadParameter(f"--since {since} is not before --until {until}: there is nothing between them")
-    return Selection(topics=None if names is None else frozenset(names), begin_ms=begin_ms, end_ms=end_ms)
+    return Selection(
+        topics=None if names is None else frozenset(names),
+        begin_ms=begin_ms,
+        end_ms=end_ms,
+        starting_offsets=queue_offsets(starting, "--starting-offsets", is_start=True),
+        ending_offsets=queue_offsets(ending, "--ending-offsets", is_start=False),
+    )
 
 
 def listed_names(text: str | None, option: str) -> list[str] | None:

@@ -49,7 +49,7 @@ def write_halves(
         carrier = HalfCarrier(client, settings.group)
         try:
             count = send_rows(rows, Sender(carrier, settings), replace(settings, marks=marks), key_prefix)
-        except BaseException:
+        except BaseException:  # a task that Spark stops, too, leaves no half messages that it knows of
             carrier.roll_back()
             raise
     return TaskHalves(batch, count, encode_places(carrier.places), encode_places(carrier.abandoned))
