@@ -119,6 +119,26 @@ def test_a_dead_broker_is_replaced(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(serve(), 120))
 
 
+def test_a_master_that_came_back_as_a_slave_does_not_keep_its_old_place(tmp_path: Path) -> None:
+    """It lost power, so its NameServer still has it as the master; another one takes its place."""
+
+    async def serve() -> None:
+        async with (
+            name_server(tmp_path) as names,
+            running(broker(tmp_path / "1", names)) as first,
+            running(broker(tmp_path / "2", names, role="SLAVE", brokerId="1")) as slave,
+        ):
+            own, first.node.address = first.node.address, slave.address
+            await first.registration.register_all()
+            first.node.address = own
+            assert await registered(names) == {0: slave.address}, "as before its first registration as a slave"
+            async with running(broker(tmp_path / "3", names)) as third:
+                assert await slave.registration.register_all() == 1
+                assert await registered(names) == {0: third.address, 1: slave.address}
+
+    asyncio.run(asyncio.wait_for(serve(), 120))
+
+
 def test_a_broker_that_hangs_is_not_replaced(tmp_path: Path) -> None:
     """It takes connections and says nothing: it may go on at any time."""
 

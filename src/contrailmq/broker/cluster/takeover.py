@@ -5,7 +5,8 @@ clients then go to the newcomer, whose log does not hold their messages. So each
 (GET_BROKER_CLUSTER_INFO, which every RocketMQ NameServer serves) whether the place is taken, and by whom. An address
 that takes a connection is alive, also when it says nothing more: a process that hangs may go on at any time. One that
 does not is dead and may be replaced, as after a move to another machine. An address that leads back to this process (it
-has a new brokerIP1) is not a stranger.
+has a new brokerIP1) is not a stranger. Nor is a broker that has another name or id by now: a NameServer keeps the place
+of a master that lost power for two minutes, and within them it may be back, as the slave of its follower.
 
 `takeover=true` skips the question. The one that was replaced meets its follower at its own next registration, and stays
 away while that one lives.
@@ -21,6 +22,8 @@ from contrailmq.message import ContrailError
 from contrailmq.wire.bodies import ClusterInfo, KVTable, decode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import RemoteProtocolError, WireError
+from contrailmq.wire.header import Command
+from contrailmq.wire.properties import parse_properties
 from contrailmq.wire.transport import RemotingClient, split_address
 
 ALIVE_S: Final = 1.0  # how long a stranger may take for a connection, and again for an answer
@@ -73,13 +76,24 @@ class NameGuard:
         except (OSError, WireError):  # a TimeoutError is an OSError
             return False
         try:
-            async with asyncio.timeout(2 * ALIVE_S):
+            async with asyncio.timeout(3 * ALIVE_S):
                 answer = await self._client.invoke(
                     address, RequestCode.GET_BROKER_RUNTIME_INFO, None, b"", timeout_s=ALIVE_S
                 )
-            began = decode_body(answer.body, KVTable).table.get("bootTimestamp") if answer.body else None
+                began = decode_body(answer.body, KVTable).table.get("bootTimestamp") if answer.body else None
+                if began == str(self._node.store.stats.boot_time_ms):
+                    return False
+                answer = await self._client.invoke(address, RequestCode.GET_BROKER_CONFIG, None, b"", timeout_s=ALIVE_S)
         except (WireError, TimeoutError):
             return True
         finally:
             self._client.disconnect(address)
-        return began != str(self._node.store.stats.boot_time_ms)
+        return self._has_this_place(answer)
+
+    def _has_this_place(self, answer: Command) -> bool:
+        """Whether a broker has this one's name and id, or does not say which it has."""
+        if answer.code != ResponseCode.SUCCESS:
+            return True
+        config, said = self._node.config, parse_properties(answer.body.decode("utf-8", "replace"))
+        own = (config.broker_name, str(config.broker_id))
+        return (said.get("brokerName", own[0]), said.get("brokerId", own[1])) == own
