@@ -132,10 +132,12 @@ SUB_ARROWS: dict[str, dict[str, set[str]]] = {
         "options": {"columns"},
         "runtime": set(),
         "access": {"columns", "options", "runtime"},
+        "bodies": {"columns"},
         "decoding": {"columns"},
         "sinks": {"columns", "options", "access", "runtime", "decoding"},
-        "sources": {"columns", "options", "access", "runtime", "decoding", "sinks"},
+        "sources": {"columns", "options", "access", "runtime", "bodies", "decoding", "sinks"},
         "jobs": {"columns", "options", "access", "runtime", "decoding", "sinks", "sources"},
+        "topic_tables": {"columns", "options", "access", "runtime", "bodies", "decoding", "sinks", "sources", "jobs"},
     },
     "broker": {
         "filters": set(),

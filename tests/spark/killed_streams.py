@@ -1,8 +1,9 @@
-"""The streams that tests kill: into an archive (exactly once) and into a topic (at least once, exactly once).
+"""The streams that tests kill: into an archive and tables (exactly once) and into a topic (at least, or exactly once).
 
 Run as a program it is a driver of its own process group, which the test kills whole, as when a host dies:
 
     python killed_streams.py archive STORE FOLDER
+    python killed_streams.py tables STORE FOLDER
     python killed_streams.py sink NAMESRV FOLDER
     python killed_streams.py once NAMESRV FOLDER
 """
@@ -21,10 +22,12 @@ from pyspark.errors import StreamingQueryException
 
 import contrailmq.spark
 from contrailmq.spark.jobs.archive import archive_stream
+from contrailmq.spark.topic_tables.job import tables_stream
 
 # Of a micro-batch. The full count of kills needs more of them than there are kills.
 IS_LONG = bool(os.environ.get("CONTRAILMQ_LONG"))
 TRIGGER_BYTES = 60_000 if IS_LONG else 330_000
+TABLE_BYTES = 8_000 if IS_LONG else 80_000
 TRIGGER_ROWS = 30 if IS_LONG else 150
 
 
@@ -32,6 +35,14 @@ def start_archive(spark: Any, store: str, folder: Path) -> Any:
     source = spark.readStream.format("commitlog").option("path", store)
     source = source.option("maxBytesPerTrigger", str(TRIGGER_BYTES))
     writer = archive_stream(source, str(folder / "archive"), str(folder / "checkpoint"))
+    return writer.trigger(availableNow=True).start()
+
+
+def start_tables(spark: Any, store: str, folder: Path) -> Any:
+    source = spark.readStream.format("commitlog").option("path", store).option("topics", "Orders,Other")
+    source = source.option("maxBytesPerTrigger", str(TABLE_BYTES))
+    specs = {"Orders": {"schema": "id bigint NOT NULL, customer string, amount double"}, "Other": {"evolve": True}}
+    writer = tables_stream(source, str(folder / "lake"), str(folder / "checkpoint"), specs)
     return writer.trigger(availableNow=True).start()
 
 
@@ -47,7 +58,7 @@ def start_once(spark: Any, namesrv: str, folder: Path) -> Any:
     return start_sink(spark, namesrv, folder, delivery="exactly-once", transactionTimeoutMs="5000")
 
 
-STREAMS = {"archive": start_archive, "sink": start_sink, "once": start_once}
+STREAMS = {"archive": start_archive, "tables": start_tables, "sink": start_sink, "once": start_once}
 STARTS_MAX = 5
 LOOK_S = 0.02
 GROWN_S = 300.0  # the longest until a checkpoint has grown

@@ -1,4 +1,4 @@
-"""Drivers and workers killed by SIGKILL: the archive holds every row once, the topic every row at least once by key,
+"""Drivers and workers killed by SIGKILL: archive and tables hold every row once, the topic each at least once by key,
 and with delivery=exactly-once just once, with no half message left.
 
 `make test` kills a driver and workers of each stream once; `make test-long` kills fifty times in all. A driver dies
@@ -9,6 +9,7 @@ committed, committed and Spark does not know, Spark knows.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -31,13 +32,16 @@ from contrailmq.spark.jobs.manifest import Manifest
 from contrailmq.spark.sinks.packing import DEDUP_PROPERTY
 from contrailmq.spark.sources.topic_plan import QueueRange, TopicSettings
 from contrailmq.spark.sources.topic_pulls import read_range
+from contrailmq.spark.topic_tables.table_manifest import TableManifest
 from contrailmq.testing import LocalCluster
 from spark.killed_streams import IS_LONG, LOOK_S, start
 from spark.test_archive import archived, user_offsets
+from spark.test_topic_tables import order, place, put, rows_of, stored
 
 DRIVER_KILLS = 10 if IS_LONG else 1  # of each stream
 WORKER_KILLS = 15 if IS_LONG else 2
 SENT = 600
+TABLE_ROWS = 600
 CHECKS = {"transactionTimeOut": 1000, "transactionCheckInterval": 500, "transactionCheckMax": 1000}
 GUARD_S = 300.0
 
@@ -67,6 +71,47 @@ class Archive:
 
     def check(self) -> None:
         assert archived(self.folder / "archive") == user_offsets("clean")
+
+
+class Tables:
+    """Typed tables of a store with two topics, some of whose bodies are bad."""
+
+    kind = "tables"
+
+    def __init__(self, folder: Path) -> None:
+        self.source, self.folder = str(folder / "store"), folder
+        for begin in range(0, TABLE_ROWS, 50):
+            put(folder / "store", "Orders", [order(n) for n in range(begin, begin + 50)])
+            put(
+                folder / "store",
+                "Other",
+                [{"id": n, f"f{n // 100}": n} if n % 25 else b"bad" for n in range(begin, begin + 50)],
+            )
+
+    def phases(self) -> list[Callable[[int], bool]]:
+        target = self.folder / "lake"
+        files = len(list(target.glob("tables/**/*.parquet")))
+        return [
+            lambda batch: (self.folder / "checkpoint" / "offsets" / str(batch)).exists(),
+            lambda batch: len(list(target.glob("tables/**/*.parquet"))) > files,
+            lambda batch: TableManifest(target).head().version > batch,
+            lambda batch: (self.folder / "checkpoint" / "commits" / str(batch)).exists(),
+        ]
+
+    def progress(self) -> int:
+        return TableManifest(self.folder / "lake").head().version
+
+    def check(self) -> None:
+        for topic in ("Orders", "Other"):
+            held = {
+                place: json.loads(body)["id"]
+                for place, body in stored(Path(self.source), topic).items()
+                if body != b"bad"
+            }
+            rows = rows_of(self.folder / "lake", topic)
+            assert len(rows) == len(held)
+            assert {place(row): row["id"] for row in rows} == held
+        assert len(rows_of(self.folder / "lake", None)) == TABLE_ROWS // 25
 
 
 class Sink:
@@ -149,12 +194,13 @@ class Once(Sink):
         assert sorted(int(row["body"]) for row in self.rows()) == list(range(SENT))
 
 
-@pytest.fixture(params=["archive", "sink", "once"])
-def stream(
-    request: pytest.FixtureRequest, tmp_path: Path, golden_store: Callable[[str], str]
-) -> Iterator[Archive | Sink]:
-    if request.param == "archive":
-        yield Archive(golden_store("clean"), tmp_path)
+Stream = Archive | Tables | Sink
+
+
+@pytest.fixture(params=["archive", "tables", "sink", "once"])
+def stream(request: pytest.FixtureRequest, tmp_path: Path, golden_store: Callable[[str], str]) -> Iterator[Stream]:
+    if request.param in ("archive", "tables"):
+        yield Archive(golden_store("clean"), tmp_path) if request.param == "archive" else Tables(tmp_path)
         return
     with LocalCluster(config=CHECKS) as running:  # its own: topics are counted from 0
         yield Sink(running.namesrv, tmp_path) if request.param == "sink" else Once(running, tmp_path)
@@ -166,7 +212,7 @@ def last_batch(folder: Path) -> int:
     return max((int(path.name) for path in done.glob("*") if path.name.isdecimal()), default=-1)
 
 
-def kill_driver(stream: Archive | Sink, number: int) -> None:
+def kill_driver(stream: Stream, number: int) -> None:
     """Start a driver and kill it and all of its processes at the next batch, in one of its phases."""
     script = Path(__file__).with_name("killed_streams.py")
     paths = [str(Path(contrailmq.__file__).parents[1]), str(script.parents[1])]
@@ -199,10 +245,10 @@ def family(root: int) -> list[int]:
     return found
 
 
-def test_a_stream_whose_driver_was_killed_goes_on_where_it_was(spark: Any, stream: Archive | Sink) -> None:
+def test_a_stream_whose_driver_was_killed_goes_on_where_it_was(spark: Any, stream: Stream) -> None:
     for number in range(DRIVER_KILLS):
         # The one kill of the short test is the worst: written or committed, and Spark does not know.
-        kill_driver(stream, number if IS_LONG else {"archive": 2, "sink": 1, "once": 2}[stream.kind])
+        kill_driver(stream, number if IS_LONG else {"archive": 2, "tables": 2, "sink": 1, "once": 2}[stream.kind])
     start(stream.kind, spark, stream.source, stream.folder).awaitTermination()
     stream.check()
 
@@ -220,9 +266,7 @@ def python_workers() -> list[int]:
     return [pid for pid in workers if parents.get(pid) in workers]
 
 
-def test_a_stream_whose_workers_were_killed_repeats_nothing_and_loses_nothing(
-    spark: Any, stream: Archive | Sink
-) -> None:
+def test_a_stream_whose_workers_were_killed_repeats_nothing_and_loses_nothing(spark: Any, stream: Stream) -> None:
     """Workers die when progress shows; Spark tries their tasks again, and what they left does not count.
 
     A task whose workers died three times ends the query (the session's master is local[2,3]): it is started again.

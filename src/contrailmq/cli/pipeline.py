@@ -23,6 +23,7 @@ from contrailmq.cli.pipeline_running import (
     time_ms,
     told_errors,
 )
+from contrailmq.cli.pipeline_tables import Config, Schema, TableForm, keep_from_brokers, keep_from_store, specs_of
 
 if TYPE_CHECKING:
     from contrailmq.spark.decoding.log_plan import LogSettings
@@ -219,6 +220,57 @@ def vacuum(
 
         done = upkeep.vacuum(target, retention_s=retain_hours * 3600, dry_run=dry_run)
         print_found(asdict(done), as_json, title="vacuum")
+
+
+@app.command()
+def tables(
+    target: Annotated[str, typer.Option("--to", help="Directory of the tables.")],
+    store: Annotated[str | None, typer.Option("--store", help="Store directory; a comma list or glob.")] = None,
+    namesrv: Namesrv = None,
+    topics: Topics = None,
+    config: Config = None,
+    schema: Schema = None,
+    table: TableForm = "parquet",
+    skip_corrupt: Annotated[bool, typer.Option("--skip-corrupt", help="Continue after damaged stretches.")] = False,
+    client: ClientOption = None,
+    client_file: ClientFile = None,
+    away_timeout_ms: BrokerAwayTimeout = None,
+    broker_name: BrokerName = None,
+    dry_run: DryRun = False,
+    engine: EngineName = "spark",
+    master: Master = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep a typed table for each topic up to date, each message once; bad rows go to a quarantine."""
+    with told_errors():
+        if (store is None) == (namesrv is None):
+            raise typer.BadParameter("give either --store or --namesrv")
+        specs = specs_of(topics, config, schema, table)
+        if store is not None:
+            _without_effect("with --store", _of_clusters(client, client_file, away_timeout_ms))
+            keep_from_store(
+                store,
+                target,
+                specs,
+                skip_corrupt=skip_corrupt,
+                broker_name=broker_name,
+                dry_run=dry_run,
+                engine=engine,
+                master=master,
+                as_json=as_json,
+            )
+            return
+        unused: dict[str, object] = {
+            "--skip-corrupt": skip_corrupt,
+            "--engine local": engine == "local",
+            "--broker-name": broker_name,
+            "--dry-run": dry_run,
+        }
+        _without_effect("with --namesrv", unused)
+        options = _client(client, client_file, away_timeout_ms)
+        keep_from_brokers(
+            _required(namesrv, "--namesrv"), target, specs, options=options, master=master, as_json=as_json
+        )
 
 
 @app.command()

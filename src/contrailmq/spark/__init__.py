@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from contrailmq.spark.mirror import mirror_offsets
     from contrailmq.spark.progress import describe, export_metrics, observed
     from contrailmq.spark.sinks.sink import deduplicated
+    from contrailmq.spark.topic_tables.job import tables, tables_stream, tables_topics
+    from contrailmq.spark.topic_tables.reading import read_quarantine, read_table
 
 __all__ = [
     "ROWS_JAVA_OPTIONS",
@@ -61,6 +63,8 @@ __all__ = [
     "publish_delta",
     "publish_iceberg",
     "read_archive",
+    "read_quarantine",
+    "read_table",
     "rebuild",
     "redrive",
     "register",
@@ -69,6 +73,9 @@ __all__ = [
     "report",
     "restore",
     "session",
+    "tables",
+    "tables_stream",
+    "tables_topics",
     "vacuum",
     "verify",
 ]
@@ -93,12 +100,17 @@ _HOMES = {
     "publish_delta": "contrailmq.spark.jobs.delta",
     "publish_iceberg": "contrailmq.spark.jobs.iceberg",
     "read_archive": "contrailmq.spark.jobs.archive",
+    "read_quarantine": "contrailmq.spark.topic_tables.reading",
+    "read_table": "contrailmq.spark.topic_tables.reading",
     "rebuild": "contrailmq.spark.jobs.rebuild",
     "redrive": "contrailmq.spark.jobs.replay",
     "repair": "contrailmq.spark.jobs.archive_repair",
     "replay": "contrailmq.spark.jobs.replay",
     "report": "contrailmq.spark.jobs.report",
     "restore": "contrailmq.spark.jobs.restore",
+    "tables": "contrailmq.spark.topic_tables.job",
+    "tables_stream": "contrailmq.spark.topic_tables.job",
+    "tables_topics": "contrailmq.spark.topic_tables.job",
     "vacuum": "contrailmq.spark.jobs.upkeep",
     "verify": "contrailmq.spark.jobs.verify",
 }

@@ -262,17 +262,17 @@ def archive_stream(stream: DataFrame | DataStreamReader, target: str, checkpoint
     return writer.foreachBatch(partial(_append_batch, target=target, checkpoint=checkpoint))
 
 
-def _query_id(session: SparkSession, checkpoint: str) -> str:
+def query_id(session: SparkSession, checkpoint: str) -> str:
     """The id that a query keeps from start to start, as its checkpoint has it. Spark Connect has it nowhere else."""
     context = getattr(session, "_sc", None)
     if context is not None:
         return str(context.getLocalProperty("sql.streaming.queryId") or NAMELESS_QUERY)
-    (metadata,) = session.read.text(_literal(f"{checkpoint}/metadata")).collect()
+    (metadata,) = session.read.text(literal_path(f"{checkpoint}/metadata")).collect()
     return str(json.loads(metadata[0])["id"])
 
 
 def _append_batch(frame: Any, batch_id: int, *, target: str, checkpoint: str) -> None:
-    query = _query_id(frame.sparkSession, checkpoint)
+    query = query_id(frame.sparkSession, checkpoint)
     manifest = Manifest(target)
     with manifest.writing() as before:
         if before.batches.get(query, -1) >= batch_id:
@@ -291,12 +291,12 @@ def _append_batch(frame: Any, batch_id: int, *, target: str, checkpoint: str) ->
             yield pa.RecordBatch.from_pylist(rows, schema=_FILE_SCHEMA)
 
         files = [ArchivedFile(*row) for row in frame.mapInArrow(task, _FILE_DDL).collect()]
-        within = _within(manifest.archive, checkpoint)
+        within = place_within(manifest.archive, checkpoint)
         places = {} if within is None else {query: within}
         manifest.commit(before, files, batches={query: batch_id}, checkpoints=places)
 
 
-def _within(archive: Path, checkpoint: str) -> str | None:
+def place_within(archive: Path, checkpoint: str) -> str | None:
     """A checkpoint's place in the archive, None if it is elsewhere."""
     place, root = Path(checkpoint), archive.absolute()
     return str(place.relative_to(root)) if place.is_relative_to(root) else None
@@ -317,12 +317,12 @@ def read_archive(spark: SparkSession, target: str) -> DataFrame:
     if not state.files:
         return spark.createDataFrame([], ddl).select(*COLUMNS, "date")
     reader = spark.read.schema(ddl).option("basePath", str(manifest.archive))
-    frame = reader.parquet(*(_literal(str(manifest.archive / file.path)) for file in state.files))
+    frame = reader.parquet(*(literal_path(str(manifest.archive / file.path)) for file in state.files))
     is_plain = all(file.topic.isascii() and file.topic != _NO_VALUE for file in state.files)
     topic = "topic" if is_plain else f"{_TOPIC_OF_DIRECTORY} as topic"  # most filter by partition without a detour
     return frame.selectExpr(*(topic if name == "topic" else name for name in COLUMNS), "date")
 
 
-def _literal(path: str) -> str:
+def literal_path(path: str) -> str:
     """A path as a glob that matches nothing else: Hadoop takes every path to read for a glob, but no basePath."""
     return re.sub(r"([*?\[\]{}\\])", r"\\\1", path)

@@ -21,7 +21,7 @@ from contrailmq.spark.sources.topic_plan import TopicSettings, find_queues
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_CHECKPOINT: Final = "_checkpoint"  # Spark and the manifest ignore names that begin with an underscore
+CHECKPOINT: Final = "_checkpoint"  # Spark and the manifest ignore names that begin with an underscore
 _TIMEOUT_S: Final = 20.0
 
 
@@ -34,11 +34,11 @@ def archive_topics(
     """
     check_target(target)
     manifest = Manifest(target)
-    _check_checkpoint(manifest, target)
+    check_checkpoint(manifest, target)
     source = spark.readStream.format("rocketmq").options(**(options or {})).option("nameServer", namesrv)
     source = source.option("startingOffsets", "earliest").option("subscribe", topics)
     before = manifest.load()
-    writer = archive_stream(source, target, str(Path(target, _CHECKPOINT).absolute()))
+    writer = archive_stream(source, target, str(Path(target, CHECKPOINT).absolute()))
     writer.trigger(availableNow=True).start().awaitTermination()
     after = manifest.load()
     new, _ = before.changes_to(after)
@@ -51,7 +51,7 @@ def topics_to_archive(
     """What `archive_topics` would add now, by offsets: nothing is read or written."""
     check_target(target)
     access, away_timeout_s = job_access(options)
-    _check_checkpoint(Manifest(target), target)
+    check_checkpoint(Manifest(target), target)
     settings = TopicSettings(namesrv, access, topics=tuple(name.strip() for name in topics.split(",")))
     done = archived_offsets(target)
 
@@ -65,7 +65,7 @@ def topics_to_archive(
     return {"rows": rows, "files": 0, "version": Manifest(target).head().version}
 
 
-def _check_checkpoint(manifest: Manifest, target: str) -> None:
+def check_checkpoint(manifest: Manifest, target: str) -> None:
     """Refuse to go on with another checkpoint than the archive was written with.
 
     Spark would begin again: with another query's id all is archived again. With the same id a batch in the archive was
@@ -73,10 +73,10 @@ def _check_checkpoint(manifest: Manifest, target: str) -> None:
     other knows would be skipped. Queries with their checkpoints elsewhere may have written to the archive, too.
     """
     manifest.check_commits()
-    done, folder = manifest.head(), Path(target, _CHECKPOINT)
+    done, folder = manifest.head(), Path(target, CHECKPOINT)
     if NAMELESS_QUERY in done.batches:
         return  # the checkpoint has an id, the archive none to compare it with
-    owners = [query for query, place in done.checkpoints.items() if place == _CHECKPOINT]
+    owners = [query for query, place in done.checkpoints.items() if place == CHECKPOINT]
     query = _query_of(folder)
     if owners and query not in owners:
         raise ArchiveError(
@@ -107,11 +107,11 @@ def _numbers(folder: Path) -> list[int]:
 
 def archived_offsets(target: str) -> dict[tuple[str, str, int], int]:
     """Next offsets by (topic, broker, queue) after the newest batch that the archive's stream finished."""
-    finished = _numbers(Path(target, _CHECKPOINT, "commits"))
+    finished = _numbers(Path(target, CHECKPOINT, "commits"))
     if not finished:
         return {}
     # Spark's offset log: a version, a line about the batch, then a line of JSON for each source.
-    lines = Path(target, _CHECKPOINT, "offsets", str(max(finished))).read_text().splitlines()
+    lines = Path(target, CHECKPOINT, "offsets", str(max(finished))).read_text().splitlines()
     tree = json.loads(lines[2])["offsets"]
     return {
         (topic, broker, int(queue_id)): int(offset)

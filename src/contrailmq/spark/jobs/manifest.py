@@ -146,6 +146,10 @@ class Manifest:
         files = tuple(file for commit in commits for file in commit.files)
         return replace(commits[-1], files=files, removed=commits[0].removed)
 
+    def commit_of(self, version: int) -> ArchiveState:
+        """One commit alone: the state after it, with the files that it added."""
+        return _read_commit(self._path(version))
+
     def has_same_rows_since(self, version: int) -> bool:
         """Whether every commit after this one only replaced files by others with the same rows."""
         return all(_read_commit(self._path(number)).has_same_rows for number in range(version + 1, self._newest() + 1))
@@ -270,7 +274,7 @@ class Manifest:
         """Files below the archive with names of our own making, whether a commit lists them or not."""
         for pattern in ("date=*/*.parquet", "topic=*/date=*/*.parquet"):
             found = self.archive.glob(pattern)
-            yield from (path for path in found if _DATA_NAME.fullmatch(path.name) and path.is_file())
+            yield from (path for path in found if is_data_name(path.name) and path.is_file())
 
     def commit(
         self,
@@ -491,6 +495,11 @@ class Manifest:
 def data_name(token: str = "") -> str:
     """A new name for a data file: random, so no attempt writes over another's, and of a form that shows it is ours."""
     return f"{token}{secrets.token_hex(8)[len(token) :]}.parquet"
+
+
+def is_data_name(name: str) -> bool:
+    """Whether a file's name is of our making."""
+    return _DATA_NAME.fullmatch(name) is not None
 
 
 def _is_locked_by_us(lock: TextIO) -> bool:

@@ -23,10 +23,11 @@ _SCHEMA: Final = pa.schema([(PORTION_COLUMN, pa.binary())])
 
 
 def emits_portions(options: Options, view: View) -> bool:
-    """Whether a source is to give portions. They hold whole messages, so a choice of columns makes no sense then."""
-    if options.choice(EMIT_OPTION, "rows", "portions") == "rows":
+    """Whether a source is to give portions: of whole messages, or as `pieces` of the columns that are chosen."""
+    emitted = options.choice(EMIT_OPTION, "rows", "portions", "pieces")
+    if emitted == "rows":
         return False
-    if view != View():
+    if emitted == "portions" and view != View():
         raise OptionError("emit=portions gives whole messages: drop the options columns, properties and columnStyle")
     return True
 

@@ -1,0 +1,297 @@
+"""Typed tables over a store: each message once, in its table or the quarantine, whatever bodies hold or is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import contrailmq
+from contrailmq import Message
+from contrailmq.cli import app
+from contrailmq.spark.jobs.archive import archive
+from contrailmq.spark.runtime.engine import LocalEngine
+from contrailmq.spark.topic_tables.job import tables
+from contrailmq.spark.topic_tables.row_files import partition_values
+from contrailmq.spark.topic_tables.spec import TablesError, read_specs
+from contrailmq.spark.topic_tables.table_manifest import TableManifest, files_of
+from contrailmq.store import MessageStore, StoreConfig
+
+ONE = LocalEngine(workers=1)
+IS_LONG = bool(os.environ.get("CONTRAILMQ_LONG"))
+ORDERS = "id bigint NOT NULL, customer string, amount double"
+
+
+def put(store: Path, topic: str, bodies: Iterable[Any], *, queues: int = 2, **given: Any) -> None:
+    """Append messages, in turn to the queues; what is not bytes is sent as JSON."""
+    config = StoreConfig(store, mapped_file_size_commit_log=1 << 20, flush_disk_type="ASYNC_FLUSH")
+    with MessageStore(config) as opened:
+        for number, body in enumerate(bodies):
+            data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            opened.put(Message(topic, data, **given), queue_id=number % queues)
+
+
+def stored(store: Path, topic: str) -> dict[tuple[int, int], bytes]:
+    """A plain read of the log: bodies by queue and offset."""
+    found = {}
+    with MessageStore(StoreConfig(store, mapped_file_size_commit_log=1 << 20)) as opened:
+        for (name, queue_id), (begin, end) in opened.queues().items():
+            while name == topic and begin < end:
+                for message in opened.get(topic, queue_id=queue_id, offset=begin, max_count=32):
+                    found[queue_id, message.queue_offset] = message.body
+                    begin = message.queue_offset + 1
+    return found
+
+
+def rows_of(target: Path, topic: str | None) -> list[dict[str, Any]]:
+    """The rows that commits list, read file by file with plain pyarrow; values of directories as texts."""
+    rows = []
+    for file in files_of(TableManifest(target).load().files, topic):
+        names = tuple(part.split("=")[0] for part in file.path.split("/")[2:-1])
+        values = partition_values(file.path, names) if topic is not None else {}
+        read = pq.read_table(target / file.path, partitioning=None).to_pylist()
+        assert len(read) == file.rows
+        rows += [{**row, **values} for row in read]
+    return rows
+
+
+def place(row: dict[str, Any]) -> tuple[int, int]:
+    return (row["_queueId"], row["_queueOffset"]) if "_queueId" in row else (row["queueId"], row["queueOffset"])
+
+
+def order(number: int) -> dict[str, Any]:
+    return {"id": number, "customer": f"c{number % 3}", "amount": number / 4}
+
+
+def test_rows_and_quarantine_together_are_a_plain_read_of_the_log(tmp_path: Path) -> None:
+    store, target = tmp_path / "store", tmp_path / "lake"
+    put(store, "Orders", [order(n) for n in range(20)] + [b"{", b"\xff\xfe", {"id": "x"}, {"customer": "none"}, [1]])
+    put(store, "Other", [{"a": 1}])
+    done = tables(str(store), str(target), ONE, {"Orders": {"schema": ORDERS}})
+    assert (done.rows, done.quarantined, done.tables) == (20, 5, {"Orders": 20})
+    held, good, bad = stored(store, "Orders"), rows_of(target, "Orders"), rows_of(target, None)
+    for row in good:
+        assert {name: row[name] for name in ("id", "customer", "amount")} == json.loads(held[place(row)])
+    assert {place(row): row["body"] for row in bad} == {
+        where: body for where, body in held.items() if where not in {place(row) for row in good}
+    }
+    assert len(good) + len(bad) == len(held) == 25
+    assert {row["topic"] for row in bad} == {"Orders"}
+    assert all(row["msgId"] and row["brokerName"] for row in bad)
+    reasons = {row["body"]: row["reason"] for row in bad}
+    assert reasons[b'{"id": "x"}'] == "Expected `int`, got `str` - at `$.id`"
+    assert reasons[b'{"customer": "none"}'] == "Object missing required field `id`"
+
+
+def test_a_run_adds_what_came_since_and_a_new_topic_begins_at_the_log_s_beginning(tmp_path: Path) -> None:
+    store, target = tmp_path / "store", tmp_path / "lake"
+    put(store, "Orders", [order(n) for n in range(5)])
+    put(store, "Other", [{"a": n} for n in range(3)])
+    assert tables(str(store), str(target), ONE, {"Orders": {"schema": ORDERS}}).rows == 5
+    assert tables(str(store), str(target), ONE, {"Orders": {"schema": ORDERS}}).rows == 0
+    put(store, "Orders", [order(n) for n in range(5, 9)])
+    done = tables(str(store), str(target), ONE, {"Orders": {"schema": ORDERS}, "Other": {}})
+    assert done.tables == {"Orders": 4, "Other": 3}
+    assert sorted(row["id"] for row in rows_of(target, "Orders")) == list(range(9))
+    assert sorted(row["a"] for row in rows_of(target, "Other")) == [0, 1, 2]
+
+
+def test_an_inferred_schema_is_fixed_and_other_rows_are_bad(tmp_path: Path) -> None:
+    store, target = tmp_path / "store", tmp_path / "lake"
+    first = [
+        {"id": 1, "price": 1, "to": {"city": "x"}, "tags": [], "none": None},
+        {"id": 2, "price": 1.5, "tags": ["a"]},
+    ]
+    put(store, "Orders", first)
+    tables(str(store), str(target), ONE, {"Orders": {}})
+    put(store, "Orders", [{"id": 3, "price": 2, "new": 1}, {"id": "four"}])
+    done = tables(str(store), str(target), ONE, {"Orders": {}})
+    assert (done.rows, done.quarantined) == (1, 1)
+    schema = pq.read_schema(target / files_of(TableManifest(target).load().files, "Orders")[0].path)
+    found = {field.name: str(field.type) for field in schema if not field.name.startswith("_")}
+    assert found == {
+        "id": "int64", "price": "double", "to": "struct<city: string>", "tags": "list<element: string>",
+    }  # fmt: skip
+    assert {row["id"]: row["price"] for row in rows_of(target, "Orders")} == {1: 1.0, 2: 1.5, 3: 2.0}
+
+
+def test_an_inferred_schema_that_evolves_gains_the_fields_of_later_messages(tmp_path: Path) -> None:
+    store, target = tmp_path / "store", tmp_path / "lake"
+    put(store, "Orders", [{"id": 1}])
+    tables(str(store), str(target), ONE, {"Orders": {"evolve": True}})
+    put(store, "Orders", [{"id": 2}] * 1500 + [{"id": 3, "late": True}])
+    assert tables(str(store), str(target), ONE, {"Orders": {"evolve": True}}).quarantined == 0
+    assert {row["id"]: row.get("late") for row in rows_of(target, "Orders")} == {1: None, 2: None, 3: True}
+
+
+def test_a_schema_evolves_without_rewriting(tmp_path: Path) -> None:
+    """Added, widened and removed fields; files of before stay as they are."""
+    store, target = tmp_path / "store", tmp_path / "lake"
+    put(store, "Orders", [{"id": 1, "n": 7, "old": "o"}, {"id": 2, "n": 2**40}])
+    assert tables(str(store), str(target), ONE, {"Orders": {"schema": "id int, n int, old string"}}).quarantined == 1
+    before = TableManifest(target).load().files
+    put(store, "Orders", [{"id": 2**40, "n": 2**40, "old": "x", "new": "y"}])
+    tables(str(store), str(target), ONE, {"Orders": {"schema": "id bigint, n bigint, new string"}})
+    after = TableManifest(target).load().files
+    assert after[: len(before)] == before
+    rows = {row["id"]: (row["n"], row["old"], row.get("new")) for row in rows_of(target, "Orders")}
+    assert rows == {1: (7, "o", None), 2**40: (2**40, None, "y")}
+
+
+def test_an_incompatible_schema_stops_with_a_sentence_and_loses_nothing(tmp_path: Path) -> None:
+    store, target = tmp_path / "store", tmp_path / "lake"
+    put(store, "Orders", [{"id": 1}])
+    tables(str(store), str(target), ONE, {"Orders": {"schema": "id bigint"}})
+    put(store, "Orders", [{"id": "two"}])
+    text = "table Orders: field id is string, and the table has it as bigint; nothing was written: .* another directory"
+    with pytest.raises(TablesError, match=text):
+        tables(str(store), str(target), ONE, {"Orders": {"schema": "id string"}})
+    assert tables(str(store), str(target), ONE, {"Orders": {"schema": "id bigint"}}).quarantined == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ({"schema": "id bigint", "partition_by": ["nope"]}, "partition_by names 'nope', which is not a column"),
+        ({"schema": "id bigint, x double", "partition_by": ["x"]}, "it takes text, whole numbers, booleans, dates"),
+        ({"schema": "id bigint", "partition_by": ["_msgId"]}, "differs in every row"),
+        ({"schema": "id bigint", "sort_by": ["id", "id"]}, "sort_by names a column twice"),
+        ({"schema": "_tags string"}, "the field _tags has the name of a column that every table has"),
+        ({"schema": "id bigint", "evolve": True}, "evolve is for inferred schemas"),
+        ({"schema": "id bigint", "shape": "x"}, "unknown field `shape`"),
+        ({"table": "orc"}, "Invalid enum value 'orc'"),
+        ({"schema": "id biginteger"}, "something else after 'id biginteger' than a type"),
+    ],
+)
+def test_what_a_table_cannot_be_is_refused_in_words(tmp_path: Path, spec: dict[str, Any], text: str) -> None:
+    put(tmp_path / "store", "Orders", [{"id": 1}])
+    with pytest.raises(TablesError, match=text):
+        tables(str(tmp_path / "store"), str(tmp_path / "lake"), ONE, {"Orders": spec})
+    assert not list((tmp_path / "lake").glob("tables/**/*.parquet"))
+
+
+def test_the_layout_of_a_table_is_fixed_by_its_first_row(tmp_path: Path) -> None:
+    put(tmp_path / "store", "Orders", [order(1)])
+    tables(str(tmp_path / "store"), str(tmp_path / "lake"), ONE, {"Orders": {}})
+    with pytest.raises(TablesError, match=r"begun with .*'_date'.* and .*'customer'.* is given"):
+        tables(str(tmp_path / "store"), str(tmp_path / "lake"), ONE, {"Orders": {"partition_by": ["customer"]}})
+
+
+def test_tables_and_archives_do_not_share_a_directory(tmp_path: Path) -> None:
+    put(tmp_path / "store", "Orders", [order(1)])
+    archive(str(tmp_path / "store"), str(tmp_path / "archive"), ONE)
+    with pytest.raises(TablesError, match="is an archive, no place for tables"):
+        tables(str(tmp_path / "store"), str(tmp_path / "archive"), ONE, {"Orders": {}})
+
+
+AWKWARD = ["eu", "", None, "a/b=c", "__HIVE_DEFAULT_PARTITION__", "..", "é%20", "x" * 65]
+
+
+def test_files_lie_in_the_partitions_and_the_order_that_a_table_is_to_have(tmp_path: Path) -> None:
+    store, target = tmp_path / "store", tmp_path / "lake"
+    put(store, "Orders", [{"region": region, "n": -n} for n in range(3) for region in AWKWARD])
+    spec = {"schema": "region string, n int", "partition_by": ["region"], "sort_by": ["n"]}
+    done = tables(str(store), str(target), ONE, {"Orders": spec})
+    assert done.quarantined == 3  # a name that no directory can have
+    held: dict[str | None, list[int]] = {}
+    for row in rows_of(target, "Orders"):
+        held.setdefault(row["region"], []).append(row["n"])
+    assert held.pop(None) == [-2, -2, -1, -1, 0, 0]  # an empty text is null in a partition, as in Hive and Delta
+    assert held == {region: [-2, -1, 0] for region in AWKWARD if region and len(region) < 65}
+
+
+@pytest.mark.parametrize("partition_by", [["_date", "customer"], [], ["_queueId"]])
+def test_a_delta_table_holds_the_same_rows_before_and_after_evolution(tmp_path: Path, partition_by: list[str]) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    store, target = tmp_path / "store", tmp_path / "lake"
+    for number, schema in enumerate(("id int, customer string", "id bigint, customer string, amount double")):
+        put(store, "Orders", [*map(order, range(number * 10, number * 10 + 10)), b"bad"])
+        spec = {"schema": schema, "table": "delta", "partition_by": partition_by}
+        for _ in range(2):
+            tables(str(store), str(target), ONE, {"Orders": spec})
+    rows = deltalake.DeltaTable(str(target / "tables" / "Orders")).to_pyarrow_table().to_pylist()
+    found = {row["id"]: (row["customer"], row["amount"]) for row in rows}
+    assert len(rows) == 20
+    assert found == {n: (f"c{n % 3}", n / 4 if n >= 10 else None) for n in range(20)}
+    bad = deltalake.DeltaTable(str(target / "quarantine")).to_pyarrow_table().to_pylist()
+    assert [row["body"] for row in bad] == [b"bad", b"bad"]
+
+
+KILLS = 50 if IS_LONG else 5
+
+
+@pytest.mark.kills
+def test_whatever_is_killed_when_the_tables_hold_every_message_once(tmp_path: Path) -> None:
+    """Each round brings messages, a table of Delta's and a field more; its run dies before its n-th change to files."""
+    store, target, config = tmp_path / "store", tmp_path / "lake", tmp_path / "tables.toml"
+    tried = [0, 3, 9, 14, 19] if KILLS == 5 else list(range(KILLS))
+    died = 0
+    for number, at in enumerate(tried):
+        bodies = [{**order(n), f"f{number}": n} for n in range(number * 7, number * 7 + 7)]
+        put(store, "Orders", [*bodies, b"bad"])
+        put(store, "Other", bodies)
+        text = f"[Orders]\ntable = 'delta'\nschema = '{ORDERS}, f{number} int'\n[Other]\nevolve = true\n"
+        config.write_text(text)
+        died += run_killed(store, target, config, at)
+    assert died >= len(tried) // 2, "the places are too late: most runs lived"
+    tables(str(store), str(target), ONE, read_specs(config))
+    for topic, bad in (("Orders", len(tried)), ("Other", 0)):
+        held = stored(store, topic)
+        good = rows_of(target, topic)
+        assert {place(row): row["id"] for row in good} == {
+            where: json.loads(body)["id"] for where, body in held.items() if body != b"bad"
+        }
+        assert len(good) == len(held) - bad
+    assert len(rows_of(target, None)) == len(tried)
+    deltalake = pytest.importorskip("deltalake")
+    ids = deltalake.DeltaTable(str(target / "tables" / "Orders")).to_pyarrow_table()["id"].to_pylist()
+    assert sorted(ids) == sorted(row["id"] for row in rows_of(target, "Orders"))
+    listed = {str(target / file.path) for file in TableManifest(target).load().files}
+    assert {str(path) for path in target.glob("[tq]*/**/*.parquet")} == listed
+
+
+def run_killed(store: Path, target: Path, config: Path, at: int) -> bool:
+    """Whether the run died at that place; otherwise it came to its end."""
+    script = Path(__file__).with_name("killed_tables.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(store), str(target), str(config), str(at)],
+        env={**os.environ, "PYTHONPATH": str(Path(contrailmq.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode != 0
+
+
+def test_the_command_keeps_tables_by_a_file(tmp_path: Path) -> None:
+    put(tmp_path / "store", "Orders", [order(n) for n in range(4)])
+    (tmp_path / "orders.ddl").write_text(ORDERS)
+    (tmp_path / "tables.toml").write_text("[Orders]\nschema = 'orders.ddl'\nsort_by = ['amount']\n")
+    words = [
+        "pipeline",
+        "tables",
+        "--store",
+        str(tmp_path / "store"),
+        "--to",
+        str(tmp_path / "lake"),
+        "--engine",
+        "local",
+    ]
+    done = CliRunner().invoke(app, [*words, "--config", str(tmp_path / "tables.toml"), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["tables"] == {"Orders": 4}
+    refused = CliRunner().invoke(app, words)
+    assert "give either --topics or --config" in refused.output
+    (tmp_path / "tables.toml").write_text("[Orders")
+    refused = CliRunner().invoke(app, [*words, "--config", str(tmp_path / "tables.toml")])
+    assert refused.exit_code == 2
+    assert "tables.toml is not TOML" in refused.output
