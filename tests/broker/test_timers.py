@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 import golden_stores
-from broker.harness import ROUNDS, AtOnce, Bench, Link, UnsyncedFiles
+from broker.harness import ROUNDS, AtOnce, Bench, Link, UnsyncedFiles, send_fields
 from contrailmq.broker.delayed.timers import PORTION, STEP_MS, RecallHandle
 from contrailmq.message import StoredMessage, SystemTopic
 from contrailmq.store.base.clock import ManualClock
 from contrailmq.store.base.errors import StoreIOError
 from contrailmq.store.timer import TimerStore, decode_checkpoint
+from contrailmq.wire.codes import ResponseCode
 
 GOLDEN_SIZES: dict[str, object] = {
     "mapped_file_size_commit_log": 131_072,
@@ -267,6 +268,50 @@ def test_a_recalled_message_is_not_delivered(timer_bench: TimerBench) -> None:
     bench.run_ms(60_000)
     assert [m.body for m in bench.messages()] == [b"other"]
     assert bench.timers.pending() == {}
+
+
+def test_with_synchronous_flush_a_recall_is_confirmed_when_its_mark_is_durable(tmp_path: Path) -> None:
+    bench = TimerBench(tmp_path, flush_disk_type="SYNC_FLUSH")
+    bench.store.request_flush = lambda: None  # type: ignore[method-assign]
+    fields = send_fields("T", properties={"TIMER_DELAY_SEC": "60", "UNIQ_KEY": "K1"})
+    assert bench.tell(310, fields, b"m") == []
+    bench.node.durable(bench.store.log_max_offset)
+    (sent,) = bench.link.take()
+    recall = {"producerGroup": "pg", "topic": "T", "recallHandle": sent.ext["recallHandle"]}
+    assert bench.tell(370, recall) == []
+    bench.node.durable(bench.store.log_max_offset - 1)
+    assert bench.link.take() == []
+    bench.node.durable(bench.store.log_max_offset)
+    (answer,) = bench.link.take()
+    assert (answer.code, answer.ext["msgId"]) == (0, "K1")
+    assert bench.tell(370, recall) == []
+    bench.node.durable(-1)
+    (answer,) = bench.link.take()
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    bench.close()
+
+
+def test_with_slaves_that_are_waited_for_a_recall_is_confirmed_when_they_have_its_mark(tmp_path: Path) -> None:
+    bench = TimerBench(tmp_path, broker_role="SYNC_MASTER", in_sync_replicas=2, min_in_sync_replicas=2)
+    replicas, reached = bench.node.replicas, 0
+    replicas.reached_by = lambda _slaves: reached
+    replicas.slaves_in_sync = lambda: 1
+    replicas.look()
+    bench.tell(310, send_fields("T", properties={"TIMER_DELAY_SEC": "60", "UNIQ_KEY": "K1"}), b"m")
+    reached = bench.store.log_max_offset
+    replicas.advanced()
+    (sent,) = bench.link.take()
+    recall = {"producerGroup": "pg", "topic": "T", "recallHandle": sent.ext["recallHandle"]}
+    assert bench.tell(370, recall) == []
+    reached = bench.store.log_max_offset
+    replicas.advanced()
+    (answer,) = bench.link.take()
+    assert (answer.code, answer.ext["msgId"]) == (0, "K1")
+    replicas.slaves_in_sync = lambda: 0
+    replicas.look()
+    (answer,) = bench.tell(370, recall)
+    assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, replicas.shortage)
+    bench.close()
 
 
 def test_a_recall_is_taken_and_holds_until_the_slot_of_its_message_is_begun_and_not_after(

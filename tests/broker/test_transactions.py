@@ -338,6 +338,25 @@ def test_a_half_message_that_nobody_knows_is_given_up(tx: TransactionBench) -> N
     assert tx.bodies() == [b"a"]
 
 
+def test_with_synchronous_flush_a_half_message_is_asked_about_again_when_its_copy_is_durable(tmp_path: Path) -> None:
+    tx = TransactionBench(tmp_path, flush_disk_type="SYNC_FLUSH")
+    tx.store.request_flush = lambda: None  # type: ignore[method-assign]
+    producer = Link(40_001)
+    tx.heartbeat("T", link=producer)
+    tx.prepare_durably(b"a")
+    for _ in range(60):
+        tx.store.flush()
+        tx.node.durable(tx.store.log_max_offset)
+        tx.run_ms(1000)
+    assert len(tx.checks(producer)) == 3
+    (given_up,) = tx.store.get(SystemTopic.CHECK_MAX_TIME, 0, 0)
+    assert tx.tell(323, {"topic": "T", "msgId": given_up.offset_message_id}) == []
+    tx.node.durable(tx.store.log_max_offset)
+    (answer,) = tx.link.take()
+    assert answer.code == 0
+    tx.close()
+
+
 def test_an_end_sent_before_a_check_moved_the_half_message_still_ends_it(tx: TransactionBench) -> None:
     """The reference delivers such a message twice: for the old place and for the new one."""
     producer = Link(40_001)

@@ -162,7 +162,8 @@ class TimerService:
     # --- recall
 
     def recall(self, connection: Peer, command: Command) -> bytes | None:
-        """RECALL_MESSAGE (370): store a mark that drops a waiting message."""
+        """RECALL_MESSAGE (370): store a mark that drops a waiting message. It is answered when the mark is as safe as a
+        send: a crash that took it would deliver what its sender was told is taken back."""
         node, header = self._node, command.header(RecallMessage)
         if not node.config.recall_message_enable:
             raise Refused(
@@ -173,7 +174,9 @@ class TimerService:
             raise Refused(ResponseCode.SLAVE_NOT_AVAILABLE, "a slave recalls nothing: send to its master")
         if node.topics.get(header.topic) is None:
             raise Refused(ResponseCode.TOPIC_NOT_EXIST, f"recall failed, the topic[{header.topic}] not exist")
-        handle = self._checked_handle(header)
+        if node.replicas.shortage:
+            raise Refused(ResponseCode.SYSTEM_ERROR, node.replicas.shortage)
+        handle, end_offset = self._checked_handle(header), 0
         born_host = connection.attributes.get(BORN_HOST) or encode_host(*connection.peer)
         assert isinstance(born_host, bytes)
         for deliver_ms in self._meant_times_ms(handle):
@@ -199,8 +202,11 @@ class TimerService:
             result = node.put(mark)
             if not result.status.is_stored:
                 raise refused_put(result)
+            end_offset = result.physical_offset + result.size_bytes
         node.after_append(wants_flush=self._config.is_sync_flush)
-        return success(command, RecallMessageResponse(msg_id=handle.unique_key))
+        return node.acknowledging.confirm(
+            connection, command, end_offset, ext=RecallMessageResponse(msg_id=handle.unique_key)
+        )
 
     def _meant_times_ms(self, handle: RecallHandle) -> list[int]:
         """When the message may be due, by the wall clock as it is now: one time unless the clock was set. Refused when

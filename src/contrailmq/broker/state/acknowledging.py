@@ -23,7 +23,7 @@ from contrailmq.broker.state.replicas import Replicas
 from contrailmq.store import MessageStore
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.frame import encode_response
-from contrailmq.wire.header import Command
+from contrailmq.wire.header import Command, Fields
 from contrailmq.wire.peer import Peer
 
 
@@ -86,6 +86,7 @@ class Acknowledging:
         *,
         topics: Sequence[str] = (),
         groups: Sequence[str] = (),
+        ext: Fields | None = None,
         body: bytes = b"",
         remark: str | None = None,
     ) -> bytes | None:
@@ -99,7 +100,7 @@ class Acknowledging:
 
         def render(problem: Problem | None) -> bytes:
             if problem is None:
-                return encode_response(command, ResponseCode.SUCCESS, None, body, remark)
+                return encode_response(command, ResponseCode.SUCCESS, ext, body, remark)
             return encode_response(command, problem.code, None, body, problem.remark)
 
         return self.answer(connection, command, needs, render)

@@ -29,7 +29,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final
 
-from contrailmq.broker.handlers import Handlers, Refused, success
+from contrailmq.broker.handlers import Handlers, Refused
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.requests.send import put_rewritten
 from contrailmq.broker.state.duty import Duty
@@ -625,7 +625,7 @@ class TransactionService:
         result = self._put_copy(stored, SystemTopic.HALF, properties)
         if not result.status.is_stored:
             raise Refused(ResponseCode.SYSTEM_ERROR, f"put message back failed: {result.reason or result.status.name}")
-        return success(command)
+        return self.answer_end(connection, command, result.physical_offset + result.size_bytes)
 
     def _given_up(self, message_id: str) -> StoredMessage:
         try:
