@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from broker.harness import send_fields
 from broker.test_slave_end_to_end import broker, until
+from contrailmq.broker import server as server_module
 from contrailmq.broker.cluster import escape as escape_module
 from contrailmq.broker.cluster import registration as registration_module
 from contrailmq.broker.cluster import slave_sync
@@ -357,6 +358,32 @@ def test_consumers_lock_queues_and_commit_at_the_acting_slave_and_the_master_tak
             master = await made.start("a")
             asked = await made.client.invoke(master.address, RequestCode.QUERY_CONSUMER_OFFSET, place)
             assert (asked.code, asked.ext["offset"]) == (0, "4")
+
+    asyncio.run(work())
+
+
+def test_consumers_stay_with_a_slave_that_stood_in_until_their_routes_name_the_master_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their routes call the slave the master: sent on to the master, they would ask the slave again, and again."""
+
+    async def work() -> None:
+        async with cluster(tmp_path) as made:
+            await made.start_idle("a1")
+            await made.send("a", b"1")
+            await made.in_step("a1")
+            await made.kill("a")
+            await made.acts("a1")
+            slave = made.brokers["a1"]
+            await made.start("a")
+            await until(lambda: slave.log_following is not None and slave.log_following.is_following)
+            await until(lambda: slave.slave_sync is not None and bool(slave.slave_sync.master))
+            slave.registration.register_soon()
+            await made.in_step("a1")
+            assert not slave.node.has_master
+            monkeypatch.setattr(server_module, "ROUTES_MS", 0)
+            slave.registration.register_soon()
+            await until(lambda: slave.node.has_master)
 
     asyncio.run(work())
 

@@ -81,6 +81,7 @@ STANDSTILL_MS: Final = 1_000  # how soon dispatch goes on when there is room aga
 CLIENT_SCAN_MS: Final = 10_000
 SAMPLE_MS: Final = 10_000
 STORE_WATCH_MS: Final = 1_000
+ROUTES_MS: Final = 60_000  # in which every client has asked for its routes again: they do so every 30 s
 
 
 class PortError(ContrailError):
@@ -127,6 +128,7 @@ class BrokerServer:
         self.replication: MasterReplication | None = None
         self._is_running = False
         self._is_log_cut = False  # by --resync
+        self._back_since_ms: int | None = None  # since when the NameServers name a master of this slave
         self._changed: dict[str, str] = {}
 
     # --- life
@@ -451,10 +453,20 @@ class BrokerServer:
         self.registration.follow(told)
 
     def _note_master(self, *, has_master: bool) -> None:
-        """Consumers that wait here go to the master that is back."""
-        is_back, self.node.has_master = has_master and not self.node.has_master, has_master
-        if is_back:
-            self.node.held.release_all()
+        """Consumers that wait here go to the master that is back.
+
+        Where a slave stood in for it, their routes call this slave the master until they are asked for again: whoever
+        were sent on now would be back at once, again and again. So they wait here, where the log goes on, until then.
+        """
+        node, now_ms = self.node, self.node.monotonic_ms()
+        if not has_master:
+            node.has_master, self._back_since_ms = False, None
+        elif not node.has_master:
+            self._back_since_ms = now_ms if self._back_since_ms is None else self._back_since_ms
+            if self.config.enable_slave_acting_master and now_ms - self._back_since_ms < ROUTES_MS:
+                return  # each registration with a NameServer asks again
+            node.has_master = True
+            node.held.release_all()
 
     def _durable(self, offset: int) -> None:
         self.node.durable(offset)

@@ -78,18 +78,19 @@ async def pull(instance: ClientInstance, group: str, request: PullRequest) -> Pu
         raise ResponseError(answer.code, answer.remark, request_code=code, address=address)
     pulled = read_answer(answer, queue.broker_name, request.subscription)
     is_sent_on = pulled.status is PullStatus.NO_MATCHED_MESSAGE and pulled.next_offset == request.offset
-    if is_sent_on and broker_id != MASTER_ID and instance.master_address(queue.broker_name) is None:
-        await _look_for_master(instance, queue)
+    if is_sent_on and instance.master_address(queue.broker_name) in (None, address):
+        await _look_for_master(instance, queue, address)
     return pulled
 
 
-async def _look_for_master(instance: ClientInstance, queue: MessageQueue) -> None:
-    """A slave has no more and sends us to a master that our route lacks: it has just come back.
+async def _look_for_master(instance: ClientInstance, queue: MessageQueue, asked: str) -> None:
+    """A slave has no more and sends us to a master that has just come back: our route lacks it, or calls this slave the
+    master, which stood in for it (enableSlaveActingMaster).
 
     The route is asked for at once. Until it is known the slave would send us on again, thousands of times a second.
     """
     await instance.refresh_route(queue.topic)
-    if instance.master_address(queue.broker_name) is None:
+    if instance.master_address(queue.broker_name) in (None, asked):
         await asyncio.sleep(NO_MASTER_PAUSE_S)
 
 
