@@ -13,7 +13,7 @@ from typing import Final
 
 from contrailmq.message import Property
 from simulation.history import DEALS, PASSING, READERS, SUBSCRIBED, TOPICS, WORKERS, History, Kind, Place, Queue
-from simulation.stores import DEAD, Left, Record
+from simulation.stores import DEAD, TIMERS, Left, Record
 
 TAGS: Final = Property.TAGS
 TRIES_MAX: Final = 3  # of a send without a queue: the first, and `retry_times`
@@ -136,6 +136,7 @@ def unsafe_stores(history: History, stores: Iterable[Left]) -> list[str]:
     found += _of_acknowledged(history, everything, copies)
     found += _of_copies(history, copies, stores)
     found += _of_suffixes(history, copies)
+    found += _of_recalled(history, everything, copies)
     return found
 
 
@@ -143,11 +144,11 @@ def unsafe_copy(history: History, slave: str, copy: Left, master: Left) -> list[
     """Of what a slave holds after a clean stop: its master's records from where it begins, queues and index as a
     rebuild would make them, and offsets of groups that pass nothing that was not given to them."""
     found = [f"{slave}: {sentence}" for _, sentence in copy.findings]
-    theirs = {record.physical_offset: record for record in master.records}
+    theirs = {(record.physical_offset, record.place): record for record in master.records}
     found += [
         f"{slave} holds {_short(record.body)} at {record.place}, {record.physical_offset} of its log"
         for record in copy.records
-        if theirs.get(record.physical_offset) != record
+        if theirs.get((record.physical_offset, record.place)) != record
     ]
     found += [f"{slave}: {sentence}" for sentence in ahead(history, copy.offsets)]
     return found
@@ -221,6 +222,20 @@ def _of_copies(history: History, copies: dict[bytes, list[Record]], stores: Iter
     for body, count in letters.items():
         if history.is_calm and count > max(0, failed[body] - RETRIES_MAX):
             yield f"{_short(body)} is a dead letter {count} times, and failed {failed[body]} times"
+
+
+def _of_recalled(
+    history: History, everything: dict[Place, list[Record]], copies: dict[bytes, list[Record]]
+) -> Iterator[str]:
+    """A timer whose recall was acknowledged is not delivered. Of one that waits twice, as its sender tried again, one
+    is recalled. A power cut may take the mark under ASYNC_FLUSH, and who stands in for a master may not have it."""
+    if history.may_escape:
+        return
+    waiting = Counter(one.body for place, found in everything.items() if place.queue.topic == TIMERS for one in found)
+    for body, at_s in history.recalled.items():
+        cuts = [cut for of_broker in history.forgetful_cuts.values() for cut in of_broker]
+        if body in copies and waiting[body] == 1 and not any(cut.at_s >= at_s for cut in cuts):
+            yield f"{_short(body)} was recalled and stands at {[record.place for record in copies[body]]}"
 
 
 def _of_suffixes(history: History, copies: dict[bytes, list[Record]]) -> Iterator[str]:

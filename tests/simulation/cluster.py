@@ -46,11 +46,13 @@ SHORT_WAITS: Final = {
     "transactionCheckInterval": "4000",
     "transactionCheckMax": "100",  # more time than heartbeats take to make a producer known again, as by default
     "channelExpiredTimeout": "30000",
+    "recallMessageEnable": "true",
     "cleanFileForciblyEnable": "false",  # a full disk would take the oldest log files, whatever was promised
 }
 SMALL_FILES: Final[dict[str, int]] = {
     "mapped_file_size_commit_log": 64 * 1024,
     "mapped_file_size_consume_queue": 20 * 50,
+    "mapper_file_size_batch_consume_queue": 46 * 20,
     "mapped_file_size_timer_log": 64 * 1024,
     "max_hash_slot_num": 1_000,
     "max_index_num": 500,
@@ -114,7 +116,9 @@ class Cluster:
     def launch_name_server(self, name: str = "namesrv") -> Node:
         async def serve(node: Node) -> None:
             home = str(self.disk(name).path)
-            config = NamesrvConfig(bind_address="0.0.0.0", listen_port=NAMESRV_PORT, rocketmq_home=home)
+            config = NamesrvConfig(
+                bind_address="0.0.0.0", listen_port=NAMESRV_PORT, rocketmq_home=home, support_acting_master=True
+            )
             server = NameServer(config)
             await server.start()
             self.servers[name] = server

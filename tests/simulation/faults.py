@@ -29,8 +29,9 @@ SWITCH: Final = "switch"
 GROUP_KINDS: Final = (*(kind for kind in KINDS if kind != "flip"), *GROUP_CRASHES, SWITCH)
 ALL_KINDS: Final = (*KINDS, *GROUP_CRASHES, SWITCH)
 GROUP_ODDS: Final = 3  # one seed in so many has slaves
+ACTING_ODDS: Final = 0.4  # that a slave of such a seed stands in for its master
 PAIR_ODDS: Final = 0.6  # that a fault of the network in such a seed is one between master and slave
-PLAN_VERSION: Final = 6  # changes whenever seeds get other plans: saved runs are of one version
+PLAN_VERSION: Final = 7  # changes whenever seeds get other plans: saved runs are of one version
 DURATIONS_S: Final = (0.01, 0.3, 2.0, 8.0, 25.0)
 BROKERS: Final = ("b0", "b1")
 CALM_ODDS: Final = 8  # one seed in so many has no faults at all: what may never happen then is more
@@ -69,6 +70,7 @@ class Plan:
     role: str = "ASYNC_MASTER"  # of a master that has slaves
     in_sync: int = 1  # its inSyncReplicas
     block_bytes: int = 256 * 1024  # its haTransferBatchSize
+    acts: bool = False  # a slave stands in for a master that is gone
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -80,12 +82,13 @@ class Plan:
 
     def settings_of(self, name: str) -> dict[str, str]:
         """What a member's settings have beside those of all brokers."""
+        acting = {"enableSlaveActingMaster": "true", "enableRemoteEscape": "true"} if self.acts else {}
         if name in self.slaves:
             group, _, number = name.partition("-")
-            return {"brokerName": group, "brokerId": number, "brokerRole": "SLAVE", "slaveReadEnable": "true"}
+            return acting | {"brokerName": group, "brokerId": number, "brokerRole": "SLAVE", "slaveReadEnable": "true"}
         if not self.slaves_of(name):
             return {}
-        return {
+        return acting | {
             "brokerName": name,
             "brokerRole": self.role,
             "inSyncReplicas": str(self.in_sync),
@@ -174,6 +177,7 @@ def draw_group(seed: int, minutes: float, *, clients: tuple[str, ...], kinds: tu
         role="SYNC_MASTER" if is_sync else "ASYNC_MASTER",
         in_sync=in_sync,
         block_bytes=chance.choice((1024, 5000, 256 * 1024)),
+        acts=random.Random(f"acting in {seed}").random() < ACTING_ODDS,
     )
     return replace(plan, faults=tuple(_fault_in_group(chance, at_s, chance.choice(kinds), plan) for at_s in times_s))
 

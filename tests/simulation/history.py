@@ -18,14 +18,15 @@ PLAIN: Final = "Plain"  # single messages and batches
 ORDERED: Final = "Ordered"  # by key, filtered by tag
 LATER: Final = "Later"  # levels and timers
 DEALS: Final = "Deals"  # transactions
+BUNDLED: Final = "Bundled"  # a topic of batches (queue.type=BatchCQ): each is one record of the log
 PASSING: Final = "Passing"  # topics that are made and deleted; the rest of the name is a number
-TOPICS: Final = (PLAIN, ORDERED, LATER, DEALS)
+TOPICS: Final = (PLAIN, ORDERED, LATER, DEALS, BUNDLED)
 
 WORKERS, KEEPERS, READERS = "workers", "keepers", "readers"  # concurrent push, orderly push, lite pull
 ORDERED_TAG: Final = "even"  # what the keepers ask for
 # group -> topic -> the tag that it asks for, or None for all of it
 SUBSCRIBED: Final[dict[str, dict[str, str | None]]] = {
-    WORKERS: {PLAIN: None, LATER: None, DEALS: None},
+    WORKERS: {PLAIN: None, LATER: None, DEALS: None, BUNDLED: None},
     KEEPERS: {ORDERED: ORDERED_TAG},
     READERS: dict.fromkeys(TOPICS),
 }
@@ -103,7 +104,7 @@ class History:
 
     sent: dict[bytes, Sent] = field(default_factory=dict)
     acknowledged: dict[bytes, Acknowledged] = field(default_factory=dict)
-    by_broker: Counter[str] = field(default_factory=Counter)  # acknowledgements
+    by_broker: Counter[str] = field(default_factory=Counter)  # acknowledgements, of recalls too
     refused: dict[bytes, str] = field(default_factory=dict)
     decided: dict[bytes, bool] = field(default_factory=dict)  # half message -> committed; as a database would have it
     deliveries: list[Delivery] = field(default_factory=list)
@@ -119,7 +120,10 @@ class History:
     newest_offset: dict[str, int] = field(default_factory=dict)  # broker -> place in the log of the last acknowledged
     is_calm: bool = False  # nothing was done to the cluster
     is_timely: bool = True  # no clock was touched
+    may_escape: bool = False  # what waits may be handed to another broker, by a slave that stands in for its master
     resets: int = 0
+    to_recall: set[bytes] = field(default_factory=set)  # a recall was asked for, which may have taken effect
+    recalled: dict[bytes, float] = field(default_factory=dict)  # it was acknowledged, when
 
     def acknowledge(self, body: bytes, place: Place, physical_offset: int, at_s: float) -> None:
         self.acknowledged[body] = Acknowledged(place, physical_offset, at_s)
@@ -139,17 +143,19 @@ class History:
             self.failed_s.setdefault(delivery.body, delivery.at_s)
 
     def is_excused(self, body: bytes) -> bool:
-        """Whether an acknowledged message may be missing: it was damaged on purpose, or deleted with its topic."""
+        """Whether an acknowledged message may be missing: damaged on purpose, recalled, or deleted with its topic."""
         acknowledged, sent = self.acknowledged[body], self.sent[body]
         if (
             sent.topic in self.deleted
+            or body in self.to_recall
             or (acknowledged.place.queue.broker, acknowledged.physical_offset) in self.flipped
         ):
             return True
-        return any(
-            cut.takes_acknowledged and cut.at_s >= acknowledged.at_s
-            for cut in self.forgetful_cuts.get(acknowledged.place.queue.broker, ())
-        )
+        holders = [acknowledged.place.queue.broker]
+        if self.may_escape and not sent.kind.has_place:
+            holders = list(self.forgetful_cuts)
+        cuts = [cut for broker in holders for cut in self.forgetful_cuts.get(broker, ())]
+        return any(cut.takes_acknowledged and cut.at_s >= acknowledged.at_s for cut in cuts)
 
     def is_passed_over(self, body: bytes, group: str) -> bool:
         """Whether a group may miss a message because it stands where the group has read what a power cut took."""
@@ -173,5 +179,6 @@ class History:
 
     def digest(self) -> str:
         """A hash of everything that clients saw."""
-        seen = (list(self.sent.items()), list(self.acknowledged.items()), self.refused, self.decided, self.deliveries)
+        sends = list(self.sent.items()), list(self.acknowledged.items()), self.refused
+        seen = *sends, self.decided, self.recalled, self.deliveries
         return hashlib.blake2b(repr(seen).encode(), digest_size=16).hexdigest()

@@ -139,6 +139,12 @@ PLANTED: Final = (
         "offset = result.queue_offset",
         "offset = result.queue_offset + (result.queue_offset % 16 == 15)",
     ),
+    Planted(
+        "the unit of a batch covers its first message only",
+        "store.queues.batch_queue_table:unit_of",
+        "int(base), count)",
+        "int(base), 1)",
+    ),
     # --- delays and timers
     Planted(
         "a delay level is delivered one poll early",
@@ -157,6 +163,13 @@ PLANTED: Final = (
         "store.timer.timer_store:TimerStore.tick",
         "enqueued = dequeued = 0",
         "enqueued = dequeued = 0\n    now_ms += self.precision_ms",
+    ),
+    Planted(
+        "a recall is answered before its mark is synced",
+        "broker.delayed.timers:TimerService.recall",
+        "connection, command, end_offset, ext",
+        "connection, command, 0, ext",
+        CUTS,
     ),
     # --- transactions
     Planted(
@@ -297,6 +310,14 @@ PLANTED: Final = (
         "self._ahead[what] = (end, take)",
         "await take()",
         ("stall", "full"),
+        has_slaves=True,
+    ),
+    Planted(
+        "a slave that stands in for its master takes what nobody took for handed over",
+        "broker.cluster.escape:Escape._send",
+        "self._routes.pop(found.topic, None)",
+        "self._arrived.add(found.message.physical_offset)",
+        ("kill", "cut", "part"),
         has_slaves=True,
     ),
 )

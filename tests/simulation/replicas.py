@@ -9,6 +9,7 @@ begins. A slave may have more, or something else, only after its master lost pow
 
 from __future__ import annotations
 
+import os
 import struct
 from collections import Counter
 from collections.abc import Callable
@@ -67,26 +68,28 @@ class LogBytes:
         return self.read(offset, offset + max(0, _SIZE_AND_MAGIC.unpack(head)[0]))
 
     def border_before(self, begin: int, end: int) -> int:
-        """The last border between records up to `end`; `begin` is one."""
+        """The last border between records up to `end`; `begin` is one. Each file is read once."""
         at = begin
         while at < end:
-            head = self.read(at, at + _SIZE_AND_MAGIC.size)
-            if len(head) < _SIZE_AND_MAGIC.size:
+            start, file_end = at, at - at % FILE_BYTES + FILE_BYTES
+            data = self.read(start, min(end, file_end))
+            while at - start <= len(data) - _SIZE_AND_MAGIC.size:
+                size_bytes, magic = _SIZE_AND_MAGIC.unpack_from(data, at - start)
+                following = file_end if magic == _BLANK else at + size_bytes
+                if size_bytes <= 0 or following > end:
+                    return at
+                at = following
+            if at < file_end:
                 break
-            size_bytes, magic = _SIZE_AND_MAGIC.unpack(head)
-            following = at - at % FILE_BYTES + FILE_BYTES if magic == _BLANK else at + size_bytes
-            if size_bytes <= 0 or following > end:
-                break
-            at = following
         return at
 
     def _joined(self, begin: int, end: int, part: Callable[[Path, int, int], bytes]) -> bytes:
         found = b""
         for base in range(begin - begin % FILE_BYTES, end, FILE_BYTES):
-            path = self._path / f"{base:020d}"
-            if not path.exists():
+            try:
+                found += part(self._path / f"{base:020d}", max(begin - base, 0), min(end - base, FILE_BYTES))
+            except FileNotFoundError:
                 break
-            found += part(path, max(begin - base, 0), min(end - base, FILE_BYTES))
         return found
 
 
@@ -309,6 +312,8 @@ class Witness:
 
 
 def _read_part(path: Path, begin: int, end: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(begin)
-        return file.read(end - begin)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.pread(descriptor, end - begin, begin)
+    finally:
+        os.close(descriptor)

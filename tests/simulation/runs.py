@@ -1,6 +1,7 @@
 """Many seeds: run them, tell how it goes, and shorten those that fail.
 
     python -m simulation.runs [--seeds N] [--first SEED] [--minutes M] [--jobs J] [--save FILE] [--resume] [--brief]
+    python -m simulation.runs --each [KIND ...] [--seeds N]           each kind of fault alone, with both ways to flush
     python -m simulation.runs --planted [NAME ...] [--seeds N]        how many seeds it takes to find each planted bug
     python -m simulation.runs --bug NAME ...                          as the first, with this planted bug: see one fail
 
@@ -20,18 +21,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import multiprocessing
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
-from simulation.faults import PLAN_VERSION, Plan, draw, draw_group
+from simulation.faults import ALL_KINDS, GROUP_KINDS, KINDS, PLAN_VERSION, Plan, draw, draw_group
 from simulation.planted import BY_NAME, PLANTED, Planted, planted
 from simulation.trial import CLIENTS, Trial, Verdict, plan_of
 
@@ -39,6 +43,16 @@ SHRINKING_TRIES_MAX: Final = 40
 SHRUNK_MAX: Final = 5  # of the seeds that fail; each takes as long as forty
 SEEDS_AT_ONCE: Final = 200  # then the processes are new ones
 BRIEF_EVERY: Final = 50  # seeds between two lines of progress
+
+
+class Alone(NamedTuple):
+    """A seed whose faults are all of one kind."""
+
+    kind: str
+    flush: str
+    has_slaves: bool
+    seed: int
+    minutes: float
 
 
 class Result(NamedTuple):
@@ -56,6 +70,8 @@ class Result(NamedTuple):
     minutes: float
     plans: int = PLAN_VERSION
     digest: str = ""  # of everything that happened: the same in every run of a seed
+    slaves: int = 0
+    alone: str = ""  # the one kind of fault that the plan was drawn with
 
 
 def run_one(seed: int, minutes: float, bug: Planted | None = None) -> tuple[Result, Verdict]:
@@ -65,11 +81,15 @@ def run_one(seed: int, minutes: float, bug: Planted | None = None) -> tuple[Resu
     else:
         with planted(bug):
             verdict = _judged(plan_for(bug, seed, minutes), is_hasty=True)
-    cpu_s, history = time.process_time() - began_s, verdict.history
-    kinds = [fault.kind for fault in verdict.plan.faults]
+    return _result_of(verdict, time.process_time() - began_s), verdict
+
+
+def _result_of(verdict: Verdict, cpu_s: float) -> Result:
+    plan, history = verdict.plan, verdict.history
+    kinds = [fault.kind for fault in plan.faults]
     counts = len(history.acknowledged), len(history.refused), len(history.deliveries)
-    result = Result(seed, verdict.plan.flush, kinds, *counts, verdict.problems, verdict.virtual_s, cpu_s, minutes)
-    return result._replace(digest=verdict.digest()), verdict
+    result = Result(plan.seed, plan.flush, kinds, *counts, verdict.problems, verdict.virtual_s, cpu_s, plan.minutes)
+    return result._replace(digest=verdict.digest(), slaves=len(plan.slaves))
 
 
 def plan_for(bug: Planted | None, seed: int, minutes: float) -> Plan:
@@ -134,7 +154,7 @@ def as_test(plan: Plan) -> str:
     options += f", bursts={plan.bursts!r}"
     if plan.slaves:
         options += f", brokers={plan.brokers!r}, slaves={plan.slaves!r}, role={plan.role!r}"
-        options += f", in_sync={plan.in_sync}, block_bytes={plan.block_bytes}"
+        options += f", in_sync={plan.in_sync}, block_bytes={plan.block_bytes}, acts={plan.acts}"
     return (
         f"def test_seed_{plan.seed}() -> None:\n    faults = {faults}\n    plan = Plan({rest}, {options})\n"
         "    assert Trial(plan).run().problems == []\n"
@@ -155,14 +175,19 @@ def main() -> None:
     parser.add_argument(
         "--brief", action="store_true", help=f"a line for each {BRIEF_EVERY} seeds, and those that fail"
     )
+    parser.add_argument("--each", nargs="*", help="each kind of fault by itself: those of these names, or all")
     parser.add_argument("--planted", nargs="*", help="find planted bugs: those of these names, or all")
     parser.add_argument("--bug", choices=BY_NAME, metavar="NAME", help="run the seeds with this planted bug")
     parser.add_argument("--tries", type=int, default=SHRINKING_TRIES_MAX, help="to make a schedule that fails shorter")
     options = parser.parse_args()
     if options.bug and options.save:
         parser.error("--bug shows how a failing seed looks, which is no result to --save: leave one of them out")
+    if options.save:
+        _origin()  # before somebody changes the sources
     if options.planted is not None:
         sys.exit(min(1, _find_planted([BY_NAME[name] for name in options.planted] or PLANTED, options)))
+    if options.each is not None:
+        sys.exit(min(1, _run_each(options.each or ALL_KINDS, options)))
     sys.exit(min(1, _run_seeds(options)))
 
 
@@ -189,6 +214,28 @@ def _run_seeds(options: argparse.Namespace) -> int:
     print(total.speed(), flush=True)
     _shorten(failed, options)
     return len(failed)
+
+
+def _run_each(kinds: Iterable[str], options: argparse.Namespace) -> int:
+    """Seeds of each kind of fault alone, with both ways to flush, without slaves and with them; how many failed."""
+    done = _saved(options.save, options.minutes, are_alone=True) if options.resume else []
+    known = {Alone(one.alone, one.flush, bool(one.slaves), one.seed, one.minutes) for one in done}
+    cases = [
+        Alone(kind, flush, has_slaves, seed, options.minutes)
+        for seed in range(options.first, options.first + options.seeds)
+        for kind in kinds
+        for flush in ("SYNC_FLUSH", "ASYNC_FLUSH")
+        for has_slaves in (False, True)
+        if kind in (GROUP_KINDS if has_slaves else KINDS)
+    ]
+    failed, total = 0, _Total(len(cases), len(done))
+    for result in _in_processes(_run_alone, [case for case in cases if case not in known], options.jobs):
+        _save(options.save, result._asdict())
+        total.add(result)
+        _print(result)
+        failed += bool(result.problems)
+    print(f"{len(cases)} cases, {failed} failed; {total.speed()}", flush=True)
+    return failed
 
 
 def _shorten(failed: list[int], options: argparse.Namespace) -> None:
@@ -224,13 +271,15 @@ class _Total:
         return f"{times}: {self._virtual_s / max(self._cpu_s, 1e-9):.0f}x"
 
 
-def _saved(path: Path | None, minutes: float) -> list[Result]:
+def _saved(path: Path | None, minutes: float, *, are_alone: bool = False) -> list[Result]:
     """The results of an earlier run of the same plans."""
     if path is None or not path.exists():
         return []
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    found = [Result(**line) for line in lines if "planted" not in line and line.get("plans") == PLAN_VERSION]
-    return list({result.seed: result for result in found if result.minutes == minutes}.values())
+    lines = [line for line in lines if "planted" not in line and line.get("plans") == PLAN_VERSION]
+    found = [Result(**{name: line[name] for name in Result._fields if name in line}) for line in lines]
+    found = [one for one in found if one.minutes == minutes and bool(one.alone) == are_alone]
+    return list({(one.seed, one.alone, one.flush, bool(one.slaves)): one for one in found}.values())
 
 
 A = TypeVar("A", bound=tuple[Any, ...])
@@ -253,6 +302,13 @@ def _in_processes(work: Callable[[A], R], given: list[A], jobs: int) -> Iterator
 def _run_quietly(seed: tuple[int, float, str | None]) -> Result:
     number, minutes, bug = seed
     return run_one(number, minutes, BY_NAME[bug] if bug else None)[0]
+
+
+def _run_alone(case: Alone) -> Result:
+    began_s = time.process_time()
+    drawn = (draw_group if case.has_slaves else draw)(case.seed, case.minutes, clients=CLIENTS, kinds=(case.kind,))
+    verdict = _judged(replace(drawn, flush=case.flush))
+    return _result_of(verdict, time.process_time() - began_s)._replace(alone=case.kind)
 
 
 def _shrink_quietly(seed: tuple[int, float, str | None, int]) -> str:
@@ -294,9 +350,21 @@ def _find_planted(bugs: Iterable[Planted], options: argparse.Namespace) -> int:
 
 
 def _save(path: Path | None, line: dict[str, Any]) -> None:
+    """With the commit that the package is at, and the day."""
     if path is not None:
         with path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line | _origin()) + "\n")
+
+
+@functools.cache
+def _origin() -> dict[str, str]:
+    """Of the sources as they were when the run began; empty where they are no checkout."""
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=9", "--dirty", "--exclude=*"]
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:
+        commit = ""
+    return {"commit": commit, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """docs/reliability.md, from saved runs.
 
     python -m simulation.runs --seeds N --save runs.jsonl
+    python -m simulation.runs --each --minutes 2 --seeds N --save runs.jsonl
     python -m simulation.runs --planted --minutes 2 --seeds N --save runs.jsonl
     python -m simulation.scoreboard runs.jsonl > docs/reliability.md
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,7 +71,7 @@ PROMISES: Final = (
     (
         "A seed repeats: histories and stores are the same, byte for byte",
         "tests/simulation/test_trial.py::"
-        "test_a_seed_with_kills_and_power_cuts_repeats_its_history_and_stores_byte_for_byte",
+        "test_a_seed_with_every_kind_of_fault_repeats_its_history_and_stores_byte_for_byte",
     ),
 )
 MEANINGS: Final = {
@@ -116,6 +118,7 @@ FOUND: Final[tuple[tuple[str, str], ...]] = (
         "ce67d89",
     ),
 )
+FLUSHES: Final = ("SYNC_FLUSH", "ASYNC_FLUSH")
 NOT_COVERED: Final = (
     "Compiled modules: the simulation runs the plain sources. The same tests of the store and the broker run on both.",
     "Bytes turned in properties, which have no checksum unless enabledAppendPropCRC is set, and in queues or the index "
@@ -130,7 +133,7 @@ NOT_COVERED: Final = (
     "checker allows it for these messages, and of such a broker it does not check the order of a queue.",
     "Errors of reads through a mapping (SIGBUS): `read-error` fails reads by call only.",
     "Torn writes while a broker runs: tearing happens at power cuts, by page (4 KiB) or sector (512 bytes).",
-    "TLS, ACL, SQL filters, light queues, batch queues, POP, recalls of timers, "
+    "TLS, ACL, SQL filters, light queues, POP, recalls of timers, "
     "and cleaning of old files (no trial lasts that long) are not part of the workload; tests of their own cover those "
     "that exist.",
     "Memory: sockets, tasks and threads of brokers are counted at the end of each trial, bytes are not.",
@@ -142,16 +145,25 @@ NOT_COVERED: Final = (
 def main() -> None:
     lines = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
     runs = [line for line in lines if "planted" not in line]
-    seeds = list({(line["seed"], line.get("minutes", 10.0)): line for line in runs}.values())
+    seeds = list({_plan_of(line): line for line in runs}.values())
     bugs = {line["planted"]: line for line in lines if "planted" in line}
     print("\n".join([*_head(seeds), *_promises(), *_table(seeds), *_planted(bugs), *_found(seeds), *_rest()]))
 
 
+def _plan_of(line: dict[str, Any]) -> tuple[object, ...]:
+    """What tells two plans apart. The last run of each counts."""
+    alone = (line["alone"], line["flush"], bool(line["slaves"])) if line.get("alone") else ()
+    return line["seed"], _minutes_of(line), *alone
+
+
+def _minutes_of(line: dict[str, Any]) -> float:
+    return float(line.get("minutes", 10.0))
+
+
 def _head(seeds: list[dict[str, Any]]) -> list[str]:
-    virtual_s, cpu_s = sum(one["virtual_s"] for one in seeds), sum(one["cpu_s"] for one in seeds)
     counts = {name: sum(one[name] for one in seeds) for name in ("acknowledged", "refused", "deliveries")}
     faults, failed = sum(len(one["faults"]) for one in seeds), sum(bool(one["problems"]) for one in seeds)
-    calm = sum(not one["faults"] for one in seeds)
+    calm, alone = sum(not one["faults"] for one in seeds), sum(bool(one.get("alone")) for one in seeds)
     return [
         "# Reliability",
         "",
@@ -159,18 +171,20 @@ def _head(seeds: list[dict[str, Any]]) -> list[str]:
         "",
         "A NameServer, two brokers and six clients run unchanged in one process, on virtual time, over simulated",
         "disks, links and clocks; everything that happens follows from a seed (`tests/simulation/`). Producers send",
-        "single messages, batches, by key, with delay levels and timers, and in transactions; push consumers",
-        "(concurrent and orderly) and a lite pull consumer read; an operator adds queues, makes and deletes topics and",
-        "sets groups back. Load comes in bursts of seconds with rests of up to 90 seconds in between, when the",
-        "timers of a process end together every five seconds; most faults strike in a burst. When the faults are over,",
-        "everything must arrive within 240 virtual seconds. Then the brokers stop, and their stores are read and",
-        "verified. In a third of the seeds the first broker has one or two slaves.",
+        "single messages, batches (to a batch topic too), by key, with delay levels and timers, and in transactions;",
+        "push consumers (concurrent and orderly) and a lite pull consumer read; an operator adds queues, makes and",
+        "deletes topics and sets groups back. Load comes in bursts of seconds with rests of up to 90 seconds in",
+        "between, when the timers of a process end together every five seconds; most faults strike in a burst. When",
+        "the faults are over, everything must arrive within 240 virtual seconds. Then the brokers stop, and their",
+        "stores are read and verified. In a third of the seeds the first broker has one or two slaves; in four of ten",
+        "of those a slave stands in for its master while that is gone (`enableSlaveActingMaster`).",
         "",
         "| | |",
         "|---|---|",
-        f"| Seeds | {len(seeds):,} of {_minutes(seeds)} virtual minutes, of which {calm} without faults; "
-        f"{failed} failed |",
-        f"| Virtual time | {virtual_s / 3600:.1f} h in {cpu_s / 60:.1f} min of CPU: {virtual_s / cpu_s:.0f} to 1 |",
+        f"| Seeds | {len(seeds):,} of {_minutes(seeds)} virtual minutes, of which {calm} without faults and {alone} "
+        f"with one kind of fault alone; {failed} failed |",
+        f"| Run at | {_origins(seeds)} |",
+        *(f"| Speed | {sentence} |" for sentence in _speeds(seeds)),
         f"| Faults | {faults:,} |",
         f"| Messages | {counts['acknowledged']:,} acknowledged, {counts['refused']:,} refused or unanswered, "
         f"{counts['deliveries']:,} deliveries |",
@@ -183,8 +197,28 @@ def _head(seeds: list[dict[str, Any]]) -> list[str]:
     ]
 
 
+def _origins(lines: Iterable[dict[str, Any]]) -> str:
+    """Commits and days, the most frequent first."""
+    found = Counter((one.get("commit") or "unknown", one.get("date") or "unknown") for one in lines)
+    return "; ".join(f"commit {commit}, {date}: {count:,}" for (commit, date), count in found.most_common())
+
+
+def _speeds(seeds: list[dict[str, Any]]) -> Iterator[str]:
+    """Virtual seconds for each second of CPU, which does not depend on what else the machine does."""
+    kinds: dict[tuple[float, bool], list[dict[str, Any]]] = defaultdict(list)
+    for one in seeds:
+        kinds[_minutes_of(one), bool(one.get("slaves"))].append(one)
+    for (minutes, has_slaves), them in sorted(kinds.items(), reverse=True):
+        virtual_s, cpu_s = sum(one["virtual_s"] for one in them), sum(one["cpu_s"] for one in them)
+        yield (
+            f"{len(them):,} seeds of {minutes:g} minutes {'with' if has_slaves else 'without'} slaves: "
+            f"{virtual_s / 3600:.1f} virtual hours in {cpu_s / 60:.1f} min of CPU, {virtual_s / cpu_s:.0f} to 1"
+        )
+
+
 def _minutes(seeds: list[dict[str, Any]]) -> str:
-    return " and ".join(f"{minutes:g}" for minutes in sorted({one.get("minutes", 10.0) for one in seeds}))
+    *some, last = (f"{minutes:g}" for minutes in sorted({_minutes_of(one) for one in seeds}))
+    return " and ".join([", ".join(some), last]) if some else last
 
 
 def _promises() -> list[str]:
@@ -193,21 +227,29 @@ def _promises() -> list[str]:
 
 
 def _table(seeds: list[dict[str, Any]]) -> list[str]:
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    """Of each kind and way to flush: how often it struck, in how many seeds, and in how many of those alone."""
+    faults: dict[str, Counter[str]] = defaultdict(Counter)
+    had: dict[str, Counter[str]] = defaultdict(Counter)
+    alone: dict[str, Counter[str]] = defaultdict(Counter)
     failed: Counter[str] = Counter()
     for one in seeds:
-        counts[one["flush"]].update(one["faults"])
-        failed.update(set(one["faults"]) if one["problems"] else ())
+        kinds, flush = set(one["faults"]), one["flush"]
+        faults[flush].update(one["faults"])
+        had[flush].update(kinds)
+        alone[flush].update(kinds if one.get("alone") else ())
+        failed.update(kinds if one["problems"] else ())
     rows = []
     for kind in ALL_KINDS:
-        numbers = f"{counts['SYNC_FLUSH'][kind]:,} | {counts['ASYNC_FLUSH'][kind]:,}"
-        was_there = counts["SYNC_FLUSH"][kind] + counts["ASYNC_FLUSH"][kind]
+        counts = [(faults[flush][kind], had[flush][kind], alone[flush][kind]) for flush in FLUSHES]
+        cells = " | ".join(f"{number:,} in {seeds}, {lone}" for number, seeds, lone in counts)
+        was_there = any(number for number, _, _ in counts)
         result = (
             f"{failed[kind]} seeds failed" if failed[kind] else "all promises kept" if was_there else "did not come"
         )
-        rows.append(f"| {kind} | {MEANINGS[kind]} | {numbers} | {result} |")
+        rows.append(f"| {kind} | {MEANINGS[kind]} | {cells} | {result} |")
     head = "| Fault | What happens | SYNC_FLUSH | ASYNC_FLUSH | Result |"
-    return ["## Table R: faults", "", head, "|---|---|---|---|---|", *rows, ""]
+    said = "How often each struck, in how many seeds, and how many of those had no other kind of fault."
+    return ["## Table R: faults", "", said, "", head, "|---|---|---|---|---|", *rows, ""]
 
 
 def _planted(bugs: dict[str, dict[str, Any]]) -> list[str]:
@@ -224,8 +266,7 @@ def _planted(bugs: dict[str, dict[str, Any]]) -> list[str]:
         "Each is planted alone, and seeds are run until one finds it. A bug",
         "that only shows under a certain fault is looked for in seeds with that fault; each has two virtual minutes.",
         "The flush that ends at a border was first planted in a milder form, which synced the next file as well:",
-        "40 seeds missed that one, and it was replaced. The last run of each counts, which may be older than the seeds",
-        "above.",
+        f"40 seeds missed that one, and it was replaced. Run at {_origins(bugs.values())}.",
         "",
         "| Bug | Where | Faults | Seeds until it was found |",
         "|---|---|---|---|",

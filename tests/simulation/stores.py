@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from contrailmq.message import MessageError, StoredMessage
+from contrailmq.message.inner_batch import unwrapped
 from contrailmq.message.record import RecordView, read_record
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.recovery.log_walk import walk_over
@@ -18,7 +19,7 @@ from contrailmq.store.tools.read_only import StoreView
 from contrailmq.store.tools.verify import verify_store
 from simulation.history import Place, Queue
 
-HALVES, DEAD = "RMQ_SYS_TRANS_HALF_TOPIC", "%DLQ%"
+HALVES, DEAD, TIMERS = "RMQ_SYS_TRANS_HALF_TOPIC", "%DLQ%", "rmq_sys_wheel_timer"
 
 
 class Record(NamedTuple):
@@ -30,7 +31,7 @@ class Record(NamedTuple):
 
 
 class Left(NamedTuple):
-    """Of one broker: the records of its log in order, what `store verify` says, and its groups' offsets."""
+    """Of one broker: the messages of its log in order, what `store verify` says, and its groups' offsets."""
 
     broker: str
     records: list[Record]
@@ -58,14 +59,17 @@ class _Records:
         self.records: list[Record] = []
 
     def take(self, record: RecordView, /) -> None:
-        message = read_record(StoredMessage, record.buffer, record.position)
-        place = Place(Queue(message.topic, self._broker, message.queue_id), message.queue_offset)
+        stored = read_record(StoredMessage, record.buffer, record.position)
         try:
-            body = message.body
+            messages = [(message, message.body) for message in unwrapped(stored)]
         except MessageError:  # damaged: `History.flipped` knows
-            body = b""
-        known = Record(place, message.physical_offset, message.store_time_ms, body, dict(message.properties))
-        self.records.append(known)
+            messages = [(stored, b"")]
+        queue = Queue(stored.topic, self._broker, stored.queue_id)
+        for message, body in messages:
+            place = Place(queue, message.queue_offset)
+            self.records.append(
+                Record(place, message.physical_offset, message.store_time_ms, body, dict(message.properties))
+            )
 
 
 def _offsets(broker: str, path: Path) -> dict[tuple[str, Queue], int]:

@@ -69,6 +69,20 @@ def test_seeds_that_pass_end_the_run_without_an_error_and_repeat_where_hashes_di
     assert saved[0] == saved[1]
 
 
+def test_a_kind_of_fault_alone_is_run_with_both_ways_to_flush_and_saved_with_the_commit(tmp_path: Path) -> None:
+    file = tmp_path / "saved"
+    options = ("--each", "switch", "--seeds", "1", "--minutes", "0.3", "--save", str(file), "--resume")
+    ended = finished(*options)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["alone"], line["flush"]) for line in lines] == [("switch", "SYNC_FLUSH"), ("switch", "ASYNC_FLUSH")]
+    assert all(line["slaves"] and set(line["faults"]) == {"switch"} for line in lines)
+    assert all(line["date"] and "commit" in line for line in lines)
+    again = finished(*options)
+    assert again.stdout.startswith("2 cases, 0 failed")
+    assert len(file.read_text().splitlines()) == 2
+
+
 def test_results_with_a_planted_bug_are_not_saved(tmp_path: Path) -> None:
     ended = finished("--bug", BUG, "--save", str(tmp_path / "saved"))
     assert ended.returncode == 2

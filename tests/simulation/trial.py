@@ -88,9 +88,10 @@ def plan_of(seed: int, minutes: float) -> Plan:
     return (draw_group if has_slaves(seed) else draw)(seed, minutes, clients=CLIENTS)
 
 
-def run_group_seed(seed: int, minutes: float, *kinds: str) -> Verdict:
-    """A trial of a master with slaves; with kinds of faults, of those only."""
-    return Trial(draw_group(seed, minutes, clients=CLIENTS, kinds=kinds)).run()
+def run_group_seed(seed: int, minutes: float, *kinds: str, flush: str = "") -> Verdict:
+    """A trial of a master with slaves; with kinds of faults, of those only; with a way to flush, in that one."""
+    plan = draw_group(seed, minutes, clients=CLIENTS, kinds=kinds)
+    return Trial(replace(plan, flush=flush) if flush else plan).run()
 
 
 class Trial:
@@ -102,6 +103,7 @@ class Trial:
         self.verdict = Verdict(plan)
         self.history = self.verdict.history
         self.history.is_calm = not plan.faults
+        self.history.may_escape = plan.acts
         self.history.is_timely = not any(fault.kind in CLOCKS for fault in plan.faults)
         self._actions: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0

@@ -1,9 +1,10 @@
 """The clients of a trial: three producers and three processes of consumers, on our own asyncio clients, unchanged.
 
-p0 sends single messages, batches, delayed ones (levels) and timers. p1 sends by key, and is the operator: it makes the
-topics, gives them more queues, makes and deletes others, and sets groups back. t0 sends in transactions whose outcome
-stands in `History.decided`, as it would in a database. c0 and c1 share the group of concurrent listeners, c1 has the
-orderly one besides, c2 reads by lite pull and commits by itself. Any of them may be killed and started again.
+p0 sends single messages, batches (to a topic of batches too), delayed ones (levels) and timers, some of which it takes
+back. p1 sends by key, and is the operator: it makes the topics, gives them more queues, makes and deletes others, and
+sets groups back. t0 sends in transactions whose outcome stands in `History.decided`, as it would in a database. c0 and
+c1 share the group of concurrent listeners, c1 has the orderly one besides, c2 reads by lite pull and commits by itself.
+Any of them may be killed and started again.
 
 Producers send in the bursts of the plan and wait for the next one in its rests. Some of p0's messages go out together,
 before the first of them is answered, and some listeners and readers take seconds: what is stored or committed too
@@ -33,12 +34,14 @@ from contrailmq.message import (
     MessageQueue,
     Property,
     StoredMessage,
+    create_unique_id,
     parse_offset_message_id,
 )
 from simulation.checker import RETRIES_MAX
 from simulation.cluster import Cluster
 from simulation.faults import Plan
 from simulation.history import (
+    BUNDLED,
     DEALS,
     KEEPERS,
     LATER,
@@ -62,7 +65,8 @@ from simulation.nodes import Node
 
 SIZES: Final = (0, 10, 200, 3000, 7000)
 LEVELS_S: Final = {1: 1.0, 2: 2.0, 3: 4.0, 4: 7.0}  # of cluster.SHORT_WAITS
-QUEUES: Final = {PLAIN: 2, ORDERED: 2, LATER: 1, DEALS: 1}  # on each broker, at first
+QUEUES: Final = {PLAIN: 2, ORDERED: 2, LATER: 1, DEALS: 1, BUNDLED: 1}  # on each broker, at first
+ATTRIBUTES: Final = {BUNDLED: {"queue.type": "BatchCQ"}}
 QUEUES_MAX: Final = 4
 START_AGAIN_S: Final = 2.0
 SLOW_ODDS: Final = 0.04  # that a listener takes seconds: an offset that runs ahead of it is seen meanwhile
@@ -70,6 +74,7 @@ SLOW_READER_ODDS: Final = 0.1
 SLOW_S: Final = (2.0, 8.0)
 VOLLEY: Final = (3, 9)  # how many messages go out together
 VOLLEY_CHOICE: Final = 0.4  # the dice that says so
+RECALL_ODDS: Final = 0.5  # that a timer is taken back
 HURRIED_S: Final = 0.01
 KEYS: Final = 5
 # Names that look like RocketMQ's own to whoever searches for them carelessly.
@@ -130,9 +135,9 @@ class Workload:
                     volley = [self._new(node, chance, PLAIN, Kind.SINGLE) for _ in range(chance.randrange(*VOLLEY))]
                     await asyncio.gather(*(self._send_one(node, producer, message) for message in volley))
                 elif choice < 0.65:
-                    count = chance.randrange(2, 6)
+                    topic, count = chance.choice((PLAIN, BUNDLED)), chance.randrange(2, 6)
                     await self._send_batch(
-                        node, producer, [self._new(node, chance, PLAIN, Kind.BATCH) for _ in range(count)]
+                        node, producer, [self._new(node, chance, topic, Kind.BATCH) for _ in range(count)]
                     )
                 elif choice < 0.85:
                     level = chance.choice(tuple(LEVELS_S))
@@ -141,7 +146,10 @@ class Workload:
                 else:
                     delay_s = chance.choice((1.0, 2.3, 6.0, 12.0))
                     message = self._new(node, chance, LATER, Kind.TIMER, delay_s, delay=delay_s)
-                    await self._send_one(node, producer, message)
+                    result = await self._send_one(node, producer, message)
+                    if result is not None and result.recall_handle and chance.random() < RECALL_ODDS:
+                        await asyncio.sleep(chance.expovariate(5.0))
+                        await self._recall(node, producer, message, result)
                 await asyncio.sleep(HURRIED_S if self.is_hurried else chance.expovariate(1.5 * self._pace))
             await asyncio.Event().wait()
 
@@ -213,15 +221,32 @@ class Workload:
             await asyncio.sleep(burst[0] - node.world.now_s + 0.001)
         return False
 
-    async def _send_one(self, node: Node, producer: aio.Producer, message: Message) -> None:
+    async def _send_one(self, node: Node, producer: aio.Producer, message: Message) -> SendResult | None:
         try:
-            self._acknowledge(node, message.body, await producer.send(message), 0)
+            result = await producer.send(message)
         except ContrailError as exc:
             self._refuse(message.body, exc)
+            return None
+        self._acknowledge(node, message.body, result, 0)
+        return result
+
+    async def _recall(self, node: Node, producer: aio.Producer, message: Message, result: SendResult) -> None:
+        self.history.to_recall.add(message.body)
+        try:
+            await producer.recall(message.topic, result.recall_handle or "")
+            self.history.recalled[message.body] = node.world.now_s
+            self.history.by_broker[result.queue.broker_name] += 1  # the moment for a power cut
+        except ContrailError as exc:
+            node.world.note(f"recall: {type(exc).__name__}")
 
     async def _send_batch(self, node: Node, producer: aio.Producer, messages: list[Message]) -> None:
         try:
-            result = await producer.send_batch(messages)
+            if messages[0].topic == BUNDLED:  # with an id of its own, as Java's producers send it, it is one record
+                packed = producer.pack(messages)
+                packed.properties[Property.UNIQUE_KEY] = create_unique_id()
+                result = await producer._send(producer._running(), packed, messages, None, None)
+            else:
+                result = await producer.send_batch(messages)
         except ContrailError as exc:
             for message in messages:
                 self._refuse(message.body, exc)
@@ -276,7 +301,7 @@ class Workload:
                 try:
                     if len(await admin.masters()) == len(self._cluster.broker_names):
                         if await admin.topic_holders(topic) == {}:
-                            await admin.create_topic(topic, queues=QUEUES[topic])
+                            await admin.create_topic(topic, queues=QUEUES[topic], attributes=ATTRIBUTES.get(topic))
                         break
                 except ContrailError:
                     pass
