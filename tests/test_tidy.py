@@ -153,6 +153,7 @@ SUB_ARROWS: dict[str, dict[str, set[str]]] = {
         "requests": {"filters", "handlers", "hooks", "node", "state"},
         "delayed": {"handlers", "node", "requests", "state", "worker_job"},
         "transactions": {"handlers", "node", "requests", "state", "worker_job"},
+        "pop": {"filters", "handlers", "hooks", "node", "requests", "state"},
         "adoption": {"node", "state"},
         "cluster": {"adoption", "config", "delayed", "handlers", "node", "state", "turns"},
         "admin": {"config", "filters", "handlers", "node", "state", "turns"},

@@ -152,13 +152,23 @@ class Adoption:
 
     def _adopt_groups(self, topics: Sequence[Topic]) -> list[str]:
         """Those of the retry topics among these that no table has."""
-        names = [topic.name.removeprefix(RETRY_PREFIX) for topic in topics if topic.name.startswith(RETRY_PREFIX)]
-        adopted = [name for name in names if name not in self._node.groups and _is_group(name)]
+        names = [self._group_of(topic.name) for topic in topics if topic.name.startswith(RETRY_PREFIX)]
+        adopted = [name for name in dict.fromkeys(names) if name not in self._node.groups and _is_group(name)]
         for name in adopted:
             self._node.groups.put(Group(name))
         if adopted:
             log.warning("adopted %d groups that have retry topics: %s", len(adopted), _some(adopted))
         return adopted
+
+
+    def _group_of(self, retry_topic: str) -> str:
+        """Of `%RETRY%group`, and of `%RETRY%group+topic` and `%RETRY%group_topic`, where pop consumers' messages wait."""
+        name = retry_topic.removeprefix(RETRY_PREFIX)
+        group, separator, _ = name.partition("+")
+        if separator:
+            return group
+        ends = [at for at, character in enumerate(name) if character == "_" and name[at + 1 :] in self._node.topics]
+        return name[: ends[0]] if ends and ends[0] and name not in self._node.groups else name
 
 
 def _may_adopt(topic: str) -> bool:
@@ -173,7 +183,7 @@ def _may_adopt(topic: str) -> bool:
 
 
 def _is_group(name: str) -> bool:
-    """False for what pop consumers' retry topics have in its place: group and topic in one."""
+    """False for what cannot be the name of one."""
     try:
         check_group(name)
     except MessageError:

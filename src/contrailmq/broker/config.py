@@ -99,6 +99,24 @@ class BrokerConfig:
     use_server_side_reset_offset: bool = True
     channel_expired_timeout: int = 120_000
     flush_consumer_offset_interval: int = 5000
+    # --- POP
+    pop_polling_size: int = 1024
+    max_pop_polling_size: int = 100_000
+    revive_queue_num: int = 8
+    pop_from_retry_probability: int = 20
+    enable_retry_topic_v2: bool = field(default=False, metadata={"key": "enableRetryTopicV2"})
+    retrieve_message_from_pop_retry_topic_v1: bool = field(
+        default=True, metadata={"key": "retrieveMessageFromPopRetryTopicV1"}
+    )
+    pop_response_return_actual_retry_topic: bool = False
+    init_pop_offset_by_check_msg_in_mem: bool = True
+    pop_ck_max_buffer_size: int = 200_000
+    pop_ck_offset_max_queue_size: int = 20_000
+    enable_pop_message_threshold: bool = False
+    pop_inflight_message_threshold: int = 10_000
+    server_load_balancer_enable: bool = True
+    default_message_request_mode: str = "PULL"
+    default_pop_share_queue_num: int = -1
     # --- transactions
     transaction_time_out: int = 6000
     transaction_check_max: int = 15
@@ -183,6 +201,8 @@ class BrokerConfig:
                 check_group(name.replace(".", "_"))
             except MessageError as exc:
                 raise BrokerConfigError(key, name, str(exc)) from None
+        if self.default_message_request_mode not in ("PULL", "POP"):
+            raise BrokerConfigError("defaultMessageRequestMode", self.default_message_request_mode, "PULL or POP")
         for address in self.namesrv_addresses:
             host, _, port = address.rpartition(":")
             if not host or not port.isdigit():
@@ -250,6 +270,11 @@ _RANGES: Final[Mapping[str, tuple[int, int, str]]] = {
     "broker_heartbeat_interval": (10, _DAY_MS, " ms"),
     "broker_not_active_timeout_millis": (100, _DAY_MS, " ms"),
     "sync_broker_member_group_period": (10, _DAY_MS, " ms"),
+    "revive_queue_num": (1, 998, "; 999 marks FIFO pops"),
+    "pop_from_retry_probability": (0, 100, " of 100 pops"),
+    "pop_ck_max_buffer_size": (1, 100_000_000, ""),
+    "pop_ck_offset_max_queue_size": (1, 100_000_000, ""),
+    "default_pop_share_queue_num": (-1, 65_536, "; -1 and 0: every client pops all queues"),
     "server_channel_max_idle_time_seconds": (1, _INT_MAX, " s"),
     "client_topics_max": (0, 100_000_000, ""),
     "client_groups_max": (0, 100_000_000, ""),
@@ -276,6 +301,7 @@ FIXED_KEYS: Final = frozenset(
         "allowRemoteConfig",
         "allowUnsupported",
         "configBlackList",
+        "reviveQueueNum",
         "enableSlaveActingMaster",
         "haTls",
         "resync",

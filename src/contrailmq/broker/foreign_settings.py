@@ -33,6 +33,7 @@ PROMISES: Final = (
     Promise("configManagerVersion", lambda text: text.lower() not in ("", "v1"), _NO_ROCKSDB),
     Promise("timerRocksDBEnable", is_not_off, _NO_ROCKSDB),
     Promise("transRocksDBEnable", is_not_off, _NO_ROCKSDB),
+    Promise("popConsumerKVServiceEnable", is_not_off, _NO_ROCKSDB),
     Promise("messageStorePlugIn", bool, "store plug-ins, such as tiered storage, are not loaded"),
 )
 
@@ -62,21 +63,22 @@ _BY_REASON: Final[Mapping[str, str]] = {
         serverSocketSndBufSize shutdownWaitTimeSeconds socksProxyConfig transferMsgByHeap useEpollNativeSelector
         writeBufferHighWaterMark writeBufferLowWaterMark
     """,
-    "POP and lite topics are not served": """
-        appendAckAsync appendCkAsync defaultMessageRequestMode defaultPopShareQueueNum enableCreateSysGroup
-        enableLitePopLog enableNotifyAfterPopOrderLockRelease enableNotifyBeforePopCalculateLag enablePopBatchAck
-        enablePopBufferMerge enablePopLog enablePopMessageThreshold enablePopMetrics enableRetryTopicV2
-        enableSkipLongAwaitingAck initPopOffsetByCheckMsgInMem liteEventCapacityCacheTtlMs liteEventCheckInterval
-        liteEventFullDispatchDelayTime liteEventFullDispatchDelayTimeForWildcardGroup liteLagCountMetricsEnable
-        liteLagLatencyCollectEnable liteLagLatencyMetricsEnable liteLagLatencyTopK liteSubscriptionCheckInterval
+    "POP has no revive threads, no buffer and no scans here": """
+        appendAckAsync appendCkAsync enableCreateSysGroup enableNotifyAfterPopOrderLockRelease
+        enableNotifyBeforePopCalculateLag enablePopBatchAck enablePopBufferMerge enablePopLog enablePopMetrics
+        enableSkipLongAwaitingAck popCkStayBufferTime popCkStayBufferTimeOut popConsumerFSServiceInit
+         popConsumerKVServiceInit popConsumerKVServiceLog
+        popLongPollingForceNotifyInterval popOrderLockTimerTickMs popOrderLockTimerTicksPerWheel
+        popPollingMapExpireTimeSeconds popPollingMapSize popReviveConcurrency popReviveMaxAttemptTimes
+        popReviveMaxReturnSizePerRead popReviveSkipIfGroupAbsent reviveAckWaitMs reviveInterval reviveMaxSlow
+        reviveScanTime skipWhenCKRePutReachMaxTimes
+    """,
+    "lite topics are not served": """
+        enableLitePopLog liteEventCapacityCacheTtlMs liteEventCheckInterval liteEventFullDispatchDelayTime
+        liteEventFullDispatchDelayTimeForWildcardGroup liteLagCountMetricsEnable liteLagLatencyCollectEnable
+        liteLagLatencyMetricsEnable liteLagLatencyTopK liteSubscriptionCheckInterval
         liteSubscriptionCheckTimeoutMills liteTtlCheckInterval maxClientEventCount maxLiteSubscriptionCount
-        maxPopPollingSize minLiteTTl popCkMaxBufferSize popCkOffsetMaxQueueSize popCkStayBufferTime
-        popCkStayBufferTimeOut popConsumerFSServiceInit popConsumerKVServiceEnable popConsumerKVServiceInit
-        popConsumerKVServiceLog popFromRetryProbability popInflightMessageThreshold popLongPollingForceNotifyInterval
-        popOrderLockTimerTickMs popOrderLockTimerTicksPerWheel popPollingMapExpireTimeSeconds popPollingMapSize
-        popPollingSize popResponseReturnActualRetryTopic popReviveConcurrency popReviveMaxAttemptTimes
-        popReviveMaxReturnSizePerRead popReviveSkipIfGroupAbsent retrieveMessageFromPopRetryTopicV1 reviveAckWaitMs
-        reviveInterval reviveMaxSlow reviveQueueNum reviveScanTime serverLoadBalancerEnable skipWhenCKRePutReachMaxTimes
+        minLiteTTl
     """,
     "access control is not built yet": """
         aclCacheExpiredSecond aclCacheMaxNum aclCacheRefreshSecond authConfigPath authenticationMetadataProvider

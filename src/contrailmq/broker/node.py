@@ -190,6 +190,7 @@ class BrokerNode:
                 trace_topic=config.msg_trace_topic_name,
                 is_cluster_topic_enabled=config.cluster_topic_enable,
                 is_broker_topic_enabled=config.broker_topic_enable,
+                revive_queues=config.revive_queue_num,
             )
         )
 

@@ -14,6 +14,7 @@ from contrailmq.broker.delayed.delay import DelayService
 from contrailmq.broker.delayed.timers import TimerService
 from contrailmq.broker.handlers import Handlers
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.pop.service import PopService
 from contrailmq.broker.requests.consumer_offsets import OffsetProcessor
 from contrailmq.broker.requests.members import MemberProcessor
 from contrailmq.broker.requests.pull import PullProcessor
@@ -29,8 +30,8 @@ from contrailmq.broker.transactions.halves import METRICS_FILE, TransactionServi
 class Processors:
     """`tables` writes tables, `readers` read what is not in memory; `configured` is called after settings have changed.
 
-    The services of transactions, delay levels and timers take requests and rewrite messages from now on. Nothing is
-    due before their owner starts them (`services`).
+    The services of POP, transactions, delay levels and timers take requests from now on, and rewrite messages. Nothing
+    is due before their owner starts them (`services`).
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class Processors:
         saver.add(METRICS_FILE, lambda: _fixed(self.transactions.metrics.to_json()))
         self.delay = DelayService(node, tables, readers)
         self.timers = TimerService(node, tables, readers)
-        self.services = (self.transactions, self.delay, self.timers)
+        self.pop = PopService(node, saver, readers)
+        # POP first: it looks at how far the timer had come, before that goes on.
+        self.services = (self.pop, self.transactions, self.delay, self.timers)
         for processor in (
             self.send,
             ReplyProcessor(node, self.send),
@@ -75,8 +78,8 @@ class Processors:
             *self.services,
         ):
             processor.register(handlers)
-        node.rewrites += (service.rewrite for service in self.services)
-        self.runtime.figures += (self.delay.figures, self.timers.figures, self.transactions.figures)
+        node.rewrites += (self.transactions.rewrite, self.delay.rewrite, self.timers.rewrite)
+        self.runtime.figures += (service.figures for service in (self.delay, self.timers, self.transactions, self.pop))
 
     def _configured(self) -> None:
         self.send.configure()  # some settings are part of every answer

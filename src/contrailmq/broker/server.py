@@ -271,6 +271,7 @@ class BrokerServer:
         await self.acting.end_part()
         self.node.is_accepting = False
         self.node.held.release_all()
+        self.pop.release_all()
         drain_s = self.config.graceful_stop_ms / 1000
         try:
             async with asyncio.timeout(drain_s):
@@ -294,6 +295,7 @@ class BrokerServer:
     def _save_all_now(self) -> None:
         self.saver.save_all_now()
         self.node.offset_journal.clear()
+        self.pop.saved()
 
     async def kill(self) -> None:
         """Drop everything as a crash would: nothing is saved, nothing is flushed. For tests."""
@@ -306,6 +308,7 @@ class BrokerServer:
         self.node.offset_journal.close()
         self.delay.crash()
         self.timers.crash()
+        self.pop.crash()
         self.handlers.cancel()
         self.escape.forget()
         await self._client.close()
@@ -411,7 +414,7 @@ class BrokerServer:
             configured=self.registration.register_soon,
         )
         self.send, self.members, self.runtime = processors.send, processors.members, processors.runtime
-        self.transactions, self.delay, self.timers = self._services = processors.services
+        self.pop, self.transactions, self.delay, self.timers = self._services = processors.services
         self._build_acting()
         if self.node.is_slave:
             self._follow_master(processors.adoption)

@@ -54,6 +54,10 @@ from contrailmq.message.names import (
     is_system_group,
     is_system_topic,
     names_directory,
+    pop_origin_topic,
+    pop_retry_mark,
+    pop_retry_topic,
+    pop_retry_topic_v2,
     retry_topic,
 )
 from contrailmq.message.printable import printable, printable_json, printable_lines
@@ -116,6 +120,10 @@ __all__ = [
     "offset_message_id",
     "parse_offset_message_id",
     "parse_unique_id",
+    "pop_origin_topic",
+    "pop_retry_mark",
+    "pop_retry_topic",
+    "pop_retry_topic_v2",
     "printable",
     "printable_json",
     "printable_lines",

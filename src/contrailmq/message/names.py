@@ -70,6 +70,31 @@ def dlq_topic(group: str) -> str:
     return DLQ_PREFIX + group
 
 
+def pop_retry_topic(group: str, topic: str) -> str:
+    """Where messages of a topic wait that a group popped and did not acknowledge."""
+    return f"{RETRY_PREFIX}{group}_{topic}"
+
+
+def pop_retry_topic_v2(group: str, topic: str) -> str:
+    """The same where enableRetryTopicV2 is on: no two pairs of group and topic have the same one."""
+    return f"{RETRY_PREFIX}{group}+{topic}"
+
+
+def pop_origin_topic(topic: str, group: str) -> str:
+    """The topic that messages of a pop retry topic were sent to; any other topic is its own."""
+    for separator in "+_":
+        if topic.startswith(f"{RETRY_PREFIX}{group}{separator}"):
+            return topic[len(RETRY_PREFIX) + len(group) + 1 :]
+    return topic
+
+
+def pop_retry_mark(topic: str) -> str:
+    """Which kind of topic this is, as POP's strings say it."""
+    if not topic.startswith(RETRY_PREFIX):
+        return "0"
+    return "2" if "+" in topic else "1"
+
+
 def check_topic(topic: str) -> None:
     """Raise `MessageError` unless the name is a legal topic."""
     if not isinstance(topic, str):

@@ -370,6 +370,7 @@ def system_topics(
     trace_topic: str,
     is_cluster_topic_enabled: bool = True,
     is_broker_topic_enabled: bool = True,
+    revive_queues: int = 8,
 ) -> list[Topic]:
     """What every broker has from the start; cluster and broker have a topic also where nobody may use it."""
     own_perm = READ | WRITE | INHERIT
@@ -381,7 +382,7 @@ def system_topics(
         Topic(SystemTopic.OFFSET_MOVED, read_queues=1, write_queues=1),
         Topic(SystemTopic.SCHEDULE, read_queues=18, write_queues=18),
         Topic(f"{cluster}_REPLY_TOPIC", read_queues=1, write_queues=1),
-        Topic(f"rmq_sys_REVIVE_LOG_{cluster}", read_queues=8, write_queues=8),
+        Topic(f"rmq_sys_REVIVE_LOG_{cluster}", read_queues=revive_queues, write_queues=revive_queues),
         Topic(f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", read_queues=1, write_queues=1, perm=INHERIT),
         Topic(SystemTopic.HALF, read_queues=1, write_queues=1),
         Topic(SystemTopic.OP_HALF, read_queues=1, write_queues=1),

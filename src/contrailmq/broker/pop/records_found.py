@@ -1,0 +1,57 @@
+"""The messages of a read, one by one: their offsets, and their form for a consumer.
+
+Messages of a topic go out as they lie in the log. Those of a retry topic are written anew: they get the handle that
+acknowledges them (POP_CK), the name of the topic that was asked for, and lose the property that is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from contrailmq.message import Property, StoredMessage, encode_properties
+from contrailmq.message.codec import decode_record, encode_record
+from contrailmq.message.record import head_struct
+from contrailmq.wire.pop_strings import PopHandle
+
+ORIGIN_PROPERTY: Final = "CONTRAIL_POP_OF"  # of a copy: the message that it is of, and that one's pop
+
+_size_and_offset: Final = head_struct("size", "queue_offset").unpack_from
+
+
+def split_records(slices: Iterable[memoryview]) -> Iterator[tuple[int, memoryview]]:
+    """(offset in its queue, record) of each; a slice may hold several."""
+    for part in slices:
+        at, end = 0, len(part)
+        while at < end:
+            size, queue_offset = _size_and_offset(part, at)
+            yield queue_offset, part[at : at + size]
+            at += size
+
+
+def as_retried(record: memoryview, topic: str, handle: PopHandle) -> bytes:
+    """A record of a retry topic for the consumer of a topic."""
+    return _rewritten(decode_record(record), topic, handle)
+
+
+def _rewritten(message: StoredMessage, topic: str, handle: PopHandle) -> bytes:
+    properties = dict(message.properties)
+    properties.pop(ORIGIN_PROPERTY, None)
+    properties[Property.POP_CHECKPOINT] = handle.encode()
+    return encode_record(
+        topic,
+        message.stored_body,
+        encode_properties(properties),
+        queue_id=message.queue_id,
+        queue_offset=message.queue_offset,
+        physical_offset=message.physical_offset,
+        born_host=message.born_host_bytes,
+        store_host=message.store_host_bytes,
+        born_time_ms=message.born_time_ms,
+        store_time_ms=message.store_time_ms,
+        flag=message.flag,
+        sys_flag=message.sys_flag,
+        reconsume_times=message.reconsume_times,
+        prepared_transaction_offset=message.prepared_transaction_offset,
+        body_bytes_max=max(len(message.stored_body), 1),
+    )

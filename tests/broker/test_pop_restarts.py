@@ -1,0 +1,223 @@
+"""POP across restarts: kills at each step, power failures, and Apache's stores with messages in flight.
+
+A kill leaves the log as it is and none of the tables that were not saved. `crash_after` ends a broker in the middle of
+a step: the store takes so many more records, and then the process is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from broker.pop_bench import PopBench, Popped
+from broker.test_pop import bodies, send, stored
+from contrailmq.broker.state.incoming import IncomingMessage
+from contrailmq.store import AppendResult
+from contrailmq.store.base.clock import ManualClock
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def crash_after(bench: PopBench, records: int) -> None:
+    """Let the broker write so many records, and end it before the next."""
+    put = bench.node.put
+    left = [records]
+
+    def counted(message: IncomingMessage) -> AppendResult:
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        return put(message)
+
+    bench.node.put = counted  # type: ignore[method-assign]
+
+
+def again(path: Path, bench: PopBench, **settings: object) -> PopBench:
+    """A broker after a kill of `bench`, a moment later."""
+    if not bench.is_stopped:
+        bench.kill()
+    bench.clock.advance(200)
+    fresh = PopBench(path, clock=bench.clock, **settings)  # type: ignore[arg-type]
+    return fresh
+
+
+def drained(bench: PopBench, milliseconds: int = 70_000, group: str = "g", topic: str = "T") -> list[Popped]:
+    """Everything that comes within a time, each message acknowledged."""
+    found = []
+    for _ in range(milliseconds // 500):
+        for message in bench.popped(topic, group):
+            found.append(message)
+            bench.ack(stored(message, group), group)
+        bench.passes(500, step_ms=100)
+    return found
+
+
+def test_a_kill_loses_nothing_and_repeats_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    bench = PopBench(tmp_path)
+    send(bench, "a", "b", "c", "d")
+    a, b, c = bench.popped(maxMsgNums=3)
+    bench.ack(a)
+    longer = b.changed(bench.change(b, 20_000))
+    bench = again(tmp_path, bench)
+    assert bench.pop.in_flight.messages == 2
+    bench.ack(longer)
+    assert bodies(drained(bench)) == ["d", "c"]
+    bench.close()
+
+
+def test_a_picture_and_the_log_say_the_same(tmp_path: Path) -> None:
+    """With the picture of a moment before, and without any."""
+    bench = PopBench(tmp_path)
+    send(bench, *"abcdef")
+    first = bench.popped(maxMsgNums=3)
+    bench.ack(first[0])
+    bench.passes(6000)  # a picture is saved
+    bench.saver.save_all_now()
+    second = bench.popped(maxMsgNums=2)
+    bench.ack(first[1])
+    bench.ack(second[1])
+    expected = {offset: one.pop_time_ms for one in bench.pop.in_flight.all() for offset in one.offsets}
+    bench.kill()
+    seen = []
+    for without_picture in (False, True):
+        if without_picture:
+            for path in (tmp_path / "store" / "config").glob("pop.json*"):
+                path.unlink()
+        fresh = PopBench(tmp_path, clock=bench.clock)
+        queue = fresh.pop.in_flight.queues["T", "g", 0]
+        seen.append((sorted(queue.waiting), queue.next_offset))
+        fresh.kill()
+    assert seen == [([2, 3], 5), ([2, 3], 5)]
+    assert set(seen[0][0]) < set(expected)
+
+
+@pytest.mark.parametrize("records", [0, 1])
+def test_a_kill_between_a_copy_and_its_acknowledgement_gives_the_message_once(tmp_path: Path, records: int) -> None:
+    bench = PopBench(tmp_path)
+    send(bench, "a")
+    bench.popped(invisibleTime=2000)
+    bench.passes(1900)
+    crash_after(bench, records)
+    with pytest.raises(Killed):
+        bench.passes(200)
+    bench = again(tmp_path, bench)
+    assert bodies(drained(bench)) == ["a"]
+    bench.close()
+
+
+@pytest.mark.parametrize("records", [0, 1])
+def test_a_kill_between_the_records_of_a_change_gives_the_message_once(tmp_path: Path, records: int) -> None:
+    bench = PopBench(tmp_path)
+    send(bench, "a", "b")
+    _, b = bench.popped(invisibleTime=5000)
+    crash_after(bench, records)
+    with pytest.raises(Killed):
+        bench.change(b, 30_000)
+    bench = again(tmp_path, bench)
+    assert sorted(bodies(drained(bench))) == ["a", "b"]
+    bench.close()
+
+
+def test_a_kill_before_the_checkpoint_leaves_the_messages_in_the_queue(tmp_path: Path) -> None:
+    bench = PopBench(tmp_path)
+    send(bench, "a")
+    crash_after(bench, 0)
+    with pytest.raises(Killed):
+        bench.popped()
+    bench = again(tmp_path, bench)
+    assert [(one.body, one.message.reconsume_times) for one in drained(bench)] == [(b"a", 0)]
+    bench.close()
+
+
+def test_the_committed_offset_waits_for_the_disk(tmp_path: Path) -> None:
+    """A power failure may take the checkpoint: the messages must then still lie before the group."""
+    bench = PopBench(tmp_path)
+    send(bench, "a")
+    bench.popped()
+    assert bench.node.offsets.stored("T@g", 0) == 0
+    bench.store.flush()
+    bench.turn()
+    assert bench.node.offsets.stored("T@g", 0) == 1
+    bench.close()
+
+
+def test_a_reset_counts_also_after_a_kill(tmp_path: Path) -> None:
+    bench = PopBench(tmp_path)
+    send(bench, *"abcd")
+    for message in bench.popped():
+        bench.ack(message)
+    bench.store.flush()
+    bench.turn()
+    bench.node.offset_journal.open()
+    bench.node.offsets.reset("g", "T", 0, 2)
+    bench.node.offset_journal.note()
+    bench = again(tmp_path, bench)
+    assert bodies(drained(bench)) == ["c", "d"]
+    bench.close()
+
+
+def test_invisible_times_follow_time_that_passes_and_not_the_clock(tmp_path: Path) -> None:
+    bench = PopBench(tmp_path)
+    send(bench, "a", "b")
+    bench.popped(maxMsgNums=1)
+    bench.clock.set_wall(bench.clock.now_ms() + 3_600_000)
+    bench.turn()
+    assert bodies(bench.popped(maxMsgNums=1)) == ["b"]
+    bench.clock.set_wall(bench.clock.now_ms() - 7_200_000)
+    bench.passes(9_900)
+    assert bench.popped(bornTime=0) == []
+    bench.passes(200)
+    assert sorted(bodies(bench.popped(bornTime=0))) == ["a", "b"]
+    bench.close()
+
+
+# --- Apache's stores
+
+
+def unpacked(name: str, path: Path) -> dict[str, object]:
+    with tarfile.open(GOLDEN / f"{name}.tar.gz") as archive:
+        archive.extractall(path)
+    return json.loads((GOLDEN / f"{name}.pop.json").read_text())
+
+
+@pytest.mark.parametrize("name", ["store-5.5.0-pop-pending", "store-5.5.0-pop-pending-kill9"])
+def test_messages_in_flight_of_apaches_store_come_as_its_own_broker_gives_them(tmp_path: Path, name: str) -> None:
+    golden = unpacked(name, tmp_path)
+    clock = ManualClock(golden["firstPopAt"] + 30_000)  # type: ignore[operator]
+    bench = PopBench(
+        tmp_path,
+        clock=clock,
+        settings={"brokerName": "golden-q", "brokerClusterName": "GoldenCluster"},
+        mapped_file_size_commit_log=131_072,
+        mapped_file_size_consume_queue=1200,
+        mapped_file_size_timer_log=104_000,
+    )
+    summary: dict[str, dict[str, list[str]]] = golden["summary"]  # type: ignore[assignment]
+    for group, topic, ordered in (
+        ("Golden_a", "GoldenCon", False),
+        ("Golden_b", "GoldenCon", False),
+        ("Golden_f", "GoldenOrd", True),
+    ):
+        came: dict[str, list[int]] = {}
+        for _ in range(40):
+            for message in bench.popped(topic, group, order="true" if ordered else "false", invisibleTime=60_000):
+                times = message.message.reconsume_times
+                came.setdefault(message.message.keys[0], []).append(times)
+                assert bench.ack(stored(message, group), group).code == 0
+            bench.passes(2500, step_ms=250)
+        expected = summary[group]
+        assert sorted(came) == sorted(expected["delivered_again"] + expected["first_delivery"])
+        assert all(len(times) == 1 for times in came.values())
+        if not ordered:
+            after = {one["key"]: one["reconsumeTimes"] for one in golden["after"] if one["group"] == group}  # type: ignore[attr-defined,index]
+            assert {key: times[0] for key, times in came.items()} == after
+    bench.close()
+
+
