@@ -31,7 +31,7 @@ class PopBench(Bench):
         super().__init__(path, clock=clock, settings=settings, **store_settings)
         self.begin = 50  # the retry topic comes last
         self.pop.popping.random = lambda count: self.begin % count
-        self.node.topics.listen(lambda topic: None)
+        self.pop.noticing.random = lambda count: self.begin % count
         self.is_stopped = False
         for service in self.services:
             service.start()

@@ -44,8 +44,7 @@ def again(path: Path, bench: PopBench, **settings: object) -> PopBench:
     if not bench.is_stopped:
         bench.kill()
     bench.clock.advance(200)
-    fresh = PopBench(path, clock=bench.clock, **settings)  # type: ignore[arg-type]
-    return fresh
+    return PopBench(path, clock=bench.clock, **settings)  # type: ignore[arg-type]
 
 
 def drained(bench: PopBench, milliseconds: int = 70_000, group: str = "g", topic: str = "T") -> list[Popped]:
@@ -62,7 +61,7 @@ def drained(bench: PopBench, milliseconds: int = 70_000, group: str = "g", topic
 def test_a_kill_loses_nothing_and_repeats_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     bench = PopBench(tmp_path)
     send(bench, "a", "b", "c", "d")
-    a, b, c = bench.popped(maxMsgNums=3)
+    a, b, _ = bench.popped(maxMsgNums=3)
     bench.ack(a)
     longer = b.changed(bench.change(b, 20_000))
     bench = again(tmp_path, bench)
@@ -219,5 +218,3 @@ def test_messages_in_flight_of_apaches_store_come_as_its_own_broker_gives_them(t
             after = {one["key"]: one["reconsumeTimes"] for one in golden["after"] if one["group"] == group}  # type: ignore[attr-defined,index]
             assert {key: times[0] for key, times in came.items()} == after
     bench.close()
-
-

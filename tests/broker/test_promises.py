@@ -34,6 +34,7 @@ PROTECTING = {
     "configManagerVersion": ("v2", "v1"),
     "timerRocksDBEnable": ("true", "false"),
     "transRocksDBEnable": ("true", "false"),
+    "popConsumerKVServiceEnable": ("true", "false"),
     "messageStorePlugIn": ("org.apache.rocketmq.tieredstore.TieredMessageStore", ""),
 }
 
@@ -94,9 +95,9 @@ def test_allow_unsupported_starts_with_a_warning_that_names_them(tmp_path: Path)
 
 
 def test_keys_without_effect_are_named_in_one_line(tmp_path: Path) -> None:
-    said = {"sendMessageThreadPoolNums": "4", "popPollingSize": "7", "asyncLearner": "true", "aclEnabel": "true"}
+    said = {"sendMessageThreadPoolNums": "4", "popPollingMapSize": "7", "asyncLearner": "true", "aclEnabel": "true"}
     _, store_config, warnings = read_configs(said | {"brokerName": "b", "fileReservedTime": "48"}, path=tmp_path)
-    line = "settings of RocketMQ's without effect here: asyncLearner, popPollingSize, sendMessageThreadPoolNums"
+    line = "settings of RocketMQ's without effect here: asyncLearner, popPollingMapSize, sendMessageThreadPoolNums"
     assert warnings[0] == line
     assert len(warnings) == 2
     assert "aclEnabel" in warnings[1]

@@ -160,9 +160,8 @@ class Adoption:
             log.warning("adopted %d groups that have retry topics: %s", len(adopted), _some(adopted))
         return adopted
 
-
     def _group_of(self, retry_topic: str) -> str:
-        """Of `%RETRY%group`, and of `%RETRY%group+topic` and `%RETRY%group_topic`, where pop consumers' messages wait."""
+        """Of `%RETRY%group`, or of `%RETRY%group+topic` and `%RETRY%group_topic`: there, popped messages come again."""
         name = retry_topic.removeprefix(RETRY_PREFIX)
         group, separator, _ = name.partition("+")
         if separator:

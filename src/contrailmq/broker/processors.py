@@ -14,6 +14,7 @@ from contrailmq.broker.delayed.delay import DelayService
 from contrailmq.broker.delayed.timers import TimerService
 from contrailmq.broker.handlers import Handlers
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.pop.assignment import Assignment
 from contrailmq.broker.pop.service import PopService
 from contrailmq.broker.requests.consumer_offsets import OffsetProcessor
 from contrailmq.broker.requests.members import MemberProcessor
@@ -58,6 +59,7 @@ class Processors:
         self.delay = DelayService(node, tables, readers)
         self.timers = TimerService(node, tables, readers)
         self.pop = PopService(node, saver, readers)
+        self.assignment = Assignment(node, saver)
         # POP first: it looks at how far the timer had come, before that goes on.
         self.services = (self.pop, self.transactions, self.delay, self.timers)
         for processor in (
@@ -75,6 +77,7 @@ class Processors:
             ClientAdmin(node),
             self.runtime,
             HalfBatches(node, self.send, self.transactions),
+            self.assignment,
             *self.services,
         ):
             processor.register(handlers)

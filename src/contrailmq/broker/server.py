@@ -33,6 +33,7 @@ from contrailmq.broker.cluster.pre_online import REFUSAL, SERVED, PreOnline, Pro
 from contrailmq.broker.cluster.registration import Registration
 from contrailmq.broker.cluster.replication import MasterReplication
 from contrailmq.broker.cluster.resync import resync
+from contrailmq.broker.cluster.routed_queues import RoutedQueues
 from contrailmq.broker.cluster.slave_sync import SlaveSync
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError
 from contrailmq.broker.handlers import Handlers
@@ -415,6 +416,8 @@ class BrokerServer:
         )
         self.send, self.members, self.runtime = processors.send, processors.members, processors.runtime
         self.pop, self.transactions, self.delay, self.timers = self._services = processors.services
+        if self.config.namesrv_addresses:
+            processors.assignment.route = RoutedQueues(self.node, self._client).of
         self._build_acting()
         if self.node.is_slave:
             self._follow_master(processors.adoption)

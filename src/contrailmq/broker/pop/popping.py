@@ -308,11 +308,8 @@ class Popping:
         mark = pop_retry_mark(topic)
         pop.entries.append(start_entry(mark, queue_id, start))
         pop.offsets.append(offsets_entry(mark, queue_id, offsets))
-        if mark != "0" and not self._node.config.pop_response_return_actual_retry_topic:
-            self._add_retried(pop, PopHandle(
-                start, pop.pop_time_ms, pop.header.invisible_time, pop.revive_queue, mark,
-                self._node.config.broker_name, queue_id, 0,
-            ), found)  # fmt: skip
+        if mark != "0":
+            self._add_retried(pop, queue, found, start)
         else:
             pop.parts += result.slices
             pop.size_bytes += result.size_bytes
@@ -337,9 +334,24 @@ class Popping:
                 )
             )
 
-    def _add_retried(self, pop: Pop, handle: PopHandle, found: list[tuple[int, memoryview]]) -> None:
+    def _add_retried(self, pop: Pop, queue: PopQueue, found: list[tuple[int, memoryview]], start: int) -> None:
+        topic, _, queue_id = queue.key
+        is_renamed = topic != pop.topic.name and not self._node.config.pop_response_return_actual_retry_topic
+        handle = PopHandle(
+            start,
+            pop.pop_time_ms,
+            pop.header.invisible_time,
+            pop.revive_queue,
+            pop_retry_mark(topic),
+            self._node.config.broker_name,
+            queue_id,
+            0,
+        )
         for offset, record in found:
-            data = as_retried(record, pop.topic.name, handle._replace(offset=offset))
+            if is_renamed:
+                data = as_retried(record, pop.topic.name, handle._replace(offset=offset))
+            else:
+                data = as_retried(record, topic, None)
             pop.parts.append(data)
             pop.size_bytes += len(data)
 

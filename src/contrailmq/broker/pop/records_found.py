@@ -1,7 +1,7 @@
 """The messages of a read, one by one: their offsets, and their form for a consumer.
 
-Messages of a topic go out as they lie in the log. Those of a retry topic are written anew: they get the handle that
-acknowledges them (POP_CK), the name of the topic that was asked for, and lose the property that is ours.
+Messages of a topic go out as they lie in the log. Those of a retry topic are written anew: they lose the property that
+is ours, and get the name of the topic that was asked for and the handle that acknowledges them (POP_CK).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from contrailmq.message import Property, StoredMessage, encode_properties
+from contrailmq.message import Property, encode_properties
 from contrailmq.message.codec import decode_record, encode_record
 from contrailmq.message.record import head_struct
 from contrailmq.wire.pop_strings import PopHandle
@@ -29,15 +29,13 @@ def split_records(slices: Iterable[memoryview]) -> Iterator[tuple[int, memoryvie
             at += size
 
 
-def as_retried(record: memoryview, topic: str, handle: PopHandle) -> bytes:
-    """A record of a retry topic for the consumer of a topic."""
-    return _rewritten(decode_record(record), topic, handle)
-
-
-def _rewritten(message: StoredMessage, topic: str, handle: PopHandle) -> bytes:
+def as_retried(record: memoryview, topic: str, handle: PopHandle | None) -> bytes:
+    """A record of a retry topic for a consumer of `topic`; without a handle the client makes it, as for any other."""
+    message = decode_record(record)
     properties = dict(message.properties)
     properties.pop(ORIGIN_PROPERTY, None)
-    properties[Property.POP_CHECKPOINT] = handle.encode()
+    if handle is not None:
+        properties[Property.POP_CHECKPOINT] = handle.encode()
     return encode_record(
         topic,
         message.stored_body,
