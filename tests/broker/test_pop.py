@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from broker.harness import Link
-from broker.pop_bench import PopBench, Popped
+from broker.pop_bench import PopBench, Popped, popped
+from contrailmq.wire.pop_strings import encode_bits
 
 
 @pytest.fixture
@@ -147,3 +149,140 @@ def test_no_more_is_in_flight_than_memory_is_meant_for(tmp_path: Path) -> None:
     bench.ack(first[0][0])
     assert bodies(bench.popped(maxMsgNums=1)) == ["3"]
     bench.close()
+
+
+def test_a_batch_acknowledgement_takes_messages_of_several_queues(bench: PopBench) -> None:
+    send(bench, "a", "b", "c")
+    send(bench, "d", queue=1)
+    found = bench.popped()
+    entries = [
+        {"b": encode_bits(bits), "c": "g", "it": 10_000, "pt": found[0].handle.pop_time_ms, "q": queue, "r": "0",
+         "rq": found[0].handle.revive_queue, "so": 0, "t": "T"}
+        for queue, bits in ((0, (0, 2, 9)), (1, (0,)))
+    ]  # fmt: skip
+    assert bench.ask(200151, None, json.dumps({"acks": entries, "brokerName": "b"}).encode()).code == 0
+    bench.passes(11_000)
+    assert bodies(bench.popped()) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", 208),
+        (b"{", 29),
+        (b'{"acks":[{"b":"***","c":"g","t":"T"}]}', 29),
+        (b'{"acks":[{"b":"%s","c":"g","t":"T"}]}' % (b"A" * 4096), 29),
+        (b'{"acks":{"x":1}}', 29),
+    ],
+)
+def test_a_batch_acknowledgement_that_is_none_is_refused(bench: PopBench, body: bytes, code: int) -> None:
+    send(bench, "a")
+    assert bench.ask(200151, None, body).code == code
+
+
+@pytest.mark.parametrize(
+    "handle",
+    ["", "1 2 3", "a b c d e f g h", "0 1 2 3 0 b", f"{'9' * 30} 1 2 3 0 b 0 0", "0 1 10000 5 0 b 0 0", "\0" * 100],
+)
+def test_a_forged_handle_acknowledges_nothing(bench: PopBench, handle: str) -> None:
+    send(bench, "a")
+    (message,) = bench.popped()
+    assert bench.ack(message, extraInfo=handle).code in (0, 1)
+    assert bench.change(message, 60_000, extraInfo=handle).code in (1, 208)
+    assert bench.ack(message, group="another").code == 0
+    bench.passes(11_000)
+    assert bodies(bench.popped()) == ["a"]
+
+
+@pytest.mark.parametrize("invisible_ms", [-1, 400 * 86_400_000, 2**63 - 1])
+def test_an_invisible_time_that_cannot_be_kept_is_refused(bench: PopBench, invisible_ms: int) -> None:
+    send(bench, "a")
+    assert bench.ask_pop(invisibleTime=invisible_ms).code == 29
+    (message,) = bench.popped()
+    assert bench.change(message, invisible_ms).code == 1
+    bench.ack(message)
+    bench.passes(11_000)
+    assert bench.popped() == []
+
+
+def test_an_invisible_time_of_nothing_brings_the_message_again_at_once(bench: PopBench) -> None:
+    send(bench, "a")
+    assert bodies(bench.popped(invisibleTime=0)) == ["a"]
+    bench.passes(100)
+    assert bodies(bench.popped()) == ["a"]
+
+
+def test_a_message_of_a_topic_that_was_made_again_is_not_taken_for_one_in_flight(bench: PopBench) -> None:
+    """RocketMQ #8479, #7724."""
+    send(bench, "a")
+    bench.popped()
+    assert bench.ask(215, {"topic": "T"}).code == 0
+    send(bench, "other")
+    bench.passes(11_000)
+    assert bodies(bench.popped()) == ["other"]
+    assert bench.popped() == []
+    assert bench.pop.reviving.given_up == 1
+
+
+def test_groups_whose_retry_topics_have_one_name_get_their_own_messages(bench: PopBench) -> None:
+    """RocketMQ #7543: `%RETRY%g_a_t` is that of (g_a, t) and of (g, a_t)."""
+    send(bench, "one", topic="t")
+    send(bench, "two", topic="a_t")
+    assert bodies(bench.popped("t", "g_a")) + bodies(bench.popped("a_t", "g")) == ["one", "two"]
+    bench.passes(10_100)
+    assert bodies(bench.popped("t", "g_a")) == ["one"]
+    assert bodies(bench.popped("a_t", "g")) == ["two"]
+
+
+def test_retry_topics_of_the_second_kind(tmp_path: Path) -> None:
+    bench = PopBench(tmp_path, settings={"enableRetryTopicV2": "true"})
+    send(bench, "a")
+    bench.popped()
+    bench.begin = 51  # odd: not the old kind
+    bench.passes(10_100)
+    answer = bench.ask_pop()
+    (again,) = popped(answer, "b")
+    assert (answer.ext["startOffsetInfo"], again.handle.mark, again.message.topic) == ("2 0 0", "2", "T")
+    assert bench.node.topics.get("%RETRY%g+T") is not None
+    again.stored_topic = "%RETRY%g+T"
+    bench.ack(again)
+    bench.passes(11_000)
+    assert bench.popped() == []
+    bench.close()
+
+
+def test_a_change_within_the_millisecond_of_the_pop_does_not_end_the_message(bench: PopBench) -> None:
+    """RocketMQ #10276: the old and the new checkpoint must not have one name."""
+    send(bench, "a")
+    (message,) = bench.popped()
+    longer = message.changed(bench.change(message, 10_000))
+    assert longer.handle.pop_time_ms > message.handle.pop_time_ms
+    bench.passes(10_100)
+    assert bodies(bench.popped()) == ["a"]
+
+
+def test_a_slave_hands_out_nothing(tmp_path: Path) -> None:
+    bench = PopBench(tmp_path, settings={"brokerId": "1"}, broker_role="SLAVE")
+    answer = bench.ask_pop()
+    assert (answer.code, "slave" in answer.remark) == (1, True)
+    bench.close()
+
+
+def test_who_waits_is_answered_when_the_topic_is_deleted(bench: PopBench) -> None:
+    send(bench, "a")
+    bench.popped()
+    link = Link()
+    bench.tell(200050, bench.pop_fields(pollTime=60_000), link=link)
+    bench.ask(215, {"topic": "T"})
+    bench.passes(1100)
+    (answer,) = link.take()
+    assert answer.code == 17
+
+
+def test_a_reset_moves_the_next_pop(bench: PopBench) -> None:
+    send(bench, *"abcd")
+    for message in bench.popped():
+        bench.ack(message)
+    fields = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true", "queueId": "0", "offset": "2"}
+    assert bench.ask(222, fields).code == 0
+    assert bodies(bench.popped()) == ["c", "d"]

@@ -25,7 +25,7 @@ from contrailmq.broker.pop.checks import Checks
 from contrailmq.broker.pop.in_flight import Checkpoint, InFlight, PopQueue, QueueKey
 from contrailmq.broker.pop.orders import OrderTable
 from contrailmq.broker.pop.positions import Positions
-from contrailmq.broker.pop.records_found import as_retried, split_records
+from contrailmq.broker.pop.records_found import as_retried, is_of_group, split_records
 from contrailmq.broker.pop.revive_log import ReviveLog
 from contrailmq.broker.pop.waiting import ALL_QUEUES, EARLY_MS, Waiter, Waiters
 from contrailmq.broker.requests.cold_reads import ColdReads
@@ -288,8 +288,7 @@ class Popping:
             result = self._read(self._node.store.get_slices_sound, pop, queue)
         position = queue.next_offset
         if result.status is GetStatus.FOUND:
-            if self._hand_out(pop, queue, result):
-                position = result.next_offset
+            position = result.next_offset if self._hand_out(pop, queue, result) else queue.next_offset
         elif result.status in _PASSED and result.next_offset > position:
             position = result.next_offset
             self._positions.moved(queue, position, 0)
@@ -301,11 +300,16 @@ class Popping:
         topic, _, queue_id = queue.key
         start = queue.next_offset
         found = [(offset, record) for offset, record in split_records(result.slices) if offset >= start]
+        mark = pop_retry_mark(topic)
+        if mark == "1":
+            found = [one for one in found if is_of_group(one[1], pop.group.name)]
         offsets = tuple([offset for offset, _ in found])
+        if not offsets:
+            self._positions.moved(queue, result.next_offset, 0)
+            pop.has_passed = True
         if not offsets or not self._note(pop, queue, offsets, result.next_offset):
             result.release()
             return False
-        mark = pop_retry_mark(topic)
         pop.entries.append(start_entry(mark, queue_id, start))
         pop.offsets.append(offsets_entry(mark, queue_id, offsets))
         if mark != "0":

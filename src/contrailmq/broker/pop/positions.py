@@ -44,14 +44,14 @@ class Positions:
         reset = offsets.take_reset(group, topic, queue_id) if offsets.has_resets else None
         if reset is not None:
             self.on_reset(key)
-        stored = offsets.stored(f"{topic}@{group}", queue_id)
-        if stored is None:
-            stored = self._initial(topic, queue_id, init_mode)
+        known = offsets.stored(f"{topic}@{group}", queue_id)
+        stored = self._initial(topic, queue_id, init_mode) if known is None else known
+        if known is None:
             offsets.commit(group, topic, queue_id, stored)
         queue = self._in_flight.queues.get(key)
         if queue is None:
             queue = self._in_flight.queues[key] = PopQueue(key, stored, stored)
-        elif queue.committed != stored:  # somebody else moved it
+        elif queue.committed != known:  # somebody else moved it, or it was removed with its topic
             queue.next_offset = queue.committed = stored
             queue.uncommitted.clear()
         return queue
@@ -92,7 +92,7 @@ class Positions:
 
     def _commit(self, queue: PopQueue, offset: int) -> None:
         topic, group, queue_id = queue.key
-        if self._node.offsets.stored(f"{topic}@{group}", queue_id) in (queue.committed, None):
+        if self._node.offsets.stored(f"{topic}@{group}", queue_id) == queue.committed:
             self._node.offsets.commit(group, topic, queue_id, offset)
             queue.committed = offset
 

@@ -11,11 +11,13 @@ from typing import Final
 
 from contrailmq.message import Property, encode_properties
 from contrailmq.message.codec import decode_record, encode_record
-from contrailmq.message.record import head_struct
+from contrailmq.message.property_text import key_of
+from contrailmq.message.record import head_struct, view_record
 from contrailmq.wire.pop_strings import PopHandle
 
 ORIGIN_PROPERTY: Final = "CONTRAIL_POP_OF"  # of a copy: the message that it is of, and that one's pop
 
+_ORIGIN_GROUP: Final = key_of(Property.ORIGIN_GROUP)
 _size_and_offset: Final = head_struct("size", "queue_offset").unpack_from
 
 
@@ -27,6 +29,12 @@ def split_records(slices: Iterable[memoryview]) -> Iterator[tuple[int, memoryvie
             size, queue_offset = _size_and_offset(part, at)
             yield queue_offset, part[at : at + size]
             at += size
+
+
+def is_of_group(record: memoryview, group: str) -> bool:
+    """Whether a message of a retry topic is meant for a group: `%RETRY%a_b_c` is that of two (RocketMQ #7543)."""
+    origin = view_record(record).find(_ORIGIN_GROUP)
+    return origin is None or origin == group
 
 
 def as_retried(record: memoryview, topic: str, handle: PopHandle | None) -> bytes:

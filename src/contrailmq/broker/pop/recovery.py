@@ -234,6 +234,10 @@ class Recovery:
         body = decode_checkpoint_body(message.stored_body)
         if body is None or not body.topic or not body.group:
             return
+        own_name = self._node.config.broker_name
+        is_of_timer = message.topic == SystemTopic.TIMER or _is_copy(message)
+        if not is_of_timer and body.broker_name not in (None, own_name):
+            return  # a slave that stood in for another master sent it here: its messages are not in this log
         one = Checkpoint(
             body.topic,
             body.group,
@@ -243,7 +247,7 @@ class Recovery:
             pop_time_ms=body.pop_time_ms,
             invisible_ms=body.invisible_ms,
             revive_queue=revive_queue,
-            broker_name=body.broker_name or self._node.config.broker_name,
+            broker_name=body.broker_name or own_name,
             is_suspended=body.is_suspended,
         )
         one.physical_offset, one.store_time_ms = message.physical_offset, message.store_time_ms

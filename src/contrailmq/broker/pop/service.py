@@ -45,6 +45,7 @@ PICTURE_MS: Final = 5000
 RECHECK_MS: Final = 1000
 SETTLED_MS: Final = 10_000  # a checkpoint is in the revive log 2 s before it is due
 OVERDUE_MS: Final = 3000
+ENDS_MAX: Final = 10
 
 
 class PopService:
@@ -106,6 +107,8 @@ class PopService:
     # --- life
 
     def start(self) -> None:
+        if self._node.is_slave:
+            (self._node.config_path / PICTURE_FILE).unlink(missing_ok=True)  # of an earlier life as a master
         if self._node.duty is not Duty.DELIVER or self._node.is_slave:
             return
         self.in_flight.clear()
@@ -231,7 +234,7 @@ class PopService:
         if self._ends and self._ends[-1][1] == self._revive_ends() and not self.in_flight.checkpoints:
             return  # nothing happens
         self._commit_revived(monotonic_ms, now_ms)
-        self._ends.append((monotonic_ms, self._revive_ends()))
+        self._ends = [*self._ends[-ENDS_MAX:], (monotonic_ms, self._revive_ends())]
         self._saver.mark_soon(PICTURE_FILE)
 
     def _revive_ends(self) -> dict[int, int]:
