@@ -133,7 +133,7 @@ SUB_ARROWS: dict[str, dict[str, set[str]]] = {
         "runtime": set(),
         "access": {"columns", "options", "runtime"},
         "bodies": {"columns"},
-        "decoding": {"columns"},
+        "decoding": {"columns", "runtime"},
         "sinks": {"columns", "options", "access", "runtime", "decoding"},
         "sources": {"columns", "options", "access", "runtime", "bodies", "decoding", "sinks"},
         "jobs": {"columns", "options", "access", "runtime", "decoding", "sinks", "sources"},

@@ -22,6 +22,7 @@ from contrailmq.message import Message, encode_host
 from contrailmq.message.codec import encode_blank, encode_record
 from contrailmq.spark.columns import COLUMNS, OptionError
 from contrailmq.spark.decoding.decode import Selection
+from contrailmq.spark.decoding.index_shape import IndexShape
 from contrailmq.spark.decoding.log_plan import LogSettings, plan_parts, read_part
 from contrailmq.spark.decoding.queue_units import queue_files, units_between
 from contrailmq.spark.decoding.scan import CorruptLogError
@@ -33,7 +34,6 @@ from contrailmq.spark.decoding.store_files import (
     store_identity,
 )
 from contrailmq.spark.jobs import swap
-from contrailmq.spark.jobs.index_files import IndexShape
 from contrailmq.spark.jobs.rebuild import rebuild, remove_old
 from contrailmq.spark.jobs.swap import RebuildError
 from contrailmq.spark.jobs.verify import verify

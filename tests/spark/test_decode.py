@@ -142,7 +142,7 @@ def test_rows_from_the_queues_are_those_that_were_put(
     store, put = mixed_store
     chosen = LogSettings(selection=Selection(topics=frozenset(topics)), plan="queue", range_bytes=range_bytes)
     parts = plan_parts(store, 0, confirmed_end(store), chosen)
-    assert all(part.topics == frozenset(topics) for part in parts)
+    assert all(part.wanted is not None for part in parts)
     found = [row for part in parts for batch in read_part(part, chosen) for row in batch.to_pylist()]
     assert [(row["topic"], row["body"]) for row in found] == [pair for pair in put if pair[0] in topics]
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from contrailmq.message import Message
-from contrailmq.spark.decoding import log_plan, queue_units, scan, store_files
+from contrailmq.spark.decoding import queue_units, scan, store_files
 from contrailmq.spark.decoding.decode import Selection
 from contrailmq.spark.decoding.log_plan import LogSettings, plan_parts, read_part
 from contrailmq.spark.decoding.store_files import confirmed_end
@@ -135,8 +135,7 @@ def cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[
     files, queues = store_files.log_files(path), queue_units.queue_files(path)
     assert len(files) > 2
     assert queues[0][:2] == ("Live", 0)
-    for module in (store_files, log_plan):
-        monkeypatch.setattr(module, "log_files", lambda store: files)
+    monkeypatch.setattr(store_files, "log_files", lambda store: files)
     for module in (store_files, queue_units):
         monkeypatch.setattr(module, "queue_files", lambda store: queues)
     Path(files[0].path).unlink()

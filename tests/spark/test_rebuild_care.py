@@ -16,9 +16,9 @@ import pytest
 
 from bench.spark import write_log
 from contrailmq import Message, Producer
+from contrailmq.spark.decoding.index_shape import IndexShape
 from contrailmq.spark.jobs import rebuild as job
 from contrailmq.spark.jobs import swap
-from contrailmq.spark.jobs.index_files import IndexShape
 from contrailmq.spark.jobs.rebuild import rebuild
 from contrailmq.spark.jobs.swap import RebuildError, is_in_use
 from contrailmq.spark.jobs.verify import verify

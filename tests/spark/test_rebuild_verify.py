@@ -18,10 +18,10 @@ from contrailmq.cli import app
 from contrailmq.message import Message, encode_host, java_hash
 from contrailmq.message.codec import encode_record
 from contrailmq.spark.decoding.dispatched import Dispatcher, java_hashes, numbered
+from contrailmq.spark.decoding.index_shape import IndexShape
 from contrailmq.spark.decoding.records import stable_order
 from contrailmq.spark.decoding.scan import CorruptLogError
 from contrailmq.spark.jobs import rebuild as job
-from contrailmq.spark.jobs.index_files import IndexShape
 from contrailmq.spark.jobs.rebuild import rebuild, remove_old
 from contrailmq.spark.jobs.swap import RebuildError, is_in_use
 from contrailmq.spark.jobs.verify import Finding, findings_table, verify

@@ -15,10 +15,10 @@ from contrailmq import Producer
 from contrailmq.cli import app
 from contrailmq.message import Message
 from contrailmq.spark.decoding.decode import Selection
+from contrailmq.spark.decoding.index_shape import IndexShape
 from contrailmq.spark.decoding.log_plan import LogSettings, plan_parts, read_part
 from contrailmq.spark.decoding.store_files import confirmed_end, find_stores
 from contrailmq.spark.jobs.archive import archive
-from contrailmq.spark.jobs.index_files import IndexShape
 from contrailmq.spark.jobs.rebuild import rebuild
 from contrailmq.spark.jobs.report import report
 from contrailmq.spark.jobs.swap import RebuildError

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from contrailmq.cli import app
 from contrailmq.message import Message, encode_host
 from contrailmq.message.codec import encode_record
+from contrailmq.spark.decoding.index_shape import IndexShape
 from contrailmq.spark.decoding.store_files import StoreFilesError, confirmed_end
 from contrailmq.spark.jobs import verify as job
-from contrailmq.spark.jobs.index_files import IndexShape
 from contrailmq.spark.jobs.rebuild import rebuild
 from contrailmq.spark.jobs.verify import Finding, verify
 from contrailmq.spark.runtime.engine import LocalEngine, SparkEngine

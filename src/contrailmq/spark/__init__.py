@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from contrailmq.spark.columns import OptionError
     from contrailmq.spark.decoding.scan import CorruptLogError
     from contrailmq.spark.decoding.store_files import StoreFilesError
+    from contrailmq.spark.explaining import explain
     from contrailmq.spark.jobs.archive import archive, archive_stream, read_archive
     from contrailmq.spark.jobs.archive_repair import repair
     from contrailmq.spark.jobs.archive_topics import archive_topics
@@ -56,6 +57,7 @@ __all__ = [
     "describe",
     "ensure_java",
     "expire",
+    "explain",
     "export_metrics",
     "findings_frame",
     "mirror_offsets",
@@ -93,6 +95,7 @@ _HOMES = {
     "deduplicated": "contrailmq.spark.sinks.sink",
     "describe": "contrailmq.spark.progress",
     "expire": "contrailmq.spark.jobs.upkeep",
+    "explain": "contrailmq.spark.explaining",
     "export_metrics": "contrailmq.spark.progress",
     "findings_frame": "contrailmq.spark.jobs.verify",
     "mirror_offsets": "contrailmq.spark.mirror",

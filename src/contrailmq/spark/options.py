@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from contrailmq.spark.columns import OptionError
 
@@ -18,6 +18,8 @@ OffsetsJson = dict[str, dict[str, dict[int, int]]]  # topic -> broker name ("" f
 EARLIEST: Final = -2  # in offsets given as JSON, as in Kafka's connector
 LATEST: Final = -1
 ANY_BROKER: Final = ""
+TIME_MS_MAX: Final = 253_402_300_799_999  # the end of the year 9999; microseconds of our time are beyond
+_TOO_LATE: Final = f"it takes milliseconds since 1970, and the most is {TIME_MS_MAX}"
 # Spark's own options, which it hands to sources and sinks as well.
 _SPARKS_OWN: Final = (
     "checkpointLocation",
@@ -80,6 +82,13 @@ class Options:
             raise OptionError(f"option {name} is {value}: the least is {least}")
         return value
 
+    def time_ms(self, name: str) -> int:
+        """Milliseconds since 1970."""
+        value = self.number(name, 0)
+        if value > TIME_MS_MAX:
+            raise OptionError(f"option {name} is {value}: {_TOO_LATE}")
+        return value
+
     def choice(self, name: str, *allowed: str) -> str:
         """One of the allowed words; the first is the default."""
         text = self._texts.get(name, allowed[0]).lower()
@@ -97,12 +106,55 @@ class Options:
             raise OptionError(f"option {alias} is empty: name at least one")
         return found
 
+    def texts(self, name: str) -> frozenset[str] | None:
+        """A comma list, or a JSON list of texts, whose texts may hold commas."""
+        text = self._texts.get(name)
+        if text is None:
+            return None
+        if not text.lstrip().startswith("["):
+            return frozenset(self.names(name) or ())
+        try:
+            found = json.loads(text)
+        except ValueError as exc:
+            raise OptionError(f'option {name} is not a list as JSON, ["a", "b"]: {text[:80]!r} ({exc})') from exc
+        if not found or not all(isinstance(value, str) and value for value in found):
+            raise OptionError(f"option {name} is {text[:80]!r}: it takes one text or more, none of them empty")
+        return frozenset(found)
+
+    def numbers(self, name: str) -> frozenset[int] | None:
+        """A comma list of whole numbers from 0 on."""
+        found = self.names(name)
+        for text in found or ():
+            if not (text.isascii() and text.isdecimal()):
+                raise OptionError(f"option {name} has {text!r}: it takes whole numbers, such as 0,3")
+        return None if found is None else frozenset(map(int, found))
+
     def _one_of(self, names: tuple[str, ...]) -> str | None:
         """The one of several equal names that is given. Two that say different things are an error."""
         given = [name for name in names if name in self._texts]
         if len({self._texts[name] for name in given}) > 1:
             raise OptionError(f"options {' and '.join(given)} mean the same and differ: give one of them")
         return given[0] if given else None
+
+
+PRUNING_OPTIONS: Final = ("tags", "keys", "queueId")
+
+
+class Pruning(NamedTuple):
+    """Which rows a read is for; None for all. A message has several keys, and one that is wanted is enough."""
+
+    tags: frozenset[str] | None = None
+    keys: frozenset[str] | None = None
+    queue_ids: frozenset[int] | None = None
+
+
+def parse_pruning(options: Options) -> Pruning:
+    """The options that both sources have."""
+    found = Pruning(options.texts("tags"), options.texts("keys"), options.numbers("queueId"))
+    for key in sorted(found.keys or ()):
+        if " " in key:
+            raise OptionError(f"option keys has {key!r}: a space separates two keys of a message, name each by itself")
+    return found
 
 
 def parse_offsets(text: str, option: str) -> OffsetsJson:
@@ -148,10 +200,12 @@ def check_offsets(found: OffsetsJson, option: str, *, refused: int | None) -> No
 
 
 def check_times(found: OffsetsJson, option: str) -> None:
-    """Refuse times before 1970: offsets such as -1 mean nothing among times."""
+    """Refuse times before 1970 (offsets such as -1 mean nothing among times) and after 9999."""
     for topic, queue_id, time_ms in _each(found):
         if time_ms < 0:
             raise OptionError(f"option {option} has {time_ms} for {topic}/{queue_id}: it takes milliseconds since 1970")
+        if time_ms > TIME_MS_MAX:
+            raise OptionError(f"option {option} has {time_ms} for {topic}/{queue_id}: {_TOO_LATE}")
 
 
 def _each(found: OffsetsJson) -> Iterator[tuple[str, int, int]]:

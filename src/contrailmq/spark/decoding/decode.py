@@ -58,6 +58,13 @@ class Selection:
     begin_ms: int = 0
     end_ms: int = _FAR
     tags: frozenset[str] | None = None
+    keys: frozenset[str] | None = None  # one of a message's keys is enough
+    queue_ids: frozenset[int] | None = None
+
+    def wants_topic(self, topic: str) -> bool:
+        return (
+            topic in self.topics if self.topics is not None else self.with_system_topics or not is_system_topic(topic)
+        )
 
     @property
     def has_queue_bounds(self) -> bool:
@@ -92,13 +99,15 @@ class Decoder:
         if not choice.with_system_topics and not is_queued.all():
             kept &= is_queued
         topics = self._topics(block)
-        if choice.topics is not None:
-            kept &= topics.where(choice.topics.__contains__)
-        elif not choice.with_system_topics:
-            kept &= ~topics.where(is_system_topic)
+        if choice.topics is not None or not choice.with_system_topics:
+            kept &= topics.where(choice.wants_topic)
+        if choice.queue_ids is not None:
+            kept &= np.isin(self._queue_ids(block), sorted(choice.queue_ids))
         if choice.tags is not None:
             tags = block.properties().column(Property.TAGS)
             kept &= _true_where(pc.is_in(tags, value_set=pa.array(sorted(choice.tags), pa.string())))
+        if choice.keys is not None:
+            kept &= _has_key(block.properties().column(Property.KEYS), choice.keys)
         if choice.has_queue_bounds:
             kept &= self._within_bounds(block, topics.texts)
         return kept
@@ -336,6 +345,15 @@ def _is_queued(records: Records) -> Mask:
     kind = records.sys_flag & SysFlag.TRANSACTION_MASK
     is_queued: Mask = (kind != SysFlag.TRANSACTION_PREPARED) & (kind != SysFlag.TRANSACTION_ROLLBACK)
     return is_queued
+
+
+def _has_key(texts: pa.StringArray, keys: frozenset[str]) -> Mask:
+    """Rows of which one of the words between spaces is one of the keys, as the index enters them."""
+    words = pc.split_pattern(texts, " ")
+    is_wanted = _true_where(pc.is_in(words.flatten(), value_set=pa.array(sorted(keys), pa.string())))
+    found = np.zeros(len(texts), dtype=np.bool_)
+    found[pc.list_parent_indices(words).to_numpy()[is_wanted]] = True
+    return found
 
 
 def _true_where(mask: pa.BooleanArray) -> Mask:

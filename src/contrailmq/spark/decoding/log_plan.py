@@ -1,8 +1,9 @@
 """Reading a store's files as batches: the plan (on the driver) and the work of one part (anywhere).
 
 Both are plain functions over plain values, for Spark tasks, process pools and tests alike. A part is a byte range of
-one log file. It is walked record by record or, when topics are given, along the units of the consume queues
-(unit_scan.py). Both ways give the same rows in the same parts, so a repeated batch of a stream is the same batch.
+one log file. It is walked record by record, or along the units of the consume queues (unit_scan.py) when topics, tags
+or queues are given, or only places are read that the index names for keys (key_places.py). All ways give the same rows
+in the same parts, so a repeated batch of a stream is the same batch. Times cut ranges shorter (record_times.py).
 
 Bytes that no file holds are a part too, and damage. Only bytes before the log's first file may have been cleaned away
 since the plan began, which is loss. A host that cannot read a part's file names itself and the host that planned it.
@@ -21,22 +22,21 @@ from typing import Final
 
 import pyarrow as pa
 
-from contrailmq.spark.columns import View
+from contrailmq.spark.columns import OptionError, View
 from contrailmq.spark.decoding.decode import Decoder, Selection
+from contrailmq.spark.decoding.key_places import KeyPlaces, find_key_places, why_no_index
 from contrailmq.spark.decoding.queue_units import queue_folders
+from contrailmq.spark.decoding.record_times import within_times
 from contrailmq.spark.decoding.records import Records
 from contrailmq.spark.decoding.scan import BLOCK_BYTES, BadStretch, CorruptLogError, Range, scan
 from contrailmq.spark.decoding.store_files import (
     RANGE_BYTES,
     StoreFilesError,
-    first_record,
-    log_files,
     plan_ranges,
 )
-from contrailmq.spark.decoding.unit_scan import scan_along_units
+from contrailmq.spark.decoding.unit_scan import Wanted, scan_along_units, scan_places
 
 _QUEUES_MAX: Final = 100  # of a store that is read along its queues: each task looks into all of them
-_CLOCK_STEP_MS: Final = 600_000
 _log: Final = logging.getLogger(__name__)
 
 
@@ -50,7 +50,7 @@ class LogSettings:
     skip_corrupt: bool = False
     check_crc: bool = True
     range_bytes: int = RANGE_BYTES
-    plan: str = "auto"  # auto, log or queue
+    plan: str = "auto"  # auto, log, queue or index
     broker_name: str | None = None
     batch_bytes: int = BLOCK_BYTES
     fail_on_data_loss: bool = True
@@ -63,56 +63,73 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """The work of one task: a range of the log, along the queues of `store` for `topics` if these are given."""
+    """The work of one task: a range of the log, or only the records at `places` of it, or those of wanted units."""
 
     range: Range
     store: str = ""
-    topics: frozenset[str] | None = None
+    wanted: Wanted | None = None  # given: along the store's queues
+    places: tuple[int, ...] | None = None
     planned_on: str = field(default_factory=socket.gethostname, compare=False)
 
+    @property
+    def is_empty(self) -> bool:
+        return self.places == ()
 
-def plan_parts(store: str, start: int, stop: int, settings: LogSettings) -> list[LogPart]:
-    """Parts that together hold every selected record between two physical offsets, in log order."""
+
+def plan_parts(store: str, start: int, stop: int, settings: LogSettings, *, keeps_empty: bool = False) -> list[LogPart]:
+    """Parts that together hold every selected record between two physical offsets, in log order.
+
+    How the log is cut depends on the log alone. Which parts are empty may change while a broker works on its index, so
+    a stream keeps them: a repeated batch then has the same partitions.
+    """
     ranges = plan_ranges(store, start, stop, range_bytes=settings.range_bytes)
     if settings.may_be_gone and ranges and ranges[0].is_missing and len(ranges) > 1:
         _log.warning("%s: %d to %d was deleted before it was read", ranges[0].path, ranges[0].start, ranges[0].stop)
         del ranges[0]
-    ranges = _within_time(store, ranges, settings.selection)
-    along = settings.selection.topics if _goes_along_queues(store, settings) else None
-    return [LogPart(part, store, along) for part in ranges]
+    choice = settings.selection
+    if choice.begin_ms > 0 or choice.end_ms < 2**63 - 1:
+        ranges = within_times(ranges, choice.begin_ms, choice.end_ms)
+    keys = _key_places(store, settings, is_quiet=keeps_empty)
+    wanted = Wanted(choice) if _goes_along_queues(store, settings) else None
+    parts = [LogPart(part, store, wanted, _places(part, keys)) for part in ranges]
+    return parts if keeps_empty else [part for part in parts if not part.is_empty]
+
+
+def _places(part: Range, keys: KeyPlaces | None) -> tuple[int, ...] | None:
+    if part.start >= part.stop:
+        return ()
+    if keys is None or part.is_missing or not keys.covers(part.start, part.stop):
+        return None
+    return keys.between(part.start, part.stop)
+
+
+def _key_places(store: str, settings: LogSettings, *, is_quiet: bool) -> KeyPlaces | None:
+    """What the index says of the wanted keys; None if the log is to be read for them."""
+    choice = settings.selection
+    if choice.keys is None or settings.plan not in ("auto", "index"):
+        return None
+    if choice.topics is None:
+        reason = "no topics are named, and the index knows a key only together with its topic"
+    elif choice.with_system_topics or choice.restore_real_topic:
+        reason = "the index lacks some of the messages that includeSystemTopics and restoreRealTopic show"
+    else:
+        reason = why_no_index(store, choice.topics, choice.keys)
+    if not reason:
+        return find_key_places(store, choice.topics or (), choice.keys)
+    if settings.plan == "index":
+        raise OptionError(f"option plan is index, which does not do for {store}: {reason}; leave plan out")
+    if not is_quiet:
+        _log.warning("%s: the keys are sought by reading its log: %s", store, reason)
+    return None
 
 
 def _goes_along_queues(store: str, settings: LogSettings) -> bool:
-    if settings.plan != "auto" or settings.selection.topics is None or settings.selection.restore_real_topic:
+    choice = settings.selection
+    if settings.plan not in ("auto", "index"):
         return settings.plan == "queue"
+    if choice.restore_real_topic or (choice.topics is None and choice.tags is None and choice.queue_ids is None):
+        return False
     return sum(1 for _ in itertools.islice(queue_folders(store), _QUEUES_MAX + 1)) <= _QUEUES_MAX
-
-
-def _within_time(store: str, ranges: list[Range], selection: Selection) -> list[Range]:
-    """Ranges of files that can hold records of the wanted store times.
-
-    Store times grow along a log unless somebody sets the broker's clock back; files within ten minutes of the border
-    are read anyway, and their rows looked at one by one.
-    """
-    if selection.begin_ms <= 0 and selection.end_ms >= 2**63 - 1:
-        return ranges
-    times: dict[int, int] = {}
-    for file in log_files(store):
-        first = first_record(file)
-        if first is not None:
-            times[file.base] = int(first.store_time_ms[0])
-    bases = sorted(times)
-    kept = []
-    for part in ranges:
-        begun = [base for base in bases if base <= part.base] if part.is_missing else []
-        begins_ms = times[begun[-1]] if begun else times.get(part.base)
-        later = [base for base in bases if base > part.base]
-        next_ms = times[later[0]] if later else None
-        is_too_late = begins_ms is not None and begins_ms >= selection.end_ms + _CLOCK_STEP_MS
-        is_too_early = next_ms is not None and next_ms < selection.begin_ms - _CLOCK_STEP_MS
-        if not (is_too_late or is_too_early):
-            kept.append(part)
-    return kept
 
 
 def read_part(part: LogPart, settings: LogSettings) -> Iterator[pa.RecordBatch]:
@@ -143,11 +160,13 @@ def scan_part(
 ) -> Iterator[Records | BadStretch]:
     """Blocks and bad stretches of a part. A file that cannot be read raises with the hosts that saw it or not."""
     try:
-        if part.topics is None or part.range.is_missing:
+        if part.places is not None:
+            yield from scan_places(part.range, part.places, check_crc=check_crc, block_bytes=block_bytes)
+        elif part.wanted is None or part.range.is_missing:
             yield from scan(part.range, check_crc=check_crc, block_bytes=block_bytes)
         else:
             yield from scan_along_units(
-                part.range, part.store, part.topics, check_crc=check_crc, block_bytes=block_bytes
+                part.range, part.store, part.wanted, check_crc=check_crc, block_bytes=block_bytes
             )
     except OSError as exc:
         path, folder = part.range.path, os.path.dirname(part.range.path)

@@ -200,7 +200,7 @@ def _whole_end(store: str, files: list[LogFile]) -> int:
             if file.base <= physical_offset < file.base + file.size_bytes:
                 limit = min(physical_offset + size_bytes, file.base + file.size_bytes)
                 place = Range(file.path, file.base, physical_offset, limit, limit, is_aligned=True)
-                item = _first_item(place, check_crc=True, ends_at_break=True)
+                item = first_item(place, check_crc=True, ends_at_break=True)
                 if isinstance(item, Records) and int(item.size[0]) == size_bytes:
                     return limit
     return 0
@@ -210,7 +210,7 @@ def first_record(file: LogFile) -> Records | None:
     """The header of the file's first record, None when the file does not begin with one, or is gone."""
     limit = file.base + file.size_bytes
     part = Range(file.path, file.base, file.base, file.base + 1, limit, is_aligned=True)
-    item = _first_item(part, check_crc=False, ends_at_break=True)
+    item = first_item(part, check_crc=False, ends_at_break=True)
     return item if isinstance(item, Records) else None
 
 
@@ -225,7 +225,7 @@ def _first_message(file: LogFile) -> Records | None:
     return None
 
 
-def _first_item(part: Range, *, check_crc: bool, ends_at_break: bool = False) -> Records | BadStretch | None:
+def first_item(part: Range, *, check_crc: bool, ends_at_break: bool = False) -> Records | BadStretch | None:
     """What a range begins with; None when it has nothing, or its file is gone."""
     with contextlib.suppress(FileNotFoundError):
         return next(iter(scan(part, check_crc=check_crc, block_rows=1, ends_at_break=ends_at_break)), None)
@@ -315,7 +315,7 @@ def record_at_or_after(store: str, position: int, end: int) -> int:
         if low == file.base:
             return low
         part = Range(file.path, file.base, low, stop, stop, is_aligned=False)
-        item = _first_item(part, check_crc=False)
+        item = first_item(part, check_crc=False)
         if isinstance(item, Records):
             return file.base + int(item.position[0])
     return end

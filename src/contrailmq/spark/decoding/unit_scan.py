@@ -1,4 +1,4 @@
-"""Walking a range of the log along consume-queue units: the records of some topics, without a look at the others.
+"""Walking a range of the log along consume-queue units: some of the records, without a look at the others.
 
 The queues are only a shortcut: the result is that of a walk over the whole range. The units of *all* queues together
 cover the log end to end, one for each record, so those of other topics say what can be skipped. Where they leave a gap
@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from mmap import ACCESS_READ, mmap
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from contrailmq.spark.decoding.queue_units import queue_files, read_places, units_between
+from contrailmq.message import SystemTopic, tags_code
+from contrailmq.message.codec import MAGIC_V1, MAGIC_V2
+from contrailmq.message.record import RECORD_BYTES_MIN
+from contrailmq.spark.decoding.decode import Selection
+from contrailmq.spark.decoding.queue_units import QueueFiles, queue_files, read_places, read_units, units_between
 from contrailmq.spark.decoding.records import Int, Records, gather
 from contrailmq.spark.decoding.scan import BLOCK_ROWS, BadStretch, Range, scan
+from contrailmq.store.queues.consume_queue_ext import EXT_ADDRESS_MAX
 
 _GAPS_MAX: Final = 64  # in one range; each is a scan of its own
 Bool = npt.NDArray[np.bool_]
@@ -43,11 +48,45 @@ class Places(NamedTuple):
         return self.physical_offset + self.size
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which records units are followed to: what a selection says of topics, queues and tags."""
+
+    selection: Selection
+
+    def units_of(self, queue: QueueFiles, start: int, stop: int) -> Places:
+        """The units of a queue that point between two places. Only a unit says that a record has not one of the tags:
+        the message that it is of is never looked at, as with a consumer of tags."""
+        choice, between = self.selection, units_between(queue, start, stop)
+        codes = self._codes(queue.topic)
+        if codes is None:
+            physical_offset, size, queue_offset = read_places(queue, *between)
+            is_wanted = np.ones(len(size), dtype=np.bool_)
+        else:
+            units = read_units(queue, *between)
+            physical_offset, size, queue_offset = (units[name] for name in ("physical_offset", "size", "queue_offset"))
+            is_wanted = np.isin(units["tags_code"], codes) | (units["tags_code"] <= EXT_ADDRESS_MAX)
+        is_wanted &= choice.wants_topic(queue.topic)
+        is_wanted &= choice.queue_ids is None or queue.queue_id in choice.queue_ids
+        key = (queue.topic, queue.queue_id)
+        is_wanted &= queue_offset >= choice.starting_offsets.get(key, 0)
+        is_wanted &= queue_offset < choice.ending_offsets.get(key, 2**63 - 1)
+        return Places(physical_offset, size, queue_offset, np.full(len(size), queue.queue_id), is_wanted)
+
+    def _codes(self, topic: str) -> list[int] | None:
+        """Tags codes that units of the topic must have; None for any."""
+        tags = self.selection.tags
+        # A unit of a message that waits holds its delivery time. Of bytes that are no text Java may make another hash.
+        if tags is None or topic == SystemTopic.SCHEDULE or any("\ufffd" in tag for tag in tags):
+            return None
+        return sorted(map(tags_code, tags))
+
+
 def scan_along_units(
-    part: Range, store: str, topics: frozenset[str], *, check_crc: bool, block_bytes: int
+    part: Range, store: str, wanted: Wanted, *, check_crc: bool, block_bytes: int
 ) -> Iterator[Records | BadStretch]:
-    """Records of the topics that begin in the range, and whatever is where no unit points."""
-    places = _places_in(part, store, topics)
+    """Records of the wanted units that begin in the range, and whatever is where no unit points."""
+    places = _places_in(part, store, wanted)
     stretches = [] if places is None else _stretches(places)
     if places is None or len(stretches) > _GAPS_MAX:
         yield from scan(part, check_crc=check_crc, block_bytes=block_bytes)
@@ -66,15 +105,11 @@ def scan_along_units(
         yield from scan(gap, check_crc=check_crc, block_bytes=block_bytes)
 
 
-def _places_in(part: Range, store: str, topics: frozenset[str]) -> Places | None:
+def _places_in(part: Range, store: str, wanted: Wanted) -> Places | None:
     """What the units of all queues say of a range; None where they say nothing, or something impossible."""
     found: list[Places] = []
     try:
-        for queue in queue_files(store):
-            physical_offset, size, queue_offset = read_places(queue, *units_between(queue, part.start, part.stop))
-            rows = len(size)
-            is_wanted = np.full(rows, queue.topic in topics)
-            found.append(Places(physical_offset, size, queue_offset, np.full(rows, queue.queue_id), is_wanted))
+        found.extend(wanted.units_of(queue, part.start, part.stop) for queue in queue_files(store))
     except FileNotFoundError:  # a running broker deletes old files; the log still has everything
         return None
     places = Places(*(np.concatenate(columns) for columns in zip(*found, strict=True))) if found else None
@@ -86,6 +121,15 @@ def _places_in(part: Range, store: str, topics: frozenset[str]) -> Places | None
     is_within = part.start <= places.physical_offset[0] and places.physical_offset[-1] < part.stop
     are_apart = bool((places.ends[:-1] <= places.physical_offset[1:]).all())
     return places if is_within and are_apart and places.ends[-1] <= part.limit else None
+
+
+def bytes_along_units(part: Range, store: str, wanted: Wanted) -> int:
+    """How many bytes of a range `scan_along_units` looks at."""
+    places = _places_in(part, store, wanted)
+    if places is None or len(_stretches(places)) > _GAPS_MAX:
+        return part.stop - part.start
+    gaps = part.stop - part.start - int(places.size.sum())
+    return max(0, gaps) + int(places.size[places.is_wanted].sum())
 
 
 def _stretches(places: Places) -> list[slice]:
@@ -136,6 +180,46 @@ def _as_told(data: npt.NDArray[np.uint8], part: Range, told: Places, *, check_cr
         & (records.queue_offset == told.queue_offset)
         & (records.queue_id == told.queue_id)
     )
-    if not is_right.all() or (check_crc and (records.bad_bodies() | records.bad_records()).any()):
+    if not is_right.all() or (check_crc and _is_bad(records)):
         return None
     return records
+
+
+def scan_places(
+    part: Range, places: tuple[int, ...], *, check_crc: bool, block_bytes: int
+) -> Iterator[Records | BadStretch]:
+    """The records at some places of a range; all of its records if there is none at one of the places."""
+    if not places:
+        return
+    with open(part.path, "rb") as file:
+        data = np.frombuffer(mmap(file.fileno(), 0, access=ACCESS_READ), dtype=np.uint8)[: part.limit - part.base]
+    for first in range(0, len(places), BLOCK_ROWS):
+        place = np.array(places[first : first + BLOCK_ROWS], dtype=np.int64)
+        records = (
+            gather(data, place - part.base) if int(place[-1]) + RECORD_BYTES_MIN <= part.base + len(data) else None
+        )
+        if records is None or not _are_records(records, part.base) or (check_crc and _is_bad(records)):
+            rest = replace(
+                part, start=part.start if first == 0 else int(place[0]), is_aligned=part.is_aligned or first > 0
+            )
+            yield from scan(rest, check_crc=check_crc, block_bytes=block_bytes)
+            return
+        yield from _in_blocks(records, block_bytes)
+
+
+def _are_records(records: Records, base: int) -> bool:
+    is_record = records.sound & ((records.magic == MAGIC_V1) | (records.magic == MAGIC_V2))
+    return bool((is_record & (records.physical_offset == records.position + base)).all())
+
+
+def _is_bad(records: Records) -> bool:
+    return bool((records.bad_bodies() | records.bad_records()).any())
+
+
+def _in_blocks(records: Records, block_bytes: int) -> Iterator[Records]:
+    """Records in blocks of about so many bytes."""
+    row = 0
+    while row < len(records):
+        count = int(np.searchsorted(np.cumsum(records.size[row:]), block_bytes)) + 1
+        yield records.select(slice(row, row + count))
+        row += count

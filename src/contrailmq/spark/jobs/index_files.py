@@ -1,110 +1,33 @@
 """Index files laid out and read as columns.
 
-    file   := header:40  slot:i32 * slots  unit * units
-    header := begin_time:i64 end_time:i64 begin_physical:i64 end_physical:i64 used_slots:i32 next_unit:i32
-    unit   := key_hash:i32 physical_offset:i64 seconds_since_begin:i32 previous_unit:i32     (20 bytes)
-
-A slot holds the number of its newest unit, a unit the number of the one before it in the same slot. Unit 0 is never
-used. All of a file's chains come from one stable sort by slot: the unit before, in sorted order, is the previous one if
-its slot is the same. A file's first seconds are counted from the end time of the file before, as RocketMQ counts them.
+decoding/index_shape.py has the format. All of a file's chains come from one stable sort by slot: the unit before, in
+sorted order, is the previous one if its slot is the same. A file's first seconds are counted from the end time of the
+file before, as RocketMQ counts them.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import struct
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from contrailmq.spark.decoding.index_shape import (
+    HEADER,
+    HEADER_BYTES,
+    INDEX_UNIT,
+    SLOT_BYTES,
+    IndexShape,
+    index_paths,
+)
 from contrailmq.spark.decoding.records import stable_order
-from contrailmq.spark.decoding.store_files import StoreFilesError
 from contrailmq.spark.jobs.manifest import sync_folder
-from contrailmq.spark.runtime.disk_errors import cause, remedy
 
-HEADER: Final = struct.Struct(">qqqqii")
-HEADER_BYTES: Final = 40
-SLOT_BYTES: Final = 4
-_NUMBER: Final = struct.Struct(">i")
-_PLACE: Final = struct.Struct(">q")
-_UNIT: Final = np.dtype([("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 ENTRY: Final = np.dtype([("key_hash", "i8"), ("physical_offset", "i8"), ("store_time_ms", "i8")])
-assert HEADER.size == HEADER_BYTES
-assert _UNIT.itemsize == 20
-
-
-class IndexShape(NamedTuple):
-    """Slots and units of every index file: RocketMQ's maxHashSlotNum and maxIndexNum."""
-
-    slots: int = 5_000_000
-    units: int = 20_000_000
-
-    @classmethod
-    def of_store(cls, store: str) -> IndexShape | None:
-        """The shape of the files that exist, the default if there are none; None if they do not show it.
-
-        Most have RocketMQ's proportion of 1 to 4. Of others the header says where the last entry points to, and so
-        which bytes it is.
-        """
-        paths = index_paths(store)
-        for path in paths:
-            shape = _shape_by_header(path)
-            if shape is not None:
-                return shape
-        for path in paths:
-            slots, rest = divmod(path.stat().st_size - HEADER_BYTES, SLOT_BYTES + 4 * _UNIT.itemsize)
-            if rest == 0 and slots > 0:
-                return cls(slots, 4 * slots)
-        return None if paths else cls()
-
-    @property
-    def file_bytes(self) -> int:
-        return HEADER_BYTES + self.slots * SLOT_BYTES + self.units * _UNIT.itemsize
-
-
-def index_paths(store: str) -> list[Path]:
-    """The index files of a store, oldest first; none without the directory. One that cannot be listed is an error."""
-    folder = Path(store, "index")
-    try:
-        with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries if entry.name.isdecimal())
-    except FileNotFoundError:
-        return []
-    except OSError as exc:  # Path.glob would take it for empty, and the index would be reported as missing
-        raise StoreFilesError(
-            f"host {socket.gethostname()} cannot list the index {folder}: {cause(exc)}; {remedy(exc)}"
-        ) from exc
-    return [folder / name for name in names]
-
-
-def _shape_by_header(path: Path) -> IndexShape | None:
-    """The shape by which the first and the last entry stand where the header and the slots say, if there is one."""
-    size = path.stat().st_size
-    if size <= HEADER_BYTES:
-        return None
-    with open(path, "rb") as file:
-        data = mmap(file.fileno(), 0, access=ACCESS_READ)
-    _, _, begin, end, _, following = HEADER.unpack_from(data)
-    count, last_place = following - 1, end.to_bytes(8, "big", signed=True)
-    at = data.find(last_place, HEADER_BYTES) if count > 0 and end > 0 else -1
-    while at >= 0:
-        slots, rest = divmod(at - 4 - HEADER_BYTES - count * _UNIT.itemsize, SLOT_BYTES)
-        units, uneven = divmod(size - HEADER_BYTES - slots * SLOT_BYTES, _UNIT.itemsize)
-        if not rest and not uneven and slots > 0 and units > count:
-            head = HEADER_BYTES + slots * SLOT_BYTES + _UNIT.itemsize
-            (first_place,) = _PLACE.unpack_from(data, head + 4)
-            (last_hash,) = _NUMBER.unpack_from(data, at - 4)
-            (newest,) = _NUMBER.unpack_from(data, HEADER_BYTES + last_hash % slots * SLOT_BYTES)
-            if first_place == begin and newest == count:
-                return IndexShape(slots, units)
-        at = data.find(last_place, at + 1)
-    return None
 
 
 class IndexWritten(NamedTuple):
@@ -185,7 +108,7 @@ def _write_file(
     seconds = np.clip((entries["store_time_ms"] - begin_time) // 1000, 0, 2**31 - 1)
     if seed_time > 0:
         seconds[0] = min(max(0, (begin_time - seed_time) // 1000), 2**31 - 1)
-    units = np.empty(count, dtype=_UNIT)
+    units = np.empty(count, dtype=INDEX_UNIT)
     units["key_hash"], units["physical_offset"] = entries["key_hash"], entries["physical_offset"]
     units["seconds"], units["previous"] = seconds, previous
     slots = np.zeros(shape.slots, dtype=">i4")
@@ -199,7 +122,7 @@ def _write_file(
         count + 1,
     )
     assert seed_physical <= int(entries["physical_offset"][0])
-    never_used = bytes(_UNIT.itemsize)  # unit 0
+    never_used = bytes(INDEX_UNIT.itemsize)  # unit 0
     write_durably(path, [header, slots.tobytes(), never_used, units.tobytes()], shape.file_bytes)
 
 
@@ -241,7 +164,11 @@ def read_index(store: str, slots: int, start: int, stop: int) -> Iterator[IndexU
         if count <= 0:
             continue
         units = np.memmap(
-            path, dtype=_UNIT, mode="r", offset=HEADER_BYTES + slots * SLOT_BYTES + _UNIT.itemsize, shape=(count,)
+            path,
+            dtype=INDEX_UNIT,
+            mode="r",
+            offset=HEADER_BYTES + slots * SLOT_BYTES + INDEX_UNIT.itemsize,
+            shape=(count,),
         )
         places = units["physical_offset"]
         low, high = (_first_at_or_after(places, bound) for bound in (start, stop))

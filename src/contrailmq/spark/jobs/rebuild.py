@@ -26,12 +26,13 @@ import numpy.typing as npt
 from contrailmq.message.record import RECORD_BYTES_MIN
 from contrailmq.spark.decoding.dispatched import Dispatcher
 from contrailmq.spark.decoding.due_units import DueUnits, batch_topics, due_units, pre_blank
+from contrailmq.spark.decoding.index_shape import IndexShape
 from contrailmq.spark.decoding.log_plan import LogPart, LogSettings, plan_parts, read_records
 from contrailmq.spark.decoding.queue_units import UNIT_BYTES, queue_files, queue_max
 from contrailmq.spark.decoding.records import Int, Mask, stable_order
 from contrailmq.spark.decoding.store_files import confirmed_end, delay_levels, log_files
 from contrailmq.spark.jobs import swap
-from contrailmq.spark.jobs.index_files import ENTRY, IndexShape, write_durably, write_index
+from contrailmq.spark.jobs.index_files import ENTRY, write_durably, write_index
 from contrailmq.spark.jobs.manifest import sync_folder
 from contrailmq.spark.jobs.swap import RebuildError
 from contrailmq.spark.runtime.engine import Engine, Progress
@@ -178,7 +179,7 @@ def rebuild(
                 _gather(folder, index, zip(queue_work, queues, strict=True))
                 replaced = swap.swap(store, folder)
         old = () if dry_run else swap.hand_over(store, replaced)
-    units, gaps = (sum(counts) for counts in zip(*((done.units, done.gaps) for done in queues), strict=True))
+    units, gaps = sum(written.units for written in queues), sum(written.gaps for written in queues)
     return RebuildResult(len(by_queue), units, entries, index.index_files, end - first, gaps, old)
 
 

@@ -22,12 +22,13 @@ import pyarrow as pa
 
 from contrailmq.spark.decoding.dispatched import Dispatcher, IndexEntries, Units
 from contrailmq.spark.decoding.due_units import batch_topics, chosen, due_units, lost_records
+from contrailmq.spark.decoding.index_shape import IndexShape, index_paths
 from contrailmq.spark.decoding.log_plan import LogPart, LogSettings, plan_parts, scan_part
 from contrailmq.spark.decoding.queue_units import QueueFiles, queue_files_under, read_units, units_between
 from contrailmq.spark.decoding.records import Int, Mask, Records, stable_order
 from contrailmq.spark.decoding.scan import BadStretch, Range
 from contrailmq.spark.decoding.store_files import confirmed_end, delay_levels, log_files, store_root
-from contrailmq.spark.jobs.index_files import IndexShape, IndexUnits, has_index, index_paths, read_index
+from contrailmq.spark.jobs.index_files import IndexUnits, has_index, read_index
 from contrailmq.spark.runtime.engine import Engine, Progress
 from contrailmq.store.base.errors import StoreError
 from contrailmq.store.files import Files

@@ -52,15 +52,18 @@ from contrailmq.spark.options import (
     ANY_BROKER,
     EARLIEST,
     LATEST,
+    PRUNING_OPTIONS,
     OffsetsJson,
     Options,
     check_offsets,
     check_times,
     parse_offsets,
+    parse_pruning,
 )
 from contrailmq.spark.runtime.task_process import freezing
 from contrailmq.spark.runtime.worker_daemon import end_quietly
 from contrailmq.spark.sources.portions import EMIT_OPTION, PORTION_DDL, emits_portions, pack_portion
+from contrailmq.spark.sources.pruned import pruned_log
 from contrailmq.spark.sources.tables import created_with, missing_hint, saved_options, table_schema
 
 end_quietly()
@@ -90,6 +93,7 @@ KNOWN_OPTIONS: Final = (
     "batchBytes",
     "failOnDataLoss",
     EMIT_OPTION,
+    *PRUNING_OPTIONS,
     *_BATCH_OPTIONS,
     *_STREAM_OPTIONS,
 )
@@ -101,14 +105,27 @@ def parse_settings(options: Options) -> LogSettings:
     """Settings of a read from its options. What would do nothing is refused."""
     topics = options.names("topics", "topic", "subscribe")
     restores = options.flag("restoreRealTopic", default=False)
-    plan = options.choice("plan", "auto", "log", "queue")
-    if plan == "queue" and (topics is None or restores):
+    pruning = parse_pruning(options)
+    plan = options.choice("plan", "auto", "log", "queue", "index")
+    is_for_all = topics is None and pruning.tags is None and pruning.queue_ids is None
+    if plan == "queue" and (is_for_all or restores):
         raise OptionError(
-            "option plan is queue, by which whole topics are read: "
-            + ("name them as topics" if topics is None else "it finds no messages under their real topic, use log")
+            "option plan is queue, which is for some of the messages: "
+            + (
+                "name them as topics, tags or queueId"
+                if is_for_all
+                else "it finds none under their real topic, use log"
+            )
         )
+    if plan == "index" and pruning.keys is None:
+        raise OptionError("option plan is index, by which messages with some keys are found: name them as keys")
     begin_ms, starting_times, starting_offsets = _side(options, "starting", "earliest", refused=LATEST)
     end_ms, ending_times, ending_offsets = _side(options, "ending", "latest", refused=EARLIEST)
+    if begin_ms is not None and end_ms is not None and end_ms <= begin_ms:
+        raise OptionError(
+            f"option endingTimestamp is {end_ms}, not after startingTimestamp, {begin_ms}, so nothing would be read: "
+            "give a later one"
+        )
     for topic, _ in (*starting_times, *starting_offsets, *ending_times, *ending_offsets):
         if topics is not None and topic not in topics:
             raise OptionError(f"offsets or times are given for {topic!r}, which is not among the topics: correct it")
@@ -124,6 +141,9 @@ def parse_settings(options: Options) -> LogSettings:
             ending_times_ms=ending_times,
             begin_ms=0 if begin_ms is None else begin_ms,
             end_ms=2**63 - 1 if end_ms is None else end_ms,
+            tags=pruning.tags,
+            keys=pruning.keys,
+            queue_ids=pruning.queue_ids,
         ),
         decompress=options.flag("decompress", default=True),
         skip_corrupt=options.choice("onCorrupt", "fail", "skip") == "skip",
@@ -142,7 +162,7 @@ Bounds = dict[QueueKey, int]
 def _side(options: Options, side: str, unbounded: str, *, refused: int) -> tuple[int | None, Bounds, Bounds]:
     """One end, by Kafka's precedence: a time for all, times per queue, offsets. What counts less is not looked at."""
     if options.text(f"{side}Timestamp") is not None:
-        return options.number(f"{side}Timestamp", 0), {}, {}
+        return options.time_ms(f"{side}Timestamp"), {}, {}
     name = f"{side}OffsetsByTimestamp"
     times = options.text(name)
     if times is not None:
@@ -268,6 +288,12 @@ class CommitLogReader(DataSourceReader):  # type: ignore[misc]
             return iter(())
         return freezing(read_part(partition.part, self._settings))
 
+    def pruned(self) -> str:
+        """What of the log is read, in one line."""
+        stores = find_stores(self._pattern)
+        log_bytes = sum(confirmed_end(store) - _first_offset(store) for store in stores)
+        return pruned_log(stores, [partition.part for partition in self.partitions()], self._settings, log_bytes)
+
 
 class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """Stream: what was appended to the log since the last micro-batch, up to the confirmed end."""
@@ -355,7 +381,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
                     )
                 begin = None
             between[store] = (first if begin is None else begin, stop)
-        return _planned(between, self._settings, self._partitions_min)
+        return _planned(between, self._settings, self._partitions_min, keeps_empty=True)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _PartitionOf):
@@ -395,6 +421,13 @@ def _check_queues(stores: list[str], selection: Selection) -> None:
     if selection.restore_real_topic:
         return  # of a message that waits, the real queue may have none yet
     held = {queue for store in stores for queue in all_queues(store)}
+    there = sorted({queue_id for topic, queue_id in held if selection.wants_topic(topic)})
+    missing = sorted(selection.queue_ids.difference(there)) if selection.queue_ids is not None and there else []
+    if missing:
+        raise OptionError(
+            f"option queueId names {missing[0]}, which no topic to be read has in {', '.join(stores)}: there are "
+            + ", ".join(map(str, there[:20]))
+        )
     for bounds in (
         selection.starting_offsets,
         selection.ending_offsets,
@@ -411,7 +444,9 @@ def _check_queues(stores: list[str], selection: Selection) -> None:
                 )
 
 
-def _planned(between: dict[str, tuple[int, int]], settings: LogSettings, partitions_min: int) -> list[InputPartition]:
+def _planned(
+    between: dict[str, tuple[int, int]], settings: LogSettings, partitions_min: int, *, keeps_empty: bool = False
+) -> list[InputPartition]:
     """The parts of several stores' logs, each between two physical offsets; about as many as wanted, or more."""
     if partitions_min:
         total = sum(stop - start for start, stop in between.values())
@@ -419,7 +454,7 @@ def _planned(between: dict[str, tuple[int, int]], settings: LogSettings, partiti
     return [
         _PartitionOf(part)
         for store, (start, stop) in between.items()
-        for part in plan_parts(store, start, stop, settings)
+        for part in plan_parts(store, start, stop, settings, keeps_empty=keeps_empty)
     ]
 
 

@@ -31,7 +31,17 @@ from contrailmq.client.errors import BrokerNotFoundError, NoRouteError
 from contrailmq.message import MessageQueue
 from contrailmq.spark.access import PREFIX, Access, parse_access
 from contrailmq.spark.columns import OptionError, choose_view
-from contrailmq.spark.options import EARLIEST, LATEST, Options, check_offsets, check_times, parse_offsets
+from contrailmq.spark.options import (
+    EARLIEST,
+    LATEST,
+    PRUNING_OPTIONS,
+    Options,
+    Pruning,
+    check_offsets,
+    check_times,
+    parse_offsets,
+    parse_pruning,
+)
 from contrailmq.spark.runtime.patience import AWAY_OPTION, AWAY_TIMEOUT_MS, BrokerAwayError, Patience
 from contrailmq.spark.runtime.task_process import freezing
 from contrailmq.spark.runtime.worker_daemon import end_quietly
@@ -45,6 +55,7 @@ from contrailmq.spark.sinks.sink import (
     parse_sink,
 )
 from contrailmq.spark.sources.portions import EMIT_OPTION, PORTION_DDL, emits_portions, pack_portion
+from contrailmq.spark.sources.pruned import pruned_topics
 from contrailmq.spark.sources.tables import created_with, missing_hint, saved_options, table_schema
 from contrailmq.spark.sources.topic_marks import Marks, made_anew, marked
 from contrailmq.spark.sources.topic_plan import (
@@ -64,6 +75,7 @@ from contrailmq.spark.sources.topic_plan import (
     queue_name,
     share_limit,
     starting_offsets,
+    without_tags,
 )
 from contrailmq.spark.sources.topic_pulls import read_range
 
@@ -94,6 +106,7 @@ _READ_OPTIONS: Final = (
     "pullBatchSize",
     "pullTimeoutMs",
     EMIT_OPTION,
+    *PRUNING_OPTIONS,
     *_BATCH_OPTIONS,
     *_STREAM_OPTIONS,
 )
@@ -129,9 +142,11 @@ def parse_settings(options: Options, *, is_stream: bool) -> TopicSettings:
         raise OptionError("give exactly one of the options subscribe, subscribePattern and assign")
     if pattern is not None and not pattern.strip():
         raise OptionError("option subscribePattern is empty: give a regular expression, such as .* for all topics")
+    pruning = parse_pruning(options)
     sql = options.text("sqlExpression")
-    if sql and options.text("subExpression"):
-        raise OptionError("give one of the options subExpression and sqlExpression, not both")
+    if options.text("subExpression") and (sql or pruning.tags is not None):
+        other = "sqlExpression" if sql else "tags"
+        raise OptionError(f"give one of the options subExpression and {other}, not both")
     starting = _bound(options, "starting", "latest" if is_stream else "earliest")
     if starting.word == "latest" and not is_stream and starting.default_ms is None and not starting.times_ms:
         raise OptionError("option startingOffsets is latest, where a batch would find nothing: give an earlier start")
@@ -157,8 +172,11 @@ def parse_settings(options: Options, *, is_stream: bool) -> TopicSettings:
         group=group,
         with_system_topics=options.flag("includeSystemTopics", default=False),
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
-        subscription=sql or options.text("subExpression", "*") or "*",
+        subscription=sql or options.text("subExpression") or _subscription(pruning),
         expression_type="SQL92" if sql else "TAG",
+        tags=pruning.tags,
+        keys=pruning.keys,
+        queue_ids=pruning.queue_ids,
         view=choose_view(options.text("columns"), options.text("properties"), options.text("columnStyle")),
         decompress=options.flag("decompress", default=True),
         pull_count=options.number("pullBatchSize", PULL_COUNT, least=1),
@@ -168,13 +186,20 @@ def parse_settings(options: Options, *, is_stream: bool) -> TopicSettings:
     )
 
 
+def _subscription(pruning: Pruning) -> str:
+    """Tags as a broker takes them; all messages where it would read one otherwise. The text is compared in any case."""
+    tags = sorted(pruning.tags or ())
+    is_plain = all(tag == tag.strip() and "|" not in tag and tag != "*" and "\ufffd" not in tag for tag in tags)
+    return " || ".join(tags) if tags and is_plain else "*"
+
+
 def _bound(options: Options, side: str, default: str) -> Bound:
     """One end, by Kafka's precedence: a time for all, times per queue, offsets."""
     default_ms = options.text(f"{side}Timestamp")
     times = options.text(f"{side}OffsetsByTimestamp")
     text = options.text(f"{side}Offsets", default) or default
     if default_ms is not None:
-        return Bound(default, default_ms=options.number(f"{side}Timestamp", 0))
+        return Bound(default, default_ms=options.time_ms(f"{side}Timestamp"))
     if times is not None:
         times_ms = parse_offsets(times, f"{side}OffsetsByTimestamp")
         check_times(times_ms, f"{side}OffsetsByTimestamp")
@@ -338,10 +363,16 @@ class RocketMQReader(DataSourceReader):  # type: ignore[misc]
         check_starts(source, begins, self._settings)
         ends = ending_offsets(source, queues, self._settings)
         ranges = plan_queue_ranges(begins, ends, partitions_min=self._partitions_min, records_max=self._records_max)
+        ranges = without_tags(reader_for(self._settings), ranges, self._settings)
         return [_RangePartition(part) for part in ranges]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._settings)
+
+    def pruned(self) -> str:
+        """What of the topics is read, in one line."""
+        ranges = [partition.part for partition in self.partitions()]
+        return _patiently(self._settings, lambda: pruned_topics(reader_for(self._settings), self._settings, ranges))
 
 
 class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
@@ -438,6 +469,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end != self._checked:  # a batch that Spark plans again, after a restart
             self._made_anew(end, [queue for queue in ends if ends[queue] > begins[queue]])
         ranges = plan_queue_ranges(begins, ends, partitions_min=self._partitions_min, records_max=self._records_max)
+        ranges = without_tags(reader_for(self._settings), ranges, self._settings)
         return [_RangePartition(part) for part in ranges]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
@@ -490,6 +522,13 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _check_vanished(self, begins: Offsets, ends: Offsets) -> None:
         gone = sorted(queue for queue in begins if queue not in ends)
+        ids = self._settings.queue_ids
+        left_out = [queue for queue in gone if ids is not None and queue.queue_id not in ids]
+        if left_out:
+            raise OptionError(
+                f"option queueId leaves {queue_name(left_out[0])} out, which the checkpoint has: give the option as "
+                "before, or start a new query with a new checkpoint"
+            )
         if gone and self._settings.fail_on_data_loss:
             source = reader_for(self._settings)
             there = source.broker_names()

@@ -14,13 +14,15 @@ from typing import Final, NamedTuple, Protocol
 
 from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.client.errors import BrokerNotFoundError, NoRouteError
-from contrailmq.message import ContrailError, MessageQueue, is_system_topic
+from contrailmq.message import ContrailError, MessageQueue, SystemTopic, is_system_topic
 from contrailmq.spark.access import Access
 from contrailmq.spark.columns import OptionError, View
 from contrailmq.spark.options import ANY_BROKER, EARLIEST, LATEST, OffsetsJson
 from contrailmq.spark.runtime.patience import AWAY_TIMEOUT_MS
-from contrailmq.wire.codes import ResponseCode
+from contrailmq.wire.bodies import TopicConfig
+from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ResponseError
+from contrailmq.wire.fastjson import decode_body
 
 Offsets = dict[MessageQueue, int]
 PULL_COUNT: Final = 2048  # a broker answers with fewer when its own limits say so
@@ -70,6 +72,9 @@ class TopicSettings:
     fail_on_data_loss: bool = True
     subscription: str = "*"
     expression_type: str = "TAG"
+    tags: frozenset[str] | None = None  # these three as in options.py
+    keys: frozenset[str] | None = None
+    queue_ids: frozenset[int] | None = None
     view: View = field(default_factory=View)
     decompress: bool = True
     pull_count: int = PULL_COUNT
@@ -84,6 +89,7 @@ class QueueRange(NamedTuple):
     queue: MessageQueue
     start: int
     stop: int
+    has_no_tags: bool = False  # its broker's queue does not tell the tags of its messages: all of them are pulled
 
 
 def find_queues(
@@ -95,7 +101,7 @@ def find_queues(
     since its name was listed is left out.
     """
     if settings.assigned:
-        return _assigned(source, settings.assigned, skip_missing=skip_missing)
+        return _with_ids(_assigned(source, settings.assigned, skip_missing=skip_missing), settings)
     topics: Iterable[str] = settings.topics
     if settings.pattern is not None:
         skip_missing = True
@@ -115,7 +121,44 @@ def find_queues(
         except NoRouteError:
             if not skip_missing:
                 raise
-    return sorted(found)
+    return _with_ids(sorted(found), settings)
+
+
+def _with_ids(queues: list[MessageQueue], settings: TopicSettings) -> list[MessageQueue]:
+    """Those of the queues that the option queueId names. An id that none of them has is a mistake."""
+    if settings.queue_ids is None:
+        return queues
+    ids = sorted({queue.queue_id for queue in queues})
+    missing = sorted(settings.queue_ids.difference(ids))
+    if missing and ids:
+        raise OptionError(
+            f"option queueId names {missing[0]}, which no topic to be read has: there are "
+            + ", ".join(map(str, ids[:20]))
+        )
+    return [queue for queue in queues if queue.queue_id in settings.queue_ids]
+
+
+def without_tags(source: QueueReader, ranges: list[QueueRange], settings: TopicSettings) -> list[QueueRange]:
+    """The same ranges; those are marked whose broker cannot choose by tags, for a read that has tags.
+
+    A queue of batches knows one tag for each batch, and a queue of messages that wait has delivery times instead.
+    """
+    if settings.tags is None:
+        return ranges
+    queues = {(part.queue.topic, part.queue.broker_name): part.queue for part in ranges}
+    marked = {name for name, queue in queues.items() if _has_no_tags(source, queue)}
+    return [part._replace(has_no_tags=(part.queue.topic, part.queue.broker_name) in marked) for part in ranges]
+
+
+def _has_no_tags(source: QueueReader, queue: MessageQueue) -> bool:
+    if queue.topic == SystemTopic.SCHEDULE:
+        return True
+    answer = source.answer(source.post(queue, RequestCode.GET_TOPIC_CONFIG, {"topic": queue.topic}))
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        return False  # a broker before 5.0 has no batch queues
+    if answer.code != ResponseCode.SUCCESS:
+        return True
+    return decode_body(answer.body, TopicConfig).attributes.get("queue.type") == "BatchCQ"
 
 
 def _assigned(source: QueueSource, queues: tuple[MessageQueue, ...], *, skip_missing: bool) -> list[MessageQueue]:

@@ -47,7 +47,7 @@ class _Landed:
         self.landing = Landing()
         self._part = part
         self._begin = part.start  # of what was not decoded yet
-        self._refuses_gaps = settings.fail_on_data_loss and not _is_filtered(settings)
+        self._refuses_gaps = settings.fail_on_data_loss and not _is_filtered(part, settings)
         self._decoder = Decoder(settings.view, _selection(settings), decompress_bodies=settings.decompress)
 
     def decoded(self, last: RawPull) -> Iterator[pa.RecordBatch]:
@@ -80,15 +80,21 @@ class _Landed:
 
 
 def _selection(settings: TopicSettings) -> Selection:
-    tags = None
-    if settings.expression_type == "TAG" and settings.subscription.strip() not in ("*", ""):
+    tags = settings.tags
+    if tags is None and settings.expression_type == "TAG" and settings.subscription.strip() not in ("*", ""):
         # A broker compares hashes of tags; two tags may share one, so the text is compared again here.
         tags = frozenset(tag.strip() for tag in settings.subscription.split("||"))
-    return Selection(with_system_topics=True, tags=tags)
+    return Selection(with_system_topics=True, tags=tags, keys=settings.keys)
 
 
-def _is_filtered(settings: TopicSettings) -> bool:
-    return settings.subscription.strip() not in ("*", "") or settings.expression_type != "TAG"
+def _subscription(part: QueueRange, settings: TopicSettings) -> str:
+    """What the broker is asked for."""
+    is_for_all = part.has_no_tags and settings.expression_type == "TAG"
+    return "*" if is_for_all else settings.subscription.strip() or "*"
+
+
+def _is_filtered(part: QueueRange, settings: TopicSettings) -> bool:
+    return _subscription(part, settings) != "*" or settings.expression_type != "TAG"
 
 
 def split_records(data: bytes | memoryview, source: str) -> Records:
@@ -109,7 +115,7 @@ def split_records(data: bytes | memoryview, source: str) -> Records:
 def _pull_range(part: QueueRange, settings: TopicSettings, reader: QueueReader, landing: Landing) -> Iterator[RawPull]:
     """Keep the records of a range in the landing; each pull that brought some."""
     pulls = _Pulls(part, settings, reader, landing)
-    offset, is_filtered = part.start, _is_filtered(settings)
+    offset, is_filtered = part.start, _is_filtered(part, settings)
     pulls.post(offset)
     try:
         while (pulled := pulls.answer(offset)) is not None:
@@ -166,7 +172,7 @@ class _Pulls:
                 offset,
                 max_count=min(self._settings.pull_count, self._part.stop - offset),
                 max_bytes=self._settings.batch_bytes,
-                subscription=self._settings.subscription or "*",
+                subscription=_subscription(self._part, self._settings),
                 expression_type=self._settings.expression_type,
                 landing=self._landing,
             )
