@@ -77,6 +77,25 @@ def test_slices_go_out_as_they_stand_and_what_a_broker_decodes_does_not(store: M
     assert "its body has the checksum 0x" in place.reason
 
 
+def test_a_view_of_one_record_is_of_what_was_stored_there_and_of_nothing_else(store: MessageStore) -> None:
+    places = [place_of(store, number) for number in range(10)]
+    for number, place in enumerate(places):
+        seen, told = store.view_sound(place), store.lookup(place)
+        assert seen is not None
+        assert told is not None
+        assert (seen.topic_name, seen.queue_id, seen.queue_offset, seen.physical_offset) == ("T", 3, number, place)
+        assert (seen.body, seen.properties, seen.size_bytes) == (told.body, told.encoded_properties, told.size_bytes)
+    for nowhere in (-1, places[0] + 1, places[1] - 1, store.log_max_offset, store.log_max_offset - 4, 2**62):
+        assert store.view_sound(nowhere) is None
+    assert store.damaged_places() == []
+    overwrite(store, 6, 88 + 20, b"!")
+    assert store.view_sound(places[6]) is None
+    assert [place.queue_offset for place in store.damaged_places()] == [6]
+    overwrite(store, 7, 28, (places[7] + 1).to_bytes(8, "big"))  # it says that it lies elsewhere
+    assert store.view_sound(places[7]) is None
+    assert store.view_sound(places[8]) is not None
+
+
 def test_a_record_whose_lengths_cannot_be_is_named_by_its_place(store: MessageStore) -> None:
     overwrite(store, 6, 84, b"\x7f\xff\xff\xff")
     with pytest.raises(CorruptStoreError) as damaged:

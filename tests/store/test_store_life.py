@@ -95,6 +95,7 @@ CALLS: dict[str, Callable[[MessageStore], object]] = {
     "log_min_offset": lambda store: store.log_min_offset,
     "lookup": lambda store: store.lookup(0),
     "lookup_sound": lambda store: store.lookup_sound(0),
+    "view_sound": lambda store: store.view_sound(0),
     "max_offset": lambda store: store.max_offset("T", 0),
     "min_offset": lambda store: store.min_offset("T", 0),
     "offset_at": lambda store: store.offset_at("T", 0, 0),

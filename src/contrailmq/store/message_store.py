@@ -27,6 +27,7 @@ from typing import Any, Self
 from contrailmq.message import StoredMessage
 from contrailmq.message.codec import decode_record
 from contrailmq.message.identity import encode_address
+from contrailmq.message.record import RecordView
 from contrailmq.store.base.clock import Clock, SystemClock
 from contrailmq.store.base.clock_file import ClockFile
 from contrailmq.store.base.errors import StoreError, StoreIOError, StoreReadOnlyError
@@ -52,6 +53,7 @@ from contrailmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from contrailmq.store.queues.consume_queue import ConsumeQueue
 from contrailmq.store.queues.queue_unit import Boundary, unpack_units
 from contrailmq.store.reading.decoded import check_body, decode_found
+from contrailmq.store.reading.one_record import view_sound
 from contrailmq.store.reading.reader import COLD, PLAIN, PULL_BYTES_MAX, SOUND, WARM, Reader
 from contrailmq.store.recovery.queue_kinds import unify_queues
 from contrailmq.store.replication.replica import Replica
@@ -473,6 +475,11 @@ class MessageStore:
         """The same; None when its body is damaged, which is noted: for a broker, which goes on without it."""
         message = self._reader.lookup(physical_offset)
         return message if message is not None and self._reader.is_sound(message) else None
+
+    @while_open
+    def view_sound(self, physical_offset: int) -> RecordView | None:
+        """The record that begins there, over a copy of its bytes; None as for `lookup_sound`."""
+        return view_sound(self._reader, self._log_files, physical_offset)
 
     @while_open
     def read_record(self, physical_offset: int, size_bytes: int | None = None) -> bytes | None:

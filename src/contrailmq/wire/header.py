@@ -36,6 +36,7 @@ from contrailmq.wire.codes import (
 from contrailmq.wire.errors import RemoteProtocolError
 from contrailmq.wire.requests import (
     ConsumerSendMessageBack,
+    EndTransaction,
     PullMessage,
     SendMessage,
     SendMessageV2,
@@ -147,6 +148,7 @@ HOT_HEADERS: Final[dict[bytes, type[msgspec.Struct]]] = {
     b"11,": PullMessage,
     b"361": PullMessage,
     b"36,": ConsumerSendMessageBack,
+    b"37,": EndTransaction,
     b"15,": UpdateConsumerOffset,
     b"105": GetRouteInfo,
 }

@@ -1,9 +1,9 @@
 """Sending: codes 10, 310 and 320.
 
 Two ways lead to the log. The fast one takes an ordinary message to a known topic: nothing is decoded that need not be,
-the property string stays text, and the answer comes from a template. Anything out of the ordinary (an unknown topic, a
-retry topic, a batch, a delay, a transaction, a property of ours already set) takes the plain one, which makes an
-`IncomingMessage` and runs the broker's rewrites. Both check in the reference's order.
+the property string stays text, and the answer comes from a template. A prepared message of the usual form takes it
+too. Anything out of the ordinary (an unknown topic, a retry topic, a batch, a delay, a property of ours already set)
+takes the plain one, which makes an `IncomingMessage` and runs the rewrites. Both check in the order of the reference.
 
 Either gives what it has `Stored`, and `_acknowledge` alone turns that into the answer: at once, or when what it waits
 for has come (acknowledging.py).
@@ -23,9 +23,11 @@ from contrailmq.broker.handlers import Handlers, Refused
 from contrailmq.broker.hooks import MessageStored
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state.acknowledging import Needs, Problem
+from contrailmq.broker.state.half_text import half_addition, rest_of_prepared
 from contrailmq.broker.state.incoming import IncomingMessage
 from contrailmq.broker.state.topics import MULTI_TAG, NOT_FOR_SENDING, Topic
 from contrailmq.message import (
+    DLQ_PREFIX,
     PROPERTIES_BYTES_MAX,
     RETRY_PREFIX,
     TOPIC_BYTES_MAX,
@@ -62,6 +64,9 @@ BORN_HOST: Final = "born_host"
 _PUT_OK: Final = PutStatus.PUT_OK
 # How wide the hosts of a record are is ours to say: a sender's bits would make the record unreadable.
 _SENDERS_FLAGS: Final = ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6 | SysFlag.LOST)
+_TRANSACTION: Final = int(SysFlag.TRANSACTION_MASK)
+_COMMIT: Final = int(SysFlag.TRANSACTION_COMMIT)
+_HALF_TOPIC: Final = SystemTopic.HALF
 _UNIQUE_KEY: Final = f"{Property.UNIQUE_KEY}\x01"
 _TAGS: Final = f"{Property.TAGS}\x01"
 _KEYS: Final = f"{Property.KEYS}\x01"
@@ -111,6 +116,7 @@ class SendProcessor:
         self._tag_codes: dict[str, int] = {}
         self._pending = node.keeping.topics
         self._random = random.Random()
+        self._look_at_clock = node.store.store_clock.look
         self._is_sync_flush = node.store.config.is_sync_flush
         self._is_replicated = node.replicas.is_awaited
         self._is_awaited = self._is_sync_flush or self._is_replicated
@@ -191,6 +197,8 @@ class SendProcessor:
         topic = node.topics.get(header.topic)
         text = header.properties or ""
         queue_id = header.queue_id
+        is_special = _has_special(text)
+        is_half = is_special and self._is_usual_half(header, text)
         if (
             topic is None
             or not topic.is_plain
@@ -199,7 +207,7 @@ class SendProcessor:
             or not node.is_accepting
             or header.topic in self._pending
             or not self._is_open
-            or _has_special(text)
+            or (is_special and not is_half)
         ):
             return self._store_plainly(connection, command, header)
         unique_key, tags, keys = find_text(text, _UNIQUE_KEY), find_text(text, _TAGS), find_text(text, _KEYS)
@@ -208,12 +216,18 @@ class SendProcessor:
             unique_key = create_unique_id()
             properties += b"UNIQ_KEY\x01%b\x02" % unique_key.encode()
         properties += self._suffix
+        stored_topic, stored_queue_id = header.topic, queue_id
+        sys_flag = header.sys_flag & _SENDERS_FLAGS | topic.set_flags
+        if is_half:
+            self._look_at_clock()  # its birth is a time of the wall clock as it is now
+            properties += half_addition(stored_topic, queue_id, unique_key)
+            stored_topic, stored_queue_id, sys_flag = _HALF_TOPIC, 0, sys_flag & ~_TRANSACTION
         code = 0 if tags is None else self._tag_codes.get(tags) or self._new_tag_code(tags)
         born_host: bytes = connection.attributes.get(BORN_HOST) or _born_host(connection)  # type: ignore[assignment]
         began_ns = 0 if node.is_dispatch_due else node.stopwatch_ns()
         result = node.store.append(
-            header.topic,
-            queue_id,
+            stored_topic,
+            stored_queue_id,
             command.body,
             properties,
             tags_code=code,
@@ -221,7 +235,7 @@ class SendProcessor:
             unique_key=unique_key,
             tags=tags,
             flag=header.flag,
-            sys_flag=header.sys_flag & _SENDERS_FLAGS | topic.set_flags,
+            sys_flag=sys_flag,
             born_time_ms=header.born_timestamp,
             born_host=born_host,
             store_host=node.store_host,
@@ -229,15 +243,23 @@ class SendProcessor:
         )
         if result.status is not _PUT_OK:
             raise self._refused(result)
-        node.statistics.note_put(header.topic, 1, result.size_bytes)
+        node.statistics.note_put(stored_topic, 1, result.size_bytes)
         needs = NOTHING
         if self._is_awaited and text_wants_durable(text):
-            end = result.physical_offset + result.size_bytes
-            needs = Needs(
-                durable_up_to=end if self._is_sync_flush else 0,
-                replicated_up_to=end if self._is_replicated else 0,
-            )
+            needs = self._needs(result.physical_offset + result.size_bytes, ())
         return _stored(Stored, (result, queue_id, unique_key, needs, began_ns, b"", None))
+
+    def _is_usual_half(self, header: SendHeader, text: str) -> bool:
+        """Whether a message is prepared, and a half message with an addition to its properties (half_text.py)."""
+        rest = rest_of_prepared(text)
+        return (
+            rest is not None
+            and not _has_special(rest)
+            and header.sys_flag & _TRANSACTION != _COMMIT
+            and not header.topic.startswith(DLQ_PREFIX)
+            and not self._node.config.reject_transaction_message
+            and _HALF_TOPIC not in self._pending
+        )
 
     def _new_tag_code(self, tags: str) -> int:
         if len(tags) > TAG_LENGTH_MAX:

@@ -18,13 +18,14 @@ from typing import Final
 from contrailmq.broker.handlers import Handlers, Refused
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.requests.send import SendProcessor
+from contrailmq.broker.state.half_text import real_place
+from contrailmq.broker.transactions.committing import committed, half_copier
 from contrailmq.broker.transactions.halves import COMMIT, ROLLBACK, TransactionService
 from contrailmq.broker.transactions.transaction_check import CLOCK_SET
-from contrailmq.message import MessageError, Property, SysFlag, SystemTopic
+from contrailmq.message import MessageError, Property, SystemTopic
 from contrailmq.message.batch import encode_batch, split_batch
-from contrailmq.message.property_text import closed, find, key_of, without
-from contrailmq.message.record import PREPARED_OFFSET_AT, SYS_FLAG_AT
-from contrailmq.store import Copier, Copy
+from contrailmq.message.property_text import closed, find, key_of
+from contrailmq.store import Copy
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
@@ -36,7 +37,6 @@ ENDED, NOT_ENDED = 0, 1
 _END: Final = struct.Struct(">qq")
 _PREPARED: Final = key_of(Property.TRANSACTION_PREPARED)
 _GROUP: Final = key_of(Property.PRODUCER_GROUP)
-_REAL_NAMES: Final = (Property.REAL_TOPIC.encode(), Property.REAL_QUEUE_ID.encode())
 # Of an earlier life as a half message, or the broker's to say.
 _FORBIDDEN: Final = tuple(
     key_of(name)
@@ -48,16 +48,6 @@ _FORBIDDEN: Final = tuple(
         CLOCK_SET,
     )
 )
-# What the broker's other rewrites act on: such a message goes by itself.
-_LATER: Final = (
-    Property.DELAY,
-    Property.TIMER_DELAY_MS,
-    Property.TIMER_DELAY_SECONDS,
-    Property.TIMER_DELIVER_MS,
-    CLOCK_SET,
-)
-_FLAGS: Final = struct.Struct(">i")
-_POINTS_BACK: Final = struct.Struct(">q")
 
 
 class HalfBatches:
@@ -65,7 +55,7 @@ class HalfBatches:
 
     def __init__(self, node: BrokerNode, send: SendProcessor, service: TransactionService) -> None:
         self._node, self._send, self._service = node, send, service
-        self._copier = Copier(SystemTopic.HALF, unwanted=_LATER)
+        self._copier = half_copier()
 
     def register(self, handlers: Handlers) -> None:
         handlers.register(RequestCode.SEND_HALF_BATCH, self.send_halves)
@@ -135,7 +125,7 @@ class HalfBatches:
             for copy, (half_offset, physical_offset), end in zip(copies, places, ends, strict=False):
                 if end != (physical_offset, half_offset) or not _may_end(copy, header):
                     break
-                whole.append(_committed(copy, physical_offset))
+                whole.append(committed(copy, physical_offset))
             written = store.append_copies(whole) if whole else 0
         finally:
             found.release()
@@ -152,20 +142,9 @@ def _may_end(copy: Copy, header: EndTransactions) -> bool:
     return copy.topic == header.topic and find(copy.properties, _GROUP) == header.producer_group.encode()
 
 
-def _committed(copy: Copy, half_at: int) -> Copy:
-    """The record as it becomes visible: of type COMMIT, and pointing back at its half message."""
-    sys_flag = (copy.sys_flag & ~SysFlag.TRANSACTION_MASK) | SysFlag.TRANSACTION_COMMIT
-    _FLAGS.pack_into(copy.head_and_body, SYS_FLAG_AT, sys_flag)
-    _POINTS_BACK.pack_into(copy.head_and_body, PREPARED_OFFSET_AT, half_at)
-    properties = copy.properties.removesuffix(_real(copy.topic, copy.queue_id))
-    if len(properties) == len(copy.properties):  # it was sent by itself
-        properties = without(properties, _REAL_NAMES)
-    return copy._replace(properties=properties, sys_flag=sys_flag)
-
-
 def _as_halves(batch: bytes, topic: str, queue_id: int) -> bytes:
     """The parts of a batch as half messages. MessageError when one of them does not say that it is one."""
-    real = _real(topic, queue_id)
+    real = real_place(topic, queue_id)
     parts: list[tuple[int, bytes, bytes]] = []
     for flag, body, properties in split_batch(batch):
         if find(properties, _PREPARED) != b"true" or not find(properties, _GROUP):
@@ -181,8 +160,3 @@ def _as_halves(batch: bytes, topic: str, queue_id: int) -> bytes:
                 )
         parts.append((flag, body, closed(properties) + real))
     return encode_batch(parts)
-
-
-def _real(topic: str, queue_id: int) -> bytes:
-    """The properties that say where a half message is meant to go: the last ones, if it came in a batch."""
-    return f"{Property.REAL_TOPIC}\x01{topic}\x02{Property.REAL_QUEUE_ID}\x01{queue_id}\x02".encode()

@@ -35,6 +35,7 @@ from contrailmq.broker.requests.send import put_rewritten
 from contrailmq.broker.state.duty import Duty
 from contrailmq.broker.state.incoming import IncomingMessage, Refusal
 from contrailmq.broker.transactions.committed_halves import committed_halves, is_same_half
+from contrailmq.broker.transactions.committing import committed, half_copier, span_of
 from contrailmq.broker.transactions.transaction_check import (
     CLOCK_SET,
     CheckLimits,
@@ -59,6 +60,7 @@ from contrailmq.message import (
 )
 from contrailmq.message.codec import CorruptRecordError, decode_record, encode_record
 from contrailmq.message.property_text import find_decoded, key_of
+from contrailmq.message.record import RecordView
 from contrailmq.store import AppendResult, Arrival, TopicCounts
 from contrailmq.wire.admin_requests import ResumeCheckHalfMessage
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -77,7 +79,10 @@ PORTION: Final = 64  # half messages per tick of a round
 METRICS_MS: Final = 10_000
 FLUSH_MS: Final = 3000  # between syncs of the log for the read offsets
 OP_TAG: Final = "d"
+_HALF_TOPIC: Final = SystemTopic.HALF.encode()
 _REAL_TOPIC: Final = key_of(Property.REAL_TOPIC)
+_GROUP: Final = key_of(Property.PRODUCER_GROUP)
+_IMMUNITY: Final = key_of(Property.CHECK_IMMUNITY_SECONDS)
 UNKNOWN, COMMIT, ROLLBACK = 0, 8, 12
 
 
@@ -92,6 +97,7 @@ class TransactionService:
         self._clock = node.store.store_clock
         self._mark_file = mark_file
         self._job = WorkerJob(worker)
+        self._copier = half_copier()
         self._flushed_ms = self._clock.steady_ms()
         self.metrics = TopicCounts("transactionCount", node.now_ms())
         self.half_offset = 0  # every half message before it is dealt with
@@ -158,7 +164,7 @@ class TransactionService:
         Gives up to where the log must be safe before this is confirmed, 0 for anywhere.
         """
         half = self._half_of(header)
-        real_topic = half.properties.get(Property.REAL_TOPIC, "")
+        real_topic = half.find(_REAL_TOPIC) or ""
         if topic not in (None, real_topic):
             raise Refused(ResponseCode.SYSTEM_ERROR, f"the half message is for topic {real_topic}, not {topic}")
         offset = self._current_place(half.queue_offset)
@@ -173,7 +179,9 @@ class TransactionService:
     ) -> bytes | None:
         """Who hears that a message is committed relies on finding it after a crash, as its sender would."""
         node = self._node
-        if not stored_up_to or command.is_oneway:
+        if command.is_oneway:  # as the Java client sends them: nobody reads an answer
+            return None
+        if not stored_up_to:
             return encode_response(command, ResponseCode.SUCCESS, None, body, remark)
         node.after_append(wants_flush=self._store.config.is_sync_flush)
         return node.acknowledging.confirm(connection, command, stored_up_to, body=body, remark=remark)
@@ -186,30 +194,31 @@ class TransactionService:
         """Before a half message is stored: its birth is a time of the wall clock as it is now."""
         self._clock.look()
 
-    def _half_of(self, header: EndTransaction) -> StoredMessage:
+    def _half_of(self, header: EndTransaction) -> RecordView:
         """The half message that the request means; Refused when it means none, or comes too late."""
-        node = self._node
-        half = self._store.lookup_sound(header.commit_log_offset)
-        if half is None or half.topic != SystemTopic.HALF:
+        half = self._store.view_sound(header.commit_log_offset)
+        if half is None or half.topic != _HALF_TOPIC:
             raise Refused(
                 ResponseCode.SYSTEM_ERROR,
                 f"find prepared transaction message failed: no half message at {header.commit_log_offset}",
             )
-        for what, found, said in (
-            ("producer group", half.properties.get(Property.PRODUCER_GROUP), header.producer_group),
-            ("transaction state table offset", half.queue_offset, header.tran_state_table_offset),
-        ):
-            if found != said:
-                raise Refused(ResponseCode.SYSTEM_ERROR, f"the {what} wrong: the message has {found}, not {said}")
+        group = half.find(_GROUP)
+        if group != header.producer_group:
+            raise _wrong("producer group", group, header.producer_group)
+        if half.queue_offset != header.tran_state_table_offset:
+            raise _wrong("transaction state table offset", half.queue_offset, header.tran_state_table_offset)
+        if not header.from_transaction_check and _IMMUNITY in half.properties:
+            self._check_in_time(decode_record(half.buffer))
+        return half
+
+    def _check_in_time(self, half: StoredMessage) -> None:
         age_ms = self._age_ms(half, self._clock.steady_ms())
-        if not header.from_transaction_check and is_too_late_to_end(
-            half.properties, age_ms=age_ms, timeout_ms=node.config.transaction_time_out
-        ):
+        timeout_ms = self._node.config.transaction_time_out
+        if is_too_late_to_end(half.properties, age_ms=age_ms, timeout_ms=timeout_ms):
             raise Refused(
                 ResponseCode.ILLEGAL_OPERATION,
                 f"the message is {age_ms} ms old and past its immunity: the answer to the broker's check counts",
             )
-        return half
 
     def _current_place(self, offset: int) -> int:
         """Where the half message is now; Refused when it was dealt with."""
@@ -221,9 +230,25 @@ class TransactionService:
             )
         return offset
 
-    def _commit(self, half: StoredMessage) -> int:
+    def _commit(self, half: RecordView) -> int:
         """Make the message visible; where its record ends. Refused, and nothing is ended, when it cannot be stored."""
-        node = self._node
+        end = self._commit_as_bytes(half) or self._commit_decoded(decode_record(half.buffer))
+        self._node.after_append(wants_flush=self._store.config.is_sync_flush)
+        return end
+
+    def _commit_as_bytes(self, half: RecordView) -> int:
+        """0 when this half message, or the log, wants more than a copy of the record."""
+        copies, _ = self._copier.copies((memoryview(half.buffer),))
+        if not copies:
+            return 0
+        copy = committed(copies[0], half.physical_offset)
+        if not self._store.append_copies((copy,)):
+            return 0
+        begin, size_bytes = span_of(copy)
+        self._node.statistics.note_put(copy.topic, 1, size_bytes)
+        return begin + size_bytes
+
+    def _commit_decoded(self, half: StoredMessage) -> int:
         properties = dict(half.properties)
         topic = properties.pop(Property.REAL_TOPIC, "")
         queue_id = properties.pop(Property.REAL_QUEUE_ID, "0")
@@ -241,8 +266,7 @@ class TransactionService:
             reconsume_times=half.reconsume_times,
             prepared_transaction_offset=half.physical_offset,
         )
-        result = put_rewritten(node, message)
-        node.after_append(wants_flush=self._store.config.is_sync_flush)
+        result = put_rewritten(self._node, message)
         return result.physical_offset + result.size_bytes
 
     def note_ended(self, offset: int, topic: str) -> None:
@@ -636,3 +660,7 @@ class TransactionService:
         if stored is None or stored.topic not in (SystemTopic.HALF, SystemTopic.CHECK_MAX_TIME):
             raise Refused(ResponseCode.SYSTEM_ERROR, f"no half message at {physical_offset} (message id {message_id})")
         return stored
+
+
+def _wrong(what: str, found: object, said: object) -> Refused:
+    return Refused(ResponseCode.SYSTEM_ERROR, f"the {what} wrong: the message has {found}, not {said}")
