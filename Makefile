@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CLASSES := $(VENV)/.spark-classes
-EXTRAS := spark,redis,otel,delta,iceberg,dev
+EXTRAS := spark,redis,otel,delta,iceberg,avro,protobuf,dev
 
 # Asked before anything is made: pip would only say that no set of versions fits, and leave the wrong .venv behind.
 NEW_ENOUGH = import sys; who, remedy = sys.argv[1:]; sys.version_info >= (3, 11) or sys.exit("ContrailMQ needs \

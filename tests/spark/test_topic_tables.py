@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ import contrailmq
 from contrailmq import Message
 from contrailmq.cli import app
 from contrailmq.spark.jobs.archive import archive
+from contrailmq.spark.jobs.iceberg import own_catalog
 from contrailmq.spark.runtime.engine import LocalEngine
 from contrailmq.spark.topic_tables.job import tables
 from contrailmq.spark.topic_tables.row_files import partition_values
@@ -31,13 +33,13 @@ IS_LONG = bool(os.environ.get("CONTRAILMQ_LONG"))
 ORDERS = "id bigint NOT NULL, customer string, amount double"
 
 
-def put(store: Path, topic: str, bodies: Iterable[Any], *, queues: int = 2, **given: Any) -> None:
-    """Append messages, in turn to the queues; what is not bytes is sent as JSON."""
+def put(store: Path, topic: str, bodies: Iterable[Any], *, queues: int = 2, queue: int = 0, **given: Any) -> None:
+    """Append messages, in turn to so many queues from one on; what is not bytes is sent as JSON."""
     config = StoreConfig(store, mapped_file_size_commit_log=1 << 20, flush_disk_type="ASYNC_FLUSH")
     with MessageStore(config) as opened:
         for number, body in enumerate(bodies):
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
-            opened.put(Message(topic, data, **given), queue_id=number % queues)
+            opened.put(Message(topic, data, **given), queue_id=queue + number % queues)
 
 
 def stored(store: Path, topic: str) -> dict[tuple[int, int], bytes]:
@@ -56,7 +58,7 @@ def rows_of(target: Path, topic: str | None) -> list[dict[str, Any]]:
     """The rows that commits list, read file by file with plain pyarrow; values of directories as texts."""
     rows = []
     for file in files_of(TableManifest(target).load().files, topic):
-        names = tuple(part.split("=")[0] for part in file.path.split("/")[2:-1])
+        names = tuple(part.split("=")[0] for part in file.path.split("/")[2:-1] if "=" in part)
         values = partition_values(file.path, names) if topic is not None else {}
         read = pq.read_table(target / file.path, partitioning=None).to_pylist()
         assert len(read) == file.rows
@@ -168,6 +170,10 @@ def test_an_incompatible_schema_stops_with_a_sentence_and_loses_nothing(tmp_path
         ({"schema": "_tags string"}, "the field _tags has the name of a column that every table has"),
         ({"schema": "id bigint", "evolve": True}, "evolve is for inferred schemas"),
         ({"schema": "id bigint", "shape": "x"}, "unknown field `shape`"),
+        ({"schema": "id bigint", "key": ["id"], "partition_by": ["id"]}, "laid out by its key"),
+        ({"schema": "id double", "key": ["id"]}, "it takes text, whole numbers"),
+        ({"schema": "id bigint", "key": ["_queueId"]}, "key names '_queueId', which is not a column"),
+        ({"schema": "id bigint", "delete": {"id": [1]}}, "delete is for tables with a key"),
         ({"table": "orc"}, "Invalid enum value 'orc'"),
         ({"schema": "id biginteger"}, "something else after 'id biginteger' than a type"),
     ],
@@ -209,21 +215,111 @@ def test_files_lie_in_the_partitions_and_the_order_that_a_table_is_to_have(tmp_p
     assert held == {region: [-2, -1, 0] for region in AWKWARD if region and len(region) < 65}
 
 
+def published(target: Path, form: str, topic: str | None) -> pa.Table:
+    """A table as another library reads it."""
+    if form == "delta":
+        deltalake = pytest.importorskip("deltalake")
+        place = target / "quarantine" if topic is None else target / "tables" / topic
+        return deltalake.DeltaTable(str(place)).to_pyarrow_table()
+    pytest.importorskip("pyiceberg")
+    name = "contrailmq.quarantine" if topic is None else f"tables.{topic}"
+    return own_catalog(str(target)).load_table(name).scan().to_arrow()
+
+
+@pytest.mark.parametrize("form", ["delta", "iceberg"])
 @pytest.mark.parametrize("partition_by", [["_date", "customer"], [], ["_queueId"]])
-def test_a_delta_table_holds_the_same_rows_before_and_after_evolution(tmp_path: Path, partition_by: list[str]) -> None:
-    deltalake = pytest.importorskip("deltalake")
+def test_a_published_table_holds_the_same_rows_before_and_after_evolution(
+    tmp_path: Path, form: str, partition_by: list[str]
+) -> None:
     store, target = tmp_path / "store", tmp_path / "lake"
     for number, schema in enumerate(("id int, customer string", "id bigint, customer string, amount double")):
         put(store, "Orders", [*map(order, range(number * 10, number * 10 + 10)), b"bad"])
-        spec = {"schema": schema, "table": "delta", "partition_by": partition_by}
+        spec = {"schema": schema, "table": form, "partition_by": partition_by}
         for _ in range(2):
             tables(str(store), str(target), ONE, {"Orders": spec})
-    rows = deltalake.DeltaTable(str(target / "tables" / "Orders")).to_pyarrow_table().to_pylist()
+    rows = published(target, form, "Orders").to_pylist()
     found = {row["id"]: (row["customer"], row["amount"]) for row in rows}
     assert len(rows) == 20
     assert found == {n: (f"c{n % 3}", n / 4 if n >= 10 else None) for n in range(20)}
-    bad = deltalake.DeltaTable(str(target / "quarantine")).to_pyarrow_table().to_pylist()
-    assert [row["body"] for row in bad] == [b"bad", b"bad"]
+    assert all(row["_queueOffset"] >= 0 and row["_storeTimestamp"] is not None for row in rows)
+    assert published(target, form, None)["body"].to_pylist() == [b"bad", b"bad"]
+
+
+def latest(store: Path, topic: str) -> dict[int, Any]:
+    """The newest state of each key by a plain read, in the order of the queue that it is in."""
+    found: dict[int, Any] = {}
+    for _, body in sorted(stored(store, topic).items()):
+        row = json.loads(body)
+        found[row["id"]] = row
+    return {key: row for key, row in found.items() if row.get("op") != "d"}
+
+
+@pytest.mark.parametrize("form", ["delta", "iceberg"])
+def test_a_change_stream_is_a_table_of_the_newest_row_of_each_key(tmp_path: Path, form: str) -> None:
+    store, target = tmp_path / "store", tmp_path / "lake"
+    spec = {
+        "schema": "id bigint, n int, op string",
+        "key": ["id"],
+        "delete": {"op": ["d", "D"]},
+        "table": form,
+        "buckets": 4,
+    }
+    for begin in (0, 100, 200):
+        changes = [{"id": n % 17, "n": n, "op": "d" if n % 5 == 0 else "u"} for n in range(begin, begin + 100)]
+        for queue in range(3):  # a key has one queue
+            put(store, "Orders", [c for c in changes if c["id"] % 3 == queue], queues=1, queue=queue)
+        done = tables(str(store), str(target), ONE, {"Orders": spec})
+        assert (done.rows, done.quarantined) == (100, 0)
+        rows = rows_of(target, "Orders")
+        assert {row["id"]: {n: row[n] for n in ("id", "n", "op")} for row in rows} == latest(store, "Orders")
+        assert len(rows) == len({row["id"] for row in rows})
+        table = published(target, form, "Orders")
+        assert dict(zip(*table.select(["id", "n"]).to_pydict().values(), strict=True)) == {
+            r["id"]: r["n"] for r in rows
+        }
+    assert not list((target / "changes").glob("**/*.parquet"))
+
+
+def test_a_body_of_nothing_deletes_the_row_of_the_messages_key(tmp_path: Path) -> None:
+    store, target = tmp_path / "store", tmp_path / "lake"
+    put(store, "Users", [{"id": n, "name": "x"} for n in range(4)] + [{"name": "no key"}], queues=1)
+    spec = {"Users": {"schema": "id bigint, name string", "key": ["id"]}}
+    assert tables(str(store), str(target), ONE, spec).quarantined == 1
+    put(store, "Users", [b"null"], queues=1, keys=["2"])
+    put(store, "Users", [b"null"], queues=1, keys=["two"])
+    put(store, "Users", [b"null"], queues=1)
+    put(store, "Users", [b"null"], queues=1, keys=["77"])  # of a row that is not there
+    assert tables(str(store), str(target), ONE, spec).quarantined == 2
+    assert sorted(row["id"] for row in rows_of(target, "Users")) == [0, 1, 3]
+    put(store, "Users", [{"id": 2, "name": "again"}], queues=1)
+    tables(str(store), str(target), ONE, spec)
+    assert {row["id"]: row["name"] for row in rows_of(target, "Users")} == {0: "x", 1: "x", 2: "again", 3: "x"}
+    reasons = [row["reason"] for row in rows_of(target, None)]
+    assert reasons[0] == "the key id is null: which row it changes is not known"
+    assert reasons[1:] == [
+        "the body deletes a key, and the message's keys are 'two': it takes id",
+        "the body deletes a key, and the message's keys are None: it takes id",
+    ]
+
+
+def test_only_buckets_with_changes_are_rewritten_and_old_files_wait_a_week(tmp_path: Path) -> None:
+    store, target = tmp_path / "store", tmp_path / "lake"
+    spec = {"Users": {"schema": "id bigint, n int", "key": ["id"], "buckets": 8}}
+    put(store, "Users", [{"id": n, "n": 0} for n in range(64)])
+    tables(str(store), str(target), ONE, spec)
+    before = TableManifest(target).load()
+    put(store, "Users", [{"id": 5, "n": 1}])
+    tables(str(store), str(target), ONE, spec)
+    after = TableManifest(target).load()
+    new, gone = before.changes_to(after)
+    assert (len(new), len(gone), len(before.files)) == (1, 1, 8)
+    (removed,) = after.removed
+    assert removed.path == gone[0].path
+    assert (target / removed.path).exists()
+    with TableManifest(target).held():
+        assert TableManifest(target).forget_replaced(removed.time_ms) == 1
+    assert not (target / removed.path).exists()
+    assert {row["id"]: row["n"] for row in rows_of(target, "Users")} == {n: int(n == 5) for n in range(64)}
 
 
 KILLS = 50 if IS_LONG else 5
@@ -233,13 +329,15 @@ KILLS = 50 if IS_LONG else 5
 def test_whatever_is_killed_when_the_tables_hold_every_message_once(tmp_path: Path) -> None:
     """Each round brings messages, a table of Delta's and a field more; its run dies before its n-th change to files."""
     store, target, config = tmp_path / "store", tmp_path / "lake", tmp_path / "tables.toml"
-    tried = [0, 3, 9, 14, 19] if KILLS == 5 else list(range(KILLS))
+    tried = [0, 3, 14, 40, 55] if KILLS == 5 else list(range(KILLS))
     died = 0
     for number, at in enumerate(tried):
         bodies = [{**order(n), f"f{number}": n} for n in range(number * 7, number * 7 + 7)]
         put(store, "Orders", [*bodies, b"bad"])
         put(store, "Other", bodies)
+        put(store, "Users", [{"id": n % 9, "n": n} for n in range(number * 7, number * 7 + 7)], queues=1)
         text = f"[Orders]\ntable = 'delta'\nschema = '{ORDERS}, f{number} int'\n[Other]\nevolve = true\n"
+        text += "[Users]\nschema = 'id int, n bigint'\nkey = ['id']\nbuckets = 3\ntable = 'iceberg'\n"
         config.write_text(text)
         died += run_killed(store, target, config, at)
     assert died >= len(tried) // 2, "the places are too late: most runs lived"
@@ -252,11 +350,17 @@ def test_whatever_is_killed_when_the_tables_hold_every_message_once(tmp_path: Pa
         }
         assert len(good) == len(held) - bad
     assert len(rows_of(target, None)) == len(tried)
-    deltalake = pytest.importorskip("deltalake")
-    ids = deltalake.DeltaTable(str(target / "tables" / "Orders")).to_pyarrow_table()["id"].to_pylist()
+    ids = published(target, "delta", "Orders")["id"].to_pylist()
     assert sorted(ids) == sorted(row["id"] for row in rows_of(target, "Orders"))
-    listed = {str(target / file.path) for file in TableManifest(target).load().files}
-    assert {str(path) for path in target.glob("[tq]*/**/*.parquet")} == listed
+    users = published(target, "iceberg", "Users")
+    assert {row["id"]: row["n"] for row in users.to_pylist()} == {
+        key: row["n"] for key, row in latest(store, "Users").items()
+    }
+    assert len(users) == 9
+    state = TableManifest(target).load()
+    listed = {str(target / file.path) for file in (*state.files, *state.removed)}
+    assert {str(path) for path in target.glob("[cqt]*/**/*.parquet")} == listed
+    assert len(published(target, "iceberg", None)) == len(published(target, "delta", None)) == len(tried)
 
 
 def run_killed(store: Path, target: Path, config: Path, at: int) -> bool:

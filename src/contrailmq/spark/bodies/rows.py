@@ -27,6 +27,18 @@ class BodyDecoder(Protocol):
         """A row for each body, or None and a reason under its number."""
 
 
+class RefusingDecoder:
+    """Decodes nothing: of a topic whose schema nobody knows."""
+
+    schema = pa.schema([])
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def decode(self, bodies: Sequence[bytes]) -> tuple[list[Row | None], dict[int, str]]:
+        return [None] * len(bodies), dict.fromkeys(range(len(bodies)), self._text)
+
+
 def reason(exc: BaseException) -> str:
     """An error as the reason of a row."""
     text = str(exc) or type(exc).__name__

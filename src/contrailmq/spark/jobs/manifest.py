@@ -303,7 +303,7 @@ class Manifest:
             expired_before_ms=before.expired_before_ms,
             files=tuple(files),
         )
-        self._write(after, files)
+        self.write(after, files)
         return replace(after, files=())
 
     def replace_files(
@@ -334,10 +334,10 @@ class Manifest:
             is_whole=True,
             has_same_rows=has_same_rows,
         )
-        self._write(after, files)
+        self.write(after, files)
         return after
 
-    def _write(self, after: ArchiveState, new: Sequence[ArchivedFile]) -> None:
+    def write(self, after: ArchiveState, new: Sequence[ArchivedFile]) -> None:
         """Make a commit that lists the state's files, of which these are new."""
         files, text = new, _commit_text(after)
         make_folder(self._folder)

@@ -5,7 +5,7 @@ One run or micro-batch goes through these steps, alone in its directory (a lock)
 1. What failed runs left is removed. Where messages decide a schema, tasks look at them first (schemas.py). A new
    version of a table's columns is stored.
 2. Tasks read, decode and write files that nobody lists yet. A body that cannot be decoded becomes a row of the
-   quarantine.
+   quarantine. Where tables have keys, other tasks merge what changed into the rows so far (merging.py).
 3. One commit lists the files of all tables and says how far the sources were read (table_manifest.py).
 4. Delta and Iceberg tables are brought to that commit (publishing.py).
 
@@ -16,6 +16,7 @@ tables behind, and the next run brings them up first.
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -31,10 +32,12 @@ from contrailmq.spark.decoding.store_files import confirmed_end, find_stores, lo
 from contrailmq.spark.jobs.archive import check_target, place_within, query_id
 from contrailmq.spark.jobs.archive_topics import CHECKPOINT, check_checkpoint
 from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveState
-from contrailmq.spark.runtime.engine import Engine, Progress
+from contrailmq.spark.jobs.upkeep import RETENTION_S
+from contrailmq.spark.runtime.engine import Engine, Progress, SparkEngine
 from contrailmq.spark.runtime.task_process import freeze
 from contrailmq.spark.sources.portions import EMIT_OPTION, PORTION_COLUMN, read_portions
-from contrailmq.spark.topic_tables.publishing import check_libraries, publish
+from contrailmq.spark.topic_tables.merging import is_change, merge, plan_merges
+from contrailmq.spark.topic_tables.publishing import check_libraries, forget_replaced, publish
 from contrailmq.spark.topic_tables.row_files import TopicPlan, write_rows
 from contrailmq.spark.topic_tables.schemas import Question, Surveys, joined, make_plans, questions, survey
 from contrailmq.spark.topic_tables.spec import READ_COLUMNS, TablesError, TableSpec, make_specs
@@ -62,7 +65,7 @@ _cleaned: Final[set[str]] = set()  # directories whose leavings this process rem
 
 @dataclass(frozen=True, slots=True)
 class TablesResult:
-    """What one run added. `rows` are those of tables; `tables` has them by topic."""
+    """What one run added. `rows` are those of tables, or changes of them; `tables` has them by topic."""
 
     rows: int
     quarantined: int
@@ -122,17 +125,36 @@ def tables(
         ]
         seen = _look(engine, work, questions(manifest.archive, chosen))
         plans = make_plans(manifest.archive, chosen, seen)
-        files = [
-            file
-            for written in engine.run(_write_part, [item._replace(plans=plans) for item in work], on_progress)
-            for file in written
-        ]
+        done = engine.run(_write_part, [item._replace(plans=plans) for item in work], on_progress)
+        written = [file for files in done for file in files]
         after = head
         if any(span.begin != span.end for span in spans):
+            files, gone = _merged(manifest, written, plans, engine)
             names = {store_identity(span.store): span.broker_name for span in spans if span.broker_name is not None}
-            after = manifest.commit(head, files, offsets=_ends(spans), names=names)
-        publish(manifest, chosen)
-    return _result(files, sum(span.end - span.begin for span in spans), after.version, _ends(spans))
+            after = manifest.advance(head, files, gone, offsets=_ends(spans), names=names)
+        _finish(manifest, chosen, written)
+    return _result(written, sum(span.end - span.begin for span in spans), after.version, _ends(spans))
+
+
+def _merged(
+    manifest: TableManifest, written: list[ArchivedFile], plans: dict[str, TopicPlan], engine: Engine
+) -> tuple[list[ArchivedFile], set[str]]:
+    """The files to list and those to list no more, when changes by key are merged into their tables."""
+    files = [file for file in written if not is_change(file)]
+    if len(files) == len(written):
+        return files, set()
+    merges = plan_merges(str(manifest.archive), written, manifest.load().files, plans)
+    merged = [file for done in engine.run(merge, merges) for file in done]
+    return files + merged, {file.path for work in merges for file in work.current}
+
+
+def _finish(manifest: TableManifest, specs: Mapping[str, TableSpec], written: list[ArchivedFile]) -> None:
+    """After a commit: tables are brought up, and what is not needed any more is deleted."""
+    publish(manifest, specs)
+    for file in filter(is_change, written):
+        (manifest.archive / file.path).unlink(missing_ok=True)
+    if any(spec.key for spec in specs.values()):
+        forget_replaced(manifest, specs, time.time_ns() // 1_000_000 - round(RETENTION_S * 1000))
 
 
 def _checked(specs: Specs) -> dict[str, TableSpec]:
@@ -266,15 +288,17 @@ def _add_batch(frame: Any, batch_id: int, *, target: str, checkpoint: str, specs
         if target not in _cleaned:
             manifest.remove_leavings()
             _cleaned.add(target)
+        written: list[ArchivedFile] = []
         if head.batches.get(query, -1) < batch_id:
             asked = questions(manifest.archive, specs)
             seen = joined(_looked(frame, asked)) if asked else {}
             plans = make_plans(manifest.archive, specs, seen)
-            files = _written(frame, str(manifest.archive), plans)
+            written = _written(frame, str(manifest.archive), plans)
+            files, gone = _merged(manifest, written, plans, SparkEngine(frame.sparkSession))
             within = place_within(manifest.archive, checkpoint)
             places = {} if within is None else {query: within}
-            manifest.commit(head, files, batches={query: batch_id}, checkpoints=places)
-        publish(manifest, specs)
+            manifest.advance(head, files, gone, batches={query: batch_id}, checkpoints=places)
+        _finish(manifest, specs, written)
 
 
 def _messages(batches: Iterator[pa.RecordBatch], columns: list[str]) -> Iterator[pa.RecordBatch]:

@@ -1,8 +1,9 @@
-"""Tables as Delta tables, in place: `_delta_log` in a table's directory lists the files that the commits list.
+"""Tables for readers of Delta and Iceberg (iceberg_tables.py). They list the files of the commits, none is copied.
 
-The commits stay authoritative. Publishing brings a table to the newest commit in one Delta commit, which records that
-commit's number (an application transaction); new columns come in a Delta commit before it. After a kill the next run
-continues from that number, and each file is listed once. The quarantine is published beside the tables, in their forms.
+A Delta table is in place: `_delta_log` is in the table's directory. The commits stay authoritative. Publishing brings a
+table to the newest commit in one Delta commit, which records that commit's number (an application transaction); new
+columns come in a Delta commit before it. After a kill the next run continues from that number, and each file is listed
+once. The quarantine is published beside the tables, in their forms.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from contrailmq.spark.bodies.formats import check_library
 from contrailmq.spark.jobs.delta import check_delta
+from contrailmq.spark.jobs.iceberg import check_iceberg
 from contrailmq.spark.jobs.manifest import ArchivedFile
+from contrailmq.spark.topic_tables.iceberg_tables import forget_snapshots, publish_iceberg_table
 from contrailmq.spark.topic_tables.row_files import partition_values, table_schema
 from contrailmq.spark.topic_tables.spec import QUARANTINE, TablesError, TableSpec
 from contrailmq.spark.topic_tables.stored import load_table
@@ -28,19 +32,32 @@ def check_libraries(specs: Mapping[str, TableSpec]) -> None:
     """Refuse to begin what could not be published at the end."""
     if any(spec.table == "delta" for spec in specs.values()):
         check_delta()
+    if any(spec.table == "iceberg" for spec in specs.values()):
+        check_iceberg()
+    for spec in specs.values():
+        check_library(spec.body)
 
 
 def publish(manifest: TableManifest, specs: Mapping[str, TableSpec]) -> None:
-    """Bring the Delta tables of these topics to the newest commit. Hold the directory."""
+    """Bring the Delta and Iceberg tables of these topics to the newest commit. Hold the directory."""
     if not manifest.head().version:
         return
     for topic, spec in specs.items():
         stored = load_table(manifest.archive, topic)
-        if spec.table == "delta" and stored is not None:
+        if spec.table != "parquet" and stored is not None:
             schema = table_schema(stored.schema(), spec.partition_by)
-            _publish_delta(manifest, topic, schema, spec.partition_by)
-    if any(spec.table == "delta" for spec in specs.values()):
-        _publish_delta(manifest, None, QUARANTINE, ())
+            _PUBLISHERS[spec.table](manifest, topic, schema, spec.partition_by)
+    for form in sorted({spec.table for spec in specs.values()} - {"parquet"}):
+        _PUBLISHERS[form](manifest, None, QUARANTINE, ())
+
+
+def forget_replaced(manifest: TableManifest, specs: Mapping[str, TableSpec], before_ms: int) -> None:
+    """Delete files that were replaced before a time, and snapshots that list them."""
+    if manifest.newest().removed and any(file.time_ms <= before_ms for file in manifest.newest().removed):
+        for topic, spec in specs.items():
+            if spec.table == "iceberg" and spec.key:
+                forget_snapshots(manifest, topic, before_ms)
+        manifest.forget_replaced(before_ms)
 
 
 def _publish_delta(
@@ -82,6 +99,9 @@ def _publish_delta(
     table.create_write_transaction(
         actions, "append", Schema.from_arrow(schema), partition_by=list(partition_by), commit_properties=properties
     )
+
+
+_PUBLISHERS: Final = {"delta": _publish_delta, "iceberg": publish_iceberg_table}
 
 
 def _add_action(manifest: TableManifest, folder: str, file: ArchivedFile, partition_by: tuple[str, ...]) -> Any:

@@ -2,7 +2,8 @@
 
 As with the archive, names carry random letters and only files that a commit lists count. A table's files are in
 directories `column=value` for the columns that it is partitioned by; the value is in the directory's name and not in
-the file, as Hive, Spark, Delta and Iceberg have it. An empty text is null there, as for them.
+the file, as Hive, Spark, Delta and Iceberg have it. An empty text is null there, as for them. Of a change stream, files
+of changes are written instead, by buckets of keys (merging.py).
 """
 
 from __future__ import annotations
@@ -22,8 +23,17 @@ import pyarrow.parquet as pq
 
 from contrailmq.spark.bodies.rows import BodyDecoder, struct_array
 from contrailmq.spark.jobs.manifest import ArchivedFile, data_name, explained, make_folder, sync_folder
+from contrailmq.spark.jobs.parquet_files import escape
+from contrailmq.spark.topic_tables.keys import (
+    DELETED_COLUMN,
+    apply_tombstones,
+    bucket_folder,
+    buckets_of,
+    deleted,
+    refuse_null_keys,
+)
 from contrailmq.spark.topic_tables.spec import DATE_COLUMN, PLACE, QUARANTINE
-from contrailmq.spark.topic_tables.table_manifest import QUARANTINE_FOLDER, table_folder
+from contrailmq.spark.topic_tables.table_manifest import CHANGES, QUARANTINE_FOLDER, table_folder
 
 _FLUSH_BYTES: Final = 64 * 1024 * 1024  # a task never holds more than about this much unwritten
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -39,6 +49,9 @@ class TopicPlan(NamedTuple):
     columns: pa.Schema
     partition_by: tuple[str, ...]
     sort_by: tuple[str, ...]
+    key: tuple[str, ...] = ()  # of a change stream
+    delete: tuple[tuple[str, tuple[Any, ...]], ...] = ()  # fields, and their values that delete the key
+    buckets: int = 1
 
     def schema(self) -> pa.Schema:
         """The table's schema, with the columns that it is partitioned by."""
@@ -92,8 +105,10 @@ class TableWriter:
                 self._files.append(write_file(self._target, QUARANTINE_FOLDER, "", rows))
                 continue
             plan = self._plans[topic]
-            for folder, part in _partitions(rows, plan):
-                self._files.append(write_file(self._target, f"{table_folder(topic)}{folder}", topic, part))
+            parts = _buckets(rows, plan) if plan.key else _partitions(rows, plan)
+            root = f"{CHANGES}/{escape(topic)}" if plan.key else table_folder(topic)
+            for folder, part in parts:
+                self._files.append(write_file(self._target, f"{root}{folder}", topic, part))
         self._held.clear()
         self._held_bytes = 0
 
@@ -108,12 +123,20 @@ def write_rows(batches: Iterable[pa.RecordBatch], target: str, plans: Mapping[st
 
 def typed_rows(batch: pa.RecordBatch, plan: TopicPlan) -> tuple[pa.Table, pa.Table]:
     """Messages of a topic as rows of its table, and those that are bad as rows of the quarantine."""
-    rows, reasons = plan.decoder.decode(batch.column("body").to_pylist())
+    bodies = batch.column("body").to_pylist()
+    rows, reasons = plan.decoder.decode(bodies)
+    if plan.key:
+        if len(plan.key) == 1:
+            keys = batch.column("keys").to_pylist()
+            apply_tombstones(bodies, keys, plan.columns.field(plan.key[0]), rows, reasons)
+        refuse_null_keys(rows, plan.key, reasons)
     values = struct_array(rows, pa.struct(list(plan.columns)), reasons)
     arrays = [batch.column(source).cast(arrow) for source, arrow in PLACE.values()]
     if DATE_COLUMN in plan.partition_by:
         arrays.append(batch.column("storeTimestamp").cast(pa.timestamp("us")).cast(pa.date32(), safe=False))
     good = pa.Table.from_arrays([*arrays, *values.flatten()], schema=plan.schema())
+    if plan.key:
+        good = good.append_column(DELETED_COLUMN, pa.array(deleted(bodies, rows, plan.delete), pa.bool_()))
     _refuse_long_partitions(good, plan, reasons)
     if not reasons:
         return good, QUARANTINE.empty_table()
@@ -162,6 +185,13 @@ def _partitions(rows: pa.Table, plan: TopicPlan) -> Iterator[tuple[str, pa.Table
         yield folder, sorted_rows(ordered.slice(begin, end - begin), plan.sort_by)
 
 
+def _buckets(rows: pa.Table, plan: TopicPlan) -> Iterator[tuple[str, pa.Table]]:
+    """The changes of each bucket of keys and its directory."""
+    buckets = buckets_of(rows, plan.key, plan.buckets)
+    for bucket in np.unique(buckets).tolist():
+        yield f"/{bucket_folder(bucket)}", rows.filter(pa.array(buckets == bucket))
+
+
 def sorted_rows(rows: pa.Table, sort_by: tuple[str, ...]) -> pa.Table:
     """Rows in the order of some columns; those that a file lacks are the same in all of its rows."""
     order = [(name, "ascending") for name in sort_by if name in rows.column_names]
@@ -181,7 +211,7 @@ def _escaped(text: str) -> str:
 
 def partition_values(path: str, partition_by: tuple[str, ...]) -> dict[str, str | None]:
     """The partition of a file as texts, from its path."""
-    found = dict(part.split("=", 1) for part in path.split("/")[2:-1])
+    found = dict(part.split("=", 1) for part in path.split("/")[2:-1] if "=" in part)
     texts = {unquote(name): value for name, value in found.items()}
     return {name: None if texts[name] == NULL_PARTITION else unquote(texts[name]) for name in partition_by}
 

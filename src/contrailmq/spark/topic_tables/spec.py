@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from contrailmq.message import ContrailError
+from contrailmq.spark.bodies.formats import BodyFormat, is_path
 
 TableFormat = Literal["parquet", "delta", "iceberg"]
 _TIME: Final = pa.timestamp("us", tz="UTC")
@@ -58,12 +59,18 @@ class TablesError(ContrailError):
 class TableSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How one topic becomes a table."""
 
-    body: Literal["json"] = "json"
-    schema: str | None = None  # DDL or a file with it; None: inferred from the first messages
+    body: BodyFormat = "json"
+    schema: str | None = None  # or a file with it (formats.py); None: of the registry, or inferred from JSON
+    message: str | None = None  # of Protobuf
+    registry: str | None = None  # bodies begin with the id of a schema that it has
+    incompatible: Literal["quarantine", "stop"] = "quarantine"  # rows of such a schema of the registry
     evolve: bool = False  # of an inferred schema: add the fields that later messages have
     table: TableFormat = "parquet"
     partition_by: tuple[str, ...] = (DATE_COLUMN,)
     sort_by: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()  # of a change stream: the table holds the newest row of each key
+    delete: dict[str, list[str | int | bool]] = {}  # fields, and their values that delete the key
+    buckets: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 16  # a bucket of keys is rewritten if one of them changes
 
 
 class FixedChoices(msgspec.Struct, frozen=True):
@@ -71,10 +78,12 @@ class FixedChoices(msgspec.Struct, frozen=True):
 
     body: str
     partition_by: tuple[str, ...]
+    key: tuple[str, ...] = ()
+    buckets: int = 0
 
 
 def fixed_choices(spec: TableSpec) -> FixedChoices:
-    return FixedChoices(spec.body, spec.partition_by)
+    return FixedChoices(spec.body, spec.partition_by, spec.key, spec.buckets if spec.key else 0)
 
 
 _Specs = Annotated[dict[str, TableSpec], msgspec.Meta(min_length=1)]
@@ -97,20 +106,27 @@ def make_specs(tree: Mapping[str, Any], where: str, folder: Path = Path()) -> di
     except msgspec.ValidationError as exc:
         raise TablesError(f"{where} says of a table what cannot be: {exc}") from exc
     for topic, spec in found.items():
+        if spec.key and spec.partition_by == (DATE_COLUMN,):  # nobody asked for it
+            spec = found[topic] = msgspec.structs.replace(spec, partition_by=())
         _check(topic, spec)
-        if spec.schema is not None and is_path(spec.schema):
+        if spec.schema is not None and is_path(spec.schema, spec.body):
             found[topic] = msgspec.structs.replace(spec, schema=str(folder / spec.schema))
     return found
 
 
-def is_path(schema: str) -> bool:
-    """Whether a schema is named by a file; DDL has a space between name and type."""
-    return schema.rpartition(".")[2] in ("ddl", "sql", "txt")
-
-
 def _check(topic: str, spec: TableSpec) -> None:
-    if spec.evolve and spec.schema is not None:
-        raise TablesError(f"table {topic}: evolve is for inferred schemas, and a schema is given: change that instead")
-    for name, columns in (("partition_by", spec.partition_by), ("sort_by", spec.sort_by)):
+    if spec.evolve and (spec.schema is not None or spec.registry is not None):
+        raise TablesError(f"table {topic}: evolve is for inferred schemas, and one is given: change that instead")
+    if spec.schema is not None and spec.registry is not None:
+        raise TablesError(f"table {topic}: a schema and a registry are given: leave one of them out")
+    if spec.body != "json" and spec.schema is None and spec.registry is None:
+        raise TablesError(f"table {topic}: the schema of {spec.body} bodies cannot be inferred: give it, or a registry")
+    if spec.message is not None and spec.body != "protobuf":
+        raise TablesError(f"table {topic}: message is for protobuf bodies, and they are {spec.body}: leave it out")
+    if spec.key and spec.partition_by:
+        raise TablesError(f"table {topic}: a table with a key is laid out by its key: leave partition_by out")
+    if spec.delete and not spec.key:
+        raise TablesError(f"table {topic}: delete is for tables with a key: name it as key, or leave delete out")
+    for name, columns in (("partition_by", spec.partition_by), ("sort_by", spec.sort_by), ("key", spec.key)):
         if len(set(columns)) < len(columns):
             raise TablesError(f"table {topic}: {name} names a column twice: {', '.join(columns)}")

@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from contrailmq.spark.bodies.registry import RegisteredSchema
 from contrailmq.spark.bodies.types import parse_ddl
 from contrailmq.spark.jobs.manifest import explained, make_folder, sync_folder
 from contrailmq.spark.jobs.parquet_files import escape
@@ -30,11 +31,13 @@ class StoredTable(msgspec.Struct, frozen=True):
 
     fixed: FixedChoices
     columns: str  # those of bodies, as DDL
-    declared: str  # the schema by which bodies are decoded
+    declared: str  # the schema by which bodies are decoded; empty with a registry
+    schemas: dict[str, RegisteredSchema] = {}  # of the registry, by their ids
+    refused: dict[str, str] = {}  # why rows of some of these are bad
 
     def schema(self) -> pa.Schema:
         """The columns of bodies."""
-        return parse_ddl(self.columns)
+        return parse_ddl(self.columns) if self.columns else pa.schema([])
 
 
 def load_table(target: Path, topic: str) -> StoredTable | None:
