@@ -45,6 +45,10 @@ COLUMNS: Final[dict[str, tuple[str, pa.DataType]]] = {
 # A record as it stands in the log. Only the archive asks for it: no source offers it, for it repeats the others.
 RECORD_COLUMN: Final = "record"
 
+# A body as a struct, and why it is none; only with the option bodyFormat (sources/typed_bodies.py).
+DATA_COLUMN: Final = "data"
+DATA_ERROR_COLUMN: Final = "dataError"
+
 # What a message need not have. All else is never null: Spark then asks no row whether it is, which is a tenth of the
 # CPU of seventeen columns, and Parquet files keep no levels for it.
 _NULLABLE: Final = frozenset({"brokerName", "tags", "keys"})
@@ -79,6 +83,7 @@ class View:
     properties: PropertiesForm = "map"
     is_kafka_style: bool = False
     required: frozenset[str] = frozenset(COLUMNS) - _NULLABLE
+    data: tuple[str, pa.DataType] | None = None  # of the column data, as DDL and Arrow's
 
     def ddl(self) -> str:
         """The schema as Spark wants it."""
@@ -119,6 +124,10 @@ class View:
 
     def _types(self, name: str) -> tuple[str, pa.DataType]:
         if name == "properties" and self.properties == "string":
+            return "string", pa.string()
+        if name == DATA_COLUMN and self.data is not None:
+            return self.data
+        if name == DATA_ERROR_COLUMN:
             return "string", pa.string()
         return ("binary", pa.binary()) if name == RECORD_COLUMN else COLUMNS[name]
 

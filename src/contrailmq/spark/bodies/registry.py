@@ -144,7 +144,7 @@ class RegistryDecoder:
             try:
                 schema_id, payload = split_head(body)
                 known = self._schemas.get(schema_id)
-                if known is None or schema_id in self._refused:
+                if schema_id in self._refused or known is None:
                     raise SchemaError(self._refused.get(schema_id, f"schema {schema_id} is not in the registry"))
                 indexes: tuple[int, ...] = ()
                 if known.kind == "PROTOBUF":
@@ -170,6 +170,34 @@ class RegistryDecoder:
         if key not in self._decoders:
             self._decoders[key] = decoder_of(self._schemas[schema_id], self._message, indexes)
         return self._decoders[key]
+
+
+class AskingDecoder(RegistryDecoder):
+    """Asks the registry itself, once for each id that it meets: for reads without a job that could ask before."""
+
+    def __init__(self, address: str, fields: pa.Schema, message: str | None = None) -> None:
+        super().__init__({}, {}, fields, message)
+        self._address = address
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._address, self._fields, self._message
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        address, fields, message = state
+        super().__setstate__(({}, {}, fields, message))
+        self._address = address
+
+    def decode(self, bodies: Sequence[bytes]) -> tuple[list[Row | None], dict[int, str]]:
+        heads = {body[:HEAD_BYTES] for body in bodies if len(body) >= HEAD_BYTES and body[0] == MAGIC}
+        for number in {split_head(head)[0] for head in heads} - self._schemas.keys() - self._refused.keys():
+            found = Registry(self._address).schema(number)
+            if found is None:
+                continue  # it has a reason, and may be there with the next batch
+            try:
+                self._schemas[number] = compiled(found)
+            except SchemaError as exc:
+                self._refused[number] = f"schema {number}: {exc}"
+        return super().decode(bodies)
 
 
 def split_head(body: bytes) -> tuple[int, bytes]:

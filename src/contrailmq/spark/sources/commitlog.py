@@ -21,6 +21,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -65,6 +66,7 @@ from contrailmq.spark.runtime.worker_daemon import end_quietly
 from contrailmq.spark.sources.portions import EMIT_OPTION, PORTION_DDL, emits_portions, pack_portion
 from contrailmq.spark.sources.pruned import pruned_log
 from contrailmq.spark.sources.tables import created_with, missing_hint, saved_options, table_schema
+from contrailmq.spark.sources.typed_bodies import BODY_OPTIONS, TypedBodies, read_typed, typed_bodies, typed_view
 
 end_quietly()
 
@@ -94,6 +96,7 @@ KNOWN_OPTIONS: Final = (
     "failOnDataLoss",
     EMIT_OPTION,
     *PRUNING_OPTIONS,
+    *BODY_OPTIONS,
     *_BATCH_OPTIONS,
     *_STREAM_OPTIONS,
 )
@@ -211,7 +214,8 @@ class CommitLogSource(DataSource):  # type: ignore[misc]
         return "commitlog"
 
     def schema(self) -> str | StructType:
-        view = parse_settings(self._options).view
+        settings = parse_settings(self._options)
+        view = typed_view(settings.view, typed_bodies(self._options, settings.selection.topics))
         if self._created is not None:
             self._options.required("path")
             return table_schema(view, self._created)
@@ -227,16 +231,17 @@ class CommitLogSource(DataSource):  # type: ignore[misc]
         settings = parse_settings(options)
         if emits_portions(options, settings.view):
             raise OptionError("emit=portions is for streams (archive_stream): leave it out")
-        settings = replace(settings, view=settings.view.fitted(schema))
-        return CommitLogReader(options.required("path"), settings, options.number("minPartitions", 0))
+        bodies = typed_bodies(options, settings.selection.topics)
+        settings = replace(settings, view=typed_view(settings.view, bodies).fitted(schema))
+        return CommitLogReader(options.required("path"), settings, options.number("minPartitions", 0), bodies)
 
     def streamReader(self, schema: StructType) -> CommitLogStreamReader:
         options = self._to_read(schema)
         options.refuse(_BATCH_OPTIONS, "on a stream")
         settings = parse_settings(options)
-        emits = emits_portions(options, settings.view)
+        emits, bodies = emits_portions(options, settings.view), typed_bodies(options, settings.selection.topics)
         if not emits:
-            settings = replace(settings, view=settings.view.fitted(schema))
+            settings = replace(settings, view=typed_view(settings.view, bodies).fitted(schema))
         return CommitLogStreamReader(
             options.required("path"),
             settings,
@@ -244,6 +249,7 @@ class CommitLogSource(DataSource):  # type: ignore[misc]
             partitions_min=options.number("minPartitions", 0),
             begins_at_end=_begins_at_end(options),
             emits_portions=emits,
+            bodies=bodies,
         )
 
     def _to_read(self, schema: StructType) -> Options:
@@ -272,8 +278,11 @@ class _PartitionOf(InputPartition):  # type: ignore[misc]
 class CommitLogReader(DataSourceReader):  # type: ignore[misc]
     """Batch: the log from its first record to the confirmed end at planning time."""
 
-    def __init__(self, pattern: str, settings: LogSettings, partitions_min: int = 0) -> None:
+    def __init__(
+        self, pattern: str, settings: LogSettings, partitions_min: int = 0, bodies: TypedBodies | None = None
+    ) -> None:
         self._pattern, self._settings, self._partitions_min = pattern, settings, partitions_min
+        self._bodies = bodies
 
     def partitions(self) -> list[InputPartition]:
         stores = find_stores(self._pattern)
@@ -286,7 +295,7 @@ class CommitLogReader(DataSourceReader):  # type: ignore[misc]
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _PartitionOf):  # Spark turns an empty plan into one partition without a value
             return iter(())
-        return freezing(read_part(partition.part, self._settings))
+        return freezing(read_typed(self._settings, self._bodies, partial(read_part, partition.part)))
 
     def pruned(self) -> str:
         """What of the log is read, in one line."""
@@ -307,8 +316,9 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         partitions_min: int = 0,
         begins_at_end: bool = False,
         emits_portions: bool = False,
+        bodies: TypedBodies | None = None,
     ) -> None:
-        self._pattern, self._settings = pattern, settings
+        self._pattern, self._settings, self._bodies = pattern, settings, bodies
         self._bytes_per_trigger, self._partitions_min = bytes_per_trigger, partitions_min
         self._begins_at_end, self._emits_portions = begins_at_end, emits_portions
         self._known_ends: dict[str, int] = {}  # only saves work: the log before it was walked already
@@ -388,7 +398,7 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return iter(())
         if self._emits_portions:
             return pack_portion(read_part, partition.part, self._settings)
-        return freezing(read_part(partition.part, self._settings))
+        return freezing(read_typed(self._settings, self._bodies, partial(read_part, partition.part)))
 
     def _replaced(self, reached: dict[str, int], marks: dict[str, str | None], stores: Iterable[str]) -> list[str]:
         """Those of the stores that are not the ones which were read up to these offsets."""

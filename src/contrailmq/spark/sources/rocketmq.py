@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -78,6 +79,7 @@ from contrailmq.spark.sources.topic_plan import (
     without_tags,
 )
 from contrailmq.spark.sources.topic_pulls import read_range
+from contrailmq.spark.sources.typed_bodies import BODY_OPTIONS, TypedBodies, read_typed, typed_bodies, typed_view
 
 end_quietly()
 
@@ -107,6 +109,7 @@ _READ_OPTIONS: Final = (
     "pullTimeoutMs",
     EMIT_OPTION,
     *PRUNING_OPTIONS,
+    *BODY_OPTIONS,
     *_BATCH_OPTIONS,
     *_STREAM_OPTIONS,
 )
@@ -259,6 +262,7 @@ class RocketMQSource(DataSource):  # type: ignore[misc]
         view = choose_view(
             self._options.text("columns"), self._options.text("properties"), self._options.text("columnStyle")
         )
+        view = typed_view(view, typed_bodies(self._options, _topics_of(self._options)))
         if self._created is not None:
             self._options.required(*_NAME_SERVER)
             return table_schema(view, self._created)
@@ -269,21 +273,23 @@ class RocketMQSource(DataSource):  # type: ignore[misc]
         settings = parse_settings(options, is_stream=False)
         if emits_portions(options, settings.view):
             raise OptionError("emit=portions is for streams (archive_stream): leave it out")
-        settings = replace(settings, view=settings.view.fitted(schema))
-        return RocketMQReader(settings, **_shape(options))
+        bodies = typed_bodies(options, settings.topics)
+        settings = replace(settings, view=typed_view(settings.view, bodies).fitted(schema))
+        return RocketMQReader(settings, **_shape(options), bodies=bodies)
 
     def streamReader(self, schema: StructType) -> RocketMQStreamReader:
         options = self._to_read(schema)
         settings = parse_settings(options, is_stream=True)
-        emits = emits_portions(options, settings.view)
+        emits, bodies = emits_portions(options, settings.view), typed_bodies(options, settings.topics)
         if not emits:
-            settings = replace(settings, view=settings.view.fitted(schema))
+            settings = replace(settings, view=typed_view(settings.view, bodies).fitted(schema))
         return RocketMQStreamReader(
             settings,
             **_shape(options),
             **_limits(options),
             is_mirrored=options.flag("commitGroupOffsets", default=False),
             emits_portions=emits,
+            bodies=bodies,
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> RocketMQWriter | ExactlyOnceWriter:
@@ -322,6 +328,11 @@ class RocketMQSource(DataSource):  # type: ignore[misc]
         return parse_sink(options, taken, is_overwrite=overwrite, is_stream=is_stream), blank
 
 
+def _topics_of(options: Options) -> tuple[str, ...]:
+    """The topics that are named, as far as they are."""
+    return tuple(options.names("subscribe", "topic") or ())
+
+
 def _checked_options(given: Mapping[str, str]) -> Options:
     if any(name.lower() == "path" for name in given):
         raise OptionError("format rocketmq takes no path: name topics by the option subscribe, or topic when writing")
@@ -349,8 +360,16 @@ class _RangePartition(InputPartition):  # type: ignore[misc]
 class RocketMQReader(DataSourceReader):  # type: ignore[misc]
     """Batch: each queue from its start to its end as they are at planning time."""
 
-    def __init__(self, settings: TopicSettings, *, partitions_min: int = 0, records_max: int = 0) -> None:
+    def __init__(
+        self,
+        settings: TopicSettings,
+        *,
+        partitions_min: int = 0,
+        records_max: int = 0,
+        bodies: TypedBodies | None = None,
+    ) -> None:
         self._settings, self._partitions_min, self._records_max = settings, partitions_min, records_max
+        self._bodies = bodies
 
     def partitions(self) -> list[InputPartition]:
         return _patiently(self._settings, self._plan)
@@ -367,7 +386,7 @@ class RocketMQReader(DataSourceReader):  # type: ignore[misc]
         return [_RangePartition(part) for part in ranges]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        return _read(partition, self._settings)
+        return _read(partition, self._settings, self._bodies)
 
     def pruned(self) -> str:
         """What of the topics is read, in one line."""
@@ -394,7 +413,9 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         delay_max_s: float = 900.0,
         is_mirrored: bool = False,
         emits_portions: bool = False,
+        bodies: TypedBodies | None = None,
     ) -> None:
+        self._bodies = bodies
         self._settings, self._partitions_min, self._records_max = settings, partitions_min, records_max
         self._rows_max, self._rows_min, self._delay_max_s = rows_max, rows_min, delay_max_s
         self._is_mirrored, self._emits_portions = is_mirrored, emits_portions
@@ -475,7 +496,7 @@ class RocketMQStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if self._emits_portions and isinstance(partition, _RangePartition):
             return pack_portion(_read_part, partition.part, self._settings)
-        return _read(partition, self._settings)
+        return _read(partition, self._settings, self._bodies)
 
     def commit(self, end: dict[str, Any]) -> None:
         if self._is_mirrored:
@@ -589,10 +610,12 @@ def _patiently(settings: TopicSettings, do: Callable[[], _Result]) -> _Result:
     return Patience(reader_for(settings), settings.away_timeout_s).call(do)
 
 
-def _read(partition: InputPartition | None, settings: TopicSettings) -> Iterator[pa.RecordBatch]:
+def _read(
+    partition: InputPartition | None, settings: TopicSettings, bodies: TypedBodies | None
+) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, _RangePartition):  # Spark turns an empty plan into one partition without a value
         return iter(())
-    return freezing(_read_part(partition.part, settings))
+    return freezing(read_typed(settings, bodies, partial(_read_part, partition.part)))
 
 
 def _read_part(part: QueueRange, settings: TopicSettings) -> Iterator[pa.RecordBatch]:
