@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import contrailmq
 from contrailmq import Message
 from contrailmq.cli import app
+from contrailmq.spark.decoding.store_files import confirmed_end
 from contrailmq.spark.jobs.archive import archive
 from contrailmq.spark.jobs.iceberg import own_catalog
 from contrailmq.spark.runtime.engine import LocalEngine
@@ -103,6 +104,7 @@ def test_a_run_adds_what_came_since_and_a_new_topic_begins_at_the_log_s_beginnin
     put(store, "Orders", [order(n) for n in range(5, 9)])
     done = tables(str(store), str(target), ONE, {"Orders": {"schema": ORDERS}, "Other": {}})
     assert done.tables == {"Orders": 4, "Other": 3}
+    assert done.offsets == {str(store): confirmed_end(str(store))}
     assert sorted(row["id"] for row in rows_of(target, "Orders")) == list(range(9))
     assert sorted(row["a"] for row in rows_of(target, "Other")) == [0, 1, 2]
 

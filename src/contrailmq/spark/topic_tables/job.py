@@ -65,7 +65,8 @@ _cleaned: Final[set[str]] = set()  # directories whose leavings this process rem
 
 @dataclass(frozen=True, slots=True)
 class TablesResult:
-    """What one run added. `rows` are those of tables, or changes of them; `tables` has them by topic."""
+    """What one run added. `rows` are those of tables, or changes of them; `tables` has them by topic, and `offsets` say
+    how far each store was read."""
 
     rows: int
     quarantined: int
@@ -113,7 +114,7 @@ def tables(
     if dry_run:
         head = manifest.load()
         spans = _spans(stores, head, chosen, skip_corrupt, broker_name)
-        return _result((), sum(span.end - span.begin for span in spans), head.version, _ends(spans))
+        return _result((), sum(span.end - span.begin for span in spans), head.version, _reached(spans))
     with manifest.writing() as head:
         spans = _spans(stores, head, chosen, skip_corrupt, broker_name)
         manifest.remove_leavings()
@@ -133,7 +134,7 @@ def tables(
             names = {store_identity(span.store): span.broker_name for span in spans if span.broker_name is not None}
             after = manifest.advance(head, files, gone, offsets=_ends(spans), names=names)
         _finish(manifest, chosen, written)
-    return _result(written, sum(span.end - span.begin for span in spans), after.version, _ends(spans))
+    return _result(written, sum(span.end - span.begin for span in spans), after.version, _reached(spans))
 
 
 def _merged(
@@ -220,6 +221,11 @@ def _source(topic: str, store: str) -> str:
 
 def _ends(spans: list[_Span]) -> dict[str, int]:
     return {_source(topic, span.store): span.end for span in spans for topic in span.topics}
+
+
+def _reached(spans: list[_Span]) -> dict[str, int]:
+    """How far each store was read, as an archive tells it."""
+    return {span.store: span.end for span in spans}
 
 
 def _broker_name(store: str, kept: str | None, given: str | None) -> str | None:
