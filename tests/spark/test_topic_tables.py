@@ -247,6 +247,17 @@ def test_a_published_table_holds_the_same_rows_before_and_after_evolution(
     assert published(target, form, None)["body"].to_pylist() == [b"bad", b"bad"]
 
 
+@pytest.mark.parametrize("form", ["delta", "iceberg"])
+def test_a_topic_and_a_partition_may_have_any_name(tmp_path: Path, form: str) -> None:
+    """A group's retry topic, and texts that paths and URLs take for something else."""
+    store, target = tmp_path / "store", tmp_path / "lake"
+    regions = [region for region in AWKWARD if region and len(region) < 65] + ["a b", "%41", "#?&", "x:y\\z"]
+    put(store, "%RETRY%billing", [{"id": n, "region": region} for n, region in enumerate(regions)])
+    tables(str(store), str(target), ONE, {"%RETRY%billing": {"table": form, "partition_by": ["region"]}})
+    table = published(target, form, "~25RETRY~25billing")
+    assert dict(zip(table["id"].to_pylist(), table["region"].to_pylist(), strict=True)) == dict(enumerate(regions))
+
+
 def latest(store: Path, topic: str) -> dict[int, Any]:
     """The newest state of each key by a plain read, in the order of the queue that it is in."""
     found: dict[int, Any] = {}

@@ -15,10 +15,9 @@ import pyarrow as pa
 
 from contrailmq.spark.jobs.iceberg import own_catalog
 from contrailmq.spark.jobs.manifest import ArchivedFile
-from contrailmq.spark.jobs.parquet_files import escape
 from contrailmq.spark.topic_tables.row_files import partition_values, typed_value
 from contrailmq.spark.topic_tables.spec import TablesError
-from contrailmq.spark.topic_tables.table_manifest import TableManifest, files_of
+from contrailmq.spark.topic_tables.table_manifest import TableManifest, files_of, table_name
 
 _PUBLISHED: Final = "contrailmq.commit"  # a property of the table
 _EPOCH: Final = date(1970, 1, 1)
@@ -67,7 +66,7 @@ def forget_snapshots(manifest: TableManifest, topic: str, before_ms: int) -> Non
 
 
 def _name(topic: str | None) -> tuple[str, str]:
-    return ("contrailmq", "quarantine") if topic is None else ("tables", escape(topic))
+    return ("contrailmq", "quarantine") if topic is None else ("tables", table_name(topic))
 
 
 def _open(manifest: TableManifest, topic: str | None, schema: pa.Schema, partition_by: tuple[str, ...]) -> Any:

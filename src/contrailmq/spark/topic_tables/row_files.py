@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 
 from contrailmq.spark.bodies.rows import BodyDecoder, struct_array
 from contrailmq.spark.jobs.manifest import ArchivedFile, data_name, explained, make_folder, sync_folder
-from contrailmq.spark.jobs.parquet_files import escape
 from contrailmq.spark.topic_tables.keys import (
     DELETED_COLUMN,
     apply_tombstones,
@@ -33,7 +32,7 @@ from contrailmq.spark.topic_tables.keys import (
     refuse_null_keys,
 )
 from contrailmq.spark.topic_tables.spec import DATE_COLUMN, PLACE, QUARANTINE
-from contrailmq.spark.topic_tables.table_manifest import CHANGES, QUARANTINE_FOLDER, table_folder
+from contrailmq.spark.topic_tables.table_manifest import CHANGES, QUARANTINE_FOLDER, table_folder, table_name
 
 _FLUSH_BYTES: Final = 64 * 1024 * 1024  # a task never holds more than about this much unwritten
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -106,7 +105,7 @@ class TableWriter:
                 continue
             plan = self._plans[topic]
             parts = _buckets(rows, plan) if plan.key else _partitions(rows, plan)
-            root = f"{CHANGES}/{escape(topic)}" if plan.key else table_folder(topic)
+            root = f"{CHANGES}/{table_name(topic)}" if plan.key else table_folder(topic)
             for folder, part in parts:
                 self._files.append(write_file(self._target, f"{root}{folder}", topic, part))
         self._held.clear()

@@ -20,8 +20,8 @@ import pyarrow as pa
 from contrailmq.spark.bodies.registry import RegisteredSchema
 from contrailmq.spark.bodies.types import parse_ddl
 from contrailmq.spark.jobs.manifest import explained, make_folder, sync_folder
-from contrailmq.spark.jobs.parquet_files import escape
 from contrailmq.spark.topic_tables.spec import FixedChoices, TablesError
+from contrailmq.spark.topic_tables.table_manifest import table_name
 
 _FOLDER: Final = "_schemas"
 
@@ -54,7 +54,7 @@ def load_table(target: Path, topic: str) -> StoredTable | None:
 
 def save_table(target: Path, topic: str, table: StoredTable) -> None:
     """Add a version. It is on disk when this returns."""
-    folder = target / _FOLDER / escape(topic)
+    folder = target / _FOLDER / table_name(topic)
     make_folder(folder)
     number = len(_versions(target, topic)) + 1
     path, part = folder / f"{number:06d}.json", folder / f".{secrets.token_hex(8)}"
@@ -72,4 +72,4 @@ def save_table(target: Path, topic: str, table: StoredTable) -> None:
 
 
 def _versions(target: Path, topic: str) -> list[Path]:
-    return sorted((target / _FOLDER / escape(topic)).glob("[0-9]*.json"))
+    return sorted((target / _FOLDER / table_name(topic)).glob("[0-9]*.json"))

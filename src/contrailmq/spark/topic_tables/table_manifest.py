@@ -12,6 +12,7 @@ quarantine, once.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,13 +20,13 @@ from pathlib import Path
 from typing import Final
 
 from contrailmq.spark.jobs.manifest import ArchivedFile, ArchiveState, Manifest, RemovedFile, is_data_name
-from contrailmq.spark.jobs.parquet_files import escape
 from contrailmq.spark.topic_tables.spec import TablesError
 
 TABLES: Final = "tables"
 QUARANTINE_FOLDER: Final = "quarantine"
 CHANGES: Final = "changes"
 _FOLDER: Final = "_commits"
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.-]|^\.+")
 _ARCHIVES: Final = "_manifest"
 
 
@@ -102,9 +103,14 @@ class TableManifest(Manifest):
         return self.at(version).changes_to(self.at(newest))
 
 
+def table_name(topic: str) -> str:
+    """A topic as the name of a table and a directory, `~25RETRY~25group`: Delta takes a % in a path for its own."""
+    return _UNSAFE.sub(lambda found: "".join(f"~{byte:02X}" for byte in found[0].encode()), topic)
+
+
 def table_folder(topic: str) -> str:
     """The directory of a topic's table, within that of all."""
-    return f"{TABLES}/{escape(topic)}"
+    return f"{TABLES}/{table_name(topic)}"
 
 
 def files_of(files: Sequence[ArchivedFile], topic: str | None) -> tuple[ArchivedFile, ...]:
