@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -91,6 +89,9 @@ class Registry:
         return RegisteredSchema(found.get("schemaType", "AVRO"), found["schema"], texts)
 
     def _get(self, path: str) -> dict[str, Any] | None:
+        import urllib.error  # 30 ms of every worker that asks no registry
+        import urllib.request
+
         request = urllib.request.Request(self._address + path, headers=self._signed)
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
