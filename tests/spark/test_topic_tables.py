@@ -371,7 +371,8 @@ def test_whatever_is_killed_when_the_tables_hold_every_message_once(tmp_path: Pa
     }
     assert len(users) == 9
     state = TableManifest(target).load()
-    listed = {str(target / file.path) for file in (*state.files, *state.removed)}
+    paths = [*(file.path for file in state.files), *(file.path for file in state.removed)]
+    listed = {str(target / path) for path in paths}
     assert {str(path) for path in target.glob("[cqt]*/**/*.parquet")} == listed
     assert len(published(target, "iceberg", None)) == len(published(target, "delta", None)) == len(tried)
 
