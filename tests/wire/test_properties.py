@@ -13,6 +13,7 @@ from contrailmq.wire.properties import (
     merge,
     parse_properties,
     read_properties,
+    rocketmq_settings,
 )
 
 
@@ -70,15 +71,16 @@ def test_a_value_of_any_kind_is_one_line_and_read_back_the_same(value: str, writ
     assert parse_properties("k=\\ led\\ ") == {"k": " led "}  # as Java writes it
 
 
-def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default() -> None:
+def test_a_flag_beats_our_environment_which_beats_the_file_which_beats_rocketmqs_environment() -> None:
     environ = {"CONTRAILMQ_LISTEN_PORT": "2", "CONTRAILMQ_RATIO": "2.5", "OTHER": "x"}
     properties = merge(
         flags={"listenPort": "1"},
         environment=environment_settings(environ, Example.keys()),
         file={"listenPort": "3", "ratio": "3.5", "orderMessageEnable": "TRUE"},
+        rocketmq={"orderMessageEnable": "false", "bindAddress": "1.2.3.4"},
     )
     settings, warnings = Example.from_properties(properties)
-    assert settings == Example(listen_port=1, ratio=2.5, order_message_enable=True, bind_address="0.0.0.0")
+    assert settings == Example(listen_port=1, ratio=2.5, order_message_enable=True, bind_address="1.2.3.4")
     assert warnings == []
 
 
@@ -107,4 +109,5 @@ def test_a_file_that_cannot_be_read_is_an_error_with_its_name(tmp_path: Path) ->
 
 def test_rocketmqs_own_names_in_the_environment_count() -> None:
     environ = {"ROCKETMQ_HOME": "/opt/rmq", "NAMESRV_ADDR": "a:1"}
-    assert environment_settings(environ, ["rocketmqHome", "listenPort"]) == {"rocketmqHome": "/opt/rmq"}
+    assert rocketmq_settings(environ, ["rocketmqHome", "listenPort"]) == {"rocketmqHome": "/opt/rmq"}
+    assert environment_settings(environ, ["rocketmqHome", "listenPort"]) == {}

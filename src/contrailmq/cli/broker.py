@@ -50,13 +50,14 @@ def broker(
     from contrailmq.wire.tls import client_tls, server_tls
 
     try:
-        properties = gathered_settings(
+        properties, outdone = gathered_settings(
             file=config_file,
             flags=({"namesrvAddr": namesrv} if namesrv else {}) | set_flags(takeover=takeover, resync=resync),
             settings=settings or [],
             keys=environment_keys(),
         )
-        config, store_config, warnings = read_configs(properties)
+        config, store_config, unknown = read_configs(properties)
+        warnings = [*outdone, *unknown]
         if print_config:
             for warning in warnings:
                 typer.echo(f"warning: {warning}", err=True)

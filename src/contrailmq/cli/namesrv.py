@@ -49,12 +49,13 @@ def namesrv(
             except ConnectError:
                 raise SettingsError(f"-n is {address!r}: it takes host:port, with a port of 0 to 65535") from None
             flags.update(bindAddress=host, listenPort=str(port))
-        properties = gathered_settings(
+        properties, outdone = gathered_settings(
             file=config_file, flags=flags, settings=settings or [], keys=NamesrvConfig.environment_keys()
         )
         if config_file is not None:  # changes of settings are written there, as RocketMQ does: a restart reads them
             properties["configStorePath"] = str(config_file.resolve())
-        config, warnings = NamesrvConfig.from_properties(properties)
+        config, unknown = NamesrvConfig.from_properties(properties)
+        warnings = [*outdone, *unknown]
         if print_config:
             for warning in warnings:
                 typer.echo(f"warning: {warning}", err=True)

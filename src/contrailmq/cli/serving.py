@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from contrailmq.cli.logs import LogSettings, start_logging
-from contrailmq.wire.properties import SettingsError, environment_settings, merge, read_properties
+from contrailmq.wire.properties import (
+    SettingsError,
+    environment_settings,
+    merge,
+    outdone_by_file,
+    read_properties,
+    rocketmq_settings,
+)
 from contrailmq.wire.transport import new_event_loop
 
 log = logging.getLogger("contrailmq")
@@ -35,19 +42,20 @@ def set_flags(**flags: bool) -> dict[str, str]:
 
 def gathered_settings(
     *, file: Path | None, flags: Mapping[str, str], settings: Iterable[str], keys: Iterable[str]
-) -> dict[str, str]:
-    """One order of precedence: flag, environment, file."""
+) -> tuple[dict[str, str], list[str]]:
+    """The settings by the one order of precedence (wire/properties.py), and warnings about what does not count."""
     said = dict(flags)
     for text in settings:
         key, separator, value = text.partition("=")
         if not separator:
             raise SettingsError(f"--set {text!r} has no =: write --set key=value")
         said[key.strip()] = value.strip()
-    return merge(
-        flags=said,
-        environment=environment_settings(os.environ, keys),
-        file=read_properties(file) if file is not None else {},
-    )
+    keys = set(keys)
+    in_file = read_properties(file) if file is not None else {}
+    rocketmq = rocketmq_settings(os.environ, keys)
+    ours = environment_settings(os.environ, keys)
+    merged = merge(flags=said, environment=ours, file=in_file, rocketmq=rocketmq)
+    return merged, outdone_by_file(merged, file=in_file, rocketmq=rocketmq, path=file or "")
 
 
 def run_until_stopped(serve: Callable[[asyncio.Event], Awaitable[None]]) -> None:

@@ -68,7 +68,7 @@ def up(
     from contrailmq.wire.tls import with_client_side
 
     try:
-        properties = gathered_settings(
+        properties, _ = gathered_settings(
             file=config_file,
             flags=set_flags(takeover=takeover),
             settings=settings or [],

@@ -1,13 +1,15 @@
 """Settings the way RocketMQ has them: Java properties files, and the one order in which sources win.
 
-    flag  >  environment  >  file  >  default
+    flag  >  environment (ours)  >  file  >  environment (RocketMQ's)  >  default
 
-`read_properties` reads a file, `environment_settings` what the environment says, `merge` combines them. A
+`read_properties` reads a file, `environment_settings` and `rocketmq_settings` what the environment says, `merge`
+combines them. A
 `Settings` subclass (a dataclass in snake case) takes the merged text: types are checked, values out of place are errors
 that name the key, and a key that nobody knows is a warning that names the nearest one that exists.
 
-The environment's names are ours: CONTRAILMQ_ and the key in capitals, so `listenPort` is CONTRAILMQ_LISTEN_PORT and
-`tls.enable` CONTRAILMQ_TLS_ENABLE. RocketMQ's own NAMESRV_ADDR and ROCKETMQ_HOME count too.
+Our names in the environment are CONTRAILMQ_ and the key in capitals, so `listenPort` is CONTRAILMQ_LISTEN_PORT and
+`tls.enable` CONTRAILMQ_TLS_ENABLE. RocketMQ's own, NAMESRV_ADDR and ROCKETMQ_HOME, are defaults there (the initial
+values of BrokerConfig's fields, which a file and then the command line replace), so a file beats them here too.
 """
 
 from __future__ import annotations
@@ -29,8 +31,10 @@ __all__ = [
     "format_properties",
     "is_setting",
     "merge",
+    "outdone_by_file",
     "parse_properties",
     "read_properties",
+    "rocketmq_settings",
     "unknown_key",
 ]
 
@@ -132,14 +136,15 @@ def _as_codes(text: str) -> str:
 
 
 def environment_settings(environ: Mapping[str, str], keys: Iterable[str]) -> dict[str, str]:
-    """What the environment says about `keys` (in camel case)."""
+    """What our names in the environment say about `keys` (in camel case)."""
+    names = {key: ENVIRONMENT_PREFIX + _snake_case(key).upper().replace(".", "_") for key in keys}
+    return {key: environ[name] for key, name in names.items() if name in environ}
+
+
+def rocketmq_settings(environ: Mapping[str, str], keys: Iterable[str]) -> dict[str, str]:
+    """What RocketMQ's own names in the environment say about `keys`."""
     known = set(keys)
-    found = {key: environ[name] for name, key in _ROCKETMQ_NAMES.items() if key in known and environ.get(name)}
-    for key in known:
-        name = ENVIRONMENT_PREFIX + _snake_case(key).upper().replace(".", "_")
-        if name in environ:
-            found[key] = environ[name]
-    return found
+    return {key: environ[name] for name, key in _ROCKETMQ_NAMES.items() if key in known and environ.get(name)}
 
 
 def is_setting(name: str) -> bool:
@@ -147,9 +152,27 @@ def is_setting(name: str) -> bool:
     return name in _ROCKETMQ_NAMES or name.startswith(ENVIRONMENT_PREFIX)
 
 
-def merge(*, flags: Mapping[str, str], environment: Mapping[str, str], file: Mapping[str, str]) -> dict[str, str]:
-    """The three sources as one: a flag beats the environment, which beats the file. Defaults are the settings' own."""
-    return {**file, **environment, **flags}
+def merge(
+    *,
+    flags: Mapping[str, str],
+    environment: Mapping[str, str],
+    file: Mapping[str, str],
+    rocketmq: Mapping[str, str],
+) -> dict[str, str]:
+    """The sources as one, each before the next: flags, our environment, the file, RocketMQ's environment."""
+    return {**rocketmq, **file, **environment, **flags}
+
+
+def outdone_by_file(
+    merged: Mapping[str, str], *, file: Mapping[str, str], rocketmq: Mapping[str, str], path: str | Path
+) -> list[str]:
+    """Warnings about variables of RocketMQ's that do not count because the file says something else."""
+    return [
+        f"{key} is {file[key]!r} as {path} says, and not {rocketmq[key]!r} as {name} of the environment says: as in "
+        f"RocketMQ the file counts. Remove the key from the file, or unset {name}"
+        for name, key in _ROCKETMQ_NAMES.items()
+        if key in rocketmq and key in file and merged[key] == file[key] != rocketmq[key]
+    ]
 
 
 def camel_case(name: str) -> str:
