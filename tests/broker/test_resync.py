@@ -188,6 +188,7 @@ def test_nothing_is_cut_without_a_master_and_without_a_common_record(
             await made.master.stop()
             await made.start_slave(resync="true")
             assert "no master of b answers, so nothing is cut" in caplog.text
+            assert f"Asked: NameServer {made.namesrv} (it knows no master of b)" in caplog.text
             assert made.slave.store.log_max_offset == end
             await made.slave.stop()
             shutil.rmtree(tmp_path / "master")

@@ -39,7 +39,16 @@ from contrailmq.broker.state.replicas import Replicas
 from contrailmq.broker.state.statistics import Statistics
 from contrailmq.broker.state.topics import BatchTopics, Topic, TopicTable, system_topics
 from contrailmq.message import Property, encode_host
-from contrailmq.store import LIGHT_PREFIX, AppendResult, Arrival, Clock, Elsewhere, MessageStore
+from contrailmq.store import (
+    LIGHT_PREFIX,
+    AppendResult,
+    Arrival,
+    Clock,
+    Elsewhere,
+    MessageStore,
+    is_cut,
+    positions_set_back,
+)
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
@@ -71,7 +80,8 @@ class BrokerNode:
         self.started_monotonic_ms = clock.monotonic_ms()
         self.is_accepting = True  # False while stopping
         self.has_master = False  # of a slave: the NameServers know a live one
-        self.is_log_cut = False  # at this start (--resync): positions beyond the end are of messages that are gone
+        self.is_log_cut = False  # before this start: positions beyond the end are of messages that are gone
+        self.are_positions_unsaved = False  # after they were set back for that
         self.duty = Duty.FOLLOW if store.config.is_slave else Duty.DELIVER  # of the services that act by time
         self.elsewhere: Elsewhere | None = None  # where they deliver with Duty.ESCAPE
         self.topics = TopicTable(now_ms=clock.now_ms)
@@ -129,6 +139,7 @@ class BrokerNode:
 
     def load(self) -> None:
         """Read the tables of an earlier run; ConfigFileError when a file and its backup cannot be read."""
+        self.is_log_cut = is_cut(self.store.config.path, self.store.files)
         try:
             self.topics.load(self.config_path / TOPICS_FILE)
         except EmptyFileError as exc:
@@ -159,8 +170,8 @@ class BrokerNode:
             log.info("groups go on in %d queues where a crash stopped them, other than in %s", moved, path)
 
     def _set_back_of_slave(self) -> None:
-        """A log that was cut (--resync) gets other messages where those stood that a group has read, or
-        that this slave has handed over. A position beyond the end would pass over them, here and at the master."""
+        """A log that was cut (--resync, `store truncate`) gets other messages where those stood that a group has read,
+        or that this slave has handed over. A position beyond the end would pass over them, here and at the master."""
         path = self.config_path / OFFSETS_FILE
         moved = self.offsets.set_back_of_slave(self.store.max_offset)
         if not moved:
@@ -169,7 +180,17 @@ class BrokerNode:
         try:
             config_files.save(path, _text_of(self.offsets.snapshot_of_slave())())
         except TableSaveError as exc:  # a full disk: the next start sets them back again
+            self.are_positions_unsaved = True
             log.error("%s", exc)
+
+    def positions_loaded(self) -> None:
+        """Every table of positions was read, and set back if the log was cut."""
+        if self.is_log_cut and not self.are_positions_unsaved:
+            try:
+                positions_set_back(self.store.config.path, self.store.files)
+            except OSError as exc:
+                log.error("the next start sets positions back again, because this cannot be noted: %s", exc)
+        self.is_log_cut = False
 
     def _follow_settings(self) -> None:
         """Tell the tables of settings that they go by, now and after each change."""

@@ -128,7 +128,6 @@ class BrokerServer:
         self._unwritable = LastingFault(log, f"broker {config.broker_name} takes no messages")
         self.replication: MasterReplication | None = None
         self._is_running = False
-        self._is_log_cut = False  # by --resync
         self._back_since_ms: int | None = None  # since when the NameServers name a master of this slave
         self._changed: dict[str, str] = {}
 
@@ -141,7 +140,7 @@ class BrokerServer:
         self.config.check()
         self._check_role()
         if self.config.resync:
-            self._is_log_cut = await resync(self.config, self.store.config, self._client, self.store.files)
+            await resync(self.config, self.store.config, self._client, self.store.files)
         self.store.set_batch_topics(saved_batch_topics(self.store.config.path / "config" / TOPICS_FILE))
         await loop.run_in_executor(None, self.store.open)
         try:
@@ -237,6 +236,7 @@ class BrokerServer:
     def _start_services(self) -> None:
         for service in self._services:
             self.add_service(service)
+        self.node.positions_loaded()
 
     def _change_duty(self, duty: Duty) -> None:
         """End the services, which saves how far they have come, and begin again."""
@@ -385,7 +385,6 @@ class BrokerServer:
             address=(advertised.ip, config.listen_port),
         )
         node.changed_settings.update(self._changed)
-        node.is_log_cut = self._is_log_cut
         node.load()
         self._record_settings()
         self.saver = TableSaver(

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from contrailmq.store.queues.queue_state import TAG_LENGTH_MAX
     from contrailmq.store.queues.queue_unit import Boundary
     from contrailmq.store.recovery.recovery import RecoveryReport, recover
+    from contrailmq.store.recovery.truncation import is_cut, positions_set_back
     from contrailmq.store.replication.following import Following
     from contrailmq.store.replication.serving import Listen, Listening, ReplicationServer, SlaveStatus
     from contrailmq.store.replication.stream import ReplicationError
@@ -127,8 +128,10 @@ __all__ = [
     "find_damage",
     "hours_of",
     "inspect_store",
+    "is_cut",
     "place_of",
     "plan_truncation",
+    "positions_set_back",
     "rebuild_store",
     "recorded_path",
     "recover",
@@ -177,6 +180,7 @@ _NAMES: Final = {
     "contrailmq.store.queues.queue_state": ("TAG_LENGTH_MAX",),
     "contrailmq.store.queues.queue_unit": ("Boundary",),
     "contrailmq.store.recovery.recovery": ("RecoveryReport", "recover"),
+    "contrailmq.store.recovery.truncation": ("is_cut", "positions_set_back"),
     "contrailmq.store.replication.following": ("Following",),
     "contrailmq.store.replication.serving": ("Listen", "Listening", "ReplicationServer", "SlaveStatus"),
     "contrailmq.store.replication.stream": ("ReplicationError",),

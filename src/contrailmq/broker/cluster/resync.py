@@ -3,7 +3,8 @@
 A slave that is ahead of its master, or has gone another way since a common record, follows nobody (log_following.py).
 With `--resync` its operator has decided that the master's history counts. Before the store is opened, the slave looks
 for the last record that both have: in its newest file that begins with a record of the master's, by halving. What
-follows it is cut by `truncate_store`, which a kill or a power failure at any point leaves undecided or done.
+follows it is cut by `truncate_store`, which a kill or a power failure at any point leaves undecided or done. Positions
+that the cut has left beyond the end of a queue are set back by the start that follows (store/recovery/truncation.py).
 
 Nothing is cut that the master has, and nothing at all when no master answers, when the logs have no record in common,
 or when the slave's log is a part of the master's, as it should be.
@@ -31,21 +32,22 @@ FIND_TRIES: Final = 5  # a second apart: a master that is started at the same ti
 ASK_TIMEOUT_S: Final = 3.0
 
 
-async def resync(config: BrokerConfig, store_config: StoreConfig, client: Asking, files: Files) -> bool:
-    """Cut the log of a store that is not open at the end of what it has in common with the master's; whether it was.
+async def resync(config: BrokerConfig, store_config: StoreConfig, client: Asking, files: Files) -> None:
+    """Cut the log of a store that is not open at the end of what it has in common with the master's.
 
     UnlikeError when they have nothing in common, StoreLockedError while somebody has the store open.
     """
     if not any(files.exists(path) for path in store_config.commit_log_paths):
-        return False  # a new slave
-    master = await _find_master(config, store_config, client)
-    if master is None:
+        return  # a new slave
+    master, asked = await _find_master(config, store_config, client)
+    if not master:
         log.warning(
             "--resync: no master of %s answers, so nothing is cut; start the master, and this slave again if it does "
-            "not follow",
+            "not follow. Asked: %s",
             config.broker_name,
+            "; ".join(asked) or "nobody, because neither namesrvAddr nor haMasterAddress is set",
         )
-        return False
+        return
     with ClosedLog(store_config) as ours:
         end, common = await _compare(ours, client, master)
         is_closed = bool(end) and ours.is_closed_at(end)
@@ -53,7 +55,7 @@ async def resync(config: BrokerConfig, store_config: StoreConfig, client: Asking
     is_closed_early = common == end and is_closed and await has_record_at(client, master, end)
     if common == end and not is_closed_early:
         log.info("--resync: the log ends at offset %d and has nothing that master %s lacks", end, master)
-        return False
+        return
     report = await asyncio.to_thread(truncate_store, store_config, common, files=files)
     log.warning(
         "--resync: the log ended at offset %d and was cut at %d, the end of what master %s has too: %d messages went",
@@ -62,40 +64,46 @@ async def resync(config: BrokerConfig, store_config: StoreConfig, client: Asking
         master,
         sum(report.messages.values()),
     )
-    return True
 
 
-async def _find_master(config: BrokerConfig, store_config: StoreConfig, client: Asking) -> str | None:
-    """The ordinary address of a master that answers."""
+async def _find_master(config: BrokerConfig, store_config: StoreConfig, client: Asking) -> tuple[str, list[str]]:
+    """The ordinary address of a master that answers, or "" and what came of asking each of those who might know."""
     for left in reversed(range(FIND_TRIES)):
-        for address in await _named(config, store_config, client):
+        asked: list[str] = []
+        for address in await _named(config, store_config, client, asked):
             try:
                 await log_bounds(client, address)
-            except WireError:
+            except (WireError, UnlikeError) as exc:
+                asked.append(f"{address} ({exc})")
                 continue
-            return address
+            return address, asked
         if left:
             await asyncio.sleep(1)
-    return None
+    return "", asked
 
 
-async def _named(config: BrokerConfig, store_config: StoreConfig, client: Asking) -> list[str]:
-    """Who may be the master: whom the NameServers name, and the port below haMasterAddress."""
+async def _named(config: BrokerConfig, store_config: StoreConfig, client: Asking, asked: list[str]) -> list[str]:
+    """Who may be the master: whom the NameServers name, and the port below haMasterAddress. `asked` gets those who name
+    none."""
     found: list[str] = []
     for namesrv in config.namesrv_addresses:
         try:
             answer = await client.invoke(namesrv, RequestCode.GET_BROKER_CLUSTER_INFO, None, b"", ASK_TIMEOUT_S)
             if answer.code != ResponseCode.SUCCESS:
+                asked.append(f"NameServer {namesrv} ({answer.code} {answer.remark})")
                 continue
             group = decode_body(answer.body, ClusterInfo).broker_addr_table.get(config.broker_name)
-        except WireError:
+        except WireError as exc:
+            asked.append(f"NameServer {namesrv} ({exc})")
             continue
         if group is not None and 0 in group.broker_addrs:
             found.append(group.broker_addrs[0])
+        else:
+            asked.append(f"NameServer {namesrv} (it knows no master of {config.broker_name})")
     host, _, port = store_config.ha_master_address.rpartition(":")
     if host and port.isdigit():
         found.append(f"{host}:{int(port) - 1}")
-    return found
+    return list(dict.fromkeys(found))
 
 
 async def _compare(ours: ClosedLog, client: Asking, master: str) -> tuple[int, int]:

@@ -113,21 +113,21 @@ class DelayService:
     def start(self) -> None:
         """Go on where an earlier run stopped, within what the queues still hold.
 
-        A slave's offsets stay its master's: they may be ahead of its queues. But after a cut of its log (--resync)
-        other messages will stand there, which nobody has delivered.
+        A slave's offsets stay its master's: they may be ahead of its queues. But after a cut of its log other messages
+        will stand there, which nobody has delivered.
         """
         self._reading.clear()
         config_files.load(self._path, self._read_table)
         used = {queue_id + 1 for topic, queue_id in self._store.queues() if topic == SystemTopic.SCHEDULE}
         for level in used:
             self.offsets.setdefault(level, 0)
+        if self._node.is_log_cut:
+            self._set_back()
         if self._node.duty is not Duty.FOLLOW:
             known = used | set(range(1, len(self.levels.delays_ms) + 1))  # each tick goes over all up to the highest
             self.offsets = {
                 level: self._within_queue(level, offset) for level, offset in self.offsets.items() if level in known
             }
-        elif self._node.is_log_cut:
-            self._set_back()
         self._take_journal()
         self._note_saved(dict(self.offsets), self.text())
 
@@ -150,13 +150,14 @@ class DelayService:
         self._journal.clear()
 
     def _set_back(self) -> None:
-        """A slave's, to the end of its queues; the file then has it too, before they grow again."""
+        """To the end of the queues; the file then has it too, before they grow again."""
         within = {level: min(offset, self._end_of(level)) for level, offset in self.offsets.items()}
         if within != self.offsets:
             self.offsets = within
             try:
                 self._save(self._store.log_max_offset, self.text())
             except TableSaveError as exc:  # a full disk: the next start sets them back again
+                self._node.are_positions_unsaved = True
                 log.error("%s", exc)
 
     def _end_of(self, level: int) -> int:

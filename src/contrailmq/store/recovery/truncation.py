@@ -1,10 +1,15 @@
-"""ROOT/truncate.to: a cut of the log that was decided and may not be done yet.
+"""ROOT/truncate.to: a cut of the log that was decided and may not be done yet. ROOT/truncate.done: one that is.
 
 `contrailmq store truncate` writes and syncs the file before it touches anything else. Every later opening of the store,
 whatever became of the first try, cuts the log there before it looks at it: the file that holds the place is zeroed from
 there to its end, and later files go, newest first. (Apache's store moves its positions and leaves the bytes, so that a
 crash brings them back: #10666.) The timer's wheel and log go as well and are rebuilt from the log. Recovery then cuts
-queues and index as after any loss. The file is removed only when all of that is on disk.
+queues and index as after any loss. The file gets its other name only when all of that is on disk.
+
+A broker keeps positions in the queues beside the store: of consumers, of delay levels. Those of a slave may be beyond
+the end of its queues, as its master's are, but not after a cut: other messages will stand there. Whoever cut the log
+(`--resync`, or an operator by hand), `truncate.done` tells the next broker, which sets its positions back, saves them,
+and removes it.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from contrailmq.store.log.mapped_file_queue import MappedFileQueue
 _log = logging.getLogger(__name__)
 
 NAME: Final = "truncate.to"
+DONE: Final = "truncate.done"
 _CHUNK: Final = bytes(1 << 20)
 _TIMER_PARTS: Final = ("timerwheel", "timerlog")
 
@@ -67,8 +73,19 @@ def truncate_log(root: Path, files: Files, log_files: MappedFileQueue, at: int) 
 
 
 def truncation_done(root: Path, files: Files) -> None:
-    """Log, queues and index are cut, on the disk."""
-    files.unlink(root / NAME)
+    """Log, queues and index are cut, on the disk. What was kept beside them is not."""
+    files.rename(root / NAME, root / DONE)
+    files.sync_directory(root)
+
+
+def is_cut(root: Path, files: Files) -> bool:
+    """Whether the log was cut, and positions that were saved before may be beyond the end of the queues."""
+    return files.exists(root / DONE)
+
+
+def positions_set_back(root: Path, files: Files) -> None:
+    """No position is beyond the end of its queue any more, on the disk."""
+    files.unlink(root / DONE)
     files.sync_directory(root)
 
 
