@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from admin_command import run, run_json
 
@@ -62,3 +63,48 @@ def test_progress_is_the_slaves_answer_while_the_master_is_away() -> None:
             lambda: "no broker is registered at the NameServer: start one" in run(cluster, *asked, code=1),
             "nobody to ask",
         )
+
+
+def status(cluster: LocalCluster, *address: str) -> dict[str, Any]:
+    (row,) = run_json(cluster, "ha", "status", *address)
+    assert isinstance(row, dict)
+    return row
+
+
+def test_a_slave_that_is_not_connected_is_not_said_to_be_in_step() -> None:
+    """`lag_s` was 0 then, as it had been before, and a slave's address gave an empty table."""
+    config = {"haSendHeartbeatInterval": "100", "haHousekeepingInterval": "600"}
+    with LocalCluster(slaves=1, config=config) as cluster:
+        slave = cluster.slave_index()
+        of_slave = cluster.broker_addresses[slave]
+        with Producer("shop", namesrv=cluster.namesrv) as producer:
+            producer.send(Message("Orders", b"both"))
+            cluster.wait_until_replicated()
+            at_slave = cluster.broker(slave).store.log_max_offset
+            until(lambda: status(cluster)["acknowledged"] == at_slave, "its report")
+            seen = status(cluster)
+            assert (seen["connected"], seen["lag_bytes"], seen["lag_s"], seen["in_sync"]) == (True, 0, 0.0, True)
+            own = status(cluster, of_slave)
+            assert (own["slave"], own["connected"], own["acknowledged"]) == (of_slave, True, at_slave)
+            assert (own["lag_bytes"], own["lag_s"]) == (0, 0.0)
+            assert own["master"] == seen["master"]
+            assert own["master"].startswith("127.0.0.1:")
+            cluster.partition(0, slave)
+            until(lambda: status(cluster)["connected"] is False, "the master misses it")
+            until(lambda: status(cluster, of_slave)["connected"] is False, "it misses the master")
+            producer.send(Message("Orders", b"the master's alone"))
+        behind = cluster.broker(0).store.log_max_offset - at_slave
+        assert behind > 0
+        seen = status(cluster)
+        assert (seen["connected"], seen["acknowledged"], seen["lag_bytes"]) == (False, at_slave, behind)
+        assert (seen["lag_s"], seen["in_sync"], seen["silent_s"]) == (None, False, None)
+        own = status(cluster, of_slave)  # it lacked nothing when it was cut off, and knows no more
+        assert (own["acknowledged"], own["lag_bytes"], own["lag_s"]) == (at_slave, None, None)
+        for printed in (run(cluster, "ha", "status"), run(cluster, "ha", "status", of_slave)):
+            assert "not connected" in printed
+            assert " - " in printed
+        cluster.kill_broker(0)
+        until(lambda: status(cluster)["lag_bytes"] is None, "nobody knows the master's end")
+        assert status(cluster)["connected"] is False
+        cluster.restart_broker(slave)
+        assert status(cluster, of_slave)["lag_bytes"] is None

@@ -448,6 +448,7 @@ class BrokerServer:
         connect = partial(open_link, tls=self._client_tls if self.config.ha_tls else None)
         following = self.log_following = LogFollowing(self.node, self._client, look_again=look_again, connect=connect)
         self.runtime.figures.append(following.figures)
+        self.runtime.following = following.status
         self.acting.master = following
 
         def told(address: str, ha_address: str) -> None:

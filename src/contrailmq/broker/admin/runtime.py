@@ -13,7 +13,13 @@ from contrailmq.broker.state.config_files import DataVersion, compact
 from contrailmq.broker.state.deleted_topics import DELETED_FILE
 from contrailmq.broker.state.persistence import TableSaver
 from contrailmq.store import LIGHT_PREFIX, Place, SlaveStatus, StoreConfigError
-from contrailmq.wire.admin_bodies import BrokerStatsData, BrokerStatsItem, HaConnectionInfo, HaRuntimeInfo
+from contrailmq.wire.admin_bodies import (
+    BrokerStatsData,
+    BrokerStatsItem,
+    HaClientInfo,
+    HaConnectionInfo,
+    HaRuntimeInfo,
+)
 from contrailmq.wire.admin_requests import GetBrokerConfigResponse, ViewBrokerStats
 from contrailmq.wire.bodies import KVTable, encode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -32,7 +38,7 @@ Figures = Callable[[], dict[str, str]]
 
 class RuntimeAdmin:
     """`figures` may be extended by other parts (delay levels, timer): each returns lines for code 28. `slaves` are
-    those that follow this master."""
+    those that follow this master, `following` is how this slave follows its own."""
 
     def __init__(self, node: BrokerNode, saver: TableSaver, *, configured: Callable[[], None]) -> None:
         self._node = node
@@ -41,6 +47,7 @@ class RuntimeAdmin:
         self._version = DataVersion(timestamp=node.started_ms)
         self.figures: list[Figures] = []
         self.slaves: Callable[[], list[SlaveStatus]] = list
+        self.following: Callable[[], HaClientInfo] = HaClientInfo
 
     def register(self, handlers: Handlers) -> None:
         handlers.register(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime)
@@ -139,6 +146,7 @@ class RuntimeAdmin:
     def ha_status(self, connection: Peer, command: Command) -> bytes | None:
         slaves = self.slaves()
         body = HaRuntimeInfo(
+            ha_client_runtime_info=self.following(),
             ha_connection_info=[
                 HaConnectionInfo(
                     addr=slave.address,
@@ -153,7 +161,7 @@ class RuntimeAdmin:
             ],
             in_sync_slave_nums=sum(slave.is_in_sync for slave in slaves),
             master=not self._node.is_slave,
-            master_commit_log_max_offset=self._node.store.log_max_offset,
+            master_commit_log_max_offset=0 if self._node.is_slave else self._node.store.log_max_offset,
         )
         return success(command, None, encode_body(body))
 

@@ -34,6 +34,7 @@ from contrailmq.broker.cluster.master_log import Asking, UnlikeError, check_hist
 from contrailmq.broker.node import BrokerNode
 from contrailmq.message.record import read_store_time
 from contrailmq.store import Following, StoreError
+from contrailmq.wire.admin_bodies import HaClientInfo
 from contrailmq.wire.errors import WireError
 
 log = logging.getLogger("contrailmq.broker")
@@ -74,6 +75,7 @@ class LogFollowing:
         self._following: Following | None = None
         self._link: MasterLink | None = None
         self._last_report_ms = self.last_read_ms = 0
+        self._second_ms = self._second_bytes = self._bytes_per_second = 0  # the second that is counted, and the last
         self._master_end = 0
         self._pause_s = PAUSE_S_MIN
         name = node.config.broker_name
@@ -132,14 +134,35 @@ class LogFollowing:
         return Lag(self._following is not None, behind, behind_ms)
 
     def figures(self) -> dict[str, str]:
-        """Lines for GET_BROKER_RUNTIME_INFO."""
+        """Lines for GET_BROKER_RUNTIME_INFO. A slave that never heard of its master's log does not know its lag."""
         lag = self.lag
-        return {
-            "haMasterAddress": self.address,
-            "haIsFollowing": str(lag.is_following).lower(),
-            "haLagBytes": str(lag.bytes),
-            "haLagMillis": str(lag.milliseconds),
-        }
+        table = {"haMasterAddress": self.address, "haIsFollowing": str(lag.is_following).lower()}
+        if lag.is_following or self._master_end:
+            table |= {"haLagBytes": str(lag.bytes), "haLagMillis": str(lag.milliseconds)}
+        return table
+
+    def status(self) -> HaClientInfo:
+        """A slave's part of GET_BROKER_HA_STATUS."""
+        self._count(0)
+        return HaClientInfo(
+            activated=self.is_following,
+            last_read_timestamp=self._wall_ms(self.last_read_ms),
+            last_write_timestamp=self._wall_ms(self._last_report_ms),
+            master_addr=self.address or None,
+            max_offset=self._store.log_max_offset,
+            transferred_byte_in_second=self._bytes_per_second,
+        )
+
+    def _wall_ms(self, monotonic_ms: int) -> int:
+        """0 for what never was."""
+        return monotonic_ms and self._node.now_ms() - (self._node.monotonic_ms() - monotonic_ms)
+
+    def _count(self, size_bytes: int) -> None:
+        now_ms = self._node.monotonic_ms()
+        if (passed_ms := now_ms - self._second_ms) >= 1000:
+            self._bytes_per_second = self._second_bytes * 1000 // passed_ms
+            self._second_ms, self._second_bytes = now_ms, 0
+        self._second_bytes += size_bytes
 
     # --- following
 
@@ -231,6 +254,7 @@ class LogFollowing:
             if not data:
                 raise EOFError("the master closed the connection")
             self.last_read_ms = node.monotonic_ms()
+            self._count(len(data))
             grown = following.receive(data)
             self._master_end = max(self._master_end, following.master_end)
             if grown or self._store.replica.end >= self._master_end:  # a heartbeat alone says nothing of our log
