@@ -30,6 +30,7 @@ from contrailmq.broker import server as server_module
 from contrailmq.broker.cluster.advertise import interface_outward
 from contrailmq.store import MessageStore, StoreConfig, StoreError
 from contrailmq.testing import LocalCluster
+from contrailmq.testing.members import ClusterError
 from contrailmq.wire.transport import RemotingClient
 
 
@@ -284,6 +285,28 @@ def test_a_name_server_that_never_answers_does_not_hold_up_the_start(
     began = time.monotonic()
     asyncio.run(serve())
     assert time.monotonic() - began < 300  # half of what it may wait for the answer
+
+
+def test_a_number_that_no_broker_has_is_named_with_those_that_there_are() -> None:
+    with LocalCluster(brokers=2) as cluster:
+        calls = (
+            cluster.kill_broker,
+            cluster.stop_broker,
+            cluster.restart_broker,
+            cluster.broker,
+            cluster.broker_process_id,
+        )
+        for call in calls:
+            for index in (9, -1):
+                told = f"no broker {index}: the cluster has 2, with the numbers 0 to 1$"
+                with pytest.raises(ClusterError, match=told):
+                    call(index)
+        with pytest.raises(ClusterError, match="slave 0 is none: each broker has 0"):
+            cluster.slave_index()
+        with pytest.raises(ClusterError, match="broker 3 is none: there are 2"):
+            cluster.slave_index(3)
+    with pytest.raises(ClusterError, match="no broker 0: the cluster is not running"):
+        cluster.kill_broker()
 
 
 def test_brokers_as_processes_do_not_hear_of_the_environments_name_servers(monkeypatch: pytest.MonkeyPatch) -> None:

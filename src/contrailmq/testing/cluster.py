@@ -84,8 +84,10 @@ class LocalCluster:
 
         Masters have the numbers from 0 on.
         """
-        assert 0 <= broker < self._count
-        assert 0 <= slave < self._slave_count, f"each broker has {self._slave_count} slaves"
+        if not 0 <= broker < self._count:
+            raise ClusterError(f"broker {broker} is none: there are {self._count} with slaves, numbered from 0 on")
+        if not 0 <= slave < self._slave_count:
+            raise ClusterError(f"slave {slave} is none: each broker has {self._slave_count}, numbered from 0 on")
         return self._count + broker * self._slave_count + slave
 
     def wait_until_replicated(self, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -97,18 +99,19 @@ class LocalCluster:
 
     def kill_broker(self, index: int = 0) -> None:
         """End a broker without flushing or saying goodbye."""
-        self._run(self._members[index].kill())
+        self._run(self._member(index).kill())
 
     def stop_broker(self, index: int = 0) -> None:
         """End a broker cleanly."""
-        self._run(self._members[index].stop())
+        self._run(self._member(index).stop())
 
     def restart_broker(self, index: int = 0) -> None:
         """Start a broker again, on its port and with its store."""
+        member = self._member(index)
 
         async def restart() -> None:
-            await self._members[index].stop()
-            await self._members[index].start()
+            await member.stop()
+            await member.start()
 
         self._run(restart())
 
@@ -146,13 +149,13 @@ class LocalCluster:
 
     def broker(self, index: int = 0) -> BrokerServer:
         """The broker itself, when it lives in this process. Touch it from its own loop only."""
-        member = self._members[index]
+        member = self._member(index)
         assert isinstance(member, ThreadlessMember), "the broker is another process"
         return member.server
 
     def broker_process_id(self, index: int = 0) -> int:
         """Of a broker that is a process of its own: to measure it, or to send it signals."""
-        member = self._members[index]
+        member = self._member(index)
         assert isinstance(member, ProcessMember), "the broker lives in this process: use processes=True"
         return member.process_id
 
@@ -239,11 +242,22 @@ class LocalCluster:
             act(self._links)
 
     def _check_pair(self, one: int, other: int) -> None:
-        members = range(len(self._members))
-        assert self._slave_count, "masters have no connections to each other: use LocalCluster(slaves=N)"
-        assert one != other, "a member cannot be cut off from itself"
-        assert one in members, f"members have the numbers 0 to {members[-1]}, {one} is none"
-        assert other in members, f"members have the numbers 0 to {members[-1]}, {other} is none"
+        if not self._slave_count:
+            raise ClusterError("masters have no connections to each other: use LocalCluster(slaves=N)")
+        if self._member(one) is self._member(other):
+            raise ClusterError(f"a member cannot be cut off from itself, and {one} is the same as {other}")
+
+    def _member(self, index: int) -> Member:
+        """ClusterError when there is none of that number. (A negative one would name another member than it says.)"""
+        count = len(self._members)
+        if 0 <= index < count:
+            return self._members[index]
+        if not count:
+            raise ClusterError(f"there is no broker {index}: the cluster is not running")
+        slaves = f", the slaves from {self._count} on" if self._slave_count else ""
+        raise ClusterError(
+            f"there is no broker {index}: the cluster has {count}, with the numbers 0 to {count - 1}{slaves}"
+        )
 
     async def _replicated(self, timeout_s: float) -> None:
         client = RemotingClient(tls=client_tls(with_client_side(self._config)))

@@ -28,7 +28,7 @@ log = logging.getLogger("contrailmq")
 
 
 class ClusterError(ContrailError):
-    """A member of the cluster did not start; the text holds what it said."""
+    """A member of the cluster did not start (the text holds what it said), or there is none of that number."""
 
 
 class Member(Protocol):
