@@ -228,6 +228,31 @@ def test_only_a_directory_of_the_same_history_is_gone_on_with(tmp_path: Path, re
     assert log_of(copy)[: len(log)] == log
 
 
+@pytest.mark.parametrize("beyond", [-1, 0, 1])
+@pytest.mark.parametrize("records", [0, 1, 7, 60])
+def test_a_copy_until_an_offset_ends_with_the_last_record_before_it(tmp_path: Path, records: int, beyond: int) -> None:
+    """Around a border of two records, in the first file and behind its BLANK; blocks of the stream end elsewhere."""
+    log = history(tmp_path / "a", b"a")
+    record_bytes = check_record(log, 0).size_bytes
+    in_first = FILE_BYTES // record_bytes
+    begins = [n * record_bytes for n in range(in_first)] + list(range(FILE_BYTES, len(log), record_bytes))
+    assert len(begins) > 60 > in_first
+    until = begins[records] + beyond
+    # A record that ends in the first file's BLANK, or before it, is followed by a border at its own end.
+    ends = [0, *(begin + record_bytes for begin in begins)]
+    expected = max((end for end in ends if end <= until), default=0)
+    copy, settings = tmp_path / "copy", conf(tmp_path)
+    with master(log) as address:
+        code, output = run(copy, "--from", address, "--until", until, "-c", settings, "--json")
+    assert code == 0, output
+    assert not any(log_of(copy)[expected:]), "nothing of the next record"
+    assert log_of(copy)[:expected] == log[:expected]
+    with master(log) as address:  # goes on from there
+        code, output = run(copy, "--from", address, "--until", len(log), "-c", settings)
+    assert code == 0, output
+    assert log_of(copy)[: len(log)] == log
+
+
 def test_a_directory_that_has_all_is_compared_too(tmp_path: Path) -> None:
     log, other = history(tmp_path / "a", b"a"), history(tmp_path / "b", b"b")
     copy, settings = tmp_path / "copy", conf(tmp_path)

@@ -190,7 +190,7 @@ def copy(
     directory: _Directory,
     source: Annotated[str, typer.Option("--from", metavar="HOST:HAPORT", help="a broker's HA port: listenPort + 1")],
     until: Annotated[
-        int | None, typer.Option("--until", metavar="OFFSET", help="end when the copy is that far")
+        int | None, typer.Option("--until", metavar="OFFSET", help="end with the last record that ends there or before")
     ] = None,
     follows: Annotated[
         bool, typer.Option("--follow", help="go on with what the broker gets, until Ctrl-C or SIGTERM")

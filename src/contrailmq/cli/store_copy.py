@@ -10,6 +10,8 @@ in every record below 16 MiB. (A record is checked as a whole before it counts.)
 
 A copy that goes on asks for its last record again and compares it: behind another history nothing is written.
 
+`--until OFFSET` is the last place that the copy may reach: it ends with the last record that ends there or before.
+
 SIGINT and SIGTERM end the copy between two portions, and the store is closed as a broker closes its own.
 
 The tables (topics, groups, offsets of consumers) are not in the log. A broker makes topics for the messages that it
@@ -165,7 +167,7 @@ class _Copy:
     def run(self) -> None:
         from contrailmq.store import Following
 
-        source, following = self._source, Following(self._store)
+        source, following = self._source, Following(self._store, until=self._until)
         try:
             link = socket.create_connection((source.host, source.port), CONNECT_S)
         except OSError as exc:
@@ -189,7 +191,7 @@ class _Copy:
         link.sendall(hello)
         link.settimeout(IDLE_S)
         heard_s = reported_s = time.monotonic()
-        while not (following.is_compared and self._is_done()):
+        while not (following.is_compared and self._is_done(following)):
             now_s = time.monotonic()
             try:
                 data = link.recv(READ_BYTES)
@@ -220,13 +222,12 @@ class _Copy:
         """Whether the copy may end when nothing comes."""
         return self._store.replica.end >= self._source.end and self._until is None and not self._follows
 
-    def _is_done(self) -> bool:
-        """Whether a signal came, `until` is reached, or a record has come that was stored after the copy began."""
-        end = self._store.replica.end
+    def _is_done(self, following: Following) -> bool:
+        """Whether a signal came, all before `until` did, or a record that was stored after the copy began."""
         if self._stop.is_asked:
             return True
         if self._until is not None:
-            return end >= self._until
+            return max(self._store.replica.end, following.master_end) >= self._until
         return not self._follows and self._store.replica.newest_time_ms > self._began_ms
 
     def _ended(self, why: str) -> CopyError:

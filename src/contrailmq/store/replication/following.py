@@ -35,8 +35,10 @@ class SlaveStore(Protocol):
 class Following:
     """Owner: the connection. Make one for each; what it gave must be durable first under SYNC_FLUSH (`hello`)."""
 
-    def __init__(self, store: SlaveStore) -> None:
+    def __init__(self, store: SlaveStore, *, until: int | None = None) -> None:
+        """Nothing is taken of a record that reaches beyond offset `until`."""
         self._store = store
+        self._until = until
         self._replica = store.replica
         self._blocks = BlockReader()
         self._reported = -1
@@ -95,6 +97,8 @@ class Following:
         for offset, body in self._blocks.feed(data):
             self.master_end = max(self.master_end, offset + len(body))
             known = 0 if self.is_compared else self._compare(offset, body)
+            if self._until is not None:
+                body = body[: max(known, self._until - offset)]
             if len(body) > known:
                 grown += self._replica.append(offset + known, body[known:])
         self.received_bytes += len(data)
