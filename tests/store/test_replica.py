@@ -413,3 +413,43 @@ def test_a_slave_killed_before_its_first_byte_still_begins_where_its_master_says
     with slave_at(tmp_path / "slave") as slave:
         slave.replica.append(begin, log[begin:])
         assert (slave.log_min_offset, slave.log_max_offset) == (begin, len(log))
+
+
+@pytest.mark.parametrize("step_bytes", [FILE_BYTES, 300, 1])
+@pytest.mark.parametrize("batch", [False, True], ids=["ordinary", "batch queue"])
+def test_a_topic_that_was_deleted_and_made_again_begins_again_at_the_slave(
+    tmp_path: Path, step_bytes: int, batch: bool
+) -> None:
+    """Its new messages have the offsets of the old ones: they were taken for messages that the queue has already."""
+    batch_topics = frozenset({"T"} if batch else ())
+    lives = [[b"first-%d" % number for number in range(7)], [b"second-%d" % number for number in range(3)], [b"third"]]
+    with MessageStore(config_at(tmp_path / "master"), clock=ManualClock(), batch_topics=batch_topics) as master:
+        for life in lives:
+            master.delete_topics(["T"])
+            for body in life:
+                assert master.put(Message("T", body, keys=body.decode()), 0).status is PutStatus.PUT_OK
+                assert master.put(Message("Other", body), 0).status is PutStatus.PUT_OK
+        log = bytes(master.read_log(0, master.log_max_offset) or b"")
+    slave = slave_at(tmp_path / "slave")
+    slave.set_batch_topics(batch_topics)
+    with slave:
+        for end in range(step_bytes, len(log) + step_bytes, step_bytes):
+            feed(slave, log[:end], [])
+            slave.dispatch()
+        assert bodies(slave, "T") == lives[-1]
+        assert bodies(slave, "Other") == [body for life in lives for body in life]
+        assert [message.body for message in slave.query("T", "third")] == [b"third"]
+    with MessageStore(config_at(tmp_path / "slave"), clock=ManualClock(), batch_topics=batch_topics) as again:
+        assert bodies(again, "T") == lives[-1]
+
+
+def bodies(store: MessageStore, topic: str) -> list[bytes]:
+    """All that a reader finds from the queue's begin on."""
+    found: list[bytes] = []
+    offset = store.min_offset(topic, 0)
+    while offset < store.max_offset(topic, 0):
+        result = store.get(topic, 0, offset, 32)
+        found += [message.body for message in result]
+        assert result.next_offset > offset
+        offset = result.next_offset
+    return found

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from contrailmq import ConsumeFromWhere, Message, Producer, PushConsumer, SendStatus, StoredMessage
+from contrailmq import Admin, ConsumeFromWhere, Message, Producer, PushConsumer, SendStatus, StoredMessage
 from contrailmq.store import StoreConfig, StoreView, verify_store
 from contrailmq.testing import LocalCluster
 
@@ -131,3 +131,30 @@ def test_a_slave_that_began_with_the_newest_file_is_whole_after_a_kill(tmp_path:
         cluster.stop_broker(slave)
         with StoreView(StoreConfig(root, mapped_file_size_commit_log=1 << 20)) as view:
             assert verify_store(view).findings == []
+
+
+def test_a_topic_that_was_deleted_and_made_again_is_read_from_the_slave_too() -> None:
+    """Without a restart in between: the slave passed over as many of its messages as there had been before."""
+    with LocalCluster(slaves=1, config={"autoCreateTopicEnable": "false"}) as cluster:
+        slave = cluster.slave_index()
+        with Admin(namesrv=cluster.namesrv) as admin:
+            for life, count in enumerate((20, 5)):
+                admin.create_topic("Orders", queues=1)
+                send(cluster, [b"life-%d-%d" % (life, number) for number in range(count)])
+                cluster.wait_until_replicated()
+                until(lambda: "Orders" in cluster.broker(slave).node.topics, "the topic at the slave")
+                if life == 0:
+                    admin.delete_topic("Orders")
+        expected = {b"life-1-%d" % number for number in range(5)}
+        cluster.kill_broker(0)
+        got: list[bytes] = []
+
+        def handle(messages: list[StoredMessage]) -> None:
+            got.extend(message.body for message in messages)
+
+        consumer = PushConsumer("late", namesrv=cluster.namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET)
+        consumer.subscribe("Orders")
+        consumer.listen(handle)
+        with consumer:
+            until(lambda: set(got) >= expected, "all of the second life, from the slave")
+        assert set(got) == expected

@@ -301,6 +301,9 @@ class Dispatcher:
     def _may_queue(self, topic: str, queue_id: int, queue_offset: int, physical_offset: int) -> bool:
         """Whether a record of the log (a master's, perhaps damaged) can have the queue offset that it says."""
         queue = self._queues.find_or_create(topic, queue_id)
+        if queue.begins_again(queue_offset, physical_offset):
+            self._queues.delete(topic, queue_id)
+            queue = self._queues.find_or_create(topic, queue_id)  # a new one, whose topic the table may lack
         if queue.may_hold(queue_offset, physical_offset):
             return True
         _log.error("%s: no message can have offset %d at %d", queue, queue_offset, physical_offset)

@@ -155,6 +155,11 @@ class ConsumeQueue:
         room = physical_offset - (self.physical_max if 0 < self.physical_max <= physical_offset else 0)
         return queue_offset >= 0 and (gap <= 0 or gap * RECORD_BYTES_MIN <= room)
 
+    def begins_again(self, queue_offset: int, physical_offset: int) -> bool:
+        """Whether this record of the log is the first of a new life: its topic was deleted, and made again. What the
+        queue holds is of the life before. Only a master knows of deletions; its slaves see the offset."""
+        return queue_offset == 0 < self.max_offset and physical_offset >= self.physical_max
+
     def start_at(self, queue_offset: int) -> None:
         """An empty queue whose next message gets this offset."""
         assert self.max_offset == self.min_offset

@@ -300,7 +300,4 @@ class BatchSink:
     def take(self, record: RecordView, /) -> None:
         if record.physical_offset < self._begin or due_of(record, self._table.holds) is not Due.BATCH_UNIT:
             return
-        unit, queue = batch_unit(record), self._table.find_or_create(record.topic_name, record.queue_id)
-        if unit.base_offset == 0 and queue.max_offset and record.physical_offset >= queue.physical_max:
-            queue.reset()  # the topic was deleted and made again: what came before is no longer in the queue
-        queue.append(unit)
+        self._table.append(record.topic_name, record.queue_id, batch_unit(record))
