@@ -315,10 +315,38 @@ def test_a_slave_gives_what_it_has_and_sends_consumers_back_to_the_master(tmp_pa
     assert [record.body for record in records(found.body)] == [b"1", b"2"]
     assert found.ext["suggestWhichBrokerId"] == "0"
     for offset in (3, 7):  # at its end, and beyond: the master may have more
-        (answer,) = slave.pull(offset=offset, sysFlag=SUSPEND)
+        (answer,) = slave.pull(offset=offset)
         assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
         assert (answer.ext["suggestWhichBrokerId"], answer.ext["nextBeginOffset"]) == ("0", str(offset))
     assert len(slave.node.held) == 0
+    slave.close()
+
+
+@pytest.mark.parametrize("offset", [3, 7], ids=["at its end", "beyond"])
+def test_a_client_whose_route_lacks_the_master_does_not_spin_at_the_slave(tmp_path: Path, offset: int) -> None:
+    """It asks again as soon as it is answered: ten times a second, and not as often as the network lets it."""
+    slave = slave_of(tmp_path, 3)
+    slave.node.has_master = True
+    consumer = Link(1)
+    answers = 0
+    assert slave.pull(link=consumer, offset=offset, sysFlag=SUSPEND, suspendTimeoutMillis="15000") == []
+    for _ in range(1000):  # milliseconds
+        slave.clock.advance(1)
+        slave.node.held.expire(slave.node.monotonic_ms())
+        for answer in consumer.take():
+            answers += 1
+            assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+            assert (answer.ext["suggestWhichBrokerId"], answer.ext["nextBeginOffset"]) == ("0", str(offset))
+            slave.pull(link=consumer, offset=offset, sysFlag=SUSPEND, suspendTimeoutMillis="15000")
+    assert answers == 10
+    slave.close()
+
+
+def test_a_consumer_that_a_filter_moves_on_is_not_held_up_at_the_slave(tmp_path: Path) -> None:
+    slave = slave_of(tmp_path, 3)
+    slave.node.has_master = True
+    (answer,) = slave.pull(offset=0, sysFlag=SUSPEND, subscription="NoSuchTag", suspendTimeoutMillis="15000")
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "3")
     slave.close()
 
 

@@ -40,6 +40,7 @@ COMMIT_OFFSET: Final = 1
 SUSPEND: Final = 2
 SUBSCRIPTION: Final = 4
 
+SENT_ON_MS: Final = 100  # what a slave waits for a message of its own before it sends a consumer on to the master
 PARSED_MAX: Final = 4096  # subscriptions of requests, kept parsed
 PARSED_CHARS_MAX: Final = 512 * 1024  # of all their expressions: a compiled one takes up to 100 bytes a character
 
@@ -333,12 +334,13 @@ class PullProcessor:
             code = _CODES[status]
         if node.is_slave:
             code, next_offset = self._on_slave(pull, code, next_offset)
+        is_sent_on = code is ResponseCode.PULL_RETRY_IMMEDIATELY and node.is_slave and next_offset <= pull.offset
         if (
-            code is _NOT_FOUND
+            (code is _NOT_FOUND or is_sent_on)
             and pull.may_hold
             and pull.header.sys_flag & SUSPEND
             and node.is_accepting
-            and self._try_hold(pull)
+            and self._try_hold(pull, min(SENT_ON_MS, self._hold_ms(pull)) if is_sent_on else self._hold_ms(pull))
         ):
             return None
         values = (0, next_offset, result.min_offset, result.max_offset, pull.topic.sys_flag, pull.group.sys_flag)
@@ -354,8 +356,10 @@ class PullProcessor:
     def _on_slave(self, pull: Pull, code: ResponseCode, next_offset: int) -> tuple[ResponseCode, int]:
         """What a slave answers where it has no messages: its queues may end before its master's.
 
-        The consumer is sent to the master; one that asks for what is not here never gets another offset. Where there
-        is no master it waits: RocketMQ's slaves have it ask again at once, again and again.
+        The consumer is sent to the master; one that asks for what is not here never gets another offset. It waits for
+        SENT_ON_MS first: a client whose route lacks the master comes back here, at once and again and again, until its
+        next look at the route. Where there is no master it waits as it would there. RocketMQ's slaves send on without a
+        wait in both cases.
         """
         node = self._node
         if node.has_master and code is not ResponseCode.PULL_OFFSET_MOVED:
@@ -386,12 +390,12 @@ class PullProcessor:
         values = (0, offset, low, high, topic.sys_flag, group.sys_flag)
         return _TEMPLATES[ResponseCode.PULL_OFFSET_MOVED].render(pull.command, values)
 
-    def _try_hold(self, pull: Pull) -> bool:
+    def _hold_ms(self, pull: Pull) -> int:
+        config = self._node.config
+        return pull.header.suspend_timeout_millis if config.long_polling_enable else config.short_polling_time_mills
+
+    def _try_hold(self, pull: Pull, timeout_ms: int) -> bool:
         node, subscription = self._node, pull.subscription
-        if node.config.long_polling_enable:
-            timeout_ms = pull.header.suspend_timeout_millis
-        else:
-            timeout_ms = node.config.short_polling_time_mills
         held = HeldPull(
             offset=pull.offset,
             deadline_ms=node.monotonic_ms() + (timeout_ms if timeout_ms > 0 else 0),
