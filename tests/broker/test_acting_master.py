@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -299,6 +300,45 @@ def test_an_acting_slave_that_is_killed_goes_on_where_it_was(tmp_path: Path, mon
             assert kills >= 2
             repeated = made.bodies("b") - wanted
             assert sum(repeated.values()) <= 2 * kills, "one of the level and one of the timers that were on their way"
+
+    asyncio.run(work())
+
+
+def test_a_slave_that_was_cut_to_its_masters_log_stands_in_for_what_came_after(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The master loses what its slave has handed over, and others get the same places. (A slave whose positions had
+    outlived the cut would pass over them.)"""
+    lost, new = [b"lost-%d" % number for number in range(6)], [b"new-%d" % number for number in range(4)]
+
+    async def work() -> None:
+        async with cluster(tmp_path) as made:
+            await made.start("b")
+            await made.start_idle("a1")
+            await made.send("a", b"common", topic="Other")
+            await made.in_step("a1")
+            await made.kill("a")
+            shutil.copytree(tmp_path / "a", tmp_path / "earlier")
+            await made.start_idle()
+            for body in lost:
+                await made.send("a", body, LEVEL)
+            await made.in_step("a1")
+            await made.kill("a")
+            await made.acts("a1")
+            await until(lambda: made.bodies("b") == Counter(lost))
+            shutil.rmtree(tmp_path / "a")
+            shutil.move(tmp_path / "earlier", tmp_path / "a")
+            await made.start_idle()
+            await made.kill("a1")
+            await made.start("a1", resync="true")
+            assert "was cut at" in caplog.text
+            for body in new:
+                await made.send("a", body, LEVEL)
+            await made.in_step("a1")
+            await made.kill("a")
+            await made.acts("a1")
+            await until(lambda: set(new) <= set(made.bodies("b")))
+            assert made.bodies("b") == Counter(lost + new)
 
     asyncio.run(work())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.harness import MIB, Bench, records
+from broker.harness import MIB, Bench, Link, records, send_fields
 from broker.test_delay import DelayBench
 from contrailmq.message import StoredMessage, SystemTopic
 from contrailmq.wire.codes import RequestCode, ResponseCode
@@ -185,4 +185,26 @@ def test_a_damaged_level_message_is_counted_and_the_others_come(tmp_path: Path) 
     assert [(place.topic, place.queue_offset) for place in bench.store.damaged_places()] == [
         (SystemTopic.SCHEDULE, 5), (SystemTopic.SCHEDULE, 9)
     ]  # fmt: skip
+    bench.close()
+
+
+def test_a_held_pull_that_a_damaged_record_wakes_goes_on_behind_it(tmp_path: Path) -> None:
+    """It is neither given the record nor held again before it, where every arrival would wake it."""
+    bench = Bench(tmp_path, check_crc_on_read="all")
+    bench.send("T", b"sound")
+    consumer = Link(1)
+    hold = {"sysFlag": 2 | 4, "suspendTimeoutMillis": 15_000}
+    assert bench.pull("T", 1, link=consumer, **hold) == []
+    at = bench.store.log_max_offset
+    bench.tell(RequestCode.SEND_MESSAGE_V2, send_fields("T"), b"x" * 100, settle=False)
+    garble(tmp_path, at + BODY + 5, b"!")
+    bench.settle()
+    (answer,) = consumer.take()
+    assert (answer.code, answer.ext["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "2")
+    assert not answer.body
+    assert bench.pull("T", 2, link=consumer, **hold) == []
+    bench.send("T", b"after")
+    (answer,) = consumer.take()
+    assert [record.body for record in records(answer.body)] == [b"after"]
+    assert [place.queue_offset for place in bench.store.damaged_places()] == [1]
     bench.close()

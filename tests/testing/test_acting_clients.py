@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from contrailmq import (
+    Admin,
     ConsumeFromWhere,
     Message,
     MessageQueue,
@@ -80,6 +83,33 @@ def test_a_half_message_of_the_dead_master_is_asked_about_by_another_and_committ
             cluster.restart_broker(0)
             until(lambda: not cluster.broker(0).transactions.pending())
             assert {body: got[body] for body in wanted} == dict.fromkeys(wanted, 1)
+
+
+def test_a_master_that_hangs_is_stood_in_for_before_its_connection_is_given_up() -> None:
+    """Its connections stay, and nothing comes on them. The slave waited for haHousekeepingInterval to end its own."""
+    of_links = {
+        "brokerNotActiveTimeoutMillis": "1000",
+        "haSendHeartbeatInterval": "200",
+        "haHousekeepingInterval": str(int(10 * WAIT_S * 1000)),
+    }
+    with LocalCluster(slaves=1, processes=True, config=ACTING | of_links) as cluster:
+        with Producer("p", namesrv=cluster.namesrv) as producer:
+            producer.send(Message("T", b"before"))
+        cluster.wait_until_replicated()
+        address = cluster.broker_addresses[cluster.slave_index()]
+
+        def said() -> dict[str, str]:
+            with Admin(namesrv=cluster.namesrv) as admin:
+                return dict(admin.broker_stats(address))
+
+        assert said()["isActingMaster"] == "false"
+        os.kill(cluster.broker_process_id(0), signal.SIGSTOP)
+        try:
+            until(lambda: said()["isActingMaster"] == "true")
+            assert said()["haIsFollowing"] == "true"
+        finally:
+            os.kill(cluster.broker_process_id(0), signal.SIGCONT)
+        until(lambda: said()["isActingMaster"] == "false")
 
 
 def test_an_orderly_group_reads_and_commits_at_the_slave_and_goes_on_at_the_master() -> None:

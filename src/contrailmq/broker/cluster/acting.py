@@ -49,7 +49,7 @@ class Master(Protocol):
     """What a slave follows: LogFollowing."""
 
     @property
-    def is_following(self) -> bool: ...
+    def is_heard(self) -> bool: ...
     def announced(self, address: str, ha_address: str) -> None: ...
 
 
@@ -147,7 +147,7 @@ class Acting:
             node, master = self._node, self.master
             seen = Seen(
                 self._members,
-                follows_master=master is not None and master.is_following,
+                follows_master=master is not None and master.is_heard,
                 has_yielded=node.monotonic_ms() < self._yielded_until_ms,
             )
             duty = duty_of_slave(node.config.broker_id, seen, may_act=node.config.enable_slave_acting_master)

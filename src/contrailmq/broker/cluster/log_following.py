@@ -113,6 +113,15 @@ class LogFollowing:
     def is_following(self) -> bool:
         return self._following is not None
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether the master it follows gives signs of life. One that hangs is silent while its connection stays, and
+        is given up by NameServers long before haHousekeepingInterval: two heartbeats that did not come say as much."""
+        silence_ms = max(
+            self._node.config.broker_not_active_timeout_millis, 2 * self._store.config.ha_send_heartbeat_interval
+        )
+        return self.is_following and self._node.monotonic_ms() - self.last_read_ms < silence_ms
+
     def durable(self, offset: int) -> None:
         """The log was synced up to here: under SYNC_FLUSH that is what the master waits for."""
         if offset >= 0 and self._following is not None and self._link is not None:
