@@ -20,12 +20,12 @@ from contrailmq._compiled import PURE, build
 
 # Those that take longest, in that order.
 LONGEST = (
-    "spark/test_ways_to_start.py",
+    "spark/test_kills.py",
     "broker/test_crash_trial.py",
     "spark/test_archive.py",
     "simulation/test_trial.py",
     "spark/test_connect.py",
-    "spark/test_kills.py",
+    "spark/test_ways_to_start.py",
     "spark/test_examples.py",
     "broker/test_replication_processes.py",
     "testing/test_damaged_pairs.py",

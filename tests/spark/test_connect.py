@@ -14,6 +14,7 @@ import pytest
 import contrailmq
 from contrailmq import Message, Producer
 from contrailmq.testing import LocalCluster
+from how_many import IS_LONG
 from spark.test_archive import user_offsets
 
 SCRIPT = """
@@ -23,7 +24,7 @@ import contrailmq.spark
 from contrailmq.spark.jobs.manifest import Manifest
 from contrailmq.spark.runtime.engine import SparkEngine
 
-store, namesrv, folder = sys.argv[1:]
+store, namesrv, folder, times = sys.argv[1:]
 spark = contrailmq.spark.session("connect", remote="local[2]")
 log = spark.read.format("commitlog").option("rangeBytes", "200000").load(store)
 topic = spark.read.format("rocketmq").option("nameServer", namesrv).option("subscribe", "In").load()
@@ -35,7 +36,7 @@ query = (
     .option("checkpointLocation", folder + "/checkpoint").trigger(availableNow=True).start()
 )
 query.awaitTermination()
-for _ in range(2):  # the second time finds everything archived, by the id that the checkpoint keeps
+for _ in range(int(times)):  # the second time finds everything archived, by the id that the checkpoint keeps
     reader = spark.readStream.format("commitlog").option("path", store).option("rangeBytes", "200000")
     writer = contrailmq.spark.archive_stream(reader, folder + "/grown", folder + "/archiving")
     writer.trigger(availableNow=True).start().awaitTermination()
@@ -71,7 +72,15 @@ def test_sources_sink_and_jobs_work_through_spark_connect(tmp_path: Path, golden
         # By SPARK_TESTING the server takes any free port, and its client asks for it: elsewhere both mean 15002, where
         # two builds on one host would meet.
         done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, golden_store("clean"), cluster.namesrv, str(tmp_path)],
+            [
+                sys.executable,
+                "-c",
+                SCRIPT,
+                golden_store("clean"),
+                cluster.namesrv,
+                str(tmp_path),
+                "2" if IS_LONG else "1",
+            ],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "SPARK_TESTING": "1"},
             capture_output=True,
             text=True,

@@ -33,9 +33,9 @@ from contrailmq.spark.sinks.sending import ExactlyOnce, SinkSettings
 from contrailmq.testing import LocalCluster
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import ConnectionClosedError, ResponseError
-from how_many import examples
+from how_many import IS_LONG
 
-ROUNDS = examples(50)
+ROUNDS = 50 if IS_LONG else 4
 BATCHES, TASKS, ROWS = 3, 2, 6
 GUARD_S = 120.0
 STEPS = {"cluster": 100, "single_cluster": 250}  # about as many as a write takes

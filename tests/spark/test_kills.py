@@ -1,7 +1,7 @@
 """Drivers and workers killed by SIGKILL: archive and tables hold every row once, the topic each at least once by key,
 and with delivery=exactly-once just once, with no half message left.
 
-`make test` kills a driver and workers of each stream once; `make test-long` kills fifty times in all. A driver dies
+`make test` kills workers of each stream once and two drivers; `make test-long` kills fifty times in all. A driver dies
 with its JVM and its workers when a phase of a micro-batch shows in the files: offsets logged, data written and not
 committed, committed and Spark does not know, Spark knows.
 """
@@ -245,6 +245,15 @@ def family(root: int) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize(
+    "stream",
+    [
+        "archive",
+        "once",
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("tables", "sink")),  # a driver is a JVM of its own
+    ],
+    indirect=True,
+)
 def test_a_stream_whose_driver_was_killed_goes_on_where_it_was(spark: Any, stream: Stream) -> None:
     for number in range(DRIVER_KILLS):
         # The one kill of the short test is the worst: written or committed, and Spark does not know.

@@ -65,6 +65,7 @@ def test_rows_are_shown_as_json_knows_them_and_none_hides_another(
     assert json.loads(capsys.readouterr().out) == rows
 
 
+@pytest.mark.long  # for the start of its JVM
 @pytest.mark.spark
 def test_a_query_elsewhere_tells_times_in_utc_and_how_to_see_more(golden_store: Callable[[str], str]) -> None:
     """A process of its own, since it stops its session: on the other side of the world, with one row of many."""

@@ -3,6 +3,9 @@
 Only addresses and paths are put in. Master, workers and executors run under an environment that holds Java and nothing
 else, in another directory, with a Python that has every dependency but not this package; the first thing that each
 program does is to read a source.
+
+Each starts a JVM or three. `make test` takes the two that differ most, `make test-long` all of them: what the others
+add is how a session is made, and the other tests of this folder make sessions too.
 """
 
 from __future__ import annotations
@@ -123,11 +126,13 @@ def test_the_page_names_every_way_to_start() -> None:
     assert list(programs()) == ["Our session", "A session of your own", "spark-submit", "Spark Connect", "A notebook"]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_our_session_reads_a_source_first(place: Place, held: dict[str, int]) -> None:
     assert place.run(DRIVER + place.filled(programs()["Our session"])) == held
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_plain_session_reads_a_source_first(place: Place, held: dict[str, int]) -> None:
     assert place.run(DRIVER + place.filled(programs()["A session of your own"])) == held
@@ -151,6 +156,7 @@ def test_spark_submit_brings_the_package_to_a_driver_and_workers_without_it(plac
     assert place.run(place.filled(programs()["spark-submit"]), *words) == held
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_connect_server_without_the_package_reads_a_source_first(place: Place, held: dict[str, int]) -> None:
     """The server runs on the cluster; its planners and executors have the bare Python, its client ours."""
