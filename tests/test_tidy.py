@@ -38,11 +38,13 @@ ARROWS: dict[str, set[str]] = {
     "broker": {"store", "wire", "client", "message", "_version", "_faults"},
     "spark": {"client", "wire", "store", "message", "aio"},
     "console": {"client", "wire", "message", "aio"},
+    "proxy": {"client", "wire", "message"},
     "testing": {"spark", "console", "broker", "namesrv", "aio", "idempotence", "client", "store", "wire", "message"},
     "cli": {
         "__init__",
         "testing",
         "console",
+        "proxy",
         "spark",
         "broker",
         "namesrv",

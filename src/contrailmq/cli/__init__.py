@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "up": "contrailmq.cli.up",
     "namesrv": "contrailmq.cli.namesrv",
     "broker": "contrailmq.cli.broker",
+    "proxy": "contrailmq.cli.proxy",
     "demo": "contrailmq.cli.demo",
     "admin": "contrailmq.cli.admin",
     "store": "contrailmq.cli.store",

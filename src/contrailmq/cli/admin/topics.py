@@ -47,6 +47,10 @@ def topic_create(
     queues: Annotated[int, typer.Option("--queues", min=1, help="queues on each broker")] = 8,
     permission: Annotated[int, typer.Option("--perm", help="6 read and write, 4 read, 2 write")] = 6,
     order: Annotated[bool, typer.Option("--order", help="an order topic")] = False,
+    kind: Annotated[
+        str | None,
+        typer.Option("--type", help="messages it takes: NORMAL, FIFO, DELAY, TRANSACTION, MIXED (message.type)"),
+    ] = None,
     broker: Broker = None,
     cluster: Cluster = None,
     namesrv: Namesrv = None,
@@ -61,7 +65,16 @@ def topic_create(
                 f"topic {topic} exists on {', '.join(held)}: change it with `topic update`, or name with --broker a "
                 "broker that does not have it"
             )
-        admin.create_topic(topic, queues=queues, permission=permission, order=order, broker=broker, cluster=cluster)
+        attributes = {"message.type": kind.upper()} if kind else None
+        admin.create_topic(
+            topic,
+            queues=queues,
+            permission=permission,
+            order=order,
+            attributes=attributes,
+            broker=broker,
+            cluster=cluster,
+        )
         return sorted(admin.masters(broker=broker, cluster=cluster))
 
     brokers = ask(namesrv, create)

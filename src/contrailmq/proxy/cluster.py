@@ -1,0 +1,157 @@
+"""The cluster behind the proxy: routes, and what brokers say of topics and groups.
+
+Everything is asked for over remoting, so any RocketMQ cluster will do. Answers are kept for REMEMBER_S: clients ask for
+routes every 30 s and send their settings every five minutes, and sends must not cost a request more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from contrailmq.client.errors import BrokerNotFoundError
+from contrailmq.client.settings import ClientOptions
+from contrailmq.client.transport.instance import ClientInstance
+from contrailmq.client.transport.routes import MASTER_ID, PERMISSION_READ, TopicRoute
+from contrailmq.message import ContrailError, check_group, check_topic
+from contrailmq.message.names import is_system_topic
+from contrailmq.proxy.statuses import Code, Refused
+from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
+from contrailmq.wire.bodies import TopicConfig, decode_body
+from contrailmq.wire.codes import RequestCode, ResponseCode
+from contrailmq.wire.header import Command, Fields
+
+REMEMBER_S: Final = 20.0
+REMEMBERED_MAX: Final = 10_000  # topics, and groups: names come from clients
+
+MESSAGE_TYPES: Final = {"NORMAL": 1, "FIFO": 2, "DELAY": 3, "TRANSACTION": 4, "LITE": 5, "PRIORITY": 6}
+NORMAL, FIFO, DELAY, TRANSACTION, LITE, PRIORITY = MESSAGE_TYPES.values()
+MIXED: Final = (NORMAL, FIFO, DELAY, TRANSACTION)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What a consumer group's settings mean for its members."""
+
+    name: str
+    is_fifo: bool = False
+    retry_times: int = 16
+    policy: str = "CUSTOMIZED"
+
+    @property
+    def attempts_max(self) -> int:
+        return self.retry_times + 1
+
+
+class Cluster:
+    """Asks NameServers and brokers. Used on one loop."""
+
+    def __init__(self, options: ClientOptions, client_id: str) -> None:
+        self.instance = ClientInstance.acquire(client_id, options)
+        self._loop = asyncio.get_running_loop()
+        self._routes_at: dict[str, float] = {}
+        self._types: dict[str, tuple[float, tuple[int, ...]]] = {}
+        self._groups: dict[str, tuple[float, Group]] = {}
+
+    async def close(self) -> None:
+        await self.instance.release()
+
+    async def route(self, topic: str) -> TopicRoute:
+        """Refused when the name is not one that clients may use, NoRouteError when nobody has the topic."""
+        _check(topic)
+        now_s = self._loop.time()
+        if topic in self.instance.routes and now_s - self._routes_at.get(topic, -REMEMBER_S) < REMEMBER_S:
+            return self.instance.routes[topic]
+        route = await self.instance.refresh_route(topic)
+        _bound(self._routes_at)
+        self._routes_at[topic] = now_s
+        return route
+
+    async def message_types(self, topic: str) -> tuple[int, ...]:
+        """Which types of messages a topic takes: its attribute `message.type`."""
+        known = self._types.get(topic)
+        if known is not None and self._loop.time() - known[0] < REMEMBER_S:
+            return known[1]
+        name = "NORMAL"
+        answer = await self._ask_any(topic, RequestCode.GET_TOPIC_CONFIG, {"topic": topic})
+        if answer is not None and answer.code == ResponseCode.SUCCESS:
+            name = decode_body(answer.body, TopicConfig).attributes.get("message.type", name)
+        types = MIXED if name == "MIXED" else (MESSAGE_TYPES.get(name, NORMAL),)
+        _bound(self._types)
+        self._types[topic] = self._loop.time(), types
+        return types
+
+    async def group(self, name: str, topics: list[str]) -> Group:
+        """The settings of a group, as a broker of one of its topics has them; defaults when none does."""
+        known = self._groups.get(name)
+        if known is not None and self._loop.time() - known[0] < REMEMBER_S:
+            return known[1]
+        group, is_sure = Group(name), False
+        for topic in topics:
+            try:
+                answer = await self._ask_any(topic, RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, {"group": name})
+            except ContrailError:
+                continue  # a topic that is not there yet: another one may be
+            if answer is not None and answer.code == ResponseCode.SUCCESS:
+                config = decode_body(answer.body, SubscriptionGroupConfig)
+                policy = str(config.group_retry_policy.get("type", "CUSTOMIZED"))
+                group = Group(name, config.consume_message_orderly, config.retry_max_times, policy)
+                is_sure = True
+                break
+        if is_sure:
+            _bound(self._groups)
+            self._groups[name] = self._loop.time(), group
+        return group
+
+    async def _ask_any(self, topic: str, code: RequestCode, ext: Fields) -> Command | None:
+        """The answer of one master that has the topic."""
+        route = await self.route(topic)
+        for broker in route.brokers:
+            if MASTER_ID in broker.addresses:
+                return await self.instance.remoting.invoke(broker.addresses[MASTER_ID], code, ext)
+        return None
+
+    async def reader(self, topic: str, broker_name: str) -> tuple[str, str]:
+        """Name and address of the master to receive from: the one that is named, else any that can be read."""
+        route = await self.route(topic)
+        readable = [group.broker_name for group in route.queue_groups if group.permission & PERMISSION_READ]
+        if not readable:
+            raise Refused(Code.FORBIDDEN, f"no readable queue: topic {topic} gives nobody the right to read")
+        for name in (broker_name, *readable):
+            broker = route.broker(name) if name in readable else None
+            if broker is not None and MASTER_ID in broker.addresses:
+                return name, broker.addresses[MASTER_ID]
+        raise BrokerNotFoundError(broker_name or readable[0])
+
+    async def master(self, broker_name: str, topic: str) -> str:
+        return await self.instance.find_master(broker_name, topic)
+
+    def broker_at(self, address: str) -> str:
+        """Which broker has an address; empty when it is not known."""
+        for name, addresses in self.instance.broker_addresses.items():
+            if address in addresses.values():
+                return name
+        return ""
+
+
+def _check(topic: str) -> None:
+    try:
+        check_topic(topic)
+    except ContrailError as exc:
+        raise Refused(Code.ILLEGAL_TOPIC, str(exc)) from None
+    if is_system_topic(topic):
+        raise Refused(Code.ILLEGAL_TOPIC, f"topic {topic} is the cluster's own: choose another")
+
+
+def check_consumer_group(name: str) -> None:
+    try:
+        check_group(name)
+    except ContrailError as exc:
+        raise Refused(Code.ILLEGAL_CONSUMER_GROUP, str(exc)) from None
+
+
+def _bound(table: MutableMapping[str, Any]) -> None:
+    if len(table) >= REMEMBERED_MAX:
+        table.clear()
