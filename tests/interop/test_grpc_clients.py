@@ -69,8 +69,6 @@ def test_every_type_of_message_arrives_once_in_order_and_again_after_a_failure(
     python: Path, behind: tuple[str, str, str]
 ) -> None:
     whose, _, endpoint = behind
-    if whose == "ours":
-        pytest.skip("our broker does not serve POP yet")
     output = run(python, "flow", endpoint, "")
     pushed = facts(output, "push")
     plain = [fact for fact in pushed if fact[1].startswith("plain")]
@@ -90,7 +88,7 @@ def test_transactions_are_visible_as_decided_also_when_the_broker_had_to_ask(
     _, namesrv, endpoint = behind
     output = run(python, "decide", endpoint, "")
     assert facts(output, "asked") == [["True"]]
-    assert {fact[0] for fact in facts(output, "checked")} == {"orphan"}
+    assert ["orphan"] in facts(output, "checked")
     with Admin(namesrv=namesrv) as admin:
         keys = ("committed", "undone", "orphan")
         found = {key: [one.body for one in admin.messages_by_key("GrpcDecided", key)] for key in keys}
