@@ -14,6 +14,7 @@ from apache import Apache, Program, facts
 
 from contrailmq import Admin
 from contrailmq.testing import LocalCluster
+from contrailmq.wire.admin_bodies import SubscriptionGroupConfig
 from free_ports import free_port
 
 PROGRAM = Path(__file__).parent / "grpc" / "client.py"
@@ -50,6 +51,7 @@ def behind(request: pytest.FixtureRequest, rocketmq: Apache) -> Iterator[tuple[s
         with Admin(namesrv=namesrv) as admin:
             for name, kind in TYPES.items():
                 admin.create_topic(name, queues=4, attributes={"message.type": kind})
+            admin.create_group(SubscriptionGroupConfig(group_name="GrpcInOrder", consume_message_orderly=True))
         port = free_port()
         command = [sys.executable, "-m", "contrailmq", "proxy", "-n", namesrv, "--port", str(port)]
         log = rocketmq.work / f"proxy-{port}.log"
@@ -74,7 +76,9 @@ def test_every_type_of_message_arrives_once_in_order_and_again_after_a_failure(
     plain = [fact for fact in pushed if fact[1].startswith("plain")]
     assert sorted(fact[1] for fact in plain) == sorted(f"plain-{number}" for number in range(20)), whose
     assert {fact[2] for fact in plain} == {"odd", "even"}
-    assert [fact[1] for fact in pushed if fact[0] == "GrpcOrdered"] == [f"ordered-{number}" for number in range(10)]
+    ordered = [f"ordered-{number}" for number in range(10)]
+    assert sorted(fact[1] for fact in pushed if fact[0] == "GrpcOrdered") == ordered
+    assert [fact[1] for fact in facts(output, "in-order")] == ordered
     assert [fact[4] for fact in pushed if fact[1] == "fails"] == ["1", "2"]
     assert len([fact for fact in pushed if fact[1].startswith("later")]) == 1
     taken = facts(output, "simple")

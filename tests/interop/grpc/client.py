@@ -1,6 +1,6 @@
 """The official Python client of RocketMQ 5 (rocketmq-python-client), used as its examples do; prints what it sees.
 
-client.py flow ENDPOINT SUFFIX     sends of every type, a push and a simple consumer, a failure, an order
+client.py flow ENDPOINT SUFFIX     sends of every type, push consumers (one in order), a simple one, a failure
 client.py decide ENDPOINT SUFFIX   transactions: committed, rolled back, and one that the broker asks about
 """
 
@@ -42,12 +42,12 @@ def configuration() -> ClientConfiguration:
 class Listener(MessageListener):
     """Fails what asks for it, once."""
 
-    def __init__(self, wanted: int) -> None:
-        self.left, self.done = wanted, threading.Event()
+    def __init__(self, name: str, wanted: int) -> None:
+        self.name, self.left, self.done = name, wanted, threading.Event()
 
     def consume(self, message: Message) -> ConsumeResult:
         body = message.body.decode()
-        say("push", message.topic, body, message.tag, message.message_group, message.delivery_attempt)
+        say(self.name, message.topic, body, message.tag, message.message_group, message.delivery_attempt)
         self.left -= 1
         if self.left == 0:
             self.done.set()
@@ -65,12 +65,14 @@ def made(topic: str, body: str, **fields: object) -> Message:
 def flow() -> None:
     producer = Producer(configuration(), (PLAIN, ORDERED, LATER))
     producer.startup()
-    listener = Listener(wanted=20 + 2 + 10 + 1)
+    listener, in_order = Listener("push", wanted=20 + 2 + 10 + 1), Listener("in-order", wanted=10)
     everything = FilterExpression("*")
     push = PushConsumer(
         configuration(), f"GrpcPush{suffix}", listener, {PLAIN: everything, ORDERED: everything, LATER: everything}
     )
     push.startup()
+    ordered = PushConsumer(configuration(), f"GrpcInOrder{suffix}", in_order, {ORDERED: everything})
+    ordered.startup()
     simple = SimpleConsumer(configuration(), f"GrpcSimple{suffix}", {PLAIN: FilterExpression("odd")}, 10)
     simple.startup()
     taken: set[str] = set()
@@ -94,9 +96,10 @@ def flow() -> None:
     producer.send(made(LATER, f"later-{due}", delivery_timestamp=due))
     taking.join(DEADLINE_S)
     end_s = time.monotonic() + DEADLINE_S
-    while not listener.done.wait(0.2) and time.monotonic() < end_s:
-        pass
+    for one in (listener, in_order):
+        one.done.wait(max(end_s - time.monotonic(), 0.1))
     push.shutdown()
+    ordered.shutdown()
     simple.shutdown()
     producer.shutdown()
 
