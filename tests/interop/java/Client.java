@@ -174,6 +174,7 @@ public class Client {
         c.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         if (expression.startsWith("sql:")) c.subscribe(topic, MessageSelector.bySql(expression.substring(4)));
         else c.subscribe(topic, expression);
+        if (mode.startsWith("pop")) c.setClientRebalance(false);
         AtomicInteger failures = new AtomicInteger();
         if (mode.equals("orderly")) {
             c.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
@@ -183,7 +184,7 @@ public class Client {
         } else {
             c.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
                 for (MessageExt m : messages) {
-                    if (mode.equals("retry") && m.getReconsumeTimes() == 0) {
+                    if (mode.endsWith("retry") && m.getReconsumeTimes() == 0) {
                         context.setDelayLevelWhenNextConsume(1);
                         failures.incrementAndGet();
                         return ConsumeConcurrentlyStatus.RECONSUME_LATER;

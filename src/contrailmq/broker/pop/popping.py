@@ -137,6 +137,7 @@ class Popping:
         self._orders = orders
         self._log = revive_log
         self._waiters = waiters
+        self.bury: Callable[[Checkpoint], bool] = lambda checkpoint: False  # make a dead letter of its message
         self.random: Callable[[int], int] = random.Random().randrange  # tests choose where a plan begins
 
     def register(self, handlers: Handlers) -> None:
@@ -216,8 +217,11 @@ class Popping:
                 pop.rest += self._behind(key, self._positions.current(key, init_mode))
             return True
         queue = self._positions.queue(key, init_mode)
-        if pop.is_ordered and self._orders.is_blocked(key, pop.pop_time_ms, pop.header.attempt_id):
-            return True
+        if pop.is_ordered:
+            if self._orders.is_blocked(key, pop.pop_time_ms, pop.header.attempt_id):
+                return True
+            if self._bury_first(pop, key):
+                queue = self._positions.queue(key, init_mode)
         if wanted <= 0 or pop.size_bytes >= self._node.config.pull_bytes_max:
             pop.rest += self._behind(key, queue.next_offset)
             return True
@@ -229,6 +233,32 @@ class Popping:
             self._read_cold(pop, queue)
             return False
         self._take(pop, queue, result)
+        return True
+
+    def _bury_first(self, pop: Pop, key: QueueKey) -> bool:
+        """The message that a FIFO queue waits for becomes a dead letter when it was delivered too often."""
+        order = self._orders.get(key)
+        if order is None or (order.attempt_id is not None and order.attempt_id == pop.header.attempt_id):
+            return False
+        offset = order.first_open()
+        if offset not in order.offsets or order.counts.get(offset, 0) < pop.group.retry_max_times:
+            return False
+        topic, group, queue_id = key
+        one = Checkpoint(
+            topic,
+            group,
+            queue_id,
+            start_offset=offset,
+            offsets=(offset,),
+            pop_time_ms=order.pop_time_ms,
+            invisible_ms=order.invisible_ms,
+            revive_queue=ORDERED_QUEUE,
+            broker_name=self._node.config.broker_name,
+        )
+        if not self.bury(one):
+            return False
+        following = self._orders.acknowledge(key, offset, order.pop_time_ms, pop.pop_time_ms)
+        self._node.commit_offset(group, topic, queue_id, following)
         return True
 
     def _take_back_if_beyond(self, queue: PopQueue) -> None:

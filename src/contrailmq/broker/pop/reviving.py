@@ -172,6 +172,21 @@ class Reviving:
             self.revived += 1
         return True
 
+    def bury(self, checkpoint: Checkpoint) -> bool:
+        """Put the one message of a FIFO batch among the dead letters; False when the store cannot take it now."""
+        (offset,) = checkpoint.offsets
+        units = self._store.read_units(checkpoint.topic, checkpoint.queue_id, offset, 1)
+        message = self._store.lookup_sound(units[0][0]) if units else None
+        if message is None or message.queue_offset != offset:
+            self._give_up(checkpoint, offset, "it is not in its queue")
+            return True
+        status, reason = self._try_put(self._dead_letter(checkpoint, offset, message))
+        if not status.is_stored:
+            self._refused.goes_on(f"{status.name} {reason}")
+            return False
+        self.dead += 1
+        return True
+
     def _try_put(self, copy: IncomingMessage) -> tuple[PutStatus, str]:
         try:
             check_topic(copy.topic)

@@ -87,6 +87,7 @@ class PopService:
             notified=self.notified,
         )
         self.reviving = Reviving(node, self.in_flight, self.log, readers)
+        self.popping.bury = self.reviving.bury
         self.positions.on_reset = self._reset
         self._arrivals: list[Arrival] = []
         self._is_running = False

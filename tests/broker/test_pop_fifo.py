@@ -1,0 +1,86 @@
+"""FIFO pops: order, blocking, attempts, and what a kill leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.pop_bench import PopBench, Popped
+from broker.test_pop import bodies, send
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[PopBench]:
+    made = PopBench(tmp_path)
+    yield made
+    made.close()
+
+
+def pop(bench: PopBench, attempt: str = "", count: int = 2, invisible_ms: int = 5000) -> list[Popped]:
+    more = {"attemptId": attempt} if attempt else {}
+    return bench.popped(order="true", maxMsgNums=count, invisibleTime=invisible_ms, **more)
+
+
+def test_a_queue_waits_for_its_batch_and_goes_on_in_order(bench: PopBench) -> None:
+    send(bench, *"abcd")
+    a, b = pop(bench)
+    assert pop(bench) == []
+    bench.ack(b)
+    assert pop(bench) == []
+    bench.ack(a)
+    assert bodies(pop(bench)) == ["c", "d"]
+
+
+def test_a_message_that_a_queue_waits_for_becomes_a_dead_letter_after_its_attempts(bench: PopBench) -> None:
+    send(bench, *"abc")
+    deliveries = 0
+    for _ in range(40):
+        found = pop(bench, count=1, invisible_ms=1000)
+        if bodies(found) == ["b"]:
+            break
+        deliveries += len(found)
+        bench.passes(1100, step_ms=100)
+    assert deliveries == 17
+    (dead,) = bench.store.get("%DLQ%g", 0, 0, 32)
+    assert (dead.body, dead.properties["DLQ_ORIGIN_TOPIC"]) == (b"a", "T")
+    assert bench.node.offsets.query("g", "T", 0) == 1
+
+
+def test_after_a_kill_the_same_queue_waits_for_the_same_messages(tmp_path: Path) -> None:
+    bench = PopBench(tmp_path)
+    bench.node.offset_journal.open()
+    send(bench, *"abcd")
+    a, b = pop(bench, attempt="one")
+    bench.ack(a)
+    bench.change(b, 20_000)
+    bench.kill()
+    bench.clock.advance(100)
+    bench = PopBench(tmp_path, clock=bench.clock)
+    assert pop(bench) == []
+    bench.passes(19_000, step_ms=500)
+    assert pop(bench) == []
+    bench.passes(1500, step_ms=500)
+    assert bodies(pop(bench, count=3)) == ["b", "c", "d"]
+    bench.close()
+
+
+def test_a_waiting_pop_is_told_when_its_queue_is_free(bench: PopBench) -> None:
+    send(bench, *"abcd")
+    a, b = pop(bench)
+    assert bench.tell(200050, bench.pop_fields(order="true", pollTime=10_000, maxMsgNums=2)) == []
+    bench.ask(200051, a.ack_fields("g"))
+    sent = bench.tell(200051, b.ack_fields("g"), settle=False)
+    bench.settle()
+    answers = sent + bench.link.take()
+    assert [answer.ext.get("msgOffsetInfo") for answer in answers] == [None, "0 0 2,3"]
+
+
+def test_a_reset_forgets_the_batch(bench: PopBench) -> None:
+    """RocketMQ #9369, #10229."""
+    send(bench, *"abcd")
+    pop(bench)
+    fields = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true", "queueId": "0", "offset": "3"}
+    assert bench.ask(222, fields).code == 0
+    assert bodies(pop(bench)) == ["d"]
