@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.harness import Link
+from broker.harness import Link, send_fields
 from broker.pop_bench import PopBench, Popped, popped
+from contrailmq.wire.header import Command
 from contrailmq.wire.pop_strings import encode_bits
 
 
@@ -286,3 +287,24 @@ def test_a_reset_moves_the_next_pop(bench: PopBench) -> None:
     fields = {"topic": "T", "group": "g", "timestamp": "0", "isForce": "true", "queueId": "0", "offset": "2"}
     assert bench.ask(222, fields).code == 0
     assert bodies(bench.popped()) == ["c", "d"]
+
+
+def test_answers_wait_for_the_disk_under_synchronous_flush(tmp_path: Path) -> None:
+    """Also those of an acknowledgement that repeats one which is not on the disk yet."""
+    bench = PopBench(tmp_path, flush_disk_type="SYNC_FLUSH")
+
+    def durable() -> list[Command]:
+        bench.store.flush()
+        bench.node.durable(bench.store.durable_offset)
+        bench.settle()
+        return bench.link.take()
+
+    assert bench.tell(310, send_fields("T"), b"a") == []
+    assert [answer.code for answer in durable()] == [0]
+    assert bench.tell(200050, bench.pop_fields()) == []
+    (message,) = popped(durable()[0], "b")
+    assert bench.tell(200051, message.ack_fields("g")) == []
+    assert bench.tell(200051, message.ack_fields("g")) == []
+    assert [answer.code for answer in durable()] == [0, 0]
+    assert [answer.code for answer in bench.tell(200051, message.ack_fields("g"))] == [0]
+    bench.close()
