@@ -121,7 +121,8 @@ EXPECTED = {("b", 1): 1, ("d", 1): 1, ("e", 0): 1}
 
 
 def ours(tmp_path: Path, namesrv: str) -> Program:
-    return our_broker(tmp_path, namesrv, {"brokerName": "broker-a", "storePathRootDir": tmp_path / "store"})
+    sizes = {"mappedFileSizeTimerLog": 1024 * 1024, "maxHashSlotNum": 5000, "maxIndexNum": 20000}  # as Apache's here
+    return our_broker(tmp_path, namesrv, {"brokerName": "broker-a", "storePathRootDir": tmp_path / "store", **sizes})
 
 
 def theirs(rocketmq: Apache, tmp_path: Path, namesrv: str) -> Program:

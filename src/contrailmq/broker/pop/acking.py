@@ -68,7 +68,7 @@ class Acking:
         header = command.header(AckMessage)
         self._check_master(None)
         topic = self._checks.topic_to_ack(header.topic, header.queue_id, connection, None)
-        low, high = self._bounds(topic.name, header.queue_id)
+        low, high = self._bounds(topic.name, header.queue_id, header.offset)
         if not low <= header.offset <= high:
             raise Refused(
                 ResponseCode.NO_MESSAGE,
@@ -102,7 +102,7 @@ class Acking:
     def _ack_entry(self, entry: BatchAckEntry, connection: Peer) -> int:
         """Where the log must be durable up to."""
         topic = _stored_topic(entry)
-        low, high = self._bounds(topic, entry.queue_id)
+        low, high = self._bounds(topic, entry.queue_id, entry.start_offset)
         try:
             offsets = [entry.start_offset + bit for bit in decode_bits(entry.bits)]
         except ValueError as exc:
@@ -186,7 +186,7 @@ class Acking:
         header = command.header(ChangeInvisibleTime)
         self._check_master(_NOTHING_CHANGED)
         topic = self._checks.topic_to_ack(header.topic, header.queue_id, connection, _NOTHING_CHANGED)
-        low, high = self._bounds(topic.name, header.queue_id)
+        low, high = self._bounds(topic.name, header.queue_id, header.offset)
         if not low <= header.offset < high:
             raise Refused(ResponseCode.NO_MESSAGE, NO_REMARK, _NOTHING_CHANGED)
         handle = _handle(header.extra_info, _NOTHING_CHANGED)
@@ -275,9 +275,12 @@ class Acking:
         if node.replicas.shortage:
             raise Refused(ResponseCode.SYSTEM_ERROR, node.replicas.shortage, ext)
 
-    def _bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        self._node.dispatch_now()
+    def _bounds(self, topic: str, queue_id: int, offset: int) -> tuple[int, int]:
+        """The first offset of a queue, and the one after the last. What was appended in this wakeup is looked at only
+        when `offset` is beyond: acknowledgements that came together are dispatched together."""
         store = self._node.store
+        if offset >= store.max_offset(topic, queue_id):
+            self._node.dispatch_now()
         return store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
 
 
