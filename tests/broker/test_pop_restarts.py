@@ -147,6 +147,16 @@ def test_the_committed_offset_waits_for_the_disk(tmp_path: Path) -> None:
     bench.close()
 
 
+def test_a_stop_leaves_offsets_where_the_groups_are(tmp_path: Path) -> None:
+    """Apache's broker knows no picture: it goes on from the file."""
+    bench = PopBench(tmp_path)
+    send(bench, "a", "b")
+    bench.popped()
+    bench.close()
+    offsets = json.loads((tmp_path / "store" / "config" / "consumerOffset.json").read_text())
+    assert offsets["offsetTable"]["T@g"]["0"] == 2
+
+
 def test_a_reset_counts_also_after_a_kill(tmp_path: Path) -> None:
     bench = PopBench(tmp_path)
     send(bench, *"abcd")

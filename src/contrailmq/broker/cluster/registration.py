@@ -231,7 +231,7 @@ class Registration:
         try:
             return await self._register(address, body)
         finally:
-            self._asked.remove(address)
+            self._asked.discard(address)  # two rounds may have found it free before either began to ask
             if address in self._behind:
                 self._behind.remove(address)
                 self.register_soon()

@@ -35,7 +35,7 @@ from contrailmq.broker.pop.reviving import Reviving
 from contrailmq.broker.pop.waiting import Waiters
 from contrailmq.broker.state.duty import Duty
 from contrailmq.broker.state.persistence import TableSaver
-from contrailmq.store import Arrival
+from contrailmq.store import Arrival, StoreReadOnlyError
 
 log = logging.getLogger("contrailmq.broker")
 
@@ -132,10 +132,16 @@ class PopService:
         self._saver.mark_soon(PICTURE_FILE)
 
     def stop(self) -> None:
-        """The picture and the orders are saved with the other tables."""
+        """Bring committed offsets to where the groups are, for whoever opens this store next. Blocks for the disk. The
+        picture and the orders are saved with the other tables."""
         if self._is_running:
             self._is_running = False
             self.reviving.stop()
+            try:
+                self._node.store.flush()
+            except StoreReadOnlyError as exc:
+                log.warning("groups of POP get their newest messages again: %s", exc)
+            self.positions.commit_durable()
 
     def saved(self) -> None:
         """The tables are saved for the last time."""
