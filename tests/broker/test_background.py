@@ -71,6 +71,23 @@ def servers(bench: Bench) -> NameServers:
     return NameServers()
 
 
+def test_two_rounds_of_registration_may_begin_at_once(bench: Bench, servers: NameServers) -> None:
+    """A start's own, and one for a topic that it made."""
+    told = servers.invoke
+
+    async def answers_later(*asked: object) -> Command:
+        await asyncio.sleep(0)
+        return await told(*asked)
+
+    servers.invoke = answers_later
+    both = registration(bench, servers)
+
+    async def at_once() -> list[int]:
+        return await asyncio.gather(both.register_all(), both.register_all())
+
+    assert 2 in bench.run(at_once())
+
+
 def test_every_name_server_is_told_every_topic(bench: Bench, servers: NameServers) -> None:
     bench.node.topics.put(Topic("T", read_queues=3, write_queues=4, attributes={"message.type": "FIFO"}))
     assert bench.run(registration(bench, servers).register_all()) == 2
