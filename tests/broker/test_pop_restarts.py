@@ -187,6 +187,23 @@ def test_invisible_times_follow_time_that_passes_and_not_the_clock(tmp_path: Pat
     bench.close()
 
 
+def test_in_the_revive_log_no_acknowledgement_is_before_its_checkpoint(tmp_path: Path) -> None:
+    """Apache's broker passes over one that is. The timer is behind when a broker starts long after the time."""
+    bench = PopBench(tmp_path)
+    send(bench, "a", "b")
+    a, _ = bench.popped(invisibleTime=5000)
+    bench.ack(a)
+    bench.close()
+    bench.clock.advance(60_000)
+    bench = PopBench(tmp_path, clock=bench.clock)
+    assert bodies(drained(bench, 10_000)) == ["b"]
+    tags = [
+        [message.tags for message in bench.store.get("rmq_sys_REVIVE_LOG_C", queue_id, 0, 32)] for queue_id in range(8)
+    ]
+    assert ["ck", "ack", "ack"] in tags
+    bench.close()
+
+
 # --- Apache's stores
 
 

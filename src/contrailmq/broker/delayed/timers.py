@@ -58,6 +58,7 @@ RECALL_TAG: Final = "_RECALL_TAG_"
 CHECKPOINT_BYTES: Final = 56  # what a slave is sent: the file without its padding
 OLD_CHECKPOINT_BYTES: Final = 32  # of a master that has no data version in it
 FIGURES_MS: Final = 1000
+NEVER_MS: Final = 1 << 62
 STANDSTILL_MS: Final = 1000  # between tries while the disk takes nothing
 
 
@@ -280,6 +281,10 @@ class TimerService:
     def end_soon(self) -> None:
         """Begin no slot any more: this broker's part ends when the one under delivery does."""
         self.timer.is_ending = True
+
+    def behind_ms(self) -> int:
+        """By how much it delivers late; for ever, as long as it does not run."""
+        return self.timer.behind_ms(self._clock.steady_ms()) if self._is_running else NEVER_MS
 
     @property
     def is_in_slot(self) -> bool:

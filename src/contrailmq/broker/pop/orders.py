@@ -118,8 +118,8 @@ class OrderTable:
     def get(self, place: Place) -> OrderInfo | None:
         return self._orders.get(place)
 
-    def items(self) -> list[tuple[Place, OrderInfo]]:
-        return list(self._orders.items())
+    def places(self) -> list[Place]:
+        return list(self._orders)
 
     # --- what happens to a batch
 

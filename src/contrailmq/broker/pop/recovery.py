@@ -304,7 +304,7 @@ class Recovery:
         committed = self._node.offsets.stored(f"{topic}@{group}", queue_id)
         steps = sorted(self._steps.get(key, ()))
         position, points = self._points.get(key, (-1, []))
-        passed = {*points, position, *(step.start for step in steps)}
+        passed = {*points, position, *(place for step in steps for place in (step.start, step.following))}
         if committed is None and (points or steps) and group in self._node.groups and topic in self._node.topics:
             committed = points[0] if points else steps[0].start  # its first pop: the file did not have it yet
             self._node.offsets.commit(group, topic, queue_id, committed)

@@ -6,7 +6,8 @@
     ack of several   bAck   pop time + invisible time                topic@queue@-1@group@popTime@broker@ack
 
 Until then a record waits in the timer topic, so Apache's broker finds a checkpoint before its acknowledgements and both
-when the time is over. A time that has passed means: straight into the revive log.
+when the time is over. A time that has passed means: straight into the revive log. If the timer is behind, an
+acknowledgement goes through it all the same, so that it cannot overtake its checkpoint.
 
 One property is ours: CONTRAIL_POP_NEXT, in the checkpoint of a pop, is the position after it. After a crash it says how
 far the group has come; Apache's broker ignores it.
@@ -14,7 +15,7 @@ far the group has come; Apache's broker ignores it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -28,6 +29,7 @@ from contrailmq.wire.pop_records import ACK_TAG, BATCH_ACK_TAG, CHECKPOINT_TAG, 
 
 REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 NEXT_PROPERTY: Final = "CONTRAIL_POP_NEXT"
+TIMER_LATE_MS: Final = 500  # a checkpoint has twice as much between the timer and its own time
 AHEAD_MS: Final = 1000  # by which a checkpoint is in the revive log before its acknowledgements
 
 
@@ -37,6 +39,7 @@ class ReviveLog:
     def __init__(self, node: BrokerNode) -> None:
         self._node = node
         self._counter = -1
+        self.timer_behind_ms: Callable[[], int] = lambda: 0  # by how much the timer delivers late
 
     @property
     def topic(self) -> str:
@@ -102,9 +105,17 @@ class ReviveLog:
             ACK_TAG if is_one else BATCH_ACK_TAG,
             msgspec.json.encode(body),
             unique_key=f"{key}@{checkpoint.broker_name}@{ACK_TAG}",
-            deliver_ms=checkpoint.pop_time_ms + checkpoint.invisible_ms,
+            deliver_ms=self._after_checkpoint(checkpoint),
             extra={},
         )
+
+    def _after_checkpoint(self, checkpoint: Checkpoint) -> int:
+        """When an acknowledgement goes to the revive log: when the time is over, but never before its checkpoint, or
+        Apache's broker would pass it over. A timer that is behind, as after a start, may still have that."""
+        due_ms = checkpoint.pop_time_ms + checkpoint.invisible_ms
+        if self.timer_behind_ms() < TIMER_LATE_MS:
+            return due_ms
+        return max(due_ms, self._node.store.store_clock.wall_ms() + 2 * AHEAD_MS)
 
     def _put(
         self,
