@@ -304,7 +304,7 @@ def test_answers_wait_for_the_disk_under_synchronous_flush(tmp_path: Path) -> No
     assert bench.tell(200050, bench.pop_fields()) == []
     (message,) = popped(durable()[0], "b")
     assert bench.tell(200051, message.ack_fields("g")) == []
-    assert bench.tell(200051, message.ack_fields("g")) == []
-    assert [answer.code for answer in durable()] == [0, 0]
+    repeated = bench.tell(200051, message.ack_fields("g"), settle=False)  # at once if the disk was quicker
+    assert [answer.code for answer in repeated + durable()] == [0, 0]
     assert [answer.code for answer in bench.tell(200051, message.ack_fields("g"))] == [0]
     bench.close()
