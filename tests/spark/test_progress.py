@@ -62,7 +62,8 @@ def test_a_topic_that_is_read_to_its_end_has_no_lag() -> None:
 
 
 def test_a_store_tells_bytes_behind() -> None:
-    offsets = {"endOffset": {"offsets": {"/data/store": 1000}}, "latestOffset": {"offsets": {"/data/store": 5096}}}
+    """Offsets as `commitlog` writes them into a checkpoint."""
+    offsets = {"endOffset": {"stores": {"/data/store": 1000}}, "latestOffset": {"stores": {"/data/store": 5096}}}
     found = source_progress(offsets)
     assert found is not None
     assert found.bytes_behind == {"/data/store": 4096}

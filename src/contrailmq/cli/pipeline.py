@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from contrailmq.cli.pipeline_metrics import begin
 from contrailmq.cli.pipeline_output import answer_rows, print_found
 from contrailmq.cli.pipeline_running import (
     chosen_engine,
@@ -74,6 +75,18 @@ Rate = Annotated[float, typer.Option("--rate", min=0, help="At most so many mess
 
 
 _REPORT_ROWS = 20  # of queues, tags and producers in a table; --json gives more
+
+
+@app.callback()
+def jobs(
+    context: typer.Context,
+    metrics_file: Annotated[
+        Path | None,
+        typer.Option("--metrics-file", help="Leave the job's figures here, for Prometheus' textfile collector."),
+    ] = None,
+) -> None:
+    """Jobs on the log and its archive."""
+    begin(context.invoked_subcommand or "", metrics_file)
 
 
 @app.command()

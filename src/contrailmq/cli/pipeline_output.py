@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from contrailmq.cli.pipeline_metrics import note_found
+
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, Row, StructType
 
@@ -24,6 +26,7 @@ Shown = dict[str, Any]
 
 
 def print_found(found: Shown | Sequence[Shown], as_json: bool, *, title: str) -> None:
+    note_found(found)
     if as_json:
         typer.echo(json.dumps(found, default=_plain, allow_nan=False))
         return

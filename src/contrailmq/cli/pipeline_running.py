@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from contrailmq.cli.pipeline_metrics import measured
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -80,7 +82,8 @@ def told_errors() -> Iterator[None]:
     from contrailmq.message import ContrailError, printable_lines
 
     try:
-        yield
+        with measured():
+            yield
     except ContrailError as exc:
         typer.echo(f"error: {printable_lines(str(exc))}", err=True)
         raise typer.Exit(1 if _is_missing(exc) else 2) from exc

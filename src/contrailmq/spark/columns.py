@@ -49,6 +49,13 @@ RECORD_COLUMN: Final = "record"
 DATA_COLUMN: Final = "data"
 DATA_ERROR_COLUMN: Final = "dataError"
 
+# What tasks tell of their reads (sources/task_metrics.py), after all other columns.
+TASK_COLUMNS: Final[dict[str, tuple[str, pa.DataType]]] = {
+    "readMicros": ("bigint", pa.int64()),
+    "readRetries": ("int", pa.int32()),
+    "taskRetries": ("int", pa.int32()),
+}
+
 # What a message need not have. All else is never null: Spark then asks no row whether it is, which is a tenth of the
 # CPU of seventeen columns, and Parquet files keep no levels for it.
 _NULLABLE: Final = frozenset({"brokerName", "tags", "keys"})
@@ -84,31 +91,33 @@ class View:
     is_kafka_style: bool = False
     required: frozenset[str] = frozenset(COLUMNS) - _NULLABLE
     data: tuple[str, pa.DataType] | None = None  # of the column data, as DDL and Arrow's
+    has_task_metrics: bool = False
 
     def ddl(self) -> str:
         """The schema as Spark wants it."""
+        told = [f"{name} {spark} NOT NULL" for name, (spark, _) in TASK_COLUMNS.items() if self.has_task_metrics]
         if self.is_kafka_style:
-            return ", ".join(f"{name} {spark}" for name, (_, spark, _) in KAFKA_COLUMNS.items())
-        return ", ".join(
-            f"{name} {self._types(name)[0]}{' NOT NULL' * (name in self.required)}" for name in self.columns
-        )
+            return ", ".join([*(f"{name} {spark}" for name, (_, spark, _) in KAFKA_COLUMNS.items()), *told])
+        own = (f"{name} {self._types(name)[0]}{' NOT NULL' * (name in self.required)}" for name in self.columns)
+        return ", ".join([*own, *told])
 
     def arrow_schema(self) -> pa.Schema:
-        """The schema of the batches that reach Spark."""
+        """The schema of the batches that reach Spark, without what tasks tell of themselves."""
         if self.is_kafka_style:
             return pa.schema([(name, arrow) for name, (_, _, arrow) in KAFKA_COLUMNS.items()])
         return self.native_schema()
 
     def fitted(self, schema: StructType) -> View:
         """This view with the nulls that a schema allows, which the user may have given; its columns are fixed."""
-        shown = self.arrow_schema().names
+        told = TASK_COLUMNS.keys() if self.has_task_metrics else frozenset[str]()
+        shown = [*self.arrow_schema().names, *told]
         if schema.names != shown:
             raise OptionError(
                 f"the given schema has columns {schema.names}, the source gives {shown}: "
                 "leave .schema(...) out and use the option columns"
             )
         required = frozenset(field.name for field in schema.fields if not field.nullable)
-        excess = sorted(required - (frozenset() if self.is_kafka_style else View().required))
+        excess = sorted(required - (frozenset() if self.is_kafka_style else View().required) - told)
         if excess:
             raise OptionError(f"the given schema says NOT NULL of {', '.join(excess)}, which may be null: leave it out")
         return replace(self, required=required)

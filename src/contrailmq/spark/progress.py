@@ -10,8 +10,6 @@ message that was read was stored. So nothing is asked of brokers here. What task
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,12 +25,19 @@ from pyspark.sql.streaming.listener import (
     QueryTerminatedEvent,
 )
 
-from contrailmq.spark.columns import OptionError
+from contrailmq.spark.columns import TASK_COLUMNS, OptionError
+from contrailmq.spark.prometheus import prometheus_text, replace_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 OBSERVED: Final = "contrailmq"
+_OBSERVED_METRICS: Final = {
+    "bytes": ("contrailmq_spark_input_bytes_total", 1.0),
+    "readMicros": ("contrailmq_spark_read_seconds_total", 1e-6),
+    "readRetries": ("contrailmq_spark_read_retries_total", 1.0),
+    "taskRetries": ("contrailmq_spark_task_retries_total", 1.0),
+}
 _CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # name -> (type, meaning)
 METRICS: Final = {
@@ -43,6 +48,9 @@ METRICS: Final = {
     "contrailmq_spark_input_rows_total": ("counter", "rows read since the query or this exporter began"),
     "contrailmq_spark_output_rows_total": ("counter", "rows written, where the sink counts them"),
     "contrailmq_spark_input_bytes_total": ("counter", "bytes of bodies, of frames made by observed()"),
+    "contrailmq_spark_read_seconds_total": ("counter", "time of tasks in reads, of frames with taskMetrics"),
+    "contrailmq_spark_read_retries_total": ("counter", "how often brokers were asked again, of such frames"),
+    "contrailmq_spark_task_retries_total": ("counter", "how often Spark repeated tasks that read, of such frames"),
     "contrailmq_spark_offsets_behind": ("gauge", "messages of a topic that are not read yet"),
     "contrailmq_spark_bytes_behind": ("gauge", "bytes of a store's log that are not read yet"),
     "contrailmq_spark_lag_seconds": ("gauge", "since the last message was stored that was read, 0 if none is waiting"),
@@ -91,17 +99,30 @@ def describe(progress: Any) -> str:
     found = [source_progress(source) for source in tree["sources"]]
     sources = "; ".join(one.description for one in found if one is not None) or "no source of ours"
     seconds = tree["durationMs"].get("triggerExecution", 0) / 1000
-    return f"batch {tree['batchId']}: {tree['numInputRows']} rows in {seconds:.1f} s; {sources}"
+    told, read = _observed(tree), ""
+    if "readMicros" in told:
+        read = f" ({told.get('bytes', 0) / 1e6:.1f} MB, reads {told['readMicros'] / 1e6:.1f} s, "
+        read += f"{told['readRetries']:.0f} asked again, {told['taskRetries']:.0f} tasks repeated)"
+    return f"batch {tree['batchId']}: {tree['numInputRows']} rows in {seconds:.1f} s{read}; {sources}"
 
 
 def observed(frame: DataFrame) -> DataFrame:
-    """The same frame; every batch tells its rows and bytes of bodies as `observedMetrics["contrailmq"]`."""
+    """The same frame; every batch tells its rows and bytes of bodies as `observedMetrics["contrailmq"]`.
+
+    Of a source with taskMetrics also how long reads took and what was tried again; the columns of that are gone then.
+    """
     from pyspark.sql import functions
 
     if "body" not in frame.columns:
         raise OptionError("the frame has no column body to measure: call observed before you drop it")
-    size = functions.coalesce(functions.sum(functions.octet_length("body")), functions.lit(0))
-    return frame.observe(OBSERVED, functions.count(functions.lit(1)).alias("rows"), size.alias("bytes"))
+    figures = {"bytes": functions.octet_length("body"), **{name: functions.col(name) for name in TASK_COLUMNS}}
+    sums = [
+        functions.coalesce(functions.sum(value), functions.lit(0)).alias(name)
+        for name, value in figures.items()
+        if name == "bytes" or name in frame.columns
+    ]
+    told = frame.observe(OBSERVED, functions.count(functions.lit(1)).alias("rows"), *sums)
+    return told.drop(*TASK_COLUMNS)
 
 
 class ProgressExporter(StreamingQueryListener):  # type: ignore[misc]
@@ -138,15 +159,8 @@ class ProgressExporter(StreamingQueryListener):  # type: ignore[misc]
 
     def text(self) -> str:
         """Everything, in Prometheus' text format."""
-        lines = []
         with self._lock:
-            for name, (kind, meaning) in METRICS.items():
-                if self._values[name]:
-                    lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
-                    lines += [
-                        f"{name}{_shown(labels)} {value:g}" for labels, value in sorted(self._values[name].items())
-                    ]
-        return "\n".join([*lines, ""])
+            return prometheus_text(METRICS, self._values)
 
     def serve(self, port: int, host: str = "127.0.0.1") -> int:
         """Answer HTTP requests for /metrics from now on; gives the port."""
@@ -179,7 +193,7 @@ class ProgressExporter(StreamingQueryListener):  # type: ignore[misc]
                 values, key = self._values[name], tuple(labels.items())
                 values[key] = values.get(key, 0.0) + value if METRICS[name][0] == "counter" else value
         if self._path is not None:
-            _replace(self._path, self.text())
+            replace_text(self._path, self.text())
 
 
 def export_metrics(
@@ -206,9 +220,8 @@ def _figures(progress: Mapping[str, Any], now_ms: int) -> list[tuple[str, dict[s
     written = progress.get("sink", {}).get("numOutputRows", -1)
     if written >= 0:
         figures.append(("contrailmq_spark_output_rows_total", query, float(written)))
-    observed_bytes = progress.get("observedMetrics", {}).get(OBSERVED, {}).get("bytes")
-    if observed_bytes is not None:
-        figures.append(("contrailmq_spark_input_bytes_total", query, float(observed_bytes)))
+    told = _observed(progress)
+    figures += ((name, query, told[key] * unit) for key, (name, unit) in _OBSERVED_METRICS.items() if key in told)
     for source in progress["sources"]:
         found = source_progress(source, now_ms=now_ms)
         if found is None:
@@ -222,9 +235,17 @@ def _figures(progress: Mapping[str, Any], now_ms: int) -> list[tuple[str, dict[s
     return figures
 
 
+def _observed(progress: Mapping[str, Any]) -> dict[str, float]:
+    """What `observed` counted in a batch."""
+    told = progress.get("observedMetrics", {}).get(OBSERVED, {})
+    return {name: float(value) for name, value in told.items() if value is not None}
+
+
 def _tree(offset: Any) -> dict[str, Any] | None:
     """An offset as our sources write it; None for another's, or none."""
     tree = json.loads(offset) if isinstance(offset, str) else offset
+    if isinstance(tree, dict) and isinstance(tree.get("stores"), dict):
+        return {**tree, "offsets": tree["stores"]}
     return tree if isinstance(tree, dict) and isinstance(tree.get("offsets"), dict) else None
 
 
@@ -233,16 +254,3 @@ def _queues(tree: Mapping[str, Any]) -> Iterator[tuple[str, str, str, int]]:
         for broker, queues in brokers.items():
             for queue, offset in queues.items():
                 yield topic, broker, queue, offset
-
-
-def _shown(labels: tuple[tuple[str, str], ...]) -> str:
-    escaped = ((name, value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")) for name, value in labels)
-    return "{" + ",".join(f'{name}="{value}"' for name, value in escaped) + "}"
-
-
-def _replace(path: Path, text: str) -> None:
-    """So that a reader finds the whole old text or the whole new one."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}-", delete=False) as part:
-        part.write(text)
-    os.chmod(part.name, 0o644)
-    os.replace(part.name, path)

@@ -17,7 +17,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import pyarrow as pa
@@ -91,8 +91,17 @@ def plan_parts(store: str, start: int, stop: int, settings: LogSettings, *, keep
         ranges = within_times(ranges, choice.begin_ms, choice.end_ms)
     keys = _key_places(store, settings, is_quiet=keeps_empty)
     wanted = Wanted(choice) if _goes_along_queues(store, settings) else None
+    if keys is not None and not keeps_empty:
+        ranges = [piece for part in ranges for piece in _cut(part, keys)]
     parts = [LogPart(part, store, wanted, _places(part, keys)) for part in ranges]
     return parts if keeps_empty else [part for part in parts if not part.is_empty]
+
+
+def _cut(part: Range, keys: KeyPlaces) -> Iterator[Range]:
+    """A range in pieces that the index speaks for or not, as a whole. It begins and ends at records."""
+    borders = {place for stretch in keys.covered for place in stretch if part.start < place < part.stop}
+    for start, stop in itertools.pairwise([part.start, *sorted(borders), part.stop]):
+        yield replace(part, start=start, stop=stop, is_aligned=part.is_aligned or start > part.start)
 
 
 def _places(part: Range, keys: KeyPlaces | None) -> tuple[int, ...] | None:

@@ -34,7 +34,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from contrailmq.spark.columns import OptionError, choose_view
+from contrailmq.spark.columns import OptionError
 from contrailmq.spark.decoding.decode import QueueKey, Selection
 from contrailmq.spark.decoding.log_plan import LogPart, LogSettings, plan_parts, read_part
 from contrailmq.spark.decoding.queue_units import all_queues
@@ -66,6 +66,7 @@ from contrailmq.spark.runtime.worker_daemon import end_quietly
 from contrailmq.spark.sources.portions import EMIT_OPTION, PORTION_DDL, emits_portions, pack_portion
 from contrailmq.spark.sources.pruned import pruned_log
 from contrailmq.spark.sources.tables import created_with, missing_hint, saved_options, table_schema
+from contrailmq.spark.sources.task_metrics import TASK_METRICS_OPTION, told_by_task, view_of
 from contrailmq.spark.sources.typed_bodies import BODY_OPTIONS, TypedBodies, read_typed, typed_bodies, typed_view
 
 end_quietly()
@@ -95,6 +96,7 @@ KNOWN_OPTIONS: Final = (
     "batchBytes",
     "failOnDataLoss",
     EMIT_OPTION,
+    TASK_METRICS_OPTION,
     *PRUNING_OPTIONS,
     *BODY_OPTIONS,
     *_BATCH_OPTIONS,
@@ -133,7 +135,7 @@ def parse_settings(options: Options) -> LogSettings:
         if topics is not None and topic not in topics:
             raise OptionError(f"offsets or times are given for {topic!r}, which is not among the topics: correct it")
     return LogSettings(
-        view=choose_view(options.text("columns"), options.text("properties"), options.text("columnStyle")),
+        view=view_of(options),
         selection=Selection(
             topics=None if topics is None else frozenset(topics),
             with_system_topics=options.flag("includeSystemTopics", default=False),
@@ -295,7 +297,8 @@ class CommitLogReader(DataSourceReader):  # type: ignore[misc]
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, _PartitionOf):  # Spark turns an empty plan into one partition without a value
             return iter(())
-        return freezing(read_typed(self._settings, self._bodies, partial(read_part, partition.part)))
+        batches = read_typed(self._settings, self._bodies, partial(read_part, partition.part))
+        return freezing(told_by_task(batches, self._settings.view))
 
     def pruned(self) -> str:
         """What of the log is read, in one line."""
@@ -398,7 +401,8 @@ class CommitLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             return iter(())
         if self._emits_portions:
             return pack_portion(read_part, partition.part, self._settings)
-        return freezing(read_typed(self._settings, self._bodies, partial(read_part, partition.part)))
+        batches = read_typed(self._settings, self._bodies, partial(read_part, partition.part))
+        return freezing(told_by_task(batches, self._settings.view))
 
     def _replaced(self, reached: dict[str, int], marks: dict[str, str | None], stores: Iterable[str]) -> list[str]:
         """Those of the stores that are not the ones which were read up to these offsets."""

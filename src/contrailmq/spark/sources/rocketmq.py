@@ -31,7 +31,7 @@ from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.client.errors import BrokerNotFoundError, NoRouteError
 from contrailmq.message import MessageQueue
 from contrailmq.spark.access import PREFIX, Access, parse_access
-from contrailmq.spark.columns import OptionError, choose_view
+from contrailmq.spark.columns import OptionError
 from contrailmq.spark.options import (
     EARLIEST,
     LATEST,
@@ -58,6 +58,7 @@ from contrailmq.spark.sinks.sink import (
 from contrailmq.spark.sources.portions import EMIT_OPTION, PORTION_DDL, emits_portions, pack_portion
 from contrailmq.spark.sources.pruned import pruned_topics
 from contrailmq.spark.sources.tables import created_with, missing_hint, saved_options, table_schema
+from contrailmq.spark.sources.task_metrics import TASK_METRICS_OPTION, told_by_task, view_of
 from contrailmq.spark.sources.topic_marks import Marks, made_anew, marked
 from contrailmq.spark.sources.topic_plan import (
     BATCH_BYTES,
@@ -108,6 +109,7 @@ _READ_OPTIONS: Final = (
     "pullBatchSize",
     "pullTimeoutMs",
     EMIT_OPTION,
+    TASK_METRICS_OPTION,
     *PRUNING_OPTIONS,
     *BODY_OPTIONS,
     *_BATCH_OPTIONS,
@@ -180,7 +182,7 @@ def parse_settings(options: Options, *, is_stream: bool) -> TopicSettings:
         tags=pruning.tags,
         keys=pruning.keys,
         queue_ids=pruning.queue_ids,
-        view=choose_view(options.text("columns"), options.text("properties"), options.text("columnStyle")),
+        view=view_of(options),
         decompress=options.flag("decompress", default=True),
         pull_count=options.number("pullBatchSize", PULL_COUNT, least=1),
         batch_bytes=options.number("batchBytes", BATCH_BYTES, least=1024),
@@ -259,10 +261,7 @@ class RocketMQSource(DataSource):  # type: ignore[misc]
         return "rocketmq"
 
     def schema(self) -> str | StructType:
-        view = choose_view(
-            self._options.text("columns"), self._options.text("properties"), self._options.text("columnStyle")
-        )
-        view = typed_view(view, typed_bodies(self._options, _topics_of(self._options)))
+        view = typed_view(view_of(self._options), typed_bodies(self._options, _topics_of(self._options)))
         if self._created is not None:
             self._options.required(*_NAME_SERVER)
             return table_schema(view, self._created)
@@ -615,7 +614,8 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, _RangePartition):  # Spark turns an empty plan into one partition without a value
         return iter(())
-    return freezing(read_typed(settings, bodies, partial(_read_part, partition.part)))
+    batches = read_typed(settings, bodies, partial(_read_part, partition.part))
+    return freezing(told_by_task(batches, settings.view))
 
 
 def _read_part(part: QueueRange, settings: TopicSettings) -> Iterator[pa.RecordBatch]:

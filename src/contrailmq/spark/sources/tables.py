@@ -46,6 +46,8 @@ def created_with(given: Mapping[str, str]) -> dict[str, str] | None:
 
 def table_schema(view: View, options: Mapping[str, str]) -> StructType:
     """The columns of a table, which hold its options. All may be null, so that an INSERT can leave some out."""
+    if view.has_task_metrics:
+        raise OptionError("option taskMetrics is for observed(frame), not for a table: leave it out")
     schema: pa.Schema = view.arrow_schema()
     fields = [StructField(field.name, field.dataType, True) for field in from_arrow_schema(schema).fields]
     fields[0].metadata = {_METADATA: json.dumps(dict(options), sort_keys=True)}
