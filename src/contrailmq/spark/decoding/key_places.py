@@ -10,6 +10,7 @@ a hash, so whoever reads a place compares the text.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterable
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -42,7 +43,7 @@ class KeyPlaces(NamedTuple):
         return any(begin <= start and stop <= end for begin, end in self.covered)
 
     def between(self, start: int, stop: int) -> tuple[int, ...]:
-        return tuple(place for place in self.places if start <= place < stop)
+        return tuple(self.places[bisect_left(self.places, start) : bisect_left(self.places, stop)])
 
 
 def why_no_index(store: str, topics: Iterable[str], keys: Iterable[str]) -> str:
