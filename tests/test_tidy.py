@@ -454,6 +454,7 @@ SMALL = {
     "client/namespace.py": "one rule that producing, consuming and admin share",
     "client/transport/waiting.py": "one trap of asyncio that all three share",
     "broker/turns.py": "admin and cluster share it, and neither may import the other",
+    "spark/prometheus.py": "streams and cli share it, and cli loads no Spark for it",
     "spark/runtime/needs.py": "it must be imported before all others",
     "spark/runtime/task_process.py": "tasks import it, and not the engine that starts sessions",
     "spark/runtime/disk_errors.py": "jobs and cli share it",
