@@ -104,7 +104,8 @@ class History:
 
     sent: dict[bytes, Sent] = field(default_factory=dict)
     acknowledged: dict[bytes, Acknowledged] = field(default_factory=dict)
-    by_broker: Counter[str] = field(default_factory=Counter)  # acknowledgements, of recalls too
+    by_broker: Counter[str] = field(default_factory=Counter)  # acknowledgements
+    recalls: Counter[str] = field(default_factory=Counter)  # by broker: those that were acknowledged
     refused: dict[bytes, str] = field(default_factory=dict)
     decided: dict[bytes, bool] = field(default_factory=dict)  # half message -> committed; as a database would have it
     deliveries: list[Delivery] = field(default_factory=list)

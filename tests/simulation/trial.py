@@ -339,6 +339,8 @@ class Trial:
         moment = chance.random()
         if moment < 0.7:
             self._wait_for_acknowledgement(name, at_border=moment < 0.3)
+        elif moment < 0.85:
+            self._wait_for_recall(name)
         disk.loss = chance.choice(tuple(Loss))
         if node.is_alive:
             if self.roles.is_master(name):
@@ -363,20 +365,32 @@ class Trial:
 
         Worse still when the message is the first of a log file, which is synced apart from the one before.
         """
-        disk, history, name = self.cluster.disk(name), self.history, group_of(name)
-        count = history.by_broker[name]
-        usual = disk.sync_ns_min, disk.sync_ns_max
-        disk.sync_ns_min, disk.sync_ns_max = 5 * MILLISECOND_NS, 40 * MILLISECOND_NS
+        history, group = self.history, group_of(name)
+        count = history.by_broker[group]
         file_bytes = SMALL_FILES["mapped_file_size_commit_log"]
 
         def is_there() -> bool:
-            if history.by_broker[name] == count:
+            if history.by_broker[group] == count:
                 return False
-            return not at_border or history.newest_offset[name] % file_bytes < BORDER_BYTES
+            return not at_border or history.newest_offset[group] % file_bytes < BORDER_BYTES
 
         self.workload.is_hurried = at_border
-        self.world.run_until(is_there, within_s=8.0 if at_border else 2.0)
+        self._wait_with_slow_syncs(name, is_there, within_s=8.0 if at_border else 2.0)
         self.workload.is_hurried = False
+
+    def _wait_for_recall(self, name: str) -> None:
+        """As bad a moment: a client has just heard that its timer is taken back."""
+        recalls, group = self.history.recalls, group_of(name)
+        count = recalls[group]
+        self.workload.is_fickle = True
+        self._wait_with_slow_syncs(name, lambda: recalls[group] > count, within_s=5.0)
+        self.workload.is_fickle = False
+
+    def _wait_with_slow_syncs(self, name: str, is_there: Callable[[], bool], *, within_s: float) -> None:
+        disk = self.cluster.disk(name)
+        usual = disk.sync_ns_min, disk.sync_ns_max
+        disk.sync_ns_min, disk.sync_ns_max = 5 * MILLISECOND_NS, 40 * MILLISECOND_NS
+        self.world.run_until(is_there, within_s=within_s)
         disk.sync_ns_min, disk.sync_ns_max = usual
 
     def _cut_of(self, name: str) -> Cut:

@@ -74,7 +74,8 @@ SLOW_READER_ODDS: Final = 0.1
 SLOW_S: Final = (2.0, 8.0)
 VOLLEY: Final = (3, 9)  # how many messages go out together
 VOLLEY_CHOICE: Final = 0.4  # the dice that says so
-RECALL_ODDS: Final = 0.5  # that a timer is taken back
+TIMER_CHOICE: Final = 0.9
+RECALL_ODDS: Final = 0.3  # that a timer is taken back
 HURRIED_S: Final = 0.01
 KEYS: Final = 5
 # Names that look like RocketMQ's own to whoever searches for them carelessly.
@@ -99,6 +100,7 @@ class Workload:
         self._cluster, self.history, self._plan, self._pace = cluster, history, plan, plan.pace
         self.is_on = True
         self.is_hurried = False  # p0 sends many at once, without a pause: a log file is to be full soon
+        self.is_fickle = False  # p0 sends timers and takes all of them back
         self._has_topics = False
         self._numbers: Counter[str] = Counter()
         self.mains = {
@@ -128,7 +130,7 @@ class Workload:
         async with aio.Producer("producers", namesrv=self._cluster.namesrv) as producer:
             await self._wait_for_topics()
             while await self._may_send(node):
-                choice = VOLLEY_CHOICE if self.is_hurried else chance.random()
+                choice = VOLLEY_CHOICE if self.is_hurried else TIMER_CHOICE if self.is_fickle else chance.random()
                 if choice < VOLLEY_CHOICE:
                     await self._send_one(node, producer, self._new(node, chance, PLAIN, Kind.SINGLE))
                 elif choice < 0.5:
@@ -147,7 +149,8 @@ class Workload:
                     delay_s = chance.choice((1.0, 2.3, 6.0, 12.0))
                     message = self._new(node, chance, LATER, Kind.TIMER, delay_s, delay=delay_s)
                     result = await self._send_one(node, producer, message)
-                    if result is not None and result.recall_handle and chance.random() < RECALL_ODDS:
+                    takes_back = self.is_fickle or chance.random() < RECALL_ODDS
+                    if result is not None and result.recall_handle and takes_back:
                         await asyncio.sleep(chance.expovariate(5.0))
                         await self._recall(node, producer, message, result)
                 await asyncio.sleep(HURRIED_S if self.is_hurried else chance.expovariate(1.5 * self._pace))
@@ -235,7 +238,7 @@ class Workload:
         try:
             await producer.recall(message.topic, result.recall_handle or "")
             self.history.recalled[message.body] = node.world.now_s
-            self.history.by_broker[result.queue.broker_name] += 1  # the moment for a power cut
+            self.history.recalls[result.queue.broker_name] += 1
         except ContrailError as exc:
             node.world.note(f"recall: {type(exc).__name__}")
 
