@@ -140,10 +140,10 @@ PLANTED: Final = (
         "offset = result.queue_offset + (result.queue_offset % 16 == 15)",
     ),
     Planted(
-        "the unit of a batch covers its first message only",
-        "store.queues.batch_queue_table:unit_of",
-        "int(base), count)",
-        "int(base), 1)",
+        "a batch takes one offset of its queue, however many messages it holds",
+        "store.log.commit_log:CommitLog._append_odd",
+        "count = inner_count(known) if count else 0",
+        "count = 1 if count else 0",
     ),
     # --- delays and timers
     Planted(
