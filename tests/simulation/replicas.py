@@ -272,7 +272,8 @@ class Witness:
 
     def _compare(self, slave: str, slave_end: int, master_end: int) -> Compared:
         ours, theirs = self.log_of(slave), self.log_of(self._roles.master_of(slave))
-        begin, end = self._compared.get(slave, ours.begin), min(slave_end, master_end)
+        # A slave with an empty disk may begin anywhere, later than when it was compared last.
+        begin, end = max(self._compared.get(slave, 0), ours.begin), min(slave_end, master_end)
         if ours.read(begin, end) == theirs.read(begin, end):
             common = max(begin, ours.border_before(begin, end))
             likeness = Likeness.PREFIX if slave_end < master_end else Likeness.EQUAL
