@@ -172,6 +172,7 @@ class SimulatedLoop(_LOOP):
 
     def __init__(self, node: Node) -> None:
         self._node = node
+        self._monotonic_ns = node.clock.monotonic_ns  # asked for three times in each turn
         self._numbers = 0
         self._phase_s = node.world.random.random() * REST_GRID_S
         self._selecting = SimulatedSelector(node)
@@ -187,7 +188,7 @@ class SimulatedLoop(_LOOP):
         return self._numbers
 
     def time(self) -> float:
-        return self._node.clock.monotonic_ns() / SECOND_NS
+        return self._monotonic_ns() / SECOND_NS
 
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None

@@ -109,6 +109,10 @@ class Stream:
         return self.number
 
     @property
+    def has_unsent(self) -> bool:
+        return bool(self._outbox)
+
+    @property
     def room(self) -> int:
         return SEND_BUFFER_BYTES - self._unsent
 
@@ -280,6 +284,14 @@ class Network:
             stream.peer.fail(errno.ECONNRESET)
             stream.fail(errno.ECONNRESET)
         return len(ended)
+
+    def is_under_way(self, one: Host, other: Host, port: int) -> bool:
+        """Whether something is on its way between two hosts on a connection to this port of either."""
+        return any(
+            stream.local[1] == port and stream.has_unsent and stream.peer is not None and stream.peer.host is target
+            for host, target in ((one, other), (other, one))
+            for stream in host.streams
+        )
 
     # --- opening a connection
 

@@ -34,7 +34,7 @@ from simulation.faults import (
 from simulation.history import SUBSCRIBED, TOPICS, Cut, History, Queue
 from simulation.network import Link
 from simulation.nodes import RATE_MILLION, Node
-from simulation.replicas import Likeness, Witness
+from simulation.replicas import HA_PORT, Likeness, Witness
 from simulation.stores import Left
 from simulation.workload import QUEUES_MAX, Workload
 from simulation.world import MICROSECOND_NS, MILLISECOND_NS
@@ -458,6 +458,8 @@ class Trial:
         network, chance = self.cluster.network, random.Random(fault.dice)
         one, other = self.cluster.host(fault.target), self.cluster.host(fault.other)
         if fault.kind == "reset":
+            if {fault.target, fault.other} <= set(self.plan.members):  # the worst moment: some of the log is on its way
+                self.world.run_until(lambda: network.is_under_way(one, other, HA_PORT), within_s=1.0)
             network.reset_connections(one, other)
             return
         links = network.links(one, other)
@@ -502,6 +504,7 @@ class Trial:
         while unfinished(self.history) and self.world.now_s < began_s + peace_s:
             self._live_until(self.world.now_s + LOOK_EVERY_S)
             self.world.is_resting = self.world.now_s > began_s + BUSY_PEACE_S
+        self.world.is_resting = True  # nobody waits for anything any more
         self._live_until(self.world.now_s + 2 * LOOK_EVERY_S)
         self._wait_for_slaves(began_s)
         self._weigh()
