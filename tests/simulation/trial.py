@@ -512,9 +512,11 @@ class Trial:
     def _wait_for_slaves(self, began_s: float) -> None:
         """Until each has been seen with all of its master's log, which may still grow."""
         behind = list(self.roles.slaves)
-        while behind and self.world.now_s < began_s + LAG_S:
+        while True:
             found = {slave: self.witness.compare(slave) for slave in behind}
             behind = [slave for slave, one in found.items() if one is None or one.likeness is not Likeness.EQUAL]
+            if not behind or self.world.now_s >= began_s + LAG_S:
+                break
             self._live_until(self.world.now_s + 1.0)
         for slave in behind:
             self._blame(f"{slave} lacks some of its master's log {LAG_S:g} s after the last fault: {found[slave]}")
