@@ -50,7 +50,7 @@ def test_each_kind_of_fault_keeps_every_promise_of_a_group(kind: str, flush: str
 
 
 def test_a_seed_with_slaves_and_every_kind_of_fault_repeats_its_history_and_stores_byte_for_byte() -> None:
-    plan = with_each_kind(draw_group(2, 1.5, clients=CLIENTS), GROUP_KINDS)
+    plan = with_each_kind(draw_group(2, 1.0, clients=CLIENTS), GROUP_KINDS)
     first, second = Trial(plan).run(), Trial(plan).run()
     assert first.problems == []
     assert first.history.digest() == second.history.digest()

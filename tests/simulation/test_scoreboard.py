@@ -47,7 +47,7 @@ def test_the_scoreboard_counts_what_was_saved(
         "| Seeds | 5 of 1 and 10 virtual minutes, of which 0 without faults and 2 with one kind of fault alone; "
         "1 failed |" in text
     )
-    assert "| Run at | commit 1234567, 2026-11-18: 4; commit unknown, unknown: 1 |" in text
+    assert "| Package at | commit 1234567, 2026-11-18: 4; commit unknown, unknown: 1 |" in text
     assert "| Speed | 2 seeds of 1 minutes without slaves: 0.0 virtual hours in 0.1 min of CPU, 15 to 1 |" in text
     assert f"| kill | {scoreboard.MEANINGS['kill']} | 4 in 3, 2 | 0 in 0, 0 | all promises kept |" in text
     assert f"| stop | {scoreboard.MEANINGS['stop']} | 1 in 1, 0 | 0 in 0, 0 | all promises kept |" in text

@@ -65,7 +65,7 @@ def with_each_kind(plan: Plan, kinds: Iterable[str]) -> Plan:
         target = plan.brokers[0] if kind in (*CRASHES, *GROUP_CRASHES, SWITCH) else plan.members[-1]
         target = chance.choice(plan.clients) if kind.startswith("client") else target
         faults.append(Fault(BEGIN_S + step_s * number, kind, target, plan.brokers[0], 2.0, chance.getrandbits(32)))
-    return replace(plan, faults=tuple(faults), bursts=())
+    return replace(plan, faults=tuple(faults), bursts=(), pace=1.0)
 
 
 @pytest.mark.parametrize("seed", apart(SEEDS))
@@ -85,7 +85,7 @@ def test_each_kind_of_fault_keeps_every_promise(kind: str, flush: str) -> None:
 
 
 def test_a_seed_with_every_kind_of_fault_repeats_its_history_and_stores_byte_for_byte() -> None:
-    plan = with_each_kind(draw(3, 1.5, clients=CLIENTS), KINDS)
+    plan = with_each_kind(draw(3, 1.0, clients=CLIENTS), KINDS)
     first, second = Trial(plan).run(), Trial(plan).run()
     assert first.problems == []
     assert first.history.flipped
