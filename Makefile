@@ -5,14 +5,14 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CLASSES := $(VENV)/.spark-classes
-EXTRAS := spark,redis,otel,delta,iceberg,avro,protobuf,dev
+EXTRAS := console,spark,redis,otel,delta,iceberg,avro,protobuf,dev
 
 # Asked before anything is made: pip would only say that no set of versions fits, and leave the wrong .venv behind.
 NEW_ENOUGH = import sys; who, remedy = sys.argv[1:]; sys.version_info >= (3, 11) or sys.exit("ContrailMQ needs \
 Python 3.11 or newer, " + who + " is %d.%d.%d: " % tuple(sys.version_info[:3]) + remedy)
 
 .DEFAULT_GOAL := help
-.PHONY: help install compile pure wheels simulate test-plain demo up bench test test-long interop check types test-types tidy lint clean
+.PHONY: help install compile pure wheels simulate test-plain demo up screenshots bench test test-long interop check types test-types tidy lint clean
 
 help:           ## Show the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,10 @@ up: $(STAMP)    ## A NameServer and a broker in the foreground, until Ctrl-C
 bench: $(STAMP) ## What things cost here (the codec; `python -m bench --help` lists the others)
 	@echo "==> benchmarks"
 	@$(BIN)/python -m bench codec
+
+screenshots: $(STAMP) ## The console's pictures for the documents, taken by its tests (needs chromium)
+	@echo "==> screenshots"
+	@CONTRAILMQ_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q -p no:randomly tests/console/test_console_browser.py
 
 # One process more than there are cores, since some tests wait; the tests of a file stay together, in the order of
 # tests/conftest.py.

@@ -28,7 +28,8 @@ import contrailmq, subprocess, sys
 from contrailmq import ConsumeFromWhere, LitePullConsumer, Message, Producer, SendStatus
 
 assert not contrailmq.__file__.startswith(sys.argv[1]), contrailmq.__file__
-command = [sys.executable, "-m", "contrailmq", "up", "--store", "data", "--namesrv-port", "0", "--broker-port", "0"]
+ports = ["--namesrv-port", "0", "--broker-port", "0"]
+command = [sys.executable, "-m", "contrailmq", "up", "--no-console", "--store", "data", *ports]
 command += ["--log-level", "error"]
 with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
     try:

@@ -165,7 +165,7 @@ def test_the_environment_promises_as_much_as_a_file(tmp_path: Path, monkeypatch:
     for arguments in (
         ("broker", *where),
         ("namesrv", "--set", "listenPort=0"),
-        ("up", "--store", str(tmp_path), *ports),
+        ("up", "--no-console", "--store", str(tmp_path), *ports),
     ):
         refused = run_command(*arguments)
         assert (refused.returncode, refused.stdout) == (1, ""), refused.stderr

@@ -10,7 +10,7 @@ from admin_command import run, run_json
 
 from contrailmq import Admin, Message, MessageQueue, Producer
 from contrailmq.cli.admin.figures import figure, setting
-from contrailmq.cli.admin.times import parse_time
+from contrailmq.client.admin.times import parse_time
 from contrailmq.testing import LocalCluster
 
 NOW_MS = 1_800_000_000_000

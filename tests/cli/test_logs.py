@@ -182,7 +182,17 @@ def environment() -> dict[str, str]:
 
 
 def up(tmp_path: Path, *flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "contrailmq", "up", "--store", str(tmp_path / "data"), "--brokers", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "contrailmq",
+        "up",
+        "--no-console",
+        "--store",
+        str(tmp_path / "data"),
+        "--brokers",
+        "2",
+    ]
     return subprocess.Popen(
         [*command, "--namesrv-port", "0", "--broker-port", "0", *flags],
         stdout=subprocess.PIPE,

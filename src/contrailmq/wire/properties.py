@@ -137,7 +137,7 @@ def _as_codes(text: str) -> str:
 
 def environment_settings(environ: Mapping[str, str], keys: Iterable[str]) -> dict[str, str]:
     """What our names in the environment say about `keys` (in camel case)."""
-    names = {key: ENVIRONMENT_PREFIX + _snake_case(key).upper().replace(".", "_") for key in keys}
+    names = {key: environment_name(key) for key in keys}
     return {key: environ[name] for key, name in names.items() if name in environ}
 
 
@@ -145,6 +145,11 @@ def rocketmq_settings(environ: Mapping[str, str], keys: Iterable[str]) -> dict[s
     """What RocketMQ's own names in the environment say about `keys`."""
     known = set(keys)
     return {key: environ[name] for name, key in _ROCKETMQ_NAMES.items() if key in known and environ.get(name)}
+
+
+def environment_name(key: str) -> str:
+    """The variable of the environment that sets `key`."""
+    return ENVIRONMENT_PREFIX + _snake_case(key).upper().replace(".", "_")
 
 
 def is_setting(name: str) -> bool:

@@ -18,7 +18,7 @@ from contrailmq.cli.admin.asking import (
     require_topic,
 )
 from contrailmq.cli.admin.output import done, show
-from contrailmq.cli.admin.times import FORMS, parse_time
+from contrailmq.client.admin.times import FORMS, parse_time
 
 if TYPE_CHECKING:
     from contrailmq import Admin

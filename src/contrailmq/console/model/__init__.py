@@ -1,0 +1,1 @@
+"""What the console knows of a cluster, without any page: `console_model.py` is the front."""
