@@ -463,7 +463,6 @@ SMALL = {
     "client/admin/times.py": "cli and console share it",
     "cli/admin/times.py": "options that many commands of admin share",
     "console/light_imports.py": "it must be imported before NiceGUI",
-    "console/model/console_model.py": "the front of the model, which pages are given",
     "console/model/paging.py": "every list of the console shares it",
     "client/transport/waiting.py": "one trap of asyncio that all three share",
     "broker/turns.py": "admin and cluster share it, and neither may import the other",

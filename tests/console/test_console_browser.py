@@ -15,14 +15,26 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
-from contrailmq import Admin, ConsumeFromWhere, ConsumeResult, LitePullConsumer, Message, Producer, PushConsumer
+from contrailmq import (
+    Admin,
+    ConsumeFromWhere,
+    ConsumeResult,
+    LitePullConsumer,
+    Message,
+    Producer,
+    PushConsumer,
+    TransactionProducer,
+    TransactionState,
+)
 from contrailmq.message import MessageQueue, dlq_topic
 from contrailmq.testing import LocalCluster
 
@@ -63,11 +75,18 @@ def data(cluster: LocalCluster) -> None:
                 producer.send(Message("Refused", f"no {number}".encode(), keys=[f"r-{number}"], tags=HOSTILE))
         for queue in admin.queues("Orders"):
             admin.set_offset("billing", queue, 8)
+    with TransactionProducer(
+        "deciding",
+        namesrv=namesrv,
+        execute=lambda message, arg: TransactionState.UNKNOWN,
+        check=lambda message: TransactionState.UNKNOWN,
+    ) as transactions:
+        transactions.send_in_transaction(Message("Many-00", b"half"), None)
     refusing = PushConsumer(
         "refusing", namesrv=namesrv, from_where=ConsumeFromWhere.FIRST_OFFSET, max_reconsume_times=0
     )
     refusing.subscribe("Refused")
-    refusing.listen(lambda messages: ConsumeResult.LATER)
+    refusing.listen(lambda messages: ConsumeResult.RETRY)
     refusing.start()
     try:
         with Admin(namesrv=namesrv) as admin:
@@ -178,6 +197,9 @@ PAGES = {
     "/message?topic=Orders&broker=broker-0&queue=0&offset=1": "Where the groups stand",
     "/letters": "refusing",
     "/letters?group=refusing": "r-3",
+    "/pending": "deciding",
+    "/cluster": "answers, knows 1 brokers",
+    "/pipeline": "contrailmq pipeline ask --archive archive",
 }
 
 
@@ -334,7 +356,7 @@ def test_hostile_text_is_shown_as_it_is(page: Any, console: str) -> None:
     page.goto(f"{console}/letters?group=refusing")
     page.get_by_text(HOSTILE, exact=True).first.wait_for()
     for path in ("/topic?name=", "/group?name=", "/messages?topic=", "/letters?group="):
-        page.goto(console + path + urllib.request.quote(HOSTILE))
+        page.goto(console + path + quote(HOSTILE))
         page.get_by_role("heading", level=1).wait_for()
 
 
@@ -392,6 +414,35 @@ def test_dead_letters_are_exported_as_json_lines_and_as_parquet(console: str, cl
         assert dlq_topic("refusing") in admin.topics()
 
 
+def test_a_setting_is_changed_and_what_the_broker_refuses_is_said(
+    page: Any, console: str, cluster: LocalCluster
+) -> None:
+    page.goto(f"{console}/cluster")
+    page.get_by_label("Search settings").fill("given up")
+    page.get_by_text("transactionCheckMax", exact=True).wait_for()
+    button(page, "Change a setting").click()
+    dialog(page).get_by_label("Setting", exact=True).fill("fileReservedTime")
+    dialog(page).get_by_label("Value", exact=True).fill("71")
+    button(dialog(page), "Change").click()
+    page.get_by_text("fileReservedTime: not changed over the network").wait_for()
+    dialog(page).get_by_label("Setting", exact=True).fill("transactionCheckMax")
+    dialog(page).get_by_label("Value", exact=True).fill("9")
+    button(dialog(page), "Change").click()
+    page.get_by_text("transactionCheckMax=9 on broker-0").wait_for()
+    with Admin(namesrv=cluster.namesrv) as admin:
+        assert admin.broker_config(cluster.broker_addresses[0])["transactionCheckMax"] == "9"
+
+
+def test_commands_are_written_for_the_chosen_topics(page: Any, console: str, cluster: LocalCluster) -> None:
+    page.goto(f"{console}/pipeline")
+    page.get_by_label("Topics, with commas between").fill("Orders, Refused")
+    page.get_by_label("Group with dead letters").fill("refusing")
+    button(page, "Write commands").click()
+    archive = f"contrailmq pipeline archive -n {cluster.namesrv} --topics Orders,Refused --to archive"
+    page.get_by_text(archive, exact=True).wait_for()
+    page.get_by_text(f"contrailmq pipeline redrive --group refusing -n {cluster.namesrv}", exact=True).wait_for()
+
+
 def test_requests_of_other_sites_and_names_are_refused(page: Any, console: str) -> None:
     host = console.removeprefix("http://")
     key = {"sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==", "sec-websocket-version": "13"}
@@ -430,7 +481,8 @@ def test_a_read_only_console_behind_a_password_shows_everything_and_offers_nothi
     page.get_by_label("Password").fill(PASSWORD)
     page.keyboard.press("Enter")
     page.get_by_text("read-only").wait_for()
-    for path in ("/topics", "/topic?name=Orders", "/groups", "/group?name=billing", "/letters?group=refusing"):
+    paths = ("/topics", "/topic?name=Orders", "/groups", "/group?name=billing", "/letters?group=refusing", "/cluster")
+    for path in paths:
         page.goto(console + path)
         page.get_by_role("heading", level=1).wait_for()
         for name in ("Create", "Change", "Delete", "Send", "Reset", "Skip", "Resend"):

@@ -17,6 +17,7 @@ from contrailmq.console.model.console_model import ConsoleModel
 from contrailmq.console.model.topics import TopicKind
 from contrailmq.message import ContrailError, MessageQueue
 from contrailmq.testing import LocalCluster
+from contrailmq.testing.members import ProcessMember
 
 T = TypeVar("T")
 WAIT_S = 120.0  # a bound for a machine that is busy, not a duration
@@ -289,6 +290,7 @@ def test_a_broker_that_hangs_leaves_a_note_beside_what_the_other_says_and_one_th
         consumed(broken, "Half", "halves")
         address = broken.broker_addresses[1]
         hanging = broken._members[1]
+        assert isinstance(hanging, ProcessMember)
 
         async def question(model: ConsoleModel) -> None:
             await model.sampler.sample()

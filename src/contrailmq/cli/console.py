@@ -13,7 +13,9 @@ from contrailmq.cli.logs import FILE_MIB, FILES_KEPT, File, FileMib, FilesKept, 
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
+    from contrailmq.console.model.pipeline import ArchiveFacts
     from contrailmq.console.passwords import PasswordHash
 
 PORT: Final = 8080
@@ -35,6 +37,10 @@ def console(
     ] = None,
     set_password: Annotated[
         Path | None, typer.Option("--set-password", metavar="FILE", help="Ask for a password, write its hash, and end.")
+    ] = None,
+    archives: Annotated[
+        list[str] | None,
+        typer.Option("--archive", metavar="DIR", help="Show how far this archive is; may be repeated."),
     ] = None,
     tls: Annotated[bool, typer.Option("--tls", help="Speak TLS with the cluster.")] = False,
     tls_ca: Annotated[Path | None, typer.Option("--tls-ca", help="CA that signed the servers' certificates.")] = None,
@@ -60,9 +66,8 @@ def console(
         tls_flags(tls=tls, ca=tls_ca, certificate=None, key=None, password="", server_name="")
         from contrailmq.console.server import ConsoleOptions
 
-        options = ConsoleOptions(
-            namesrv or "", listen, port, read_only, password, tuple(names or ()), dict(tls_of_flags.get())
-        )
+        client, reader = dict(tls_of_flags.get()), _archive_reader(archives)
+        options = ConsoleOptions(namesrv or "", listen, port, read_only, password, tuple(names or ()), client, reader)
         run_until_stopped(lambda stopped: _serve(options, stopped))
     except ContrailError as exc:
         failed(str(exc), is_json=log_json)
@@ -107,6 +112,26 @@ def _password(file: Path | None, listen: str) -> PasswordHash | None:
             "`contrailmq console --set-password FILE`, and give it as --password-file FILE"
         )
     return None
+
+
+def _archive_reader(directories: list[str] | None) -> Callable[[], list[ArchiveFacts]] | None:
+    """Reads the manifests each time it is called: an archive grows. Needs no Spark."""
+    if not directories:
+        return None
+    from contrailmq.console.model.pipeline import ArchiveFacts
+    from contrailmq.message import ContrailError
+    from contrailmq.spark.jobs.manifest import Manifest
+
+    def facts(directory: str) -> ArchiveFacts:
+        manifest = Manifest(directory)
+        try:
+            manifest.check_archive()
+            state = manifest.newest()
+        except (ContrailError, OSError) as exc:
+            return ArchiveFacts(directory, fault=str(exc))
+        return ArchiveFacts(directory, state.rows, len(state.files), state.version, state.offsets)
+
+    return lambda: [facts(directory) for directory in directories]
 
 
 def _write_password(file: Path) -> None:

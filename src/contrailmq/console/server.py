@@ -25,11 +25,15 @@ from nicegui import ui
 from contrailmq.console.exporting import file_name, has_parquet, json_lines, parquet
 from contrailmq.console.guard import Guard
 from contrailmq.console.model.console_model import ConsoleModel
+from contrailmq.console.model.pipeline import ReadArchives
+from contrailmq.console.pages.cluster import ClusterPage
 from contrailmq.console.pages.frame import frame
 from contrailmq.console.pages.groups import GroupPage, GroupsPage
 from contrailmq.console.pages.letters import LetterGroupsPage, LettersPage
 from contrailmq.console.pages.messages import MessagePage, MessagesPage
 from contrailmq.console.pages.overview import OverviewPage
+from contrailmq.console.pages.pending import PendingPage
+from contrailmq.console.pages.pipeline import PipelinePage
 from contrailmq.console.pages.topics import TopicPage, TopicsPage
 from contrailmq.console.passwords import PasswordHash
 from contrailmq.message import ContrailError, MessageQueue
@@ -47,6 +51,7 @@ class ConsoleOptions:
     password: PasswordHash | None = None
     names: tuple[str, ...] = ()  # by which browsers may call it, besides numbers and localhost
     client: dict[str, Any] = field(default_factory=dict)  # TLS and credentials
+    read_archives: ReadArchives | None = None
 
 
 class ConsoleServer:
@@ -57,7 +62,12 @@ class ConsoleServer:
         self._options = options
         self._socket = bound_socket(options.host, options.port)
         self.port: int = self._socket.getsockname()[1]
-        self.model = ConsoleModel(options.namesrv, is_read_only=options.is_read_only, **options.client)
+        self.model = ConsoleModel(
+            options.namesrv,
+            is_read_only=options.is_read_only,
+            read_archives=options.read_archives,
+            **options.client,
+        )
         application = FastAPI(lifespan=self._life, docs_url=None, redoc_url=None, openapi_url=None)
         application.add_api_route("/export/letters", export_of(self.model), response_model=None)
         register_pages(self.model, has_login=options.password is not None)
@@ -133,9 +143,6 @@ def bound_socket(host: str, port: int) -> socket.socket:
 def register_pages(model: ConsoleModel, *, has_login: bool) -> None:
     """Every page is made anew for each browser: header and menu, then what it shows."""
 
-    def page(path: str, show: Any) -> None:
-        ui.page(path, response_timeout=ANSWER_S)(show)
-
     def framed(title: str, path: str) -> Any:
         return frame(model, title, path, has_login=has_login)
 
@@ -176,10 +183,23 @@ def register_pages(model: ConsoleModel, *, has_login: bool) -> None:
             else:
                 await LetterGroupsPage(model).build()
 
+    async def pending() -> None:
+        with framed("Timers and transactions", "/pending"):
+            await PendingPage(model).build()
+
+    async def cluster() -> None:
+        with framed("Cluster", "/cluster"):
+            await ClusterPage(model).build()
+
+    async def pipeline() -> None:
+        with framed("Pipeline", "/pipeline"):
+            await PipelinePage(model).build()
+
     shows = {"/": overview, "/topics": topics, "/topic": topic, "/groups": groups, "/group": group}
     shows |= {"/messages": messages, "/message": message, "/letters": letters}
+    shows |= {"/pending": pending, "/cluster": cluster, "/pipeline": pipeline}
     for path, show in shows.items():
-        page(path, show)
+        ui.page(path, response_timeout=ANSWER_S)(show)
 
 
 def export_of(model: ConsoleModel) -> Any:

@@ -16,6 +16,9 @@ PAGES: Final = (
     ("/groups", "Groups", "groups"),
     ("/messages", "Messages", "mail"),
     ("/letters", "Dead letters", "report"),
+    ("/pending", "Timers and transactions", "schedule"),
+    ("/cluster", "Cluster", "dns"),
+    ("/pipeline", "Pipeline", "account_tree"),
 )
 LOOK: Final = """
 .console-break { overflow-wrap: anywhere; }
