@@ -31,7 +31,7 @@ def test_the_scoreboard_counts_what_was_saved(
 ) -> None:
     counts = {"acknowledged": 10, "refused": 1, "deliveries": 30, "virtual_s": 60.0, "cpu_s": 2.0}
     good = {"seed": 1, "flush": "SYNC_FLUSH", "faults": ["kill", "kill"], "problems": [], "commit": "1234567", **counts}
-    good["date"] = "2026-11-18"
+    good |= {"date": "2026-11-18", "slaves": 0}
     bad = {"seed": 2, "flush": "ASYNC_FLUSH", "faults": ["cut"], "problems": ["lost"], "slaves": 1, **counts}
     short = good | {"minutes": 1.0, "faults": ["stop"], "cpu_s": 4.0}
     alone = short | {"seed": 1, "alone": "kill", "faults": ["kill"], "slaves": 0}
