@@ -57,6 +57,7 @@ class ProxyServer:
         self._config = config
         self._server: grpc.aio.Server | None = None
         self._cluster: Cluster | None = None
+        self.service: Service | None = None  # while it runs
         self._tasks: list[asyncio.Task[None]] = []
         self.port = config.port
 
@@ -68,7 +69,7 @@ class ProxyServer:
         """Listen. ListenError when the port cannot be had."""
         config = self._config
         self._cluster = Cluster(config.client, config.client.client_id())
-        service = Service(self._cluster)
+        service = self.service = Service(self._cluster)
         self._server = grpc.aio.server(options=_OPTIONS)
         self._server.add_generic_rpc_handlers((_handlers(service),))
         try:

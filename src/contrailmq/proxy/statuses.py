@@ -66,6 +66,7 @@ _CODES: Final[dict[int, Code]] = {
     ResponseCode.NO_PERMISSION: Code.FORBIDDEN,
     ResponseCode.TOPIC_NOT_EXIST: Code.TOPIC_NOT_FOUND,
     ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST: Code.CONSUMER_GROUP_NOT_FOUND,
+    ResponseCode.NO_MESSAGE: Code.INVALID_RECEIPT_HANDLE,  # of a handle: not, or no longer, in flight
     ResponseCode.SUBSCRIPTION_PARSE_FAILED: Code.ILLEGAL_FILTER_EXPRESSION,
 }
 
