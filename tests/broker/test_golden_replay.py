@@ -39,6 +39,14 @@ WHERE_STATE_IS_MISSING = {
     RequestCode.RECALL_MESSAGE: "the setting that allows it",
     RequestCode.RESUME_CHECK_HALF_MESSAGE: "the message at that offset",
 }
+# POP: each request builds on the answer to the one before; test_pop_golden.py replays whole conversations.
+CONVERSATIONS = {
+    RequestCode.POP_MESSAGE,
+    RequestCode.ACK_MESSAGE,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+    RequestCode.NOTIFICATION,
+    RequestCode.QUERY_ASSIGNMENT,
+}
 # Members that Apache leaves out when the state behind them is missing, and so do we.
 OPTIONAL_MEMBERS = {"subscriptionData"}
 
@@ -99,7 +107,7 @@ def test_captured_requests_get_answers_of_the_same_shape(golden_bench: Bench) ->
     for path in exchanges():
         capture = json.loads(path.read_text())
         command = parsed(capture["request_hex"])
-        if command.code not in bench.handlers:
+        if command.code not in bench.handlers or command.code in CONVERSATIONS:
             continue
         ours = replay(bench, link, command)
         if ours is None or not capture["response_hex"]:
