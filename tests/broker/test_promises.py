@@ -30,7 +30,6 @@ PROTECTING = {
     "duplicationEnable": ("true", "false"),
     "enableDLegerCommitLog": ("true", "false"),
     "enableControllerMode": ("true", "false"),
-    "metricsExporterType": ("PROM", "DISABLE"),
     "configManagerVersion": ("v2", "v1"),
     "timerRocksDBEnable": ("true", "false"),
     "transRocksDBEnable": ("true", "false"),

@@ -21,6 +21,17 @@ from typing import Final
 from contrailmq.broker.foreign_settings import PROMISES, named_in_one_line, why_without_effect
 from contrailmq.broker.state.client_bound import DEFAULT_MAX
 from contrailmq.message import ContrailError, MessageError, check_group
+from contrailmq.metrics.settings import (
+    DEFAULT_PORT,
+    LIMIT,
+    ExporterKind,
+    ExportSettings,
+    MetricsSettingError,
+    exporter_kind,
+    label_pairs,
+    otlp_target,
+    pairs,
+)
 from contrailmq.store import StoreConfig, rocketmq_key
 from contrailmq.wire.promises import broken_promises
 from contrailmq.wire.tls import KEYS as TLS_KEYS
@@ -38,6 +49,11 @@ DIFFERENCES: Final[Mapping[str, tuple[str, str, str]]] = {
         "32768",
         "262144",
         "slaves of any version take larger blocks, and fewer of them cost less",
+    ),
+    "metricsPromExporterHost": (
+        "empty: brokerIP1",
+        "127.0.0.1",
+        "names of topics and groups are not for everybody; empty means brokerIP1 here too",
     ),
     "transactionOpBatchInterval": (
         "3000",
@@ -130,6 +146,24 @@ class BrokerConfig:
     broker_heartbeat_interval: int = 1000
     broker_not_active_timeout_millis: int = 10_000
     sync_broker_member_group_period: int = 1000
+    # --- metrics
+    metrics_exporter_type: str = "DISABLE"
+    metrics_prom_exporter_port: int = DEFAULT_PORT
+    metrics_prom_exporter_host: str = "127.0.0.1"
+    metrics_grpc_exporter_target: str = ""
+    metrics_grpc_exporter_header: str = ""
+    metric_grpc_exporter_time_out_in_mills: int = 3000
+    metric_grpc_exporter_interval_in_mills: int = 60_000
+    metrics_label: str = ""
+    metrics_in_delta: bool = False
+    metrics_otel_cardinality_limit: int = LIMIT
+    enable_stats_metrics: bool = True
+    enable_request_metrics: bool = True
+    enable_connection_metrics: bool = True
+    enable_lag_and_dlq_metrics: bool = True
+    enable_transaction_metrics: bool = True
+    enable_remoting_metrics: bool = True
+    enable_message_store_metrics: bool = True
     # --- ContrailMQ's own
     allow_remote_config: str = ""  # keys of PROTECTED_KEYS that may be changed over the network; * for all
     allow_unsupported: bool = False  # start with settings that promise what is not there: `wire/promises.py`
@@ -212,6 +246,27 @@ class BrokerConfig:
         except ValueError as exc:
             remedy = f"addresses or networks joined by ',', such as 10.0.0.7,10.1.0.0/16: {exc}"
             raise BrokerConfigError("haAllowList", self.ha_allow_list, remedy) from None
+        try:
+            self.export_settings()
+        except MetricsSettingError as exc:
+            raise BrokerConfigError(exc.key, exc.value, exc.remedy) from None
+
+    def export_settings(self, own_ip: str = "") -> ExportSettings:
+        """How metrics are exported; MetricsSettingError says what cannot be. `own_ip` is where clients find it."""
+        kind = exporter_kind(self.metrics_exporter_type)
+        is_otlp = kind is ExporterKind.OTLP_GRPC
+        return ExportSettings(
+            kind=kind,
+            host=self.metrics_prom_exporter_host or self.broker_ip1 or own_ip,
+            port=self.metrics_prom_exporter_port,
+            target=otlp_target(self.metrics_grpc_exporter_target) if is_otlp else "",
+            headers=pairs("metricsGrpcExporterHeader", self.metrics_grpc_exporter_header),
+            timeout_ms=self.metric_grpc_exporter_time_out_in_mills,
+            interval_ms=self.metric_grpc_exporter_interval_in_mills,
+            labels=label_pairs(self.metrics_label),
+            is_delta=self.metrics_in_delta,
+            limit=self.metrics_otel_cardinality_limit,
+        )
 
     @property
     def namesrv_addresses(self) -> list[str]:
@@ -279,6 +334,10 @@ _RANGES: Final[Mapping[str, tuple[int, int, str]]] = {
     "client_topics_max": (0, 100_000_000, ""),
     "client_groups_max": (0, 100_000_000, ""),
     "held_pulls_max": (0, 100_000_000, ""),
+    "metrics_prom_exporter_port": (0, 65_535, "; 0 takes a free port"),
+    "metric_grpc_exporter_time_out_in_mills": (1, _DAY_MS, " ms"),
+    "metric_grpc_exporter_interval_in_mills": (10, _DAY_MS, " ms"),
+    "metrics_otel_cardinality_limit": (1, 1_000_000, " series of one instrument"),
     "unsent_bytes_max": (MIB, 2**40, " bytes"),
     "pull_bytes_max": (1, 12 * MIB, " bytes; an answer must fit in a frame of 16 MiB"),
     "pull_count_max": (1, _INT_MAX, ""),
@@ -304,6 +363,16 @@ FIXED_KEYS: Final = frozenset(
         "reviveQueueNum",
         "enableSlaveActingMaster",
         "haTls",
+        "metricsExporterType",
+        "metricsPromExporterPort",
+        "metricsPromExporterHost",
+        "metricsGrpcExporterTarget",
+        "metricsGrpcExporterHeader",
+        "metricGrpcExporterTimeOutInMills",
+        "metricGrpcExporterIntervalInMills",
+        "metricsLabel",
+        "metricsInDelta",
+        "metricsOtelCardinalityLimit",
         "resync",
         "takeover",
     )

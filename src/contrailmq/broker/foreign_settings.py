@@ -29,7 +29,6 @@ PROMISES: Final = (
     Promise("duplicationEnable", is_not_off, "the log is replicated to slaves alone"),
     Promise("enableDLegerCommitLog", is_not_off, "the log is replicated to slaves, and not by Raft"),
     Promise("enableControllerMode", is_not_off, _NO_CONTROLLER),
-    Promise("metricsExporterType", lambda text: text.upper() not in ("", "0", "DISABLE"), "nothing is exported yet"),
     Promise("configManagerVersion", lambda text: text.lower() not in ("", "v1"), _NO_ROCKSDB),
     Promise("timerRocksDBEnable", is_not_off, _NO_ROCKSDB),
     Promise("transRocksDBEnable", is_not_off, _NO_ROCKSDB),
@@ -88,15 +87,11 @@ _BY_REASON: Final[Mapping[str, str]] = {
         statefulAuthenticationCacheMaxNum statefulAuthorizationCacheExpiredSecond statefulAuthorizationCacheMaxNum
         userCacheExpiredSecond userCacheMaxNum userCacheRefreshSecond
     """,
-    "metrics are not exported yet": """
+    "statistics of RocketMQ's own, printed to its logs, and the exporter LOG": """
         accountStatsEnable accountStatsPrintZeroValues autoDeleteUnusedStats commercialBaseCount commercialBigCount
-        commercialEnable commercialSizePerMsg commercialTimerCount commercialTransCount enableConnectionMetrics
-        enableDetailStat enableLagAndDlqMetrics enableLmqStats enableMessageStoreMetrics enableRemotingMetrics
-        enableRequestMetrics enableScheduleMessageStats enableStatsMetrics enableTransactionMetrics estimateAccumulation
-        isolateLogEnable maxStatsIdleTimeInMinutes metricGrpcExporterIntervalInMills metricGrpcExporterTimeOutInMills
-        metricLoggingExporterIntervalInMills metricsGrpcExporterHeader metricsGrpcExporterTarget metricsInDelta
-        metricsLabel metricsOtelCardinalityLimit metricsPromExporterHost metricsPromExporterPort printChannelGroups
-        printChannelGroupsMinNum sampleSteps
+        commercialEnable commercialSizePerMsg commercialTimerCount commercialTransCount enableDetailStat
+        enableLmqStats enableScheduleMessageStats estimateAccumulation isolateLogEnable maxStatsIdleTimeInMinutes
+        metricLoggingExporterIntervalInMills printChannelGroups printChannelGroupsMinNum sampleSteps
     """,
     "no controller, no replicated log, no containers yet": """
         brokerElectionPriority checkSyncStateSetPeriod

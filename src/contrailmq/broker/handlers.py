@@ -14,6 +14,7 @@ from typing import Final
 
 from contrailmq.broker.mistakes import mistakes
 from contrailmq.broker.state.client_bound import ClientBoundError
+from contrailmq.broker.state.latencies import RequestLatencies
 from contrailmq.message import ContrailError, MessageError
 from contrailmq.wire.codes import ResponseCode
 from contrailmq.wire.errors import RemoteProtocolError
@@ -24,6 +25,7 @@ from contrailmq.wire.peer import Peer
 Handler = Callable[[Peer, Command], bytes | None]
 SlowHandler = Callable[[Peer, Command], Awaitable[bytes | None]]
 
+UNKNOWN: Final = -1  # in place of a code that is not served
 TASKS_MAX: Final = 10_000  # slow requests at once; beyond it the broker says that it is busy
 
 
@@ -43,6 +45,12 @@ class Handlers:
         self._table: dict[int, Handler] = {}
         self._whole = self._table
         self._tasks: set[asyncio.Task[None]] = set()
+        self.latencies = RequestLatencies()
+        self.busy_count = 0  # slow requests that were refused, TASKS_MAX
+
+    def __len__(self) -> int:
+        """Slow requests that are under way."""
+        return len(self._tasks)
 
     def __contains__(self, code: int) -> bool:
         return code in self._table
@@ -73,11 +81,15 @@ class Handlers:
 
     def handle(self, connection: Peer, commands: list[Command]) -> None:
         """Serve everything that one wakeup brought."""
-        table = self._table
+        table, latencies = self._table, self.latencies
+        latencies.began_ns = latencies.stopwatch_ns()
+        answered: list[tuple[int, bytes | None]] = []
         for command in commands:
-            handler = table.get(command.code)
+            code = command.code
+            handler = table.get(code)
             try:
                 if handler is None:
+                    code = UNKNOWN
                     answer: bytes | None = not_supported(command)
                 else:
                     answer = handler(connection, command)
@@ -86,8 +98,14 @@ class Handlers:
             except Exception as exc:  # noqa: BLE001 - answered and logged; other requests go on
                 mistakes.note(f"request {command.code} failed")
                 answer = mistake(command, exc)
-            if answer is not None and not command.flag & 2:
-                connection.reply(answer)
+            if answer is not None:
+                if command.flag & 2:
+                    answer = None
+                else:
+                    connection.reply(answer)
+                answered.append((code, answer))
+        if answered:
+            latencies.note_answers(answered)
 
     async def drain(self) -> None:
         """Wait for the slow requests that are under way."""
@@ -100,6 +118,7 @@ class Handlers:
 
     def _start(self, handler: SlowHandler, connection: Peer, command: Command) -> None:
         if len(self._tasks) >= TASKS_MAX:
+            self.busy_count += 1
             raise Refused(
                 ResponseCode.SYSTEM_BUSY,
                 f"[OVERLOAD]system busy, {len(self._tasks)} slow requests are under way, "
@@ -110,6 +129,7 @@ class Handlers:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, handler: SlowHandler, connection: Peer, command: Command) -> None:
+        began_ns = self.latencies.stopwatch_ns()
         try:
             answer = await handler(connection, command)
         except ContrailError as exc:
@@ -119,10 +139,12 @@ class Handlers:
             answer = mistake(command, exc)
         if answer is not None and not command.is_oneway and connection.is_open:
             connection.reply(answer)
+            self.latencies.note_late(command.code, answer, began_ns)
 
 
-def answer_later(connection: Peer, command: Command, work: Callable[[], bytes | None]) -> None:
-    """Answer a request that waited. Its failure is its own answer: what else waits is not touched by it."""
+def answer_later(connection: Peer, command: Command, work: Callable[[], bytes | None]) -> bytes | None:
+    """Answer a request that waited, and give the answer. Its failure is its own answer: what else waits is not touched
+    by it."""
     try:
         answer = work()
     except ContrailError as exc:
@@ -132,6 +154,7 @@ def answer_later(connection: Peer, command: Command, work: Callable[[], bytes | 
         answer = mistake(command, exc)
     if answer is not None:
         connection.reply(answer)
+    return answer
 
 
 def not_supported(command: Command) -> bytes:

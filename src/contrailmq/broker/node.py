@@ -29,6 +29,7 @@ from contrailmq.broker.state.duty import Duty
 from contrailmq.broker.state.groups import Group, GroupTable
 from contrailmq.broker.state.incoming import IncomingMessage, Rewrite
 from contrailmq.broker.state.keeping import GROUPS_FILE, TOPICS_FILE, Keeping
+from contrailmq.broker.state.latencies import RequestLatencies
 from contrailmq.broker.state.long_polling import HeldPulls
 from contrailmq.broker.state.offset_journal import OffsetJournal
 from contrailmq.broker.state.offsets import OFFSETS_FILE, OffsetTable
@@ -36,7 +37,7 @@ from contrailmq.broker.state.order_locks import OrderLocks
 from contrailmq.broker.state.parked import ParkedAnswers
 from contrailmq.broker.state.persistence import Snapshot
 from contrailmq.broker.state.replicas import Replicas
-from contrailmq.broker.state.statistics import Statistics
+from contrailmq.broker.state.statistics import Statistics, kind_of
 from contrailmq.broker.state.topics import BatchTopics, Topic, TopicTable, system_topics
 from contrailmq.message import Property, encode_host
 from contrailmq.store import (
@@ -44,6 +45,7 @@ from contrailmq.store import (
     AppendResult,
     Arrival,
     Clock,
+    Durations,
     Elsewhere,
     MessageStore,
     is_cut,
@@ -97,7 +99,10 @@ class BrokerNode:
         self.hooks = Hooks()
         self.keeping = Keeping()
         self.replicas = Replicas(store.config, clock.monotonic_ms)
-        self.acknowledging = Acknowledging(store, self.parked, self.keeping, self.replicas, clock.monotonic_ms)
+        self.latencies = RequestLatencies()
+        self.acknowledging = Acknowledging(
+            store, self.parked, self.keeping, self.replicas, clock.monotonic_ms, self.latencies
+        )
         self.deleted = DeletedTopics()
         self.has_groups_file = True
         self.changed_settings: dict[str, str] = {}  # what an operator changed while the broker ran
@@ -109,6 +114,7 @@ class BrokerNode:
         self._is_flush_due = False
         self.stopwatch_ns: Callable[[], int] = time.perf_counter_ns
         self._put_began_ns = 0  # the first put of this wakeup
+        self.dispatch_times = Durations()  # of the dispatches that appends asked for
         self._timed_puts = 0  # of statistics.put
         self._unsynced: deque[tuple[int, int, int]] = deque()  # where puts end, when they began, how many
         self.topics.listen(self._topic_changed)
@@ -337,7 +343,7 @@ class BrokerNode:
         )
         self.after_append(began_ns=began_ns)
         if result.status.is_stored:
-            self.statistics.note_put(message.topic, 1, result.size_bytes)
+            self.statistics.note_put(message.topic, 1, result.size_bytes, kind_of(properties))
         else:
             self.statistics.put_failed += 1
         return result
@@ -362,17 +368,20 @@ class BrokerNode:
             self.store.request_flush()
         if self.on_log_grown is not None:
             self.on_log_grown()
+        began_ns = self.stopwatch_ns()
         self._dispatch()
-        self._time_puts(until_durable=is_flush_due)
+        ended_ns = self.stopwatch_ns()
+        self.dispatch_times.note((ended_ns - began_ns) // 1000)
+        self._time_puts(ended_ns, until_durable=is_flush_due)
 
-    def _time_puts(self, *, until_durable: bool) -> None:
+    def _time_puts(self, ended_ns: int, *, until_durable: bool) -> None:
         """Note how long the puts of this wakeup took; later, when the disk has them, where that is waited for."""
         count = self.statistics.put.value - self._timed_puts
         self._timed_puts += count
         if count and until_durable:
             self._unsynced.append((self.store.log_max_offset, self._put_began_ns, count))
         elif count:
-            self.store.stats.note_puts(count, (self.stopwatch_ns() - self._put_began_ns) // 1000)
+            self.store.stats.note_puts(count, (ended_ns - self._put_began_ns) // 1000)
 
     def dispatch_again(self) -> None:
         """Dispatch could not go on (no room for a queue or index file): nothing is appended then that would call it."""

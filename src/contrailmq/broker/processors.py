@@ -45,6 +45,7 @@ class Processors:
         readers: Executor,
         configured: Callable[[], None],
     ) -> None:
+        handlers.latencies = node.latencies
         self.adoption = Adoption(node)
         for name in self.adoption.at_opening():
             saver.mark_soon(name)

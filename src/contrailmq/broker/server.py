@@ -25,7 +25,7 @@ from typing import Final
 from contrailmq._faults import LastingFault
 from contrailmq.broker.adoption import Adoption
 from contrailmq.broker.cluster.acting import Acting
-from contrailmq.broker.cluster.advertise import advertised_address
+from contrailmq.broker.cluster.advertise import Advertised, advertised_address
 from contrailmq.broker.cluster.escape import Escape
 from contrailmq.broker.cluster.log_following import LogFollowing
 from contrailmq.broker.cluster.master_link import open_link
@@ -37,6 +37,8 @@ from contrailmq.broker.cluster.routed_queues import RoutedQueues
 from contrailmq.broker.cluster.slave_sync import SlaveSync
 from contrailmq.broker.config import BrokerConfig, BrokerConfigError
 from contrailmq.broker.handlers import Handlers
+from contrailmq.broker.metrics import BrokerFigures, live_reasons, ready_reasons
+from contrailmq.broker.metrics.health import STARTING, STOPPING
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.processors import Processors
 from contrailmq.broker.state.config_files import ConfigFileError, TableSaveError, save
@@ -48,6 +50,7 @@ from contrailmq.broker.state.persistence import SavePause, TableSaver
 from contrailmq.broker.state.topics import saved_batch_topics
 from contrailmq.broker.supervision import Service, Supervisor
 from contrailmq.message import ContrailError
+from contrailmq.metrics import Metrics
 from contrailmq.store import (
     STORE_DESCRIPTORS,
     Clock,
@@ -83,6 +86,7 @@ CLIENT_SCAN_MS: Final = 10_000
 SAMPLE_MS: Final = 10_000
 STORE_WATCH_MS: Final = 1_000
 ROUTES_MS: Final = 60_000  # in which every client has asked for its routes again: they do so every 30 s
+LOOP_LOOK_S: Final = 0.1  # how often the loop's delay is measured
 
 
 class PortError(ContrailError):
@@ -128,6 +132,8 @@ class BrokerServer:
         self._unwritable = LastingFault(log, f"broker {config.broker_name} takes no messages")
         self.replication: MasterReplication | None = None
         self._is_running = False
+        self._not_ready = STARTING  # empty while it is for others to say
+        self.metrics: Metrics | None = None
         self._back_since_ms: int | None = None  # since when the NameServers name a master of this slave
         self._changed: dict[str, str] = {}
 
@@ -135,10 +141,22 @@ class BrokerServer:
 
     async def start(self) -> None:
         """Open the store, load the tables, listen, register. Raises a ContrailError that says what to change."""
-        loop = asyncio.get_running_loop()
         self._load_changed_settings()
         self.config.check()
         self._check_role()
+        self.metrics = Metrics(
+            self.config.export_settings(self._advertised().ip), live=self._live_reasons, ready=self._ready_reasons
+        )
+        await self.metrics.start()  # first: probes are answered while a store recovers
+        try:
+            await self._start()
+        except BaseException:
+            await self.metrics.close()
+            raise
+        self._not_ready = ""
+
+    async def _start(self) -> None:
+        loop = asyncio.get_running_loop()
         if self.config.resync:
             await resync(self.config, self.store.config, self._client, self.store.files)
         self.store.set_batch_topics(saved_batch_topics(self.store.config.path / "config" / TOPICS_FILE))
@@ -151,6 +169,7 @@ class BrokerServer:
             else:
                 self._start_services()
             await self._listen()
+            self._show_figures()
             await self.registration.check_name(FIRST_REGISTRATION_S)
         except BaseException:  # a cancelled start too must not keep ports and the store's lock
             await self._close_ports(0)
@@ -268,6 +287,7 @@ class BrokerServer:
         if not self._is_running:
             return
         self._is_running = False
+        self._not_ready = STOPPING
         await self.registration.unregister_all()
         await self.acting.end_part()
         self.node.is_accepting = False
@@ -285,6 +305,7 @@ class BrokerServer:
         async with contextlib.AsyncExitStack() as acts:
             acts.callback(self._end_workers)
             acts.push_async_callback(lambda: loop.run_in_executor(None, self.store.close))
+            acts.push_async_callback(self._close_metrics)
             acts.callback(self.node.offset_journal.close)
             acts.push_async_callback(lambda: loop.run_in_executor(self._table_worker, self._save_all_now))
             acts.callback(self.node.dispatch_now)
@@ -303,6 +324,7 @@ class BrokerServer:
         if not self._is_running:
             return
         self._is_running = False
+        await self._close_metrics()
         await self._close_ports(0)
         await self.supervisor.abandon()
         self.registration.cancel()
@@ -320,7 +342,49 @@ class BrokerServer:
         """Work that is due now and then; call it between `start` and `stop`."""
         self.supervisor.add(service)
 
+    # --- seen from outside
+
+    def _live_reasons(self) -> list[str]:
+        return live_reasons(has_failed=self.failed.is_set())
+
+    def _ready_reasons(self) -> list[str]:
+        return [self._not_ready] if self._not_ready else ready_reasons(self.node, self.registration)
+
+    def _show_figures(self) -> None:
+        """From now on there are figures."""
+        assert self.metrics is not None
+        assert self.replication is not None
+        replication = self.replication
+        figures = self.figures
+        figures.slaves = replication.status
+        figures.replication_times = lambda: replication.times
+        if self.log_following is not None:
+            figures.follow_figures = self.log_following.figures
+        figures.open_connections = lambda: sum(len(server.connections) for server in self._servers)
+        figures.refused_connections = lambda: sum(server.refused for server in self._servers)
+        self.metrics.show(figures.table(), figures.common_labels(), figures.prepare)
+
+    async def _close_metrics(self) -> None:
+        if self.metrics is not None:
+            await self.metrics.close()
+
+    async def _look_at_loop(self) -> None:
+        """How late the loop comes back: what every request waits for besides its own work."""
+        loop, delays = asyncio.get_running_loop(), self.figures.loop_delays
+        while True:
+            due_s = loop.time() + LOOP_LOOK_S
+            await asyncio.sleep(LOOP_LOOK_S)
+            delays.note(max(int((loop.time() - due_s) * 1_000_000), 0))
+
     # --- building
+
+    def _advertised(self) -> Advertised:
+        config = self.config
+        return advertised_address(
+            configured=config.broker_ip1,
+            bind_address=config.bind_address,
+            namesrv_addresses=config.namesrv_addresses,
+        )
 
     def _record_settings(self) -> None:
         """Leave for `contrailmq store` what it needs to know of the settings; blocks for a moment, at the start."""
@@ -368,11 +432,7 @@ class BrokerServer:
 
     def _build(self, loop: asyncio.AbstractEventLoop) -> None:
         config = self.config
-        advertised = advertised_address(
-            configured=config.broker_ip1,
-            bind_address=config.bind_address,
-            namesrv_addresses=config.namesrv_addresses,
-        )
+        advertised = self._advertised()
         log.info("clients get the address %s (%s)", advertised.ip, advertised.reason)
         if advertised.warning:
             log.warning("%s", advertised.warning)
@@ -417,6 +477,14 @@ class BrokerServer:
         self.pop, self.transactions, self.delay, self.timers = self._services = processors.services
         if self.config.namesrv_addresses:
             processors.assignment.route = RoutedQueues(self.node, self._client).of
+        self.figures = BrokerFigures(
+            self.node,
+            self.handlers,
+            readers=self._cold_readers,
+            transactions=self.transactions,
+            delay=self.delay,
+            timers=self.timers,
+        )
         self._build_acting()
         if self.node.is_slave:
             self._follow_master(processors.adoption)
@@ -548,6 +616,7 @@ class BrokerServer:
         keep.every("client scan", CLIENT_SCAN_MS, lambda: self.members.expire(node.monotonic_ms()))
         keep.every("statistics", SAMPLE_MS, lambda: node.statistics.tick(node.monotonic_ms(), wall_ms=node.now_ms()))
         keep.every("store watch", STORE_WATCH_MS, self._watch_store)
+        keep.watch("delay of the loop", self._look_at_loop)
         if not node.is_slave:
             node.offset_journal.open()
             keep.every("offset journal", NOTE_MS, node.offset_journal.note)

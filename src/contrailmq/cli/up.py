@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Iterator, Mapping
 
+    from contrailmq.namesrv import NameServer
     from contrailmq.testing.members import Member
 
 PORT_STEP: Final = 10  # between brokers: each takes its port, the one two below it and the one above it
@@ -138,6 +139,21 @@ def _members(properties: Mapping[str, str], cluster: _Cluster) -> Iterator[tuple
             port += step
 
 
+def _name_server(store: Path, properties: Mapping[str, str], port: int, *, metrics_port: int | None) -> NameServer:
+    from contrailmq.namesrv import NameServer, NamesrvConfig
+    from contrailmq.wire.tls import server_tls
+
+    has_acting = properties.get("enableSlaveActingMaster", "").lower() == "true"
+    listening = NamesrvConfig(
+        bind_address=properties["bindAddress"], listen_port=port, rocketmq_home=str(store),
+        support_acting_master=has_acting, notify_min_broker_id_changed=has_acting,
+        metrics_exporter_type="DISABLE" if metrics_port is None else "PROM",
+        metrics_prom_exporter_port=metrics_port or 0,
+        metrics_prom_exporter_host=properties.get("metricsPromExporterHost", "127.0.0.1"),
+    )  # fmt: skip
+    return NameServer(listening, tls=server_tls(properties))
+
+
 async def _serve(
     store: Path,
     properties: Mapping[str, str],
@@ -151,24 +167,22 @@ async def _serve(
     from contrailmq.cli.logs import child_log, failed
     from contrailmq.cli.serving import settle_memory
     from contrailmq.cli.supervising import keep_running, wait_for_slaves
-    from contrailmq.namesrv import NameServer, NamesrvConfig
+    from contrailmq.cli.up_metrics import as_settings, ports_of
     from contrailmq.testing.members import ProcessMember, ThreadlessMember
-    from contrailmq.wire.tls import server_tls
 
-    has_acting = properties.get("enableSlaveActingMaster", "").lower() == "true"
-    listening = NamesrvConfig(
-        bind_address=properties["bindAddress"], listen_port=cluster.namesrv_port, rocketmq_home=str(store),
-        support_acting_master=has_acting, notify_min_broker_id_changed=has_acting,
-    )  # fmt: skip
-    name_server = NameServer(listening, tls=server_tls(properties))
+    servers = cluster.brokers * (1 + cluster.slaves)
+    ports = ports_of(properties, broker_port=cluster.broker_port, brokers=servers)
+    name_server = _name_server(store, properties, cluster.namesrv_port, metrics_port=ports[0] if ports else None)
     await name_server.start()
     console = ConsoleProcess(name_server.address, cluster.console_port, properties, logs)
     console.start()  # it takes a second to load, and waits for nobody
     kind: type[Member] = ThreadlessMember if cluster.brokers + cluster.slaves == 1 else ProcessMember
     members: dict[str, Member] = {}
     try:
-        for name, said in _members(dict(properties) | {"namesrvAddr": name_server.address}, cluster):
-            member = kind(store / name, said, store_settings=SMALL_STORE)
+        told = dict(properties) | {"namesrvAddr": name_server.address}
+        for number, (name, said) in enumerate(_members(told, cluster), 1):
+            shown = as_settings(ports[number]) if ports else {}
+            member = kind(store / name, said | shown, store_settings=SMALL_STORE)
             if isinstance(member, ProcessMember):
                 member.flags, member.on_line = logs.child_flags(), child_log(name)
             members[name] = member

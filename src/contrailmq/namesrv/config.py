@@ -15,6 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from contrailmq.metrics.settings import (
+    DEFAULT_PORT,
+    ExporterKind,
+    ExportSettings,
+    MetricsSettingError,
+    exporter_kind,
+    label_pairs,
+    otlp_target,
+    pairs,
+)
 from contrailmq.wire.promises import Promise, broken_promises, is_not_off
 from contrailmq.wire.properties import Settings, SettingsError
 from contrailmq.wire.tls import KEYS as TLS_KEYS
@@ -25,6 +35,9 @@ _INT_MAX: Final = 2**31 - 1  # Java's int
 _DAY_SECONDS: Final = 86_400
 _RANGES: Final = {  # other numbers: 0 to Java's largest int
     "listenPort": (0, 65_535),
+    "metricsPromExporterPort": (0, 65_535),
+    "metricGrpcExporterTimeOutInMills": (1, _INT_MAX),
+    "metricGrpcExporterIntervalInMills": (10, _INT_MAX),
     "scanNotActiveBrokerInterval": (10, _INT_MAX),  # ms
     "serverChannelMaxIdleTimeSeconds": (1, _DAY_SECONDS),
     "shutdownWaitTimeSeconds": (0, 3_600),
@@ -40,6 +53,15 @@ _FIXED_KEYS: Final = frozenset(
         "enableControllerInNamesrv",
         "kvConfigPath",
         "listenPort",
+        "metricGrpcExporterIntervalInMills",
+        "metricGrpcExporterTimeOutInMills",
+        "metricsExporterType",
+        "metricsGrpcExporterHeader",
+        "metricsGrpcExporterTarget",
+        "metricsInDelta",
+        "metricsLabel",
+        "metricsPromExporterHost",
+        "metricsPromExporterPort",
         "rocketmqHome",
     }
 )
@@ -87,6 +109,16 @@ class NamesrvConfig(Settings):
     wait_seconds_for_service: int = 45
     delete_topic_with_broker_registration: bool = False
     enable_controller_in_namesrv: bool = False  # promises a controller: see PROMISES
+    # ContrailMQ's own, with the names that RocketMQ's brokers have: its NameServers export nothing
+    metrics_exporter_type: str = "DISABLE"
+    metrics_prom_exporter_port: int = DEFAULT_PORT
+    metrics_prom_exporter_host: str = "127.0.0.1"
+    metrics_grpc_exporter_target: str = ""
+    metrics_grpc_exporter_header: str = ""
+    metric_grpc_exporter_time_out_in_mills: int = 3000
+    metric_grpc_exporter_interval_in_mills: int = 60_000
+    metrics_label: str = ""
+    metrics_in_delta: bool = False
     allow_remote_config: str = ""  # ContrailMQ's own: see `wire/promises.py`
     allow_unsupported: bool = False  # ContrailMQ's own: see `wire/promises.py`
 
@@ -121,6 +153,25 @@ class NamesrvConfig(Settings):
                 if not least <= value <= most:
                     shown = str(value) if abs(value) < 10**20 else f"a number of {value.bit_length()} bits"
                     raise SettingsError(f"setting {key} is {shown}: it takes {least} to {most}")
+        try:
+            self.export_settings()
+        except MetricsSettingError as exc:
+            raise SettingsError(f"setting {exc}") from None
+
+    def export_settings(self) -> ExportSettings:
+        """How metrics are exported; MetricsSettingError says what cannot be."""
+        kind = exporter_kind(self.metrics_exporter_type)
+        return ExportSettings(
+            kind=kind,
+            host=self.metrics_prom_exporter_host or self.bind_address,
+            port=self.metrics_prom_exporter_port,
+            target=otlp_target(self.metrics_grpc_exporter_target) if kind is ExporterKind.OTLP_GRPC else "",
+            headers=pairs("metricsGrpcExporterHeader", self.metrics_grpc_exporter_header),
+            timeout_ms=self.metric_grpc_exporter_time_out_in_mills,
+            interval_ms=self.metric_grpc_exporter_interval_in_mills,
+            labels=label_pairs(self.metrics_label),
+            is_delta=self.metrics_in_delta,
+        )
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> tuple[NamesrvConfig, list[str]]:

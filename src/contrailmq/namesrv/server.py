@@ -14,14 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from contrailmq.message import ContrailError
+from contrailmq.metrics import Metrics
 from contrailmq.namesrv import kv_config
 from contrailmq.namesrv.config import PROTECTED_KEYS, NamesrvConfig
+from contrailmq.namesrv.figures import figures
 from contrailmq.namesrv.registration import ReadRegistration, check_crc, is_light, read_registration
 from contrailmq.namesrv.routes import MASTER_ID, BrokerKey, MinBrokerIdChange, Registration, RouteTables, queue_data
 from contrailmq.namesrv.saving import Saving
@@ -53,6 +56,7 @@ __all__ = ["NameServer"]
 
 _log = logging.getLogger(__name__)
 
+UNKNOWN: Final = -1  # in place of a request code that is not served
 STANDARD_JSON_VERSION: Final = 401  # V4_9_4: from here on requesters read broker ids as JSON strings
 # A list of 100,000 topics takes 10 ms; who does not read must not hold up a stop, for which RocketMQ gives 30 s.
 _LIMITS: Final = replace(SERVER_LIMITS, slice_commands=1, stuck_s=2.0)
@@ -119,6 +123,10 @@ class NameServer:
             on_disconnect=self._disconnected,
         )
         self._table = self._handlers()
+        self.served: Counter[int] = Counter()  # requests by code; UNKNOWN for those that are not served
+        self.busy_count = 0  # requests that were refused, WAITING_BYTES_MAX
+        self._not_ready = "it starts"
+        self.metrics = Metrics(self.config.export_settings(), live=list, ready=self._ready_reasons)
         self._apply_config()
 
     @property
@@ -131,17 +139,32 @@ class NameServer:
     def connection_count(self) -> int:
         return len(self._server.connections)
 
+    @property
+    def refused_connections(self) -> int:
+        return self._server.refused
+
     async def start(self) -> None:
         """Load the key-value table and listen. KvConfigError or ConnectError when that cannot be done."""
         self.kv = await asyncio.to_thread(kv_config.load, self.config.kv_config_file)
         self._started_ms = self._clock_ms()
-        await self._server.start()
+        await self.metrics.start()
+        try:
+            await self._server.start()
+            self.metrics.show(figures(self), {"node_type": "nameserver", "node_id": self.address})
+        except BaseException:
+            await self.metrics.close()
+            raise
+        self._not_ready = ""
         self._schedule_scan(asyncio.get_running_loop())
+
+    def _ready_reasons(self) -> list[str]:
+        return [self._not_ready] if self._not_ready else []
 
     async def stop(self) -> None:
         """Answer what was accepted, refuse what is not done in shutdownWaitTimeSeconds, and close."""
         if self._scanner is not None:
             self._scanner.cancel()
+        self._not_ready = "it stops"
         limit_s = self.config.shutdown_wait_time_seconds
         loop = asyncio.get_running_loop()
         end_s = loop.time() + limit_s
@@ -154,6 +177,7 @@ class NameServer:
         left = [*self._tasks, *self._kv_saving.writes, *self._settings_saving.writes]
         if left:
             await asyncio.wait(left)  # a write that has begun cannot be called back
+        await self.metrics.close()
 
     def _refuse_waiting(self) -> None:
         """The time for stopping is over."""
@@ -210,6 +234,7 @@ class NameServer:
         for command in commands:
             try:
                 serve = self._table.get(command.code)
+                self.served[command.code if serve is not None else UNKNOWN] += 1
                 answer = not_supported(command) if serve is None else serve(connection, command)
             except ContrailError as exc:
                 answer = _error(command, exc)
@@ -261,6 +286,7 @@ class NameServer:
         """BusyError when the request cannot wait too."""
         size_bytes = _held_bytes(request)
         if self._waiting_bytes + size_bytes > WAITING_BYTES_MAX:
+            self.busy_count += 1
             raise BusyError(
                 f"{request_name(request.code)} of {size_bytes} bytes: {len(self._tasks)} requests of "
                 f"{self._waiting_bytes} bytes wait already, the limit is {WAITING_BYTES_MAX}: ask again later"

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from contrailmq.store.base.errors import StoreConfigError, StoreError, StoreIOError, StoreReadOnlyError
     from contrailmq.store.base.findings import VerifyReport
     from contrailmq.store.base.journal import RUN_BYTES_MAX, CopyPlace, Journal, Run, stands
+    from contrailmq.store.base.stats import DURATION_BOUNDS_US, Durations
     from contrailmq.store.base.status import (
         AppendResult,
         Arrival,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COPY_MISSES_MAX",
+    "DURATION_BOUNDS_US",
     "LIGHT_PREFIX",
     "QUEUE_ID_MAX",
     "RUN_BYTES_MAX",
@@ -82,6 +84,7 @@ __all__ = [
     "CopyPlace",
     "DelayLevels",
     "Drive",
+    "Durations",
     "Elsewhere",
     "Files",
     "FlushDiskType",
@@ -150,6 +153,7 @@ _NAMES: Final = {
     "contrailmq.store.base.errors": ("StoreConfigError", "StoreError", "StoreIOError", "StoreReadOnlyError"),
     "contrailmq.store.base.findings": ("VerifyReport",),
     "contrailmq.store.base.journal": ("CopyPlace", "Journal", "RUN_BYTES_MAX", "Run", "stands"),
+    "contrailmq.store.base.stats": ("DURATION_BOUNDS_US", "Durations"),
     "contrailmq.store.base.status": (
         "AppendResult",
         "Arrival",

@@ -31,7 +31,7 @@ from contrailmq.message.record import RecordView
 from contrailmq.store.base.clock import Clock, SystemClock
 from contrailmq.store.base.clock_file import ClockFile
 from contrailmq.store.base.errors import StoreError, StoreIOError, StoreReadOnlyError
-from contrailmq.store.base.stats import StoreStats
+from contrailmq.store.base.stats import Durations, StoreStats
 from contrailmq.store.base.status import (
     Arrival,
     MessageFilter,
@@ -358,6 +358,11 @@ class MessageStore:
     def flush_count(self) -> int:
         """How many syncs of the log moved the durable offset."""
         return self._flusher.flush_count
+
+    @property
+    def flush_times(self) -> Durations:
+        """How long these took."""
+        return self._flusher.flush_times
 
     @while_open
     def request_flush(self) -> None:

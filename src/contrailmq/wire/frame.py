@@ -16,7 +16,7 @@ import json
 import struct
 from typing import Any, Final
 
-from librt.strings import read_i32_be
+from librt.strings import read_i16_be, read_i32_be
 
 from contrailmq.wire.binary_header import BEGINNING_BYTES, BinaryReply, packed_fields, read_beginning
 from contrailmq.wire.codes import LANGUAGE_CODES, OUR_LANGUAGE, OUR_VERSION
@@ -46,6 +46,7 @@ __all__ = [
     "encode_request",
     "encode_response",
     "escape",
+    "response_code",
 ]
 
 FRAME_BYTES_MAX: Final = (
@@ -318,6 +319,18 @@ def _frame(header: bytes, body: bytes, serialize_type: int, body_bytes: int | No
             f"frame of {length + 4} bytes exceeds the limit of {FRAME_BYTES_MAX}: send less in one request"
         )
     return _PREFIX.pack(length, serialize_type << 24 | header_bytes) + header + body
+
+
+_CODE_AT: Final = _PREFIX_BYTES + len(b'{"code":')  # every JSON header of ours begins so
+
+
+def response_code(frame: bytes) -> int:
+    """The code of a whole response that was encoded here."""
+    if frame[4] == BINARY:
+        return read_i16_be(frame, _PREFIX_BYTES)
+    if frame[_CODE_AT] == 0x30:  # "0": SUCCESS has no further digits
+        return 0
+    return int(frame[_CODE_AT : frame.index(b",", _CODE_AT)])
 
 
 _PLAIN: Final = frozenset(b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-.,:;%|+=/@# ")

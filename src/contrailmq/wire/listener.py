@@ -110,6 +110,7 @@ class Listener:
         self._count = 0  # connections that were accepted here and have not ended
         self._count_max = 0  # how many there were when descriptors became scarce
         self._refused = 0  # connections, since then
+        self.refused = 0  # connections, at all
         self._scarce = LastingFault(_log, "descriptors are scarce")
         listening.setblocking(False)
         self._loop.add_reader(listening, self._accept)
@@ -168,6 +169,7 @@ class Listener:
         if not self._refused:
             self._count_max = self._count
         self._refused += 1
+        self.refused += 1
         self._scarce.goes_on(
             f"no connections beyond these {self._count_max}: {ceiling} of {ceiling + self._reserve} are in use, the "
             "rest is for files; new ones are closed at once; raise the limit on open files (ulimit -n, LimitNOFILE)"

@@ -39,10 +39,12 @@ class PeerWarnings:
     def __init__(self, log: logging.Logger, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._log, self._clock_s = log, clock_s
         self._periods: dict[str, _Period] = {}
+        self.counts: dict[str, int] = {}  # by cause, of this process
 
     def warn(self, cause: str, what: str) -> None:
         """Write `what` if the cause has something left of its allowance, count it otherwise."""
         now_s = self._clock_s()
+        self.counts[cause] = self.counts.get(cause, 0) + 1
         period = self._periods.get(cause)
         if period is None or now_s - period.begin_s >= PERIOD_S:
             self._tell(cause, now_s)

@@ -106,6 +106,11 @@ class RemotingServer:
     def address(self) -> str:
         return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
 
+    @property
+    def refused(self) -> int:
+        """Connections that were closed at once, for lack of descriptors."""
+        return sum(listener.refused for listener in self._listeners)
+
     async def start(self) -> None:
         """Listen. ConnectError when the address cannot be bound."""
         raise_limit()

@@ -63,6 +63,7 @@ class Registration:
         self._guard = NameGuard(node, client)
         self._faults: dict[str, LastingFault] = {}  # by NameServer
         self._missed: dict[str, str] = {}  # NameServer -> why this broker is not registered there; "" where it is
+        self._why: dict[str, str] = {}  # the same, as a sentence
         self._body: tuple[tuple[int, ...], bytes] | None = None  # (what it was made of, the last one)
         self._is_due = asyncio.Event()
         self._waiting: list[Callable[[], None]] = []
@@ -71,6 +72,11 @@ class Registration:
         self._behind: set[str] = set()  # of these, those who must be told again
         self._is_leaving = False
         self.is_held_back = False  # register nowhere: a master that is not online yet
+
+    def missed(self) -> dict[str, str]:
+        """The NameServers that do not know this broker, and why."""
+        addresses = [address for address in self._node.config.namesrv_addresses if self._missed.get(address) != ""]
+        return {address: self._why.get(address, "it has not answered yet") for address in addresses}
 
     def follow(self, master_told: Callable[[str, str], None]) -> None:
         """Call with (address, HA address) of the master after each registration; both empty when none is known."""
@@ -280,6 +286,7 @@ class Registration:
     def _note(self, address: str, missed: str, why: str) -> None:
         """Say it when it changes and hourly, not every 30 s."""
         before, self._missed[address] = self._missed.get(address), missed
+        self._why[address] = why
         if missed:
             if before != missed:
                 level = logging.ERROR if missed == _TAKEN else logging.WARNING

@@ -20,13 +20,13 @@ import ipaddress
 import logging
 import socket
 import ssl
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from typing import Final
 
 from contrailmq.broker.node import BrokerNode
-from contrailmq.store import Listen, Listening, ReplicationServer, SlaveStatus
+from contrailmq.store import Durations, Listen, Listening, ReplicationServer, SlaveStatus
 from contrailmq.wire.bodies import ClusterInfo, decode_body
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.errors import WireError
@@ -42,6 +42,7 @@ HANDSHAKE_S: Final = 10.0  # as for clients (wire/listener.py)
 # What a master gathers before it sends, where nobody waits for slaves. A block for each wakeup costs both sides more
 # than its bytes: a system call and a report for a few messages.
 GATHER_S: Final = 0.002
+TIMED_MAX: Final = 1024  # wakeups whose way to a slave is timed at once; while a slave is further behind, none is added
 
 
 class GroupMembers:
@@ -178,12 +179,14 @@ class MasterReplication:
             slaves_at=self.members.slaves_at,
             worker=worker,
             monotonic_ms=node.monotonic_ms,
-            on_report=node.replicas.advanced,
+            on_report=self._reported,
         )
         self.members.connected = self.server.hosts
         self.members.on_change = self.server.members_changed
         self.port = 0
         self._gathering: asyncio.TimerHandle | None = None
+        self._sent: deque[tuple[int, int]] = deque()  # where the log ended, and when
+        self.times = Durations()  # from the end of an append until a slave has it
         if not node.is_slave:
             node.on_log_grown = self._log_grown
             node.replicas.reached_by = self.server.acknowledged.reached_by
@@ -209,10 +212,22 @@ class MasterReplication:
 
     def _log_grown(self) -> None:
         """Send at once what sends wait for; else a moment later, with what comes until then."""
+        if self.server.is_followed and len(self._sent) < TIMED_MAX:
+            self._sent.append((self._node.store.log_max_offset, self._node.stopwatch_ns()))
         if self._node.store.config.waits_for_slaves:
             self.server.push()
         elif self._gathering is None and self.server.is_followed:
             self._gathering = asyncio.get_running_loop().call_later(GATHER_S, self._gathered)
+
+    def _reported(self) -> None:
+        """A slave has said how far it is, or is gone."""
+        self._node.replicas.advanced()
+        reached = self.server.acknowledged.furthest
+        now_ns = self._node.stopwatch_ns() if self._sent else 0
+        while self._sent and self._sent[0][0] <= reached:
+            self.times.note((now_ns - self._sent.popleft()[1]) // 1000)
+        if not self.server.is_followed:
+            self._sent.clear()
 
     def _gathered(self) -> None:
         self._gathering = None

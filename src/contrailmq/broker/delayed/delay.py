@@ -29,6 +29,7 @@ from contrailmq.broker.state import config_files
 from contrailmq.broker.state.config_files import DataVersion, Json, TableSaveError, whole_number
 from contrailmq.broker.state.duty import Duty
 from contrailmq.broker.state.incoming import IncomingMessage, Refusal
+from contrailmq.broker.state.statistics import DELAY
 from contrailmq.broker.worker_job import WorkerJob
 from contrailmq.message import Property, StoredMessage, SysFlag, SystemTopic, natural_number, tags_code
 from contrailmq.message.codec import CorruptRecordError, decode_record
@@ -370,7 +371,7 @@ class DelayService:
         for topic in {copy.topic for copy in copies}:
             sizes = [len(copy.head_and_body) + len(copy.properties) for copy in copies if copy.topic == topic]
             overhead_bytes = len(topic.encode()) + 3
-            self._node.statistics.note_put(topic, len(sizes), sum(sizes) + overhead_bytes * len(sizes))
+            self._node.statistics.note_put(topic, len(sizes), sum(sizes) + overhead_bytes * len(sizes), DELAY)
 
     def _deliver_one(self, level: int, record: memoryview) -> bool:
         """One that did not go with the others; False when the store cannot take it now."""
@@ -436,7 +437,7 @@ class DelayService:
         if result.status.is_stored:
             self.delivered += 1
             self._last_copy = CopyPlace(result.physical_offset, result.store_time_ms)
-            self._node.statistics.note_put(topic, 1, result.size_bytes)
+            self._node.statistics.note_put(topic, 1, result.size_bytes, DELAY)
             return True
         if result.status in _HOPELESS:
             log.error("delayed message %s can not be stored again: %s", message.offset_message_id, result.reason)

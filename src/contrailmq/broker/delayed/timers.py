@@ -59,7 +59,17 @@ CHECKPOINT_BYTES: Final = 56  # what a slave is sent: the file without its paddi
 OLD_CHECKPOINT_BYTES: Final = 32  # of a master that has no data version in it
 FIGURES_MS: Final = 1000
 NEVER_MS: Final = 1 << 62
+COUNTED_TICKS_MAX: Final = 600  # of a delivery that is late: 2 ms for a page of metrics
 STANDSTILL_MS: Final = 1000  # between tries while the disk takes nothing
+
+
+class TimerProgress(NamedTuple):
+    """What waits for the wheel and for delivery, and how late they are."""
+
+    not_taken_in: int
+    taken_in_late_ms: int
+    not_delivered: int
+    delivered_late_ms: int
 
 
 class RecallHandle(NamedTuple):
@@ -150,6 +160,7 @@ class TimerService:
         if isinstance(admitted, TimerRefusal):
             code, prefix = STATUS_CODES[admitted.status]
             return Refusal(code, prefix + admitted.reason)
+        self._node.statistics.note_delay(message.topic, admitted.out_ms - self._clock.wall_ms())
         properties[Property.TIMER_OUT_MS] = str(admitted.out_ms)
         properties[Property.REAL_TOPIC] = message.topic
         properties[Property.REAL_QUEUE_ID] = str(message.queue_id)
@@ -417,6 +428,19 @@ class TimerService:
             "timerDequeueTps": f"{dequeue_rate:.1f}",
             **{f"timerPending_{topic}": str(count) for topic, count in sorted(self.pending().items())},
         }
+
+    def progress(self) -> TimerProgress:
+        """How far behind taking in and delivering are."""
+        if not self._is_running:
+            return TimerProgress(0, 0, 0, 0)
+        timer, store = self.timer, self._node.store
+        now_ms = self._clock.steady_ms()
+        waiting, late_ms = timer.behind_messages(), timer.behind_ms(now_ms)
+        since_ms = store.store_time_at(SystemTopic.TIMER, 0, timer.queue_offset) if waiting else 0
+        begin_ms = max(timer.read_time_ms, now_ms - COUNTED_TICKS_MAX * timer.precision_ms)
+        ticks = range(begin_ms, now_ms - timer.precision_ms, timer.precision_ms) if late_ms else ()
+        due = sum(timer.wheel.get(tick_ms).timers for tick_ms in ticks)
+        return TimerProgress(waiting, max(now_ms - since_ms, 0) if since_ms > 0 else 0, due, late_ms)
 
     def pending(self) -> dict[str, int]:
         """Topic -> timers that wait."""

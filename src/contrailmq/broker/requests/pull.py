@@ -29,7 +29,7 @@ from contrailmq.broker.state.long_polling import HeldPull
 from contrailmq.broker.state.topics import Topic
 from contrailmq.store import GetResult, GetStatus, QueueRead
 from contrailmq.wire.codes import RequestCode, ResponseCode
-from contrailmq.wire.frame import ReplyTemplate
+from contrailmq.wire.frame import ReplyTemplate, response_code
 from contrailmq.wire.header import Command
 from contrailmq.wire.peer import Peer
 from contrailmq.wire.requests import PullMessage
@@ -93,8 +93,8 @@ class Pull:
     """
 
     __slots__ = (
-        "command", "connection", "group", "header", "may_hold", "offset", "processor", "queue_id", "subscription",
-        "topic",
+        "began_ns", "command", "connection", "group", "header", "may_hold", "offset", "processor", "queue_id",
+        "subscription", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -117,10 +117,17 @@ class Pull:
         self.topic = topic
         self.subscription = subscription
         self.may_hold = True
+        self.began_ns = processor.latencies.began_ns
 
     def reply_later(self, answer: Callable[[], bytes | None]) -> None:
         """Answer outside of the handler, with a refusal where `answer` raises one."""
-        answer_later(self.connection, self.command, answer)
+        given = answer_later(self.connection, self.command, answer)
+        if given is not None:
+            self.note(response_code(given))
+
+    def note(self, code: int) -> None:
+        """It is answered."""
+        self.processor.latencies.note(self.command.code, code, self.began_ns, is_long_polling=not self.may_hold)
 
     def resume(self) -> None:
         """Something has arrived, or its time is over."""
@@ -137,6 +144,7 @@ class PullProcessor:
     def __init__(self, node: BrokerNode, workers: Executor) -> None:
         self._node = node
         self._reader = node.store.reader
+        self.latencies = node.latencies
         self._cold = ColdReads(workers)
         self._parsed: dict[tuple[str, str, str | None], Subscription] = {}
         self.parsed_chars = 0  # of the expressions that are kept
@@ -320,6 +328,7 @@ class PullProcessor:
         parts: list[bytes | memoryview] = [head]
         parts += result.slices
         pull.connection.reply_parts(parts, len(head) + size_bytes)
+        pull.note(0)
         return None
 
     def _answer_nothing(self, pull: Pull, result: GetResult) -> bytes | None:

@@ -96,6 +96,7 @@ class RetryProcessor:
             properties.pop(Property.DELAY, None)
             properties[Property.DLQ_ORIGIN_TOPIC] = properties[Property.RETRY_TOPIC]
             properties[Property.DLQ_ORIGIN_MESSAGE_ID] = properties[Property.ORIGIN_MESSAGE_ID]
+            node.statistics.note_dead_letter(group.name, properties[Property.RETRY_TOPIC])
         else:
             properties[Property.DELAY] = str(header.delay_level or FIRST_RETRY_LEVEL + stored.reconsume_times)
         message.reconsume_times = stored.reconsume_times + 1

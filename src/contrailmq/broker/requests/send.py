@@ -25,6 +25,7 @@ from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state.acknowledging import Needs, Problem
 from contrailmq.broker.state.half_text import half_addition, rest_of_prepared
 from contrailmq.broker.state.incoming import IncomingMessage
+from contrailmq.broker.state.statistics import FIFO, NORMAL, TRANSACTION
 from contrailmq.broker.state.topics import MULTI_TAG, NOT_FOR_SENDING, Topic
 from contrailmq.message import (
     DLQ_PREFIX,
@@ -243,7 +244,8 @@ class SendProcessor:
         )
         if result.status is not _PUT_OK:
             raise self._refused(result)
-        node.statistics.note_put(stored_topic, 1, result.size_bytes)
+        kind = TRANSACTION if is_half else FIFO if "__SHARDINGKEY" in text else NORMAL
+        node.statistics.note_put(stored_topic, 1, result.size_bytes, kind)
         needs = NOTHING
         if self._is_awaited and text_wants_durable(text):
             needs = self._needs(result.physical_offset + result.size_bytes, ())
@@ -426,6 +428,7 @@ class SendProcessor:
             dead = node.topics.create_for_group(dlq_topic(name), queues=1)
             message.topic, message.queue_id = dead.name, 0
             message.properties.pop(Property.DELAY, None)
+            node.statistics.note_dead_letter(name, message.properties.get(Property.RETRY_TOPIC, ""))
 
     # --- batches
 
@@ -476,7 +479,8 @@ class SendProcessor:
         if not result.status.is_stored:
             raise self._refused(result)
         offsets = tuple(result.physical_offsets)
-        node.statistics.note_put(topic, len(offsets), result.size_bytes)
+        kind = TRANSACTION if topic == SystemTopic.HALF else NORMAL
+        node.statistics.note_put(topic, len(offsets), result.size_bytes, kind)
         ids = b",".join([self._message_id_prefix + b"%016X"] * len(offsets)) % offsets  # one by one takes twice as long
         needs = self._needs(offsets[0] + result.size_bytes if wants_durable(properties) else 0, (topic,))
         return Stored(result, queue_id, properties.get(Property.UNIQUE_KEY, ""), needs, began_ns, ids)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from contrailmq.broker.state.config_files import TableSaveError
 from contrailmq.broker.state.keeping import Keeping
+from contrailmq.broker.state.latencies import RequestLatencies
 from contrailmq.broker.state.parked import Outcome, ParkedAnswers
 from contrailmq.broker.state.replicas import Replicas
 from contrailmq.store import MessageStore
@@ -59,8 +60,10 @@ class Acknowledging:
         keeping: Keeping,
         replicas: Replicas,
         monotonic_ms: Callable[[], int],
+        latencies: RequestLatencies,
     ) -> None:
         self._store = store
+        self._latencies = latencies
         self._parked = parked
         self._keeping = keeping
         self._monotonic_ms = monotonic_ms
@@ -72,9 +75,13 @@ class Acknowledging:
     def answer(self, connection: Peer, command: Command, needs: Needs, render: Render) -> bytes | None:
         """The answer, or none yet: it leaves when all that it needs is there, or cannot be."""
 
+        began_ns = self._latencies.began_ns
+
         def leave(problem: Problem | None) -> None:
             if connection.is_open and not command.is_oneway:
-                connection.reply(render(problem))
+                answer = render(problem)
+                connection.reply(answer)
+                self._latencies.note_late(command.code, answer, began_ns)
 
         return None if self._wait(0, needs, leave) else render(None)
 

@@ -29,12 +29,14 @@ class ClientBound:
         self._setting = setting
         self._is_told = False
         self.count_max = DEFAULT_MAX
+        self.refused = 0
 
     def check(self, name: str, count: int) -> None:
         """ClientBoundError when the table is full, for a client. The log has it once, until there was room again."""
         if count < self.count_max:
             self._is_told = False
             return
+        self.refused += 1
         text = (
             f"{self._what} {name[:_SHOWN]} is not created: this broker has {count} {self._what}s, and clients may "
             f"create no more than {self._setting}={self.count_max}: create it with an admin tool, delete {self._what}s "

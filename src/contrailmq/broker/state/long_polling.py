@@ -62,10 +62,11 @@ class HeldPull:
 class HeldPulls:
     """Every waiting pull of the broker. Owner: the loop; time comes in as `now_ms`, monotonic."""
 
-    __slots__ = ("_by_queue", "_count", "_deadlines", "_sequence", "held_max")
+    __slots__ = ("_by_queue", "_count", "_deadlines", "_sequence", "held_max", "refused")
 
     def __init__(self, held_max: int = HELD_MAX) -> None:
         self.held_max = held_max
+        self.refused = 0  # how many found the table full
         self._by_queue: dict[tuple[str, int], list[HeldPull]] = {}
         self._deadlines: list[tuple[int, int, HeldPull]] = []
         self._sequence = 0
@@ -77,6 +78,7 @@ class HeldPulls:
     def try_hold(self, topic: str, queue_id: int, pull: HeldPull) -> bool:
         """Keep the pull; False when the table is full, and the caller answers at once."""
         if self._count >= self.held_max:
+            self.refused += 1
             return False
         pull.key = key = (topic, queue_id)
         held = self._by_queue.get(key)

@@ -106,6 +106,14 @@ class OffsetTable:
     def queues(self, group: str, topic: str) -> dict[int, int]:
         return dict(self._offsets.get(f"{topic}@{group}", {}))
 
+    def pulled(self, group: str, topic: str) -> dict[int, int]:
+        """What was last asked for, by queue."""
+        return dict(self._pull_offsets.get(f"{topic}@{group}", {}))
+
+    def keys(self) -> list[str]:
+        """`topic@group` of every pair that has committed something."""
+        return list(self._offsets)
+
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Make the group's next pull of the queue start at `offset`."""
         key = f"{topic}@{group}"

@@ -7,12 +7,77 @@ and a rate is the difference between the newest and the oldest note of its windo
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
+from collections.abc import Mapping
 from typing import Final, NamedTuple
+
+from contrailmq.message import Property
 
 _WINDOWS: Final = {"minute": (10_000, 7), "hour": (600_000, 7), "day": (3_600_000, 25)}  # period ms, notes kept
 IDLE_MS: Final = 2 * 3_600_000
 COUNTERS_MAX: Final = 100_000  # one per (name, key); a bound on hostile variety of names
+
+# Kinds of messages, as RocketMQ's metrics name them.
+KINDS: Final = ("normal", "fifo", "delay", "transaction")
+NORMAL: Final = 0
+FIFO: Final = 1
+DELAY: Final = 2
+TRANSACTION: Final = 3
+_DELAYS: Final = (
+    Property.DELAY, Property.TIMER_DELIVER_MS, Property.TIMER_DELAY_SECONDS, Property.TIMER_DELAY_MS,
+    "__STARTDELIVERTIME",
+)  # fmt: skip
+SIZE_BOUNDS: Final = (1024, 4096, 524_288, 1_048_576, 2_097_152, 4_194_304)  # of rocketmq_message_size, in bytes
+SMALL_BYTES: Final = 1024  # the first of them
+FINISH_BOUNDS_S: Final = (5, 60, 600, 3600, 43_200, 86_400)  # of rocketmq_finish_message_latency
+DELAY_BOUNDS_S: Final = (60, 600, 3600, 43_200, 86_400, 259_200)  # of rocketmq_delay_message_latency
+
+
+def kind_of(properties: Mapping[str, str]) -> int:
+    """What kind of message these properties make, by RocketMQ's order (BrokerMetricsManager.getMessageType)."""
+    if properties.get(Property.TRANSACTION_PREPARED, "").lower() == "true":
+        return TRANSACTION
+    if Property.SHARDING_KEY in properties:
+        return FIFO
+    return DELAY if any(name in properties for name in _DELAYS) else NORMAL
+
+
+class PutSeries:
+    """What was put to one topic, of one kind: for ever, while `Counter`s are dropped when nobody uses them."""
+
+    __slots__ = ("messages", "size_bytes", "size_counts", "size_sum")
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.size_bytes = 0
+        self.size_counts = [0] * (len(SIZE_BOUNDS) + 1)  # of puts, by the size of their messages
+        self.size_sum = 0
+
+
+class GetSeries:
+    """What one group got of one topic."""
+
+    __slots__ = ("messages", "size_bytes")
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.size_bytes = 0
+
+
+class Spread:
+    """Values by bucket, and their sum."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[int, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0
+
+    def note(self, value: int) -> None:
+        self.counts[bisect.bisect_left(self.bounds, value)] += 1
+        self.sum += value
 
 
 class Rate(NamedTuple):
@@ -104,8 +169,16 @@ class Statistics:
         self.get_missed = Total()
         self.put_failed = 0
         self._day = -1
-        self._put_by_topic: dict[str, tuple[Counter, Counter]] = {}
-        self._get_by_group: dict[tuple[str, str], tuple[Counter, Counter]] = {}
+        self._put_by_topic: dict[str, tuple[Counter, Counter, list[PutSeries | None]]] = {}
+        self._get_by_group: dict[tuple[str, str], tuple[Counter, Counter, GetSeries]] = {}
+        # For metrics. Topics bound the first; of the second, what is beyond COUNTERS_MAX shares one series.
+        self.puts: dict[tuple[str, int], PutSeries] = {}  # by topic and kind
+        self.gets: dict[tuple[str, str], GetSeries] = {}  # by group and topic
+        self.dead_letters: dict[tuple[str, str], int] = {}  # by group and topic
+        self.commits: dict[str, int] = {}
+        self.rollbacks: dict[str, int] = {}
+        self.finish_times: dict[str, Spread] = {}  # seconds from a half message's birth to its commit
+        self.delays: dict[str, Spread] = {}  # seconds that were asked for
 
     def counter(self, name: str, key: str) -> Counter:
         """The counter, made when new; callers on the hot path keep the object."""
@@ -119,34 +192,75 @@ class Statistics:
     def find(self, name: str, key: str) -> Counter | None:
         return self._counters.get((name, key))
 
-    def note_put(self, topic: str, messages: int, size_bytes: int) -> None:
-        """Hot path: one look-up and six additions."""
+    def note_put(self, topic: str, messages: int, size_bytes: int, kind: int = NORMAL) -> None:
+        """Hot path: two look-ups and ten additions."""
         self.put.value += messages
         self.put_bytes.value += size_bytes
-        pair = self._put_by_topic.get(topic)
-        if pair is None:
-            pair = (self.counter("TOPIC_PUT_NUMS", topic), self.counter("TOPIC_PUT_SIZE", topic))
-            self._put_by_topic[topic] = pair
-        numbers, sizes = pair
+        known = self._put_by_topic.get(topic)
+        if known is None:
+            no_series: list[PutSeries | None] = [None] * len(KINDS)
+            known = (self.counter("TOPIC_PUT_NUMS", topic), self.counter("TOPIC_PUT_SIZE", topic), no_series)
+            self._put_by_topic[topic] = known
+        numbers, sizes, by_kind = known
         numbers.value += messages
         numbers.operations += 1
         sizes.value += size_bytes
         sizes.operations += 1
+        series = by_kind[kind]
+        if series is None:
+            series = by_kind[kind] = self.puts.setdefault((topic, kind), PutSeries())
+        series.messages += messages
+        series.size_bytes += size_bytes
+        each_bytes = size_bytes if messages == 1 else size_bytes // messages
+        series.size_counts[0 if each_bytes <= SMALL_BYTES else bisect.bisect_left(SIZE_BOUNDS, each_bytes)] += 1
+        series.size_sum += each_bytes
 
     def note_get(self, group: str, topic: str, messages: int, size_bytes: int) -> None:
         self.get.value += messages
         self.get_bytes.value += size_bytes
         self.get_found.value += 1
-        pair = self._get_by_group.get((group, topic))
-        if pair is None:
+        known = self._get_by_group.get((group, topic))
+        if known is None:
             key = f"{topic}@{group}"
-            pair = (self.counter("GROUP_GET_NUMS", key), self.counter("GROUP_GET_SIZE", key))
-            self._get_by_group[group, topic] = pair
-        numbers, sizes = pair
+            known = (
+                self.counter("GROUP_GET_NUMS", key),
+                self.counter("GROUP_GET_SIZE", key),
+                self._new_gets(group, topic),
+            )
+            self._get_by_group[group, topic] = known
+        numbers, sizes, series = known
         numbers.value += messages
         numbers.operations += 1
         sizes.value += size_bytes
         sizes.operations += 1
+        series.messages += messages
+        series.size_bytes += size_bytes
+
+    def _new_gets(self, group: str, topic: str) -> GetSeries:
+        key = (group, topic) if len(self.gets) < COUNTERS_MAX else ("", "")
+        return self.gets.setdefault(key, GetSeries())
+
+    def note_dead_letter(self, group: str, topic: str) -> None:
+        key = (group, topic) if len(self.dead_letters) < COUNTERS_MAX else ("", "")
+        self.dead_letters[key] = self.dead_letters.get(key, 0) + 1
+
+    def note_commit(self, topic: str, messages: int = 1) -> None:
+        self.commits[topic] = self.commits.get(topic, 0) + messages
+
+    def note_rollback(self, topic: str) -> None:
+        self.rollbacks[topic] = self.rollbacks.get(topic, 0) + 1
+
+    def note_finish_time(self, topic: str, age_ms: int) -> None:
+        spread = self.finish_times.get(topic)
+        if spread is None:
+            spread = self.finish_times[topic] = Spread(FINISH_BOUNDS_S)
+        spread.note(max(age_ms, 0) // 1000)
+
+    def note_delay(self, topic: str, delay_ms: int) -> None:
+        spread = self.delays.get(topic)
+        if spread is None:
+            spread = self.delays[topic] = Spread(DELAY_BOUNDS_S)
+        spread.note(max(delay_ms, 0) // 1000)
 
     def get_all_averages(self) -> str:
         """Pulls per second, found or not."""
@@ -190,6 +304,17 @@ class Statistics:
 
         for name, key in [entry for entry in self._counters if is_gone(entry[1])]:
             del self._counters[(name, key)]
+        for place in [place for place in self.puts if place[0] == topic]:
+            del self.puts[place]
+        for pair in [pair for pair in self.gets if pair[0] == group or pair[1] == topic]:
+            del self.gets[pair]
+        for pair in [pair for pair in self.dead_letters if pair[0] == group or pair[1] == topic]:
+            del self.dead_letters[pair]
+        if topic is not None:
+            for counts in (self.commits, self.rollbacks):
+                counts.pop(topic, None)
+            for spreads in (self.finish_times, self.delays):
+                spreads.pop(topic, None)
         self._forget_pairs()
 
     def _forget_pairs(self) -> None:

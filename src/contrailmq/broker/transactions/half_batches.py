@@ -19,6 +19,7 @@ from contrailmq.broker.handlers import Handlers, Refused
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.requests.send import SendProcessor
 from contrailmq.broker.state.half_text import real_place
+from contrailmq.broker.state.statistics import TRANSACTION
 from contrailmq.broker.transactions.committing import committed, half_copier
 from contrailmq.broker.transactions.halves import COMMIT, ROLLBACK, TransactionService
 from contrailmq.broker.transactions.transaction_check import CLOCK_SET
@@ -132,7 +133,8 @@ class HalfBatches:
         sizes = [len(copy.head_and_body) + len(copy.properties) + len(header.topic) + 3 for copy in whole[:written]]
         if written:
             self._node.after_append(wants_flush=store.config.is_sync_flush)
-            self._node.statistics.note_put(header.topic, written, sum(sizes))
+            self._node.statistics.note_put(header.topic, written, sum(sizes), TRANSACTION)
+            self._node.statistics.note_commit(header.topic, written)
         for offset in range(first, first + written):
             self._service.note_ended(offset, header.topic)
         return written

@@ -34,6 +34,7 @@ from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.requests.send import put_rewritten
 from contrailmq.broker.state.duty import Duty
 from contrailmq.broker.state.incoming import IncomingMessage, Refusal
+from contrailmq.broker.state.statistics import TRANSACTION
 from contrailmq.broker.transactions.committed_halves import committed_halves, is_same_half
 from contrailmq.broker.transactions.committing import committed, half_copier, span_of
 from contrailmq.broker.transactions.transaction_check import (
@@ -171,6 +172,11 @@ class TransactionService:
         if offset in self._ended:  # said twice: the first time counts, and what it stored may not be safe yet
             return self._store.log_max_offset
         stored_up_to = self._commit(half) if header.commit_or_rollback == COMMIT else 0
+        if stored_up_to:
+            self._node.statistics.note_commit(real_topic)
+            self._node.statistics.note_finish_time(real_topic, self._age_ms(half, self._clock.steady_ms()))
+        else:
+            self._node.statistics.note_rollback(real_topic)
         self.note_ended(offset, real_topic)
         return stored_up_to
 
@@ -245,7 +251,7 @@ class TransactionService:
         if not self._store.append_copies((copy,)):
             return 0
         begin, size_bytes = span_of(copy)
-        self._node.statistics.note_put(copy.topic, 1, size_bytes)
+        self._node.statistics.note_put(copy.topic, 1, size_bytes, TRANSACTION)
         return begin + size_bytes
 
     def _commit_decoded(self, half: StoredMessage) -> int:

@@ -26,6 +26,10 @@ PUT_TIME_NAMES: Final = (
 )  # fmt: skip
 # Upper bounds in us of the buckets for percentiles, each a fifth above the one before: 10 us to 14 s.
 _FINE_BOUNDS_US: Final = tuple(round(10 * 1.2**step) for step in range(78))
+# Upper bounds in us, inclusive, of what is counted for ever: 10 us to 10 s, three steps in ten of them.
+DURATION_BOUNDS_US: Final = (
+    10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000, 10_000_000,
+)  # fmt: skip
 PUT_TIME_WINDOW_MS: Final = 60_000
 SAMPLES_MAX: Final = 601  # ten minutes at one a second
 RATE_WINDOWS_S: Final = (10, 60, 600)
@@ -40,6 +44,24 @@ class _Sample(NamedTuple):
     transferred: int
 
 
+class Durations:
+    """How long something took, in buckets, for histograms that others read. One writer.
+
+    Noting is a search and two additions: meant for what happens once in a wakeup, not for each message.
+    """
+
+    __slots__ = ("counts", "sum_us")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(DURATION_BOUNDS_US) + 1)
+        self.sum_us = 0
+
+    def note(self, elapsed_us: int, count: int = 1) -> None:
+        """So many took so long each."""
+        self.counts[bisect.bisect_left(DURATION_BOUNDS_US, elapsed_us)] += count
+        self.sum_us += elapsed_us * count
+
+
 class StoreStats:
     """Totals since open. `put_count` and `put_bytes` are filled in from the log when they are read; `mapped` is asked
     when the mapped files are."""
@@ -51,6 +73,7 @@ class StoreStats:
         self.put_bytes = 0
         self.put_failed_count = 0
         self.listener_error_count = 0  # what listeners raised
+        self.put_times = Durations()  # of a broker's puts, since open
         self.put_time_max_ms = 0
         self.put_time_counts = [0] * len(PUT_TIME_NAMES)
         self._fine_counts = [0] * (len(_FINE_BOUNDS_US) + 1)
@@ -85,6 +108,7 @@ class StoreStats:
         bucket = bisect.bisect_right(PUT_TIME_BOUNDS_MS, elapsed_ms) if elapsed_ms > 0 else 0
         self.put_time_counts[bucket] += count
         self._fine_counts[bisect.bisect_left(_FINE_BOUNDS_US, elapsed_us)] += count
+        self.put_times.note(elapsed_us, count)
         if elapsed_ms > self.put_time_max_ms:
             self.put_time_max_ms = elapsed_ms
 

@@ -28,6 +28,7 @@ from enum import Enum, auto
 from typing import Final
 
 from contrailmq.store.base.clock import Clock
+from contrailmq.store.base.stats import Durations
 from contrailmq.store.base.waking import Sleepers, Wake
 from contrailmq.store.config import StoreConfig
 from contrailmq.store.log.mapped_file_queue import MappedFileQueue
@@ -87,6 +88,7 @@ class LogFlusher:
         self._last_thorough_ms = clock.monotonic_ms()
         self.failure: str | None = None
         self.flush_count = 0
+        self.flush_times = Durations()  # of flushes that moved the durable offset
 
     @property
     def durable_offset(self) -> int:
@@ -176,6 +178,8 @@ class LogFlusher:
             started = time.monotonic()
             moved = self._flush_in_turn(least_pages)
             self._flush_s = time.monotonic() - started
+            if moved:
+                self.flush_times.note(int(self._flush_s * 1_000_000))
             return Led.ON if moved else Led.IN_VAIN
         finally:
             interrupt: BaseException | None = None

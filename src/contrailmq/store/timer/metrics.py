@@ -23,12 +23,16 @@ class TopicCounts:
         self._field = field
         self._counts: dict[str, int] = {}
         self._times_ms: dict[str, int] = {}
+        self.added: dict[str, int] = {}  # since this process began
+        self.removed: dict[str, int] = {}
         self.counter = 0
         self.state_version = 0
         self.timestamp = now_ms
 
     def add(self, topic: str, change: int, now_ms: int) -> None:
         self._counts[topic] = self._counts.get(topic, 0) + change
+        moved = self.added if change > 0 else self.removed
+        moved[topic] = moved.get(topic, 0) + abs(change)
         self._times_ms[topic] = now_ms
         self.counter += 1
         self.timestamp = now_ms
