@@ -77,6 +77,7 @@ class RuntimeAdmin:
             "brokerVersionDesc": OUR_VERSION_NAME,
             "brokerActive": str(node.is_accepting).lower(),
             "bootTimestamp": str(node.started_ms),
+            "currentTimestamp": str(node.now_ms()),
             "runtime": f"[ {days} days, {hours} hours, {minutes} minutes, {seconds % 60} seconds ]",
             "startAcceptSendRequestTimeStamp": str(node.config.start_accept_send_request_time_stamp),
             "msgPutTotalYesterdayMorning": str(numbers.put.yesterday_morning),

@@ -1,4 +1,4 @@
-"""`contrailmq admin topic|group|message|offset|dlq|cluster|broker|ha …`: looking at a cluster and changing it.
+"""`contrailmq admin topic|group|message|offset|dlq|cluster|broker|ha|check …`: looking at a cluster and changing it.
 
 Every command takes `--namesrv` (or NAMESRV_ADDR) and `--json`; `broker` takes an address instead of a NameServer.
 Works with our servers and with Apache's. Each noun has its file; how to ask a cluster is in `asking.py`, with TLS
@@ -10,6 +10,7 @@ from __future__ import annotations
 import typer
 
 from contrailmq.cli.admin.brokers import broker_app, cluster_app
+from contrailmq.cli.admin.check import check
 from contrailmq.cli.admin.dead_letters import dlq_app
 from contrailmq.cli.admin.groups import group_app
 from contrailmq.cli.admin.messages import message_app
@@ -29,3 +30,4 @@ app.add_typer(dlq_app, name="dlq")
 app.add_typer(cluster_app, name="cluster")
 app.add_typer(broker_app, name="broker")
 app.add_typer(ha_app, name="ha")
+app.command("check")(check)

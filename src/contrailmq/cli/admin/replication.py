@@ -52,7 +52,7 @@ def ha_status(
 ) -> None:
     """Slaves: whether they are connected, seconds since their last report, how far behind, in sync or not."""
     if address is None:
-        rows = ask(namesrv, _of_cluster)
+        rows = ask(namesrv, slaves_of_cluster)
     else:
         rows = ask_broker(address, namesrv, lambda admin: _of_broker(admin, address))
     show(rows if as_json else [_printed(row) for row in rows], COLUMNS, as_json=as_json)
@@ -90,7 +90,7 @@ def _of_broker(admin: Admin, address: str) -> list[Row]:
     ]
 
 
-def _of_cluster(admin: Admin) -> list[Row]:
+def slaves_of_cluster(admin: Admin) -> list[Row]:
     rows: list[Row] = []
     for name, group in sorted(admin.cluster().broker_addr_table.items()):
         slaves = {id_: address for id_, address in sorted(group.broker_addrs.items()) if id_ != 0}
