@@ -261,6 +261,7 @@ class BrokerFigures:
             our.CPU: lambda: _one(cpu_s()),
             our.MEMORY: lambda: _one(resident_bytes()),
             our.DESCRIPTORS: lambda: _one(open_descriptors()),
+            our.PAIRS_LEFT_OUT: lambda: _one(self.survey.left_out),
             our.PAGE_TIME: lambda: _one(self.survey.took_s),
         }
 
@@ -272,7 +273,6 @@ class BrokerFigures:
             "clientGroupsMax": node.groups.client_bound.refused,
             "connections": self.refused_connections(),
             "slowRequests": self._handlers.busy_count,
-            "metricsOtelCardinalityLimit": self.survey.left_out,
         }
         return (((name,), count) for name, count in hits.items())
 

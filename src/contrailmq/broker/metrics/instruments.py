@@ -183,6 +183,11 @@ STARTED: Final = Instrument("contrailmq_start_time", _G, "When it started, of th
 CPU: Final = Instrument("contrailmq_cpu_seconds_total", _C, "CPU time of the process", unit="seconds")
 MEMORY: Final = Instrument("contrailmq_resident_memory", _G, "Resident memory of the process", unit="bytes")
 DESCRIPTORS: Final = Instrument("contrailmq_open_descriptors", _G, "Open files and sockets of the process")
+PAIRS_LEFT_OUT: Final = Instrument(
+    "contrailmq_lag_pairs_left_out",
+    _G,
+    "Pairs of group and topic beyond metricsOtelCardinalityLimit, without a lag here",
+)
 PAGE_TIME: Final = Instrument(
     "contrailmq_lag_survey", _G, "How long gathering the lag for this page took", unit="seconds"
 )

@@ -8,10 +8,10 @@ have died. Here each pair of group and topic in the offset table is shown for as
     ready    := sum of end - pulled
     latency  := now - store time of the oldest message that lag (queueing latency: ready) counts, 0 if none
 
-The ends of queues are read once for all groups. 2,000 topics x 500 groups would be a million pairs: PAIRS_MAX are
-looked at, in turns of the loop, and those beyond are counted. Store times lie in the log, which may not be in memory:
-workers read them, TIMES_AT_ONCE at a time. What was read is kept for the next page: a group that stands still, which
-is the one with old messages, costs nothing more.
+The ends of queues are read once for all groups. 2,000 topics x 500 groups would be a million pairs: as many are looked
+at as a page may show (metricsOtelCardinalityLimit), in turns of the loop, and how many are left out is a figure of its
+own. Store times lie in the log, which may not be in memory: workers read them, TIMES_AT_ONCE at a time. What was read
+is kept for the next page: a group that stands still, which is the one with old messages, costs nothing more.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final
 
 from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state.offsets import SEPARATOR
@@ -34,7 +35,8 @@ TIMES_MAX: Final = 20_000  # read for one page; the latency of those beyond is o
 Place = tuple[str, int, int]  # topic, queue, offset
 
 
-class Behind(NamedTuple):
+@dataclass(slots=True)
+class Behind:
     """One group in one topic. A latency of -1 is not known yet."""
 
     group: str
@@ -62,21 +64,33 @@ class LagSurvey:
     async def take(self, pairs_max: int) -> None:
         began_s = time.monotonic()
         self._node.dispatch_now()
-        keys = self._node.offsets.keys()
-        self.left_out = max(len(keys) - pairs_max, 0)
+        keys = self._node.offsets.keys(pairs_max)
+        self.left_out = len(self._node.offsets) - len(keys)
         ends: dict[str, list[int]] = {}
         rows = []
-        async for key in in_turns(islice(keys, pairs_max)):
+        known: dict[Place, int] = {}
+        unknown: dict[Place, None] = {}
+        async for key in in_turns(keys):
             row = self._row(key, ends)
             if row is not None:
                 rows.append(row)
-        await self._read_times(rows)
+                self._sort_out((*row.oldest, *row.oldest_ready), known, unknown)
+        self._times_ms = known  # what nobody needs any more is forgotten
+        await self._read_times(list(islice(unknown, TIMES_MAX)))
         now_ms = self._node.now_ms()
-        self.rows = [
-            row._replace(lag_ms=self._age(row.oldest, now_ms), queueing_ms=self._age(row.oldest_ready, now_ms))
-            for row in rows
-        ]
+        async for row in in_turns(rows):
+            row.lag_ms, row.queueing_ms = self._age(row.oldest, now_ms), self._age(row.oldest_ready, now_ms)
+        self.rows = rows
         self.took_s = time.monotonic() - began_s
+
+    def _sort_out(self, places: Sequence[Place], known: dict[Place, int], unknown: dict[Place, None]) -> None:
+        """Which store times were read for an earlier page, and which are not known."""
+        for place in places:
+            time_ms = self._times_ms.get(place)
+            if time_ms is not None:
+                known[place] = time_ms
+            else:
+                unknown[place] = None
 
     def _row(self, key: str, ends: dict[str, list[int]]) -> Behind | None:
         node = self._node
@@ -109,16 +123,12 @@ class LagSurvey:
                     oldest_ready.append((stored_topic, queue_id, at))
         return Behind(group, shown, is_retry, lag, inflight, ready, tuple(oldest), tuple(oldest_ready))
 
-    async def _read_times(self, rows: Sequence[Behind]) -> None:
-        """Find out the store times that are needed; those that nobody needs any more are forgotten."""
-        wanted = {place for row in rows for place in (*row.oldest, *row.oldest_ready)}
-        known = {place: self._times_ms[place] for place in wanted if place in self._times_ms}
-        unknown = list(islice((place for place in wanted if place not in known), TIMES_MAX))
+    async def _read_times(self, places: Sequence[Place]) -> None:
         loop = asyncio.get_running_loop()
-        for begin in range(0, len(unknown), TIMES_AT_ONCE):
-            part = unknown[begin : begin + TIMES_AT_ONCE]
-            known.update(zip(part, await loop.run_in_executor(self._readers, self._times_of, part), strict=True))
-        self._times_ms = known
+        for begin in range(0, len(places), TIMES_AT_ONCE):
+            part = places[begin : begin + TIMES_AT_ONCE]
+            found = await loop.run_in_executor(self._readers, self._times_of, part)
+            self._times_ms.update(zip(part, found, strict=True))
 
     def _times_of(self, places: Sequence[Place]) -> list[int]:
         """By a worker."""

@@ -18,6 +18,7 @@ reference does.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -110,9 +111,13 @@ class OffsetTable:
         """What was last asked for, by queue."""
         return dict(self._pull_offsets.get(f"{topic}@{group}", {}))
 
-    def keys(self) -> list[str]:
-        """`topic@group` of every pair that has committed something."""
-        return list(self._offsets)
+    def __len__(self) -> int:
+        """Pairs of group and topic that have committed something."""
+        return len(self._offsets)
+
+    def keys(self, count_max: int) -> list[str]:
+        """`topic@group` of the first so many."""
+        return list(islice(self._offsets, count_max))
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Make the group's next pull of the queue start at `offset`."""
