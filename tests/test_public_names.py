@@ -62,7 +62,7 @@ def test_the_name_server_starts_without_clients_stores_and_tables() -> None:
     """Half a second from start to the first answer is mostly imports."""
     loaded = modules_after("-m", "contrailmq", "namesrv", "--print-config")
     rooms = {name.split(".")[1] for name in loaded if name.startswith("contrailmq.")}
-    assert rooms == {"_compiled", "_faults", "_lazy", "_version", "cli", "message", "namesrv", "wire"}
+    assert rooms == {"_compiled", "_faults", "_lazy", "_version", "cli", "message", "metrics", "namesrv", "wire"}
     assert not loaded & {"rich.console", "rich.table", "sqlite3", "http.client", "urllib.request", "numpy", "pyarrow"}
 
 

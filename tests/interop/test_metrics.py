@@ -76,11 +76,12 @@ def test_our_page_has_every_name_label_and_bucket_of_theirs(theirs: tuple[str, P
     missing = sorted(names - {name for name, _ in ours})
     assert not missing
     differing = {
-        name: (sorted(label_names(apaches, name) - SCOPE), sorted(label_names(ours, name)))
+        name: (label_names(apaches, name) - SCOPE) ^ label_names(ours, name)
         for name in sorted(names)
         if label_names(apaches, name) - SCOPE != label_names(ours, name)
     }
-    assert not differing
+    # Theirs have it for what was popped, ours for what was pulled too.
+    assert differing == {"rocketmq_messages_out_total": {"is_retry"}, "rocketmq_throughput_out_total": {"is_retry"}}
     assert {name: bounds(apaches, name) for name in names} == {name: bounds(ours, name) for name in names}
 
 

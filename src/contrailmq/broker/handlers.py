@@ -142,8 +142,13 @@ class Handlers:
             self.latencies.note_late(command.code, answer, began_ns)
 
 
-def answer_later(connection: Peer, command: Command, work: Callable[[], bytes | None]) -> bytes | None:
-    """Answer a request that waited, and give the answer. Its failure is its own answer: what else waits is not touched
+def answer_later(
+    connection: Peer,
+    command: Command,
+    work: Callable[[], bytes | None],
+    answered: Callable[[bytes], None] | None = None,
+) -> None:
+    """Answer a request that waited, and tell `answered`. Its failure is its own answer: what else waits is not touched
     by it."""
     try:
         answer = work()
@@ -154,7 +159,8 @@ def answer_later(connection: Peer, command: Command, work: Callable[[], bytes | 
         answer = mistake(command, exc)
     if answer is not None:
         connection.reply(answer)
-    return answer
+        if answered is not None:
+            answered(answer)
 
 
 def not_supported(command: Command) -> bytes:

@@ -121,9 +121,10 @@ class Pull:
 
     def reply_later(self, answer: Callable[[], bytes | None]) -> None:
         """Answer outside of the handler, with a refusal where `answer` raises one."""
-        given = answer_later(self.connection, self.command, answer)
-        if given is not None:
-            self.note(response_code(given))
+        answer_later(self.connection, self.command, answer, self._answered)
+
+    def _answered(self, answer: bytes) -> None:
+        self.note(response_code(answer))
 
     def note(self, code: int) -> None:
         """It is answered."""

@@ -127,7 +127,7 @@ def examine(admin: Admin, bounds: Bounds) -> Report:
 
 def _guarded(where: str, findings: Iterator[Finding]) -> list[Finding]:
     """What cannot be asked is a finding of its own."""
-    found = []
+    found: list[Finding] = []
     try:
         found += findings
     except ContrailError as exc:
