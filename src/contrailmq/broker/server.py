@@ -16,7 +16,7 @@ import contextlib
 import logging
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -360,9 +360,14 @@ class BrokerServer:
         figures.replication_times = lambda: replication.times
         if self.log_following is not None:
             figures.follow_figures = self.log_following.figures
+        figures.survey.popped = self._popped
         figures.open_connections = lambda: sum(len(server.connections) for server in self._servers)
         figures.refused_connections = lambda: sum(server.refused for server in self._servers)
         self.metrics.show(figures.table(), figures.common_labels(), figures.prepare)
+
+    def _popped(self, topic: str, group: str, queue_id: int) -> tuple[int, Collection[int]] | None:
+        queue = self.pop.in_flight.queues.get((topic, group, queue_id))
+        return None if queue is None else (queue.next_offset, queue.waiting)
 
     async def _close_metrics(self) -> None:
         if self.metrics is not None:

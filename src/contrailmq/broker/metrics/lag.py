@@ -7,6 +7,7 @@ have died. Here each pair of group and topic in the offset table is shown for as
     inflight := sum of pulled - committed
     ready    := sum of end - pulled
     latency  := now - store time of the oldest message that lag (queueing latency: ready) counts, 0 if none
+    POP: inflight := what was handed out and not acknowledged, ready := end - what the next pop reads, lag := both
 
 The ends of queues are read once for all groups. 2,000 topics x 500 groups would be a million pairs: as many are looked
 at as a page may show (metricsOtelCardinalityLimit), in turns of the loop, and how many are left out is a figure of its
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import islice
@@ -33,6 +34,8 @@ TIMES_AT_ONCE: Final = 64  # 0.5 ms of a worker, which the loop may have to wait
 TIMES_MAX: Final = 20_000  # read for one page; the latency of those beyond is on the next ones
 
 Place = tuple[str, int, int]  # topic, queue, offset
+# (topic, group, queue) -> where the next pop reads, and which offsets are in flight; None where nothing was popped
+Popped = Callable[[str, str, int], tuple[int, Collection[int]] | None]
 
 
 @dataclass(slots=True)
@@ -58,6 +61,7 @@ class LagSurvey:
         self._node, self._readers = node, readers
         self._times_ms: dict[Place, int] = {}
         self.rows: list[Behind] = []
+        self.popped: Popped = lambda topic, group, queue_id: None
         self.left_out = 0  # pairs beyond the limit
         self.took_s = 0.0
 
@@ -113,14 +117,18 @@ class LagSurvey:
             if queue_id >= len(limits):
                 continue
             end = limits[queue_id]
-            at = min(max(pulled.get(queue_id, offset), offset), end)
-            if offset < end:
-                lag += end - offset
-                inflight += at - offset
-                oldest.append((stored_topic, queue_id, offset))
-                if at < end:
-                    ready += end - at
-                    oldest_ready.append((stored_topic, queue_id, at))
+            popped = self.popped(stored_topic, group, queue_id)
+            if popped is not None:
+                at, taken, first = min(popped[0], end), len(popped[1]), next(iter(popped[1]), popped[0])
+            else:
+                at = min(max(pulled.get(queue_id, offset), offset), end)
+                taken, first = max(at - offset, 0), offset
+            left = max(end - at, 0)
+            lag, inflight, ready = lag + taken + left, inflight + taken, ready + left
+            if taken or left:
+                oldest.append((stored_topic, queue_id, first))
+            if left:
+                oldest_ready.append((stored_topic, queue_id, at))
         return Behind(group, shown, is_retry, lag, inflight, ready, tuple(oldest), tuple(oldest_ready))
 
     async def _read_times(self, places: Sequence[Place]) -> None:
