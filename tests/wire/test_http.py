@@ -122,6 +122,25 @@ def test_a_silent_peer_is_left_when_its_time_is_over(monkeypatch: pytest.MonkeyP
     serve(talk)
 
 
+def test_a_page_that_is_never_done_is_ended_and_is_seen_to_be_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "ANSWER_S", 0.2)
+
+    async def endless() -> HttpAnswer:
+        async def pieces() -> AsyncIterator[bytes]:
+            yield b"begin"
+            await asyncio.Event().wait()
+
+        return HttpAnswer(pieces())
+
+    async def talk(server: HttpServer) -> None:
+        server._routes["/endless"] = endless
+        answer = await say(server, GET % b"/endless")
+        assert not answer.endswith(b"0\r\n\r\n")
+        assert (await say(server, GET % b"/hello")).endswith(b"hello\n")
+
+    serve(talk)
+
+
 def test_a_page_that_fails_costs_its_own_connection_only(caplog: pytest.LogCaptureFixture) -> None:
     async def talk(server: HttpServer) -> None:
         assert await say(server, GET % b"/broken") == b""

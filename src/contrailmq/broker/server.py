@@ -144,9 +144,9 @@ class BrokerServer:
         self._load_changed_settings()
         self.config.check()
         self._check_role()
-        self.metrics = Metrics(
-            self.config.export_settings(self._advertised().ip), live=self._live_reasons, ready=self._ready_reasons
-        )
+        own_ip = "" if self.config.metrics_prom_exporter_host else self._advertised().ip
+        settings = self.config.export_settings(own_ip)
+        self.metrics = Metrics(settings, live=self._live_reasons, ready=self._ready_reasons)
         await self.metrics.start()  # first: probes are answered while a store recovers
         try:
             await self._start()

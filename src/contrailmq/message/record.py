@@ -181,6 +181,11 @@ class RecordView:
         return bytes(self.buffer[self.body_at : self.body_end])
 
     @property
+    def born_time_ms(self) -> int:
+        time_ms: int = _I64.unpack_from(self.buffer, self.position + BORN_HOST_AT - _I64.size)[0]
+        return time_ms
+
+    @property
     def prepared_transaction_offset(self) -> int:
         offset: int = _I64.unpack_from(self.buffer, self.body_at - BODY_BYTES_BYTES - _I64.size)[0]
         return offset

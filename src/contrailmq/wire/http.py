@@ -7,7 +7,8 @@ An answer whose size is known has Content-Length. One that is made in pieces is 
 can tell a whole page from one that was cut off; to a 1.0 reader it ends with the connection.
 
 Bounds: CONNECTIONS_MAX at a time (more are answered 503), REQUEST_S for the head, SEND_S for a reader to take the next
-piece. Whatever else a peer sends is answered 4xx where that is possible and ends its connection, and nothing else.
+piece, ANSWER_S for all of them. Whatever else a peer sends is answered 4xx where that is possible and ends its
+connection, and nothing else.
 There is no TLS and no login here: whoever listens beyond the loopback interface puts a proxy in front.
 """
 
@@ -32,6 +33,7 @@ HEAD_BYTES_MAX: Final = 8 * 1024  # what nginx and Apache's httpd take
 CONNECTIONS_MAX: Final = 64  # a few scrapers, probes and browsers
 REQUEST_S: Final = 10.0
 SEND_S: Final = 30.0
+ANSWER_S: Final = 60.0  # from the request to the last byte: who reads slowly must not hold up the next scraper
 LINGER_S: Final = 1.0
 LINGER_READS: Final = 16
 TEXT: Final = "text/plain; charset=utf-8"
@@ -110,6 +112,7 @@ class HttpServer:
             await _refuse(reader, writer, HttpAnswer(f"{exc}\n".encode(), exc.status))
         except (OSError, TimeoutError, asyncio.IncompleteReadError) as exc:  # the peer is gone, silent or slow
             _log.debug("an HTTP connection ended: %r", exc)
+            writer.transport.abort()
         except Exception:  # noqa: BLE001 - whatever a page raises ends this connection; the server goes on
             _log.exception("a page could not be made")
             writer.transport.abort()
@@ -123,11 +126,12 @@ class HttpServer:
         serve = self._routes.get(path)
         if serve is None:
             raise _BadRequestError(HTTPStatus.NOT_FOUND, f"not found; there is {' '.join(sorted(self._routes))}")
-        answer = await serve()
-        if isinstance(answer.body, bytes):
-            await _send_whole(writer, answer)
-        else:
-            await _send_pieces(writer, answer, answer.body, is_chunked=is_chunked)
+        async with asyncio.timeout(ANSWER_S):
+            answer = await serve()
+            if isinstance(answer.body, bytes):
+                await _send_whole(writer, answer)
+            else:
+                await _send_pieces(writer, answer, answer.body, is_chunked=is_chunked)
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[str, bool]:

@@ -174,7 +174,7 @@ class TransactionService:
         stored_up_to = self._commit(half) if header.commit_or_rollback == COMMIT else 0
         if stored_up_to:
             self._node.statistics.note_commit(real_topic)
-            self._node.statistics.note_finish_time(real_topic, self._age_ms(half, self._clock.steady_ms()))
+            self._node.statistics.note_finish_time(real_topic, self._node.now_ms() - half.born_time_ms)
         else:
             self._node.statistics.note_rollback(real_topic)
         self.note_ended(offset, real_topic)

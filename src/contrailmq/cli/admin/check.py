@@ -228,9 +228,9 @@ def _slaves(admin: Admin) -> Iterator[Finding]:
     )
     for row in slaves_of_cluster(admin):
         where = f"{row.broker} (slave {row.id if row.id is not None else 'unknown'}, {row.slave})"
-        if not row.connected:
+        if row.connected is False:
             yield Finding(Severity.CRITICAL, About.REPLICATION, where, "does not follow its master", remedy)
-        elif not row.in_sync:
+        elif row.connected and row.in_sync is False:
             behind = f"{row.lag_bytes or 0:,} bytes" + (f", {row.lag_s:.0f} s" if row.lag_s else "")
             silent = f", silent for {row.silent_s:.0f} s" if row.silent_s else ""
             text = f"is not in sync: {behind} behind its master{silent}"
