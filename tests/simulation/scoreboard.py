@@ -145,7 +145,7 @@ NOT_COVERED: Final = (
     "checker allows it for these messages, and of such a broker it does not check the order of a queue.",
     "Errors of reads through a mapping (SIGBUS): `read-error` fails reads by call only.",
     "Torn writes while a broker runs: tearing happens at power cuts, by page (4 KiB) or sector (512 bytes).",
-    "TLS, ACL, SQL filters, light queues, POP, recalls of timers, "
+    "TLS, ACL, SQL filters, light queues, POP, "
     "and cleaning of old files (no trial lasts that long) are not part of the workload; tests of their own cover those "
     "that exist.",
     "Memory: sockets, tasks and threads of brokers are counted at the end of each trial, bytes are not.",
