@@ -14,6 +14,7 @@ import pytest
 
 from broker.pop_bench import PopBench, Popped
 from broker.test_pop import bodies, send, stored
+from contrailmq.broker.node import BrokerNode
 from contrailmq.broker.state.incoming import IncomingMessage
 from contrailmq.store import AppendResult
 from contrailmq.store.base.clock import ManualClock
@@ -27,16 +28,25 @@ class Killed(BaseException):
 
 def crash_after(bench: PopBench, records: int) -> None:
     """Let the broker write so many records, and end it before the next."""
-    put = bench.node.put
     left = [records]
 
-    def counted(message: IncomingMessage) -> AppendResult:
-        if not left[0]:
-            raise Killed
-        left[0] -= 1
-        return put(message)
+    class Counted:
+        """The broker's node, as those who write records for POP see it."""
 
-    bench.node.put = counted  # type: ignore[method-assign]
+        def __init__(self, node: BrokerNode) -> None:
+            self._node = node
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._node, name)
+
+        def put(self, message: IncomingMessage) -> AppendResult:
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+            return self._node.put(message)
+
+    for writer in (bench.pop.log, bench.pop.reviving):
+        writer._node = Counted(writer._node)  # type: ignore[assignment]
 
 
 def again(path: Path, bench: PopBench, **settings: object) -> PopBench:

@@ -250,6 +250,7 @@ def test_the_command_shows_each_slave(tmp_path: Path) -> None:
             (row,) = await rows(made)
             speed = row.pop("bytes_per_s")
             assert isinstance(speed, int)
+            assert str(row.pop("master")).startswith("127.0.0.1:"), "the HA address that it follows"
             silent_s = row.pop("silent_s")
             assert isinstance(silent_s, float)
             assert 0 <= silent_s < 20

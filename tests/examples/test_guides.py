@@ -18,7 +18,7 @@ from contrailmq.store.queues.queue_unit import pack_unit
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 # Python's build, bench/compare.py, spark-submit
-OF_OTHER_PROGRAMS = {"--enable-optimizations", "--with-lto", "--ours", "--sync", "--py-files"}
+OF_OTHER_PROGRAMS = {"--enable-optimizations", "--with-lto", "--ours", "--sync", "--py-files", "--each"}
 ROOMS = [ROOT, *(path for path in (ROOT / "src").rglob("*") if path.is_dir())]
 
 

@@ -16,6 +16,7 @@ import pytest
 from apache import Apache, Program, facts, our_broker
 
 from broker.harness import records, send_fields
+from contrailmq import Admin
 from contrailmq.wire.header import Command
 from contrailmq.wire.pop_strings import PopHandle
 from contrailmq.wire.transport import RemotingClient
@@ -165,6 +166,8 @@ def test_messages_that_came_again_under_our_broker_do_not_under_apaches(rocketmq
 def test_apaches_push_consumer_pops_from_our_broker(rocketmq: Apache, tmp_path: Path, mode: str) -> None:
     """clientRebalance=false: the broker assigns queue -1 in mode POP, and the client acknowledges each message."""
     with rocketmq.namesrv() as namesrv, ours(tmp_path, namesrv.address) as broker:
+        with Admin(namesrv=namesrv.address) as admin:
+            admin.create_topic("Popped", queues=4)  # a route of its own: the template's comes a moment later
         rocketmq.client("produce", namesrv.address, "Popped", "20")
         group = f"java_{mode}"
         rocketmq.mqadmin("updateSubGroup", "-b", broker.address, "-g", group, namesrv=namesrv.address)

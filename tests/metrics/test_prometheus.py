@@ -27,7 +27,7 @@ from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.testing import LocalCluster
 from free_ports import free_port
 
-pytestmark = pytest.mark.servers
+pytestmark = [pytest.mark.servers, pytest.mark.xdist_group("prometheus")]  # one process unpacks it
 GRAFANA = Path(__file__).parents[2] / "deploy" / "grafana"
 PROM = {"metricsExporterType": "PROM", "metricsPromExporterPort": "0"}
 BOARDS = sorted(path.name for path in GRAFANA.glob("*.json"))
@@ -40,7 +40,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = shutil.which("prometheus")
     if found and shutil.which("promtool"):
         return Path(found).parent
-    where = Path(os.environ.get("CONTRAILMQ_PROMETHEUS", tmp_path_factory.getbasetemp().parent / "prometheus"))
+    where = Path(os.environ.get("CONTRAILMQ_PROMETHEUS") or tmp_path_factory.mktemp("prometheus"))
     if not (where / "usr" / "bin" / "promtool").exists():
         if not shutil.which("apt-get") or not shutil.which("dpkg-deb"):
             pytest.skip("no prometheus on PATH, and no Debian to take its package from")

@@ -32,7 +32,19 @@ TOPIC_LISTS = {
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS,
 }
 PATHS = ("rocketmqHome", "kvConfigPath", "configStorePath")  # of the machine that was captured
-OURS = ("allowRemoteConfig", "allowUnsupported")  # settings that Apache does not have
+OURS = (  # settings that Apache's NameServer does not have
+    "allowRemoteConfig",
+    "allowUnsupported",
+    "metricGrpcExporterIntervalInMills",
+    "metricGrpcExporterTimeOutInMills",
+    "metricsExporterType",
+    "metricsGrpcExporterHeader",
+    "metricsGrpcExporterTarget",
+    "metricsInDelta",
+    "metricsLabel",
+    "metricsPromExporterHost",
+    "metricsPromExporterPort",
+)
 
 
 class Recorder:

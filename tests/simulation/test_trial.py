@@ -85,7 +85,7 @@ def test_each_kind_of_fault_keeps_every_promise(kind: str, flush: str) -> None:
 
 
 def test_a_seed_with_every_kind_of_fault_repeats_its_history_and_stores_byte_for_byte() -> None:
-    plan = with_each_kind(draw(3, 1.0, clients=CLIENTS), KINDS)
+    plan = with_each_kind(draw(4, 1.0, clients=CLIENTS), KINDS)
     first, second = Trial(plan).run(), Trial(plan).run()
     assert first.problems == []
     assert first.history.flipped

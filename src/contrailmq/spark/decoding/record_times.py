@@ -6,6 +6,8 @@ log, all records where a range is small. Between two looks:
 
 - Where every record was looked at, its times are known.
 - If the second time is less than the first, the clock was set back there: anything may be between them.
+- What cannot be read, a file that is missing for instance, lies between the looks before and after it, give or take
+  10 minutes.
 - Else times lie between the two, give or take four times what the stretches around take (1 s to 10 minutes). A clock
   that is set back and passes its old time again, all of it between two looks, does so within the time that this stretch
   of the log took to write.
@@ -22,6 +24,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from contrailmq.spark.decoding.records import Int, Records
 from contrailmq.spark.decoding.scan import Range, scan
@@ -114,20 +117,32 @@ def _walk(part: Range) -> list[Stretch]:
 def _kept(looks: Sequence[Sequence[Stretch]], begin_ms: int, end_ms: int) -> list[list[bool]]:
     """Which stretches can hold records of the times."""
     flat = [stretch for stretches in looks for stretch in stretches]
-    known = np.array([0 if stretch.time_ms is None else stretch.time_ms for stretch in flat], dtype=np.int64)
+    seen = np.array([0 if stretch.time_ms is None else stretch.time_ms for stretch in flat], dtype=np.int64)
     is_known = np.array([stretch.time_ms is not None for stretch in flat], dtype=np.bool_)
+    known, following = _around_gaps(seen, is_known)
     is_single = np.array([stretch.is_single for stretch in flat], dtype=np.bool_)
-    following = np.append(known[1:], _FAR)
     is_between = is_known & np.append(is_known[1:], True)
     taken = np.where(is_between, np.clip(np.abs(following - known), 0, _SLACK_MOST_MS), 0)
     taken[-1:] = 0  # of the last one nobody knows
     slack = np.clip(_AROUND * _largest_around(taken), _SLACK_LEAST_MS, _SLACK_MOST_MS)
+    slack = np.where(is_between, slack, _SLACK_MOST_MS)
     low, high = known - slack, following + slack
-    is_unsure = ~is_between | (following < known)
+    is_unsure = following < known
     low, high = np.where(is_unsure, -_FAR, low), np.where(is_unsure, _FAR, high)
     low, high = np.where(is_single, known, low), np.where(is_single, known, high)
     is_kept = iter(((high >= begin_ms) & (low < end_ms)).tolist())
     return [[next(is_kept) for _ in stretches] for stretches in looks]
+
+
+def _around_gaps(seen: Int, is_known: npt.NDArray[np.bool_]) -> tuple[Int, Int]:
+    """The last time that was seen up to each stretch, and the first one after it, beyond what cannot be read."""
+    count = len(seen)
+    places = np.arange(count)
+    before = np.maximum.accumulate(np.where(is_known, places, -1)) if count else places
+    behind = np.minimum.accumulate(np.where(is_known, places, count)[::-1])[::-1] if count else places
+    known = np.where(before >= 0, seen[before], -_FAR)
+    times = np.append(seen, _FAR)
+    return known, times[np.append(behind[1:], count)]
 
 
 def _largest_around(values: Int) -> Int:

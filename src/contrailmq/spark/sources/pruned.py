@@ -6,12 +6,15 @@ Spark gives a Python source no place in `.explain()`: its scan is described as "
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from contrailmq.client.blocking.raw import QueueReader
 from contrailmq.spark.columns import COLUMNS, View
 from contrailmq.spark.decoding.log_plan import LogPart, LogSettings
 from contrailmq.spark.decoding.unit_scan import bytes_along_units
-from contrailmq.spark.sources.topic_plan import QueueRange, TopicSettings, find_queues
+
+if TYPE_CHECKING:  # the planner of a `commitlog` stream needs no client
+    from contrailmq.client.blocking.raw import QueueReader
+    from contrailmq.spark.sources.topic_plan import QueueRange, TopicSettings
 
 _MB = 1_000_000
 
@@ -46,6 +49,8 @@ def _bytes_of(part: LogPart) -> int:
 
 def pruned_topics(source: QueueReader, settings: TopicSettings, ranges: Sequence[QueueRange]) -> str:
     """Such as `rocketmq Orders: 1 of 4 queues, 300 of 1,200 messages; tags a at the broker; 2 of 17 columns`."""
+    from contrailmq.spark.sources.topic_plan import TopicSettings, find_queues
+
     topics = sorted({part.queue.topic for part in ranges})
     names = source.topics() if settings.pattern is not None else []
     unpruned = TopicSettings(

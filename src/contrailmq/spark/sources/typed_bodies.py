@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar, cast
 
 import pyarrow as pa
 
@@ -21,12 +21,14 @@ from contrailmq.spark.bodies.types import type_ddl
 from contrailmq.spark.columns import DATA_COLUMN, DATA_ERROR_COLUMN, OptionError, View
 from contrailmq.spark.decoding.log_plan import LogSettings
 from contrailmq.spark.options import Options
-from contrailmq.spark.sources.topic_plan import TopicSettings
+
+if TYPE_CHECKING:  # the planner of a `commitlog` stream needs no client
+    from contrailmq.spark.sources.topic_plan import TopicSettings
 
 _OF_FORMATS: Final = ("schema", "message", "registry", "subject", "bodyMode")
 BODY_OPTIONS: Final = ("bodyFormat", *_OF_FORMATS)
 _PLACE: Final = ("topic", "queueId", "queueOffset", "body")
-_Settings = TypeVar("_Settings", LogSettings, TopicSettings)
+_Settings = TypeVar("_Settings", LogSettings, "TopicSettings")
 
 
 class BadBodyError(ContrailError):
