@@ -326,7 +326,9 @@ def our_broker(work: Path, namesrv: str, settings: Mapping[str, object]) -> Prog
     conf.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "contrailmq", "broker", "-c", str(conf)]
-    return Program(command, port=port, log=work / "ours.log", env=environment)
+    return Program(
+        command, port=port, log=work / "ours.log", env=environment, ready=lambda text: "\nready broker" in text
+    )
 
 
 def facts(output: str, kind: str) -> list[list[str]]:

@@ -25,6 +25,7 @@ import pytest
 from contrailmq import LitePullConsumer, Message, Producer, PushConsumer, TransactionProducer, TransactionState
 from contrailmq.namesrv import NameServer, NamesrvConfig
 from contrailmq.testing import LocalCluster
+from contrailmq.wire.bodies import QueueData
 from free_ports import free_port
 
 pytestmark = [pytest.mark.servers, pytest.mark.xdist_group("prometheus")]  # one process unpacks it
@@ -249,7 +250,12 @@ def test_a_name_server_has_a_page_and_probes() -> None:
         server = NameServer(config)
         await server.start()
         page = await asyncio.to_thread(scrape, server.metrics.address)
-        assert value(page, "contrailmq_namesrv_topics", node_type="nameserver", node_id=server.address) == 0
+        labels = {"node_type": "nameserver", "node_id": server.address}
+        assert value(page, "contrailmq_namesrv_topics", **labels) == 0
+        for topic in ("A", "B", "C"):
+            server.tables.queues.setdefault("b", {})[topic] = QueueData(broker_name="b")
+        page = await asyncio.to_thread(scrape, server.metrics.address)
+        assert value(page, "contrailmq_namesrv_topics", **labels) == 3
         assert await asyncio.to_thread(get, server.metrics.address, "/ready") == (200, "ready\n")
         await server.stop()
 

@@ -205,11 +205,12 @@ def test_a_port_that_is_taken_is_said(cluster: LocalCluster) -> None:
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
-def test_a_name_server_that_is_away_ends_calls_and_not_the_proxy(cluster: LocalCluster) -> None:
+def test_a_name_server_that_is_away_is_said_and_ends_calls_and_not_the_proxy(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         async with caller_of("127.0.0.1:1") as caller:
             answer = await caller.call("QueryRoute", topic=topic("plain"), endpoints=HOME)
             assert answer.status.code >= 50000
             assert "127.0.0.1:1" in answer.status.message
+        assert any("no NameServer of 127.0.0.1:1 answers" in line for line in caplog.messages)
 
     asyncio.run(asyncio.wait_for(main(), 120))

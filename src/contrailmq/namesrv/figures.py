@@ -46,7 +46,7 @@ def figures(server: NameServer) -> list[Measured]:
 
     sources: dict[Instrument, Callable[[], Series]] = {
         BROKERS: brokers,
-        TOPICS: lambda: [((), len(server.tables.queues))],
+        TOPICS: lambda: [((), len(server.tables.topics))],
         REQUESTS: requests,
         OPEN: lambda: [((), server.connection_count)],
         LIMITS_HIT: lambda: [(("connections",), server.refused_connections), (("waitingBytes",), server.busy_count)],

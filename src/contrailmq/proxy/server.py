@@ -23,11 +23,13 @@ from contrailmq.proxy.cluster import Cluster
 from contrailmq.proxy.protocol import SERVICE, Wire, methods, v2
 from contrailmq.proxy.service import Context, Service
 from contrailmq.proxy.statuses import Code, Refused, outcome, status
+from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.errors import ListenError
 
 _log = logging.getLogger("contrailmq.proxy")
 
 GRPC_PORT: Final = 8081
+LOOK_S: Final = 3.0
 MESSAGE_BYTES_MAX: Final = 130 * 1024 * 1024
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -82,8 +84,18 @@ class ProxyServer:
             await self._cluster.close()
             raise ListenError(self.address, str(exc)) from None
         await self._server.start()
+        await self._look_for_name_servers()
         for work in (service.renewals.run(), service.clients.run()):
             self._tasks.append(asyncio.create_task(work))
+
+    async def _look_for_name_servers(self) -> None:
+        """Say it at the start when none answers: a misspelt address would show in failed calls only."""
+        assert self._cluster is not None
+        servers = self._cluster.instance.name_servers
+        try:
+            await servers.invoke(RequestCode.GET_BROKER_CLUSTER_INFO, {}, timeout_s=LOOK_S)
+        except ContrailError as exc:
+            _log.warning("no NameServer of %s answers: calls fail until one does (%s)", servers.text, exc)
 
     async def stop(self) -> None:
         """Answer what was asked for, then close; streams that wait are ended after `drain_s`."""
