@@ -150,7 +150,7 @@ class BrokerServer:
         await self.metrics.start()  # first: probes are answered while a store recovers
         try:
             await self._start()
-        except BaseException:
+        except BaseException:  # a cancelled start too must let go of the port
             await self.metrics.close()
             raise
         self._not_ready = ""

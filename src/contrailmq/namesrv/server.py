@@ -151,7 +151,7 @@ class NameServer:
         try:
             await self._server.start()
             self.metrics.show(figures(self), {"node_type": "nameserver", "node_id": self.address})
-        except BaseException:
+        except BaseException:  # a cancelled start too must let go of the port
             await self.metrics.close()
             raise
         self._not_ready = ""

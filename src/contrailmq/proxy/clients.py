@@ -31,8 +31,6 @@ TOPICS_MAX: Final = 1_000  # of one client's settings
 SEND_ATTEMPTS: Final = 3
 POLLING_S: Final = 20
 BACKOFF_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
-PRODUCER: Final = 1
-CONSUMERS: Final = (2, 3)  # push and simple
 
 
 @dataclass(slots=True)

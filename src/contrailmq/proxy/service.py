@@ -18,7 +18,7 @@ from contrailmq.client.transport.routes import PERMISSION_READ, PERMISSION_WRITE
 from contrailmq.message import ContrailError, MessageQueue
 from contrailmq.proxy.clients import COMMANDS_MAX, Client, Clients
 from contrailmq.proxy.cluster import Cluster, check_consumer_group
-from contrailmq.proxy.consuming import ANY_QUEUE, BATCH_MAX, Consuming, Received, Wanted
+from contrailmq.proxy.consuming import ANY_QUEUE, BATCH_MAX, SQL, Consuming, Received, Wanted
 from contrailmq.proxy.handles import Handle
 from contrailmq.proxy.messages import delivered, now_ms
 from contrailmq.proxy.producing import Producing
@@ -34,7 +34,7 @@ POLLING_MS_MAX: Final = 20_000
 RESERVE_MS: Final = 100
 REQUEST_S: Final = 3.0
 NONE, READ, WRITE, BOTH = 1, 2, 3, 4
-BEGINNING, END, AT_TIME = 0, 1, 2
+END, AT_TIME = 1, 2  # 0 is the beginning
 PULL_FLAGS: Final = 2 | 4  # wait for messages; the subscription is in the request
 LONGEST_S: Final = 86_400.0
 
@@ -248,7 +248,7 @@ class Service:
             "suspendTimeoutMillis": polling_ms,
             "subVersion": 0,
             "subscription": request.filter_expression.expression or "*",
-            "expressionType": "SQL92" if request.filter_expression.type == 2 else "TAG",
+            "expressionType": "SQL92" if request.filter_expression.type == SQL else "TAG",
         }
         answer = await self._cluster.instance.call(
             await self._cluster.master(queue.broker_name, queue.topic),
