@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -142,6 +144,30 @@ def test_a_record_below_the_end_is_not_entered_again(tmp_path: Path) -> None:
     for offset in (10, 20, 20, 10):
         index.put("Orders", "k", None, offset, T0)
     assert index.query("Orders", "k", 10, 0, EVER) == [20, 10]
+
+
+def test_a_start_and_the_worker_may_write_out_full_files_at_the_same_time(tmp_path: Path) -> None:
+    """The one took from the list what the other had taken already, and the store did not open."""
+    sealed: list[int] = []
+    both = threading.Event()
+    index: IndexService
+
+    def on_sealed(end_time_ms: int) -> None:
+        if not sealed:
+            others.append(pool.submit(index.flush_sealed))
+            both.wait(0.2)  # a second flush at once has all the time it needs
+        sealed.append(end_time_ms)
+
+    with ThreadPoolExecutor(1) as pool:
+        others: list[object] = []
+        index = IndexService(
+            tmp_path / "index", slots=20, units=50, files=Files(), clock=ManualClock(), on_sealed=on_sealed
+        )
+        for number in range(200):
+            index.put("Orders", f"k{number}", None, number, T0 + number)
+        index.flush_sealed()
+    assert sealed == [T0 + 48, T0 + 97, T0 + 146, T0 + 195]
+    index.close()
 
 
 def test_after_a_crash_the_file_being_filled_is_removed_and_full_flushed_ones_stay(tmp_path: Path) -> None:

@@ -59,20 +59,29 @@ def split_batch(batch: bytes) -> list[BatchPart]:
     parts: list[BatchPart] = []
     position, end, new = 0, len(batch), tuple.__new__  # BatchPart(...) would take a third longer for each
     while position < end:
-        if end - position < BATCH_PART_BYTES_MIN:
-            raise bad_batch(len(parts), f"{end - position} bytes are left, a part needs {BATCH_PART_BYTES_MIN}")
-        size, flag, body_length = _HEAD_READ.unpack_from(batch, position)
-        body = position + _HEAD_BYTES
-        properties = body + body_length + 2
-        if body_length < 0 or properties > end:
-            raise bad_batch(len(parts), f"its body of {body_length} bytes does not fit into the batch's {end}")
-        properties_length = _I16.unpack_from(batch, properties - 2)[0]
-        following = properties + properties_length
-        if properties_length < 0 or following > end or following - position != size:
-            raise bad_batch(len(parts), f"its parts have {following - position} bytes, its size says {size}")
-        parts.append(new(BatchPart, (flag, batch[body : properties - 2], batch[properties:following])))
-        position = following
+        flag, body, properties, position = part_spans(batch, position, len(parts))
+        parts.append(new(BatchPart, (flag, batch[body : properties - 2], batch[properties:position])))
     return parts
+
+
+def part_spans(batch: bytes, position: int, number: int) -> tuple[int, int, int, int]:
+    """Of the part that begins here: its flag, where body and properties begin, and where the part ends.
+
+    Raises `MessageError` where a length does not fit.
+    """
+    end = len(batch)
+    if end - position < BATCH_PART_BYTES_MIN:
+        raise bad_batch(number, f"{end - position} bytes are left, a part needs {BATCH_PART_BYTES_MIN}")
+    size, flag, body_length = _HEAD_READ.unpack_from(batch, position)
+    body = position + _HEAD_BYTES
+    properties = body + body_length + 2
+    if body_length < 0 or properties > end:
+        raise bad_batch(number, f"its body of {body_length} bytes does not fit into the batch's {end}")
+    properties_length = _I16.unpack_from(batch, properties - 2)[0]
+    following = properties + properties_length
+    if properties_length < 0 or following > end or following - position != size:
+        raise bad_batch(number, f"its parts have {following - position} bytes, its size says {size}")
+    return flag, body, properties, following
 
 
 def bad_batch(index: int, reason: str) -> MessageError:

@@ -29,7 +29,9 @@ class Message:
 
     `tags` is one tag that filters select by; `keys` are business keys the broker indexes. `delay_level` is one of the
     broker's levels (1 to 18 by default), `delay` seconds or a timedelta, `deliver_at` epoch milliseconds or an aware
-    datetime; give at most one of the three. `properties` are the user's own; reserved names are refused.
+    datetime; give at most one of the three. `properties` are the user's own; reserved names are refused. A message with
+    a `priority` (from 0) goes to the queue of that number, and of topics with message.type=PRIORITY brokers pop the
+    highest first.
 
         Message("Orders", b"...", tags="paid", keys=["o-17"], properties={"region": "eu"})
     """
@@ -50,6 +52,7 @@ class Message:
         deliver_at: int | datetime | None = None,
         wait_store_ok: bool = True,
         sharding_key: str | None = None,
+        priority: int | None = None,
     ) -> None:
         self.topic, self.body, self.flag = topic, body, flag
         own = self.properties = {} if properties is None else _user_properties(properties)
@@ -60,6 +63,8 @@ class Message:
         own[Property.WAIT] = "true" if wait_store_ok else "false"
         if sharding_key is not None:
             own[Property.SHARDING_KEY] = sharding_key
+        if priority is not None:
+            own[Property.PRIORITY] = _checked_priority(priority)
         if delay_level or delay is not None or deliver_at is not None:
             own.update(_delay_properties(delay_level, delay, deliver_at))
 
@@ -130,6 +135,12 @@ def _user_properties(properties: Mapping[str, str]) -> dict[str, str]:
                 f"property {name!r} has a blank name or value: readers drop such a property", field=field
             )
     return own
+
+
+def _checked_priority(priority: int) -> str:
+    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority < 2**31:
+        raise MessageError(f"the priority is {priority!r}: it is a whole number from 0 to 2147483647", field="priority")
+    return str(priority)
 
 
 def _joined_keys(keys: Iterable[str]) -> str:

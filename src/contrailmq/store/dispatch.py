@@ -38,6 +38,7 @@ from contrailmq.store.queues.read_facts import BLOCK_BYTES, FactReader
 
 _log = logging.getLogger(__name__)
 
+NO_BOUND: Final = 1 << 62
 CHUNK_MAX: Final = 256  # records per turn: longer ones gain nothing, and what waits for the lock waits longer
 
 
@@ -75,8 +76,11 @@ class Dispatcher:
         )
         self._reader = FactReader(queues, self._derivation, is_indexed=index is not None)
 
-    def dispatch(self, end: int) -> int:
-        """Go from the mark to `end` (an end of a record, or beyond the readable log); how many records."""
+    def dispatch(self, end: int, bytes_max: int = NO_BOUND) -> int:
+        """Go from the mark to `end` (an end of a record, or beyond the readable log); how many records.
+
+        With `bytes_max`, stop at the first turn after as many bytes of the log: a turn has 256 KiB, or one record.
+        """
         me = threading.get_ident()
         if self._dispatching == me:
             return 0  # a listener reads: it sees what is in so far
@@ -85,17 +89,17 @@ class Dispatcher:
                 return 0
             self._dispatching = me
             try:
-                return self._run(end)
+                return self._run(end, min(end, self.mark + bytes_max))
             finally:
                 self._dispatching = 0
 
-    def _run(self, end: int) -> int:
+    def _run(self, end: int, stop: int) -> int:
         count = 0
         try:
             if self.stuck_reason is not None:  # the units that had no room are in memory: that is no reason to go on
                 self._queues.write_pending(PENDING_BYTES_MAX)
                 self._queues.batches.write_pending(BATCH_PENDING_BYTES_MAX)
-            while self.mark < end:
+            while self.mark < stop:
                 done = self._from_facts(end) or self._run_from_log(end)
                 count += done
                 if not done:
@@ -109,7 +113,7 @@ class Dispatcher:
             else:
                 self._on_standstill(exc)
             return count
-        if self.mark >= end and self.stuck_reason is not None:
+        if self.mark >= stop and self.stuck_reason is not None:
             self.stuck_reason = None
             self._on_standstill(None)
         return count

@@ -42,6 +42,7 @@ from contrailmq.store.base.status import (
 from contrailmq.store.base.store_clock import StoreClock
 from contrailmq.store.base.store_lock import StoreLock, finish_interrupted, remove_abort_file, write_abort_file
 from contrailmq.store.config import START_BOUNDS, StartBounds, StoreConfig
+from contrailmq.store.dispatch import NO_BOUND
 from contrailmq.store.files import Files
 from contrailmq.store.life import StoreLife, while_open
 from contrailmq.store.log.damage import Place
@@ -332,9 +333,9 @@ class MessageStore:
     # --- by a loop: nothing here waits for a disk
 
     @while_open
-    def dispatch(self) -> int:
+    def dispatch(self, bytes_max: int = NO_BOUND) -> int:
         """Bring queues and index up to the confirmed end of the log, and tell listeners; how many records."""
-        return self._dispatcher.dispatch(self._confirmed_offset)
+        return self._dispatcher.dispatch(self._confirmed_offset, bytes_max)
 
     @property
     @while_open

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from contrailmq.store.base.errors import CorruptStoreError
 from contrailmq.store.timer.checkpoint import TimerCheckpoint, decode_checkpoint, encode_checkpoint
 from contrailmq.store.timer.metrics import TopicCounts
-from store.timer.test_timer_store import Bench
+from contrailmq.store.timer.timer_store import TimerStore
+from store.timer.test_timer_store import Bench, FilesWithoutSync
 
 TIMERS = 60
 BODIES = {f"m{number:02d}" for number in range(TIMERS)}
@@ -32,6 +34,34 @@ def go_on(bench: Bench) -> Counter[str]:
     bench.timer = bench.opened()
     bench.run(TIMERS * 1000)
     return Counter(bench.host.bodies())
+
+
+class UnreadableFiles(FilesWithoutSync):
+    """Reads fail while it says so, as those of a disk with an error may."""
+
+    is_failing = False
+
+    def pread(self, descriptor: int, size_bytes: int, position: int) -> bytes:
+        if self.is_failing:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().pread(descriptor, size_bytes, position)
+
+
+def test_a_read_that_failed_passes_over_no_timer(tmp_path: Path) -> None:
+    """It is tried again within the same tick of the wheel: what ended the walk over the slots is not their end."""
+    files, bench = UnreadableFiles(), Bench(tmp_path)
+    bench.timer.close(bench.clock.now_ms())
+    bench.timer = TimerStore(bench.host, files, bench.workers, slots_total=bench.slots_total)
+    bench.timer.open(bench.clock.now_ms())
+    bench.host.send(b"m", TIMER_DELAY_SEC="2")
+    bench.tick()
+    files.is_failing = True
+    bench.clock.advance(3000)
+    with pytest.raises(OSError, match="Input/output error"):
+        bench.tick()
+    files.is_failing = False
+    bench.run(2000)
+    assert bench.host.bodies() == ["m"]
 
 
 @pytest.mark.parametrize("damaged", [{}, {"log_flushed_position": 2**62}, {"log_flushed_position": -(2**62)}])

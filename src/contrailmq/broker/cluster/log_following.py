@@ -17,7 +17,8 @@ port below that one, which is the broker's own unless somebody has set haListenP
 empty slave follows: it has no history yet.
 
 Then: report, take, report again (following.py), until the connection ends or the master is silent for
-haHousekeepingInterval. The pause before the next try grows from 0.1 s to 5 s.
+haHousekeepingInterval. The pause before the next try grows from 0.1 s to 5 s. A slave that is far behind takes the log
+first, and makes queues and index of it when it has caught up or the master pauses (log_first.py).
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple
 
 from contrailmq._faults import LastingFault
-from contrailmq.broker.cluster.master_link import MasterLink, open_link
+from contrailmq.broker.cluster.master_link import BUFFER_BYTES, MasterLink, open_link
 from contrailmq.broker.cluster.master_log import Asking, UnlikeError, check_history
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.state.log_first import BEHIND_BYTES
 from contrailmq.message.record import read_store_time
 from contrailmq.store import Following, StoreError
 from contrailmq.wire.admin_bodies import HaClientInfo
@@ -238,6 +240,7 @@ class LogFollowing:
             await self._take(link, following)
         finally:
             self._following = self._link = None
+            self._node.log_first.is_catching_up = False
             following.ended()
             if self._store.replica.end > self._store.dispatched_offset:  # whole records, with wrong bytes after them
                 self._node.after_append(wants_flush=self._store.config.is_sync_flush)
@@ -245,6 +248,9 @@ class LogFollowing:
     async def _take(self, link: MasterLink, following: Following) -> None:
         config, node = self._store.config, self._node
         while True:
+            if node.log_first.is_catching_up and not link.has_come:  # the master is the slower one
+                node.log_first.is_catching_up = False
+                node.log_first.go_on()
             now_ms = node.monotonic_ms()
             silent_ms = now_ms - self.last_read_ms
             if silent_ms >= config.ha_housekeeping_interval:
@@ -268,10 +274,16 @@ class LogFollowing:
             self._master_end = max(self._master_end, following.master_end)
             if grown or self._store.replica.end >= self._master_end:  # a heartbeat alone says nothing of our log
                 self._well()
+            node.log_first.is_catching_up = self._is_far_behind(len(data))
             if grown:
                 node.after_append(wants_flush=config.is_sync_flush)
                 self._send(following.report())
                 await asyncio.sleep(0)  # dispatch, and whoever else waits, before the next portion
+
+    def _is_far_behind(self, came_bytes: int) -> bool:
+        """Whether to take more of the log before what has come is dispatched: it lacks much of what the master has
+        named, or half a buffer came at once."""
+        return self._master_end - self._store.replica.end > BEHIND_BYTES or came_bytes >= BUFFER_BYTES // 2
 
     def _send(self, report: bytes) -> None:
         if report and self._link is not None:

@@ -50,6 +50,11 @@ class MasterLink(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         return come
 
+    @property
+    def has_come(self) -> bool:
+        """Whether `read` has something to give without waiting: bytes, or the end."""
+        return self._filled > 0 or self._is_over
+
     def write(self, data: bytes) -> None:
         if self._transport is not None:
             self._transport.write(data)

@@ -67,6 +67,7 @@ class IndexService:
         self._lock = threading.Lock()  # the list; puts have one owner
         self._states: dict[str, QueueState] = {}  # of topics whose records come one by one
         self._sealing: list[IndexFile] = []
+        self._sealing_turn = threading.Lock()
         self._active: IndexFile | None = None  # the file being filled, mapped for writing
 
     @property
@@ -199,19 +200,21 @@ class IndexService:
     def flush_sealed(self) -> int:
         """Force the files that were filled since the last call; the end time of the newest, 0 for none.
 
-        Runs in a worker: a full default file has 420 MB.
+        Runs in a worker: a full default file has 420 MB. A start may call it while the worker does: in turn.
         """
         end_time_ms = 0
-        while self._sealing:
-            index_file = self._sealing[0]
-            index_file.flush()
-            index_file.seal()
-            index_file.take_checksum()
-            end_time_ms = index_file.end_time_ms
-            if self._on_sealed is not None:
-                self._on_sealed(end_time_ms)
-            with self._lock:
-                self._sealing.pop(0)
+        with self._sealing_turn:
+            while self._sealing:
+                index_file = self._sealing[0]
+                index_file.flush()
+                index_file.seal()
+                index_file.take_checksum()
+                end_time_ms = index_file.end_time_ms
+                if self._on_sealed is not None:
+                    self._on_sealed(end_time_ms)
+                with self._lock:
+                    if index_file in self._sealing:  # it was not deleted meanwhile
+                        self._sealing.remove(index_file)
         return end_time_ms
 
     def flush(self) -> None:

@@ -1,8 +1,8 @@
 """Messages that wait in a system topic, copied into their real one as bytes: what delivery of levels and timers does.
 
 A delivered message is its record once more, at another place. So head and body are taken over as bytes, the property
-string may get an addition at its end, and only a few values are looked up in it (message/property_text.py). 4 us a
-message, where decoding and encoding took 25.
+string may get an addition at its end, and only a few values are looked up in it, in one pass
+(message/property_text.py). 4 us a message, where decoding and encoding took 25.
 
 What is not of the usual form (IPv6 hosts, a long topic, a record checksum) is not copied here, and takes the way
 through `decode_record`.
@@ -16,7 +16,7 @@ from typing import Final
 
 from contrailmq.message import Property, SysFlag, tags_code
 from contrailmq.message.checksum import crc32
-from contrailmq.message.property_text import find, key_of
+from contrailmq.message.property_text import Keys, key_of
 from contrailmq.message.record import HEAD_V4_BYTES, HOSTS_V6, MAGIC_V1, head_struct
 from contrailmq.store.base.journal import CopyPlace
 from contrailmq.store.base.status import Copy
@@ -32,11 +32,11 @@ QUEUE_ID_DIGITS: Final = 9  # of those that are worth copying: each fits the rec
 COPY_MISSES_MAX: Final = 2  # groups of copies in a row of which the log took none: the next messages go one by one
 _KNOWN_MAX: Final = 4096
 _NO_ADDITIONS: Final[Iterable[bytes]] = repeat(b"")
-_TAGS: Final = key_of(Property.TAGS)
-_KEYS: Final = key_of(Property.KEYS)
-_UNIQUE_KEY: Final = key_of(Property.UNIQUE_KEY)
-_REAL_TOPIC: Final = key_of(Property.REAL_TOPIC)
-_REAL_QUEUE_ID: Final = key_of(Property.REAL_QUEUE_ID)
+_WANTED: Final = tuple(
+    key_of(name)
+    for name in (Property.REAL_TOPIC, Property.REAL_QUEUE_ID, Property.UNIQUE_KEY, Property.TAGS, Property.KEYS)
+)  # in the order in which their spans are taken
+_WANTED_SPANS: Final = 2 * len(_WANTED)
 
 
 def place_of(copy: Copy) -> CopyPlace:
@@ -53,8 +53,8 @@ class Copier:
 
     def __init__(self, topic: str, *, unwanted: Iterable[str] = ()) -> None:
         self._topic = bytes((len(topic.encode()),)) + topic.encode()
-        self._unwanted = [key_of(name) for name in (Property.CRC32, *unwanted)]
-        self._places: dict[tuple[bytes | None, bytes | None], tuple[str, int]] = {}
+        self._keys = Keys((*_WANTED, *(key_of(name) for name in (Property.CRC32, *unwanted))))
+        self._places: dict[tuple[bytes, bytes], tuple[str, int]] = {}
         self._tags: dict[bytes, tuple[str, int]] = {}
 
     def copies(
@@ -79,17 +79,24 @@ class Copier:
             body_end = HEAD_V4_BYTES + body_bytes
             if body_bytes and crc32(record[HEAD_V4_BYTES:body_end]) & 0x7FFFFFFF != body_crc:
                 break  # a damaged body: its copy would be a damaged end of the log
-            properties = self._properties(record[body_end:].tobytes())
-            topic = find(properties, _REAL_TOPIC)
-            queue_id = find(properties, _REAL_QUEUE_ID)
+            rest = record[body_end:].tobytes()
+            if not rest.startswith(self._topic) or rest[-1] != _END:
+                break
+            spans = self._keys.find_spans(rest, len(self._topic) + 2, len(rest))
+            topic_at, topic_end, queue_at, queue_end, unique_at, unique_end, tags_at, tags_end, keys_at, keys_end = (
+                spans[:_WANTED_SPANS]
+            )
+            if any(spans[_WANTED_SPANS:]):
+                break  # it has to be decoded
+            topic, queue_id = rest[topic_at:topic_end], rest[queue_at:queue_end]
             place = places.get((topic, queue_id)) or self._place(topic, queue_id)
-            unique_key = find(properties, _UNIQUE_KEY)
-            key = str(unique_key, "utf-8", "replace") if unique_key else None
+            key = str(rest[unique_at:unique_end], "utf-8", "replace") if unique_end else None
             if place is None or (is_wanted is not None and not is_wanted(place[0], key)):
                 break
-            tags, keys = find(properties, _TAGS), find(properties, _KEYS)
+            tags = rest[tags_at:tags_end]
             tag, code = (known_tags.get(tags) or self._tag(tags)) if tags else (None, 0)
-            names = str(keys, "utf-8", "replace") if keys else None
+            names = str(rest[keys_at:keys_end], "utf-8", "replace") if keys_end else None
+            properties = rest[len(self._topic) + 2 :]
             head_and_body = bytearray(record[:body_end])
             copies.append(
                 _tuple(
@@ -100,17 +107,7 @@ class Copier:
             offsets.append((queue_offset, physical_offset))
         return copies, offsets
 
-    def _properties(self, rest: bytes) -> bytes:
-        """The properties in what follows a body; none when it is another topic's, or they have to be decoded."""
-        if not rest.startswith(self._topic) or rest[-1] != _END:
-            return b""
-        properties = rest[len(self._topic) + 2 :]
-        for key in self._unwanted:
-            if key in properties and find(properties, key) is not None:
-                return b""
-        return properties
-
-    def _place(self, topic: bytes | None, queue_id: bytes | None) -> tuple[str, int] | None:
+    def _place(self, topic: bytes, queue_id: bytes) -> tuple[str, int] | None:
         """None when the properties do not say both."""
         if not topic or not queue_id or not queue_id.isdigit() or len(queue_id) > QUEUE_ID_DIGITS:
             return None

@@ -509,12 +509,11 @@ class TimerStore:
             return False
         if self._walk is None or self._walk_end_ms != end_ms:
             self._walk, self._walk_end_ms = self.wheel.occupied(self.read_time_ms, end_ms), end_ms
-        slot = next(self._walk, None)
-        if slot is None:
-            self._walk = None
+        walk, self._walk = self._walk, None  # one that raised is over, and would say that there are no more slots
+        if (slot := next(walk, None)) is None:
             self.read_time_ms = max(self.read_time_ms, tick_ms)
             return False
-        self.read_time_ms = slot.time_ms
+        self._walk, self.read_time_ms = walk, slot.time_ms
         self._due = DueSlot(slot, self.precision_ms, self.time)
         self._due.load(self.log, self._workers)
         return True
