@@ -35,7 +35,7 @@ from contrailmq.client.records import decode_messages
 from contrailmq.message import MessageQueue, Property, StoredMessage, SystemTopic, dlq_topic, retry_topic
 from contrailmq.store import MessageStore, StoreConfig
 
-REPEATED_MS: Final = 200  # docs/broker.md: how old may be what a kill repeats, and a commit that it takes
+REPEATED_MS: Final = 200  # docs/crashes.md: how old may be what a kill repeats, and a commit that it takes
 POOL_MS: Final = 400  # how old may be what the pool takes: it commits every 200 ms, by a thread that may be late
 STAMP_MS: Final = 2  # of two clocks that are both cut to milliseconds
 NEVER_MS: Final = 2**62

@@ -290,6 +290,16 @@ def test_consume_stats_show_how_far_a_group_is(bench: Bench) -> None:
     assert any("g" in entry for entry in everything.consume_stats_list)
 
 
+def test_nothing_is_in_flight_of_a_group_that_commits_and_does_not_pull(bench: Bench) -> None:
+    """As under POP. mqadmin consumerProgress shows pull offset - consumer offset, of Apache's broker at least 0."""
+    bench.send()
+    bench.send()
+    bench.node.groups.put(Group("g"))
+    bench.node.offsets.commit("g", "T", 0, 2)
+    entry = decode_body(bench.ask(208, {"consumerGroup": "g"}).body, ConsumeStats).queues[MessageQueue("T", "b", 0)]
+    assert (entry.consumer_offset, entry.pull_offset) == (2, 2)
+
+
 def test_time_spans_and_units_of_a_queue(bench: Bench) -> None:
     start = bench.clock.now_ms()
     for tag in ("TagA", "TagB"):

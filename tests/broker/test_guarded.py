@@ -170,7 +170,7 @@ def test_an_operators_black_list_wins(tmp_path: Path) -> None:
 
 
 def test_the_guide_lists_the_keys_that_are_protected() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "broker.md").read_text()
+    guide = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
     section = guide.split("\n## Changing settings over the network\n")[1].split("\n## ")[0]
     assert set(re.findall(r"`(\w+)`", section)) >= PROTECTED_KEYS
     assert not PROTECTED_KEYS & FIXED_KEYS

@@ -345,7 +345,7 @@ def test_every_deliberate_difference_is_our_default() -> None:
 
 
 def test_every_deliberate_difference_stands_in_the_documents() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "broker.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
     for key, (theirs, ours, reason) in DIFFERENCES.items():
         assert f"| {key} | {theirs} | {ours} | {reason} |" in page
 

@@ -334,6 +334,22 @@ def test_a_reply_is_pushed_to_the_client_that_waits_and_stored(bench: Bench) -> 
     assert stored(bench, "C_REPLY_TOPIC")["CORRELATION_ID"] == "x"
 
 
+def test_with_synchronous_flush_a_reply_is_acknowledged_when_it_is_durable(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, flush_disk_type="SYNC_FLUSH")
+    bench.store.request_flush = lambda: None  # type: ignore[method-assign]
+    requester = Link(7)
+    requester.answers[326] = answer_frame()
+    bench.heartbeat("T", client_id="c1", link=requester)
+    assert bench.tell(325, send_fields("C_REPLY_TOPIC", properties=REPLY), b"pong") == []
+    assert requester.requests[-1][0] == 326
+    bench.store.flush()
+    bench.node.durable(bench.store.log_max_offset)
+    (answer,) = bench.link.take()
+    assert answer.code == 0
+    assert stored(bench, "C_REPLY_TOPIC")["CORRELATION_ID"] == "x"
+    bench.close()
+
+
 def test_a_reply_in_the_long_form_of_old_clients_is_served_alike(bench: Bench) -> None:
     requester = Link(7)
     requester.answers[326] = answer_frame()

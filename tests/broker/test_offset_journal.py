@@ -197,6 +197,37 @@ def test_what_a_full_disk_refused_is_noted_when_there_is_room(tmp_path: Path, ca
     again.close()
 
 
+class Remembering(Files):
+    """What of each file was synced last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced: dict[str, bytes] = {}
+
+    def sync(self, descriptor: int) -> None:
+        super().sync(descriptor)
+        self.synced[os.readlink(f"/proc/self/fd/{descriptor}")] = self.pread(descriptor, self.size(descriptor), 0)
+
+
+def test_a_power_failure_leaves_no_journal_that_is_older_than_the_saved_table(tmp_path: Path) -> None:
+    """Its first page was written out early, and what came after it is lost unless it was synced."""
+    files = Remembering()
+    bench = JournaledBench(tmp_path, files=files)
+    for number in range(9):
+        bench.send("T", b"%d" % number)
+    bench.heartbeat("T", group="g")
+    bench.commit(2)
+    (journal,) = [path for path in bench.node.config_path.glob("offsets.journal.*") if path.stat().st_size]
+    left = journal.read_bytes()
+    bench.commit(5)
+    bench.run(bench.saver.save(OFFSETS_FILE))
+    bench.node.offset_journal.close()
+    journal.write_bytes(files.synced.get(str(journal), left))
+    bench = bench.killed()
+    assert bench.committed() == "5"
+    bench.close()
+
+
 def test_a_slave_neither_writes_nor_believes_a_journal(bench: JournaledBench) -> None:
     bench.commit(5)
     bench.note()

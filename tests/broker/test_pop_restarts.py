@@ -157,6 +157,22 @@ def test_the_committed_offset_waits_for_the_disk(tmp_path: Path) -> None:
     bench.close()
 
 
+def test_a_power_failure_that_takes_the_journal_of_offsets_moves_no_group_back(tmp_path: Path) -> None:
+    """The picture is durable, the journal is not: an offset that is older than the picture looks like a reset."""
+    bench = PopBench(tmp_path)
+    send(bench, "a", "b")
+    for _ in "ab":
+        (message,) = bench.popped(maxMsgNums=1)
+        bench.run(bench.saver.save("consumerOffset.json"))
+        bench.ack(message)
+        bench.store.flush()
+        bench.turn()
+    bench.run(bench.saver.save("pop.json"))
+    bench = again(tmp_path, bench)
+    assert bodies(drained(bench)) == []
+    bench.close()
+
+
 def test_a_stop_leaves_offsets_where_the_groups_are(tmp_path: Path) -> None:
     """Apache's broker knows no picture: it goes on from the file."""
     bench = PopBench(tmp_path)

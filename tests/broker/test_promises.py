@@ -113,7 +113,7 @@ def test_no_key_has_an_effect_and_none() -> None:
 
 
 def test_the_guide_lists_every_key_without_effect_and_every_promise() -> None:
-    guide = (ROOT / "docs" / "broker.md").read_text()
+    guide = (ROOT / "docs" / "settings.md").read_text()
 
     def listed(title: str) -> list[str]:
         section = guide.split(f"\n## {title}\n")[1].split("\n## ")[0]

@@ -13,6 +13,7 @@ import pytest
 import golden_stores
 from broker.harness import ROUNDS, AtOnce, Bench, Link, send_fields
 from contrailmq.broker.state.duty import Duty
+from contrailmq.broker.state.incoming import IncomingMessage
 from contrailmq.broker.transactions.halves import GROUP
 from contrailmq.broker.transactions.transaction_check import CheckLimits, Decision, decide
 from contrailmq.message import PROPERTIES_BYTES_MAX, StoredMessage, SystemTopic
@@ -548,6 +549,23 @@ def test_a_commit_does_not_count_for_another_half_message_of_the_same_key(tmp_pa
     bench = bench.restarted_unsaved(tmp_path)
     assert all_asked(bench) == ["two"]
     assert bench.bodies() == [b"one", b"two"]
+    bench.close()
+
+
+def test_a_copy_of_a_committed_message_ends_no_half_message(tmp_path: Path) -> None:
+    """Messages that come again keep their type and point at no half message: at 0, where the log's first record is."""
+    bench = TransactionBench(tmp_path)
+    assert bench.store.log_max_offset == 0
+    bench.prepare(b"first")
+    bench.end(bench.prepare(b"other"), COMMIT)
+    bench.run_ms(300)  # its op message is written
+    (other,) = (message for queue in range(8) for message in bench.store.get("T", queue, 0))
+    bench.node.topics.create_for_group("%RETRY%g_T", queues=1)
+    copy = IncomingMessage.copy_of(other, topic="%RETRY%g_T", queue_id=0, store_host=bench.node.store_host)
+    assert bench.node.put(copy).status.is_stored
+    bench = bench.restarted_unsaved(tmp_path)
+    assert bench.service.pending() == {"T": 1}
+    assert all_asked(bench) == ["first"]
     bench.close()
 
 

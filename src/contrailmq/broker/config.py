@@ -120,6 +120,8 @@ class BrokerConfig:
     max_pop_polling_size: int = 100_000
     revive_queue_num: int = 8
     pop_from_retry_probability: int = 20
+    pop_from_retry_probability_for_priority: int = 0
+    priority_order_asc: bool = True
     enable_retry_topic_v2: bool = field(default=False, metadata={"key": "enableRetryTopicV2"})
     retrieve_message_from_pop_retry_topic_v1: bool = field(
         default=True, metadata={"key": "retrieveMessageFromPopRetryTopicV1"}
@@ -164,6 +166,8 @@ class BrokerConfig:
     enable_transaction_metrics: bool = True
     enable_remoting_metrics: bool = True
     enable_message_store_metrics: bool = True
+    # --- gRPC
+    grpc_server_port: int = 0  # 0: none; RocketMQ has it in its proxy's settings, 8081 there
     # --- ContrailMQ's own
     allow_remote_config: str = ""  # keys of PROTECTED_KEYS that may be changed over the network; * for all
     allow_unsupported: bool = False  # start with settings that promise what is not there: `wire/promises.py`
@@ -327,6 +331,7 @@ _RANGES: Final[Mapping[str, tuple[int, int, str]]] = {
     "sync_broker_member_group_period": (10, _DAY_MS, " ms"),
     "revive_queue_num": (1, 998, "; 999 marks FIFO pops"),
     "pop_from_retry_probability": (0, 100, " of 100 pops"),
+    "pop_from_retry_probability_for_priority": (0, 100, " of 100 pops"),
     "pop_ck_max_buffer_size": (1, 100_000_000, ""),
     "pop_ck_offset_max_queue_size": (1, 100_000_000, ""),
     "default_pop_share_queue_num": (-1, 65_536, "; -1 and 0: every client pops all queues"),
@@ -334,6 +339,7 @@ _RANGES: Final[Mapping[str, tuple[int, int, str]]] = {
     "client_topics_max": (0, 100_000_000, ""),
     "client_groups_max": (0, 100_000_000, ""),
     "held_pulls_max": (0, 100_000_000, ""),
+    "grpc_server_port": (0, 65_535, "; 0: no gRPC"),
     "metrics_prom_exporter_port": (0, 65_535, "; 0 takes a free port"),
     "metric_grpc_exporter_time_out_in_mills": (1, _DAY_MS, " ms"),
     "metric_grpc_exporter_interval_in_mills": (10, _DAY_MS, " ms"),
@@ -362,6 +368,7 @@ FIXED_KEYS: Final = frozenset(
         "configBlackList",
         "reviveQueueNum",
         "enableSlaveActingMaster",
+        "grpcServerPort",
         "haTls",
         "metricsExporterType",
         "metricsPromExporterPort",

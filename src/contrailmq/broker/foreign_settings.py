@@ -2,7 +2,7 @@
 
 Two kinds. PROMISES are keys whose silence would mislead about safety or data: the broker refuses to start with them
 (`wire/promises.py`). All others, here and in the store's own table, change nothing that a user could rely on: a start
-names those that are set in one line, and docs/broker.md lists them all (a test compares).
+names those that are set in one line, and docs/settings.md lists them all (a test compares).
 
 The names are those of RocketMQ 5.5's BrokerConfig, MessageStoreConfig, NettyServerConfig, NettyClientConfig and
 AuthConfig, and some that only 4.x has.

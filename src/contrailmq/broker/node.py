@@ -30,6 +30,7 @@ from contrailmq.broker.state.groups import Group, GroupTable
 from contrailmq.broker.state.incoming import IncomingMessage, Rewrite
 from contrailmq.broker.state.keeping import GROUPS_FILE, TOPICS_FILE, Keeping
 from contrailmq.broker.state.latencies import RequestLatencies
+from contrailmq.broker.state.log_first import LogFirst
 from contrailmq.broker.state.long_polling import HeldPulls
 from contrailmq.broker.state.offset_journal import OffsetJournal
 from contrailmq.broker.state.offsets import OFFSETS_FILE, OffsetTable
@@ -108,6 +109,7 @@ class BrokerNode:
         self.changed_settings: dict[str, str] = {}  # what an operator changed while the broker ran
         self.on_new_queues: Callable[[list[tuple[str, int]]], None] = lambda queues: None  # (topic, queue) of each
         self.on_log_grown: Callable[[], None] | None = None  # more of the log is readable: for slaves
+        self.log_first = LogFirst(store, self._dispatch_later)  # of a slave
         self._new_queues = store.new_queues
         self._arrivals: list[Arrival] = []
         self.is_dispatch_due = False  # something was appended in this wakeup
@@ -244,7 +246,13 @@ class BrokerNode:
         if self.is_slave:
             return _text_of(self.offsets.snapshot_of_slave())
         self.offset_journal.note()  # before the file: offset_journal.py says why
-        return _text_of(self.offsets.snapshot())
+        text = _text_of(self.offsets.snapshot())
+
+        def synced() -> str:
+            self.offset_journal.sync()
+            return text()
+
+        return synced
 
     def commit_offset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Record what a group has consumed, as its consumer says; one beyond the end of the queue counts as the end.
@@ -409,8 +417,19 @@ class BrokerNode:
             self.on_log_grown()
         self._dispatch()
 
+    def _dispatch_later(self) -> None:
+        self.call_soon(self._dispatch_rest)
+
+    def _dispatch_rest(self) -> None:
+        self.log_first.is_rest_due = False
+        if self.is_accepting:  # else the store is about to close, and makes up for the rest
+            self._dispatch()
+
     def _dispatch(self) -> None:
-        self.store.dispatch()
+        if self.is_slave:
+            self.log_first.dispatch()
+        else:
+            self.store.dispatch()
         if self._new_queues:
             queues = list(self._new_queues)
             self._new_queues.clear()

@@ -60,6 +60,7 @@ class Processors:
         self.delay = DelayService(node, tables, readers)
         self.timers = TimerService(node, tables, readers)
         self.pop = PopService(node, saver, readers)
+        self.members.on_left = self.pop.waiters.left
         self.assignment = Assignment(node, saver)
         self.pop.log.timer_behind_ms = self.timers.behind_ms
         # POP first: it looks at how far the timer had come, before that goes on.

@@ -63,7 +63,7 @@ from contrailmq.store import (
     recorded_path,
     settings_to_record,
 )
-from contrailmq.wire.connection import SERVER_LIMITS
+from contrailmq.wire.connection import SERVER_LIMITS, Connection
 from contrailmq.wire.errors import ConnectError
 from contrailmq.wire.properties import SettingsError, read_properties
 from contrailmq.wire.ration import Ration
@@ -281,6 +281,10 @@ class BrokerServer:
     def address(self) -> str:
         """The address that clients get."""
         return self.node.address
+
+    def join(self, client: Connection) -> None:
+        """Serve a client of this process without a socket; ConnectError once the broker stops."""
+        self._servers[0].join(client, self.address)
 
     async def stop(self) -> None:
         """Leave the NameServers, answer what waits, save, close. Idempotent."""

@@ -70,7 +70,8 @@ class ProgressAdmin:
                     broker_offset=end,
                     consumer_offset=consumed,
                     last_timestamp=max(time_ms, 0),
-                    pull_offset=node.offsets.query_pull(group, name, queue_id) or 0,
+                    # A group that does not pull, as under POP, has nothing between the two.
+                    pull_offset=max(consumed, node.offsets.query_pull(group, name, queue_id) or 0),
                 )
         return result
 

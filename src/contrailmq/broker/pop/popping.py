@@ -2,9 +2,10 @@
 
     check -> plan of queues -> for each: position, read, checkpoint -> answer | wait
 
-The plan begins at a random queue; every fifth request looks into the retry topic first, the others last. Each queue of
-the plan is visited once, also when the batch is full: it still counts for `restNum`. What is not in memory is read by
-a worker, and the queue is busy meanwhile: other pops pass it over.
+The plan begins at a random queue; every fifth request looks into the retry topic first, the others last. Of a topic
+with message.type=PRIORITY it begins at the highest queue (`requests/priority.py`), and the retry topic is last. Each
+queue of the plan is visited once, also when the batch is full: it still counts for `restNum`. What is not in memory is
+read by a worker, and the queue is busy meanwhile: other pops pass it over.
 
 Messages leave only after their checkpoint is in the log. Where the store takes no checkpoint nothing is handed out.
 """
@@ -177,14 +178,20 @@ class Popping:
     def _plan(self, pop: Pop) -> list[Visit]:
         config, name, queues = self._node.config, pop.topic.name, pop.topic.read_queues
         chance = self.random(100)
+        is_by_priority = pop.topic.is_by_priority and not pop.is_ordered and chance < pop.group.priority_factor
+        retries = config.pop_from_retry_probability
         if pop.header.queue_id >= 0:
             own = [Visit(name, pop.header.queue_id)]
+        elif is_by_priority:
+            retries = config.pop_from_retry_probability_for_priority
+            down = range(queues - 1, -1, -1) if config.priority_order_asc else range(queues)
+            own = [Visit(name, number) for number in down]
         else:
             own = [Visit(name, (chance + number) % queues) for number in range(queues)]
         if pop.is_ordered:
             return own
         retry = self._retry_queues(name, pop.group.name, is_old_one=chance % 2 == 0)
-        return retry + own if chance < config.pop_from_retry_probability else own + retry
+        return retry + own if chance < retries else own + retry
 
     def _retry_queues(self, topic: str, group: str, *, is_old_one: bool) -> list[Visit]:
         config = self._node.config
@@ -452,12 +459,21 @@ class Popping:
         def resume() -> None:
             answer_later(pop.connection, pop.command, lambda: self._run(pop.connection, pop.command, pop.header))
 
+        def give_up() -> None:
+            fields = self._fields(pop)
+            answer_later(
+                pop.connection,
+                pop.command,
+                lambda: encode_response(pop.command, ResponseCode.POLLING_TIMEOUT, fields, remark=NOTHING),
+            )
+
         subscription = pop.subscription
         waiter = Waiter(
             key,
             deadline_ms=self._node.monotonic_ms() + remaining_ms,
             connection=pop.connection,
             resume=resume,
+            give_up=give_up,
             filter=None if subscription is None else subscription.filter,
             is_heavy=self._is_heavy(pop),
         )

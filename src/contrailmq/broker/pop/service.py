@@ -34,6 +34,7 @@ from contrailmq.broker.pop.revive_log import REVIVE_GROUP, ReviveLog
 from contrailmq.broker.pop.reviving import Reviving
 from contrailmq.broker.pop.waiting import Key, Waiters
 from contrailmq.broker.state.duty import Duty
+from contrailmq.broker.state.offsets import OFFSETS_FILE
 from contrailmq.broker.state.persistence import TableSaver
 from contrailmq.store import Arrival, StoreReadOnlyError
 
@@ -103,7 +104,8 @@ class PopService:
         self._follow_settings()
         node.store.add_arrival_listener(self._arrived, queues=_Awaited(self.waiters, self.notified))
         saver.add(ORDERS_FILE, self.orders.snapshot)
-        saver.add(PICTURE_FILE, self._picture)
+        # A start must find no older offsets than the picture's. After a kill their journal sees to that.
+        saver.add(PICTURE_FILE, self._picture, after=OFFSETS_FILE)
 
     def register(self, handlers: Handlers) -> None:
         for part in (self.popping, self.acking, self.noticing):
@@ -277,7 +279,7 @@ class PopService:
     def _picture(self) -> Callable[[], str]:
         if not self._is_running and not self.in_flight.queues and not self._revived:
             return lambda: ""
-        self._node.offset_journal.note()  # a start must find no older offsets than the picture's
+        self._node.offset_journal.note()
         picture = picture_of(self._node, self.in_flight, self.log, self._revived)
         return lambda: msgspec.json.encode(picture).decode()
 

@@ -26,7 +26,7 @@ Key = tuple[str, str, int]  # topic, group, queue or ALL_QUEUES
 
 
 class Waiter:
-    __slots__ = ("connection", "deadline_ms", "filter", "is_done", "is_heavy", "key", "resume", "sequence")
+    __slots__ = ("connection", "deadline_ms", "filter", "give_up", "is_done", "is_heavy", "key", "resume", "sequence")
 
     def __init__(
         self,
@@ -35,14 +35,19 @@ class Waiter:
         deadline_ms: int,
         connection: Peer,
         resume: Callable[[], None],
+        give_up: Callable[[], None] | None = None,
         filter: SubscriptionFilter | None = None,
         is_heavy: bool = False,
     ) -> None:
-        """`deadline_ms` is monotonic. `is_heavy`: the filter takes long, so any arrival wakes it."""
+        """`deadline_ms` is monotonic. `give_up` answers without looking again.
+
+        `is_heavy`: the filter takes long, so any arrival wakes it.
+        """
         self.key = key
         self.deadline_ms = deadline_ms
         self.connection = connection
         self.resume = resume
+        self.give_up = give_up
         self.filter = filter
         self.is_heavy = is_heavy
         self.is_done = False
@@ -133,6 +138,14 @@ class Waiters:
                 self._remove(waiter)
                 if waiter.connection.is_open:
                     waiter.resume()
+
+    def left(self, group: str, connection: Peer) -> None:
+        """A member of the group has said goodbye: it is given nothing any more that it would have to give back."""
+        for key in [key for key in self._by_key if key[1] == group]:
+            for waiter in [one for one in self._by_key[key] if one.connection is connection and one.give_up]:
+                self._remove(waiter)
+                if waiter.give_up is not None:
+                    waiter.give_up()
 
     def forget_closed(self) -> None:
         """Let go of those whose connection is gone."""

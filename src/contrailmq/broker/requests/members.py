@@ -10,6 +10,7 @@ restart of a thousand consumers is a thousand heartbeats, and must not be a mill
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from contrailmq.broker.filters import (
     SQL92,
@@ -50,6 +51,7 @@ class MemberProcessor:
     def __init__(self, node: BrokerNode) -> None:
         self._node = node
         self._changed: set[str] = set()
+        self.on_left: Callable[[str, Peer], None] = lambda group, connection: None  # a member that said goodbye
 
     def register(self, handlers: Handlers) -> None:
         handlers.register(RequestCode.HEART_BEAT, self.heartbeat)
@@ -155,6 +157,7 @@ class MemberProcessor:
         if header.producer_group:
             self._node.clients.unregister_producer(header.producer_group, connection)
         if header.consumer_group and self._node.clients.unregister_consumer(header.consumer_group, connection):
+            self.on_left(header.consumer_group, connection)
             self.members_changed(header.consumer_group)
         return success(command)
 

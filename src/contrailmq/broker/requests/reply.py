@@ -2,7 +2,8 @@
 
 A reply names the client that waits for it (REPLY_TO_CLIENT). It is pushed to that client's connection (326), which
 must have heartbeated as a producer, and its answer is awaited; then the reply is also stored, when
-storeReplyMessageEnable says so. The sender gets success only if the push succeeded.
+storeReplyMessageEnable says so. The sender gets success only if the push succeeded and the stored reply is as safe
+as a send would be.
 """
 
 from __future__ import annotations
@@ -39,17 +40,19 @@ class ReplyProcessor:
     async def _reply_v2(self, connection: Peer, command: Command) -> bytes | None:
         return await self._reply(connection, command, command.header(SendMessageV2))
 
-    async def _reply(self, connection: Peer, command: Command, header: SendHeader) -> bytes:
+    async def _reply(self, connection: Peer, command: Command, header: SendHeader) -> bytes | None:
         node = self._node
         topic = self._send.writable_topic(header)
         queue_id = header.queue_id if 0 <= header.queue_id < topic.queue_limit else 0
         message = self._send.incoming(connection, command, header, topic, queue_id)
         error = await self._push(message, header)
-        physical_offset, queue_offset = -1, 0
+        physical_offset, queue_offset, end_offset = -1, 0, 0
         if node.config.store_reply_message_enable:
             result = node.put(message)
             if result.status.is_stored:
                 physical_offset, queue_offset = result.physical_offset, result.queue_offset
+                end_offset = physical_offset + result.size_bytes
+                node.after_append(wants_flush=node.store.config.is_sync_flush)
         await node.keeping.kept(topic.name)
         ext = SendMessageResponse(
             msg_id=offset_message_id(node.store_host, physical_offset) if physical_offset >= 0 else "0",
@@ -59,8 +62,9 @@ class ReplyProcessor:
             msg_region=node.config.region_id,
             trace_on=node.config.trace_on,
         )
-        code = ResponseCode.SYSTEM_ERROR if error else ResponseCode.SUCCESS
-        return encode_response(command, code, ext, remark=error or None)
+        if error:
+            return encode_response(command, ResponseCode.SYSTEM_ERROR, ext, remark=error)
+        return node.acknowledging.confirm(connection, command, end_offset, ext=ext)
 
     async def _push(self, message: IncomingMessage, header: SendHeader) -> str:
         """Hand the reply to its client; returns why that failed, or nothing."""

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 from contrailmq.broker.handlers import Handlers, Refused
 from contrailmq.broker.hooks import MessageStored
 from contrailmq.broker.node import BrokerNode
+from contrailmq.broker.requests.priority import place_by_priority
 from contrailmq.broker.state.acknowledging import Needs, Problem
 from contrailmq.broker.state.half_text import half_addition, rest_of_prepared
 from contrailmq.broker.state.incoming import IncomingMessage
@@ -293,6 +294,8 @@ class SendProcessor:
         message = self.incoming(connection, command, header, topic, queue_id)
         if is_inner:
             self._make_inner_batch(message)
+        else:
+            place_by_priority(message, topic.write_queues)
         if topic.name.startswith(RETRY_PREFIX):
             self._check_retries(message, command, header)
         topics = (topic.name, message.topic)
@@ -585,6 +588,7 @@ def _has_special(text: str) -> bool:
         or "MSG_REGION" in text
         or "INNER_" in text
         or "POP_CK" in text
+        or "_PRIORITY_" in text
     )
 
 

@@ -41,7 +41,9 @@ class Attribute:
 TOPIC_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     "queue.type": Attribute(frozenset(("BatchCQ", "SimpleCQ")), is_changeable=False),
     "cleanup.policy": Attribute(frozenset(("DELETE", "COMPACTION")), is_changeable=False),
-    "message.type": Attribute(frozenset(("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"))),
+    "message.type": Attribute(
+        frozenset(("UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "PRIORITY"))
+    ),
     "reserve.time": Attribute(low=-1),
     "lite.topic.expiration": Attribute(low=-1),
 }

@@ -77,6 +77,12 @@ class Group:
     def __repr__(self) -> str:
         return f"<Group {self.to_json()}>"
 
+    @property
+    def priority_factor(self) -> int:
+        """Of 100 pops of a topic with priorities, how many read the highest first."""
+        text = self.attributes.get("priority.factor", "")
+        return int(text) if text.isascii() and text.isdigit() else 100  # as the reference reads a file of another's
+
     def with_attributes(self, attributes: Mapping[str, str]) -> Group:
         return Group.from_json({**self.to_json(), "attributes": dict(attributes)})
 

@@ -3,6 +3,7 @@
 `mark` notes that a file is out of date. `save` writes everything marked and returns when it is on disk; `when_saved`
 calls back then. All changes made before a save began share that save, and saves do not overlap. Files are written in
 the order in which they were named, so that a prohibition is on disk before anything relies on it (deleted_topics.py).
+A file that must not be newer than another (`after`) is written with that one, or not at all.
 Encoding (0.1 s for 6,000 topics), writing, syncing and renaming happen in the worker.
 
 On a full or unwritable disk consumers continue. Unwritten files stay marked and are tried again every second, and the
@@ -63,15 +64,19 @@ class TableSaver:
         self._lost_reason = lost_reason
         self._snapshots = dict(snapshots)
         self._worker = worker
+        self._after: dict[str, str] = {}
         self._marked: set[str] = set()
         self._waiting: dict[str, list[Saved]] = {}  # for the next save of a file
         self._lock = asyncio.Lock()
         self._is_due = asyncio.Event()
         self._fault = LastingFault(log, "broker tables")
 
-    def add(self, name: str, snapshot: Snapshot) -> None:
-        """One more file to look after."""
+    def add(self, name: str, snapshot: Snapshot, *, after: str | None = None) -> None:
+        """One more file to look after; `after` is one that is never older than it on the disk."""
         self._snapshots[name] = snapshot
+        if after is not None:
+            assert after in self._snapshots
+            self._after[name] = after
 
     def mark(self, name: str) -> None:
         assert name in self._snapshots
@@ -102,7 +107,7 @@ class TableSaver:
         for name in names:
             self.mark(name)
         async with self._lock:
-            marked, self._marked = self._marked, set()
+            marked, self._marked = self._marked | {self._after.get(name, name) for name in self._marked}, set()
             waiting = {name: self._waiting.pop(name, []) for name in sorted(marked)}
             texts = {name: snapshot() for name, snapshot in self._snapshots.items() if name in marked}
             errors = await asyncio.get_running_loop().run_in_executor(self._worker, self._write, texts)
@@ -129,8 +134,11 @@ class TableSaver:
         """Each of them, whatever becomes of the others; the errors."""
         if reason := self._lost_reason():
             return dict.fromkeys(texts, TableSaveError(self._directory, OSError(errno.ESTALE, reason)))
-        errors = {}
+        errors: dict[str, TableSaveError] = {}
         for name, text in texts.items():
+            if (before := errors.get(self._after.get(name, ""))) is not None:
+                errors[name] = before
+                continue
             try:
                 config_files.save(self._directory / name, text())
             except TableSaveError as exc:

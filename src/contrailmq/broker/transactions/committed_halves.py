@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from contrailmq.message import Property, StoredMessage, SysFlag
+from contrailmq.message import Property, StoredMessage, SysFlag, SystemTopic
 from contrailmq.message.codec import MAGIC_V1, MAGIC_V2, CorruptRecordError, Kind, check_record, decode_record
 from contrailmq.message.record import RECORD_BYTES_MIN, head_struct
 from contrailmq.store import MessageStore
@@ -23,10 +23,18 @@ _front_of: Final = head_struct("size", "magic", "sys_flag").unpack_from
 _READ_BYTES: Final = 1 << 30  # a whole file at once: it is mapped
 
 
-def committed_halves(store: MessageStore, begin: int) -> Iterator[int]:
-    """Physical offsets of the half messages that the commits from a record of the log on point at."""
+def committed_halves(store: MessageStore, begin: int) -> Iterator[StoredMessage]:
+    """The half messages that the commits from a record of the log on point at.
+
+    A copy of a committed message keeps its type: one that comes again, or a dead letter. It points at 0, where the half
+    message of another may be, so the two must be one message in the topic that it was sent to.
+    """
     for record in _commits(store, begin):
-        yield record.prepared_transaction_offset
+        half = store.lookup_sound(record.prepared_transaction_offset)
+        if half is None or half.topic != SystemTopic.HALF:
+            continue
+        if half.properties.get(Property.REAL_TOPIC) == record.topic and is_same_half(half, record):
+            yield half
 
 
 def is_same_half(one: StoredMessage, other: StoredMessage) -> bool:

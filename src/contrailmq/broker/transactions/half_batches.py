@@ -24,8 +24,8 @@ from contrailmq.broker.transactions.committing import committed, half_copier
 from contrailmq.broker.transactions.halves import COMMIT, ROLLBACK, TransactionService
 from contrailmq.broker.transactions.transaction_check import CLOCK_SET
 from contrailmq.message import MessageError, Property, SystemTopic
-from contrailmq.message.batch import encode_batch, split_batch
-from contrailmq.message.property_text import closed, find, key_of
+from contrailmq.message.batch import batch_part, part_spans
+from contrailmq.message.property_text import Keys, closed, find, key_of
 from contrailmq.store import Copy
 from contrailmq.wire.codes import RequestCode, ResponseCode
 from contrailmq.wire.header import Command
@@ -33,6 +33,7 @@ from contrailmq.wire.peer import Peer
 from contrailmq.wire.requests import EndTransaction, EndTransactions
 
 ENDS_MAX: Final = 256  # of one request: 2 ms of the loop
+RUN_BYTES: Final = 1 << 20  # of half messages that become visible in one go
 ENDED, NOT_ENDED = 0, 1
 # end := physical_offset:i64 half_offset:i64      (big-endian; the answer has a byte for each)
 _END: Final = struct.Struct(">qq")
@@ -49,6 +50,7 @@ _FORBIDDEN: Final = tuple(
         CLOCK_SET,
     )
 )
+_KEYS: Final = Keys((_PREPARED, _GROUP, *_FORBIDDEN))
 
 
 class HalfBatches:
@@ -119,7 +121,7 @@ class HalfBatches:
         if not count:
             return 0
         store = self._node.store
-        found = store.get_slices_sound(SystemTopic.HALF, 0, first, count)
+        found = store.get_slices_sound(SystemTopic.HALF, 0, first, count, bulk_bytes=RUN_BYTES)
         try:
             copies, places = self._copier.copies(found.slices)
             whole = []
@@ -135,8 +137,7 @@ class HalfBatches:
             self._node.after_append(wants_flush=store.config.is_sync_flush)
             self._node.statistics.note_put(header.topic, written, sum(sizes), TRANSACTION)
             self._node.statistics.note_commit(header.topic, written)
-        for offset in range(first, first + written):
-            self._service.note_ended(offset, header.topic)
+            self._service.note_ended(first, header.topic, count=written)
         return written
 
 
@@ -145,20 +146,28 @@ def _may_end(copy: Copy, header: EndTransactions) -> bool:
 
 
 def _as_halves(batch: bytes, topic: str, queue_id: int) -> bytes:
-    """The parts of a batch as half messages. MessageError when one of them does not say that it is one."""
+    """The parts of a batch as half messages: each gets the place it is meant for at the end of its properties.
+
+    MessageError when one of them does not say that it is one. 2 us a part: bodies are copied once.
+    """
     real = real_place(topic, queue_id)
-    parts: list[tuple[int, bytes, bytes]] = []
-    for flag, body, properties in split_batch(batch):
-        if find(properties, _PREPARED) != b"true" or not find(properties, _GROUP):
+    pieces: list[bytes] = []
+    position, end, number = 0, len(batch), 0
+    while position < end:
+        flag, body_at, properties_at, following = part_spans(batch, position, number)
+        spans = _KEYS.find_spans(batch, properties_at, following)
+        if batch[spans[0] : spans[1]] != b"true" or not spans[3]:
             raise MessageError(
-                f"part {len(parts)} of the batch is no half message: it needs {Property.TRANSACTION_PREPARED}=true and "
+                f"part {number} of the batch is no half message: it needs {Property.TRANSACTION_PREPARED}=true and "
                 f"{Property.PRODUCER_GROUP}",
                 field="properties",
             )
-        for key in _FORBIDDEN:
-            if key in properties and find(properties, key) is not None:
-                raise MessageError(
-                    f"part {len(parts)} of the batch has {key[:-1].decode()}, which is ours to set", field="properties"
-                )
-        parts.append((flag, body, closed(properties) + real))
-    return encode_batch(parts)
+        if any(spans[4:]):
+            name = next(key for at, key in enumerate(_FORBIDDEN) if spans[2 * at + 5])
+            raise MessageError(
+                f"part {number} of the batch has {name[:-1].decode()}, which is ours to set", field="properties"
+            )
+        properties = closed(batch[properties_at:following]) + real
+        pieces += batch_part(flag, batch[body_at : properties_at - 2], properties)
+        position, number = following, number + 1
+    return b"".join(pieces)

@@ -275,10 +275,11 @@ class TransactionService:
         result = put_rewritten(self._node, message)
         return result.physical_offset + result.size_bytes
 
-    def note_ended(self, offset: int, topic: str) -> None:
-        """A half message is dealt with, by a commit that is stored or by a rollback."""
-        self._note_end(offset)
-        self._count(topic, -1)
+    def note_ended(self, first: int, topic: str, *, count: int = 1) -> None:
+        """Half messages are dealt with, by commits that are stored or by a rollback."""
+        for offset in range(first, first + count):
+            self._note_end(offset)
+        self._count(topic, -count)
         if self._unwritten_bytes >= self._node.config.transaction_op_msg_max_size:
             self._write_ops()
 
@@ -340,10 +341,7 @@ class TransactionService:
     def _end_committed(self, last_places: dict[str, int]) -> None:
         """End the half messages whose message is visible already: a crash came before their op message."""
         found = 0
-        for physical_offset in committed_halves(self._store, self._begin_of_unlisted_ends()):
-            half = self._store.lookup_sound(physical_offset)
-            if half is None or half.topic != SystemTopic.HALF:
-                continue
+        for half in committed_halves(self._store, self._begin_of_unlisted_ends()):
             offset = last_places.get(half.properties.get(Property.UNIQUE_KEY, ""), half.queue_offset)
             while offset in self._moved:
                 offset = self._moved[offset]
