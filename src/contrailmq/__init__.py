@@ -11,7 +11,13 @@ from contrailmq._lazy import lazy_names
 from contrailmq._version import __version__
 
 if TYPE_CHECKING:
-    from contrailmq.client.blocking.sync import LitePullConsumer, Producer, PushConsumer, TransactionProducer
+    from contrailmq.client.blocking.sync import (
+        LitePullConsumer,
+        Producer,
+        PushConsumer,
+        SimpleConsumer,
+        TransactionProducer,
+    )
     from contrailmq.client.blocking.sync_admin import Admin
     from contrailmq.client.consuming.subscription import SqlFilter
     from contrailmq.client.results import (
@@ -41,6 +47,7 @@ __all__ = [
     "PushConsumer",
     "SendResult",
     "SendStatus",
+    "SimpleConsumer",
     "SqlFilter",
     "StoredMessage",
     "TransactionProducer",
@@ -62,6 +69,7 @@ _HOMES: Final = {
     "PushConsumer": "contrailmq.client.blocking.sync",
     "SendResult": "contrailmq.client.results",
     "SendStatus": "contrailmq.client.results",
+    "SimpleConsumer": "contrailmq.client.blocking.sync",
     "SqlFilter": "contrailmq.client.consuming.subscription",
     "StoredMessage": "contrailmq.message",
     "TransactionProducer": "contrailmq.client.blocking.sync",

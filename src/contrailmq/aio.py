@@ -9,7 +9,16 @@ async with aio.Producer("shop", namesrv="127.0.0.1:9876") as producer:
 from contrailmq.client.admin.admin import Admin
 from contrailmq.client.consuming.lite_pull_consumer import LitePullConsumer
 from contrailmq.client.consuming.push_consumer import PushConsumer
+from contrailmq.client.consuming.simple_consumer import SimpleConsumer
 from contrailmq.client.producing.producer import Producer, create_reply
 from contrailmq.client.producing.transaction_producer import TransactionProducer
 
-__all__ = ["Admin", "LitePullConsumer", "Producer", "PushConsumer", "TransactionProducer", "create_reply"]
+__all__ = [
+    "Admin",
+    "LitePullConsumer",
+    "Producer",
+    "PushConsumer",
+    "SimpleConsumer",
+    "TransactionProducer",
+    "create_reply",
+]

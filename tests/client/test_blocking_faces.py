@@ -14,7 +14,7 @@ import contrailmq.aio as aio
 from contrailmq.client.errors import ClientStateError
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = ("Producer", "TransactionProducer", "PushConsumer", "LitePullConsumer", "Admin")
+NAMES = ("Producer", "TransactionProducer", "PushConsumer", "LitePullConsumer", "SimpleConsumer", "Admin")
 # Of the asyncio clients only: what their own parts call, and what is for the loop.
 OWN = frozenset(
     """
@@ -53,7 +53,7 @@ def test_every_method_takes_the_same_arguments(name: str) -> None:
     assert inspect.signature(face) == inspect.signature(twin)
 
 
-@pytest.mark.parametrize("name", ["Producer", "TransactionProducer", "PushConsumer", "LitePullConsumer"])
+@pytest.mark.parametrize("name", NAMES[:-1])
 def test_a_client_that_was_not_started_says_so_by_its_name(name: str) -> None:
     more = {"execute": print, "check": print} if name == "TransactionProducer" else {}
     client = getattr(contrailmq, name)("g", namesrv="127.0.0.1:1", **more)

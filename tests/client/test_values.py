@@ -12,7 +12,7 @@ import pytest
 
 import contrailmq.aio as aio
 from contrailmq.client import settings
-from contrailmq.client.consuming import group_consumer
+from contrailmq.client.consuming import subscriber
 from contrailmq.client.consuming.subscription import SqlFilter, make_subscription
 from contrailmq.client.errors import ClientConfigError, NoNameServerError
 from contrailmq.client.namespace import unwrap, wrap
@@ -349,7 +349,7 @@ def test_a_newer_subscription_has_a_higher_version_though_the_clock_was_set_back
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     times = iter([5_000, 4_000, 4_000, 9_000])
-    monkeypatch.setattr(group_consumer, "_now_ms", lambda: next(times))
+    monkeypatch.setattr(subscriber, "now_ms", lambda: next(times))
     consumer = aio.PushConsumer("g", namesrv="127.0.0.1:1")
     versions = []
     for tags in ("a", "b", "c", "d"):

@@ -11,10 +11,11 @@ root. Nothing foreign leaves the client: a bare OSError never does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from contrailmq.message import ContrailError, MessageQueue
+from contrailmq.message import ContrailError, MessageQueue, StoredMessage
 from contrailmq.wire.errors import (
     ConnectError,
     ConnectionClosedError,
@@ -127,6 +128,21 @@ class OffsetNotStoredError(ClientError):
         self.queues = queues
 
 
+class ReceiptExpiredError(ClientError):
+    """The invisible time of a popped message is over: the broker may have given it to another consumer.
+
+    What was done with it may be done again. Nothing was acknowledged or changed.
+    """
+
+    def __init__(self, message: StoredMessage, *, late_s: float | None) -> None:
+        since = "is no longer in flight under its handle" if late_s is None else f"became visible {late_s:.3f} s ago"
+        super().__init__(
+            f"message {message.message_id} of topic {message.topic!r} {since}: it was acknowledged, or it may be with "
+            "another consumer by now; acknowledge within the invisible time, or prolong it before it ends"
+        )
+        self.late_s = late_s
+
+
 class OffsetOutOfRangeError(ClientError):
     """A seek outside what the queue holds."""
 
@@ -146,3 +162,9 @@ def number(ext: Mapping[str, str], name: str) -> int:
         return int(ext[name])
     except (KeyError, ValueError) as exc:
         raise RemoteProtocolError(f"the peer's fields lack or garble {name}: {ext}", field=name) from exc
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that is not there: the one that it resembles, if there is one."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f": did you mean {near[0]}?" if near else ""

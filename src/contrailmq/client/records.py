@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from contrailmq.client.errors import ClientError
 from contrailmq.message import MessageError, StoredMessage, SysFlag
 from contrailmq.message.checksum import crc32
 from contrailmq.message.inner_batch import unwrapped
 from contrailmq.message.record import MAGIC_AT, MAGIC_V1, MAGIC_V2, read_record
+from contrailmq.wire.pop_strings import PopHandle
 
 _WRAPPED: Final = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP  # PullAPIWrapper asks for both
 
@@ -30,6 +31,25 @@ class ReceivedMessage(StoredMessage):
     max_offset: int
 
 
+class PoppedMessage(ReceivedMessage):
+    """A message that is with one consumer until `visible_at_s`; `handle` is the receipt that brokers want of him."""
+
+    __slots__ = ("asked_topic", "handle", "stored_topic", "visible_at_s")
+
+    handle: PopHandle
+    asked_topic: str  # whose route knows the broker
+    stored_topic: str  # where the broker has it: the topic itself, or a retry topic of the group
+    visible_at_s: float  # on the loop's clock: from then on it may be with another consumer
+
+    @property
+    def receipt_handle(self) -> str:
+        """The handle as brokers and proxies write it."""
+        return self.handle.encode()
+
+
+M = TypeVar("M", bound=ReceivedMessage)
+
+
 def decode_messages(
     body: bytes,
     *,
@@ -38,18 +58,38 @@ def decode_messages(
     max_offset: int = 0,
     on_damage: Callable[[str], None] | None = None,
 ) -> list[ReceivedMessage]:
-    """Every record of a pull, query or view answer. Raises ClientError when the bytes are not records.
+    """Every record of a pull, query or view answer. Raises ClientError when the bytes are not records."""
+    return decode_records(
+        ReceivedMessage,
+        body,
+        broker_name=broker_name,
+        min_offset=min_offset,
+        max_offset=max_offset,
+        on_damage=on_damage,
+    )
+
+
+def decode_records(
+    kind: type[M],
+    body: bytes,
+    *,
+    broker_name: str,
+    min_offset: int = 0,
+    max_offset: int = 0,
+    on_damage: Callable[[str], None] | None = None,
+) -> list[M]:
+    """The same as messages of a kind.
 
     With `on_damage` each body is held against its checksum, and what is damaged is left out and reported; the records
     after it are found again, because each has a magic number and a checksum.
 
     About 3 us a message: 60,000 messages a second leave 16 us for everything that a consumer does.
     """
-    messages: list[ReceivedMessage] = []
+    messages: list[M] = []
     position, end = 0, len(body)
     while position < end:
         try:
-            message = read_record(ReceivedMessage, body, position)
+            message = read_record(kind, body, position)
         except MessageError as exc:
             if on_damage is None:
                 raise ClientError(f"the broker's answer of {end} bytes cannot be read: {exc}") from exc
@@ -97,7 +137,7 @@ def _next_record(body: bytes, position: int) -> int:
             continue
 
 
-def _parts(message: ReceivedMessage) -> list[ReceivedMessage]:
+def _parts(message: M) -> list[M]:
     try:
         parts = unwrapped(message)
     except MessageError as exc:

@@ -209,6 +209,9 @@ class PushConsumerSettings(ConsumerSettings, total=False):
     suspend_s: float
     auto_commit: bool
     shutdown_wait_s: float
+    pop: bool
+    invisible_duration_s: float
+    pop_threshold: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +220,10 @@ class PushConsumerOptions(ConsumerOptions):
 
     `max_reconsume_times` -1 means RocketMQ's own: 16 for concurrent listeners, no limit for orderly ones.
     `shutdown_wait_s` is how long shutdown waits for listeners that run (Java does not wait at all).
+
+    With `pop` messages are popped: any member of the group gets any message, for `invisible_duration_s`, which is
+    renewed while a listener has it, for `consume_timeout_s` at most. `pop_threshold` is how many messages of a topic
+    and broker a member holds.
     """
 
     orderly: bool = False
@@ -227,6 +234,9 @@ class PushConsumerOptions(ConsumerOptions):
     suspend_s: float = 1.0
     auto_commit: bool = True
     shutdown_wait_s: float = 30.0
+    pop: bool = False
+    invisible_duration_s: float = 60.0
+    pop_threshold: int = 96
 
     def __post_init__(self) -> None:
         ConsumerOptions.__post_init__(self)
@@ -236,6 +246,20 @@ class PushConsumerOptions(ConsumerOptions):
         check_range("suspend_s", self.suspend_s, 0.01, 30)
         check_range("consume_timeout_s", self.consume_timeout_s, 0.001, 365 * 86_400)
         check_range("shutdown_wait_s", self.shutdown_wait_s, 0, 86_400)
+        check_range("invisible_duration_s", self.invisible_duration_s, 0.1, 12 * 3600)
+        check_range("pop_threshold", self.pop_threshold, 1, 65_535)
+        if self.pop:
+            self._check_pop()
+
+    def _check_pop(self) -> None:
+        if self.model is MessageModel.BROADCASTING:
+            raise ClientConfigError("pop and BROADCASTING exclude each other: a popped message is with one member")
+        if not self.auto_commit:
+            raise ClientConfigError(
+                "pop and auto_commit=False exclude each other: messages are acknowledged one by one"
+            )
+        if self.from_where is ConsumeFromWhere.TIMESTAMP:
+            raise ClientConfigError("POP begins at the first or the last offset: TIMESTAMP is for consumers of queues")
 
 
 class LitePullConsumerSettings(ConsumerSettings, total=False):
@@ -261,6 +285,33 @@ class LitePullConsumerOptions(ConsumerOptions):
         check_range("auto_commit_interval_s", self.auto_commit_interval_s, 1.0, 86_400)
         check_range("topic_metadata_interval_s", self.topic_metadata_interval_s, 0.001, 86_400)
         check_range("pull_threshold_all", self.pull_threshold_all, 1, 6_553_500)
+
+
+class SimpleConsumerSettings(ClientSettings, total=False):
+    """Further settings of a simple consumer."""
+
+    from_where: ConsumeFromWhere
+    orderly: bool
+    max_reconsume_times: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimpleConsumerOptions(ClientOptions):
+    """A simple consumer's settings.
+
+    With `orderly` a queue gives its next messages when those before are acknowledged. A message that came again more
+    than `max_reconsume_times` times becomes a dead letter; -1 leaves that to the broker.
+    """
+
+    from_where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET
+    orderly: bool = False
+    max_reconsume_times: int = 16
+
+    def __post_init__(self) -> None:
+        ClientOptions.__post_init__(self)
+        check_range("max_reconsume_times", self.max_reconsume_times, -1, 2**31 - 1)
+        if self.from_where is ConsumeFromWhere.TIMESTAMP:
+            raise ClientConfigError("POP begins at the first or the last offset: TIMESTAMP is for consumers of queues")
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:

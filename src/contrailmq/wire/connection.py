@@ -160,8 +160,7 @@ class Connection:
         self._out: list[bytes | memoryview] = []
         self._out_has_views = False
         self._is_flush_due = False  # scheduled, or the handler runs, after which what it answered leaves
-        self._is_reading = True
-        self._is_write_paused = False
+        self._is_reading, self._is_write_paused = True, False
         self._backlog: deque[Command] = deque()  # requests that were read and wait for their slice
         self._is_slice_scheduled = False
         self._unsent_bytes_seen = 0
@@ -172,6 +171,7 @@ class Connection:
         self._writable: asyncio.Future[None] | None = None
         self._close_cause = "the peer closed it"
         self.peer: tuple[str, int] = ("", 0)
+        self.host = ""  # of the peer
         self.attributes: dict[str, object] = {}
         self.on_close: list[Callable[[Connection], None]] = []
         self.in_flight = 0  # requests of the peer that are not answered yet
@@ -199,8 +199,8 @@ class Connection:
         return f"{self.peer[0]}:{self.peer[1]}"
 
     @property
-    def host(self) -> str:
-        return self.peer[0]
+    def own_address(self) -> str:  # as the peer reached it
+        return "{}:{}".format(*self._transport.get_extra_info("sockname")) if self._transport is not None else ""
 
     def reply(self, data: bytes) -> None:
         """Send one answer (a whole frame). Silently dropped when the connection is gone: nobody waits for it."""
@@ -348,7 +348,7 @@ class Connection:
         self._enter(MADE)
         peername = transport.get_extra_info("peername")
         if isinstance(peername, tuple):
-            self.peer = (str(peername[0]), int(peername[1]))
+            self.peer = self.host, _ = str(peername[0]), int(peername[1])
         if self._on_open is not None:
             self._on_open(self)
 

@@ -115,6 +115,23 @@ class QueryAssignmentBody(msgspec.Struct, kw_only=True, rename="camel"):
     message_model: str | None = None
 
 
+class AssignedQueue(msgspec.Struct, kw_only=True, rename="camel"):
+    broker_name: str
+    queue_id: int
+    topic: str
+
+
+class AssignmentEntry(msgspec.Struct, kw_only=True, rename="camel"):
+    message_queue: AssignedQueue
+    mode: str = "PULL"
+
+
+class AssignmentBody(msgspec.Struct, kw_only=True, rename="camel"):
+    """What QUERY_ASSIGNMENT answers. No list: keep what you have; an empty one: you have none."""
+
+    message_queue_assignments: list[AssignmentEntry] | None = None
+
+
 class RequestModeBody(msgspec.Struct, kw_only=True, rename="camel"):
     """SET_MESSAGE_REQUEST_MODE(401), and an entry of GET_ALL_MESSAGE_REQUEST_MODE(402)."""
 

@@ -19,12 +19,22 @@ import logging
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from contrailmq.wire.errors import LocalProtocolError
 from contrailmq.wire.properties import read_properties
 
-__all__ = ["KEYS", "ServerTls", "TlsMode", "client_tls", "server_tls", "with_client_side"]
+__all__ = [
+    "KEYS",
+    "ServerFiles",
+    "ServerTls",
+    "TlsMode",
+    "client_tls",
+    "server_files",
+    "server_tls",
+    "with_client_side",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +94,34 @@ def server_tls(properties: Mapping[str, str]) -> ServerTls | None:
         context.verify_mode = ssl.CERT_OPTIONAL if need == "optional" else ssl.CERT_REQUIRED
         _load_trust(context, get("tls.server.trustCertPath"))
     return ServerTls(mode, context)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFiles:
+    """Of a server that does not use Python's `ssl`. With `client_ca`, clients need a certificate."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+def server_files(properties: Mapping[str, str]) -> ServerFiles | None:
+    """The same settings; None unless TLS is enforced."""
+    get = _with_file(properties).get
+    certificate = get("tls.server.certPath")
+    if not certificate or get("tls.server.mode", "").strip().lower() != TlsMode.ENFORCING.value:
+        return None
+    if get("tls.server.keyPassword"):
+        raise LocalProtocolError("gRPC cannot use a key with tls.server.keyPassword: store that key without one")
+    trust = get("tls.server.trustCertPath")
+    is_needed = get("tls.server.need.client.auth", "none").strip().lower() == "require"
+    is_needed = is_needed or get("tls.server.authClient", "false").lower() == "true"
+    if is_needed and not trust:
+        raise LocalProtocolError(
+            "gRPC asks clients for certificates only with tls.server.trustCertPath: name that file"
+        )
+    ca = Path(trust) if is_needed and trust else None
+    return ServerFiles(Path(certificate), Path(get("tls.server.keyPath") or certificate), ca)
 
 
 def client_tls(properties: Mapping[str, str]) -> ssl.SSLContext | None:

@@ -26,6 +26,7 @@ from contrailmq.wire.connection import (
 from contrailmq.wire.errors import ConnectError, ConnectionClosedError, ListenError, WireError
 from contrailmq.wire.frame import encode_response
 from contrailmq.wire.header import Command, Fields, to_ext
+from contrailmq.wire.joined import join
 from contrailmq.wire.listener import OWN_DESCRIPTORS, Listener, bind, check_host, raise_limit
 from contrailmq.wire.peer_warnings import peer_warnings
 from contrailmq.wire.ration import Ration
@@ -37,6 +38,11 @@ UNFINISHED_BYTES_MAX: Final = 256 * 1024 * 1024  # of all connections: sixteen f
 
 SignHook = Callable[[int, dict[str, str], bytes], None]
 ClientHandler = Callable[[Connection, Command], bytes | Awaitable[bytes | None] | None]
+
+
+# In the environment of a server that another process runs: its standard input is a pipe that nobody writes to, and that
+# ends with its parent, however that ends. A child that is left alone by `kill -9` would keep its port and its store.
+ENDS_WITH_STDIN: Final = "_CONTRAILMQ_ENDS_WITH_STDIN"
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -142,6 +148,13 @@ class RemotingServer:
         for connection in list(self.connections):
             connection.abort("the server stops and its drain time is over")
 
+    def join(self, client: Connection, address: str) -> None:
+        """Serve a client of this loop without a socket; `address` is ours, as it knows it."""
+        if self._emptied is not None:
+            raise ConnectError(address, "the server stops")
+        here = split_address(address)
+        join(client, self._connection(), client_at=(here[0], 0), server_at=here)
+
     def close_idle(self, now_s: float) -> int:
         """Close the connections that were silent for the idle time; returns how many."""
         return sum(connection.close_if_idle(now_s, self._idle_s) for connection in list(self.connections))
@@ -199,6 +212,7 @@ class RemotingClient:
         self._tls_server_name, self._on_connect = tls_server_name, on_connect
         self._connections: dict[str, Connection] = {}
         self._dialling: dict[str, asyncio.Task[Connection]] = {}
+        self._here: dict[str, Callable[[Connection], None]] = {}
         self._handlers: dict[int, ClientHandler] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -265,6 +279,10 @@ class RemotingClient:
                 raise  # the caller itself was cancelled
             raise ConnectionClosedError(address, "this client is closed") from None
 
+    def serve_here(self, address: str, join: Callable[[Connection], None]) -> None:
+        """That server runs on this loop: `join` (see `RemotingServer.join`) connects to it, in place of a socket."""
+        self._here[address] = join
+
     def disconnect(self, address: str) -> None:
         """Close the connection to one address, if there is one."""
         connection = self._connections.pop(address, None)
@@ -304,11 +322,22 @@ class RemotingClient:
         return fields
 
     async def _dial(self, address: str) -> Connection:
+        connection = Connection(self._requested, limits=self._limits)
+        if (join := self._here.get(address)) is not None:
+            join(connection)
+        else:
+            await self._dial_out(connection, address)
+        self._connections[address] = connection
+        connection.on_close.append(lambda gone: self._forget(address, gone))
+        if self._on_connect is not None:
+            self._on_connect(address)
+        return connection
+
+    async def _dial_out(self, connection: Connection, address: str) -> None:
         host, port = split_address(address)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                connection = Connection(self._requested, limits=self._limits)
                 await loop.create_connection(
                     as_protocol(lambda: connection),
                     host,
@@ -321,11 +350,6 @@ class RemotingClient:
             raise ConnectError(address, f"no connection within {self._connect_timeout_s:g} s") from exc
         except (OSError, ssl.SSLError) as exc:
             raise ConnectError(address, dial_failure(exc, is_tls=self._tls is not None)) from exc
-        self._connections[address] = connection
-        connection.on_close.append(lambda gone: self._forget(address, gone))
-        if self._on_connect is not None:
-            self._on_connect(address)
-        return connection
 
     def _dialled(self, address: str, done: asyncio.Task[Connection]) -> None:
         self._dialling.pop(address, None)

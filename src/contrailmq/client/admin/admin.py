@@ -4,8 +4,8 @@
         await admin.topics()
         await admin.progress("billing")
 
-Parts: topics (`admin_topics.py`), groups (`admin_groups.py`), messages (`admin_messages.py`), dead letters
-(`admin_dead_letters.py`); brokers are here.
+Parts: topics (`admin_topics.py`), groups (`admin_groups.py`), their offsets (`admin_offsets.py`), messages
+(`admin_messages.py`), dead letters (`admin_dead_letters.py`); brokers are here.
 Structs that come back are the wire's own bodies: they have every field that the broker sent.
 """
 

@@ -13,6 +13,8 @@ from contrailmq.wire.admin_bodies import (
     ConsumerRunningInfo,
     ConsumeStats,
     ProducerConnection,
+    ProducerInfo,
+    ProducerTable,
     ResetOffsetBody,
     SubscriptionGroupConfig,
     SubscriptionGroupWrapper,
@@ -73,13 +75,15 @@ class AdminGroups(AdminTopics):
         for address in (await self.masters(broker=broker, cluster=cluster)).values():
             await self._ask(address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(config))
 
-    async def delete_group(self, group: str, *, clean_offsets: bool = True, cluster: str | None = None) -> None:
+    async def delete_group(
+        self, group: str, *, clean_offsets: bool = True, broker: str | None = None, cluster: str | None = None
+    ) -> None:
         ext: dict[str, ExtValue] = {
             "groupName": self._name(group),
             "cleanOffset": clean_offsets,
             "removeOffset": clean_offsets,
         }
-        for address in (await self.masters(cluster=cluster)).values():
+        for address in (await self.masters(broker=broker, cluster=cluster)).values():
             await self._ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, ext)
 
     async def group_topics(self, group: str) -> list[str]:
@@ -124,6 +128,15 @@ class AdminGroups(AdminTopics):
             if answer.code == ResponseCode.SUCCESS:
                 ids.update(item.client_id for item in decode_body(answer.body, ProducerConnection).connection_set)
         return sorted(ids)
+
+    async def all_producers(self, *, broker: str | None = None) -> dict[str, list[ProducerInfo]]:
+        """Every producer that is connected, by group. Brokers before 4.9.3 cannot say."""
+        found: dict[str, dict[str, ProducerInfo]] = {}
+        for address in (await self.masters(broker=broker)).values():
+            answer = await self._ask(address, RequestCode.GET_ALL_PRODUCER_INFO)
+            for group, producers in decode_body(answer.body, ProducerTable).data.items():
+                found.setdefault(group, {}).update((item.client_id, item) for item in producers)
+        return {group: [members[name] for name in sorted(members)] for group, members in sorted(found.items())}
 
     async def running_info(self, group: str, client_id: str) -> ConsumerRunningInfo:
         """What one member says of itself."""

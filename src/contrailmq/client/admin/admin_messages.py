@@ -8,16 +8,21 @@ import time
 from collections.abc import AsyncIterator
 from typing import Final
 
-from contrailmq.client.admin.admin_groups import AdminGroups
+from contrailmq.client.admin.admin_offsets import AdminOffsets
+from contrailmq.client.admin.traces import TraceStep, steps_of
 from contrailmq.client.consuming.pulling import PullRequest, pull
-from contrailmq.client.consuming.subscription import make_subscription
+from contrailmq.client.consuming.subscription import SqlFilter, make_subscription
 from contrailmq.client.errors import ClientError
 from contrailmq.client.records import ReceivedMessage, decode_messages
 from contrailmq.client.results import PullStatus
 from contrailmq.message import (
+    RESERVED_PROPERTIES,
+    ContrailError,
+    Message,
     MessageError,
     MessageQueue,
     StoredMessage,
+    SystemTopic,
     parse_offset_message_id,
 )
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult
@@ -30,12 +35,13 @@ TOOLS_GROUP: Final = "TOOLS_CONSUMER"  # RocketMQ's group for tools; brokers hav
 UNIQUE_KEY_WINDOW_MS: Final = 3 * 24 * 3600 * 1000  # how far back a unique id is looked for, as Java's tools do
 END_OF_TIME_MS: Final = 2**63 - 1
 PULL_COUNT: Final = 32
+TRACES_MAX: Final = 64  # trace messages of one message that are read
 
 
 _log = logging.getLogger(__name__)
 
 
-class AdminMessages(AdminGroups):
+class AdminMessages(AdminOffsets):
     """Messages."""
 
     async def message(self, topic: str, message_id: str) -> StoredMessage | None:
@@ -84,6 +90,26 @@ class AdminMessages(AdminGroups):
                 messages.append(message)
         return messages
 
+    async def read_range(
+        self, queue: MessageQueue, offset: int, end: int, wanted: str | SqlFilter | None = None
+    ) -> list[ReceivedMessage]:
+        """The messages with offsets from `offset` up to `end`, which is not included; of them what is wanted."""
+        found: list[ReceivedMessage] = []
+        if offset >= end:
+            return found
+        async for message in self._read(queue, offset, wanted):
+            if message.queue_offset >= end:
+                break
+            found.append(message)
+            if message.queue_offset == end - 1:
+                break
+        return found
+
+    async def trace(self, message_id: str, *, topic: str = SystemTopic.TRACE) -> list[TraceStep]:
+        """Who sent the message and who consumed it, in order of time; empty when nobody traced it."""
+        found = await self.messages_by_key(topic, message_id, max_count=TRACES_MAX)
+        return steps_of([readable_body(message) for message in found], message_id)
+
     async def consume_directly(
         self, group: str, client_id: str, message: StoredMessage
     ) -> ConsumeMessageDirectlyResult:
@@ -128,10 +154,12 @@ class AdminMessages(AdminGroups):
         ]
         return sorted(messages, key=lambda message: message.store_time_ms, reverse=True)
 
-    async def _read(self, queue: MessageQueue, offset: int) -> AsyncIterator[ReceivedMessage]:
+    async def _read(
+        self, queue: MessageQueue, offset: int, wanted: str | SqlFilter | None = None
+    ) -> AsyncIterator[ReceivedMessage]:
         """Messages from an offset to the present end of the queue."""
         real = queue._replace(topic=self._name(queue.topic))
-        subscription = make_subscription(real.topic, "*", version=0)
+        subscription = make_subscription(real.topic, wanted, version=0)
         while True:
             request = PullRequest(
                 real,
@@ -149,6 +177,22 @@ class AdminMessages(AdminGroups):
             if pulled.status is PullStatus.NO_NEW_MESSAGE or pulled.next_offset == offset:
                 return
             offset = pulled.next_offset
+
+
+def copy_of(message: StoredMessage) -> Message:
+    """A new message with the same body, tags, keys and properties, for all groups of the topic."""
+    properties = {name: text for name, text in message.properties.items() if name not in RESERVED_PROPERTIES}
+    return Message(
+        message.topic, readable_body(message), tags=message.tags, keys=list(message.keys), properties=properties
+    )
+
+
+def readable_body(message: StoredMessage) -> bytes:
+    """Decompressed; as it is stored where that fails, which shows what is there."""
+    try:
+        return bytes(message.body)
+    except ContrailError:
+        return bytes(message.stored_body)
 
 
 def _tell(fault: str) -> None:

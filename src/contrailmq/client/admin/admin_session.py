@@ -6,9 +6,10 @@ It starts with its first call; close it with `shutdown`, or use `async with`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, Self, Unpack
 
-from contrailmq.client.errors import BrokerNotFoundError
+from contrailmq.client.errors import BrokerNotFoundError, ClientError, did_you_mean
 from contrailmq.client.life import check_loop
 from contrailmq.client.namespace import wrap
 from contrailmq.client.settings import ClientOptions, ClientSettings
@@ -21,6 +22,8 @@ from contrailmq.wire.errors import ResponseError
 from contrailmq.wire.header import Command, ExtValue
 
 ADMIN_TIMEOUT_S: Final = 6.0  # Java's timeout of administration calls
+NAMESRV_TIMEOUT_S: Final = 3.0  # a NameServer answers from memory: who waits longer waits in vain
+NAMES_SHOWN: Final = 8
 
 
 class AdminSession:
@@ -52,6 +55,10 @@ class AdminSession:
             self._instance = ClientInstance.acquire(self.options.client_id(), self.options)
         check_loop("this Admin", self._instance.loop)
         return self._instance
+
+    @property
+    def _namesrv_timeout_s(self) -> float:
+        return min(NAMESRV_TIMEOUT_S, self.options.request_timeout_s)
 
     def _name(self, name: str) -> str:
         return wrap(self.options.namespace, name)
@@ -87,6 +94,8 @@ class AdminSession:
         table = info.broker_addr_table
         found = {name: table[name].broker_addrs for name in sorted(wanted) if table[name].broker_addrs}
         if not found:
+            _require_known("cluster", cluster, info.cluster_addr_table)
+            _require_known("broker", broker, table)
             raise BrokerNotFoundError(broker or "", cluster=cluster or "")
         return found
 
@@ -106,17 +115,13 @@ class AdminSession:
         self, code: RequestCode, ext: dict[str, ExtValue] | None = None, body: bytes = b""
     ) -> Command:
         instance = self._connected()
-        answer = await instance.name_servers.invoke(
-            code, ext or {}, timeout_s=self.options.request_timeout_s, body=body
-        )
+        answer = await instance.name_servers.invoke(code, ext or {}, timeout_s=self._namesrv_timeout_s, body=body)
         return _checked(answer, code)
 
     async def _tell_namesrvs(self, code: RequestCode, ext: dict[str, ExtValue], body: bytes = b"") -> None:
         """To each NameServer: they do not talk to each other."""
         instance = self._connected()
-        answers = await instance.name_servers.invoke_each(
-            code, ext, timeout_s=self.options.request_timeout_s, body=body
-        )
+        answers = await instance.name_servers.invoke_each(code, ext, timeout_s=self._namesrv_timeout_s, body=body)
         for answer in answers:
             _checked(answer, code)
 
@@ -127,6 +132,14 @@ class AdminSession:
         """Masters of the brokers that have the topic."""
         route = await self.route(topic)
         return {broker.name: broker.addresses[MASTER_ID] for broker in route.brokers if MASTER_ID in broker.addresses}
+
+
+def _require_known(what: str, name: str | None, known: Iterable[str]) -> None:
+    """A mistyped name is another fault than a broker that is away."""
+    names = sorted(known)
+    if name is not None and names and name not in names:
+        hint = did_you_mean(name, names) or f": it has {', '.join(names[:NAMES_SHOWN])}"
+        raise ClientError(f"no {what} {name} is registered at the NameServer{hint}")
 
 
 def _checked(answer: Command, code: RequestCode) -> Command:

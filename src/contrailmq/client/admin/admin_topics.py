@@ -55,7 +55,7 @@ class AdminTopics(AdminSession):
         read_queues: int | None = None,
         permission: int = 6,
         order: bool = False,
-        attributes: Mapping[str, str] | None = None,
+        attributes: Mapping[str, str | None] | None = None,
         broker: str | None = None,
         cluster: str | None = None,
     ) -> None:
@@ -102,7 +102,7 @@ class AdminTopics(AdminSession):
         write_queues: int | None = None,
         permission: int | None = None,
         order: bool | None = None,
-        attributes: Mapping[str, str] | None = None,
+        attributes: Mapping[str, str | None] | None = None,
         broker: str | None = None,
         cluster: str | None = None,
     ) -> dict[str, TopicConfig]:
@@ -129,7 +129,17 @@ class AdminTopics(AdminSession):
             await self._put_topic(masters[name], config, attributes)
         return changed
 
-    async def _put_topic(self, address: str, config: TopicConfig, attributes: Mapping[str, str] | None) -> None:
+    async def put_topic_config(
+        self, config: TopicConfig, *, broker: str, attributes: Mapping[str, str | None] | None = None
+    ) -> None:
+        """Create a topic on one broker or change it, from its full settings; an attribute of None is removed.
+
+        What the NameServers say of order topics stays as it is.
+        """
+        check_topic(config.topic_name)
+        await self._put_topic((await self.masters(broker=broker))[broker], config, attributes)
+
+    async def _put_topic(self, address: str, config: TopicConfig, attributes: Mapping[str, str | None] | None) -> None:
         ext: dict[str, ExtValue] = {
             "topic": config.topic_name,
             "defaultTopic": "TBW102",
@@ -141,7 +151,8 @@ class AdminTopics(AdminSession):
             "order": config.order,
         }
         if attributes:
-            ext["attributes"] = ",".join(f"+{name}={value}" for name, value in attributes.items())
+            said = (f"-{name}" if value is None else f"+{name}={value}" for name, value in attributes.items())
+            ext["attributes"] = ",".join(said)
         await self._ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, ext)
 
     async def _keep_order(self, topic: str, configs: Mapping[str, TopicConfig]) -> None:
@@ -156,11 +167,13 @@ class AdminTopics(AdminSession):
         elif await self.get_kv(ORDER_TOPICS, self._name(topic)) is not None:
             await self.delete_kv(ORDER_TOPICS, self._name(topic))
 
-    async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
-        """Delete a topic at the brokers, then at the NameServers."""
+    async def delete_topic(self, topic: str, *, broker: str | None = None, cluster: str | None = None) -> None:
+        """Delete a topic at the brokers, then at the NameServers; at one broker it stays with the others."""
         ext: dict[str, ExtValue] = {"topic": self._name(topic)}
-        for address in (await self.masters(cluster=cluster)).values():
+        for address in (await self.masters(broker=broker, cluster=cluster)).values():
             await self._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, ext)
+        if broker is not None and await self.topic_holders(topic):
+            return
         await self._tell_namesrvs(RequestCode.DELETE_TOPIC_IN_NAMESRV, ext)
         self._connected().routes.pop(self._name(topic), None)
 
@@ -224,9 +237,13 @@ class AdminTopics(AdminSession):
             raise
         return decode_body(answer.body, KVTable).table
 
-    async def _all_topics(self, address: str) -> dict[str, TopicConfig]:
+    async def topic_table(self, address: str) -> TopicConfigWrapper:
+        """All that one broker says of its topics, static ones included."""
         answer = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG)
-        return decode_body(answer.body, TopicConfigWrapper).topic_config_table
+        return decode_body(answer.body, TopicConfigWrapper)
+
+    async def _all_topics(self, address: str) -> dict[str, TopicConfig]:
+        return (await self.topic_table(address)).topic_config_table
 
     async def _queue_number(
         self, queue: MessageQueue, code: RequestCode, *, field: str = "offset", timestamp: int | None = None

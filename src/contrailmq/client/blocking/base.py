@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, Self, TypeVar
 from contrailmq.client.admin import admin
 from contrailmq.client.blocking.direct import IS_POSSIBLE, DirectSends, Failed
 from contrailmq.client.blocking.loop_thread import LoopThread
-from contrailmq.client.consuming import lite_pull_consumer, push_consumer
+from contrailmq.client.consuming import lite_pull_consumer, push_consumer, simple_consumer
 from contrailmq.client.errors import ClientStateError
 from contrailmq.client.producing import producer
 from contrailmq.client.producing.selectors import Selector
@@ -198,6 +198,17 @@ class BlockingPushConsumer(Blocking):
     """A consumer may be entered before it subscribes."""
 
     _client: push_consumer.PushConsumer
+
+    def __enter__(self) -> Self:
+        self.start()
+        self._client.mark_entered()
+        return self
+
+
+class BlockingSimpleConsumer(Blocking):
+    """A consumer may be entered before it subscribes."""
+
+    _client: simple_consumer.SimpleConsumer
 
     def __enter__(self) -> Self:
         self.start()

@@ -8,8 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Unpack
 
-from contrailmq.client.blocking.base import BlockingLitePullConsumer, BlockingProducer, BlockingPushConsumer
-from contrailmq.client.consuming import lite_pull_consumer, push_consumer
+from contrailmq.client.blocking.base import (
+    BlockingLitePullConsumer,
+    BlockingProducer,
+    BlockingPushConsumer,
+    BlockingSimpleConsumer,
+)
+from contrailmq.client.consuming import lite_pull_consumer, push_consumer, simple_consumer
 from contrailmq.client.consuming.listener_pool import Listener
 from contrailmq.client.consuming.lite_pull_consumer import QueuesListener
 from contrailmq.client.consuming.subscription import SqlFilter
@@ -17,7 +22,12 @@ from contrailmq.client.producing import producer, transaction_producer
 from contrailmq.client.producing.selectors import Selector
 from contrailmq.client.producing.transaction_producer import Check, Execute
 from contrailmq.client.results import TransactionResult
-from contrailmq.client.settings import LitePullConsumerSettings, ProducerSettings, PushConsumerSettings
+from contrailmq.client.settings import (
+    LitePullConsumerSettings,
+    ProducerSettings,
+    PushConsumerSettings,
+    SimpleConsumerSettings,
+)
 from contrailmq.message import Message, MessageQueue, StoredMessage
 
 
@@ -112,7 +122,7 @@ class PushConsumer(BlockingPushConsumer):
         self._do(lambda: self._client.subscribe(topic, expression))
 
     def unsubscribe(self, topic: str) -> None:
-        """No longer want a topic; its queues are given up in the next rebalance, which is at once."""
+        """No longer want a topic."""
         self._do(lambda: self._client.unsubscribe(topic))
 
     def listen(self, listener: Listener) -> None:
@@ -132,7 +142,7 @@ class PushConsumer(BlockingPushConsumer):
 
     @property
     def queues(self) -> list[MessageQueue]:
-        """The queues that are this consumer's now."""
+        """The queues that are this consumer's now; with `pop` a queue id of -1 is all queues of the broker."""
         return self._do(lambda: self._client.queues)
 
 
@@ -207,3 +217,42 @@ class LitePullConsumer(BlockingLitePullConsumer):
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         self._do(lambda: self._client.resume(queues))
+
+
+class SimpleConsumer(BlockingSimpleConsumer):
+    """Receives messages for a time, and acknowledges them."""
+
+    _client: simple_consumer.SimpleConsumer
+
+    def __init__(self, group: str, *, namesrv: str | None = None, **settings: Unpack[SimpleConsumerSettings]) -> None:
+        super().__init__(simple_consumer.SimpleConsumer(group, namesrv=namesrv, **settings))
+
+    @property
+    def is_running(self) -> bool:
+        return self._client.is_running
+
+    @property
+    def client_id(self) -> str:
+        return self._do(lambda: self._client.client_id)
+
+    def subscribe(self, topic: str, expression: str | SqlFilter | None = "*") -> None:
+        """Want a topic: `"*"`, tags as `"paid || shipped"`, or an `SqlFilter`. Also while running."""
+        self._do(lambda: self._client.subscribe(topic, expression))
+
+    def unsubscribe(self, topic: str) -> None:
+        """No longer want a topic. What was received of it can still be acknowledged."""
+        self._do(lambda: self._client.unsubscribe(topic))
+
+    def receive(
+        self, max_messages: int = 16, invisible_duration: float = 30.0, timeout: float = 15.0
+    ) -> list[StoredMessage]:
+        """Up to `max_messages` (1 to 32) of one topic, invisible to others for `invisible_duration` seconds."""
+        return self._run(self._client.receive(max_messages, invisible_duration, timeout))
+
+    def ack(self, message: StoredMessage) -> None:
+        """The message is done: nobody gets it again once this has returned. Twice is once."""
+        self._run(self._client.ack(message))
+
+    def change_invisible_duration(self, message: StoredMessage, seconds: float) -> None:
+        """Let others have the message in `seconds` from now, and not before; 0 is at once."""
+        self._run(self._client.change_invisible_duration(message, seconds))

@@ -12,21 +12,26 @@ from contrailmq.client.admin import admin
 from contrailmq.client.admin.admin_dead_letters import NEW_LETTERS, LetterChoice, LetterReport
 from contrailmq.client.admin.admin_groups import OffsetPlace, QueueProgress
 from contrailmq.client.admin.admin_messages import END_OF_TIME_MS
+from contrailmq.client.admin.admin_offsets import OffsetPlan
+from contrailmq.client.admin.traces import TraceStep
 from contrailmq.client.blocking.base import BlockingAdmin
+from contrailmq.client.consuming.subscription import SqlFilter
+from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import SendResult
 from contrailmq.client.settings import ClientSettings
 from contrailmq.client.transport.routes import TopicRoute
-from contrailmq.message import MessageQueue, StoredMessage
+from contrailmq.message import MessageQueue, StoredMessage, SystemTopic
 from contrailmq.wire.admin_bodies import (
     BrokerStatsData,
     ConsumeMessageDirectlyResult,
     ConsumerConnection,
     ConsumerRunningInfo,
     HaRuntimeInfo,
+    ProducerInfo,
     SubscriptionGroupConfig,
     TopicOffset,
 )
-from contrailmq.wire.bodies import ClusterInfo, TopicConfig
+from contrailmq.wire.bodies import ClusterInfo, TopicConfig, TopicConfigWrapper
 
 
 class Admin(BlockingAdmin):
@@ -71,7 +76,7 @@ class Admin(BlockingAdmin):
         read_queues: int | None = None,
         permission: int = 6,
         order: bool = False,
-        attributes: Mapping[str, str] | None = None,
+        attributes: Mapping[str, str | None] | None = None,
         broker: str | None = None,
         cluster: str | None = None,
     ) -> None:
@@ -103,7 +108,7 @@ class Admin(BlockingAdmin):
         write_queues: int | None = None,
         permission: int | None = None,
         order: bool | None = None,
-        attributes: Mapping[str, str] | None = None,
+        attributes: Mapping[str, str | None] | None = None,
         broker: str | None = None,
         cluster: str | None = None,
     ) -> dict[str, TopicConfig]:
@@ -121,9 +126,15 @@ class Admin(BlockingAdmin):
             )
         )
 
-    def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
-        """Delete a topic at the brokers, then at the NameServers."""
-        self._call(lambda admin: admin.delete_topic(topic, cluster=cluster))
+    def put_topic_config(
+        self, config: TopicConfig, *, broker: str, attributes: Mapping[str, str | None] | None = None
+    ) -> None:
+        """Create a topic on one broker or change it, from its full settings; an attribute of None is removed."""
+        self._call(lambda admin: admin.put_topic_config(config, broker=broker, attributes=attributes))
+
+    def delete_topic(self, topic: str, *, broker: str | None = None, cluster: str | None = None) -> None:
+        """Delete a topic at the brokers, then at the NameServers; at one broker it stays with the others."""
+        self._call(lambda admin: admin.delete_topic(topic, broker=broker, cluster=cluster))
 
     def topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
         """Smallest and next offset of each queue, and when it was last written."""
@@ -164,6 +175,10 @@ class Admin(BlockingAdmin):
     def list_kv(self, namespace: str) -> dict[str, str]:
         return self._call(lambda admin: admin.list_kv(namespace))
 
+    def topic_table(self, address: str) -> TopicConfigWrapper:
+        """All that one broker says of its topics, static ones included."""
+        return self._call(lambda admin: admin.topic_table(address))
+
     def groups(self) -> list[str]:
         """All consumer groups that any broker knows, sorted."""
         return self._call(lambda admin: admin.groups())
@@ -182,8 +197,10 @@ class Admin(BlockingAdmin):
         """Create a group or change it, from its full settings or just its name."""
         self._call(lambda admin: admin.create_group(config, broker=broker, cluster=cluster))
 
-    def delete_group(self, group: str, *, clean_offsets: bool = True, cluster: str | None = None) -> None:
-        self._call(lambda admin: admin.delete_group(group, clean_offsets=clean_offsets, cluster=cluster))
+    def delete_group(
+        self, group: str, *, clean_offsets: bool = True, broker: str | None = None, cluster: str | None = None
+    ) -> None:
+        self._call(lambda admin: admin.delete_group(group, clean_offsets=clean_offsets, broker=broker, cluster=cluster))
 
     def group_topics(self, group: str) -> list[str]:
         """The topics that the group consumes or has offsets of."""
@@ -196,6 +213,10 @@ class Admin(BlockingAdmin):
     def producers(self, group: str) -> list[str]:
         """Client ids of the group's producers that are connected."""
         return self._call(lambda admin: admin.producers(group))
+
+    def all_producers(self, *, broker: str | None = None) -> dict[str, list[ProducerInfo]]:
+        """Every producer that is connected, by group. Brokers before 4.9.3 cannot say."""
+        return self._call(lambda admin: admin.all_producers(broker=broker))
 
     def running_info(self, group: str, client_id: str) -> ConsumerRunningInfo:
         """What one member says of itself."""
@@ -229,6 +250,18 @@ class Admin(BlockingAdmin):
         """Give another group the same offsets of a topic; an error when the source has none."""
         self._call(lambda admin: admin.clone_offsets(source, target, topic))
 
+    def plan_offsets(self, group: str, topic: str, to: int | OffsetPlace) -> OffsetPlan:
+        """What it means to go on at a time (epoch milliseconds) or at an end. Changes nothing."""
+        return self._call(lambda admin: admin.plan_offsets(group, topic, to))
+
+    def plan_offset(self, group: str, topic: str, offset: int, *, queue: str = "") -> OffsetPlan:
+        """What it means to go on at an offset, in one queue (`broker-a:3`) or in all of them. Changes nothing."""
+        return self._call(lambda admin: admin.plan_offset(group, topic, offset, queue=queue))
+
+    def move_offsets(self, group: str, targets: Mapping[MessageQueue, int]) -> None:
+        """Store these offsets; members that run go on there at once."""
+        self._call(lambda admin: admin.move_offsets(group, targets))
+
     def message(self, topic: str, message_id: str) -> StoredMessage | None:
         """By its id, the unique one that senders and listeners know or the offset one; None when there is none."""
         return self._call(lambda admin: admin.message(topic, message_id))
@@ -254,6 +287,16 @@ class Admin(BlockingAdmin):
         return self._call(
             lambda admin: admin.messages_by_time(topic, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count)
         )
+
+    def read_range(
+        self, queue: MessageQueue, offset: int, end: int, wanted: str | SqlFilter | None = None
+    ) -> list[ReceivedMessage]:
+        """The messages with offsets from `offset` up to `end`, which is not included; of them what is wanted."""
+        return self._call(lambda admin: admin.read_range(queue, offset, end, wanted))
+
+    def trace(self, message_id: str, *, topic: str = SystemTopic.TRACE) -> list[TraceStep]:
+        """Who sent the message and who consumed it, in order of time; empty when nobody traced it."""
+        return self._call(lambda admin: admin.trace(message_id, topic=topic))
 
     def consume_directly(self, group: str, client_id: str, message: StoredMessage) -> ConsumeMessageDirectlyResult:
         """Let one running member consume a message now."""

@@ -1,4 +1,4 @@
-"""What both kinds of consumer share: subscriptions, membership, rebalance, offsets.
+"""What consumers of queues share: rebalance and offsets.
 
 A `GroupConsumer` belongs to a consumer group. It keeps a set of queues: every 20 s, and at once when the broker says
 that the membership changed, when a route changed, or when a round left something undone, it computes its share (see
@@ -9,34 +9,28 @@ business: a push consumer starts and stops a pull loop.
 from __future__ import annotations
 
 import asyncio
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
-from typing import Final, Self
+from abc import abstractmethod
+from collections.abc import Collection
+from typing import Final
 
 from contrailmq.client.consuming.remote_offsets import RemoteOffsetStore
-from contrailmq.client.consuming.subscription import TAG, SqlFilter, Subscription, make_subscription
-from contrailmq.client.errors import ClientConfigError, number
+from contrailmq.client.consuming.subscriber import Subscriber, now_ms
+from contrailmq.client.errors import number
 from contrailmq.client.hooks import user_error_log
-from contrailmq.client.life import Life, State
-from contrailmq.client.namespace import unwrap, wrap
 from contrailmq.client.offset_store import NO_OFFSET, LocalOffsetStore, OffsetStore
 from contrailmq.client.rebalance import allocate
-from contrailmq.client.records import ReceivedMessage
 from contrailmq.client.results import ConsumeFromWhere, MessageModel
 from contrailmq.client.settings import ConsumerOptions
 from contrailmq.client.transport.instance import ClientInstance
 from contrailmq.client.transport.routes import TopicRoute, subscribe_queues
 from contrailmq.client.transport.waiting import set_within
-from contrailmq.message import RETRY_PREFIX, ContrailError, MessageQueue, check_group, check_topic
-from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
-from contrailmq.wire.bodies import CheckClientBody, ConsumerData, ConsumerList, decode_body, encode_body
+from contrailmq.message import RETRY_PREFIX, ContrailError, MessageQueue
+from contrailmq.wire.bodies import ConsumerData, ConsumerList, decode_body
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.errors import ResponseError
 
 _log = user_error_log("contrailmq.client.consumer")
 
-_DEFAULT_GROUP: Final = "DEFAULT_CONSUMER"
 REBALANCE_GAP_S: Final = 0.02  # a burst of notifications is one round
 UNBALANCED_RETRY_S: Final = 1.0
 FINAL_PERSIST_S: Final = 3.0
@@ -44,107 +38,28 @@ FINAL_PERSIST_EVERY_S: Final = 0.2
 DEFAULT_TIMESTAMP_BACK_MS: Final = 30 * 60 * 1000
 
 
-class GroupConsumer(ABC):
+class GroupConsumer(Subscriber):
     """A member of a consumer group. Subclasses say what having a queue means."""
 
-    consume_type: str
-
     def __init__(self, group: str, options: ConsumerOptions) -> None:
-        check_group(group)
-        if group == _DEFAULT_GROUP:
-            raise ClientConfigError(f"consumer group {group!r} is reserved: choose your own name")
+        super().__init__(group, options)
         self._base_options = options
-        self.group = wrap(options.namespace, group)
-        self._life = Life(f"consumer {group!r}")
-        self._subscriptions: dict[str, Subscription] = {}
-        self._instance: ClientInstance | None = None
         self._store: OffsetStore | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalance_wanted = asyncio.Event()
-        self.start_ms = 0
-        self.damaged_count = 0  # damaged records from brokers: left out and logged
-        self._version = 0
-        self._was_entered = False
 
-    async def __aenter__(self) -> Self:
-        """A consumer may be entered before it subscribes; calling `start` inside is allowed and does nothing."""
-        await self.start()
-        self.mark_entered()
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.shutdown()
-
-    def mark_entered(self) -> None:
-        self._was_entered = True
-
-    @property
-    def is_running(self) -> bool:
-        return self._life.is_running
-
-    @property
-    def client_id(self) -> str:
-        return self._running().client_id
-
-    @property
-    def namesrv(self) -> str:
-        return self._running().name_servers.text
-
-    @abstractmethod
-    async def start(self) -> None: ...
-
-    @abstractmethod
-    async def shutdown(self) -> None: ...
-
-    # Subscriptions.
-    def subscribe(self, topic: str, expression: str | SqlFilter | None = "*") -> None:
-        """Want a topic: `"*"`, tags as `"paid || shipped"`, or an `SqlFilter`. Also while running."""
-        check_topic(topic)
-        name = wrap(self._base_options.namespace, topic)
-        # Brokers keep what has the higher version: a clock that was set back must not make a newer wish the older one.
-        self._version = max(_now_ms(), self._version + 1)
-        self._subscriptions[name] = make_subscription(name, expression, version=self._version)
-        if self._life.is_running:
-            self._running().heartbeat_soon()
-            self._running().refresh_soon(name)
-            self.request_rebalance()
-
-    def unsubscribe(self, topic: str) -> None:
-        """No longer want a topic; its queues are given up in the next rebalance, which is at once."""
-        self._subscriptions.pop(wrap(self._base_options.namespace, topic), None)
-        if self._life.is_running:
-            self._running().heartbeat_soon()
-            self.request_rebalance()
-
-    @property
-    def subscriptions(self) -> dict[str, Subscription]:
-        return dict(self._subscriptions)
-
-    # As a member of the instance.
-    def topics(self) -> set[str]:
-        return set(self._subscriptions)
-
-    def subscribed_topics(self) -> set[str]:
-        return set(self._subscriptions)
-
-    def route_changed(self, topic: str, route: TopicRoute) -> None:
+    def _wishes_changed(self) -> None:
         self.request_rebalance()
 
     def heartbeat(self) -> ConsumerData:
-        return ConsumerData(
-            group_name=self.group,
-            consume_type=self.consume_type,
-            message_model=self._base_options.model.value,
-            consume_from_where=self._base_options.from_where.value,
-            subscription_data_set=[item.as_body() for item in self._subscriptions.values()],
-        )
+        return self._heartbeat(self._base_options.model, self._base_options.from_where)
 
     # Life, shared steps.
     async def _join(self) -> ClientInstance:
         """Become a member of a client instance and open the offset store."""
         options = self._base_options
         is_broadcasting = options.model is MessageModel.BROADCASTING
-        self.start_ms = _now_ms()
+        self.start_ms = now_ms()
         instance = ClientInstance.acquire(options.client_id(keep_default_name=is_broadcasting), options)
         try:
             if is_broadcasting:
@@ -161,50 +76,20 @@ class GroupConsumer(ABC):
         return instance
 
     async def _enter_group(self) -> None:
-        """Find the routes, let the brokers check SQL filters, show up, and take the first share of queues."""
+        """Show up, and take the first share of queues."""
         instance = self._running()
-        for topic in list(self._subscriptions):
-            try:
-                await instance.refresh_route(topic)
-            except ContrailError as exc:
-                _log.info("topic %s has no route yet, it is looked up every second: %s", topic, exc)
-        for subscription in list(self._subscriptions.values()):
-            if subscription.expression_type != TAG:
-                await self._check_filter(subscription)
-        await instance.send_heartbeats()
+        await self._show_up()
         self._tasks = [
             instance.spawn(self._rebalance_loop(), "rebalance"),
             instance.spawn(self._persist_loop(), "offsets"),
         ]
         self.request_rebalance()
 
-    async def _check_filter(self, subscription: Subscription) -> None:
-        """Ask one broker of the topic whether it can filter so; an error stops the start."""
-        instance = self._running()
-        route = instance.routes.get(subscription.topic)
-        if route is None or not route.brokers:
-            return
-        address, _ = await instance.find_reader(route.brokers[0].name, subscription.topic)
-        body = CheckClientBody(
-            client_id=instance.client_id,
-            group=self.group,
-            namespace=self._base_options.namespace or None,
-            subscription_data=subscription.as_body(),
-        )
-        await instance.call(address, RequestCode.CHECK_CLIENT_CONFIG, {}, encode_body(body))
-
     async def _stop_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-
-    async def _leave(self) -> None:
-        instance = self._running_or_ending()
-        try:
-            await instance.leave_consumer(self)
-        finally:  # also when it was cancelled
-            await instance.release()
 
     # Rebalance.
     def request_rebalance(self) -> None:
@@ -355,15 +240,6 @@ class GroupConsumer(ABC):
             left = await self._offsets().persist(left)
 
     # What brokers may ask (see `server_requests.py`).
-    @abstractmethod
-    async def reset_offsets(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None: ...
-
-    @abstractmethod
-    def running_info(self) -> ConsumerRunningInfo: ...
-
-    @abstractmethod
-    async def consume_directly(self, message: ReceivedMessage) -> ConsumeMessageDirectlyResult: ...
-
     def offsets_of(self, topic: str) -> dict[MessageQueue, int]:
         """Offsets in memory."""
         return {queue: offset for queue, offset in self._offsets().table.items() if queue.topic == topic}
@@ -389,29 +265,6 @@ class GroupConsumer(ABC):
         """Whether the queue's loop looks stuck, so that it must be dropped and taken again."""
         return False
 
-    def _running(self) -> ClientInstance:
-        if self._life.state is not State.STARTING:
-            self._life.check_running()
-        assert self._instance is not None
-        return self._instance
-
-    def _running_or_ending(self) -> ClientInstance:
-        assert self._instance is not None
-        return self._instance
-
     def _offsets(self) -> OffsetStore:
         assert self._store is not None
         return self._store
-
-    def _shown_topic(self, topic: str) -> str:
-        return unwrap(self._base_options.namespace, topic)
-
-    def _shown(self, queues: Collection[MessageQueue]) -> list[MessageQueue]:
-        return [queue._replace(topic=self._shown_topic(queue.topic)) for queue in queues]
-
-    def _real(self, queue: MessageQueue) -> MessageQueue:
-        return queue._replace(topic=wrap(self._base_options.namespace, queue.topic))
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

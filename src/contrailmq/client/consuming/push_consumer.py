@@ -8,6 +8,9 @@
 One long-polling loop per queue fills a bounded cache (`process_queue.py`). Offsets advance when listeners are done and
 are written every five seconds, with each pull, when a queue is given up and at shutdown. Delivery is at least once:
 use `contrailmq.idempotent` or a business key. None means success, an exception means retry (in Java null is a retry).
+
+With `pop=True` there are no queues of its own and no offsets: brokers hand messages out, and each is acknowledged
+(`pop_consumption.py`). Everything about membership, listeners, hooks and shutdown is the same.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from contrailmq.client.consuming.consume_orderly import OrderlyConsumption
 from contrailmq.client.consuming.consume_watch import ConsumeWatch, filtered
 from contrailmq.client.consuming.group_consumer import GroupConsumer
 from contrailmq.client.consuming.listener_pool import Listener, ListenerPool
+from contrailmq.client.consuming.pop_assignment import assigned_queues
+from contrailmq.client.consuming.pop_consumption import PopConsumption
 from contrailmq.client.consuming.process_queue import Assignment
 from contrailmq.client.consuming.pulling import SUSPEND_PUSH_S, Pulled, PullRequest, pull
 from contrailmq.client.consuming.queue_locks import RENEW_EVERY_S, QueueLocks
@@ -33,10 +38,11 @@ from contrailmq.client.errors import ClientConfigError, ClientStateError
 from contrailmq.client.life import State
 from contrailmq.client.namespace import unwrap
 from contrailmq.client.producing.trace import TraceDispatcher, open_trace
-from contrailmq.client.records import ReceivedMessage
+from contrailmq.client.records import PoppedMessage, ReceivedMessage
 from contrailmq.client.results import ConsumeResult, MessageModel, PullStatus
 from contrailmq.client.settings import PushConsumerOptions, PushConsumerSettings, check_range
 from contrailmq.client.transport.instance import ClientInstance
+from contrailmq.client.transport.routes import subscribe_queues
 from contrailmq.client.transport.waiting import set_within
 from contrailmq.message import RETRY_PREFIX, ContrailError, MessageQueue, Property, retry_topic
 from contrailmq.wire.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
@@ -74,6 +80,7 @@ class PushConsumer(GroupConsumer):
         self._concurrent: ConcurrentConsumption | None = None
         self._orderly: OrderlyConsumption | None = None
         self._locks: QueueLocks | None = None
+        self._popping: PopConsumption | None = None
 
     def listen(self, listener: Listener) -> None:
         """Set the listener: `def` (runs in threads) or `async def` (runs on the loop)."""
@@ -90,7 +97,7 @@ class PushConsumer(GroupConsumer):
         if self._was_entered and self._life.is_running:
             return
         self._life.begin()
-        if self.options.model is MessageModel.CLUSTERING:
+        if self.options.model is MessageModel.CLUSTERING and not (self.options.pop and self.options.orderly):
             self._subscribe_retries()
         try:
             instance = await self._join()
@@ -108,7 +115,7 @@ class PushConsumer(GroupConsumer):
             await self._close_all()
             raise
         self._tasks.append(instance.spawn(self._clean_expired_loop(), "expired"))
-        if self.options.orderly and self.options.model is MessageModel.CLUSTERING:
+        if self.options.orderly and self.options.model is MessageModel.CLUSTERING and not self.options.pop:
             self._tasks.append(instance.spawn(self._renew_locks_loop(), "locks"))
         self._life.state = State.RUNNING
 
@@ -129,6 +136,12 @@ class PushConsumer(GroupConsumer):
         options = self.options
         pool = self._pool = ListenerPool(self._listener, options.consume_threads)
         watch = self._watch = ConsumeWatch(self.group, options.hooks, self._trace)
+        if options.pop:
+            self._popping = PopConsumption(
+                options, instance, self.group, pool, watch, self._subscriptions, self._show_popped
+            )
+            self._popping.is_suspended = self._is_suspended
+            return
         send_back = SendBack(instance, self.group, max_reconsume_times=options.max_reconsume_times)
         table = self._offsets().table
         self._locks = QueueLocks(instance, self.group)
@@ -152,6 +165,8 @@ class PushConsumer(GroupConsumer):
 
     async def _end_consumption(self) -> None:
         await self._stop_tasks()
+        if self._popping is not None:
+            self._popping.stop_popping()
         for assignment in self._assignments.values():
             for task in assignment.tasks[:1]:  # the pull loop; an orderly queue's second task ends below
                 task.cancel()
@@ -164,6 +179,9 @@ class PushConsumer(GroupConsumer):
                 _log.warning(
                     "listeners still ran after %.1f s: their messages come again", self.options.shutdown_wait_s
                 )
+        if self._popping is not None:
+            await self._popping.close()
+            return
         if self._concurrent is not None:
             await self._concurrent.close()
         await asyncio.gather(*(assignment.stop() for assignment in self._assignments.values()))
@@ -171,14 +189,23 @@ class PushConsumer(GroupConsumer):
         if self._orderly is not None and self._locks is not None and self.options.model is MessageModel.CLUSTERING:
             await self._locks.unlock(list(self._assignments))
 
+    async def _last_words(self) -> None:
+        if self._popping is not None:
+            await self._popping.let_go_of_the_last()
+
     # Dynamic operations.
     def suspend(self) -> None:
         """Stop pulling; what is cached is still consumed."""
-        self._is_suspended = True
+        self._suspend(True)
 
     def resume(self) -> None:
-        self._is_suspended = False
+        self._suspend(False)
         self.request_rebalance()
+
+    def _suspend(self, is_suspended: bool) -> None:
+        self._is_suspended = is_suspended
+        if self._popping is not None:
+            self._popping.is_suspended = is_suspended
 
     @property
     def is_suspended(self) -> bool:
@@ -193,12 +220,25 @@ class PushConsumer(GroupConsumer):
 
     @property
     def queues(self) -> list[MessageQueue]:
-        """The queues that are this consumer's now."""
-        return self._shown(sorted(queue for queue in self._assignments if not queue.topic.startswith(RETRY_PREFIX)))
+        """The queues that are this consumer's now; with `pop` a queue id of -1 is all queues of the broker."""
+        return self._shown(sorted(queue for queue in self._owned() if not queue.topic.startswith(RETRY_PREFIX)))
 
     # Queues come and go.
     def _owned(self) -> Collection[MessageQueue]:
-        return list(self._assignments)
+        return self._popping.queues if self._popping is not None else list(self._assignments)
+
+    async def _rebalance_topic(self, topic: str) -> bool:
+        if not self.options.pop:
+            return await super()._rebalance_topic(topic)
+        instance = self._running()
+        route = instance.routes.get(topic)
+        if route is None:
+            return True
+        share = await assigned_queues(instance, self.group, topic, route)
+        if share is None:
+            instance.heartbeat_soon()
+            return False
+        return await self._apply(topic, subscribe_queues(topic, route), share)
 
     def _is_stale(self, queue: MessageQueue, now_s: float) -> bool:
         assignment = self._assignments.get(queue)
@@ -207,6 +247,9 @@ class PushConsumer(GroupConsumer):
     async def _take(self, queue: MessageQueue) -> bool:
         if self._pool is None:
             return True  # nobody listens yet; `listen` requests a round
+        if self._popping is not None:
+            self._popping.take(queue)
+            return True
         instance = self._running()
         self._offsets().table.remove(queue)
         assignment = Assignment(queue, 0, instance.loop.time())
@@ -222,6 +265,9 @@ class PushConsumer(GroupConsumer):
         return True
 
     async def _drop(self, queue: MessageQueue) -> bool:
+        if self._popping is not None:
+            self._popping.drop(queue)
+            return True
         assignment = self._assignments.get(queue)
         if assignment is None:
             return True  # given up meanwhile: its offset was repaired
@@ -320,6 +366,13 @@ class PushConsumer(GroupConsumer):
         if self.options.namespace:
             for message in messages:
                 message.topic = unwrap(self.options.namespace, message.topic)
+
+    def _show_popped(self, queue: MessageQueue, messages: list[PoppedMessage]) -> None:
+        """A group's retry topic names the origin in a property; POP's retry topics are asked for by it."""
+        for message in messages:
+            if message.topic.startswith(RETRY_PREFIX):
+                message.topic = message.properties.get(Property.RETRY_TOPIC, queue.topic)
+            message.topic = unwrap(self.options.namespace, message.topic)
 
     def _after_failure(self, assignment: Assignment, exc: ContrailError) -> float:
         instance = self._running_or_ending()

@@ -13,11 +13,11 @@ from contrailmq.wire.bodies import queue_table
 from contrailmq.wire.codes import OUR_VERSION, version_name
 
 if TYPE_CHECKING:
-    from contrailmq.client.consuming.group_consumer import GroupConsumer
+    from contrailmq.client.consuming.subscriber import Subscriber
 
 
 def running_info(
-    consumer: GroupConsumer,
+    consumer: Subscriber,
     assignments: Mapping[MessageQueue, Assignment],
     counts: Mapping[str, TopicCounts],
     *,
