@@ -19,6 +19,7 @@ class Caller:
     """One client of a proxy, by its id."""
 
     def __init__(self, channel: grpc.aio.Channel, client_id: str = "test@1@0@x") -> None:
+        self.channel, self.address = channel, ""
         self._channel, self._metadata = channel, (("x-mq-client-id", client_id),) if client_id else ()
 
     async def call(self, name: str, *, timeout_s: float = 30, **fields: Any) -> Any:
@@ -61,7 +62,9 @@ async def proxy_of(namesrv: str, **settings: Any) -> AsyncIterator[ProxyServer]:
 async def caller_of(namesrv: str, client_id: str = "test@1@0@x") -> AsyncIterator[Caller]:
     """A client with a proxy of its own in front of the cluster."""
     async with proxy_of(namesrv) as server, grpc.aio.insecure_channel(server.address) as channel:
-        yield Caller(channel, client_id)
+        caller = Caller(channel, client_id)
+        caller.address = server.address
+        yield caller
 
 
 def topic(name: str) -> Any:

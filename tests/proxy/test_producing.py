@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from contrailmq import Admin
-from contrailmq.proxy.messages import BODY_BYTES_MAX
+from contrailmq.message import decode_properties
+from contrailmq.proxy.messages import BODY_BYTES_MAX, stored_properties, type_of
 from contrailmq.proxy.producing import jump_hash, parse_transaction_id
 from contrailmq.proxy.protocol import v2
 from contrailmq.proxy.statuses import Code, Refused
@@ -106,6 +107,11 @@ REFUSALS = {
     ),
     "two transactions": ([message("decided", message_type=4)] * 2, Code.BAD_REQUEST),
     "a lite message": ([message("plain", message_type=5)], Code.NOT_IMPLEMENTED),
+    "a priority in a plain topic": (
+        [message("plain", message_type=6, priority=1)],
+        Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE,
+    ),
+    "a priority below none": ([message("plain", message_type=6, priority=-1)], Code.BAD_REQUEST),
     "an unknown topic": ([message("nowhere")], Code.TOPIC_NOT_FOUND),
     "an illegal topic": ([message("no/where")], Code.ILLEGAL_TOPIC),
     "the cluster's own topic": ([message("RMQ_SYS_TRANS_HALF_TOPIC")], Code.ILLEGAL_TOPIC),
@@ -188,3 +194,25 @@ def test_a_transaction_id_of_somebody_else_is_refused(text: str) -> None:
     with pytest.raises(Refused) as refused:
         parse_transaction_id(text)
     assert refused.value.code == Code.INVALID_TRANSACTION_ID
+
+
+def test_a_priority_is_stored_under_the_reference_s_name() -> None:
+    sent = message("urgent", message_type=6, priority=3)
+    assert decode_properties(stored_properties(sent, "10.0.0.1:1").encode())["_SYS_MSG_PRIORITY_"] == "3"
+    untyped = message("urgent", message_type=0, priority=0)
+    assert type_of(untyped) == 6
+
+
+def test_a_send_to_a_broker_that_is_gone_says_which_and_why() -> None:
+    with LocalCluster() as dying:
+        with Admin(namesrv=dying.namesrv) as admin:
+            admin.create_topic("soon-gone", queues=1)
+
+        async def work(caller: Caller) -> None:
+            assert (await caller.call("SendMessage", messages=[message("soon-gone")])).status.code == Code.OK
+            await asyncio.get_running_loop().run_in_executor(None, dying.kill_broker)
+            answer = await caller.call("SendMessage", messages=[message("soon-gone")])
+            assert answer.status.code == Code.PROXY_TIMEOUT
+            assert "cannot connect to 127.0.0.1:" in answer.status.message
+
+        run(dying, work)

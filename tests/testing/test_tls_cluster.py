@@ -248,8 +248,8 @@ def test_a_ca_that_is_named_is_verified_and_without_one_the_log_warns(caplog: py
 
 
 def test_the_guides_commands_make_certificates_that_serve(tmp_path: Path) -> None:
-    """The blocks of docs/broker.md as they stand: openssl, the settings, and a client."""
-    section = (ROOT / "docs" / "broker.md").read_text().split("\n## TLS\n")[1].split("\n## ")[0]
+    """The blocks of docs/security.md as they stand: openssl, the settings, and a client."""
+    section = (ROOT / "docs" / "security.md").read_text().split("\n## TLS\n")[1].split("\n## ")[0]
     shell, settings, python, *_ = re.findall(r"```\w+\n(.*?)```", section, re.DOTALL)
     subprocess.run(["bash", "-euc", shell], cwd=tmp_path, check=True, capture_output=True)
     (tmp_path / "tls.conf").write_text(settings)

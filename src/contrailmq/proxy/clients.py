@@ -28,6 +28,7 @@ SCAN_S: Final = 5.0
 CLIENTS_MAX: Final = 20_000
 COMMANDS_MAX: Final = 256  # that wait for a client that does not read; a transaction is asked about again
 TOPICS_MAX: Final = 1_000  # of one client's settings
+RELAY_S: Final = 5.0  # for the answer to a command
 SEND_ATTEMPTS: Final = 3
 POLLING_S: Final = 20
 BACKOFF_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
@@ -40,6 +41,7 @@ class Client:
     commands: asyncio.Queue[Wire] | None = None  # of its newest stream
     seen_s: float = 0.0
     topics: set[str] = field(default_factory=set)  # that it may be asked about transactions of
+    asked: dict[str, asyncio.Future[Wire]] = field(default_factory=dict)  # by nonce
 
 
 class _TopicProducer:
@@ -65,6 +67,9 @@ class Clients:
         self._loop = asyncio.get_running_loop()
         self._clients: dict[str, Client] = {}
         self._producers: dict[str, tuple[_TopicProducer, dict[str, None]]] = {}  # topic -> ids of its producers
+
+    def __len__(self) -> int:
+        return len(self._clients)
 
     def find(self, client_id: str) -> Client | None:
         client = self._clients.get(client_id)
@@ -155,6 +160,31 @@ class Clients:
             client.commands.put_nowait(command)
             return
         _log.info("a transaction check of topic %s found no producer that listens: the broker will ask again", topic)
+
+    async def ask(self, client_id: str, command: Wire, nonce: str) -> Wire:
+        """What a client answers to a command with that nonce. Refused when it is not here, or says nothing."""
+        client = self._clients.get(client_id)
+        if client is None or client.commands is None or client.commands.full():
+            raise Refused(Code.PROXY_TIMEOUT, f"client {client_id} has no stream here that takes commands")
+        client.asked[nonce] = self._loop.create_future()
+        client.commands.put_nowait(command)
+        try:
+            return await asyncio.wait_for(client.asked[nonce], RELAY_S)
+        except TimeoutError:
+            raise Refused(Code.PROXY_TIMEOUT, f"client {client_id} has not answered within {RELAY_S:g} s") from None
+        finally:
+            client.asked.pop(nonce, None)
+
+    def answered(self, client: Client, command: Wire) -> None:
+        """Its answer; one that nobody waits for is dropped."""
+        waiting = client.asked.get(getattr(command, command.WhichOneof("command")).nonce)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(command)
+
+    def group_of(self, client_id: str) -> str:
+        """The consumer group of a client that is here; else empty."""
+        client = self._clients.get(client_id)
+        return client.settings.subscription.group.name if client is not None and client.settings is not None else ""
 
     async def forget(self, client_id: str) -> None:
         client = self._clients.pop(client_id, None)

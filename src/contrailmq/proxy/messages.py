@@ -17,7 +17,7 @@ from contrailmq.client.records import ReceivedMessage
 from contrailmq.message import Property
 from contrailmq.message.identity import decode_host
 from contrailmq.message.properties import RESERVED_PROPERTIES, encode_properties
-from contrailmq.proxy.cluster import DELAY, FIFO, NORMAL, TRANSACTION
+from contrailmq.proxy.cluster import DELAY, FIFO, NORMAL, PRIORITY, TRANSACTION
 from contrailmq.proxy.protocol import Wire, v2
 from contrailmq.proxy.statuses import Code, Refused
 
@@ -27,6 +27,7 @@ PROPERTIES_BYTES_MAX: Final = 16 * 1024
 MESSAGE_GROUP_BYTES: Final = 64  # fewer
 DELAY_MS_MAX: Final = 86_400_000
 RECOVERY_S_MAX: Final = 3600
+PRIORITY_MAX: Final = 2**31 - 1  # what the field holds
 IDENTITY: Final = 1
 GZIP: Final = 2
 CRC32, MD5, SHA1 = 1, 2, 3
@@ -66,6 +67,8 @@ def check_sent(message: Wire) -> None:
             raise Refused(
                 Code.ILLEGAL_DELIVERY_TIME, f"delivery is {wait_ms} ms away, at most {DELAY_MS_MAX} (a day) are allowed"
             )
+    if system.HasField("priority") and system.priority < 0:
+        raise Refused(Code.BAD_REQUEST, f"priority {system.priority} is below 0, which is the lowest")
     if system.HasField("orphaned_transaction_recovery_duration"):
         seconds = system.orphaned_transaction_recovery_duration.seconds
         if seconds > RECOVERY_S_MAX:
@@ -112,6 +115,8 @@ def type_of(message: Wire) -> int:
         return int(system.message_type)
     if system.HasField("message_group"):
         return FIFO
+    if system.HasField("priority"):
+        return PRIORITY
     return DELAY if system.HasField("delivery_timestamp") else NORMAL
 
 
@@ -165,6 +170,8 @@ def stored_properties(message: Wire, peer: str) -> str:
     properties[Property.PRODUCER_GROUP] = message.topic.name
     if system.HasField("message_group"):
         properties[Property.SHARDING_KEY] = system.message_group
+    if system.HasField("priority"):
+        properties[Property.PRIORITY] = str(system.priority)
     if system.HasField("trace_context"):
         properties[Property.TRACE_CONTEXT] = system.trace_context
     properties[Property.BORN_HOST] = system.born_host or peer
@@ -202,6 +209,8 @@ def delivered(stored: ReceivedMessage, topic: str) -> Wire:
     system.delivery_attempt = stored.reconsume_times + 1
     if Property.SHARDING_KEY in properties:
         system.message_group = properties[Property.SHARDING_KEY]
+    if properties.get(Property.PRIORITY, "").isdecimal():
+        system.priority = min(int(properties[Property.PRIORITY]), PRIORITY_MAX)
     if Property.TRACE_CONTEXT in properties:
         system.trace_context = properties[Property.TRACE_CONTEXT]
     deliver_ms = properties.get(Property.TIMER_DELIVER_MS, "")
@@ -223,4 +232,6 @@ def _stored_type(properties: dict[str, str]) -> int:
         Property.TIMER_DELAY_SECONDS,
     } & properties.keys():
         return DELAY
-    return FIFO if Property.SHARDING_KEY in properties else NORMAL
+    if Property.SHARDING_KEY in properties:
+        return FIFO
+    return PRIORITY if Property.PRIORITY in properties else NORMAL

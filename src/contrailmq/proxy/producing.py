@@ -19,7 +19,7 @@ from contrailmq.client.errors import number
 from contrailmq.client.transport.routes import TopicRoute, publish_queues
 from contrailmq.message import ContrailError, MessageQueue, Property, SysFlag, SystemTopic, parse_offset_message_id
 from contrailmq.message.hashing import java_hash
-from contrailmq.proxy.cluster import FIFO, LITE, MESSAGE_TYPES, PRIORITY, TRANSACTION, Cluster
+from contrailmq.proxy.cluster import FIFO, LITE, MESSAGE_TYPES, TRANSACTION, Cluster
 from contrailmq.proxy.messages import body_of, check_sent, now_ms, stored_properties, type_of
 from contrailmq.proxy.protocol import Wire, v2
 from contrailmq.proxy.statuses import Code, Refused, outcome, overall, status
@@ -59,7 +59,7 @@ class Producing:
                 for message, (body, properties) in zip(messages, prepared, strict=True)
             )
         )
-        return v2.SendMessageResponse(status=overall([entry.status.code for entry in entries]), entries=entries)
+        return v2.SendMessageResponse(status=overall([entry.status for entry in entries]), entries=entries)
 
     async def _check(self, messages: list[Wire]) -> tuple[str, int]:
         """Topic and type of all messages."""
@@ -78,7 +78,7 @@ class Producing:
             raise Refused(
                 Code.BAD_REQUEST, "messages of one request are of one type, and a transaction has one message"
             )
-        if kind in (LITE, PRIORITY):
+        if kind == LITE:
             raise Refused(Code.NOT_IMPLEMENTED, f"{_NAMES[kind]} messages are not served here: send NORMAL ones")
         taken = await self._cluster.message_types(topic)
         if kind not in taken:

@@ -50,6 +50,9 @@ class Renewals:
         self._held: dict[str, dict[str, _Held]] = {}
         self._count = 0
 
+    def __len__(self) -> int:
+        return self._count
+
     def hold(self, client: str, group: str, topic: str, handle: Handle) -> None:
         if self._count >= HELD_MAX:
             raise Refused(Code.TOO_MANY_REQUESTS, f"consumers hold {self._count} messages here: acknowledge some first")

@@ -96,8 +96,11 @@ class Service:
         try:
             async for command in requests:
                 self.clients.find(client.id)
-                if command.WhichOneof("command") == "settings":
+                kind = command.WhichOneof("command")
+                if kind == "settings":
                     await commands.put(await self.clients.settle(client, command.settings))
+                elif kind in ("thread_stack_trace", "verify_message_result"):
+                    self.clients.answered(client, command)
         finally:
             await commands.put(None)
 
@@ -200,9 +203,7 @@ class Service:
                 result.status.CopyFrom(status(Code.OK))
             except ContrailError as exc:
                 result.status.CopyFrom(outcome(exc))
-        answer.status.CopyFrom(overall([result.status.code for result in answer.entries]))
-        if len(answer.entries) == 1:
-            answer.status.CopyFrom(answer.entries[0].status)
+        answer.status.CopyFrom(overall([result.status for result in answer.entries]))
         return answer
 
     async def change_invisible_duration(self, request: Wire, context: Context) -> Wire:

@@ -88,6 +88,6 @@ def status(code: Code, text: str = "") -> Wire:
     return v2.Status(code=code, message=text or code.name)
 
 
-def overall(codes: list[int]) -> Wire:
-    """Of several results: the one that all share, else MULTIPLE_RESULTS."""
-    return status(Code(codes[0])) if len(set(codes)) == 1 else status(Code.MULTIPLE_RESULTS)
+def overall(results: list[Wire]) -> Wire:
+    """Of several statuses: the first, with its sentence, where all have one code; else MULTIPLE_RESULTS."""
+    return results[0] if len({result.code for result in results}) == 1 else status(Code.MULTIPLE_RESULTS)

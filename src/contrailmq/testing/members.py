@@ -22,7 +22,7 @@ from contrailmq.wire.bodies import KVTable, decode_body
 from contrailmq.wire.codes import RequestCode
 from contrailmq.wire.properties import format_properties, is_setting
 from contrailmq.wire.tls import client_tls, server_tls
-from contrailmq.wire.transport import RemotingClient
+from contrailmq.wire.transport import ENDS_WITH_STDIN, RemotingClient
 
 log = logging.getLogger("contrailmq")
 
@@ -166,6 +166,8 @@ class ProcessMember:
         """After the end of its output, which is its end."""
         code = process.wait()
         self.ending = f"signal {-code}" if code < 0 else f"exit code {code}"
+        assert process.stdin is not None
+        process.stdin.close()
         if self._pipe is not None:
             self._pipe.close()
             await asyncio.sleep(0)  # a loop closes what it was told to in its next turn
@@ -207,6 +209,7 @@ def _spawn(config_file: Path, namesrv: str, flags: Sequence[str]) -> subprocess.
     command = [sys.executable, "-m", "contrailmq", "broker", "-c", str(config_file), *flags]
     return subprocess.Popen(
         [*command, "-n", namesrv] if namesrv else command,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=_environment(),
@@ -219,4 +222,4 @@ def _environment() -> dict[str, str]:
     package_parent = str(Path(__file__).resolve().parents[2])
     others = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     kept = {name: value for name, value in os.environ.items() if not is_setting(name)}
-    return kept | {"PYTHONPATH": os.pathsep.join([package_parent, *others])}
+    return kept | {"PYTHONPATH": os.pathsep.join([package_parent, *others]), ENDS_WITH_STDIN: "1"}
